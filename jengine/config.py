@@ -1,0 +1,112 @@
+"""The engine's settings, one frozen struct a room, and the model's shape as data.
+
+Built once by `engine/configure.py` from what the user gave and what the checkpoint says; every room
+receives its own part only. No jax, no Hugging Face names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+CacheKind = Literal["full", "sliding", "latent", "recurrent"]
+
+
+@dataclass(frozen=True)
+class CacheSpec:
+    """What one layer keeps of a token. Layers with equal specs share a cache group."""
+
+    kind: CacheKind
+    kv_heads: int
+    head_dim: int
+    window: int | None = None
+
+    @property
+    def values_per_token(self) -> int:
+        """Numbers one layer stores for one token: keys and values."""
+        return 2 * self.kv_heads * self.head_dim
+
+
+@dataclass(frozen=True)
+class CacheGroup:
+    """Layers that share a block table: equal spec, one device array, layer first."""
+
+    spec: CacheSpec
+    layers: tuple[int, ...]
+
+
+def cache_groups(layer_specs: tuple[CacheSpec, ...]) -> tuple[CacheGroup, ...]:
+    """Group layers by spec, in order of first appearance."""
+    by_spec: dict[CacheSpec, list[int]] = {}
+    for layer, spec in enumerate(layer_specs):
+        by_spec.setdefault(spec, []).append(layer)
+    return tuple(CacheGroup(spec, tuple(layers)) for spec, layers in by_spec.items())
+
+
+@dataclass(frozen=True)
+class RopeConfig:
+    """Rotary positions: the base and, for `llama3` and `linear`, how frequencies are stretched."""
+
+    theta: float = 10000.0
+    kind: Literal["default", "linear", "llama3"] = "default"
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position: int = 8192
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """A decoder's shape, as the shared decoder body understands it."""
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_position: int
+    layers: tuple[CacheSpec, ...]
+    norm_eps: float = 1e-6
+    rope: RopeConfig = field(default_factory=RopeConfig)
+    activation: Literal["silu", "gelu_tanh"] = "silu"
+    tie_embeddings: bool = False
+    qkv_bias: bool = False
+    output_bias: bool = False
+    qk_norm: bool = False
+    initializer_range: float = 0.02
+    dtype: str = "float32"
+    bos_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+
+    @property
+    def groups(self) -> tuple[CacheGroup, ...]:
+        """The cache groups of these layers."""
+        return cache_groups(self.layers)
+
+
+@dataclass(frozen=True)
+class CacheConfig:
+    """The paged cache: how large a block is and how many there are in each group."""
+
+    groups: tuple[CacheGroup, ...]
+    block_size: int
+    num_blocks: tuple[int, ...]
+    enable_prefix_caching: bool = True
+
+
+@dataclass(frozen=True)
+class ScheduleConfig:
+    """Who runs: limits of one step and the order of requests."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    policy: Literal["fcfs", "priority"] = "fcfs"
+    enable_chunked_prefill: bool = True
+    long_prefill_token_threshold: int = 0
+    # A prefill chunk fills whole tiles of this many tokens in the step; the budget counts tiles.
+    prefill_tile: int = 32
+    # Blocks kept free when a waiting request is admitted while others run.
+    watermark_blocks: int = 0

@@ -1,0 +1,61 @@
+"""Every error jengine raises on purpose. Each says what was given, what was expected, what to do.
+
+    JengineError
+     ├─ ConfigError (ValueError)          the engine cannot be built like this
+     ├─ RequestError (ValueError)         this request is refused; the engine goes on
+     ├─ CapacityError (RuntimeError)      not enough memory or queue room right now
+     ├─ CheckpointError (ValueError)      a model folder is missing, damaged or unsafe
+     ├─ UnsupportedFeature (NotImplementedError)  a known name whose feature does not exist here
+     ├─ UnexpectedCompile (RuntimeError)  strict mode: a program was needed that warm-up did not make
+     └─ EngineDead (RuntimeError)         the engine stopped; the cause is chained
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class JengineError(Exception):
+    """Base of all errors below."""
+
+
+class ConfigError(JengineError, ValueError):
+    """A setting of the engine is wrong or does not fit the others."""
+
+
+class RequestError(JengineError, ValueError):
+    """A request is refused. Nothing of it has entered the engine."""
+
+
+class CapacityError(JengineError, RuntimeError):
+    """There is not enough memory or queue room."""
+
+
+class CheckpointError(JengineError, ValueError):
+    """A model folder cannot be read, is damaged, or would have to run foreign code."""
+
+
+class UnsupportedFeature(JengineError, NotImplementedError):
+    """The name is known, the feature is not built."""
+
+
+class UnexpectedCompile(JengineError, RuntimeError):
+    """In strict mode a step needed a program that warm-up had not made."""
+
+
+class EngineDead(JengineError, RuntimeError):
+    """The engine has stopped. The first error is the cause of this one."""
+
+
+def nearest_name(given: str, known: Iterable[str]) -> str:
+    """' Did you mean 'x'?' for the closest known name, or an empty string."""
+    close = difflib.get_close_matches(given, list(known), n=1, cutoff=0.6)
+    return f" Did you mean {close[0]!r}?" if close else ""
+
+
+def unknown_argument(owner: str, given: str, known: Iterable[str]) -> TypeError:
+    """The TypeError for a keyword argument that `owner` does not have."""
+    names = list(known)
+    hint = nearest_name(given, names) or f" Known arguments: {', '.join(sorted(names))}."
+    return TypeError(f"{owner} got an unexpected keyword argument {given!r}.{hint}")

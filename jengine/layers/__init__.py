@@ -1,0 +1,1 @@
+"""Reusable mathematics inside the step: functions on arrays, no parameters of their own."""

@@ -1,0 +1,15 @@
+"""Matrix products in the one form that is fast everywhere.
+
+Activations are float32; an operand is cast to the weight's dtype right before the product and the
+result stays float32. XLA on the CPU has a fast path for exactly this form of bfloat16 product.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jax import Array
+
+
+def project(equation: str, x: Array, weight: Array) -> Array:
+    """`einsum(equation, x, weight)` with the weight's precision in and float32 out."""
+    return jnp.einsum(equation, x.astype(weight.dtype), weight, preferred_element_type=jnp.float32)

@@ -1,0 +1,1 @@
+"""Model families as flax.nnx modules over one shared decoder body."""

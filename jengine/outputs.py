@@ -1,0 +1,125 @@
+"""What goes back to the user: `RequestOutput` and its parts; and `TokenDelta`, its raw form.
+
+A `TokenDelta` is what the engine core knows after a step: ids and numbers. Text is added on the
+way out. Field names follow vLLM; jengine adds `tokens`, `logprobs_array`, `weight_version`.
+"""
+
+from __future__ import annotations
+
+import html
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+
+class StepLogprobs(NamedTuple):
+    """Log-probabilities of positions: the chosen token first, then the top k, and its rank."""
+
+    values: np.ndarray  # f32 [positions, 1 + k]
+    ids: np.ndarray  # i32 [positions, 1 + k]
+    rank: np.ndarray  # i32 [positions]
+
+
+class StepOutput(NamedTuple):
+    """One step's results on the host, side by side with the plan's sampling rows."""
+
+    tokens: list[int]  # -1: the row's logits were not finite
+    logprobs: StepLogprobs | None = None
+    # plan entry -> scores of that chunk's tokens, for rows that want prompt log-probabilities
+    prompt_logprobs: dict[int, StepLogprobs] = {}
+
+
+class TokenDelta(msgspec.Struct, kw_only=True):
+    """New tokens of one request after one step, or its end."""
+
+    request_id: str
+    token_ids: list[int]
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    logprobs: Any = None  # StepLogprobs of the new tokens
+    prompt_logprobs: Any = None  # StepLogprobs of the whole prompt, with the first token's output
+    num_cached_tokens: int = 0
+    weights_version: int = 0
+    message: str | None = None
+
+
+@dataclass
+class Logprob:
+    """One token's log-probability at one position."""
+
+    logprob: float
+    rank: int | None = None
+    decoded_token: str | None = None
+
+
+SampleLogprobs = list[dict[int, Logprob]]
+
+
+@dataclass
+class CompletionOutput:
+    """One answer to a prompt."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    cumulative_logprob: float | None = None
+    logprobs: SampleLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    lora_request: None = None
+
+    def finished(self) -> bool:
+        """Whether the answer is complete."""
+        return self.finish_reason is not None
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """The token ids as an int32 array."""
+        return np.asarray(self.token_ids, dtype=np.int32)
+
+    @property
+    def logprobs_array(self) -> np.ndarray | None:
+        """The log-probability of each token, float32, or None if they were not asked for."""
+        if self.logprobs is None:
+            return None
+        pairs = zip(self.token_ids, self.logprobs, strict=True)
+        return np.asarray([table[token].logprob for token, table in pairs], dtype=np.float32)
+
+
+@dataclass
+class RequestMetrics:
+    """Seconds on a monotonic clock, relative to the arrival of the request."""
+
+    time_to_first_token: float | None = None
+    finished: float | None = None
+
+
+@dataclass
+class RequestOutput:
+    """A prompt and its answers, complete or so far."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    prompt_logprobs: list[dict[int, Logprob] | None] | None
+    outputs: list[CompletionOutput]
+    finished: bool
+    metrics: RequestMetrics = field(default_factory=RequestMetrics)
+    lora_request: None = None
+    encoder_prompt: None = None
+    encoder_prompt_token_ids: None = None
+    num_cached_tokens: int = 0
+    kv_transfer_params: None = None
+    weight_version: int = 0
+    error: str | None = None
+
+    def _repr_html_(self) -> str:
+        prompt = html.escape(self.prompt if self.prompt is not None else str(self.prompt_token_ids))
+        answers = "".join(
+            f"<div><b>{html.escape(answer.text)}</b> <small>{len(answer.token_ids)} tokens, "
+            f"{html.escape(str(answer.finish_reason))}</small></div>"
+            for answer in self.outputs
+        )
+        return f"<div style='white-space:pre-wrap'><span>{prompt}</span>{answers}</div>"

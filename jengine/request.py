@@ -1,0 +1,88 @@
+"""A request on its way in (`WireRequest`) and while it is being answered (`Request`).
+
+Three counters describe a running request: tokens known, tokens computed (in the cache), and tokens
+in flight (sampled by a step whose result is not back). Everything else is derived.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+
+import msgspec
+
+from jengine.plan import RowSampling
+
+
+class WireRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One prompt, tokenized and checked, as the engine core takes it. Integers and bytes only."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling: RowSampling
+    max_tokens: int
+    stop_token_ids: list[int] = []
+    eos_token_ids: list[int] = []
+    min_tokens: int = 0
+    priority: int = 0
+    arrival: float = 0.0
+    cache_salt: str | None = None
+    adapter: str | None = None
+    skip_reading_prefix_cache: bool = False
+
+
+class Status(Enum):
+    """Where a request is. Everything after PREEMPTED is finished."""
+
+    WAITING = auto()
+    RUNNING = auto()
+    PREEMPTED = auto()
+    FINISHED = auto()
+
+
+class Request:
+    """A request inside the engine core. Only the scheduler and the cache manager change it."""
+
+    __slots__ = (
+        "wire", "request_id", "status", "row", "token_ids", "prompt_length", "num_computed",
+        "num_in_flight", "cap", "admission_order", "block_hashes", "num_preemptions",
+        "num_cached_tokens", "finish_reason", "stop_reason", "weights_version",
+    )  # fmt: skip
+
+    def __init__(self, wire: WireRequest, max_model_len: int, admission_order: int) -> None:
+        self.wire = wire
+        self.request_id = wire.request_id
+        self.status = Status.WAITING
+        self.row = -1
+        self.token_ids: list[int] = list(wire.prompt_token_ids)
+        self.prompt_length = len(wire.prompt_token_ids)
+        self.num_computed = 0
+        self.num_in_flight = 0
+        # No token may be known beyond this length.
+        self.cap = min(max_model_len, self.prompt_length + wire.max_tokens)
+        self.admission_order = admission_order
+        self.block_hashes: list[bytes] = []
+        self.num_preemptions = 0
+        self.num_cached_tokens = -1
+        self.finish_reason: str | None = None
+        self.stop_reason: int | str | None = None
+        self.weights_version = 0
+
+    @property
+    def num_known(self) -> int:
+        """Prompt and returned output tokens."""
+        return len(self.token_ids)
+
+    @property
+    def num_outputs(self) -> int:
+        """Output tokens returned so far."""
+        return len(self.token_ids) - self.prompt_length
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the request has its final answer."""
+        return self.status is Status.FINISHED
+
+    @property
+    def urgency(self) -> tuple[int, float, int]:
+        """Sort key under the priority policy: smaller runs first."""
+        return (self.wire.priority, self.wire.arrival, self.admission_order)

@@ -1,0 +1,251 @@
+"""What a user asks of one request: how to sample, when to stop, what to return.
+
+Names, defaults and rules follow vLLM. Every rule is checked when the object is made, so no later
+room meets a value that is not finite or out of range. Vocabulary checks happen at admission.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from enum import Enum
+from typing import Any, TypeVar
+
+from jengine.errors import RequestError, UnsupportedFeature, unknown_argument
+
+logger = logging.getLogger(__name__)
+
+MAX_N = 128
+MAX_STOP_STRINGS = 64
+MAX_BAD_WORDS = 128
+SMALLEST_TEMPERATURE = 0.01
+INT64_LIMIT = 2**63
+
+# Fields whose feature is not built yet: they exist so that the error can name the feature.
+LATER_FEATURES = {
+    "structured_outputs": "structured output",
+    "logits_processors": "custom logits processors",
+    "thinking_token_budget": "thinking budgets",
+    "repetition_detection": "repetition detection",
+    "logprob_token_ids": "log-probabilities of chosen token ids",
+    "prompt_logprob_token_ids": "prompt log-probabilities of chosen token ids",
+    "trace_decode_token_ids": "forced decoding",
+    "flat_logprobs": "flat log-probability containers",
+    "extra_args": "extra arguments for plugins",
+}
+T = TypeVar("T")
+
+
+class RequestOutputKind(Enum):
+    """How much each streamed output repeats."""
+
+    CUMULATIVE = 0
+    DELTA = 1
+    FINAL_ONLY = 2
+
+
+def refuses_unknown_names(cls: type[T]) -> type[T]:
+    """Make a dataclass answer an unknown keyword with the nearest known name."""
+    original = cls.__init__
+    known = tuple(item.name for item in fields(cls))  # type: ignore[arg-type]
+
+    @functools.wraps(original)
+    def checked(self: Any, *args: Any, **given: Any) -> None:
+        for name in given:
+            if name in LATER_FEATURES:
+                if given[name] is not None:
+                    raise UnsupportedFeature(
+                        f"{cls.__name__}({name}=...): {LATER_FEATURES[name]} is not built yet; "
+                        f"leave {name} out."
+                    )
+            elif name not in known:
+                raise unknown_argument(cls.__name__, name, known)
+        original(self, *args, **{k: v for k, v in given.items() if k not in LATER_FEATURES})
+
+    cls.__init__ = checked  # type: ignore[method-assign]
+    return cls
+
+
+@refuses_unknown_names
+@dataclass(kw_only=True)
+class SamplingParams:
+    """Sampling settings of one request. Invalid values raise RequestError (a ValueError)."""
+
+    n: int = 1
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    ignore_eos: bool = False
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    stream_interval: int | None = None
+    logit_bias: Mapping[int | str, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    skip_reading_prefix_cache: bool | None = None
+
+    def __post_init__(self) -> None:
+        self._check_counts()
+        self._check_numbers()
+        self._check_stopping()
+        self._check_token_lists()
+        if self.is_greedy:
+            self.top_p, self.top_k, self.min_p = 1.0, 0, 0.0
+            if self.n != 1:
+                raise RequestError(
+                    f"n={self.n} with temperature=0: greedy answers are all the same. "
+                    "Use n=1 or a temperature above 0."
+                )
+        if self.skip_reading_prefix_cache is None:
+            # A cached prompt token has no logits, so its log-probability could not be returned.
+            self.skip_reading_prefix_cache = self.prompt_logprobs is not None
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the most likely token is always taken."""
+        return self.temperature < 1e-5
+
+    def clone(self, **changes: Any) -> SamplingParams:
+        """A checked copy with some fields changed."""
+        return replace(self, **changes)
+
+    def _check_counts(self) -> None:
+        self.n = integer("n", self.n, 1, MAX_N)
+        if self.max_tokens is not None:
+            self.max_tokens = integer("max_tokens", self.max_tokens, 1)
+        self.min_tokens = integer("min_tokens", self.min_tokens, 0)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise RequestError(
+                f"min_tokens={self.min_tokens} is above max_tokens={self.max_tokens}."
+            )
+        self.logprobs = logprob_count("logprobs", self.logprobs)
+        self.prompt_logprobs = logprob_count("prompt_logprobs", self.prompt_logprobs)
+        if self.stream_interval is not None:
+            self.stream_interval = integer("stream_interval", self.stream_interval, 1)
+        if self.seed is not None:
+            seed = integer("seed", self.seed, -INT64_LIMIT, INT64_LIMIT - 1)
+            self.seed = None if seed == -1 else seed
+
+    def _check_numbers(self) -> None:
+        self.presence_penalty = number("presence_penalty", self.presence_penalty, -2, 2)
+        self.frequency_penalty = number("frequency_penalty", self.frequency_penalty, -2, 2)
+        self.repetition_penalty = number("repetition_penalty", self.repetition_penalty, 0, None)
+        if self.repetition_penalty == 0:
+            raise RequestError("repetition_penalty=0: expected a number above 0 (1 is off).")
+        self.temperature = number("temperature", self.temperature, 0, 2)
+        if 1e-5 <= self.temperature < SMALLEST_TEMPERATURE:
+            logger.warning("temperature=%g is raised to %g", self.temperature, SMALLEST_TEMPERATURE)
+            self.temperature = SMALLEST_TEMPERATURE
+        self.top_p = number("top_p", self.top_p, 0, 1)
+        if self.top_p == 0:
+            raise RequestError("top_p=0: expected a number above 0 and at most 1 (1 is off).")
+        self.min_p = number("min_p", self.min_p, 0, 1)
+        self.top_k = max(integer("top_k", self.top_k, -1), 0)
+
+    def _check_stopping(self) -> None:
+        stop = [self.stop] if isinstance(self.stop, str) else list(self.stop or [])
+        if any(not isinstance(item, str) or not item for item in stop):
+            raise RequestError(f"stop={self.stop!r}: expected strings that are not empty.")
+        if len(stop) > MAX_STOP_STRINGS:
+            raise RequestError(f"stop has {len(stop)} strings; the most is {MAX_STOP_STRINGS}.")
+        if stop and not self.detokenize:
+            raise RequestError("stop strings need detokenize=True; use stop_token_ids instead.")
+        self.stop = stop
+        ids = token_ids("stop_token_ids", self.stop_token_ids or [])
+        self.stop_token_ids = list(dict.fromkeys(ids))
+        if not isinstance(self.output_kind, RequestOutputKind):
+            raise RequestError(f"output_kind={self.output_kind!r}: expected a RequestOutputKind.")
+        for name in ("ignore_eos", "detokenize", "skip_special_tokens",
+                     "spaces_between_special_tokens", "include_stop_str_in_output"):
+            boolean(name, vars(self)[name])
+
+    def _check_token_lists(self) -> None:
+        if self.logit_bias is not None:
+            self.logit_bias = checked_bias(self.logit_bias)
+        if self.allowed_token_ids is not None:
+            self.allowed_token_ids = token_ids("allowed_token_ids", self.allowed_token_ids)
+            if not self.allowed_token_ids:
+                raise RequestError("allowed_token_ids=[]: expected at least one token id.")
+        words = list(self.bad_words or [])
+        if any(not isinstance(word, str) or not word for word in words):
+            raise RequestError(f"bad_words={self.bad_words!r}: expected non-empty strings.")
+        if len(words) > MAX_BAD_WORDS:
+            raise RequestError(f"bad_words has {len(words)} entries; the most is {MAX_BAD_WORDS}.")
+        self.bad_words = words
+
+
+def integer(name: str, value: Any, least: int, most: int | None = None) -> int:
+    """`value` as an int in range, or a RequestError."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise RequestError(f"{name}={value!r}: expected an integer.")
+    value = value.__index__()
+    if value < least or (most is not None and value > most):
+        bounds = f"at least {least}" if most is None else f"from {least} to {most}"
+        raise RequestError(f"{name}={value}: expected an integer {bounds}.")
+    return value
+
+
+def number(name: str, value: Any, least: float, most: float | None) -> float:
+    """`value` as a finite float in range, or a RequestError."""
+    if isinstance(value, bool) or not hasattr(value, "__float__"):
+        raise RequestError(f"{name}={value!r}: expected a number.")
+    try:
+        result = float(value)
+    except (OverflowError, TypeError, ValueError) as error:
+        raise RequestError(f"{name}={value!r}: expected a number.") from error
+    if not math.isfinite(result) or result < least or (most is not None and result > most):
+        bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
+        raise RequestError(f"{name}={value!r}: expected a finite number {bounds}.")
+    return result
+
+
+def boolean(name: str, value: Any) -> None:
+    """Refuse anything that is not True or False."""
+    if not isinstance(value, bool):
+        raise RequestError(f"{name}={value!r}: expected True or False.")
+
+
+def logprob_count(name: str, value: Any) -> int | None:
+    """None: not wanted. 0: the chosen token only. k: the top k as well. -1: the vocabulary."""
+    if value is None or value is False:
+        return None
+    return 1 if value is True else integer(name, value, -1)
+
+
+def token_ids(name: str, values: Sequence[int]) -> list[int]:
+    """A list of non-negative ints, or a RequestError naming the first that is not."""
+    if isinstance(values, (str, bytes)) or not hasattr(values, "__iter__"):
+        raise RequestError(f"{name}={values!r}: expected a list of token ids.")
+    return [integer(f"{name}[{i}]", value, 0, 2**31 - 1) for i, value in enumerate(values)]
+
+
+def checked_bias(bias: Mapping[int | str, float]) -> dict[int | str, float]:
+    """Keys become ints, values are clamped to +-100."""
+    if not isinstance(bias, Mapping):
+        raise RequestError(f"logit_bias={bias!r}: expected a dict of token id to number.")
+    result: dict[int | str, float] = {}
+    for key, value in bias.items():
+        token = int(key) if isinstance(key, str) and key.isdigit() else key
+        token = integer("logit_bias key", token, 0, 2**31 - 1)
+        result[token] = max(-100.0, min(100.0, number(f"logit_bias[{token}]", value, -1e30, 1e30)))
+    return result
+
+
+ParamsFactory = Callable[[], SamplingParams]

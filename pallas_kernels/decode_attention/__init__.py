@@ -1,0 +1,30 @@
+"""Paged attention for one query token a row."""
+
+from __future__ import annotations
+
+from jax import Array
+
+from pallas_kernels.choice import choose
+from pallas_kernels.decode_attention.xla import decode_attention_xla
+
+
+def decode_attention(
+    q: Array,
+    cache: Array,
+    layer: int,
+    tables: Array,
+    starts: Array,
+    lengths: Array,
+    *,
+    head_dim: int,
+    window: int | None = None,
+    implementation: str | None = None,
+) -> Array:
+    """Attend q [R, heads, dim] to each row's cached tokens, float32 [R, heads, dim].
+
+    tables [R, pages] are block ids; the first block of row r begins at position starts[r].
+    lengths [R] count the tokens a row may see, its own included; 0 marks padding, whose result is
+    zero. Rows that are used come first. Unused blocks and slots may hold anything, NaN included.
+    """
+    run = choose("decode_attention", implementation, {"xla": decode_attention_xla})
+    return run(q, cache, layer, tables, starts, lengths, head_dim=head_dim, window=window)

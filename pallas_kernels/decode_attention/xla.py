@@ -1,0 +1,128 @@
+"""Decode attention in plain XLA, shaped for CPUs.
+
+A few rows at a time, so that their gathered keys stay in the processor's cache; all kv heads of a
+token as one wide contraction, with each query laid into its own head's lanes: more arithmetic, but
+one real matrix product instead of many tiny ones. Loops run as far as the longest row needs.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from pallas_kernels.layout import KEYS, VALUES, read_blocks
+
+ROWS_AT_ONCE = 4
+TOKENS_AT_ONCE = 256
+FAR_BELOW = -1e30  # finite, so that a fully masked tile stays free of NaN
+
+
+def decode_attention_xla(
+    q: Array,
+    cache: Array,
+    layer: int,
+    tables: Array,
+    starts: Array,
+    lengths: Array,
+    *,
+    head_dim: int,
+    window: int | None,
+) -> Array:
+    """See `decode_attention`."""
+    rows, heads, _ = q.shape
+    step = ROWS_AT_ONCE if rows % ROWS_AT_ONCE == 0 else rows
+    block_size = cache.shape[3]
+    pages = max(1, TOKENS_AT_ONCE // block_size)
+    tables = pad_pages(tables, pages)
+    wide = spread_heads(q, cache.shape[-1] // head_dim) * head_dim**-0.5  # [R, H, W]
+
+    def some_rows(index: Array, out: Array) -> Array:
+        first = index * step
+        cut = lambda x: lax.dynamic_slice_in_dim(x, first, step)  # noqa: E731
+        mixed = _attend_rows(
+            cut(wide), cache, layer, cut(tables), cut(starts), cut(lengths), pages, window
+        )
+        return lax.dynamic_update_slice_in_dim(out, mixed, first, 0)
+
+    used = jnp.sum((lengths > 0).astype(jnp.int32))
+    wide_out = lax.fori_loop(0, -(-used // step), some_rows, jnp.zeros_like(wide))
+    return gather_heads(wide_out, head_dim)
+
+
+def _attend_rows(
+    q: Array,
+    cache: Array,
+    layer: int,
+    tables: Array,
+    starts: Array,
+    lengths: Array,
+    pages: int,
+    window: int | None,
+) -> Array:
+    """Running softmax over page runs for a few rows; q is [r, H, W]."""
+    span = pages * cache.shape[3]
+    rows, heads, width = q.shape
+
+    def some_pages(index: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        blocks = lax.dynamic_slice_in_dim(tables, index * pages, pages, axis=1)
+        keys = read_blocks(cache, layer, KEYS, blocks).astype(jnp.float32)  # [r, S, W]
+        values = read_blocks(cache, layer, VALUES, blocks).astype(jnp.float32)
+        position = starts[:, None] + index * span + jnp.arange(span, dtype=jnp.int32)[None, :]
+        seen = position < lengths[:, None]
+        if window is not None:
+            seen &= position >= lengths[:, None] - window
+        scores = jnp.einsum("rhw,rsw->rhs", q, keys)
+        return accumulate(carry, scores, values, seen[:, None, :], "rhs,rsw->rhw")
+
+    carry = (
+        jnp.full((rows, heads), FAR_BELOW, jnp.float32),
+        jnp.zeros((rows, heads), jnp.float32),
+        jnp.zeros((rows, heads, width), jnp.float32),
+    )
+    runs = -(-jnp.max(lengths - starts) // span)
+    _, total, mixed = lax.fori_loop(0, runs, some_pages, carry)
+    return mixed / jnp.broadcast_to(jnp.maximum(total, 1e-30)[..., None], mixed.shape)
+
+
+def accumulate(
+    carry: tuple[Array, Array, Array], scores: Array, values: Array, seen: Array, equation: str
+) -> tuple[Array, Array, Array]:
+    """One step of the running softmax; scores and seen [b, q, S], values [b, S, d].
+
+    Values that nobody sees are dropped: 0 * NaN would leak what an unused slot holds.
+    """
+    highest, total, mixed = carry
+    seen = jnp.broadcast_to(seen, scores.shape)
+    scores = jnp.where(seen, scores, FAR_BELOW)
+    new_highest = jnp.maximum(highest, jnp.max(scores, axis=-1))
+    weights = jnp.where(seen, jnp.exp(scores - new_highest[..., None]), 0.0)
+    shrink = jnp.exp(highest - new_highest)
+    anyone = jnp.any(seen, axis=1)  # [b, S]
+    values = jnp.where(jnp.broadcast_to(anyone[..., None], values.shape), values, 0.0)
+    added = jnp.einsum(equation, weights, values)
+    mixed = mixed * jnp.broadcast_to(shrink[..., None], mixed.shape) + added
+    return new_highest, total * shrink + jnp.sum(weights, axis=-1), mixed
+
+
+def pad_pages(tables: Array, multiple: int) -> Array:
+    """Tables widened with the null block, so that whole runs of pages can be cut."""
+    missing = -tables.shape[1] % multiple
+    return jnp.pad(tables, ((0, 0), (0, missing)))
+
+
+def spread_heads(q: Array, kv_heads: int) -> Array:
+    """[R, H, D] -> [R, H, kv_heads * D], zero outside the lanes of the query's own kv head."""
+    rows, heads, dim = q.shape
+    own = jnp.arange(heads)[:, None] // (heads // kv_heads) == jnp.arange(kv_heads)[None, :]
+    full = jnp.broadcast_to(q[:, :, None, :], (rows, heads, kv_heads, dim))
+    lanes = jnp.broadcast_to(own[None, :, :, None], full.shape)
+    return jnp.where(lanes, full, 0.0).reshape(rows, heads, kv_heads * dim)
+
+
+def gather_heads(wide: Array, head_dim: int) -> Array:
+    """[R, H, kv_heads * D] -> [R, H, D]: each query's own lanes."""
+    rows, heads, width = wide.shape
+    kv_heads = width // head_dim
+    split = wide.reshape(rows, heads, kv_heads, head_dim)
+    own = jnp.arange(heads) // (heads // kv_heads)
+    return jnp.take_along_axis(split, own[None, :, None, None], axis=2)[:, :, 0, :]

@@ -1,0 +1,30 @@
+"""Paged attention for runs of query tokens: prompt chunks, prefix hits, mixed lengths."""
+
+from __future__ import annotations
+
+from jax import Array
+
+from pallas_kernels.choice import choose
+from pallas_kernels.prefill_attention.xla import prefill_attention_xla
+
+
+def prefill_attention(
+    q: Array,
+    cache: Array,
+    layer: int,
+    tables: Array,
+    starts: Array,
+    positions: Array,
+    *,
+    head_dim: int,
+    window: int | None = None,
+    implementation: str | None = None,
+) -> Array:
+    """Attend q [T, heads, dim] causally to cached tokens, float32 [T, heads, dim].
+
+    Queries lie in tiles of T / len(tables) tokens; a tile belongs to one row, whose blocks are
+    tables[tile], the first of them at position starts[tile]. positions [T] is -1 for padding, which
+    fills the end of a tile; such results are zero. Tiles that are used come first.
+    """
+    run = choose("prefill_attention", implementation, {"xla": prefill_attention_xla})
+    return run(q, cache, layer, tables, starts, positions, head_dim=head_dim, window=window)
