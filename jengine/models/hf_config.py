@@ -1,0 +1,370 @@
+"""Reads a Hugging Face config.json key by key, with checks, into the shared decoder's shape.
+
+In: a mapping as parsed from JSON, in transformers 4 or 5 style. Out: ModelConfig, and back again.
+Every wrong value is a CheckpointError that names the key. Must not know families or tensors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NoReturn, TypeVar
+
+from jengine.config import CacheSpec, ModelConfig, RopeConfig
+from jengine.errors import CheckpointError
+
+T = TypeVar("T")
+
+ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+DTYPES = {name: name for name in ("float32", "float16", "bfloat16")}
+LAYER_TYPES = {"full_attention": "full", "sliding_attention": "sliding"}
+LARGEST_SIZE = 2**31 - 1
+# The layer count decides how much is built before any tensor is compared, so it needs a limit.
+MOST_LAYERS = 1000
+
+_ROPE_COMMON = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
+_ROPE_KEYS = {
+    "default": _ROPE_COMMON,
+    "linear": _ROPE_COMMON | {"factor"},
+    "llama3": _ROPE_COMMON
+    | {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"},
+}
+
+
+class Fields:
+    """One JSON object, read key by key. A missing key gives the default; a wrong value is refused.
+
+    `default=None` means that the key must be there.
+    """
+
+    def __init__(self, values: object, where: str = "config.json"):
+        if not isinstance(values, Mapping):
+            raise CheckpointError(f"{where}: given {_shown(values)}, expected a JSON object.")
+        self.values = values
+        self.where = where
+
+    def refuse(self, key: str, expected: str) -> NoReturn:
+        """Raise the error for the value at `key`."""
+        given = _shown(self.values[key]) if key in self.values else "nothing"
+        raise CheckpointError(f"{self.where}: {key!r}: given {given}, expected {expected}.")
+
+    def integer(
+        self, key: str, default: int | None = None, *, minimum: int = 1, maximum: int = LARGEST_SIZE
+    ) -> int:
+        """A whole number between the limits."""
+        value = self.values.get(key, default)
+        if type(value) is not int or not minimum <= value <= maximum:
+            self.refuse(key, f"an integer from {minimum} to {maximum}")
+        return value
+
+    def optional_integer(
+        self, key: str, default: int | None, *, minimum: int = 1, maximum: int = LARGEST_SIZE
+    ) -> int | None:
+        """As `integer`, and null stands for "none"."""
+        if self.values.get(key, default) is None:
+            return None
+        return self.integer(key, default, minimum=minimum, maximum=maximum)
+
+    def integers(self, key: str, default: tuple[int, ...], *, maximum: int) -> tuple[int, ...]:
+        """Token ids: null, one, or a list of them."""
+        value = self.values.get(key, default)
+        found = () if value is None else (value,) if type(value) is int else value
+        if not isinstance(found, list | tuple) or not all(
+            type(one) is int and 0 <= one <= maximum for one in found
+        ):
+            self.refuse(key, f"a token id from 0 to {maximum}, a list of them, or null")
+        return tuple(found)
+
+    def number(
+        self,
+        key: str,
+        default: float | None = None,
+        *,
+        minimum: float = 0.0,
+        maximum: float = math.inf,
+        above_minimum: bool = False,
+    ) -> float:
+        """A finite number between the limits; integers count as numbers."""
+        value = self.values.get(key, default)
+        if type(value) is int and abs(value) <= 2**53:
+            value = float(value)
+        if (
+            type(value) is not float
+            or not math.isfinite(value)
+            or not minimum <= value <= maximum
+            or (above_minimum and value == minimum)
+        ):
+            low = f"above {minimum}" if above_minimum else f"of at least {minimum}"
+            high = "" if math.isinf(maximum) else f" and at most {maximum}"
+            self.refuse(key, f"a finite number {low}{high}")
+        return value
+
+    def flag(self, key: str, default: bool) -> bool:
+        """true or false."""
+        value = self.values.get(key, default)
+        if type(value) is not bool:
+            self.refuse(key, "true or false")
+        return value
+
+    def choice(self, key: str, default: str, known: Mapping[str, T]) -> T:
+        """What a known word stands for."""
+        value = self.values.get(key, default)
+        if not isinstance(value, str) or value not in known:
+            self.refuse(key, f"one of {', '.join(sorted(known))}")
+        return known[value]
+
+    def part(self, key: str) -> Fields | None:
+        """A nested object, or None for null or a missing key."""
+        value = self.values.get(key)
+        return None if value is None else Fields(value, f"{self.where}: {key}")
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """What transformers assumes for keys that config.json leaves out; None: derived from others."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int | None
+    head_dim: int | None
+    max_position: int
+    norm_eps: float = 1e-6
+    rope_theta: float = 10000.0
+    bos_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+
+
+def read_decoder(
+    fields: Fields,
+    defaults: Defaults,
+    *,
+    windows: tuple[int | None, ...],
+    qkv_bias: bool = False,
+    output_bias: bool = False,
+    qk_norm: bool = False,
+) -> ModelConfig:
+    """The shared body's shape; what differs between families comes as arguments."""
+    _refuse_unsupported(fields)
+    vocab = fields.integer("vocab_size", defaults.vocab_size)
+    heads, kv_heads, head_dim = _read_heads(fields, defaults)
+    max_position = fields.integer("max_position_embeddings", defaults.max_position)
+    return ModelConfig(
+        architecture=read_architecture(fields),
+        vocab_size=vocab,
+        hidden_size=fields.integer("hidden_size", defaults.hidden_size),
+        intermediate_size=fields.integer("intermediate_size", defaults.intermediate_size),
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        max_position=max_position,
+        layers=tuple(_cache_spec(kv_heads, head_dim, window) for window in windows),
+        norm_eps=fields.number("rms_norm_eps", defaults.norm_eps, above_minimum=True),
+        rope=read_rope(fields, defaults.rope_theta, max_position),
+        activation=fields.choice("hidden_act", "silu", ACTIVATIONS),
+        tie_embeddings=fields.flag("tie_word_embeddings", False),
+        qkv_bias=qkv_bias,
+        output_bias=output_bias,
+        qk_norm=qk_norm,
+        initializer_range=fields.number("initializer_range", 0.02, maximum=1.0),
+        dtype=read_dtype(fields),
+        bos_token_id=fields.optional_integer(
+            "bos_token_id", _inside(defaults.bos_token_id, vocab), minimum=0, maximum=vocab - 1
+        ),
+        eos_token_ids=fields.integers("eos_token_id", defaults.eos_token_ids, maximum=vocab - 1),
+    )
+
+
+def read_architecture(fields: Fields) -> str:
+    """The one class name under `architectures`."""
+    value = fields.values.get("architectures")
+    if not isinstance(value, list | tuple) or len(value) != 1 or not isinstance(value[0], str):
+        fields.refuse("architectures", "a list of one class name")
+    return value[0]
+
+
+def read_num_layers(fields: Fields, defaults: Defaults) -> int:
+    """How many layers there are."""
+    return fields.integer("num_hidden_layers", defaults.num_layers, maximum=MOST_LAYERS)
+
+
+def read_dtype(fields: Fields) -> str:
+    """`dtype` (transformers 5) or `torch_dtype` (transformers 4); float32 where neither is said."""
+    given = [key for key in ("dtype", "torch_dtype") if fields.values.get(key) is not None]
+    found = {fields.choice(key, "float32", DTYPES) for key in given}
+    if len(found) > 1:
+        fields.refuse("torch_dtype", "the same as 'dtype'")
+    return found.pop() if found else "float32"
+
+
+def read_rope(fields: Fields, default_theta: float, max_position: int) -> RopeConfig:
+    """`rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (transformers 4)."""
+    part = _rope_part(fields)
+    kind = _rope_kind(part)
+    unknown = sorted(str(key) for key in part.values if key not in _ROPE_KEYS[kind])
+    if unknown:
+        raise CheckpointError(
+            f"{part.where}: given {', '.join(map(repr, unknown))}, expected for rope type"
+            f" {kind!r} only {', '.join(sorted(_ROPE_KEYS[kind]))}."
+        )
+    if part.number("partial_rotary_factor", 1.0) != 1.0:
+        part.refuse("partial_rotary_factor", "1.0: partly rotated heads are not supported")
+    theta = _rope_theta(fields, part, default_theta)
+    if kind == "default":
+        return RopeConfig(theta=theta)
+    factor = part.number("factor", minimum=1.0)
+    if kind == "linear":
+        return RopeConfig(theta=theta, kind="linear", factor=factor)
+    low = part.number("low_freq_factor", above_minimum=True)
+    high = part.number("high_freq_factor", minimum=low, above_minimum=True)
+    original = part.integer("original_max_position_embeddings", max_position)
+    return RopeConfig(theta, "llama3", factor, low, high, original)
+
+
+def read_layer_windows(fields: Fields, num_layers: int) -> tuple[int | None, ...]:
+    """One window a layer as the Qwen families say it: layer_types, or max_window_layers."""
+    enabled = fields.flag("use_sliding_window", False)
+    window = fields.optional_integer("sliding_window", 4096) if enabled else None
+    first_sliding = fields.integer("max_window_layers", 28, minimum=0)
+    if fields.values.get("layer_types") is None:
+        return tuple(window if index >= first_sliding else None for index in range(num_layers))
+    kinds = _read_layer_types(fields, num_layers)
+    if "sliding" in kinds and window is None:
+        fields.refuse("layer_types", "'sliding_window' and 'use_sliding_window' for those layers")
+    return tuple(window if kind == "sliding" else None for kind in kinds)
+
+
+def expect_uniform_layers(fields: Fields, num_layers: int, kind: str) -> None:
+    """For families without a pattern: `layer_types`, if it is there, must not ask for one."""
+    if fields.values.get("layer_types") is None:
+        return
+    if any(found != kind for found in _read_layer_types(fields, num_layers)):
+        fields.refuse("layer_types", f"{kind}_attention on every layer for this architecture")
+
+
+def write_decoder(config: ModelConfig) -> dict[str, object]:
+    """The inverse of `read_decoder`, in the style that transformers 4 and 5 both read."""
+    activations = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
+    eos = config.eos_token_ids
+    return {
+        "architectures": [config.architecture],
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": len(config.layers),
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "max_position_embeddings": config.max_position,
+        "rms_norm_eps": config.norm_eps,
+        "rope_theta": config.rope.theta,
+        "rope_scaling": _write_rope_scaling(config.rope),
+        "hidden_act": activations[config.activation],
+        "tie_word_embeddings": config.tie_embeddings,
+        "initializer_range": config.initializer_range,
+        "torch_dtype": config.dtype,
+        "bos_token_id": config.bos_token_id,
+        "eos_token_id": None if not eos else eos[0] if len(eos) == 1 else list(eos),
+    }
+
+
+def write_layer_windows(config: ModelConfig) -> dict[str, object]:
+    """The inverse of `read_layer_windows`."""
+    windows = [spec.window for spec in config.layers]
+    used = [window for window in windows if window is not None]
+    kinds = ["full_attention" if window is None else "sliding_attention" for window in windows]
+    return {
+        "use_sliding_window": bool(used),
+        "sliding_window": used[0] if used else None,
+        "max_window_layers": kinds.index("sliding_attention") if used else len(kinds),
+        "layer_types": kinds,
+    }
+
+
+def _refuse_unsupported(fields: Fields) -> None:
+    """Keys that change what the weights mean and that no family here can honour."""
+    if fields.values.get("quantization_config") is not None:
+        fields.refuse("quantization_config", "a checkpoint that is not quantised")
+    if fields.values.get("partial_rotary_factor") not in (None, 1, 1.0):
+        fields.refuse("partial_rotary_factor", "1.0: partly rotated heads are not supported")
+
+
+def _read_heads(fields: Fields, defaults: Defaults) -> tuple[int, int, int]:
+    heads = fields.integer("num_attention_heads", defaults.num_heads)
+    kv_heads = fields.optional_integer("num_key_value_heads", defaults.num_kv_heads) or heads
+    if heads % kv_heads:
+        fields.refuse("num_key_value_heads", f"a divisor of num_attention_heads ({heads})")
+    head_dim = fields.optional_integer("head_dim", defaults.head_dim)
+    if head_dim is None:
+        hidden = fields.integer("hidden_size", defaults.hidden_size)
+        if hidden % heads:
+            fields.refuse("hidden_size", f"a multiple of num_attention_heads ({heads})")
+        head_dim = hidden // heads
+    if head_dim % 2:
+        key = "head_dim" if fields.values.get("head_dim") is not None else "hidden_size"
+        fields.refuse(key, f"heads of even size, because positions rotate pairs (got {head_dim})")
+    return heads, kv_heads, head_dim
+
+
+def _read_layer_types(fields: Fields, num_layers: int) -> list[str]:
+    value = fields.values["layer_types"]
+    known = ", ".join(LAYER_TYPES)
+    if not isinstance(value, list | tuple) or len(value) != num_layers:
+        fields.refuse("layer_types", f"a list of {num_layers} entries, each one of {known}")
+    if not all(isinstance(kind, str) and kind in LAYER_TYPES for kind in value):
+        fields.refuse("layer_types", f"entries out of {known}")
+    return [LAYER_TYPES[kind] for kind in value]
+
+
+def _cache_spec(kv_heads: int, head_dim: int, window: int | None) -> CacheSpec:
+    return CacheSpec("full" if window is None else "sliding", kv_heads, head_dim, window)
+
+
+def _inside(token_id: int | None, vocab: int) -> int | None:
+    """A family's default id, unless the vocabulary is too small to hold it."""
+    return token_id if token_id is not None and token_id < vocab else None
+
+
+def _rope_part(fields: Fields) -> Fields:
+    old, new = fields.part("rope_scaling"), fields.part("rope_parameters")
+    if old is not None and new is not None and dict(old.values) != dict(new.values):
+        fields.refuse("rope_scaling", "the same as 'rope_parameters', or only one of the two")
+    return new or old or Fields({}, f"{fields.where}: rope_parameters")
+
+
+def _rope_kind(part: Fields) -> str:
+    known = {kind: kind for kind in _ROPE_KEYS}
+    found = [
+        part.choice(key, "default", known) for key in ("rope_type", "type") if key in part.values
+    ]
+    if len(set(found)) > 1:
+        part.refuse("type", "the same as 'rope_type'")
+    return found[0] if found else "default"
+
+
+def _rope_theta(fields: Fields, part: Fields, default: float) -> float:
+    found = [one for one in (part, fields) if one.values.get("rope_theta") is not None]
+    values = {one.number("rope_theta", above_minimum=True) for one in found}
+    if len(values) > 1:
+        fields.refuse("rope_theta", "the same as 'rope_theta' inside 'rope_parameters'")
+    return values.pop() if values else default
+
+
+def _write_rope_scaling(rope: RopeConfig) -> dict[str, object] | None:
+    if rope.kind == "default":
+        return None
+    scaling: dict[str, object] = {"rope_type": rope.kind, "factor": rope.factor}
+    if rope.kind == "llama3":
+        scaling["low_freq_factor"] = rope.low_freq_factor
+        scaling["high_freq_factor"] = rope.high_freq_factor
+        scaling["original_max_position_embeddings"] = rope.original_max_position
+    return scaling
+
+
+def _shown(value: object) -> str:
+    """A value as an error shows it, however long it is."""
+    text = repr(value)
+    return text if len(text) <= 120 else f"{text[:117]}..."

@@ -1,0 +1,44 @@
+"""Mistral: as Llama, with one sliding window on every layer or on none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from jengine.config import ModelConfig
+from jengine.models.hf_config import (
+    Defaults,
+    Fields,
+    expect_uniform_layers,
+    read_decoder,
+    read_num_layers,
+    write_decoder,
+)
+
+ARCHITECTURES = ("MistralForCausalLM",)
+DEFAULTS = Defaults(
+    vocab_size=32000,
+    hidden_size=4096,
+    intermediate_size=14336,
+    num_layers=32,
+    num_heads=32,
+    num_kv_heads=8,
+    head_dim=None,
+    max_position=131072,
+    bos_token_id=1,
+    eos_token_ids=(2,),
+)
+
+
+def read_config(hf: Mapping[str, object]) -> ModelConfig:
+    """The decoder that a Mistral config.json describes."""
+    fields = Fields(hf)
+    num_layers = read_num_layers(fields, DEFAULTS)
+    window = fields.optional_integer("sliding_window", 4096)
+    expect_uniform_layers(fields, num_layers, "full" if window is None else "sliding")
+    return read_decoder(fields, DEFAULTS, windows=(window,) * num_layers)
+
+
+def write_config(config: ModelConfig) -> dict[str, object]:
+    """The inverse of `read_config`."""
+    window = config.layers[0].window
+    return {**write_decoder(config), "model_type": "mistral", "sliding_window": window}

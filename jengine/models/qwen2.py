@@ -1,0 +1,40 @@
+"""Qwen2 and Qwen2.5: biases on queries, keys and values, none on the output projection."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from jengine.config import ModelConfig
+from jengine.models.hf_config import (
+    Defaults,
+    Fields,
+    read_decoder,
+    read_layer_windows,
+    read_num_layers,
+    write_decoder,
+    write_layer_windows,
+)
+
+ARCHITECTURES = ("Qwen2ForCausalLM",)
+DEFAULTS = Defaults(
+    vocab_size=151936,
+    hidden_size=4096,
+    intermediate_size=22016,
+    num_layers=32,
+    num_heads=32,
+    num_kv_heads=32,
+    head_dim=None,
+    max_position=32768,
+)
+
+
+def read_config(hf: Mapping[str, object]) -> ModelConfig:
+    """The decoder that a Qwen2 config.json describes."""
+    fields = Fields(hf)
+    windows = read_layer_windows(fields, read_num_layers(fields, DEFAULTS))
+    return read_decoder(fields, DEFAULTS, windows=windows, qkv_bias=True)
+
+
+def write_config(config: ModelConfig) -> dict[str, object]:
+    """The inverse of `read_config`."""
+    return {**write_decoder(config), "model_type": "qwen2", **write_layer_windows(config)}

@@ -1,0 +1,44 @@
+"""Qwen3: queries and keys are normalised per head, heads have a size of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from jengine.config import ModelConfig
+from jengine.models.hf_config import (
+    Defaults,
+    Fields,
+    read_decoder,
+    read_layer_windows,
+    read_num_layers,
+    write_decoder,
+    write_layer_windows,
+)
+
+ARCHITECTURES = ("Qwen3ForCausalLM",)
+DEFAULTS = Defaults(
+    vocab_size=151936,
+    hidden_size=4096,
+    intermediate_size=22016,
+    num_layers=32,
+    num_heads=32,
+    num_kv_heads=32,
+    head_dim=128,
+    max_position=32768,
+)
+
+
+def read_config(hf: Mapping[str, object]) -> ModelConfig:
+    """The decoder that a Qwen3 config.json describes."""
+    fields = Fields(hf)
+    bias = fields.flag("attention_bias", False)
+    windows = read_layer_windows(fields, read_num_layers(fields, DEFAULTS))
+    return read_decoder(
+        fields, DEFAULTS, windows=windows, qkv_bias=bias, output_bias=bias, qk_norm=True
+    )
+
+
+def write_config(config: ModelConfig) -> dict[str, object]:
+    """The inverse of `read_config`."""
+    family = {"model_type": "qwen3", "attention_bias": config.qkv_bias}
+    return {**write_decoder(config), **family, **write_layer_windows(config)}

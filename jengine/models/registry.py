@@ -1,0 +1,89 @@
+"""Which architecture is read by which family file; families are imported when first needed.
+
+In: a parsed config.json or a ModelConfig. Out: ModelConfig, a Decoder, its checkpoint names.
+Must not know files.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any, Protocol, cast
+
+import jax.numpy as jnp
+from flax import nnx
+
+from jengine.config import ModelConfig
+from jengine.errors import CheckpointError, nearest_name
+from jengine.models.checkpoint import IgnoredTensor, Piece, decoder_pieces, ignored_in_decoder
+from jengine.models.decoder import Decoder
+from jengine.models.hf_config import Fields, read_architecture
+
+FAMILIES = {
+    "LlamaForCausalLM": "jengine.models.llama",
+    "MistralForCausalLM": "jengine.models.mistral",
+    "Qwen2ForCausalLM": "jengine.models.qwen2",
+    "Qwen3ForCausalLM": "jengine.models.qwen3",
+}
+
+
+class Family(Protocol):
+    """What a family file offers."""
+
+    ARCHITECTURES: tuple[str, ...]
+
+    def read_config(self, hf: Mapping[str, object]) -> ModelConfig: ...
+
+    def write_config(self, config: ModelConfig) -> dict[str, object]: ...
+
+
+def model_config(hf: Mapping[str, object]) -> ModelConfig:
+    """The decoder that a parsed config.json describes, or a CheckpointError that says why not."""
+    architecture = read_architecture(Fields(hf))
+    if architecture not in FAMILIES and hf.get("auto_map") is not None:
+        raise CheckpointError(
+            f"config.json: {architecture!r} brings its own Python code ('auto_map'). Code from a"
+            f" model folder is never run. Native architectures: {', '.join(FAMILIES)}."
+        )
+    # A native architecture with an auto_map is read by the native family; the code stays unused.
+    return _family(architecture).read_config(hf)
+
+
+def write_config(config: ModelConfig) -> dict[str, object]:
+    """A config.json that reads back as `config`."""
+    written = _family(config.architecture).write_config(config)
+    again = model_config(written)
+    differing = [name for name in vars(config) if vars(config)[name] != vars(again)[name]]
+    if differing:
+        raise CheckpointError(
+            f"A config.json of {config.architecture} cannot express"
+            f" {', '.join(f'{name}={vars(config)[name]!r}' for name in differing)}."
+        )
+    return written
+
+
+def build(config: ModelConfig, *, dtype: Any = jnp.float32, rngs: nnx.Rngs) -> Decoder:
+    """A freshly initialised model."""
+    _family(config.architecture)
+    return Decoder(config, dtype=dtype, rngs=rngs)
+
+
+def checkpoint_map(config: ModelConfig) -> dict[str, tuple[Piece, ...]]:
+    """For each parameter's path the checkpoint tensors that fill it."""
+    _family(config.architecture)
+    return decoder_pieces(config)
+
+
+def ignored_tensors(config: ModelConfig) -> tuple[IgnoredTensor, ...]:
+    """Tensors that a checkpoint may hold without filling anything."""
+    _family(config.architecture)
+    return ignored_in_decoder(config)
+
+
+def _family(architecture: str) -> Family:
+    if architecture not in FAMILIES:
+        raise CheckpointError(
+            f"config.json: architecture {architecture!r} is not supported."
+            f"{nearest_name(architecture, FAMILIES)} Supported: {', '.join(FAMILIES)}."
+        )
+    return cast(Family, importlib.import_module(FAMILIES[architecture]))

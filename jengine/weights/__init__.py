@@ -1,0 +1,1 @@
+"""Model folders: reading, checking and writing weights and the settings beside them."""

@@ -1,0 +1,163 @@
+"""A model folder: what lies in it, its JSON files and its shards, all checked.
+
+In: a folder in Hugging Face format. Out: parsed settings and where each tensor is stored. Only
+local safetensors are read; nothing in a folder is ever executed or downloaded.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from jengine.config import ModelConfig
+from jengine.demo import model_path
+from jengine.errors import CheckpointError
+from jengine.models import registry
+from jengine.models.hf_config import Fields
+from jengine.weights.safetensors_file import StoredTensor, read_header
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+# Formats that can run code when they are opened, or that no reader here understands.
+OTHER_FORMATS = (".bin", ".pt", ".pth", ".ckpt", ".gguf", ".msgpack", ".h5")
+LARGEST_JSON = 200_000_000
+
+
+def resolve_model(name: str | Path) -> Path:
+    """The folder of a model: a path, or "demo" for the model that ships with jengine."""
+    if name == "demo":
+        return model_path()
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return folder
+    problem = "is a file" if folder.exists() else "is not an existing folder"
+    raise CheckpointError(
+        f"model: given {str(name)!r}, which {problem}. Only local folders are read and nothing is"
+        " downloaded: give the path of a folder with config.json and *.safetensors, or 'demo'."
+    )
+
+
+def read_model_config(folder: Path) -> ModelConfig:
+    """The model that config.json describes."""
+    return registry.model_config(read_json(folder / "config.json"))
+
+
+def read_json(file: Path) -> dict[str, object]:
+    """A JSON object out of a file."""
+    try:
+        if file.stat().st_size > LARGEST_JSON:
+            raise CheckpointError(f"{file}: larger than {LARGEST_JSON} bytes.")
+        parsed = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{file.parent}: there is no {file.name} in this folder.") from error
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise CheckpointError(f"{file}: cannot be read as JSON: {error}") from error
+    if not isinstance(parsed, dict):
+        raise CheckpointError(f"{file}: expected a JSON object, given {type(parsed).__name__}.")
+    return parsed
+
+
+def read_generation_config(folder: Path) -> dict[str, object]:
+    """What generation_config.json says about sampling; keys that it leaves out or nulls are absent.
+
+    `eos_token_id` is always a tuple.
+    """
+    file = folder / "generation_config.json"
+    if not file.exists():
+        return {}
+    fields = Fields(read_json(file), str(file))
+    found: dict[str, object] = {}
+    given = {key for key, value in fields.values.items() if value is not None}
+    if "eos_token_id" in given:
+        found["eos_token_id"] = fields.integers("eos_token_id", (), maximum=2**31 - 1)
+    for key, limits in _SAMPLING_NUMBERS.items():
+        if key in given:
+            found[key] = fields.number(key, **limits)
+    for key, minimum in {"top_k": 0, "max_new_tokens": 1}.items():
+        if key in given:
+            found[key] = fields.integer(key, minimum=minimum)
+    return found
+
+
+_SAMPLING_NUMBERS: Mapping[str, dict] = {
+    "temperature": {},
+    "top_p": {"maximum": 1.0, "above_minimum": True},
+    "min_p": {"maximum": 1.0},
+    "repetition_penalty": {"above_minimum": True},
+}
+
+
+def open_checkpoint(folder: Path) -> dict[str, StoredTensor]:
+    """Every tensor of the folder's safetensors files, by name."""
+    if (folder / SINGLE_FILE).is_file():
+        return read_header(folder / SINGLE_FILE)
+    if (folder / INDEX_FILE).is_file():
+        return _read_shards(folder, read_json(folder / INDEX_FILE))
+    raise CheckpointError(f"{folder}: {_why_no_weights(folder)}")
+
+
+def _why_no_weights(folder: Path) -> str:
+    wanted = f"expected {SINGLE_FILE}, or {INDEX_FILE} and its shards"
+    if not folder.is_dir():
+        return f"is not a folder; {wanted}."
+    names = sorted(file.name for file in folder.iterdir())
+    shards = [name for name in names if name.endswith(".safetensors")]
+    if shards:
+        return f"{wanted}, found only {', '.join(shards[:10])}."
+    others = [name for name in names if name.endswith(OTHER_FORMATS)]
+    if others:
+        return (
+            f"{wanted}, found only {', '.join(others[:10])}. Pickled weights can run code when they"
+            " are opened and other formats are not read here. Convert them to safetensors: load the"
+            " model with transformers where you trust it and call save_pretrained()."
+        )
+    return f"{wanted}, found no weights."
+
+
+def _read_shards(folder: Path, index: Mapping[str, object]) -> dict[str, StoredTensor]:
+    weight_map = index.get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{folder / INDEX_FILE}: 'weight_map' is missing or not an object.")
+    shards = {_shard_name(folder, name, shard) for name, shard in weight_map.items()}
+    tensors: dict[str, StoredTensor] = {}
+    for shard in sorted(shards):
+        for name, tensor in _read_shard(folder, shard).items():
+            if name in tensors:
+                raise CheckpointError(f"{folder}: {name!r} is in {tensors[name].file} and {shard}.")
+            if weight_map.get(name) != shard:
+                raise CheckpointError(
+                    f"{folder / INDEX_FILE}: does not say that {name!r} is in {shard}."
+                )
+            tensors[name] = tensor
+    absent = [name for name in weight_map if name not in tensors]
+    if absent:
+        raise CheckpointError(
+            f"{folder / weight_map[absent[0]]}: holds no {absent[0]!r}, as the index says."
+        )
+    return tensors
+
+
+def _shard_name(folder: Path, name: str, shard: object) -> str:
+    """A shard's name must be a plain file name, so that it cannot lead out of the folder.
+
+    The file may be a link: download caches keep the data elsewhere and link to it.
+    """
+    if (
+        not isinstance(shard, str)
+        or Path(shard).name != shard
+        or "\\" in shard
+        or "\0" in shard
+        or not shard.endswith(".safetensors")
+    ):
+        raise CheckpointError(
+            f"{folder / INDEX_FILE}: {name!r} is said to be in {str(shard)[:120]!r}, expected the"
+            " name of a .safetensors file in the same folder."
+        )
+    return shard
+
+
+def _read_shard(folder: Path, shard: str) -> dict[str, StoredTensor]:
+    if not (folder / shard).is_file():
+        raise CheckpointError(f"{folder}: shard {shard!r} is missing; the index names it.")
+    return read_header(folder / shard)

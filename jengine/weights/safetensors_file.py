@@ -1,0 +1,177 @@
+"""The safetensors format: a checked header, tensors as memory-mapped views, and a writer.
+
+In: one file. Out: its tensors by name. A header is believed only after every offset, shape and
+size in it agrees with the file. Must not know models.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+
+from jengine.errors import CheckpointError
+
+LONGEST_HEADER = 100_000_000  # the limit of the reference implementation
+MOST_DIMENSIONS = 64  # what numpy holds
+READABLE = {
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+}
+# Bits of one element of every type the format knows, to check sizes of tensors we cannot use.
+_BITS = {
+    "BOOL": 8, "U8": 8, "I8": 8, "U16": 16, "I16": 16, "F16": 16, "BF16": 16,
+    "U32": 32, "I32": 32, "F32": 32, "U64": 64, "I64": 64, "F64": 64, "C64": 64,
+    "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
+    "F6_E2M3": 6, "F6_E3M2": 6, "F4": 4,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """Where one tensor lies."""
+
+    file: Path
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    size: int
+
+    def read(self) -> np.ndarray:
+        """A read-only view of the file; nothing is loaded before it is looked at."""
+        dtype = READABLE[self.dtype]
+        if self.size == 0:
+            return np.empty(self.shape, dtype)
+        try:
+            return np.memmap(self.file, dtype, "r", self.start, self.shape)
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{self.file}: {self.name!r}: cannot be read: {error}") from error
+
+
+def read_header(file: Path) -> dict[str, StoredTensor]:
+    """Every tensor of the file, after checking that the file can hold exactly these."""
+    try:
+        with file.open("rb") as stream:
+            file_size = os.fstat(stream.fileno()).st_size
+            header_size = _header_size(file, stream.read(8), file_size)
+            text = stream.read(header_size)
+    except OSError as error:
+        raise CheckpointError(f"{file}: cannot be read: {error}") from error
+    entries = _parse_header(file, text)
+    start = 8 + header_size
+    tensors = {name: _stored(file, name, entry, start) for name, entry in entries.items()}
+    _check_cover(file, tensors, start, file_size)
+    return tensors
+
+
+def write_file(
+    file: Path,
+    tensors: Mapping[str, tuple[np.dtype, tuple[int, ...]]],
+    read: Callable[[str], np.ndarray],
+) -> None:
+    """Write tensors one at a time, asking `read` for each; the file appears only when complete."""
+    names = {dtype: name for name, dtype in READABLE.items()}
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for name, (dtype, shape) in tensors.items():
+        end = offset + math.prod(shape) * dtype.itemsize
+        header[name] = {"dtype": names[dtype], "shape": shape, "data_offsets": (offset, end)}
+        offset = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    partial = file.with_name(f".{file.name}.partial")
+    with partial.open("wb") as stream:
+        stream.write(struct.pack("<Q", len(text)) + text)
+        for name in tensors:
+            # ml_dtypes arrays have no buffer protocol of their own, so bytes are written.
+            stream.write(np.ascontiguousarray(read(name)).reshape(-1).view(np.uint8))
+    partial.replace(file)
+
+
+def _header_size(file: Path, first: bytes, file_size: int) -> int:
+    if len(first) < 8:
+        raise CheckpointError(f"{file}: {file_size} bytes are too few for a safetensors file.")
+    (size,) = struct.unpack("<Q", first)
+    if not 2 <= size <= min(LONGEST_HEADER, file_size - 8):
+        raise CheckpointError(
+            f"{file}: the header says it is {size} bytes long, the file has {file_size} bytes. The"
+            " file is damaged or not safetensors; copy it again."
+        )
+    return size
+
+
+def _parse_header(file: Path, text: bytes) -> dict[str, object]:
+    def without_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        found: dict[str, object] = {}
+        for key, value in pairs:
+            if key in found:
+                raise CheckpointError(f"{file}: the header holds {key!r} twice.")
+            found[key] = value
+        return found
+
+    try:
+        header = json.loads(text.decode(), object_pairs_hook=without_duplicates)
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(f"{file}: the header is not JSON: {error}") from error
+    if not isinstance(header, dict):
+        raise CheckpointError(f"{file}: the header is not a JSON object.")
+    header.pop("__metadata__", None)
+    return header
+
+
+def _stored(file: Path, name: str, entry: object, data_start: int) -> StoredTensor:
+    if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
+        raise CheckpointError(
+            f"{file}: {name!r}: expected dtype, shape and data_offsets, given {str(entry)[:120]!r}."
+        )
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in _BITS:
+        raise CheckpointError(
+            f"{file}: {name!r}: unknown type {str(dtype)[:40]!r}, expected one of {', '.join(_BITS)}."
+        )
+    if not _sizes(shape):
+        raise CheckpointError(f"{file}: {name!r}: shape {str(shape)[:120]} is not a list of sizes.")
+    if not _sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise CheckpointError(f"{file}: {name!r}: offsets {str(offsets)[:120]} are not a range.")
+    begin, end = offsets
+    # Python integers do not overflow, so a shape cannot wrap around to a size that fits.
+    if math.prod(shape) * _BITS[dtype] != (end - begin) * 8:
+        raise CheckpointError(
+            f"{file}: {name!r}: {dtype} {str(shape)[:120]} does not take the {end - begin} bytes"
+            " that its offsets give."
+        )
+    return StoredTensor(file, name, dtype, tuple(shape), data_start + begin, end - begin)
+
+
+def _sizes(value: object) -> bool:
+    if not isinstance(value, list) or len(value) > MOST_DIMENSIONS:
+        return False
+    return all(type(size) is int and 0 <= size < 2**63 for size in value)
+
+
+def _check_cover(
+    file: Path, tensors: Mapping[str, StoredTensor], data_start: int, file_size: int
+) -> None:
+    """The tensors must fill the file from the header's end to the file's end, without overlap."""
+    reached = data_start
+    for tensor in sorted(tensors.values(), key=lambda one: (one.start, one.size)):
+        if tensor.start != reached:
+            problem = "overlaps the tensor before it" if tensor.start < reached else "leaves a gap"
+            raise CheckpointError(f"{file}: {tensor.name!r} {problem} at byte {tensor.start}.")
+        reached += tensor.size
+    if reached != file_size:
+        cause = "cut short" if file_size < reached else "followed by bytes of no tensor"
+        raise CheckpointError(
+            f"{file}: the tensors end at byte {reached}, the file at {file_size}: it is {cause}."
+        )

@@ -1,0 +1,228 @@
+"""Weights between a model folder and a Decoder: load, and save so that others can load.
+
+In: a folder in Hugging Face format, or a Decoder. Out: a Decoder, or such a folder. Nothing is
+built from a checkpoint before all its names, types and shapes are checked. Must not know families.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jengine.config import ModelConfig
+from jengine.errors import CheckpointError, ConfigError
+from jengine.models import registry
+from jengine.models.checkpoint import IgnoredTensor, Piece
+from jengine.models.decoder import Decoder
+from jengine.models.hf_config import DTYPES
+from jengine.models.parameter import named_parameters
+from jengine.weights.folder import open_checkpoint, read_model_config
+from jengine.weights.safetensors_file import READABLE, StoredTensor, write_file
+
+Pieces = Mapping[str, tuple[Piece, ...]]
+Place = Callable[[str, tuple[str | None, ...], np.ndarray], jax.Array]
+
+
+class ProgressBar(Protocol):
+    """What loading needs of a bar; tqdm's has it."""
+
+    def update(self, n: float) -> object: ...
+
+    def close(self) -> object: ...
+
+
+# Makes a bar from what is being done and the number of bytes that takes.
+ProgressFactory = Callable[[str, int], ProgressBar]
+
+
+def load_model(
+    folder: Path | str,
+    *,
+    dtype: Any = "auto",
+    place: Place | None = None,
+    progress: ProgressFactory | None = None,
+) -> Decoder:
+    """The model in `folder`. "auto" keeps the dtype that config.json names."""
+    folder = Path(folder)
+    config = _with_dtype(read_model_config(folder), dtype)
+    pieces, ignored = registry.checkpoint_map(config), registry.ignored_tensors(config)
+    # Before the model is built: a config that does not fit its tensors may describe a giant.
+    check_tensors(open_checkpoint(folder), pieces, ignored)
+    model = abstract_model(config)
+    values = load_params(folder, model, pieces, ignored, place=place, progress=progress)
+    return with_values(model, values)
+
+
+def load_params(
+    folder: Path,
+    model: nnx.Module,
+    pieces: Pieces,
+    ignored: Sequence[IgnoredTensor] = (),
+    *,
+    place: Place | None = None,
+    progress: ProgressFactory | None = None,
+) -> dict[str, jax.Array]:
+    """Parameter path -> array, one parameter after the other; `model` may be abstract.
+
+    Shapes and dtypes are the model's. `place` puts an array where it belongs, given its path and
+    logical axes.
+    """
+    tensors = open_checkpoint(folder)
+    check_tensors(tensors, pieces, ignored)
+    declared = dict(named_parameters(model))
+    if set(declared) != set(pieces):
+        raise ValueError(f"pieces and parameters differ: {set(declared) ^ set(pieces)}")
+    place = place or _place_on_default_device
+    total = sum(tensors[piece.name].size for found in pieces.values() for piece in found)
+    bar = progress("Loading weights", total) if progress else None
+    values = {}
+    try:
+        for path, parameter in declared.items():
+            buffer = np.empty(parameter.shape, parameter.dtype)
+            for piece in pieces[path]:
+                _fill(buffer, piece, tensors[piece.name])
+                if bar:
+                    bar.update(tensors[piece.name].size)
+            values[path] = place(path, parameter.get_metadata()["axes"], buffer)
+    finally:
+        if bar:
+            bar.close()
+    return values
+
+
+def check_tensors(
+    tensors: Mapping[str, StoredTensor], pieces: Pieces, ignored: Sequence[IgnoredTensor]
+) -> None:
+    """Refuse a checkpoint unless it holds exactly the tensors that the model needs."""
+    wanted = {piece.name: piece for found in pieces.values() for piece in found}
+    missing = [name for name in wanted if name not in tensors]
+    if missing:
+        hint = " Is 'tie_word_embeddings' right?" if missing == ["lm_head.weight"] else ""
+        raise CheckpointError(f"Tensors missing in the checkpoint: {_first_ten(missing)}.{hint}")
+    rules = {name: _rule_for(name, ignored) for name in tensors if name not in wanted}
+    unknown = [name for name, rule in rules.items() if rule is None]
+    if unknown:
+        raise CheckpointError(
+            f"Tensors in the checkpoint that the model has no place for: {_first_ten(unknown)}."
+            " config.json and the weights do not belong together, or a feature is not supported."
+        )
+    problems = [problem for piece in wanted.values() for problem in _misfit(tensors, piece)]
+    if problems:
+        raise CheckpointError(f"Tensors do not fit the model: {_first_ten(problems)}.")
+    for name, rule in rules.items():
+        if rule is not None and rule.same_as is not None:
+            _check_copy(tensors[name], tensors[rule.same_as], rule.reason)
+
+
+def abstract_model(config: ModelConfig) -> Decoder:
+    """The model's declarations without data."""
+    build = registry.build
+    return nnx.eval_shape(lambda: build(config, dtype=jnp.dtype(config.dtype), rngs=nnx.Rngs(0)))
+
+
+def with_values(model: Decoder, values: Mapping[str, jax.Array]) -> Decoder:
+    """The (abstract) model with every parameter's value set."""
+    graph, parameters = nnx.split(model, nnx.Param)
+    leaves = [
+        (path, leaf.replace(values[".".join(map(str, path))]))
+        for path, leaf in parameters.flat_state()
+    ]
+    return nnx.merge(graph, nnx.State.from_flat_path(leaves))
+
+
+def save_pretrained(model: Decoder, folder: Path | str) -> None:
+    """Write config.json and model.safetensors that load here and in transformers."""
+    folder = Path(folder)
+    parameters = dict(named_parameters(model))
+    dtypes = {str(leaf.dtype) for leaf in parameters.values()}
+    if len(dtypes) > 1 or not dtypes <= set(DTYPES):
+        raise CheckpointError(f"Parameters of {sorted(dtypes)}, expected one of {list(DTYPES)}.")
+    config = dataclasses.replace(model.config, dtype=dtypes.pop())
+    written = registry.write_config(config)
+    pieces = registry.checkpoint_map(config)
+    paths = {piece.name: (path, piece) for path, found in pieces.items() for piece in found}
+    dtype = np.dtype(jnp.dtype(config.dtype))
+
+    def read(name: str) -> np.ndarray:
+        path, piece = paths[name]
+        return piece.take(np.asarray(parameters[path].get_value()))
+
+    folder.mkdir(parents=True, exist_ok=True)
+    shapes = {name: (dtype, piece.shape) for name, (_, piece) in sorted(paths.items())}
+    write_file(folder / "model.safetensors", shapes, read)
+    (folder / "config.json").write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
+
+
+def _with_dtype(config: ModelConfig, dtype: Any) -> ModelConfig:
+    if isinstance(dtype, str) and dtype == "auto":
+        return config
+    try:
+        name = jnp.dtype(dtype).name
+    except TypeError:
+        name = str(dtype)
+    if name not in DTYPES:
+        raise ConfigError(f"dtype: given {name!r}, expected auto, {', '.join(DTYPES)}.")
+    return dataclasses.replace(config, dtype=name)
+
+
+def _place_on_default_device(
+    path: str, axes: tuple[str | None, ...], array: np.ndarray
+) -> jax.Array:
+    return jax.device_put(array)
+
+
+def _fill(buffer: np.ndarray, piece: Piece, tensor: StoredTensor) -> None:
+    stored = tensor.read()
+    if buffer.dtype != np.float16 or stored.dtype == np.float16:
+        piece.fill(buffer, stored)
+        return
+    # float16 is the only type here with a smaller range than the stored one.
+    wide = np.asarray(stored, np.float32)
+    with np.errstate(over="ignore"):
+        narrow = wide.astype(np.float16)
+    if np.any(np.isinf(narrow) & np.isfinite(wide)):
+        raise CheckpointError(
+            f"{tensor.name!r} holds values beyond float16; load it as bfloat16 or float32."
+        )
+    piece.fill(buffer, narrow)
+
+
+def _rule_for(name: str, ignored: Sequence[IgnoredTensor]) -> IgnoredTensor | None:
+    return next((rule for rule in ignored if rule.matches(name)), None)
+
+
+def _misfit(tensors: Mapping[str, StoredTensor], piece: Piece) -> list[str]:
+    found = tensors[piece.name]
+    problems = []
+    if found.shape != piece.shape:
+        problems.append(f"{piece.name!r} has shape {found.shape}, expected {piece.shape}")
+    if found.dtype not in READABLE:
+        known = ", ".join(READABLE)
+        problems.append(f"{piece.name!r} is stored as {found.dtype}, expected one of {known}")
+    return problems
+
+
+def _check_copy(copy: StoredTensor, original: StoredTensor, reason: str) -> None:
+    """A tied head in the file is harmless only if it really is the embedding."""
+    if copy.dtype != original.dtype or copy.shape != original.shape:
+        same = False
+    else:
+        same = np.array_equal(copy.read().view(np.uint8), original.read().view(np.uint8))
+    if not same:
+        raise CheckpointError(
+            f"{copy.name!r} differs from {original.name!r}, but {reason}. If the head is a matrix"
+            " of its own, set 'tie_word_embeddings' to false in config.json."
+        )
+
+
+def _first_ten(items: Sequence[str]) -> str:
+    shown = ", ".join(items[:10])
+    return shown if len(items) <= 10 else f"{shown} and {len(items) - 10} more"
