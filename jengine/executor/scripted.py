@@ -1,0 +1,215 @@
+"""An executor without a model: tokens are a pure function of the tokens before them.
+
+In: plans. Out: StepOutputs, the same for every schedule. It keeps its own mirror of rows and cache
+from the plans alone, and asserts that each plan is complete and that every row reads back what it
+wrote. For tests and benchmarks. Must not know requests, the scheduler, jax.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from jengine.config import CacheConfig
+from jengine.outputs import StepLogprobs, StepOutput
+from jengine.plan import NewRow, Plan, RowSampling
+
+PRIME = 2**61 - 1
+FACTOR = 1_000_003
+
+
+def scripted_tokens(prompt: Sequence[int], count: int, vocab_size: int) -> list[int]:
+    """The first `count` tokens that follow `prompt`, if no mask or stop intervenes."""
+    mark = mark_of(prompt)
+    tokens = []
+    for _ in range(count):
+        tokens.append(next_token(mark, vocab_size))
+        mark = advance(mark, tokens[-1])
+    return tokens
+
+
+def advance(mark: int, token: int) -> int:
+    """The mark of a text that is one token longer: what the cache holds at that token."""
+    return (mark * FACTOR + token + 1) % PRIME
+
+
+def mark_of(tokens: Sequence[int]) -> int:
+    """The mark of a whole text."""
+    mark = 1
+    for token in tokens:
+        mark = advance(mark, token)
+    return mark
+
+
+def next_token(mark: int, vocab_size: int) -> int:
+    """The token that follows a text."""
+    return (mark * 2_654_435_761 % PRIME >> 7) % vocab_size
+
+
+class ScriptedResult(NamedTuple):
+    """What `submit` returns: the steps run in order, so the output is there already."""
+
+    output: StepOutput
+
+    def result(self) -> StepOutput:
+        return self.output
+
+
+class MirrorRow:
+    """What the device would know of a row."""
+
+    def __init__(self, new: NewRow, num_groups: int) -> None:
+        self.token_ids = list(new.token_ids)
+        self.prompt_length = new.prompt_length
+        self.num_given = len(new.token_ids)
+        self.sampling: RowSampling = new.sampling
+        self.marks: list[int] = []  # of each token from position 0 on
+        self.tables: list[list[int]] = [[] for _ in range(num_groups)]
+        self.computed: int | None = None  # None until its first entry says where it starts
+
+    def mark_up_to(self, end: int) -> None:
+        """Know the mark of every position before `end`."""
+        mark = self.marks[-1] if self.marks else 1
+        for token in self.token_ids[len(self.marks) : end]:
+            mark = advance(mark, token)
+            self.marks.append(mark)
+
+
+class ScriptedExecutor:
+    """Runs plans in the order of `submit`, checking each."""
+
+    def __init__(
+        self,
+        cache: CacheConfig,
+        vocab_size: int,
+        *,
+        breaks: Callable[[Sequence[int]], bool] | None = None,
+    ) -> None:
+        self.cache = cache
+        self.vocab_size = vocab_size
+        self._breaks = breaks  # texts after which the logits are not finite
+        self._rows: dict[int, MirrorRow] = {}
+        # Per group: (block, offset) -> mark of the text up to the token cached there.
+        self._cached: list[dict[tuple[int, int], int]] = [{} for _ in cache.groups]
+        self._last_step = -1
+
+    def submit(self, plan: Plan) -> ScriptedResult:
+        """Run a plan."""
+        assert plan.step > self._last_step, f"step {plan.step} follows step {self._last_step}"
+        self._last_step = plan.step
+        self._update_rows(plan)
+        self._check_shape(plan)
+        entries = list(zip(plan.rows, plan.starts, plan.lengths, strict=True))
+        for entry, (row, start, length) in enumerate(entries):
+            self._check_entry(plan, entry)
+            self._write(self._rows[row], start, length)
+        for row, start, length in entries:
+            self._read(row, start, length)
+        prompt_logprobs = self._score_prompts(entries)
+        tokens = [self._sample(row) for row, on in zip(plan.rows, plan.samples, strict=True) if on]
+        return ScriptedResult(StepOutput(tokens, self._logprobs(plan, tokens), prompt_logprobs))
+
+    def _update_rows(self, plan: Plan) -> None:
+        for row in plan.released:
+            del self._rows[row]  # a row is released once, and only if it was there
+        for new in plan.new_rows:
+            assert new.row not in self._rows, f"row {new.row} starts but was not released"
+            self._rows[new.row] = MirrorRow(new, len(self.cache.groups))
+        for row, group, first, blocks in (
+            (new.row, new.group, new.first, new.blocks) for new in plan.new_blocks
+        ):
+            table = self._rows[row].tables[group]
+            assert len(table) == first, f"row {row} has {len(table)} blocks, gains at {first}"
+            assert all(0 <= b < self.cache.num_blocks[group] for b in blocks), "no such block"
+            table += blocks
+
+    def _check_shape(self, plan: Plan) -> None:
+        assert len(set(plan.rows)) == len(plan.rows), "a row has two entries"
+        assert {new.row for new in plan.new_rows} <= set(plan.rows), "a new row has no entry"
+        assert all(length > 0 for length in plan.lengths), "an entry without tokens"
+
+    def _check_entry(self, plan: Plan, entry: int) -> None:
+        row, start, length = plan.rows[entry], plan.starts[entry], plan.lengths[entry]
+        mirror = self._rows[row]
+        end, known = start + length, len(mirror.token_ids)
+        assert mirror.computed in (None, start), f"row {row}: {start} does not follow"
+        assert end <= known, f"row {row} runs to {end} but only {known} tokens exist"
+        assert plan.samples[entry] == (end == known), f"row {row}: samples iff it reaches the end"
+        if entry < plan.num_decodes:
+            own = start >= mirror.num_given
+            assert length == 1 and own, f"row {row}: a decode runs one token of the device's own"
+        else:
+            assert end <= mirror.num_given, f"row {row}: a fill runs tokens the host gave"
+        for table in mirror.tables:
+            assert len(table) * self.cache.block_size >= end, f"row {row} has too few blocks"
+
+    def _write(self, mirror: MirrorRow, start: int, length: int) -> None:
+        """Cache the marks of the tokens that run; all rows write before any reads."""
+        size = self.cache.block_size
+        mirror.computed = start + length
+        mirror.mark_up_to(start + length)
+        for cached, table in zip(self._cached, mirror.tables, strict=True):
+            for position in range(start, start + length):
+                block = table[position // size]
+                assert block != 0, "a token is written to the null block"
+                cached[block, position % size] = mirror.marks[position]
+
+    def _read(self, row: int, start: int, length: int) -> None:
+        """Every position that the entry's tokens attend to must hold this row's own text."""
+        size = self.cache.block_size
+        mirror = self._rows[row]
+        for index, group in enumerate(self.cache.groups):
+            window = group.spec.window if group.spec.kind == "sliding" else None
+            first = 0 if window is None else max(0, start - window + 1)
+            for position in range(first, start + length):
+                place = mirror.tables[index][position // size], position % size
+                found = self._cached[index].get(place)
+                assert found == mirror.marks[position], (
+                    f"row {row}, group {index}: position {position} in block {place[0]} holds "
+                    "another text"
+                )
+
+    def _sample(self, row: int) -> int:
+        mirror = self._rows[row]
+        if self._breaks is not None and self._breaks(mirror.token_ids):
+            mirror.token_ids.append(0)  # what the device feeds itself does not matter any more
+            return -1
+        token = next_token(mirror.marks[-1], self.vocab_size)
+        if len(mirror.token_ids) - mirror.prompt_length < mirror.sampling.min_tokens:
+            while token in mirror.sampling.stop_ids:
+                token = (token + 1) % self.vocab_size
+        mirror.token_ids.append(token)
+        return token
+
+    def _logprobs(self, plan: Plan, tokens: list[int]) -> StepLogprobs | None:
+        rows = [row for row, on in zip(plan.rows, plan.samples, strict=True) if on]
+        wanted = [self._rows[row].sampling.logprobs for row in rows]
+        if all(count is None for count in wanted):
+            return None
+        positions = [len(self._rows[row].token_ids) - 1 for row in rows]
+        return self._scores(tokens, positions, [count for count in wanted if count is not None])
+
+    def _score_prompts(self, entries: list[tuple[int, int, int]]) -> dict[int, StepLogprobs]:
+        return dict(self._prompt_entries(entries))
+
+    def _prompt_entries(
+        self, entries: list[tuple[int, int, int]]
+    ) -> Iterator[tuple[int, StepLogprobs]]:
+        for entry, (row, start, length) in enumerate(entries):
+            mirror = self._rows[row]
+            wanted = mirror.sampling.prompt_logprobs
+            if wanted is not None and start < mirror.prompt_length - 1:
+                positions = range(start + 1, start + length + 1)
+                # The token after the last one known is not sampled yet and never scored.
+                tokens = (mirror.token_ids + [0])[start + 1 : start + length + 1]
+                yield entry, self._scores(tokens, list(positions), [wanted])
+
+    def _scores(self, tokens: list[int], positions: list[int], counts: list[int]) -> StepLogprobs:
+        """Made-up numbers that depend on token and position only."""
+        columns = self.vocab_size if -1 in counts else max(counts)
+        ids = np.tile(np.arange(-1, columns, dtype=np.int32) % self.vocab_size, (len(tokens), 1))
+        ids[:, 0] = tokens
+        values = -np.asarray(positions, np.float32)[:, None] - ids.astype(np.float32) / 1024
+        return StepLogprobs(values, ids, np.asarray(positions, np.int32) % 7)

@@ -1,0 +1,154 @@
+"""The blocks of one cache group: who owns how many, which are free, which contents can be found.
+
+In: counts, block ids, content keys. Out: block ids. Must not know requests or tokens.
+
+    owned > 0 ──free──► unowned, with key ("cached")  ── least recently used is reused first
+        ▲      └──────► unowned, no key  ("free")     ── reused before any cached block
+        └──allocate (drops the key) / touch (keeps it)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from jengine.errors import ConfigError
+
+NULL_BLOCK = 0
+OUT_OF_RING = -1
+
+
+class BlockPool:
+    """Reference-counted blocks. Block 0 is the null block: never allocated, never freed."""
+
+    def __init__(self, num_blocks: int) -> None:
+        if num_blocks < 2:
+            raise ConfigError(
+                f"num_blocks={num_blocks}: expected at least 2, as block 0 is never used. "
+                "Give the cache more memory."
+            )
+        self.total = num_blocks - 1
+        self.num_unowned = self.total
+        self.num_cached = 0
+        self._owners = [0] * num_blocks
+        self._keys: list[bytes | None] = [None] * num_blocks
+        self._blocks_of: dict[bytes, dict[int, None]] = {}
+        # Unowned blocks form a ring through these two lists; the end mark is one past the blocks.
+        self._mark = num_blocks
+        self._after = [OUT_OF_RING, *range(2, num_blocks + 1), 1]
+        self._before = [OUT_OF_RING, num_blocks, *range(1, num_blocks)]
+
+    @property
+    def num_used(self) -> int:
+        """Blocks that somebody owns."""
+        return self.total - self.num_unowned
+
+    @property
+    def num_free(self) -> int:
+        """Unowned blocks without findable content."""
+        return self.num_unowned - self.num_cached
+
+    def owners(self, block: int) -> int:
+        """How many tables hold this block."""
+        return self._owners[block]
+
+    def allocate(self, count: int) -> list[int]:
+        """Take `count` blocks, least recently used first. Their old contents are forgotten."""
+        assert count <= self.num_unowned, f"{count} blocks wanted, {self.num_unowned} unowned"
+        blocks = []
+        for _ in range(count):
+            block = self._after[self._mark]
+            self._leave_ring(block)
+            if self._keys[block] is not None:
+                self._drop_key(block)
+            self._owners[block] = 1
+            blocks.append(block)
+        return blocks
+
+    def touch(self, blocks: Iterable[int]) -> None:
+        """Become one more owner of blocks that were found."""
+        for block in blocks:
+            if self._owners[block] == 0:
+                self._leave_ring(block)
+            self._owners[block] += 1
+
+    def free(self, blocks: Iterable[int]) -> None:
+        """Give up one ownership each. Pass a table's tail first: it is then reused first."""
+        for block in blocks:
+            assert self._owners[block] > 0, f"block {block} is freed but nobody owns it"
+            self._owners[block] -= 1
+            if self._owners[block] == 0:
+                self._enter_ring(block)
+
+    def find(self, key: bytes) -> int | None:
+        """A block with this content, or None."""
+        blocks = self._blocks_of.get(key)
+        return next(iter(blocks)) if blocks else None
+
+    def publish(self, block: int, key: bytes) -> None:
+        """Make an owned block findable. Several blocks may hold the same content."""
+        assert self._owners[block] > 0, f"block {block} is published but nobody owns it"
+        assert self._keys[block] is None, f"block {block} is published twice"
+        self._keys[block] = key
+        self._blocks_of.setdefault(key, {})[block] = None
+
+    def forget(self, key: bytes) -> None:
+        """Make a content unfindable in every block that holds it."""
+        for block in list(self._blocks_of.get(key, ())):
+            if self._owners[block] == 0:
+                self._leave_ring(block)
+                self._drop_key(block)
+                self._enter_ring(block)
+            else:
+                self._drop_key(block)
+
+    def forget_all(self) -> None:
+        """Make every content unfindable."""
+        for key in list(self._blocks_of):
+            self.forget(key)
+
+    def check(self) -> None:
+        """Assert what must hold between any two calls."""
+        ring = self._ring()
+        unowned = {b for b in range(1, self.total + 1) if self._owners[b] == 0}
+        cached = {b for b in unowned if self._keys[b] is not None}
+        found = [(key, b) for key, blocks in self._blocks_of.items() for b in blocks]
+        assert len(ring) == len(set(ring)) and set(ring) == unowned, "ring is not the unowned set"
+        assert self.num_unowned == len(unowned) and self.num_cached == len(cached), "counts drifted"
+        assert self.num_free + self.num_used + self.num_cached == self.total, "blocks were lost"
+        assert all(self._keys[b] == key for key, b in found), "a found block has another key"
+        assert len(found) == sum(key is not None for key in self._keys), "a key is not findable"
+        assert min(self._owners) == 0 == self._owners[NULL_BLOCK], "owner counts are off"
+
+    def _ring(self) -> list[int]:
+        blocks, block = [], self._after[self._mark]
+        while block != self._mark:
+            assert self._before[self._after[block]] == block, f"ring is broken at block {block}"
+            blocks.append(block)
+            block = self._after[block]
+        return blocks
+
+    def _leave_ring(self, block: int) -> None:
+        before, after = self._before[block], self._after[block]
+        self._after[before], self._before[after] = after, before
+        self._after[block] = self._before[block] = OUT_OF_RING
+        self.num_unowned -= 1
+        self.num_cached -= self._keys[block] is not None
+
+    def _enter_ring(self, block: int) -> None:
+        """Without content at the head (next to be reused), with content at the tail."""
+        cached = self._keys[block] is not None
+        before = self._before[self._mark] if cached else self._mark
+        after = self._after[before]
+        self._after[before] = self._before[after] = block
+        self._before[block], self._after[block] = before, after
+        self.num_unowned += 1
+        self.num_cached += cached
+
+    def _drop_key(self, block: int) -> None:
+        """Only for blocks outside the ring, so that the cached count stays right."""
+        key = self._keys[block]
+        assert key is not None, f"block {block} has no key to drop"
+        self._keys[block] = None
+        del self._blocks_of[key][block]
+        if not self._blocks_of[key]:
+            del self._blocks_of[key]

@@ -1,0 +1,57 @@
+"""Names of block contents: a chain of sha256 over tokens and everything else that shapes the cache.
+
+In: token ids, the parent's hash, extra keys. Out: 32 bytes that are equal only for equal content.
+It is a security boundary: every string is length-prefixed, so no two inputs share an encoding.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from hashlib import sha256
+
+from jengine.request import WireRequest
+
+ExtraKey = tuple[str, ...]
+
+
+def root_hash(weights_version: int) -> bytes:
+    """Parent of a first block. New weights have a new root, so they never meet old blocks."""
+    return sha256(b"root" + _number(weights_version)).digest()
+
+
+def block_hash(parent: bytes, token_ids: Sequence[int], extra: Sequence[ExtraKey] = ()) -> bytes:
+    """Hash of a full block that follows the block hashed as `parent`."""
+    tokens = array("q", token_ids)
+    encoded = parent + _number(len(tokens)) + tokens.tobytes() + _encode_keys(extra)
+    return sha256(encoded).digest()
+
+
+def extra_keys(wire: WireRequest, block_index: int) -> list[ExtraKey]:
+    """What besides tokens decides a block's content. Chaining carries the salt to later blocks."""
+    keys: list[ExtraKey] = []
+    if wire.adapter is not None:
+        keys.append(("lora", wire.adapter, wire.adapter_path))
+    if wire.cache_salt is not None and block_index == 0:
+        keys.append(("cache_salt", wire.cache_salt))
+    return keys
+
+
+def group_suffix(group: int) -> bytes:
+    """Appended to a block hash: the key of that content in one cache group."""
+    return group.to_bytes(4, "little")
+
+
+def _encode_keys(keys: Sequence[ExtraKey]) -> bytes:
+    parts = [_number(len(keys))]
+    for key in keys:
+        parts.append(_number(len(key)))
+        for text in key:
+            # A lone surrogate may arrive in JSON and must not stop the engine.
+            data = text.encode("utf-8", "surrogatepass")
+            parts += (_number(len(data)), data)
+    return b"".join(parts)
+
+
+def _number(value: int) -> bytes:
+    return value.to_bytes(8, "little", signed=True)

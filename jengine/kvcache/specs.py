@@ -1,0 +1,92 @@
+"""What each kind of cache demands: blocks held, blocks no longer read, how a prefix hit is found.
+
+In: a CacheSpec. Out: its rules, one small class a kind. Must not know pools, tables or requests.
+A new kind is a new class and a line in RULES.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from jengine.config import CacheKind, CacheSpec
+from jengine.errors import ConfigError, UnsupportedFeature
+
+
+class CacheRules(Protocol):
+    """What the manager asks of a kind. All counts are blocks unless they are called tokens."""
+
+    def skippable(self, tokens: int) -> int:
+        """Leading blocks that no token at position `tokens` or later reads."""
+
+    def longest_hit(self, present: Callable[[int], bool], most: int) -> int:
+        """The longest usable prefix of at most `most` blocks, given which blocks are cached."""
+
+    def blocks_needed(self, num_tokens: int, max_chunk: int) -> int:
+        """The most blocks one request of `num_tokens` holds while running chunks of `max_chunk`."""
+
+
+class FullRules:
+    """Every token reads all before it."""
+
+    def __init__(self, spec: CacheSpec, block_size: int) -> None:
+        self.block_size = block_size
+
+    def skippable(self, tokens: int) -> int:
+        return 0
+
+    def longest_hit(self, present: Callable[[int], bool], most: int) -> int:
+        return next((i for i in range(most) if not present(i)), most)
+
+    def blocks_needed(self, num_tokens: int, max_chunk: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+
+class SlidingRules:
+    """A token reads itself and the `window` - 1 tokens before it."""
+
+    def __init__(self, spec: CacheSpec, block_size: int) -> None:
+        if spec.window is None or spec.window < 1:
+            raise ConfigError(f"window={spec.window}: a sliding cache needs a window of 1 or more.")
+        self.window = spec.window
+        self.block_size = block_size
+
+    def skippable(self, tokens: int) -> int:
+        return max(0, tokens - self.window + 1) // self.block_size
+
+    def longest_hit(self, present: Callable[[int], bool], most: int) -> int:
+        """From the right: the first run long enough for a window, or one that reaches the start."""
+        needed = -(-(self.window - 1) // self.block_size)
+        run = 0
+        for index in range(most - 1, -1, -1):
+            if run == needed:
+                return index + 1 + run
+            run = run + 1 if present(index) else 0
+        return run
+
+    def blocks_needed(self, num_tokens: int, max_chunk: int) -> int:
+        # The window and the chunk together, at the worst alignment to blocks.
+        span = self.window - 1 + max_chunk
+        return min(
+            -(-num_tokens // self.block_size), (span + self.block_size - 2) // self.block_size + 1
+        )
+
+
+RULES: dict[CacheKind, Callable[[CacheSpec, int], CacheRules]] = {
+    "full": FullRules,
+    "sliding": SlidingRules,
+}
+
+
+def rules_for(spec: CacheSpec, block_size: int) -> CacheRules:
+    """The rules of this spec's kind."""
+    if spec.kind not in RULES:
+        raise UnsupportedFeature(
+            f"cache kind {spec.kind!r} is not built yet; built are: {', '.join(RULES)}."
+        )
+    return RULES[spec.kind](spec, block_size)
+
+
+def blocks_needed(spec: CacheSpec, num_tokens: int, block_size: int, max_chunk: int) -> int:
+    """The most blocks of a group that one request of `num_tokens` can hold at once."""
+    return rules_for(spec, block_size).blocks_needed(num_tokens, max_chunk)

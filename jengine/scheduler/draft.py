@@ -1,0 +1,70 @@
+"""A plan in the making: what one step runs so far, and what is left of its budget.
+
+In: requests with the tokens they run. Out: the finished Plan, decode entries first.
+Must not know: who should run, or why.
+"""
+
+from __future__ import annotations
+
+from jengine.plan import NewBlocks, NewRow, Plan
+from jengine.request import Request
+
+
+class Draft:
+    """Entries of one step. A decode costs 1 token of the budget, a fill costs whole tiles."""
+
+    __slots__ = ("budget", "tile", "decodes", "fills", "new_rows", "new_blocks", "preempted")
+
+    def __init__(self, budget: int, tile: int) -> None:
+        self.budget = budget
+        self.tile = tile
+        self.decodes: list[Request] = []
+        self.fills: list[tuple[Request, int]] = []
+        self.new_rows: list[NewRow] = []
+        self.new_blocks: list[NewBlocks] = []
+        self.preempted = False  # somebody lost its row in this step
+
+    def cost(self, length: int) -> int:
+        """Budget of a fill: the tiles it touches."""
+        return -(-length // self.tile) * self.tile
+
+    def add_fill(self, request: Request, length: int) -> None:
+        """Run `length` tokens that the host knows."""
+        self.fills.append((request, length))
+        self.budget -= self.cost(length)
+
+    def withdraw(self, request: Request) -> None:
+        """Undo what was planned for a request that is about to be preempted."""
+        if request in self.decodes:
+            self.decodes.remove(request)
+            self.budget += 1
+        for fill in [fill for fill in self.fills if fill[0] is request]:
+            self.fills.remove(fill)
+            self.budget += self.cost(fill[1])
+        self.new_blocks = [blocks for blocks in self.new_blocks if blocks.row != request.row]
+
+    def seal(self, step: int, released: list[int]) -> tuple[Plan, list[Request]]:
+        """The plan and the request of each entry. What it runs counts as computed from now on."""
+        requests = self.decodes + [request for request, _ in self.fills]
+        lengths = [1] * len(self.decodes) + [length for _, length in self.fills]
+        rows = [request.row for request in requests]
+        starts = [request.num_computed for request in requests]
+        samples = []
+        for request, length in zip(requests, lengths, strict=True):
+            request.num_computed += length
+            request.last_step = step
+            reaches_end = request.num_computed >= request.fill_end
+            request.num_in_flight += reaches_end
+            samples.append(reaches_end)
+        plan = Plan(
+            step=step,
+            rows=rows,
+            starts=starts,
+            lengths=lengths,
+            samples=samples,
+            num_decodes=len(self.decodes),
+            new_rows=self.new_rows,
+            new_blocks=self.new_blocks,
+            released=released,
+        )
+        return plan, requests

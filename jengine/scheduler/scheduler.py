@@ -1,0 +1,454 @@
+"""The scheduler: which requests run in the next step, and what a step's tokens mean for them.
+
+In: WireRequests, aborts, StepOutputs. Out: Plans, TokenDeltas. There is no prefill and no decode
+phase: `computed` chases `known + in flight`, and a step hands out tokens so that it catches up.
+Must not know: text, devices, how blocks are found.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from enum import Enum, auto
+from typing import NamedTuple
+
+from jengine.config import ScheduleConfig
+from jengine.errors import ConfigError, RequestError
+from jengine.kvcache.manager import CacheManager
+from jengine.outputs import StepLogprobs, StepOutput, TokenDelta
+from jengine.plan import NewRow, Plan
+from jengine.request import Request, Status, WireRequest
+from jengine.scheduler.draft import Draft
+from jengine.scheduler.prompt_scores import PromptScores, trim
+from jengine.scheduler.queue import waiting_queue
+
+NOT_FINITE = -1
+
+
+class Pause(Enum):
+    """What may run: everything, only what runs already, or nothing."""
+
+    OFF = auto()
+    NEW = auto()
+    ALL = auto()
+
+
+class Flight(NamedTuple):
+    """A plan in flight, and the request behind each of its entries."""
+
+    plan: Plan
+    requests: list[Request]
+    weights_version: int
+
+
+class Scheduler:
+    """Plans steps and commits their results, at most `depth` + 1 plans apart.
+
+    `max_in_flight` is how many tokens of one request may be sampled but not yet committed;
+    1 keeps plans in flight disjoint once a request decodes, as pipeline stages need.
+    """
+
+    def __init__(
+        self,
+        config: ScheduleConfig,
+        cache: CacheManager,
+        *,
+        depth: int = 1,
+        max_in_flight: int | None = None,
+    ) -> None:
+        if not 1 <= config.prefill_tile <= config.max_num_batched_tokens:
+            raise ConfigError(
+                f"max_num_batched_tokens={config.max_num_batched_tokens} holds no tile of "
+                f"prefill_tile={config.prefill_tile} tokens; raise it."
+            )
+        self.config = config
+        self.cache = cache
+        self.depth = depth
+        self.max_in_flight = depth + 1 if max_in_flight is None else max_in_flight
+        self.pause = Pause.OFF
+        self.num_preemptions = 0
+        self._requests: dict[str, Request] = {}
+        self._running: list[Request] = []
+        self._waiting = waiting_queue(config.policy)
+        self._prompt_scores: dict[str, PromptScores] = {}
+        self._free_rows = list(range(config.max_num_seqs))
+        self._released: list[int] = []
+        self._flights: deque[Flight] = deque()
+        self._next_step = 0
+        self._committed_step = -1
+        self._num_admitted = 0
+
+    @property
+    def num_running(self) -> int:
+        """Requests that hold a row."""
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for a row, preempted ones included."""
+        return len(self._waiting)
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether any request still lacks its final answer."""
+        return bool(self._requests)
+
+    def add(self, wire: WireRequest) -> None:
+        """Queue a request, or raise a RequestError if it could never run."""
+        self._refuse_impossible(wire)
+        request = Request(wire, self.config.max_model_len, self._num_admitted)
+        self._num_admitted += 1
+        self._requests[request.request_id] = request
+        wanted = wire.sampling.prompt_logprobs
+        if wanted is not None:
+            scores = PromptScores(request.prompt_length, wanted)
+            self._prompt_scores[request.request_id] = scores
+        self._waiting.push(request)
+
+    def abort(self, request_id: str) -> TokenDelta | None:
+        """End a request in any state; None if it is unknown or has ended."""
+        request = self._requests.get(request_id)
+        if request is None:
+            return None
+        delta = TokenDelta(
+            request_id=request_id,
+            token_ids=[],
+            finish_reason="abort",
+            num_cached_tokens=max(request.num_cached_tokens, 0),
+            weights_version=self.cache.weights_version,
+            prompt_logprobs=self._take_prompt_scores(request),
+        )
+        if request.status is Status.RUNNING:
+            self._running.remove(request)
+        self._finish(request, "abort")
+        return delta
+
+    def reset(self) -> list[TokenDelta]:
+        """Abort everything and forget the plans in flight; their results are no longer wanted."""
+        deltas = [self.abort(request_id) for request_id in list(self._requests)]
+        self._flights.clear()
+        self._committed_step = self._next_step - 1
+        return [delta for delta in deltas if delta is not None]
+
+    def reset_prefix_cache(self, *, preempt_running: bool = False) -> bool:
+        """Forget all cached prefixes; False while blocks are in use, unless those may be preempted."""
+        if preempt_running:
+            for request in reversed(tuple(self._running)):  # so that their order survives
+                self._preempt(request)
+        return self.cache.reset_prefix_cache()
+
+    def set_weights_version(self, version: int) -> None:
+        """Steps planned from now on use other weights."""
+        self.cache.set_weights_version(version)
+
+    def schedule(self) -> Plan | None:
+        """The next step: running requests first, waiting ones second. None: nothing can run now."""
+        if len(self._flights) > self.depth or self.pause is Pause.ALL:
+            return None
+        draft = Draft(self.config.max_num_batched_tokens, self.config.prefill_tile)
+        self._schedule_running(draft)
+        # Only now: until here a planned request could still be preempted.
+        for request, length in draft.fills:
+            self._publish(request, request.num_computed + length)
+        if not draft.preempted and self.pause is Pause.OFF:
+            self._schedule_waiting(draft)
+        return self._seal(draft)
+
+    def commit(self, plan: Plan, output: StepOutput) -> list[TokenDelta]:
+        """Give a plan's tokens to its requests, in the order the plans were made."""
+        if not self._flights or self._flights[0].plan.step != plan.step:
+            assert plan.step <= self._committed_step, f"step {plan.step} is committed out of order"
+            return []  # forgotten by reset
+        flight = self._flights.popleft()
+        self._committed_step = plan.step
+        assert len(output.tokens) == sum(plan.samples), "one token for each entry that samples"
+        for entry, scores in output.prompt_logprobs.items():
+            self._keep_prompt_scores(flight.requests[entry], plan.starts[entry], scores)
+        deltas = self._commit_tokens(flight, output)
+        if any(delta.finish_reason is not None for delta in deltas):
+            self._running = [r for r in self._running if r.status is Status.RUNNING]
+        return deltas
+
+    # Planning
+
+    def _schedule_running(self, draft: Draft) -> None:
+        """In list order; one that cannot run now does not hold up those after it."""
+        for request in tuple(self._running):
+            if draft.budget <= 0:
+                break
+            if request.status is not Status.RUNNING:
+                continue  # preempted in this pass
+            computed = request.num_computed
+            if computed < request.fill_end:
+                self._schedule_fill(request, draft)
+            elif computed + 1 >= request.cap or request.num_in_flight >= self.max_in_flight:
+                continue  # the tokens in flight reach the cap, or must come back first
+            elif computed < request.capacity or self._make_room(request, 1, draft):
+                draft.decodes.append(request)
+                draft.budget -= 1
+
+    def _schedule_fill(self, request: Request, draft: Draft) -> None:
+        """The next chunk of a request whose row still runs tokens known at admission."""
+        length = self._chunk_length(request, request.num_computed, draft.budget)
+        if length and self._make_room(request, length, draft):
+            draft.add_fill(request, length)
+
+    def _schedule_waiting(self, draft: Draft) -> None:
+        """In queue order; the first that does not fit holds up those after it, on purpose."""
+        passed_over = []
+        while len(self._waiting) and self._free_rows and draft.budget >= draft.tile:
+            if self._waiting.peek().last_step > self._committed_step:
+                # Preempted, and steps in flight still carry tokens of it.
+                passed_over.append(self._waiting.pop())
+            elif not self._admit(self._waiting.peek(), draft):
+                break
+        for request in reversed(passed_over):
+            self._waiting.restore(request)
+
+    def _admit(self, request: Request, draft: Draft) -> bool:
+        """Give the next waiting request a row and its first chunk, if both fit."""
+        hit = self.cache.find_prefix(request)
+        length = self._chunk_length(request, hit, draft.budget)
+        if not length:
+            return False
+        request.row = self._free_rows[0]
+        keep_free = self.config.watermark_blocks if self._running else 0
+        blocks = self.cache.allocate(request, length, hit, keep_free=keep_free)
+        if blocks is None:
+            request.row = -1
+            return False
+        self._waiting.pop()
+        heapq.heappop(self._free_rows)
+        self._start(request, hit)
+        draft.new_rows.append(
+            NewRow(
+                request.row, list(request.token_ids), request.prompt_length, request.wire.sampling
+            )
+        )
+        draft.new_blocks += blocks
+        draft.add_fill(request, length)
+        # At once: an equal prompt later in this same step finds these blocks.
+        self._publish(request, hit + length)
+        return True
+
+    def _start(self, request: Request, hit: int) -> None:
+        request.status = Status.RUNNING
+        request.num_computed = request.num_processed = hit
+        request.fill_end = request.num_known
+        if request.num_cached_tokens < 0:
+            request.num_cached_tokens = hit
+        self._running.append(request)
+
+    def _chunk_length(self, request: Request, start: int, budget: int) -> int:
+        """Known tokens to run from `start`: whole tiles unless they end what is known; 0: wait."""
+        tile = self.config.prefill_tile
+        needed = request.num_known - start
+        limit = budget // tile * tile
+        if self._runs_whole(request):
+            return needed if needed <= limit else 0
+        threshold = self.config.long_prefill_token_threshold
+        if threshold > 0 and len(self._running) + len(self._waiting) > 1:
+            limit = min(limit, threshold)
+        if needed <= limit:
+            return needed
+        return limit // tile * tile or limit
+
+    def _runs_whole(self, request: Request) -> bool:
+        """Without chunks; but one that outgrew a step before it was preempted has no other way."""
+        fits_a_step = request.num_known <= self._largest_chunk
+        return fits_a_step and not self.config.enable_chunked_prefill
+
+    @property
+    def _largest_chunk(self) -> int:
+        tile = self.config.prefill_tile
+        return self.config.max_num_batched_tokens // tile * tile
+
+    def _make_room(self, request: Request, length: int, draft: Draft) -> bool:
+        """Blocks for a running request, preempting others or in the end itself."""
+        while True:
+            blocks = self.cache.allocate(request, length)
+            if blocks is not None:
+                draft.new_blocks += blocks
+                return True
+            if len(self._running) == 1 and request.last_step > self._committed_step:
+                return False  # alone: its own steps in flight will let its window move on
+            victim = self._victim()
+            draft.withdraw(victim)
+            draft.preempted = True
+            self._preempt(victim)
+            if victim is request:
+                return False
+
+    def _victim(self) -> Request:
+        if self.config.policy == "priority":
+            return max(self._running, key=lambda request: request.urgency)
+        return self._running[-1]
+
+    def _preempt(self, request: Request) -> None:
+        """Back to the head of the queue, to be recomputed; known tokens and those in flight stay."""
+        self._running.remove(request)
+        self.cache.free(request)
+        self._release_row(request)
+        request.status = Status.PREEMPTED
+        request.num_computed = 0
+        request.num_preemptions += 1
+        self.num_preemptions += 1
+        self._waiting.restore(request)
+
+    def _publish(self, request: Request, up_to: int) -> None:
+        if min(up_to, request.num_known) >= request.publish_at:
+            self.cache.publish(request, up_to)
+
+    def _seal(self, draft: Draft) -> Plan | None:
+        """Make the plan and count its tokens as computed, so that the next can be made at once."""
+        if not draft.decodes and not draft.fills:
+            return None
+        plan, requests = draft.seal(self._next_step, self._released)
+        self._flights.append(Flight(plan, requests, self.cache.weights_version))
+        self._released = []
+        self._next_step += 1
+        return plan
+
+    # Committing
+
+    def _commit_tokens(self, flight: Flight, output: StepOutput) -> list[TokenDelta]:
+        plan = flight.plan
+        deltas: list[TokenDelta] = []
+        index = 0
+        for request, start, length, samples in zip(
+            flight.requests, plan.starts, plan.lengths, plan.samples, strict=True
+        ):
+            if request.status is Status.RUNNING:
+                request.num_processed = start + length
+            if samples:
+                if request.status is not Status.FINISHED:
+                    delta = self._commit_token(request, output.tokens[index], flight)
+                    if output.logprobs is not None:
+                        self._attach_logprobs(delta, request, output.logprobs, index)
+                    deltas.append(delta)
+                index += 1
+        return deltas
+
+    def _commit_token(self, request: Request, token: int, flight: Flight) -> TokenDelta:
+        """Append one sampled token, publish what it completes, and stop where it says so."""
+        request.num_in_flight -= 1
+        if token == NOT_FINITE:
+            return self._fail(request, flight)
+        token_ids = request.token_ids
+        token_ids.append(token)
+        known = len(token_ids)
+        computed = request.num_computed
+        if computed >= request.publish_at <= known and request.status is Status.RUNNING:
+            self.cache.publish(request, computed)
+        delta = TokenDelta(
+            request_id=request.request_id,
+            token_ids=[token],
+            num_cached_tokens=request.num_cached_tokens,
+            weights_version=flight.weights_version,
+        )
+        if self._prompt_scores:
+            delta.prompt_logprobs = self._take_prompt_scores(request)
+        if token in request.ending_ids or known >= request.cap:
+            self._stop(request, token, delta)
+        return delta
+
+    def _stop(self, request: Request, token: int, delta: TokenDelta) -> None:
+        """End of sequence, then stop ids, then the length cap."""
+        reason = "length"
+        if token in request.ending_ids:
+            reason = "stop"
+            if token not in request.wire.eos_token_ids:
+                delta.stop_reason = token
+        request.stop_reason = delta.stop_reason
+        delta.finish_reason = reason
+        self._finish(request, reason)
+
+    def _fail(self, request: Request, flight: Flight) -> TokenDelta:
+        """End one request whose logits were not finite; its blocks are never found again."""
+        self.cache.distrust(request)
+        self._finish(request, "error")
+        return TokenDelta(
+            request_id=request.request_id,
+            token_ids=[],
+            finish_reason="error",
+            num_cached_tokens=request.num_cached_tokens,
+            weights_version=flight.weights_version,
+            message=(
+                f"The logits at position {request.num_known} were not finite, so no token could "
+                "be sampled. Other requests are not affected; check the weights and the dtype."
+            ),
+        )
+
+    def _attach_logprobs(
+        self, delta: TokenDelta, request: Request, scores: StepLogprobs, index: int
+    ) -> None:
+        wanted = request.wire.sampling.logprobs
+        if wanted is not None and delta.token_ids:
+            delta.logprobs = trim(scores, slice(index, index + 1), wanted)
+
+    def _keep_prompt_scores(self, request: Request, start: int, scores: StepLogprobs) -> None:
+        kept = self._prompt_scores.get(request.request_id)
+        if kept is not None and request.status is not Status.FINISHED:
+            kept.add(start, scores)
+
+    def _take_prompt_scores(self, request: Request) -> StepLogprobs | None:
+        """The prompt's scores, once and only complete."""
+        scores = self._prompt_scores.get(request.request_id)
+        if scores is None or not scores.is_complete:
+            return None
+        del self._prompt_scores[request.request_id]
+        return scores.result()
+
+    def _finish(self, request: Request, reason: str) -> None:
+        """Free everything at once; what is in flight for it will be ignored."""
+        if request.status is not Status.RUNNING:
+            self._waiting.remove(request)
+        else:
+            self.cache.free(request)
+            self._release_row(request)
+        request.status = Status.FINISHED
+        request.finish_reason = reason
+        del self._requests[request.request_id]
+        self._prompt_scores.pop(request.request_id, None)
+
+    def _release_row(self, request: Request) -> None:
+        heapq.heappush(self._free_rows, request.row)
+        self._released.append(request.row)
+        request.row = -1
+
+    # Refusing
+
+    def _refuse_impossible(self, wire: WireRequest) -> None:
+        config = self.config
+        length = len(wire.prompt_token_ids)
+        if wire.request_id in self._requests:
+            raise RequestError(f"request_id={wire.request_id!r} is being answered already.")
+        if length == 0 or wire.max_tokens < 1:
+            raise RequestError(
+                f"A prompt of {length} tokens with max_tokens={wire.max_tokens}: expected at "
+                "least 1 of each."
+            )
+        if length >= config.max_model_len:
+            raise RequestError(
+                f"The prompt has {length} tokens; with max_model_len={config.max_model_len} "
+                f"expected at most {config.max_model_len - 1}, as an output token needs room."
+            )
+        if not config.enable_chunked_prefill and length > self._largest_chunk:
+            raise RequestError(
+                f"The prompt has {length} tokens; without chunked prefill one step takes at most "
+                f"{self._largest_chunk}. Raise max_num_batched_tokens or enable chunked prefill."
+            )
+        if wire.sampling.prompt_logprobs is not None and not wire.skip_reading_prefix_cache:
+            raise RequestError(
+                "prompt_logprobs with skip_reading_prefix_cache=False: a cached prompt token has "
+                "no logits to score. Leave skip_reading_prefix_cache out."
+            )
+        self._refuse_too_large(length, wire.max_tokens)
+
+    def _refuse_too_large(self, length: int, max_tokens: int) -> None:
+        most = min(self.config.max_model_len, length + max_tokens) - 1
+        if not self.cache.can_ever_hold(most, min(most, self._largest_chunk)):
+            raise RequestError(
+                f"The prompt has {length} tokens and max_tokens={max_tokens}; the cache cannot "
+                f"hold {most} tokens of one request. Lower max_tokens or enlarge the cache."
+            )
