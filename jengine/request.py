@@ -1,7 +1,7 @@
 """A request on its way in (`WireRequest`) and while it is being answered (`Request`).
 
 Three counters describe a running request: tokens known, tokens computed (in the cache), and tokens
-in flight (sampled by a step whose result is not back). Everything else is derived.
+in flight (sampled by a step whose result is not back). The rest is derived or saves looking up.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ class WireRequest(msgspec.Struct, frozen=True, kw_only=True):
     arrival: float = 0.0
     cache_salt: str | None = None
     adapter: str | None = None
+    adapter_path: str = ""  # the same name with another path is other content
     skip_reading_prefix_cache: bool = False
 
 
@@ -46,6 +47,7 @@ class Request:
         "wire", "request_id", "status", "row", "token_ids", "prompt_length", "num_computed",
         "num_in_flight", "cap", "admission_order", "block_hashes", "num_preemptions",
         "num_cached_tokens", "finish_reason", "stop_reason", "weights_version",
+        "num_processed", "fill_end", "last_step", "capacity", "publish_at", "ending_ids",
     )  # fmt: skip
 
     def __init__(self, wire: WireRequest, max_model_len: int, admission_order: int) -> None:
@@ -66,6 +68,14 @@ class Request:
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
         self.weights_version = 0
+        # Computed tokens whose step has been committed: what no step in flight still has to do.
+        self.num_processed = 0
+        # Tokens known at admission. Below it the row runs tokens from the host, then its own.
+        self.fill_end = 0
+        self.last_step = -1  # number of the last plan it was in
+        self.capacity = 0  # tokens that its blocks can take
+        self.publish_at = 0  # tokens at which its next block is full and may be found by others
+        self.ending_ids = frozenset(wire.eos_token_ids) | frozenset(wire.stop_token_ids)
 
     @property
     def num_known(self) -> int:
