@@ -1,0 +1,185 @@
+"""One tokenizer behind a small face: encode, decode, and the text of a single token.
+
+In: a local folder, or a live transformers tokenizer of the user. Out: `Tokenizer`.
+Never runs code from a checkpoint and never opens the network.
+Must not know: requests, streaming, chat messages.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, final
+
+from tokenizers import Tokenizer as Backend
+
+from jengine.errors import CheckpointError, ConfigError, RequestError
+from jengine.text.detokenizer import REPLACEMENT
+
+
+def _is_not_torch_notice(record: logging.LogRecord) -> bool:
+    return "PyTorch was not found" not in record.getMessage()
+
+
+# transformers announces at import time that torch is missing; here it is missing on purpose.
+logging.getLogger("transformers").addFilter(_is_not_torch_notice)
+
+from transformers import AutoTokenizer, PreTrainedTokenizerBase  # noqa: E402
+
+# transformers makes an empty tokenizer of a folder that has only a config, so we look ourselves.
+_VOCABULARY_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "vocab.json",
+    "vocab.txt",
+)
+
+
+@final
+class Tokenizer:
+    """What the engine needs of a transformers tokenizer; `hf` is the tokenizer itself.
+
+    `backend` is the Rust tokenizer, or None for one written in Python (slower, but it works).
+    The vocabulary's size and its added tokens are read once: add your own tokens before wrapping.
+    """
+
+    def __init__(self, hf: PreTrainedTokenizerBase) -> None:
+        self.hf = hf
+        self.backend: Backend | None = hf.backend_tokenizer if hf.is_fast else None
+        self.vocab_size: int = len(hf)  # added tokens included
+        added = hf.added_tokens_decoder
+        self.added_tokens: dict[int, str] = {
+            number: token.content for number, token in added.items()
+        }
+        self.special_ids: frozenset[int] = frozenset(
+            number for number, token in added.items() if token.special
+        ).union(() if hf.is_fast else hf.all_special_ids)
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """The tokenizer's own EOS; a generation config may name more."""
+        number: int | None = self.hf.eos_token_id
+        return number
+
+    def encode(
+        self, text: str, add_special_tokens: bool = True, *, max_chars: int | None = None
+    ) -> list[int]:
+        """Token ids of `text`; longer than `max_chars` is refused before any work is done."""
+        _check_text(text, max_chars)
+        encoded = self.hf(text, add_special_tokens=add_special_tokens, verbose=False)
+        return list(encoded["input_ids"])
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Text of `token_ids`, without transformers' clean-up so that it equals streamed text."""
+        if self.backend is not None:
+            return self.backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        text = self.hf.decode(
+            list(token_ids),
+            skip_special_tokens=skip_special_tokens,
+            clean_up_tokenization_spaces=False,
+        )
+        assert isinstance(text, str), "one list of ids decodes to one text"
+        return text
+
+    def token_text(self, token_id: int, context: Sequence[int] = ()) -> str:
+        """What one token adds to the tokens before it (`context`; the last three are enough).
+
+        A token that leaves a character unfinished gives "", the one that finishes it gives it all.
+        """
+        # One token before shows a leading space; up to three may hold the start of a character.
+        for length in range(min(1, len(context)), min(3, len(context)) + 1):
+            before = list(context[len(context) - length :])
+            text = self.decode([*before, token_id], skip_special_tokens=False)
+            if not text.endswith(REPLACEMENT):
+                return _added_text(self.decode(before, skip_special_tokens=False), text)
+        return ""
+
+
+def load_tokenizer(path: str | Path) -> Tokenizer:
+    """The tokenizer of a local model folder. Raises CheckpointError for anything else."""
+    folder = Path(path)
+    _check_folder(folder)
+    try:
+        hf = AutoTokenizer.from_pretrained(
+            str(folder), trust_remote_code=False, local_files_only=True, mistral_format=False
+        )
+    # The Rust parser raises the bare class, transformers a dozen others; all mean the same here.
+    except Exception as error:
+        raise CheckpointError(
+            f"The tokenizer in {folder} cannot be loaded: {error}. Check its tokenizer.json and "
+            "tokenizer_config.json, or pass a live tokenizer object."
+        ) from error
+    return Tokenizer(hf)
+
+
+def wrap_tokenizer(tokenizer: Tokenizer | PreTrainedTokenizerBase) -> Tokenizer:
+    """A user's live transformers tokenizer as ours (ours is returned unchanged)."""
+    if isinstance(tokenizer, Tokenizer):
+        return tokenizer
+    # mistral-common's class has the type but not the interface.
+    if isinstance(tokenizer, PreTrainedTokenizerBase) and isinstance(
+        tokenizer.added_tokens_decoder, dict
+    ):
+        return Tokenizer(tokenizer)
+    raise ConfigError(
+        f"tokenizer is a {type(tokenizer).__module__}.{type(tokenizer).__qualname__}, expected a "
+        "transformers tokenizer. Wrap a bare tokenizers.Tokenizer with "
+        "transformers.PreTrainedTokenizerFast(tokenizer_object=...)."
+    )
+
+
+def _check_text(text: str, max_chars: int | None) -> None:
+    if not isinstance(text, str):
+        raise RequestError(f"The prompt is a {type(text).__name__}, expected a string.")
+    if max_chars is not None and len(text) > max_chars:
+        raise RequestError(
+            f"The prompt has {len(text)} characters, at most {max_chars} are allowed. Shorten it."
+        )
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            f"The prompt has half of a surrogate pair at character {error.start}, which is not "
+            "text. Send the whole character or replace it."
+        ) from error
+
+
+def _added_text(before: str, text: str) -> str:
+    """The end of `text` that `before` does not have, were it finished or not."""
+    if text.startswith(before):
+        return text[len(before) :]
+    return text.removeprefix(before.rstrip(REPLACEMENT))
+
+
+def _check_folder(folder: Path) -> None:
+    if not folder.is_dir():
+        raise CheckpointError(
+            f"{folder} is not a local folder. Download the model first and pass its folder."
+        )
+    if not any((folder / name).is_file() for name in _VOCABULARY_FILES):
+        raise CheckpointError(
+            f"{folder} has no tokenizer: expected one of {', '.join(_VOCABULARY_FILES)}. "
+            "Copy the tokenizer files there, or pass a live tokenizer object."
+        )
+    if "auto_map" in _read_config(folder / "tokenizer_config.json"):
+        raise CheckpointError(
+            f"The tokenizer in {folder} brings its own Python code (auto_map in "
+            "tokenizer_config.json), and code from a checkpoint is never run. Remove auto_map if "
+            "tokenizer.json is enough, or load the tokenizer yourself and pass the object."
+        )
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read as JSON: {error}.") from error
+    if not isinstance(config, dict):
+        raise CheckpointError(f"{path} holds a {type(config).__name__}, expected a JSON object.")
+    return config
