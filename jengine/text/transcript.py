@@ -1,0 +1,143 @@
+"""The text and tokens of one completion, from the engine's token deltas.
+
+In: sampling options, prompt token ids, then every delta. Out: text, token ids, why it ended.
+Must not know: the engine, the scheduler, logprobs, how outputs are sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple, final
+
+from jengine.errors import RequestError
+from jengine.text.detokenizer import Detokenizer
+from jengine.text.stop_strings import StopChecker
+
+if TYPE_CHECKING:
+    from jengine.text.tokenizer import Tokenizer
+
+
+class TranscriptDelta(NamedTuple):
+    """What became visible since the last delta was taken."""
+
+    text: str
+    token_ids: list[int]
+
+
+@final
+class Transcript:
+    """Call `push` for each delta, then read the results.
+
+    - `push(token_ids, finish_reason=None, stop_reason=None) -> bool` takes a delta and what the
+      engine says about its end ("stop" means: the last token is an EOS or stop token). True tells
+      the caller to abort the request in the engine: a stop string ended it here first.
+      Anything pushed after the end is dropped.
+    - `finish(finish_reason, stop_reason=None)` ends it from outside (abort, error).
+    - `visible_text()` is the text so far that may be shown, `take_delta()` the part of it and the
+      token ids that were not taken before. Once `finished`, both are complete.
+    - `token_ids`, `finished`, `finish_reason`, `stop_reason` are plain attributes; `token_ids`
+      has the EOS or stop token but nothing after the token that completed a stop string, so cut
+      logprobs to its length.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        prompt_token_ids: Sequence[int] = (),
+        *,
+        stop: Sequence[str] = (),
+        include_stop_str_in_output: bool = False,
+        skip_special_tokens: bool = True,
+        spaces_between_special_tokens: bool = True,
+        detokenize: bool = True,
+        min_tokens: int = 0,
+    ) -> None:
+        _check_options(tokenizer, stop, detokenize)
+        self.token_ids: list[int] = []
+        self.finish_reason: str | None = None
+        self.stop_reason: str | int | None = None
+        self._include_stop = include_stop_str_in_output
+        self._min_tokens = min_tokens
+        self._stop_checker = StopChecker(stop, include_stop_str_in_output)
+        self._pieces: list[str] = []  # visible text
+        self._taken_pieces = 0
+        self._taken_tokens = 0
+        self._detokenizer: Detokenizer | None = None
+        if detokenize and tokenizer is not None:
+            self._detokenizer = Detokenizer(
+                tokenizer,
+                prompt_token_ids,
+                skip_special_tokens=skip_special_tokens,
+                spaces_between_special_tokens=spaces_between_special_tokens,
+            )
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+    def push(
+        self,
+        token_ids: Sequence[int],
+        finish_reason: str | None = None,
+        stop_reason: str | int | None = None,
+    ) -> bool:
+        """Take a delta; True if the caller must now abort the request in the engine."""
+        if self.finished:
+            return False
+        silent_last = finish_reason == "stop" and not self._include_stop
+        last = len(token_ids) - 1
+        for index, token_id in enumerate(token_ids):
+            self.token_ids.append(token_id)
+            if not (silent_last and index == last):
+                self._append_text(self._new_text(token_id))
+            if self.finished:
+                return finish_reason is None
+        if finish_reason is not None:
+            self.finish(finish_reason, stop_reason)
+        return False
+
+    def finish(self, finish_reason: str, stop_reason: str | int | None = None) -> None:
+        """End the completion and make visible what was held back. Twice is harmless."""
+        if self.finished:
+            return
+        if self._detokenizer is not None:
+            self._append_text(self._detokenizer.finish())
+        if not self.finished:  # the last bytes can still complete a stop string
+            self._pieces.append(self._stop_checker.finish())
+            self.finish_reason, self.stop_reason = finish_reason, stop_reason
+
+    def visible_text(self) -> str:
+        """All the text that may be shown by now."""
+        return "".join(self._pieces)
+
+    def take_delta(self) -> TranscriptDelta:
+        """Visible text and token ids since the last call."""
+        text = "".join(self._pieces[self._taken_pieces :])
+        token_ids = self.token_ids[self._taken_tokens :]
+        self._taken_pieces, self._taken_tokens = len(self._pieces), len(self.token_ids)
+        return TranscriptDelta(text, token_ids)
+
+    def _new_text(self, token_id: int) -> str:
+        return "" if self._detokenizer is None else self._detokenizer.push([token_id])
+
+    def _append_text(self, text: str) -> None:
+        if not text:
+            return
+        search = len(self.token_ids) > self._min_tokens
+        shown, stop = self._stop_checker.push(text, search=search)
+        self._pieces.append(shown)
+        if stop is not None:
+            self.finish_reason, self.stop_reason = "stop", stop
+
+
+def _check_options(tokenizer: Tokenizer | None, stop: Sequence[str], detokenize: bool) -> None:
+    if stop and not detokenize:
+        raise RequestError(
+            "stop needs text to search, but detokenize is False. Set detokenize=True, or use "
+            "stop_token_ids."
+        )
+    if detokenize and tokenizer is None:
+        raise RequestError(
+            "detokenize is True, but the engine has no tokenizer. Set detokenize=False, or give "
+            "the engine a tokenizer."
+        )
