@@ -1,0 +1,231 @@
+"""Chat messages to one prompt string, by the chat template of the tokenizer or of the caller.
+
+In: messages as the OpenAI API has them (text only), options, template variables. Out: a string
+to encode with `add_special_tokens=False`, since the template writes the special tokens itself.
+Templates are programs of unknown origin: only transformers' sandbox renders them. A template may
+still run for long, so a server renders in a worker with a deadline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from jinja2 import TemplateError, nodes
+from jinja2.ext import Extension
+from jinja2.meta import find_undeclared_variables
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from jengine.errors import RequestError, UnsupportedFeature
+from jengine.text.tokenizer import Tokenizer
+
+Message = Mapping[str, Any]
+
+# Names that mean something to apply_chat_template or that it gives to the template itself.
+# fmt: off
+_RESERVED = frozenset({
+    "conversation", "conversations", "messages", "tools", "documents", "chat_template",
+    "add_generation_prompt", "continue_final_message", "tokenize", "sanitize_control_tokens",
+    "padding", "truncation", "max_length", "return_tensors", "return_dict",
+    "return_assistant_tokens_mask", "tokenizer_kwargs", "compiled_template", "raise_exception",
+    "strftime_now", "namespace", "dict", "range", "cycler", "joiner", "lipsum", "self", "kwargs",
+})
+# fmt: on
+
+
+class _TemplateFacts(NamedTuple):
+    variables: frozenset[str]
+    loops_over_content: bool
+    tests_for_string: bool
+
+
+def render_chat(
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
+    *,
+    chat_template: str | None = None,
+    add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+) -> str:
+    """The prompt for one conversation. Whatever is wrong with it raises RequestError."""
+    _check_messages(messages)
+    plain_tools = _checked_tools(tools)
+    if add_generation_prompt and continue_final_message:
+        raise RequestError(
+            "add_generation_prompt and continue_final_message are both true; the prompt either "
+            "opens a new message or continues the last one. Set one of them to false."
+        )
+    template = _choose_template(tokenizer, chat_template, plain_tools)
+    facts = _read_template(template)
+    _check_variables(facts, chat_template_kwargs or {}, plain_tools)
+    return _render(
+        tokenizer,
+        [_fit_content(message, facts) for message in messages],
+        chat_template=template,
+        add_generation_prompt=add_generation_prompt,
+        continue_final_message=continue_final_message,
+        tools=plain_tools,
+        **(chat_template_kwargs or {}),
+    )
+
+
+def _render(tokenizer: Tokenizer, messages: list[dict[str, Any]], **options: Any) -> str:
+    try:
+        prompt = tokenizer.hf.apply_chat_template(messages, tokenize=False, **options)
+    # A template is a program: besides its own errors it can raise anything Python can.
+    except Exception as error:
+        raise RequestError(f"The chat template refused these messages: {error}") from error
+    assert isinstance(prompt, str), "one conversation renders to one string"
+    return prompt
+
+
+def _choose_template(
+    tokenizer: Tokenizer, chat_template: str | None, tools: list[dict[str, Any]] | None
+) -> str:
+    if chat_template is None and not tokenizer.hf.chat_template:
+        raise RequestError(
+            "This tokenizer has no chat template. Give one as chat_template, or send a plain "
+            "prompt instead of messages."
+        )
+    try:
+        return tokenizer.hf.get_chat_template(chat_template, tools)
+    except ValueError as error:
+        raise RequestError(f"No chat template can be chosen: {error}") from error
+
+
+def _check_messages(messages: Sequence[Message]) -> None:
+    if not isinstance(messages, list | tuple) or not messages:
+        raise RequestError("messages must be a list with at least one message.")
+    for index, message in enumerate(messages):
+        _check_message(message, f"messages[{index}]")
+
+
+def _check_message(message: Message, where: str) -> None:
+    if not isinstance(message, Mapping):
+        raise RequestError(
+            f"{where} is a {type(message).__name__}, expected a dict with role and content."
+        )
+    if not isinstance(message.get("role"), str):
+        raise RequestError(f"{where} needs a role, a string such as 'user' or 'assistant'.")
+    content = message.get("content")
+    if content is None and message.get("tool_calls"):
+        return
+    if isinstance(content, list | tuple):
+        for number, part in enumerate(content):
+            _check_part(part, f"{where}.content[{number}]")
+    elif not isinstance(content, str):
+        raise RequestError(
+            f"{where}.content is a {type(content).__name__}, expected a string or a list of "
+            "text parts."
+        )
+
+
+def _check_part(part: object, where: str) -> None:
+    if not isinstance(part, Mapping):
+        raise RequestError(
+            f"{where} is a {type(part).__name__}, expected {{'type': 'text', 'text': ...}}."
+        )
+    kind = part.get("type")
+    if kind != "text":
+        raise UnsupportedFeature(
+            f"{where} has type {kind!r}: multimodal input is not supported, only 'text' parts."
+        )
+    if not isinstance(part.get("text"), str):
+        raise RequestError(f"{where} needs a text, a string.")
+
+
+def _checked_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]] | None:
+    """The tools as plain dicts; no tools and an empty list are the same."""
+    if tools is None:
+        return None
+    if not isinstance(tools, list | tuple):
+        raise RequestError(f"tools is a {type(tools).__name__}, expected a list of dicts.")
+    for index, tool in enumerate(tools):
+        if not isinstance(tool, Mapping):
+            raise RequestError(
+                f"tools[{index}] is a {type(tool).__name__}, expected a dict (a JSON schema)."
+            )
+    return [dict(tool) for tool in tools] or None
+
+
+def _check_variables(
+    facts: _TemplateFacts,
+    chat_template_kwargs: Mapping[str, Any],
+    tools: list[dict[str, Any]] | None,
+) -> None:
+    if tools and "tools" not in facts.variables:
+        raise RequestError("tools are given, but this chat template does not use tools.")
+    known = facts.variables - _RESERVED
+    for name in chat_template_kwargs:
+        if name in _RESERVED:
+            raise RequestError(
+                f"chat_template_kwargs may not set {name!r}: it is an argument of the renderer, "
+                "not a variable of the template."
+            )
+        if name not in known:
+            raise RequestError(
+                f"chat_template_kwargs has {name!r}, which this chat template does not read. "
+                f"It reads: {', '.join(sorted(known)) or 'nothing'}."
+            )
+
+
+def _fit_content(message: Message, facts: _TemplateFacts) -> dict[str, Any]:
+    """The message with its content in the form the template can read: one string, or parts."""
+    content = message.get("content")
+    if isinstance(content, list | tuple) and not facts.loops_over_content:
+        return {**message, "content": "\n".join(part["text"] for part in content)}
+    if isinstance(content, str) and facts.loops_over_content and not facts.tests_for_string:
+        return {**message, "content": [{"type": "text", "text": content}]}
+    return dict(message)
+
+
+@lru_cache(maxsize=32)
+def _read_template(template: str) -> _TemplateFacts:
+    """What the template's syntax tree says; nothing of it is run."""
+    try:
+        tree = _parsing_environment().parse(template)
+        variables = find_undeclared_variables(tree)
+    except TemplateError as error:
+        raise RequestError(f"The chat template is not valid: {error}") from error
+    except RecursionError as error:
+        raise RequestError("The chat template is nested too deeply to be read.") from error
+    return _TemplateFacts(
+        variables=frozenset(variables),
+        loops_over_content=any(_is_content(loop.iter) for loop in tree.find_all(nodes.For)),
+        tests_for_string=any(test.name == "string" for test in tree.find_all(nodes.Test)),
+    )
+
+
+def _is_content(expression: nodes.Node) -> bool:
+    """Whether it reads `content`, `x.content` or `x['content']`, filtered or not."""
+    if isinstance(expression, nodes.Filter) and expression.node is not None:
+        return _is_content(expression.node)
+    if isinstance(expression, nodes.Getitem):
+        return isinstance(expression.arg, nodes.Const) and expression.arg.value == "content"
+    if isinstance(expression, nodes.Getattr):
+        return expression.attr == "content"
+    return isinstance(expression, nodes.Name) and expression.name == "content"
+
+
+class _GenerationBlock(Extension):
+    """Lets the parser pass transformers' `{% generation %}` block."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)
+
+
+def _parsing_environment() -> ImmutableSandboxedEnvironment:
+    # Only ever parses. The options are transformers', so that the tree is the one it renders.
+    return ImmutableSandboxedEnvironment(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[_GenerationBlock, "jinja2.ext.loopcontrols"],
+    )
