@@ -110,3 +110,8 @@ class ScheduleConfig:
     prefill_tile: int = 32
     # Blocks kept free when a waiting request is admitted while others run.
     watermark_blocks: int = 0
+
+    @property
+    def largest_chunk(self) -> int:
+        """The most tokens of one request that a step can prefill: whole tiles."""
+        return self.max_num_batched_tokens // self.prefill_tile * self.prefill_tile

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from itertools import cycle
 
 from jengine.config import CacheConfig, CacheGroup
 from jengine.errors import ConfigError
@@ -117,11 +118,13 @@ class CacheManager:
             return 0
         blocks = (request.num_known - 1) // self.block_size
         contents = self._contents(request, blocks)
-        shorter = -1
-        while blocks != shorter:  # a fixed point: each group can only shorten the hit
-            shorter = blocks
-            for group in self.groups:
-                blocks = group.longest_hit(contents, blocks)
+        agreeing = 0
+        for group in cycle(self.groups):  # to a fixed point: a group can only shorten the hit
+            found = group.longest_hit(contents, blocks)
+            agreeing = agreeing + 1 if found == blocks else 1
+            blocks = found
+            if agreeing == len(self.groups):
+                break
         return blocks * self.block_size
 
     def allocate(

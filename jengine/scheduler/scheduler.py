@@ -21,6 +21,7 @@ from jengine.request import Request, Status, WireRequest
 from jengine.scheduler.draft import Draft
 from jengine.scheduler.prompt_scores import PromptScores, trim
 from jengine.scheduler.queue import waiting_queue
+from jengine.scheduler.refusal import refuse_impossible
 
 NOT_FINITE = -1
 
@@ -95,7 +96,9 @@ class Scheduler:
 
     def add(self, wire: WireRequest) -> None:
         """Queue a request, or raise a RequestError if it could never run."""
-        self._refuse_impossible(wire)
+        if wire.request_id in self._requests:
+            raise RequestError(f"request_id={wire.request_id!r} is being answered already.")
+        refuse_impossible(wire, self.config, self.cache)
         request = Request(wire, self.config.max_model_len, self._num_admitted)
         self._num_admitted += 1
         self._requests[request.request_id] = request
@@ -131,7 +134,7 @@ class Scheduler:
         return [delta for delta in deltas if delta is not None]
 
     def reset_prefix_cache(self, *, preempt_running: bool = False) -> bool:
-        """Forget all cached prefixes; False while blocks are in use, unless those may be preempted."""
+        """Forget all cached prefixes; False while blocks are in use (which preempting ends)."""
         if preempt_running:
             for request in reversed(tuple(self._running)):  # so that their order survives
                 self._preempt(request)
@@ -255,13 +258,8 @@ class Scheduler:
 
     def _runs_whole(self, request: Request) -> bool:
         """Without chunks; but one that outgrew a step before it was preempted has no other way."""
-        fits_a_step = request.num_known <= self._largest_chunk
+        fits_a_step = request.num_known <= self.config.largest_chunk
         return fits_a_step and not self.config.enable_chunked_prefill
-
-    @property
-    def _largest_chunk(self) -> int:
-        tile = self.config.prefill_tile
-        return self.config.max_num_batched_tokens // tile * tile
 
     def _make_room(self, request: Request, length: int, draft: Draft) -> bool:
         """Blocks for a running request, preempting others or in the end itself."""
@@ -285,7 +283,7 @@ class Scheduler:
         return self._running[-1]
 
     def _preempt(self, request: Request) -> None:
-        """Back to the head of the queue, to be recomputed; known tokens and those in flight stay."""
+        """Back to the head of the queue, to be recomputed. Tokens known and in flight stay."""
         self._running.remove(request)
         self.cache.free(request)
         self._release_row(request)
@@ -415,40 +413,3 @@ class Scheduler:
         heapq.heappush(self._free_rows, request.row)
         self._released.append(request.row)
         request.row = -1
-
-    # Refusing
-
-    def _refuse_impossible(self, wire: WireRequest) -> None:
-        config = self.config
-        length = len(wire.prompt_token_ids)
-        if wire.request_id in self._requests:
-            raise RequestError(f"request_id={wire.request_id!r} is being answered already.")
-        if length == 0 or wire.max_tokens < 1:
-            raise RequestError(
-                f"A prompt of {length} tokens with max_tokens={wire.max_tokens}: expected at "
-                "least 1 of each."
-            )
-        if length >= config.max_model_len:
-            raise RequestError(
-                f"The prompt has {length} tokens; with max_model_len={config.max_model_len} "
-                f"expected at most {config.max_model_len - 1}, as an output token needs room."
-            )
-        if not config.enable_chunked_prefill and length > self._largest_chunk:
-            raise RequestError(
-                f"The prompt has {length} tokens; without chunked prefill one step takes at most "
-                f"{self._largest_chunk}. Raise max_num_batched_tokens or enable chunked prefill."
-            )
-        if wire.sampling.prompt_logprobs is not None and not wire.skip_reading_prefix_cache:
-            raise RequestError(
-                "prompt_logprobs with skip_reading_prefix_cache=False: a cached prompt token has "
-                "no logits to score. Leave skip_reading_prefix_cache out."
-            )
-        self._refuse_too_large(length, wire.max_tokens)
-
-    def _refuse_too_large(self, length: int, max_tokens: int) -> None:
-        most = min(self.config.max_model_len, length + max_tokens) - 1
-        if not self.cache.can_ever_hold(most, min(most, self._largest_chunk)):
-            raise RequestError(
-                f"The prompt has {length} tokens and max_tokens={max_tokens}; the cache cannot "
-                f"hold {most} tokens of one request. Lower max_tokens or enlarge the cache."
-            )

@@ -1,0 +1,149 @@
+"""The engine's loop around a Scheduler and a ScriptedExecutor, one call a step, for the tests here."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jengine.config import CacheConfig, CacheGroup, CacheSpec, ScheduleConfig
+from jengine.executor.scripted import ScriptedExecutor, ScriptedResult, scripted_tokens
+from jengine.kvcache.manager import CacheManager
+from jengine.outputs import TokenDelta
+from jengine.plan import Plan, RowSampling
+from jengine.request import WireRequest
+from jengine.scheduler.scheduler import Scheduler
+
+VOCAB = 97
+FULL = CacheGroup(CacheSpec("full", 1, 8), (0,))
+
+
+def sliding(window: int) -> CacheGroup:
+    """A group of one sliding-window layer."""
+    return CacheGroup(CacheSpec("sliding", 1, 8, window), (1,))
+
+
+def make_wire(prompt: int | list[int], name: str = "r", **more: Any) -> WireRequest:
+    """A request; an integer prompt is that many tokens peculiar to the name."""
+    if isinstance(prompt, int):
+        prompt = [(position + 7 * sum(name.encode())) % VOCAB for position in range(prompt)]
+    sampling = more.pop("sampling", RowSampling())
+    return WireRequest(
+        request_id=name,
+        prompt_token_ids=prompt,
+        sampling=sampling,
+        max_tokens=more.pop("max_tokens", 4),
+        **more,
+    )
+
+
+def truth(wire: WireRequest, max_model_len: int = 64) -> tuple[list[int], str]:
+    """The tokens and finish reason every schedule must give."""
+    cap = min(wire.max_tokens, max_model_len - len(wire.prompt_token_ids))
+    tokens = scripted_tokens(wire.prompt_token_ids, cap, VOCAB)
+    for index, token in enumerate(tokens):
+        if token in wire.eos_token_ids or token in wire.stop_token_ids:
+            return tokens[: index + 1], "stop"
+    return tokens, "length"
+
+
+class Loop:
+    """Schedules, submits and commits; collects what each request was told."""
+
+    def __init__(
+        self,
+        *groups: CacheGroup,
+        depth: int = 1,
+        blocks: int | tuple[int, ...] = 65,
+        block_size: int = 4,
+        prefix: bool = True,
+        max_in_flight: int | None = None,
+        breaks: Callable[[Sequence[int]], bool] | None = None,
+        **schedule: Any,
+    ) -> None:
+        groups = groups or (FULL,)
+        counts = blocks if isinstance(blocks, tuple) else (blocks,) * len(groups)
+        config = CacheConfig(groups, block_size, counts, prefix)
+        settings = {
+            "max_num_seqs": 8, "max_num_batched_tokens": 32, "max_model_len": 64,
+            "prefill_tile": 1, **schedule,
+        }  # fmt: skip
+        self.depth = depth
+        self.cache = CacheManager(config)
+        self.scheduler = Scheduler(
+            ScheduleConfig(**settings), self.cache, depth=depth, max_in_flight=max_in_flight
+        )
+        self.executor = ScriptedExecutor(config, VOCAB, breaks=breaks)
+        self.in_flight: deque[tuple[Plan, ScriptedResult]] = deque()
+        self.plans: list[Plan] = []
+        self.tokens: dict[str, list[int]] = {}
+        self.finals: dict[str, TokenDelta] = {}
+        self.deltas: list[TokenDelta] = []
+
+    def add(self, *wires: WireRequest) -> None:
+        for wire in wires:
+            self.scheduler.add(wire)
+            self.tokens[wire.request_id] = []
+
+    def schedule(self) -> Plan | None:
+        plan = self.scheduler.schedule()
+        self.check()
+        if plan is not None:
+            self._check_cost(plan)
+            self.plans.append(plan)
+            self.in_flight.append((plan, self.executor.submit(plan)))
+        return plan
+
+    def commit(self) -> list[TokenDelta]:
+        plan, future = self.in_flight.popleft()
+        deltas = self.scheduler.commit(plan, future.result())
+        self.take(*deltas)
+        self.check()
+        return deltas
+
+    def step(self) -> Plan | None:
+        """One turn of the engine's loop."""
+        plan = self.schedule()
+        if self.in_flight and (plan is None or len(self.in_flight) > self.depth):
+            self.commit()
+        return plan
+
+    def abort(self, name: str) -> TokenDelta | None:
+        delta = self.scheduler.abort(name)
+        if delta is not None:
+            self.take(delta)
+        self.check()
+        return delta
+
+    def drain(self, steps: int = 500) -> None:
+        """Run until every request is answered and nothing is in flight."""
+        while self.scheduler.has_unfinished or self.in_flight:
+            steps -= 1
+            assert steps, "the requests do not finish"
+            self.step()
+        assert self.cache.usage == 0
+        assert self.scheduler.num_running == self.scheduler.num_waiting == 0
+
+    def take(self, *deltas: TokenDelta) -> None:
+        for delta in deltas:
+            assert delta.request_id not in self.finals, "a delta after the final one"
+            self.deltas.append(delta)
+            self.tokens[delta.request_id] += delta.token_ids
+            if delta.finish_reason is not None:
+                self.finals[delta.request_id] = delta
+
+    def check(self) -> None:
+        self.cache.check()
+
+    def _check_cost(self, plan: Plan) -> None:
+        config = self.scheduler.config
+        fills = plan.lengths[plan.num_decodes :]
+        tiles = sum(-(-length // config.prefill_tile) for length in fills)
+        assert plan.num_decodes + tiles * config.prefill_tile <= config.max_num_batched_tokens
+
+    def assert_truth(self, *wires: WireRequest) -> None:
+        """Each request got exactly what any schedule must give it."""
+        for wire in wires:
+            expected = truth(wire, self.scheduler.config.max_model_len)
+            name = wire.request_id
+            assert (self.tokens[name], self.finals[name].finish_reason) == expected

@@ -1,0 +1,268 @@
+"""What a plan holds: budget, chunks, rows, order, and what is left out."""
+
+from __future__ import annotations
+
+import pytest
+from scheduler_loop import Loop, make_wire, sliding
+
+from jengine.errors import ConfigError, RequestError
+from jengine.plan import RowSampling
+from jengine.scheduler.scheduler import Pause
+
+
+def many(count, length, **more):
+    return [make_wire(length, f"r{i}", **more) for i in range(count)]
+
+
+def large(**more):
+    return Loop(blocks=500, max_model_len=1000, max_num_batched_tokens=1024, **more)
+
+
+def test_the_budget_is_filled_and_the_last_prompt_cut():
+    loop = large()
+    loop.add(*many(3, 400))
+    plan = loop.schedule()
+    assert plan.lengths == [400, 400, 224]
+    assert plan.samples == [True, True, False]
+    plan = loop.schedule()
+    assert plan.num_decodes == 2 and plan.lengths == [1, 1, 176]
+
+
+def test_fills_cost_whole_tiles_and_are_cut_to_them():
+    loop = large(prefill_tile=32)
+    loop.add(*many(3, 400))
+    assert loop.schedule().lengths == [400, 400, 192]  # 416 + 416 + 192 = 1024
+
+
+def test_a_budget_without_room_for_a_tile_leaves_prompts_waiting():
+    loop = Loop(prefill_tile=16, max_num_batched_tokens=16, max_num_seqs=4)
+    loop.add(*many(2, 5, max_tokens=3))
+    assert loop.step().lengths == [5]
+    assert loop.step().lengths == [1], "15 tokens are left, less than a tile"
+    loop.drain()
+
+
+def test_decodes_come_first_and_cost_one():
+    loop = Loop(prefill_tile=4, max_num_batched_tokens=10)
+    loop.add(make_wire(4, "a", max_tokens=9), make_wire(4, "b", max_tokens=9))
+    loop.step()
+    loop.add(make_wire(30, "c"))
+    plan = loop.step()
+    assert (plan.num_decodes, plan.lengths, plan.rows) == (2, [1, 1, 8], [0, 1, 2])
+
+
+def test_the_long_prompt_cap_holds_only_with_company():
+    loop = Loop(long_prefill_token_threshold=6)
+    loop.add(make_wire(20, "a"))
+    assert loop.schedule().lengths == [20]
+    loop = Loop(long_prefill_token_threshold=6)
+    loop.add(make_wire(20, "a"), make_wire(20, "b"))
+    assert loop.schedule().lengths == [6, 6]
+
+
+def test_a_cap_below_a_tile_still_moves():
+    loop = Loop(long_prefill_token_threshold=3, prefill_tile=8)
+    loop.add(make_wire(20, "a"), make_wire(20, "b"))
+    assert loop.schedule().lengths == [3, 3]
+
+
+def test_without_chunks_a_prompt_waits_for_a_step_that_holds_it():
+    loop = Loop(enable_chunked_prefill=False, max_num_batched_tokens=32)
+    wires = [make_wire(20, "a"), make_wire(20, "b"), make_wire(5, "c")]
+    loop.add(*wires)
+    assert loop.step().lengths == [20], "b does not fit, and holds up c"
+    assert loop.step().lengths == [1, 20, 5]
+    loop.drain()
+    loop.assert_truth(*wires)
+
+
+def test_without_chunks_a_request_that_outgrew_a_step_resumes_in_chunks():
+    loop = Loop(enable_chunked_prefill=False, max_num_batched_tokens=8, prefix=False, blocks=17)
+    wire = make_wire(6, "a", max_tokens=30)
+    loop.add(wire)
+    for _ in range(12):
+        loop.step()
+    loop.scheduler.reset_prefix_cache(preempt_running=True)
+    loop.drain()
+    loop.assert_truth(wire)
+
+
+def test_a_request_that_cannot_run_does_not_hold_up_the_next():
+    loop = Loop(max_num_batched_tokens=4)
+    loop.add(make_wire(3, "a", max_tokens=2), make_wire(9, "b"))
+    loop.schedule()
+    loop.schedule()
+    # a has its last token in flight; b runs although it stands behind a.
+    loop.commit()
+    assert loop.schedule().rows == [1]
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+@pytest.mark.parametrize("max_tokens", [1, 2, 5])
+def test_no_step_is_wasted_at_the_length_cap(depth, max_tokens):
+    loop = Loop(depth=depth)
+    wire = make_wire(7, max_tokens=max_tokens)
+    loop.add(wire)
+    loop.drain()
+    assert sum(plan.num_tokens for plan in loop.plans) == 7 + max_tokens - 1
+    loop.assert_truth(wire)
+
+
+def test_one_token_in_flight_keeps_decode_plans_disjoint():
+    loop = Loop(depth=2, max_in_flight=1)
+    wires = many(2, 5, max_tokens=6)
+    loop.add(wires[0])
+    assert loop.schedule().rows == [0]
+    assert loop.schedule() is None
+    loop.add(wires[1])
+    assert loop.schedule().rows == [1]
+    loop.drain()
+    loop.assert_truth(*wires)
+
+
+def test_chunks_of_one_prompt_follow_each_other_without_waiting():
+    loop = Loop(depth=2, max_in_flight=1, max_num_batched_tokens=4)
+    loop.add(make_wire(12))
+    assert [loop.schedule().starts for _ in range(3)] == [[0], [4], [8]]
+    assert loop.schedule() is None, "depth 2 means three plans at most"
+
+
+def test_rows_are_the_smallest_free_ones_and_released_once():
+    loop = Loop(depth=0, max_num_seqs=3)
+    loop.add(*many(3, 3, max_tokens=9))
+    assert [new.row for new in loop.step().new_rows] == [0, 1, 2]
+    loop.abort("r1")
+    loop.abort("r0")
+    loop.add(make_wire(3, "late"))
+    plan = loop.step()
+    assert sorted(plan.released) == [0, 1]
+    assert [new.row for new in plan.new_rows] == [0]
+    assert loop.step().released == []
+
+
+def test_released_rows_wait_for_the_next_plan():
+    loop = Loop(depth=0)
+    loop.add(make_wire(3, "a"))
+    loop.step()
+    loop.abort("a")
+    assert loop.schedule() is None
+    loop.add(make_wire(3, "b"))
+    assert loop.schedule().released == [0]
+
+
+def test_a_new_row_brings_its_tokens_blocks_and_sampling():
+    loop = Loop()
+    sampling = RowSampling(temperature=0.5, seed=7)
+    wire = make_wire(9, sampling=sampling)
+    loop.add(wire)
+    plan = loop.schedule()
+    (new,), (blocks,) = plan.new_rows, plan.new_blocks
+    assert (new.row, new.token_ids, new.prompt_length) == (0, wire.prompt_token_ids, 9)
+    assert new.sampling is sampling
+    assert (blocks.row, blocks.group, blocks.first, len(blocks.blocks)) == (0, 0, 0, 3)
+
+
+def test_decode_gains_a_block_only_at_a_block_boundary():
+    loop = Loop()
+    loop.add(make_wire(7, max_tokens=8))
+    loop.drain()
+    assert [bool(plan.new_blocks) for plan in loop.plans[:7]] == [
+        True, False, True, False, False, False, True,
+    ]  # fmt: skip
+
+
+def test_equal_prompts_share_blocks_within_one_step():
+    loop = Loop()
+    prompt = list(range(10))
+    wires = [make_wire(prompt, name) for name in "abc"]
+    loop.add(*wires)
+    assert loop.schedule().lengths == [10, 2, 2]
+    loop.drain()
+    loop.assert_truth(*wires)
+    assert [loop.finals[name].num_cached_tokens for name in "abc"] == [0, 8, 8]
+
+
+def test_a_next_turn_finds_the_answer_before_it():
+    loop = Loop()
+    first = make_wire(10, "a", max_tokens=7)
+    loop.add(first)
+    loop.drain()
+    turn = make_wire(first.prompt_token_ids + loop.tokens["a"] + [1, 2], "b")
+    loop.add(turn)
+    loop.drain()
+    assert loop.finals["b"].num_cached_tokens == 16
+    loop.assert_truth(turn)
+
+
+def test_sliding_windows_hold_few_blocks():
+    loop = Loop(sliding(6), blocks=9, max_num_batched_tokens=8)
+    wire = make_wire(20, max_tokens=40)
+    loop.add(wire)
+    loop.drain()
+    loop.assert_truth(wire)
+    assert loop.scheduler.num_preemptions == 0
+
+
+def test_the_watermark_holds_back_waiting_requests_while_others_run():
+    loop = Loop(blocks=9, watermark_blocks=4)
+    loop.add(make_wire(16, "a", max_tokens=2), make_wire(12, "b", max_tokens=2))
+    assert loop.step().rows == [0], "a may use all but b must leave 4 of 8"
+    loop.drain()
+    assert set(loop.finals) == {"a", "b"}
+
+
+def test_pause_holds_new_requests_or_everything():
+    loop = Loop()
+    loop.add(make_wire(5, "a", max_tokens=20))
+    loop.step()
+    loop.add(make_wire(5, "b"))
+    loop.scheduler.pause = Pause.NEW
+    assert loop.step().rows == [0]
+    loop.scheduler.pause = Pause.ALL
+    assert loop.step() is None
+    loop.scheduler.pause = Pause.OFF
+    assert loop.step().rows == [0, 1]
+    loop.drain()
+
+
+def test_nothing_to_do_is_no_plan():
+    loop = Loop()
+    assert loop.schedule() is None
+    assert not loop.scheduler.has_unfinished
+
+
+@pytest.mark.parametrize(
+    ("wire", "words"),
+    [
+        (make_wire([]), "0 tokens"),
+        (make_wire(3, max_tokens=0), "max_tokens=0"),
+        (make_wire(64), "max_model_len=64"),
+        (make_wire(17, max_tokens=30), "the cache cannot hold 46"),
+        (make_wire(3, sampling=RowSampling(prompt_logprobs=1)), "skip_reading_prefix_cache"),
+    ],
+)
+def test_what_could_never_run_is_refused(wire, words):
+    loop = Loop(blocks=12)
+    with pytest.raises(RequestError, match=words):
+        loop.add(wire)
+    assert not loop.scheduler.has_unfinished
+
+
+def test_a_prompt_larger_than_a_step_is_refused_without_chunks():
+    loop = Loop(enable_chunked_prefill=False, max_num_batched_tokens=10, prefill_tile=4)
+    with pytest.raises(RequestError, match="at most 8"):
+        loop.add(make_wire(9))
+    loop.add(make_wire(8))
+
+
+def test_an_identity_in_use_is_refused():
+    loop = Loop()
+    loop.add(make_wire(3))
+    with pytest.raises(RequestError, match="already"):
+        loop.add(make_wire(3))
+    loop.drain()
+
+
+def test_a_tile_larger_than_a_step_is_refused():
+    with pytest.raises(ConfigError, match="prefill_tile=32"):
+        Loop(prefill_tile=32, max_num_batched_tokens=16)

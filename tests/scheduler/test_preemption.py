@@ -1,0 +1,211 @@
+"""Preemption by recompute: who loses its row, what it keeps, when it comes back."""
+
+from __future__ import annotations
+
+import pytest
+from scheduler_loop import FULL, Loop, make_wire, sliding
+
+
+def tight(**more):
+    """Room for about one and a half of the requests used here."""
+    return Loop(**{"blocks": 9, **more})
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2, 3])
+@pytest.mark.parametrize("prefix", [True, False])
+@pytest.mark.parametrize("max_in_flight", [None, 1])
+def test_each_token_is_delivered_once_under_pressure(depth, prefix, max_in_flight):
+    loop = tight(depth=depth, prefix=prefix, max_in_flight=max_in_flight)
+    wires = [make_wire(9, name, max_tokens=14) for name in "abc"]
+    loop.add(*wires)
+    loop.drain()
+    assert loop.scheduler.num_preemptions > 0
+    loop.assert_truth(*wires)
+
+
+def test_the_last_running_request_gives_way():
+    loop = tight()
+    wires = [make_wire(13, name, max_tokens=14) for name in "ab"]
+    loop.add(*wires)
+    while not loop.scheduler.num_preemptions:
+        loop.step()
+    assert [request.request_id for request in loop.scheduler._running] == ["a"]
+    assert [request.request_id for request in loop.scheduler._waiting] == ["b"]
+    loop.drain()
+    loop.assert_truth(*wires)
+    assert list(loop.finals) == ["a", "b"]
+
+
+def test_nothing_waiting_is_admitted_in_a_step_that_preempts():
+    loop = tight()
+    loop.add(*(make_wire(13, name, max_tokens=14) for name in "ab"))
+    loop.step()
+    loop.add(make_wire([1], "small", max_tokens=1))
+    while not loop.scheduler.num_preemptions:
+        plan = loop.step()
+    assert plan.new_rows == []
+    loop.drain()
+
+
+def test_a_preempted_request_waits_for_its_tokens_in_flight():
+    loop = Loop(depth=1)
+    wire = make_wire(6, max_tokens=9)
+    loop.add(wire)
+    loop.schedule()
+    loop.schedule()
+    loop.scheduler.reset_prefix_cache(preempt_running=True)
+    loop.commit()
+    assert loop.schedule() is None, "one of its tokens is still in flight"
+    loop.commit()
+    plan = loop.schedule()
+    assert plan.new_rows[0].token_ids == wire.prompt_token_ids + loop.tokens["r"]
+    assert plan.released == [0] and len(loop.tokens["r"]) == 2
+    loop.drain()
+    loop.assert_truth(wire)
+
+
+def test_others_pass_while_it_waits_and_it_keeps_its_place():
+    loop = Loop(depth=1, max_num_seqs=1)
+    wires = [make_wire(6, name, max_tokens=3) for name in "abc"]
+    loop.add(*wires)
+    loop.schedule()
+    loop.scheduler.reset_prefix_cache(preempt_running=True)
+    assert loop.schedule().new_rows[0].token_ids == wires[1].prompt_token_ids
+    assert [request.request_id for request in loop.scheduler._waiting] == ["a", "c"]
+    loop.drain()
+    loop.assert_truth(*wires)
+
+
+def test_a_resumed_request_looks_up_its_outputs_too():
+    loop = Loop()
+    wire = make_wire(6, max_tokens=20)
+    loop.add(wire)
+    for _ in range(9):
+        loop.step()
+    while loop.in_flight:
+        loop.commit()
+    (request,) = loop.scheduler._running
+    loop.scheduler._preempt(request)
+    plan = loop.step()
+    assert plan.starts == [12] and plan.num_decodes == 0
+    assert loop.cache.stats.preempted_hits == 12
+    loop.drain()
+    assert loop.finals["r"].num_cached_tokens == 0, "that of the first admission"
+    loop.assert_truth(wire)
+
+
+def test_a_recomputed_single_token_is_not_a_decode():
+    """The device no longer has that token: its row was released."""
+    loop = Loop(depth=0)
+    wire = make_wire(6, max_tokens=20)
+    loop.add(wire)
+    while len(loop.tokens["r"]) < 3:  # 9 known, 8 computed
+        loop.step()
+    (request,) = loop.scheduler._running
+    loop.scheduler._preempt(request)
+    plan = loop.step()
+    assert (plan.num_decodes, plan.starts, plan.lengths) == (0, [8], [1])
+    loop.drain()
+    loop.assert_truth(wire)
+
+
+def test_a_preempted_request_may_finish_while_it_waits():
+    loop = Loop()
+    wire = make_wire(6, max_tokens=2)
+    loop.add(wire)
+    loop.schedule()
+    loop.schedule()
+    loop.scheduler.reset_prefix_cache(preempt_running=True)
+    loop.commit()
+    loop.commit()
+    assert not loop.scheduler.has_unfinished and loop.scheduler.num_waiting == 0
+    loop.assert_truth(wire)
+
+
+def test_resetting_keeps_the_order_of_running_requests():
+    loop = Loop()
+    loop.add(*(make_wire(5, name, max_tokens=9) for name in "abcd"))
+    loop.step()
+    assert not loop.scheduler.reset_prefix_cache()
+    assert loop.scheduler.reset_prefix_cache(preempt_running=True)
+    assert [request.request_id for request in loop.scheduler._waiting] == list("abcd")
+    loop.drain()
+
+
+# Priorities
+
+
+def test_urgent_requests_are_admitted_first_and_ties_follow_arrival():
+    loop = Loop(policy="priority", max_num_seqs=1)
+    loop.add(
+        make_wire(3, "late", priority=1, arrival=2.0),
+        make_wire(3, "early", priority=1, arrival=1.0),
+        make_wire(3, "same as early", priority=1, arrival=1.0),
+        make_wire(3, "urgent", priority=0, arrival=9.0),
+    )
+    loop.drain()
+    assert list(loop.finals) == ["urgent", "early", "same as early", "late"]
+
+
+def test_no_one_is_preempted_while_there_is_room():
+    loop = Loop(policy="priority")
+    loop.add(make_wire(5, "low", priority=5, max_tokens=9))
+    loop.step()
+    loop.add(make_wire(5, "high", priority=0, max_tokens=9))
+    loop.drain()
+    assert loop.scheduler.num_preemptions == 0
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_the_least_urgent_gives_way_and_its_planned_tokens_back(depth):
+    """The victim stands first in the list, so it was planned in this very step already."""
+    loop = tight(policy="priority", depth=depth, max_num_batched_tokens=16)
+    low = make_wire(13, "low", priority=5, max_tokens=14)
+    high = make_wire(13, "high", priority=0, max_tokens=14)
+    loop.add(low)
+    loop.step()
+    loop.add(high)
+    while not loop.scheduler.num_preemptions:
+        plan = loop.step()
+    assert [request.request_id for request in loop.scheduler._running] == ["high"]
+    assert plan.rows == [1] and 0 in plan.released
+    assert all(blocks.row == 1 for blocks in plan.new_blocks)
+    loop.drain()
+    loop.assert_truth(low, high)
+    assert list(loop.finals) == ["high", "low"]
+
+
+def test_preempting_an_earlier_request_skips_no_other():
+    """All that remain and could run are in the plan of a step that preempts."""
+    loop = Loop(policy="priority", blocks=11, depth=0)
+    loop.add(make_wire(8, "victim", priority=9, max_tokens=20))
+    loop.step()
+    loop.add(*(make_wire(8, name, priority=1, max_tokens=12) for name in "abc"))
+    while not loop.scheduler.num_preemptions:
+        plan = loop.step()
+    assert len(plan.rows) == 3
+    loop.drain()
+
+
+def test_the_least_urgent_preempts_itself_and_the_others_go_on():
+    loop = tight(policy="priority", depth=0)
+    low = make_wire(15, "low", priority=5, max_tokens=14)
+    high = make_wire(14, "high", priority=0, max_tokens=14)
+    loop.add(low)
+    loop.step()
+    loop.add(high)
+    while not loop.scheduler.num_preemptions:
+        plan = loop.step()
+    assert plan.rows == [1]
+    loop.drain()
+    loop.assert_truth(low, high)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_a_lone_request_waits_for_its_window_instead_of_starting_again(depth):
+    loop = Loop(FULL, sliding(5), depth=depth, blocks=(30, 5), max_num_batched_tokens=8)
+    wire = make_wire(40, max_tokens=20)
+    loop.add(wire)
+    loop.drain()
+    loop.assert_truth(wire)
+    assert loop.scheduler.num_preemptions == 0

@@ -1,0 +1,71 @@
+"""Waiting queues and prompt scores on their own."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from scheduler_loop import make_wire
+
+from jengine.outputs import StepLogprobs
+from jengine.request import Request
+from jengine.scheduler.prompt_scores import PromptScores
+from jengine.scheduler.queue import waiting_queue
+
+
+def requests(urgencies):
+    return [
+        Request(make_wire(1, f"r{i}", priority=priority, arrival=arrival), 64, i)
+        for i, (priority, arrival) in enumerate(urgencies)
+    ]
+
+
+def test_arrival_order_with_restored_requests_first():
+    first, second, third = requests([(0, 0.0)] * 3)
+    queue = waiting_queue("fcfs")
+    queue.push(first)
+    queue.push(second)
+    queue.restore(third)
+    queue.remove(first)
+    assert (len(queue), queue.peek(), list(queue)) == (2, third, [third, second])
+    assert [queue.pop(), queue.pop()] == [third, second]
+
+
+def test_urgency_order_whatever_is_added_and_removed():
+    source = random.Random(0)
+    queue = waiting_queue("priority")
+    held = requests([(source.randrange(3), source.randrange(3) * 1.0) for _ in range(60)])
+    for request in held:
+        (queue.push if source.random() < 0.5 else queue.restore)(request)
+    for request in source.sample(held, 20):
+        queue.remove(request)
+        held.remove(request)
+    held.sort(key=lambda request: request.urgency)
+    assert list(queue) == held
+    assert [queue.pop() for _ in held] == held and len(queue) == 0
+
+
+def chunk(start, length):
+    positions = np.arange(start, start + length)
+    values = np.stack([positions, positions + 0.5], 1).astype(np.float32)
+    return StepLogprobs(values, values.astype(np.int32), positions.astype(np.int32))
+
+
+def test_scores_may_come_in_any_order_and_twice():
+    scores = PromptScores(8, 1)
+    for start, length in ((4, 4), (0, 3), (1, 2)):
+        scores.add(start, chunk(start, length))
+        assert not scores.is_complete
+    with pytest.raises(AssertionError, match=r"without a score: \[4\]"):
+        scores.result()
+    scores.add(3, chunk(3, 1))
+    assert scores.result().rank.tolist() == list(range(7))
+    assert scores.result().values[:, 1].tolist() == [i + 0.5 for i in range(7)]
+
+
+def test_what_lies_behind_the_prompt_is_not_kept():
+    scores = PromptScores(4, 0)
+    scores.add(0, chunk(0, 4))
+    scores.add(5, chunk(5, 2))
+    assert scores.result().values.shape == (3, 1)
