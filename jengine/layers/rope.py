@@ -13,8 +13,11 @@ from jengine.config import RopeConfig
 
 def inverse_frequencies(config: RopeConfig, head_dim: int) -> np.ndarray:
     """The angle per position of each rotated pair, float32 [head_dim / 2]."""
-    exponents = np.arange(0, head_dim, 2, dtype=np.float32) / head_dim
-    plain = (1.0 / np.power(np.float32(config.theta), exponents)).astype(np.float32)
+    # Rounded to float32 exactly where the models were trained with it: a last-place error here is
+    # multiplied by the position. numpy's own float32 power is off by up to four last places.
+    exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
+    powers = np.power(np.float64(config.theta), exponents.astype(np.float64))
+    plain = np.float32(1.0) / powers.astype(np.float32)
     if config.kind == "linear":
         return plain / np.float32(config.factor)
     if config.kind == "llama3":

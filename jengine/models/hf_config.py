@@ -7,6 +7,7 @@ Every wrong value is a CheckpointError that names the key. Must not know familie
 from __future__ import annotations
 
 import math
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NoReturn, TypeVar
@@ -22,6 +23,10 @@ LAYER_TYPES = {"full_attention": "full", "sliding_attention": "sliding"}
 LARGEST_SIZE = 2**31 - 1
 # The layer count decides how much is built before any tensor is compared, so it needs a limit.
 MOST_LAYERS = 1000
+
+# Errors show the value at fault however large or deep it is.
+_SHOWN = reprlib.Repr()
+_SHOWN.maxstring = _SHOWN.maxother = _SHOWN.maxlong = 100
 
 _ROPE_COMMON = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
 _ROPE_KEYS = {
@@ -40,13 +45,13 @@ class Fields:
 
     def __init__(self, values: object, where: str = "config.json"):
         if not isinstance(values, Mapping):
-            raise CheckpointError(f"{where}: given {_shown(values)}, expected a JSON object.")
+            raise CheckpointError(f"{where}: given {_SHOWN.repr(values)}, expected a JSON object.")
         self.values = values
         self.where = where
 
     def refuse(self, key: str, expected: str) -> NoReturn:
         """Raise the error for the value at `key`."""
-        given = _shown(self.values[key]) if key in self.values else "nothing"
+        given = _SHOWN.repr(self.values[key]) if key in self.values else "nothing"
         raise CheckpointError(f"{self.where}: {key!r}: given {given}, expected {expected}.")
 
     def integer(
@@ -66,7 +71,7 @@ class Fields:
             return None
         return self.integer(key, default, minimum=minimum, maximum=maximum)
 
-    def integers(self, key: str, default: tuple[int, ...], *, maximum: int) -> tuple[int, ...]:
+    def integers(self, key: str, default: int | None, *, maximum: int) -> tuple[int, ...]:
         """Token ids: null, one, or a list of them."""
         value = self.values.get(key, default)
         found = () if value is None else (value,) if type(value) is int else value
@@ -135,7 +140,7 @@ class Defaults:
     norm_eps: float = 1e-6
     rope_theta: float = 10000.0
     bos_token_id: int | None = None
-    eos_token_ids: tuple[int, ...] = ()
+    eos_token_id: int | None = None
 
 
 def read_decoder(
@@ -174,7 +179,9 @@ def read_decoder(
         bos_token_id=fields.optional_integer(
             "bos_token_id", _inside(defaults.bos_token_id, vocab), minimum=0, maximum=vocab - 1
         ),
-        eos_token_ids=fields.integers("eos_token_id", defaults.eos_token_ids, maximum=vocab - 1),
+        eos_token_ids=fields.integers(
+            "eos_token_id", _inside(defaults.eos_token_id, vocab), maximum=vocab - 1
+        ),
     )
 
 
@@ -362,9 +369,3 @@ def _write_rope_scaling(rope: RopeConfig) -> dict[str, object] | None:
         scaling["high_freq_factor"] = rope.high_freq_factor
         scaling["original_max_position_embeddings"] = rope.original_max_position
     return scaling
-
-
-def _shown(value: object) -> str:
-    """A value as an error shows it, however long it is."""
-    text = repr(value)
-    return text if len(text) <= 120 else f"{text[:117]}..."

@@ -25,7 +25,7 @@ DEFAULTS = Defaults(
     head_dim=None,
     max_position=131072,
     bos_token_id=1,
-    eos_token_ids=(2,),
+    eos_token_id=2,
 )
 
 

@@ -1,4 +1,4 @@
-"""Declares parameters once: shape, logical axes, dtype and initialiser, on the module that uses them.
+"""Declares parameters once, on the module that uses them: shape, axes, dtype and initialiser.
 
 Sharding, dummy weights, loading and memory size are derived from these declarations.
 """
@@ -7,43 +7,61 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax import Array
 
 Axes = tuple[str | None, ...]
 
 
-def normal(stddev: float) -> nnx.Initializer:
+@dataclass(frozen=True)
+class Initializer:
+    """How a parameter starts: `mean` everywhere, plus normal noise of `stddev`.
+
+    A value and not a closure, so that two models of one config have equal declarations.
+    """
+
+    mean: float = 0.0
+    stddev: float = 0.0
+
+    def __call__(self, key: Array, shape: tuple[int, ...], dtype: Any) -> Array:
+        if self.stddev == 0.0:
+            return jnp.full(shape, self.mean, dtype)
+        return self.mean + jax.nn.initializers.normal(self.stddev)(key, shape, dtype)
+
+
+def normal(stddev: float) -> Initializer:
     """Initialiser for matrices."""
-    return jax.nn.initializers.normal(stddev)
+    return Initializer(stddev=stddev)
 
 
 def parameter(
-    rngs: nnx.Rngs, shape: tuple[int, ...], axes: Axes, dtype: Any, init: nnx.Initializer
+    rngs: nnx.Rngs, shape: tuple[int, ...], axes: Axes, dtype: Any, init: Initializer
 ) -> nnx.Param:
     """A parameter with one logical axis name a dimension (None: never sharded)."""
     if len(shape) != len(axes):
         raise ValueError(f"parameter of shape {shape} declares axes {axes}")
-    return nnx.Param(init(rngs.params(), shape, dtype), axes=axes)
+    return nnx.Param(init(rngs.params(), shape, dtype), axes=axes, init=init)
 
 
 def ones(rngs: nnx.Rngs, size: int, axis: str, dtype: Any) -> nnx.Param:
     """A norm's scale."""
-    return parameter(rngs, (size,), (axis,), dtype, jax.nn.initializers.ones)
+    return parameter(rngs, (size,), (axis,), dtype, Initializer(mean=1.0))
 
 
 def zeros(rngs: nnx.Rngs, shape: tuple[int, ...], axes: Axes, dtype: Any) -> nnx.Param:
     """A bias."""
-    return parameter(rngs, shape, axes, dtype, jax.nn.initializers.zeros)
+    return parameter(rngs, shape, axes, dtype, Initializer())
 
 
 def named_parameters(model: nnx.Module) -> Iterator[tuple[str, nnx.Param]]:
     """(dotted path, parameter) of every parameter, in one order everywhere."""
-    for path, leaf in nnx.state(model, nnx.Param).flat_state():
+    for path, leaf in nnx.to_flat_state(nnx.state(model, nnx.Param)):
         yield ".".join(str(part) for part in path), leaf
 
 

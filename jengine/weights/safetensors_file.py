@@ -10,7 +10,7 @@ import json
 import math
 import os
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,7 @@ import numpy as np
 
 from jengine.errors import CheckpointError
 
+Declared = tuple[str, np.dtype, tuple[int, ...]]  # name, type, shape
 LONGEST_HEADER = 100_000_000  # the limit of the reference implementation
 MOST_DIMENSIONS = 64  # what numpy holds
 READABLE = {
@@ -73,28 +74,34 @@ def read_header(file: Path) -> dict[str, StoredTensor]:
     return tensors
 
 
-def write_file(
-    file: Path,
-    tensors: Mapping[str, tuple[np.dtype, tuple[int, ...]]],
-    read: Callable[[str], np.ndarray],
-) -> None:
-    """Write tensors one at a time, asking `read` for each; the file appears only when complete."""
+def write_file(file: Path, declared: Sequence[Declared], arrays: Iterable[np.ndarray]) -> None:
+    """Write `arrays` one at a time, as declared; the file appears only when it is complete."""
+    header = _encode_header(declared)
+    partial = file.with_name(f".{file.name}.partial")
+    try:
+        with partial.open("wb") as stream:
+            stream.write(struct.pack("<Q", len(header)) + header)
+            for (name, dtype, shape), array in zip(declared, arrays, strict=True):
+                if array.dtype != dtype or array.shape != shape:
+                    raise ValueError(f"{name!r} is {array.dtype} {array.shape}, not as declared")
+                # bfloat16 has no buffer format of its own, so bytes are written.
+                stream.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        partial.replace(file)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _encode_header(declared: Sequence[Declared]) -> bytes:
     names = {dtype: name for name, dtype in READABLE.items()}
+    # transformers 4 opens only files that carry this note.
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
-    for name, (dtype, shape) in tensors.items():
+    for name, dtype, shape in declared:
         end = offset + math.prod(shape) * dtype.itemsize
         header[name] = {"dtype": names[dtype], "shape": shape, "data_offsets": (offset, end)}
         offset = end
     text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    partial = file.with_name(f".{file.name}.partial")
-    with partial.open("wb") as stream:
-        stream.write(struct.pack("<Q", len(text)) + text)
-        for name in tensors:
-            # ml_dtypes arrays have no buffer protocol of their own, so bytes are written.
-            stream.write(np.ascontiguousarray(read(name)).reshape(-1).view(np.uint8))
-    partial.replace(file)
+    return text + b" " * (-len(text) % 8)
 
 
 def _header_size(file: Path, first: bytes, file_size: int) -> int:
@@ -138,7 +145,8 @@ def _stored(file: Path, name: str, entry: object, data_start: int) -> StoredTens
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in _BITS:
         raise CheckpointError(
-            f"{file}: {name!r}: unknown type {str(dtype)[:40]!r}, expected one of {', '.join(_BITS)}."
+            f"{file}: {name!r}: unknown type {str(dtype)[:40]!r}, expected one of"
+            f" {', '.join(_BITS)}."
         )
     if not _sizes(shape):
         raise CheckpointError(f"{file}: {name!r}: shape {str(shape)[:120]} is not a list of sizes.")

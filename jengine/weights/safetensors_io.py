@@ -8,39 +8,35 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jengine.config import ModelConfig
-from jengine.errors import CheckpointError, ConfigError
+from jengine.errors import CheckpointError
 from jengine.models import registry
 from jengine.models.checkpoint import IgnoredTensor, Piece
 from jengine.models.decoder import Decoder
 from jengine.models.hf_config import DTYPES
 from jengine.models.parameter import named_parameters
+from jengine.weights.abstract import (
+    Place,
+    abstract_model,
+    place_on_default_device,
+    with_dtype,
+    with_values,
+)
 from jengine.weights.folder import open_checkpoint, read_model_config
+from jengine.weights.progress import ProgressFactory
 from jengine.weights.safetensors_file import READABLE, StoredTensor, write_file
 
 Pieces = Mapping[str, tuple[Piece, ...]]
-Place = Callable[[str, tuple[str | None, ...], np.ndarray], jax.Array]
-
-
-class ProgressBar(Protocol):
-    """What loading needs of a bar; tqdm's has it."""
-
-    def update(self, n: float) -> object: ...
-
-    def close(self) -> object: ...
-
-
-# Makes a bar from what is being done and the number of bytes that takes.
-ProgressFactory = Callable[[str, int], ProgressBar]
+# Bytes of a tied head compared with the embedding at a time.
+COMPARED_AT_ONCE = 2**24
 
 
 def load_model(
@@ -52,17 +48,17 @@ def load_model(
 ) -> Decoder:
     """The model in `folder`. "auto" keeps the dtype that config.json names."""
     folder = Path(folder)
-    config = _with_dtype(read_model_config(folder), dtype)
-    pieces, ignored = registry.checkpoint_map(config), registry.ignored_tensors(config)
+    config = with_dtype(read_model_config(folder), dtype)
+    pieces = registry.checkpoint_map(config)
+    tensors = open_checkpoint(folder)
     # Before the model is built: a config that does not fit its tensors may describe a giant.
-    check_tensors(open_checkpoint(folder), pieces, ignored)
+    check_tensors(tensors, pieces, registry.ignored_tensors(config))
     model = abstract_model(config)
-    values = load_params(folder, model, pieces, ignored, place=place, progress=progress)
-    return with_values(model, values)
+    return with_values(model, _stream(tensors, model, pieces, place, progress))
 
 
 def load_params(
-    folder: Path,
+    folder: Path | str,
     model: nnx.Module,
     pieces: Pieces,
     ignored: Sequence[IgnoredTensor] = (),
@@ -70,17 +66,48 @@ def load_params(
     place: Place | None = None,
     progress: ProgressFactory | None = None,
 ) -> dict[str, jax.Array]:
-    """Parameter path -> array, one parameter after the other; `model` may be abstract.
-
-    Shapes and dtypes are the model's. `place` puts an array where it belongs, given its path and
-    logical axes.
-    """
-    tensors = open_checkpoint(folder)
+    """Parameter path -> array, in the shapes and dtypes that `model` (abstract or not) declares."""
+    tensors = open_checkpoint(Path(folder))
     check_tensors(tensors, pieces, ignored)
+    return _stream(tensors, model, pieces, place, progress)
+
+
+def save_pretrained(model: Decoder, folder: Path | str) -> None:
+    """Write config.json and model.safetensors that load here and in transformers."""
+    folder = Path(folder)
+    parameters = dict(named_parameters(model))
+    dtypes = {str(leaf.dtype) for leaf in parameters.values()}
+    if len(dtypes) > 1 or not dtypes <= set(DTYPES):
+        raise CheckpointError(f"Parameters of {sorted(dtypes)}, expected one of {list(DTYPES)}.")
+    config = dataclasses.replace(model.config, dtype=dtypes.pop())
+    written = registry.write_config(config)
+    pieces = registry.checkpoint_map(config)
+    dtype = np.dtype(jnp.dtype(config.dtype))
+    declared = [(piece.name, dtype, piece.shape) for found in pieces.values() for piece in found]
+    folder.mkdir(parents=True, exist_ok=True)
+    write_file(folder / "model.safetensors", declared, _taken_apart(parameters, pieces))
+    (folder / "config.json").write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
+
+
+def _taken_apart(parameters: Mapping[str, nnx.Param], pieces: Pieces) -> Iterator[np.ndarray]:
+    for path, found in pieces.items():
+        parameter = np.asarray(parameters[path].get_value())
+        for piece in found:
+            yield piece.take(parameter)
+
+
+def _stream(
+    tensors: Mapping[str, StoredTensor],
+    model: nnx.Module,
+    pieces: Pieces,
+    place: Place | None,
+    progress: ProgressFactory | None,
+) -> dict[str, jax.Array]:
+    """One parameter after the other, so that the host never holds more than one of them."""
     declared = dict(named_parameters(model))
     if set(declared) != set(pieces):
         raise ValueError(f"pieces and parameters differ: {set(declared) ^ set(pieces)}")
-    place = place or _place_on_default_device
+    place = place or place_on_default_device
     total = sum(tensors[piece.name].size for found in pieces.values() for piece in found)
     bar = progress("Loading weights", total) if progress else None
     values = {}
@@ -122,63 +149,6 @@ def check_tensors(
             _check_copy(tensors[name], tensors[rule.same_as], rule.reason)
 
 
-def abstract_model(config: ModelConfig) -> Decoder:
-    """The model's declarations without data."""
-    build = registry.build
-    return nnx.eval_shape(lambda: build(config, dtype=jnp.dtype(config.dtype), rngs=nnx.Rngs(0)))
-
-
-def with_values(model: Decoder, values: Mapping[str, jax.Array]) -> Decoder:
-    """The (abstract) model with every parameter's value set."""
-    graph, parameters = nnx.split(model, nnx.Param)
-    leaves = [
-        (path, leaf.replace(values[".".join(map(str, path))]))
-        for path, leaf in parameters.flat_state()
-    ]
-    return nnx.merge(graph, nnx.State.from_flat_path(leaves))
-
-
-def save_pretrained(model: Decoder, folder: Path | str) -> None:
-    """Write config.json and model.safetensors that load here and in transformers."""
-    folder = Path(folder)
-    parameters = dict(named_parameters(model))
-    dtypes = {str(leaf.dtype) for leaf in parameters.values()}
-    if len(dtypes) > 1 or not dtypes <= set(DTYPES):
-        raise CheckpointError(f"Parameters of {sorted(dtypes)}, expected one of {list(DTYPES)}.")
-    config = dataclasses.replace(model.config, dtype=dtypes.pop())
-    written = registry.write_config(config)
-    pieces = registry.checkpoint_map(config)
-    paths = {piece.name: (path, piece) for path, found in pieces.items() for piece in found}
-    dtype = np.dtype(jnp.dtype(config.dtype))
-
-    def read(name: str) -> np.ndarray:
-        path, piece = paths[name]
-        return piece.take(np.asarray(parameters[path].get_value()))
-
-    folder.mkdir(parents=True, exist_ok=True)
-    shapes = {name: (dtype, piece.shape) for name, (_, piece) in sorted(paths.items())}
-    write_file(folder / "model.safetensors", shapes, read)
-    (folder / "config.json").write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
-
-
-def _with_dtype(config: ModelConfig, dtype: Any) -> ModelConfig:
-    if isinstance(dtype, str) and dtype == "auto":
-        return config
-    try:
-        name = jnp.dtype(dtype).name
-    except TypeError:
-        name = str(dtype)
-    if name not in DTYPES:
-        raise ConfigError(f"dtype: given {name!r}, expected auto, {', '.join(DTYPES)}.")
-    return dataclasses.replace(config, dtype=name)
-
-
-def _place_on_default_device(
-    path: str, axes: tuple[str | None, ...], array: np.ndarray
-) -> jax.Array:
-    return jax.device_put(array)
-
-
 def _fill(buffer: np.ndarray, piece: Piece, tensor: StoredTensor) -> None:
     stored = tensor.read()
     if buffer.dtype != np.float16 or stored.dtype == np.float16:
@@ -212,10 +182,13 @@ def _misfit(tensors: Mapping[str, StoredTensor], piece: Piece) -> list[str]:
 
 def _check_copy(copy: StoredTensor, original: StoredTensor, reason: str) -> None:
     """A tied head in the file is harmless only if it really is the embedding."""
-    if copy.dtype != original.dtype or copy.shape != original.shape:
-        same = False
-    else:
-        same = np.array_equal(copy.read().view(np.uint8), original.read().view(np.uint8))
+    same = copy.dtype == original.dtype and copy.shape == original.shape
+    if same:
+        ours, theirs = (one.read().reshape(-1).view(np.uint8) for one in (copy, original))
+        same = all(
+            np.array_equal(ours[at : at + COMPARED_AT_ONCE], theirs[at : at + COMPARED_AT_ONCE])
+            for at in range(0, len(ours), COMPARED_AT_ONCE)
+        )
     if not same:
         raise CheckpointError(
             f"{copy.name!r} differs from {original.name!r}, but {reason}. If the head is a matrix"

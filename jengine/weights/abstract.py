@@ -1,0 +1,64 @@
+"""A model as declarations without data, and the same model with its data put in.
+
+In: a ModelConfig. Out: a Decoder whose parameters are shapes, then arrays. No random numbers are
+drawn and nothing is allocated twice. Must not know files.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jengine.config import ModelConfig
+from jengine.errors import ConfigError
+from jengine.models import registry
+from jengine.models.decoder import Decoder
+from jengine.models.hf_config import DTYPES
+
+# Puts one parameter where it belongs, given its path and its logical axes.
+Place = Callable[[str, tuple[str | None, ...], np.ndarray], jax.Array]
+
+
+def place_on_default_device(
+    path: str, axes: tuple[str | None, ...], array: np.ndarray
+) -> jax.Array:
+    """The placement of a model that is not sharded."""
+    return jax.device_put(array)
+
+
+def abstract_model(config: ModelConfig) -> Decoder:
+    """The model in the config's dtype, every parameter a ShapeDtypeStruct."""
+
+    def build() -> Decoder:
+        return registry.build(config, dtype=jnp.dtype(config.dtype), rngs=nnx.Rngs(0))
+
+    return nnx.eval_shape(build)
+
+
+def with_values(model: Decoder, values: Mapping[str, jax.Array]) -> Decoder:
+    """The (abstract) model with the value of every parameter set, by dotted path."""
+    graph, parameters = nnx.split(model, nnx.Param)
+    leaves = [
+        (path, leaf.replace(values[".".join(map(str, path))]))
+        for path, leaf in nnx.to_flat_state(parameters)
+    ]
+    return nnx.merge(graph, nnx.from_flat_state(leaves))
+
+
+def with_dtype(config: ModelConfig, dtype: Any) -> ModelConfig:
+    """The config for weights of `dtype`; "auto" keeps what the checkpoint says."""
+    if isinstance(dtype, str) and dtype == "auto":
+        return config
+    try:
+        name = jnp.dtype(dtype).name
+    except TypeError:
+        name = str(dtype)
+    if dtype is None or name not in DTYPES:
+        raise ConfigError(f"dtype: given {dtype!r}, expected auto, {', '.join(DTYPES)}.")
+    return dataclasses.replace(config, dtype=name)

@@ -1,0 +1,56 @@
+"""Random weights without a checkpoint, for load_format="dummy": as fast as memory can be written.
+
+In: a ModelConfig. Out: a Decoder with the declared means and deviations. Good for speed and
+memory, not for training: the noise of large matrices repeats.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from jengine.config import ModelConfig
+from jengine.models.decoder import Decoder
+from jengine.models.parameter import Initializer, named_parameters
+from jengine.weights.abstract import (
+    Place,
+    abstract_model,
+    place_on_default_device,
+    with_dtype,
+    with_values,
+)
+
+# A prime, so that no row of a matrix starts where another one does.
+NOISE_LENGTH = 1_048_573
+
+
+def dummy_model(
+    config: ModelConfig, dtype: Any = "auto", seed: int = 0, *, place: Place | None = None
+) -> Decoder:
+    """A model of random weights; the same seed gives the same weights."""
+    model = abstract_model(with_dtype(config, dtype))
+    place = place or place_on_default_device
+    generator = np.random.default_rng(seed)
+    noise = generator.standard_normal(NOISE_LENGTH, np.float32)
+    values = {}
+    for path, parameter in named_parameters(model):
+        metadata = parameter.get_metadata()
+        buffer = np.empty(parameter.shape, parameter.dtype)
+        _fill(buffer, metadata["init"], noise, int(generator.integers(NOISE_LENGTH)))
+        values[path] = place(path, metadata["axes"], buffer)
+    return with_values(model, values)
+
+
+def _fill(buffer: np.ndarray, init: Initializer, noise: np.ndarray, first: int) -> None:
+    """Values of `init` from the noise, starting at `first` and going round as often as needed."""
+    if init.stddev == 0.0:
+        buffer.fill(init.mean)
+        return
+    flat = buffer.reshape(-1)
+    length = min(math.prod(buffer.shape), len(noise))
+    taken = np.concatenate((noise[first:], noise[:first]))[:length]
+    values = (init.mean + init.stddev * taken).astype(buffer.dtype)
+    for start in range(0, len(flat), length):
+        flat[start : start + length] = values[: len(flat) - start]

@@ -1,0 +1,58 @@
+"""Pieces cover every parameter exactly once and can be undone."""
+
+from __future__ import annotations
+
+import importlib
+
+import numpy as np
+import pytest
+
+from jengine.models import registry
+from jengine.models.checkpoint import Piece
+from jengine.models.parameter import named_parameters
+from jengine.weights.abstract import abstract_model
+from tests.models.tiny_models import FAMILIES, tiny_settings
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("tied", [True, False])
+def test_pieces_fill_each_parameter_exactly_once(family: str, tied: bool) -> None:
+    settings = tiny_settings(family, tie_word_embeddings=tied, attention_bias=True)
+    config = registry.model_config({**settings, "architectures": [FAMILIES[family]]})
+    declared = dict(named_parameters(abstract_model(config)))
+    pieces = registry.checkpoint_map(config)
+    assert set(pieces) == set(declared)
+    names = [piece.name for found in pieces.values() for piece in found]
+    assert len(names) == len(set(names))
+    for path, found in pieces.items():
+        touched = np.zeros(declared[path].shape, np.int32)
+        for piece in found:
+            touched[piece.index] += 1
+        assert (touched == 1).all(), path
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_pieces_can_be_undone(family: str) -> None:
+    settings = tiny_settings(family, attention_bias=True)
+    config = registry.model_config({**settings, "architectures": [FAMILIES[family]]})
+    declared = dict(named_parameters(abstract_model(config)))
+    random = np.random.default_rng(0)
+    for path, found in registry.checkpoint_map(config).items():
+        parameter = np.empty(declared[path].shape, np.float32)
+        tensors = [random.standard_normal(piece.shape).astype(np.float32) for piece in found]
+        for piece, tensor in zip(found, tensors, strict=True):
+            piece.fill(parameter, tensor)
+        for piece, tensor in zip(found, tensors, strict=True):
+            np.testing.assert_array_equal(piece.take(parameter), tensor)
+
+
+def test_a_transposed_piece_splits_rows_into_heads() -> None:
+    tensor = np.arange(6 * 3).reshape(6, 3)  # 2 heads of 3, hidden 3
+    parameter = np.zeros((3, 2, 1, 3), int)
+    Piece("x", (6, 3), (slice(None), slice(None), 0), transpose=True).fill(parameter, tensor)
+    assert (parameter[1, 1, 0] == tensor[3:6, 1]).all()
+
+
+def test_the_table_agrees_with_the_family_files() -> None:
+    for architecture, module in registry.FAMILIES.items():
+        assert architecture in importlib.import_module(module).ARCHITECTURES

@@ -1,0 +1,116 @@
+"""Every family scores whole sequences as transformers does in float32."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jengine.config import RopeConfig
+from jengine.layers.rope import inverse_frequencies
+from jengine.models.decoder import Decoder
+from jengine.weights.safetensors_io import load_model, save_pretrained
+from tests.models.tiny_models import LLAMA3_ROPE, write_tiny
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+MIXED = {
+    "num_hidden_layers": 3,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "use_sliding_window": True,
+    "sliding_window": 9,
+}
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama-tied": ("llama", {"tie_word_embeddings": True, "num_key_value_heads": 4}),
+    "llama-llama3-rope": ("llama", {"rope_parameters": LLAMA3_ROPE}),
+    "llama-linear-rope": (
+        "llama",
+        {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 20000.0}},
+    ),
+    "llama-bias": ("llama", {"attention_bias": True, "hidden_act": "gelu_pytorch_tanh"}),
+    "llama-own-head-dim": ("llama", {"head_dim": 12, "num_key_value_heads": 1}),
+    "mistral": ("mistral", {}),
+    "mistral-no-window": ("mistral", {"sliding_window": None, "head_dim": 12}),
+    "qwen2": ("qwen2", {"tie_word_embeddings": True}),
+    "qwen2-max-window-layers": (
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
+    ),
+    "qwen2-layer-types": ("qwen2", MIXED),
+    "qwen3": ("qwen3", {"tie_word_embeddings": True}),
+    "qwen3-layer-types": ("qwen3", {**MIXED, "attention_bias": True}),
+}
+TOLERANCE = 1e-4
+
+
+def tokens_of(length: int, rows: int = 1) -> np.ndarray:
+    return np.random.default_rng(length).integers(0, 97, (rows, length))
+
+
+def our_logits(model: Decoder, tokens: np.ndarray) -> np.ndarray:
+    return np.asarray(jax.jit(lambda given: model.score(given))(jnp.asarray(tokens)))
+
+
+def their_model(folder: Path) -> Any:
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+
+def their_logits(model: Any, tokens: np.ndarray) -> np.ndarray:
+    with torch.no_grad():
+        return model(torch.tensor(tokens)).logits.numpy()
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_logits_match_transformers(name: str, tmp_path: Path) -> None:
+    """300 positions of a causal model are 300 prefixes; and saving gives the same model back."""
+    family, overrides = VARIANTS[name]
+    folder = write_tiny(tmp_path / "theirs", family, **overrides)
+    tokens = tokens_of(300)
+    expected = their_logits(their_model(folder), tokens)
+    assert np.abs(expected).max() > 1  # or the tolerance would say nothing
+
+    model = load_model(folder)
+    assert np.abs(our_logits(model, tokens) - expected).max() < TOLERANCE
+
+    save_pretrained(model, tmp_path / "ours")
+    np.testing.assert_array_equal(their_logits(their_model(tmp_path / "ours"), tokens), expected)
+    assert load_model(tmp_path / "ours").config == model.config
+
+
+def test_lengths_and_rows(tmp_path: Path) -> None:
+    """One token, two, and one more than the window of 16 holds."""
+    folder = write_tiny(tmp_path, "mistral")
+    ours, theirs = load_model(folder), their_model(folder)
+    for length in (1, 2, 17):
+        tokens = tokens_of(length, rows=2)
+        difference = our_logits(ours, tokens) - their_logits(theirs, tokens)
+        assert np.abs(difference).max() < TOLERANCE, length
+
+
+@pytest.mark.parametrize("head_dim", [8, 12, 64, 80, 96, 128])
+def test_rotary_frequencies_are_rounded_as_in_torch(head_dim: int) -> None:
+    """A last-place error would grow with the position, to 0.02 radians at position 100,000."""
+    for theta in (1e4, 5e5, 1e6):
+        exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
+        expected = (1.0 / theta**exponents).numpy()
+        ours = inverse_frequencies(RopeConfig(theta=theta), head_dim)
+        np.testing.assert_array_max_ulp(ours, expected, maxulp=1)
+        assert np.mean(ours != expected) < 0.05
+
+
+def test_bfloat16_checkpoint(tmp_path: Path) -> None:
+    """bfloat16 weights are kept by default, and are exact when they are widened."""
+    folder = write_tiny(tmp_path, "qwen3", dtype="bfloat16")
+    tokens = tokens_of(40)
+    expected = their_logits(their_model(folder), tokens)
+    kept, widened = load_model(folder), load_model(folder, dtype="float32")
+    assert kept.embed.dtype == jnp.bfloat16
+    assert np.abs(our_logits(widened, tokens) - expected).max() < TOLERANCE
+    error = np.abs(our_logits(kept, tokens) - expected).mean() / np.abs(expected).mean()
+    assert error < 0.03

@@ -1,0 +1,179 @@
+"""config.json is read in both styles, and every wrong value is refused by name."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jengine.config import CacheSpec, ModelConfig, RopeConfig
+from jengine.errors import CheckpointError
+from jengine.models import registry
+from tests.models.tiny_models import FAMILIES, LLAMA3_ROPE, tiny_settings
+
+
+def read(family: str, **overrides: Any) -> ModelConfig:
+    given = tiny_settings(family, **{"architectures": [FAMILIES[family]], **overrides})
+    return registry.model_config(given)
+
+
+def test_both_styles_say_the_same() -> None:
+    scaling = {key: value for key, value in LLAMA3_ROPE.items() if key != "rope_theta"}
+    old = read("llama", rope_theta=500000.0, rope_scaling=scaling, torch_dtype="bfloat16")
+    new = read("llama", rope_parameters=LLAMA3_ROPE, dtype="bfloat16")
+    assert old == new
+    assert old.rope == RopeConfig(500000.0, "llama3", 8.0, 1.0, 4.0, 64)
+    assert old.dtype == "bfloat16"
+
+
+def test_the_oldest_style_calls_it_type() -> None:
+    config = read("llama", rope_scaling={"type": "linear", "factor": 2})
+    assert config.rope == RopeConfig(10000.0, "linear", 2.0)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_missing_keys_have_the_defaults_of_transformers(family: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    architecture = FAMILIES[family]
+    theirs = getattr(transformers, architecture.replace("ForCausalLM", "Config"))()
+    written = {**theirs.to_dict(), "architectures": [architecture]}
+    assert registry.model_config({"architectures": [architecture]}) == registry.model_config(
+        written
+    )
+
+
+def test_qwen_windows_begin_at_max_window_layers() -> None:
+    config = read("qwen2", use_sliding_window=True, sliding_window=8, max_window_layers=1)
+    assert config.layers == (CacheSpec("full", 2, 8), CacheSpec("sliding", 2, 8, 8))
+    assert len(config.groups) == 2
+    off = read("qwen2", use_sliding_window=False, sliding_window=8, max_window_layers=0)
+    assert off.layers == (CacheSpec("full", 2, 8),) * 2
+
+
+def test_mistral_windows_are_on_every_layer_or_on_none() -> None:
+    assert read("mistral", sliding_window=7).layers == (CacheSpec("sliding", 2, 8, 7),) * 2
+    assert read("mistral", sliding_window=None).layers == (CacheSpec("full", 2, 8),) * 2
+
+
+def test_eos_token_ids() -> None:
+    assert read("llama", eos_token_id=[5, 6]).eos_token_ids == (5, 6)
+    assert read("llama", eos_token_id=None).eos_token_ids == ()
+    assert read("llama", eos_token_id=0).eos_token_ids == (0,)
+
+
+WRONG: list[tuple[str, dict[str, Any], str]] = [
+    ("llama", {"vocab_size": 0}, "vocab_size"),
+    ("llama", {"vocab_size": 97.0}, "vocab_size"),
+    ("llama", {"vocab_size": "97"}, "vocab_size"),
+    ("llama", {"vocab_size": None}, "vocab_size"),
+    ("llama", {"hidden_size": -32}, "hidden_size"),
+    ("llama", {"hidden_size": 2**40}, "hidden_size"),
+    ("llama", {"hidden_size": 34}, "hidden_size"),
+    ("llama", {"hidden_size": True}, "hidden_size"),
+    ("llama", {"num_hidden_layers": 10**9}, "num_hidden_layers"),
+    ("llama", {"num_key_value_heads": 3}, "num_key_value_heads"),
+    ("llama", {"head_dim": 7}, "head_dim"),
+    ("llama", {"rms_norm_eps": math.nan}, "rms_norm_eps"),
+    ("llama", {"rms_norm_eps": math.inf}, "rms_norm_eps"),
+    ("llama", {"rms_norm_eps": "1e-6"}, "rms_norm_eps"),
+    ("llama", {"rms_norm_eps": 0}, "rms_norm_eps"),
+    ("llama", {"hidden_act": "mish"}, "hidden_act"),
+    ("llama", {"hidden_act": ["silu"]}, "hidden_act"),
+    ("llama", {"tie_word_embeddings": 1}, "tie_word_embeddings"),
+    ("llama", {"mlp_bias": True}, "mlp_bias"),
+    ("llama", {"eos_token_id": 97}, "eos_token_id"),
+    ("llama", {"eos_token_id": [1, "2"]}, "eos_token_id"),
+    ("llama", {"bos_token_id": -1}, "bos_token_id"),
+    ("llama", {"dtype": "float8_e4m3fn"}, "dtype"),
+    ("llama", {"dtype": "float32", "torch_dtype": "float16"}, "torch_dtype"),
+    ("llama", {"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
+    ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+    ("llama", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
+    ("llama", {"rope_theta": 0}, "rope_theta"),
+    ("llama", {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "rope_type"),
+    ("llama", {"rope_parameters": {"full_attention": {}}}, "full_attention"),
+    ("llama", {"rope_parameters": {"rope_type": "linear"}}, "factor"),
+    ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 0.5}}, "factor"),
+    ("llama", {"rope_parameters": {"rope_type": "llama3", "type": "linear"}}, "type"),
+    ("llama", {"rope_parameters": [1]}, "rope_parameters"),
+    ("llama", {"rope_parameters": {**LLAMA3_ROPE, "high_freq_factor": 1.0}}, "high_freq_factor"),
+    ("llama", {"rope_parameters": {**LLAMA3_ROPE, "mscale": 1.0}}, "mscale"),
+    ("llama", {"rope_parameters": LLAMA3_ROPE, "rope_theta": 1.0}, "rope_theta"),
+    ("llama", {"rope_parameters": LLAMA3_ROPE, "rope_scaling": {"type": "linear"}}, "rope_scaling"),
+    ("mistral", {"sliding_window": 0}, "sliding_window"),
+    ("mistral", {"layer_types": ["full_attention"] * 2}, "layer_types"),
+    ("qwen2", {"use_sliding_window": "yes"}, "use_sliding_window"),
+    ("qwen2", {"layer_types": ["sliding_attention"] * 2}, "layer_types"),
+    ("qwen3", {"layer_types": ["full_attention"]}, "layer_types"),
+    ("qwen3", {"layer_types": ["full_attention", "chunked_attention"]}, "layer_types"),
+    ("qwen3", {"layer_types": 3}, "layer_types"),
+    ("qwen3", {"attention_bias": None}, "attention_bias"),
+    ("qwen3", {"max_window_layers": -1}, "max_window_layers"),
+]
+
+
+@pytest.mark.parametrize(("family", "overrides", "key"), WRONG)
+def test_wrong_values_are_refused_by_name(family: str, overrides: dict[str, Any], key: str) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        read(family, **overrides)
+    assert key in str(caught.value)
+    assert "given" in str(caught.value)
+    assert "expected" in str(caught.value)
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
+    max_leaves=5,
+)
+KEYS = [
+    *tiny_settings("qwen3"), "architectures", "layer_types", "rope_scaling", "rope_parameters",
+    "rope_theta", "dtype", "torch_dtype", "sliding_window", "use_sliding_window", "hidden_act",
+    "max_window_layers", "rms_norm_eps", "attention_bias", "mlp_bias", "auto_map",
+    "quantization_config", "partial_rotary_factor",
+]  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.sampled_from(sorted(FAMILIES)),
+    st.dictionaries(st.sampled_from(KEYS), JSON_VALUES, min_size=1, max_size=3),
+)
+def test_any_json_is_read_or_refused(family: str, overrides: dict[str, Any]) -> None:
+    try:
+        config = read(family, **overrides)
+    except CheckpointError:
+        return
+    assert isinstance(config, ModelConfig)
+
+
+def test_unknown_architectures_name_the_supported_ones() -> None:
+    with pytest.raises(CheckpointError, match=r"LlamaForCausalLM.*Qwen3ForCausalLM"):
+        registry.model_config({"architectures": ["GPT2LMHeadModel"]})
+    with pytest.raises(CheckpointError, match="Did you mean 'Qwen3ForCausalLM'"):
+        registry.model_config({"architectures": ["Qwen3ForCausalLm"]})
+    for wrong in (None, [], "LlamaForCausalLM", [1], ["a", "b"]):
+        with pytest.raises(CheckpointError, match="architectures"):
+            registry.model_config({"architectures": wrong})
+
+
+def test_code_of_a_model_folder_is_never_used() -> None:
+    auto_map = {"AutoModelForCausalLM": "modeling_evil.EvilForCausalLM"}
+    with pytest.raises(CheckpointError, match="never run"):
+        registry.model_config({"architectures": ["EvilForCausalLM"], "auto_map": auto_map})
+    assert read("llama", auto_map=auto_map) == read("llama")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_configs_write_and_read_back(family: str) -> None:
+    config = read(family, eos_token_id=[3, 4], dtype="bfloat16")
+    assert registry.model_config(registry.write_config(config)) == config
+
+
+def test_what_a_family_cannot_express_is_refused() -> None:
+    sliding = read("mistral")
+    with pytest.raises(CheckpointError, match="cannot express layers"):
+        registry.write_config(ModelConfig(**{**vars(sliding), "architecture": "LlamaForCausalLM"}))

@@ -1,0 +1,101 @@
+"""Which folder a model's name means, and the settings that lie beside the weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jengine.demo import model_path
+from jengine.errors import CheckpointError
+from jengine.weights.folder import read_generation_config, read_json, resolve_model
+
+
+def test_a_model_is_a_local_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert resolve_model(tmp_path) == tmp_path
+    assert resolve_model(str(tmp_path)) == tmp_path
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert resolve_model("~") == tmp_path
+    assert resolve_model("demo") == model_path()
+
+
+@pytest.mark.parametrize("name", ["", "meta-llama/Llama-3.2-1B", "~nobody-here/x", "a\0b"])
+def test_other_names_say_what_to_do(name: str) -> None:
+    with pytest.raises(CheckpointError, match="Only local folders") as caught:
+        resolve_model(name)
+    assert repr(name) in str(caught.value)
+    assert "'demo'" in str(caught.value)
+
+
+def test_a_file_is_no_model(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    with pytest.raises(CheckpointError, match="is a file"):
+        resolve_model(tmp_path / "model.gguf")
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff", b"[" * 100_000, b"9" * 5000])
+def test_damaged_json(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        read_json(tmp_path / "config.json")
+
+
+def test_a_folder_without_config(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"no config\.json"):
+        read_json(tmp_path / "config.json")
+
+
+def write_generation_config(folder: Path, **values: Any) -> None:
+    (folder / "generation_config.json").write_text(json.dumps(values))
+
+
+def test_generation_config(tmp_path: Path) -> None:
+    assert read_generation_config(tmp_path) == {}
+    write_generation_config(
+        tmp_path,
+        eos_token_id=[1, 2],
+        temperature=1,
+        top_p=0.9,
+        top_k=20,
+        min_p=None,
+        repetition_penalty=1.05,
+        max_new_tokens=9,
+        transformers_version="5",
+    )
+    assert read_generation_config(tmp_path) == {
+        "eos_token_id": (1, 2),
+        "temperature": 1.0,
+        "top_p": 0.9,
+        "top_k": 20,
+        "repetition_penalty": 1.05,
+        "max_new_tokens": 9,
+    }
+    write_generation_config(tmp_path, eos_token_id=7)
+    assert read_generation_config(tmp_path) == {"eos_token_id": (7,)}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("eos_token_id", "2"),
+        ("eos_token_id", [1, -1]),
+        ("temperature", "hot"),
+        ("temperature", -0.1),
+        ("temperature", float("nan")),
+        ("top_p", 0),
+        ("top_p", 1.5),
+        ("top_p", True),
+        ("top_k", 2.5),
+        ("top_k", -2),
+        ("min_p", 2),
+        ("repetition_penalty", 0),
+        ("max_new_tokens", 0),
+        ("max_new_tokens", [3]),
+    ],
+)
+def test_wrong_generation_settings(key: str, value: Any, tmp_path: Path) -> None:
+    write_generation_config(tmp_path, **{key: value})
+    with pytest.raises(CheckpointError, match=rf"generation_config\.json: '{key}': given"):
+        read_generation_config(tmp_path)
