@@ -152,6 +152,17 @@ def test_window_blocks_leave_once_their_readers_are_committed():
     cache.check()
 
 
+def test_a_window_block_that_others_hold_makes_no_room():
+    cache = make_cache(sliding(4), blocks=4)  # 3 usable
+    first, second = make_request(list(range(8)), "a"), make_request([*range(4), 9, 9], "b")
+    admit(cache, first)
+    admit(cache, second)  # shares the first block, takes the last
+    first.num_processed = 8
+    assert cache.allocate(first, 1) is None
+    assert 0 not in cache.table(first, 0)
+    cache.check()
+
+
 def test_a_hybrid_hit_satisfies_every_group():
     cache = make_cache(FULL, sliding(5), blocks=40)
     first = make_request(list(range(20)), "a")

@@ -5,6 +5,10 @@ from __future__ import annotations
 import pytest
 from scheduler_loop import FULL, Loop, make_wire, sliding
 
+from jengine.plan import NewBlocks
+from jengine.request import Request
+from jengine.scheduler.draft import Draft
+
 
 def tight(**more):
     """Room for about one and a half of the requests used here."""
@@ -199,6 +203,42 @@ def test_the_least_urgent_preempts_itself_and_the_others_go_on():
     assert plan.rows == [1]
     loop.drain()
     loop.assert_truth(low, high)
+
+
+def test_what_was_planned_for_a_victim_is_neither_run_nor_found():
+    """A chunk was planned and got blocks in this very step; nobody computes it now."""
+    loop = Loop(
+        policy="priority", depth=0, blocks=13, max_num_batched_tokens=16,
+        long_prefill_token_threshold=8,
+    )  # fmt: skip
+    low = make_wire(48, "low", priority=5, max_tokens=1)
+    high = make_wire(7, "high", priority=0, max_tokens=3)
+    loop.add(low)
+    assert loop.step().lengths == [16]
+    loop.add(high)
+    assert loop.step().lengths == [8, 7]
+    assert loop.step().lengths == [1, 8]
+    plan = loop.step()  # 8 more of low, then high needs a block and none is left
+    assert (plan.rows, plan.lengths, plan.released) == ([1], [1], [0])
+    assert [blocks.row for blocks in plan.new_blocks] == [1]
+    assert loop.step().starts == [32], "what was computed is found, what was only planned is not"
+    loop.drain()
+    loop.assert_truth(low, high)
+
+
+def test_a_draft_takes_back_what_a_victim_would_have_cost():
+    draft = Draft(12, 4)
+    first, second = (Request(make_wire(9, name), 64, 0) for name in "ab")
+    first.row, second.row = 0, 1
+    draft.add_fill(first, 5)
+    draft.decodes.append(second)
+    draft.budget -= 1
+    draft.new_blocks = [NewBlocks(0, 0, 0, [1]), NewBlocks(1, 0, 0, [2])]
+    assert draft.budget == 3
+    draft.withdraw(first)
+    assert draft.budget == 11 and [blocks.row for blocks in draft.new_blocks] == [1]
+    draft.withdraw(second)
+    assert draft.budget == 12 and not (draft.new_blocks or draft.fills or draft.decodes)
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
