@@ -1,0 +1,116 @@
+"""One request's sampling parameters as fixed-shape numpy arrays, ready for its engine row.
+
+In: token ids known so far, bias, allowed ids, stop ids, bad words. Out: Admission.
+Must not know: jax, engine rows, what the device does with the arrays.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+MAX_BAD_WORDS = 128
+MAX_BAD_WORD_TOKENS = 1024
+
+# A mark is a count of generated tokens with two flags above it.
+COUNT_BITS = (1 << 28) - 1
+IN_PROMPT = 1 << 28
+IS_STOP = 1 << 29
+
+
+class Admission(NamedTuple):
+    """RowState (state.py, which explains the fields) without its row axis."""
+
+    marks: np.ndarray  # i32[V]
+    bias: np.ndarray  # f32[V]
+    history: np.ndarray  # i32[L]
+    bad_words: np.ndarray  # i32[1024]
+    bad_word_of: np.ndarray  # i32[1024]
+    bad_word_distance: np.ndarray  # i32[1024]
+
+
+def seed_words(seed: int) -> np.ndarray:
+    """A 64-bit seed as two words u32[2], high word first; negative seeds wrap."""
+    return np.array([(seed >> 32) & 0xFFFFFFFF, seed & 0xFFFFFFFF], np.uint32)
+
+
+def pack_admission(
+    known: Sequence[int] | np.ndarray,
+    prompt_length: int,
+    *,
+    vocab: int,
+    max_len: int,
+    logit_bias: Mapping[int, float] | None = None,
+    allowed: Sequence[int] | None = None,
+    stop: Iterable[int] = (),
+    bad_words: Sequence[Sequence[int]] = (),
+) -> Admission:
+    """Everything the device keeps for one row.
+
+    `known` is the prompt, followed by the tokens generated before a preemption, if any.
+    """
+    known = np.asarray(known, np.int32)
+    if known.size > max_len or not 0 <= prompt_length <= known.size:
+        raise ValueError(
+            f"{known.size} known tokens with prompt_length={prompt_length}, expected "
+            f"prompt_length <= known tokens <= max_len={max_len}"
+        )
+    history = np.full(max_len, -1, np.int32)
+    history[: known.size] = known
+    return Admission(
+        _marks(known, prompt_length, _checked("stop ids", stop, vocab), vocab),
+        _bias(logit_bias or {}, allowed, vocab),
+        history,
+        *_flatten(bad_words, vocab),
+    )
+
+
+def _marks(known: np.ndarray, prompt_length: int, stop: np.ndarray, vocab: int) -> np.ndarray:
+    # Prompts may hold placeholder ids outside the vocabulary (images): those have no logit.
+    inside = (known >= 0) & (known < vocab)
+    generated = np.arange(known.size) >= prompt_length
+    marks = np.bincount(known[inside & generated], minlength=vocab).astype(np.int32)
+    marks[known[inside & ~generated]] |= IN_PROMPT
+    marks[stop] |= IS_STOP
+    return marks
+
+
+def _bias(logit_bias: Mapping[int, float], allowed: Sequence[int] | None, vocab: int) -> np.ndarray:
+    bias = np.zeros(vocab, np.float32)
+    values = np.fromiter(logit_bias.values(), np.float32, len(logit_bias))
+    if not np.isfinite(values).all():
+        raise ValueError(f"logit_bias holds {values[~np.isfinite(values)]}, expected finite values")
+    bias[_checked("logit_bias", logit_bias, vocab)] = values
+    if allowed is not None:
+        keep = _checked("allowed ids", allowed, vocab)
+        if not keep.size:
+            raise ValueError("allowed ids are empty, expected at least one token or None")
+        forbidden = np.ones(vocab, bool)
+        forbidden[keep] = False
+        bias[forbidden] = -np.inf
+    return bias
+
+
+def _flatten(words: Sequence[Sequence[int]], vocab: int) -> tuple[np.ndarray, ...]:
+    total = sum(map(len, words))
+    if len(words) > MAX_BAD_WORDS or total > MAX_BAD_WORD_TOKENS:
+        raise ValueError(
+            f"{len(words)} bad words with {total} tokens, expected at most "
+            f"{MAX_BAD_WORDS} words and {MAX_BAD_WORD_TOKENS} tokens"
+        )
+    if not all(map(len, words)):
+        raise ValueError("a bad word has no tokens, expected at least one token a word")
+    tokens, word_of, distance = np.full((3, MAX_BAD_WORD_TOKENS), -1, np.int32)
+    lengths = np.array([len(word) for word in words], np.int32)
+    tokens[:total] = _checked("bad words", (token for word in words for token in word), vocab)
+    word_of[:total] = np.repeat(np.arange(len(words)), lengths)
+    distance[:total] = np.repeat(np.cumsum(lengths), lengths) - 1 - np.arange(total)
+    return tokens, word_of, distance
+
+
+def _checked(what: str, ids: Iterable[int], vocab: int) -> np.ndarray:
+    array = np.fromiter(ids, np.int64)
+    outside = array[(array < 0) | (array >= vocab)]
+    if outside.size:
+        raise ValueError(f"{what} hold {outside[:5].tolist()}, expected ids in [0, {vocab})")
+    return array

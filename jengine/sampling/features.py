@@ -1,0 +1,34 @@
+"""What a step's sampler must be able to do: a hashable value that picks a compiled variant.
+
+In: which features the rows of a plan use. Out: SamplingFeatures, a static argument of the step.
+Must not know: jax, because the host half of the runner builds it too.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
+
+
+@dataclass(frozen=True)
+class SamplingFeatures:
+    """With every feature off the sampler is an argmax.
+
+    logprobs: None = not wanted, 0 = the sampled token only, K = also the K best tokens.
+    """
+
+    random: bool = False  # some row has a temperature; includes min-p, top-k and top-p
+    adjust: bool = False  # some row uses penalties, bias, bad words, allowed ids or min_tokens
+    logprobs: int | None = None
+    logprobs_mode: LogprobsMode = "raw_logprobs"
+
+    def __post_init__(self) -> None:
+        if self.logprobs is not None and self.logprobs < 0:
+            raise ValueError(
+                f"logprobs={self.logprobs}, expected None or at least 0; "
+                "for the whole vocabulary give its size"
+            )
+        if self.logprobs_mode not in get_args(LogprobsMode):
+            raise ValueError(
+                f"logprobs_mode={self.logprobs_mode!r}, expected one of {get_args(LogprobsMode)}"
+            )
