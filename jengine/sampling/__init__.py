@@ -1,0 +1,51 @@
+"""Sampling: logits → tokens, with penalties, masks, filters and log-probabilities.
+
+In: float32 logits, row state, per-position parameters. Out: tokens and the next row state.
+Must not know: requests, plans, how logits were made. features.py and admission.py are free of
+jax for the host half; every other name is loaded on first use so that they stay so.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from jengine.sampling.admission import Admission, pack_admission, seed_words
+from jengine.sampling.features import LogprobsMode, SamplingFeatures
+
+if TYPE_CHECKING:
+    from jengine.sampling.inputs import SamplingInput
+    from jengine.sampling.logprobs import Logprobs, score_tokens
+    from jengine.sampling.sampler import SampleOutput, sample
+    from jengine.sampling.state import RowState, admit, empty_row_state
+
+_DEVICE_NAMES = {
+    "SamplingInput": "inputs",
+    "Logprobs": "logprobs",
+    "score_tokens": "logprobs",
+    "SampleOutput": "sampler",
+    "sample": "sampler",
+    "RowState": "state",
+    "admit": "state",
+    "empty_row_state": "state",
+}
+
+__all__ = [
+    "Admission",
+    "Logprobs",
+    "LogprobsMode",
+    "RowState",
+    "SampleOutput",
+    "SamplingFeatures",
+    "SamplingInput",
+    "admit",
+    "empty_row_state",
+    "pack_admission",
+    "sample",
+    "score_tokens",
+    "seed_words",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _DEVICE_NAMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_DEVICE_NAMES[name]}"), name)

@@ -1,0 +1,76 @@
+"""Logits → adjusted logits: allowed ids, bad words, min_tokens, logit bias, penalties.
+
+In: float32 logits and the state of their rows. Out: logits whose argmax is the greedy answer.
+A mask that would leave a row without any token is skipped for that row, so min_tokens and bad
+words give way to allowed ids (and to a grammar mask laid on the logits before).
+Must not know: temperature, randomness, how the state was filled.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from jengine.sampling.admission import COUNT_BITS, IN_PROMPT, IS_STOP, MAX_BAD_WORDS
+from jengine.sampling.inputs import SamplingInput
+from jengine.sampling.state import RowState
+
+
+def adjust(logits: Array, state: RowState, inputs: SamplingInput) -> Array:
+    """Adjusted logits f32[S, V]; rows that are not `adjusted` come back bit for bit."""
+    adjusted = inputs.adjusted.astype(bool)  # [S]
+    marks = state.marks.at[inputs.rows].get(mode="clip")  # [S, V]
+    bias = state.bias.at[inputs.rows].get(mode="clip")  # [S, V]
+    with jax.named_scope("bias"):
+        # One addition serves allowed ids (-inf) and logit_bias: masks and sums commute.
+        result = logits + bias
+    with jax.named_scope("bad_words"):
+        any_words = jnp.any(adjusted & (state.bad_word_of.at[inputs.rows, 0].get(mode="clip") >= 0))
+        result = lax.cond(
+            any_words,
+            lambda logits: _mask(logits, _completes_bad_word(logits.shape, state, inputs)),
+            lambda logits: logits,
+            result,
+        )
+    with jax.named_scope("min_tokens"):
+        too_early = inputs.positions < inputs.min_position  # [S]
+        result = _mask(result, (marks & IS_STOP != 0) & too_early[:, None])
+    with jax.named_scope("penalties"):
+        result = _penalise(result, marks, inputs)
+    return jnp.where(adjusted[:, None], result, logits)
+
+
+def _mask(logits: Array, forbidden: Array) -> Array:
+    masked = jnp.where(forbidden, -jnp.inf, logits)
+    something_left = jnp.any(masked > -jnp.inf, axis=-1, keepdims=True)
+    return jnp.where(something_left, masked, logits)
+
+
+def _completes_bad_word(shape: tuple[int, ...], state: RowState, inputs: SamplingInput) -> Array:
+    """bool[S, V]: tokens that would end a bad word, looking back at generated tokens only."""
+    rows = inputs.rows[:, None]  # [S, 1]
+    tokens, word_of, distance = (
+        flat.at[inputs.rows].get(mode="clip")  # [S, 1024]
+        for flat in (state.bad_words, state.bad_word_of, state.bad_word_distance)
+    )
+    position = inputs.positions[:, None] - distance  # where an entry would have to stand
+    generated = position >= inputs.prompt_length[:, None]  # rules out negative positions too
+    stands = state.history.at[rows, position].get(mode="clip")
+    missing = (distance > 0) & ~(generated & (stands == tokens))
+
+    row = lax.broadcasted_iota(jnp.int32, tokens.shape, 0)
+    word = jnp.where(word_of < 0, MAX_BAD_WORDS, word_of)  # past the end: dropped
+    misses = jnp.zeros((shape[0], MAX_BAD_WORDS), jnp.int32)
+    misses = misses.at[row, word].add(missing.astype(jnp.int32), mode="drop")
+    complete = misses.at[row, word].get(mode="fill", fill_value=1) == 0
+    last = jnp.where(complete & (distance == 0), tokens, shape[1])
+    return jnp.zeros(shape, bool).at[row, last].set(True, mode="drop")
+
+
+def _penalise(logits: Array, marks: Array, inputs: SamplingInput) -> Array:
+    count = marks & COUNT_BITS  # [S, V]
+    generated = count > 0
+    seen = generated | (marks & IN_PROMPT != 0)
+    repetition = jnp.where(seen, inputs.repetition[:, None], 1.0)
+    logits = jnp.where(logits > 0, logits / repetition, logits * repetition)
+    logits = logits - inputs.frequency[:, None] * count.astype(jnp.float32)
+    return logits - inputs.presence[:, None] * generated.astype(jnp.float32)

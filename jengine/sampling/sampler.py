@@ -1,0 +1,117 @@
+"""Logits → tokens, for every sampled position of one step.
+
+In: logits, row state and per-position parameters. Out: tokens, their log-probabilities, and the
+state with the new tokens counted. A row's token is a pure function of its logits, its
+parameters, its seed and its position.
+Must not know: requests, stop conditions, which positions belong to whom.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from jengine.sampling.adjust import adjust
+from jengine.sampling.features import SamplingFeatures
+from jengine.sampling.filters import filter_logits
+from jengine.sampling.inputs import SamplingInput
+from jengine.sampling.logprobs import Logprobs, gather_logprobs
+from jengine.sampling.noise import gumbel, row_keys
+from jengine.sampling.state import RowState, record
+
+GREEDY_BELOW = 1e-5  # a lower temperature means greedy
+
+
+class SampleOutput(NamedTuple):
+    """What one step sampled."""
+
+    tokens: Array  # i32[S], -1 where the logits hold NaN or +inf, or are all -inf
+    logprobs: Logprobs | None
+
+
+def sample(
+    logits: Array,
+    state: RowState | None,
+    inputs: SamplingInput,
+    *,
+    features: SamplingFeatures,
+    key_data: Array,
+) -> tuple[SampleOutput, RowState | None]:
+    """Sample one token for each row of logits [S, V].
+
+    key_data is the engine seed as u32[2] (`seed_words`). The state comes back updated if
+    `features.adjust`, otherwise as it was.
+    """
+    kept = _state_in_use(state, features)
+    raw = logits.astype(jnp.float32)
+    usable = _usable(raw)
+    processed = raw
+    if kept is not None:
+        with jax.named_scope("adjust"):
+            processed = adjust(raw, kept, inputs)
+            # Asked again, since a mask can hide a NaN and a sum can overflow.
+            usable = usable & _usable(processed)
+    with jax.named_scope("greedy"):
+        tokens = best_token(processed)
+    if features.random:
+        drawn, processed = _draw(processed, inputs, key_data)
+        tokens = jnp.where(_is_random(inputs), drawn, tokens)
+    tokens = jnp.where(usable, tokens, -1)
+    if kept is not None:
+        counted = usable & inputs.adjusted.astype(bool)
+        state = record(kept, inputs.rows, inputs.positions, tokens, counted)
+    return SampleOutput(tokens, _logprobs(raw, processed, tokens, features)), state
+
+
+def best_token(logits: Array) -> Array:
+    """argmax i32[S], ties by lowest index; 0 for rows with NaN.
+
+    Two passes that vectorise: XLA's own argmax is a scalar loop on the CPU, 3 times slower.
+    """
+    index = lax.broadcasted_iota(jnp.int32, logits.shape, 1)
+    best = logits == jnp.max(logits, axis=-1, keepdims=True)
+    first = jnp.min(jnp.where(best, index, logits.shape[1]), axis=-1)
+    return jnp.where(first < logits.shape[1], first, 0)
+
+
+def _state_in_use(state: RowState | None, features: SamplingFeatures) -> RowState | None:
+    if features.adjust and state is None:
+        raise ValueError("features.adjust needs a RowState, got None: use empty_row_state")
+    return state if features.adjust else None
+
+
+def _usable(logits: Array) -> Array:
+    # The maximum is NaN if anything is, +inf if anything is, and -inf if everything is.
+    return jnp.isfinite(jnp.max(logits, axis=-1))
+
+
+def _is_random(inputs: SamplingInput) -> Array:
+    return inputs.temperature >= GREEDY_BELOW
+
+
+def _draw(logits: Array, inputs: SamplingInput, key_data: Array) -> tuple[Array, Array]:
+    """Tokens drawn from the filtered distribution, and its logits; greedy rows pass unfiltered."""
+    is_random = _is_random(inputs)
+    with jax.named_scope("temperature"):
+        logits = logits / jnp.where(is_random, inputs.temperature, 1.0)[:, None]
+    with jax.named_scope("filters"):
+        logits = filter_logits(
+            logits,
+            jnp.where(is_random, inputs.top_k, 0),
+            jnp.where(is_random, inputs.top_p, 1.0),
+            jnp.where(is_random, inputs.min_p, 0.0),
+        )
+    with jax.named_scope("draw"):
+        keys = row_keys(key_data, inputs.seed, inputs.positions)
+        return best_token(logits + gumbel(keys, logits.shape[1])), logits
+
+
+def _logprobs(
+    raw: Array, processed: Array, tokens: Array, features: SamplingFeatures
+) -> Logprobs | None:
+    if features.logprobs is None:
+        return None
+    source = raw if features.logprobs_mode.startswith("raw") else processed
+    normalise = features.logprobs_mode.endswith("logprobs")
+    return gather_logprobs(source, tokens, features.logprobs, normalise=normalise)

@@ -1,0 +1,57 @@
+"""What the device remembers between steps for rows with penalties, bias or masks.
+
+In: Admission arrays and freshly sampled tokens. Out: the next RowState, written in place when
+the caller donates the old one. Must not know: logits, requests, how the state is used.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from jengine.sampling.admission import MAX_BAD_WORD_TOKENS, Admission
+
+
+class RowState(NamedTuple):
+    """Valid only for rows that were admitted and are marked `adjusted` in SamplingInput."""
+
+    marks: Array  # i32[R, V] times generated; flags IN_PROMPT and IS_STOP above the count
+    bias: Array  # f32[R, V] logit_bias; -inf where the token is not allowed
+    history: Array  # i32[R, L] token at each position; beyond what is known: -1
+    bad_words: Array  # i32[R, 1024] the tokens of all bad words, one word after the other
+    bad_word_of: Array  # i32[R, 1024] which word an entry belongs to, -1 = none
+    bad_word_distance: Array  # i32[R, 1024] tokens from an entry to the end of its word
+
+
+def empty_row_state(rows: int, vocab: int, max_len: int) -> RowState:
+    """State of an engine without requests."""
+    flat = (rows, MAX_BAD_WORD_TOKENS)
+    return RowState(
+        marks=jnp.zeros((rows, vocab), jnp.int32),
+        bias=jnp.zeros((rows, vocab), jnp.float32),
+        history=jnp.full((rows, max_len), -1, jnp.int32),
+        bad_words=jnp.full(flat, -1, jnp.int32),
+        bad_word_of=jnp.full(flat, -1, jnp.int32),
+        bad_word_distance=jnp.full(flat, -1, jnp.int32),
+    )
+
+
+def admit(state: RowState, row: Array, admission: Admission) -> RowState:
+    """Overwrite everything kept for one row; row R (out of range) writes nothing."""
+    with jax.named_scope("admit"):
+        written = (
+            kept.at[row].set(new, mode="drop") for kept, new in zip(state, admission, strict=True)
+        )
+        return RowState(*written)
+
+
+def record(state: RowState, rows: Array, positions: Array, tokens: Array, keep: Array) -> RowState:
+    """Count and remember one sampled token a row, where `keep` (bool[S]) holds."""
+    with jax.named_scope("record"):
+        # Dropping needs an index past the end: negative ones would wrap around.
+        target = jnp.where(keep, rows, state.marks.shape[0])
+        return state._replace(
+            marks=state.marks.at[target, tokens].add(1, mode="drop"),
+            history=state.history.at[target, positions].set(tokens, mode="drop"),
+        )
