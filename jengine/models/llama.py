@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from jengine.config import ModelConfig
+from jengine.models.fields import Fields
 from jengine.models.hf_config import (
     Defaults,
-    Fields,
     expect_uniform_layers,
     read_decoder,
     read_num_layers,

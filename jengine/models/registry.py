@@ -17,7 +17,8 @@ from jengine.config import ModelConfig
 from jengine.errors import CheckpointError, nearest_name
 from jengine.models.checkpoint import IgnoredTensor, Piece, decoder_pieces, ignored_in_decoder
 from jengine.models.decoder import Decoder
-from jengine.models.hf_config import Fields, read_architecture
+from jengine.models.fields import Fields
+from jengine.models.hf_config import read_architecture
 
 FAMILIES = {
     "LlamaForCausalLM": "jengine.models.llama",

@@ -10,18 +10,27 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from jengine.config import ModelConfig
 from jengine.demo import model_path
 from jengine.errors import CheckpointError
 from jengine.models import registry
-from jengine.models.hf_config import Fields
+from jengine.models.fields import LARGEST_INTEGER, Fields
 from jengine.weights.safetensors_file import StoredTensor, read_header
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 # Formats that can run code when they are opened, or that no reader here understands.
 OTHER_FORMATS = (".bin", ".pt", ".pth", ".ckpt", ".gguf", ".msgpack", ".h5")
+# Limits of the numbers in generation_config.json, as Fields.number takes them.
+SAMPLING_NUMBERS: Mapping[str, dict[str, Any]] = {
+    "temperature": {},
+    "top_p": {"maximum": 1.0, "above_minimum": True},
+    "min_p": {"maximum": 1.0},
+    "repetition_penalty": {"above_minimum": True},
+}
+SAMPLING_INTEGERS = {"top_k": -1, "max_new_tokens": 1}
 
 
 def resolve_model(name: str | Path) -> Path:
@@ -69,22 +78,14 @@ def read_generation_config(folder: Path) -> dict[str, object]:
     found: dict[str, object] = {}
     given = {key for key, value in fields.values.items() if value is not None}
     if "eos_token_id" in given:
-        found["eos_token_id"] = fields.integers("eos_token_id", None, maximum=2**31 - 1)
-    for key, limits in _SAMPLING_NUMBERS.items():
+        found["eos_token_id"] = fields.integers("eos_token_id", None, maximum=LARGEST_INTEGER)
+    for key, limits in SAMPLING_NUMBERS.items():
         if key in given:
             found[key] = fields.number(key, **limits)
-    for key, minimum in {"top_k": -1, "max_new_tokens": 1}.items():
+    for key, minimum in SAMPLING_INTEGERS.items():
         if key in given:
             found[key] = fields.integer(key, minimum=minimum)
     return found
-
-
-_SAMPLING_NUMBERS: Mapping[str, dict] = {
-    "temperature": {},
-    "top_p": {"maximum": 1.0, "above_minimum": True},
-    "min_p": {"maximum": 1.0},
-    "repetition_penalty": {"above_minimum": True},
-}
 
 
 def open_checkpoint(folder: Path) -> dict[str, StoredTensor]:

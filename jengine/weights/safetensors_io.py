@@ -52,7 +52,7 @@ def load_model(
     pieces = registry.checkpoint_map(config)
     tensors = open_checkpoint(folder)
     # Before the model is built: a config that does not fit its tensors may describe a giant.
-    check_tensors(tensors, pieces, registry.ignored_tensors(config))
+    check_tensors(folder, tensors, pieces, registry.ignored_tensors(config))
     model = abstract_model(config)
     return with_values(model, _stream(tensors, model, pieces, place, progress))
 
@@ -67,8 +67,9 @@ def load_params(
     progress: ProgressFactory | None = None,
 ) -> dict[str, jax.Array]:
     """Parameter path -> array, in the shapes and dtypes that `model` (abstract or not) declares."""
-    tensors = open_checkpoint(Path(folder))
-    check_tensors(tensors, pieces, ignored)
+    folder = Path(folder)
+    tensors = open_checkpoint(folder)
+    check_tensors(folder, tensors, pieces, ignored)
     return _stream(tensors, model, pieces, place, progress)
 
 
@@ -126,24 +127,29 @@ def _stream(
 
 
 def check_tensors(
-    tensors: Mapping[str, StoredTensor], pieces: Pieces, ignored: Sequence[IgnoredTensor]
+    folder: Path,
+    tensors: Mapping[str, StoredTensor],
+    pieces: Pieces,
+    ignored: Sequence[IgnoredTensor],
 ) -> None:
     """Refuse a checkpoint unless it holds exactly the tensors that the model needs."""
     wanted = {piece.name: piece for found in pieces.values() for piece in found}
     missing = [name for name in wanted if name not in tensors]
     if missing:
         hint = " Is 'tie_word_embeddings' right?" if missing == ["lm_head.weight"] else ""
-        raise CheckpointError(f"Tensors missing in the checkpoint: {_first_ten(missing)}.{hint}")
+        raise CheckpointError(f"{folder}: tensors missing: {_first_ten(missing)}.{hint}")
     rules = {name: _rule_for(name, ignored) for name in tensors if name not in wanted}
     unknown = [name for name, rule in rules.items() if rule is None]
     if unknown:
         raise CheckpointError(
-            f"Tensors in the checkpoint that the model has no place for: {_first_ten(unknown)}."
+            f"{folder}: tensors that the model has no place for: {_first_ten(unknown)}."
             " config.json and the weights do not belong together, or a feature is not supported."
         )
     problems = [problem for piece in wanted.values() for problem in _misfit(tensors, piece)]
     if problems:
-        raise CheckpointError(f"Tensors do not fit the model: {_first_ten(problems)}.")
+        raise CheckpointError(
+            f"{folder}: tensors that do not fit the model: {_first_ten(problems)}."
+        )
     for name, rule in rules.items():
         if rule is not None and rule.same_as is not None:
             _check_copy(tensors[name], tensors[rule.same_as], rule.reason)
@@ -160,7 +166,8 @@ def _fill(buffer: np.ndarray, piece: Piece, tensor: StoredTensor) -> None:
         narrow = wide.astype(np.float16)
     if np.any(np.isinf(narrow) & np.isfinite(wide)):
         raise CheckpointError(
-            f"{tensor.name!r} holds values beyond float16; load it as bfloat16 or float32."
+            f"{tensor.file}: {tensor.name!r} holds values beyond float16; load it as bfloat16 or"
+            " float32."
         )
     piece.fill(buffer, narrow)
 
@@ -191,8 +198,8 @@ def _check_copy(copy: StoredTensor, original: StoredTensor, reason: str) -> None
         )
     if not same:
         raise CheckpointError(
-            f"{copy.name!r} differs from {original.name!r}, but {reason}. If the head is a matrix"
-            " of its own, set 'tie_word_embeddings' to false in config.json."
+            f"{copy.file}: {copy.name!r} differs from {original.name!r}, but {reason}. If the head"
+            " is a matrix of its own, set 'tie_word_embeddings' to false in config.json."
         )
 
 

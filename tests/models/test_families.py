@@ -27,13 +27,22 @@ MIXED = {
 }
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
-    "llama-tied": ("llama", {"tie_word_embeddings": True, "num_key_value_heads": 4}),
-    "llama-llama3-rope": ("llama", {"rope_parameters": LLAMA3_ROPE}),
-    "llama-linear-rope": (
+    "llama-tied-linear-rope": (
         "llama",
-        {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 20000.0}},
+        {
+            "tie_word_embeddings": True,
+            "num_key_value_heads": 4,
+            "rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 20000.0},
+        },
     ),
-    "llama-bias": ("llama", {"attention_bias": True, "hidden_act": "gelu_pytorch_tanh"}),
+    "llama-bias-llama3-rope": (
+        "llama",
+        {
+            "attention_bias": True,
+            "hidden_act": "gelu_pytorch_tanh",
+            "rope_parameters": LLAMA3_ROPE,
+        },
+    ),
     "llama-own-head-dim": ("llama", {"head_dim": 12, "num_key_value_heads": 1}),
     "mistral": ("mistral", {}),
     "mistral-no-window": ("mistral", {"sliding_window": None, "head_dim": 12}),
@@ -54,7 +63,10 @@ def tokens_of(length: int, rows: int = 1) -> np.ndarray:
 
 
 def our_logits(model: Decoder, tokens: np.ndarray) -> np.ndarray:
-    return np.asarray(jax.jit(lambda given: model.score(given))(jnp.asarray(tokens)))
+    # Compiling takes most of these tests' time, and they run each program once.
+    quickly = {"xla_backend_optimization_level": 0}
+    score = jax.jit(lambda given: model.score(given), compiler_options=quickly)
+    return np.asarray(score(jnp.asarray(tokens)))
 
 
 def their_model(folder: Path) -> Any:
