@@ -1,0 +1,57 @@
+"""jengine: a JAX inference engine for large language models.
+
+The public names, loaded when they are first used: importing jengine alone does not import jax.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jengine.engine.args import EngineArgs
+    from jengine.engine.async_engine import AsyncLLM
+    from jengine.engine.llm import LLM
+    from jengine.engine.oneline import clear, generate
+    from jengine.outputs import CompletionOutput, Logprob, RequestOutput
+    from jengine.sampling_params import RequestOutputKind, SamplingParams
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "AsyncLLM": "jengine.engine.async_engine",
+    "CompletionOutput": "jengine.outputs",
+    "EngineArgs": "jengine.engine.args",
+    "LLM": "jengine.engine.llm",
+    "Logprob": "jengine.outputs",
+    "RequestOutput": "jengine.outputs",
+    "RequestOutputKind": "jengine.sampling_params",
+    "SamplingParams": "jengine.sampling_params",
+    "TextPrompt": "jengine.prompts",
+    "TokensPrompt": "jengine.prompts",
+    "clear": "jengine.engine.oneline",
+    "generate": "jengine.engine.oneline",
+}
+_ALIASES = {"AsyncLLMEngine": "AsyncLLM", "AsyncEngineArgs": "EngineArgs"}
+_LATER = {
+    "BeamSearchParams": "beam search",
+    "EmbeddingRequestOutput": "pooling models",
+    "LoRARequest": "LoRA adapters",
+    "PoolingParams": "pooling models",
+    "StructuredOutputsParams": "structured output",
+}
+
+__all__ = [*_HOMES, *_ALIASES, "__version__"]  # noqa: PLE0604 - resolved in __getattr__
+
+
+def __getattr__(name: str) -> Any:
+    name = _ALIASES.get(name, name)
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    if name in _LATER:
+        from jengine.errors import UnsupportedFeature
+
+        raise UnsupportedFeature(f"jengine.{name}: {_LATER[name]} is not built yet.")
+    raise AttributeError(f"module 'jengine' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,83 @@
+"""The heart: schedule, submit, commit.
+
+Overlap is a value carried from one call to the next: the next step is queued before the tokens of
+the last one are read. Must not know text, devices, or who is waiting for the answers.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from jengine.errors import EngineDead, UnexpectedCompile
+from jengine.executor.protocol import Executor, PendingOutput
+from jengine.outputs import TokenDelta
+from jengine.plan import Plan
+from jengine.request import WireRequest
+from jengine.scheduler.scheduler import Scheduler
+
+
+class EngineCore:
+    """Requests in, token deltas out. `depth` plans may be in flight while one is read."""
+
+    def __init__(self, scheduler: Scheduler, executor: Executor, depth: int) -> None:
+        self.scheduler = scheduler
+        self.executor = executor
+        self.depth = depth
+        self.in_flight: deque[tuple[Plan, PendingOutput]] = deque()
+        self.failure: BaseException | None = None
+
+    @property
+    def has_work(self) -> bool:
+        """Whether some request still waits for its final answer."""
+        return self.scheduler.has_unfinished
+
+    def add(self, wire: WireRequest) -> None:
+        """Queue a request."""
+        self.check_alive()
+        self.scheduler.add(wire)
+
+    def abort(self, request_id: str) -> TokenDelta | None:
+        """End a request; its final delta, or None if it has ended already."""
+        return self.scheduler.abort(request_id)
+
+    def step(self) -> list[TokenDelta]:
+        """Queue the next step, then read back the one before it."""
+        self.check_alive()
+        try:
+            return self._step()
+        except UnexpectedCompile:
+            self.reset()  # the plan never ran, so what was scheduled with it is not in the cache
+            raise
+        except Exception as error:
+            self.failure = error
+            raise EngineDead(f"a step failed: {type(error).__name__}: {error}") from error
+
+    def _step(self) -> list[TokenDelta]:
+        plan = self.scheduler.schedule()
+        if plan:
+            self.in_flight.append((plan, self.executor.submit(plan)))
+        if not self.in_flight or (plan and len(self.in_flight) <= self.depth):
+            return []
+        done, pending = self.in_flight.popleft()
+        return self.scheduler.commit(done, pending.result())
+
+    def reset(self) -> list[TokenDelta]:
+        """Abort every request and forget what is in flight and in the prefix cache."""
+        for _, pending in self.in_flight:
+            pending.result()  # its blocks are free only once it has run
+        self.in_flight.clear()
+        deltas = self.scheduler.reset()
+        self.scheduler.reset_prefix_cache()
+        return deltas
+
+    def check_alive(self) -> None:
+        """Raise EngineDead if a step has failed before."""
+        if self.failure is not None:
+            raise EngineDead("this engine has stopped; create a new one.") from self.failure
+
+    def shutdown(self) -> None:
+        """Abort everything and give the device memory back."""
+        self.in_flight.clear()
+        self.scheduler.reset()
+        self.executor.shutdown()
+        self.failure = self.failure or EngineDead("this engine was shut down.")

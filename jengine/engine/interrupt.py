@@ -1,0 +1,47 @@
+"""Ctrl-C between steps, never inside one: a half-made plan would leave the engine inconsistent."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+class Interrupts:
+    """Whether Ctrl-C was pressed while steps ran."""
+
+    def __init__(self) -> None:
+        self.pressed = False
+
+    def note(self, _signal: int, _frame: FrameType | None) -> None:
+        """A signal handler. A second Ctrl-C does not wait for the step to end."""
+        if self.pressed:
+            raise KeyboardInterrupt
+        self.pressed = True
+
+    def check(self) -> None:
+        """Raise the KeyboardInterrupt that was held back."""
+        if self.pressed:
+            self.pressed = False
+            raise KeyboardInterrupt
+
+
+@contextmanager
+def held_back_interrupts() -> Iterator[Interrupts]:
+    """Hold Ctrl-C back until `check` is called. The handler is put back at the end.
+
+    Only Python's own handler, in the main thread, is replaced: a program that handles SIGINT
+    itself keeps doing so.
+    """
+    interrupts = Interrupts()
+    in_main = threading.current_thread() is threading.main_thread()
+    if not in_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield interrupts
+        return
+    signal.signal(signal.SIGINT, interrupts.note)
+    try:
+        yield interrupts
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,0 +1,404 @@
+"""LLM: the engine in the caller's process and thread. What most users hold.
+
+Prompts in, RequestOutputs out, in the order of the prompts. No threads, no ports, no processes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from jengine.engine.args import EngineArgs
+from jengine.engine.configure import Engine, build_engine
+from jengine.engine.interrupt import held_back_interrupts
+from jengine.engine.intake import Prompt
+from jengine.engine.progress import ProgressFactory, progress_factory
+from jengine.errors import EngineDead, RequestError, UnsupportedFeature, unknown_argument
+from jengine.outputs import RequestOutput
+from jengine.runner.ledger import CompileLedger
+from jengine.sampling_params import RequestOutputKind, SamplingParams
+from jengine.text.chat_template import render_chat
+
+Params = SamplingParams | Sequence[SamplingParams] | None
+Progress = bool | ProgressFactory
+# Later features, as arguments of the methods below.
+LATER_ARGUMENTS = {
+    "lora_request": "LoRA adapters",
+    "mm_processor_kwargs": "multimodal input",
+    "tokenization_kwargs": "tokenization options",
+    "chat_template_content_format": "choosing the content format of chat templates",
+}
+CHAT_OPTIONS = (
+    "chat_template",
+    "add_generation_prompt",
+    "continue_final_message",
+    "tools",
+    "chat_template_kwargs",
+)
+# A bar for less than this many seconds would only flicker.
+SHORTEST_BAR = 0.5
+
+
+class Batch:
+    """Requests that were submitted together, and their outputs that nobody has taken yet."""
+
+    def __init__(self) -> None:
+        self.ids: list[str] = []
+        self.arrived: deque[RequestOutput] = deque()
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """What an engine is doing, in numbers."""
+
+    running: int
+    waiting: int
+    preemptions: int
+    cache_usage: float
+    prefix_queries: int
+    prefix_hits: int
+    programs: int
+    compiles_after_warm_up: int
+
+    def __str__(self) -> str:
+        rate = self.prefix_hits / self.prefix_queries if self.prefix_queries else 0.0
+        return (
+            f"running {self.running}, waiting {self.waiting}, preemptions {self.preemptions}, "
+            f"cache in use {self.cache_usage:.1%}, prefix cache hit rate {rate:.1%}, "
+            f"programs {self.programs} ({self.compiles_after_warm_up} compiled after warm-up)"
+        )
+
+
+class LLM:
+    """An offline engine for one model. `LLM("demo")` works anywhere.
+
+    `model` is a local folder in Hugging Face format, or "demo". All other settings are keyword
+    arguments with vLLM's names; see `jengine.EngineArgs`.
+    """
+
+    def __init__(self, model: str | Path, **settings: Any) -> None:
+        self._engine: Engine | None = None
+        self._batches: dict[str, Batch] = {}
+        self._enqueued: list[Batch] = []
+        args = EngineArgs.checked("LLM", model=model, **settings)
+        self._engine = build_engine(args, progress_factory(args.show_progress))
+
+    # --- answers ---------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompts: Any,
+        sampling_params: Params = None,
+        *,
+        use_tqdm: Progress = True,
+        priority: int | Sequence[int] | None = None,
+        **later: Any,
+    ) -> list[RequestOutput]:
+        """Answer prompts; outputs come in the order of the prompts.
+
+        A prompt is a string, a list of token ids, a dict with `prompt` or `prompt_token_ids`, or a
+        list of these. Parameters: one for all, or one a prompt.
+        """
+        refuse_later("generate", later)
+        batch = self._submit(prompts, sampling_params, use_tqdm, priority)
+        return self._complete(batch, use_tqdm)
+
+    def chat(
+        self,
+        messages: Any,
+        sampling_params: Params = None,
+        use_tqdm: Progress = True,
+        *,
+        priority: int | Sequence[int] | None = None,
+        **options: Any,
+    ) -> list[RequestOutput]:
+        """Answer one conversation (a list of messages) or several.
+
+        Options: chat_template, add_generation_prompt, continue_final_message, tools,
+        chat_template_kwargs.
+        """
+        prompts = self._render_chats(messages, options)
+        batch = self._submit(prompts, sampling_params, use_tqdm, priority)
+        return self._complete(batch, use_tqdm)
+
+    def stream(
+        self, prompts: Any, sampling_params: Params = None, **later: Any
+    ) -> Iterator[RequestOutput]:
+        """Outputs as they grow, in the order in which tokens come.
+
+        With `output_kind=RequestOutputKind.DELTA` each holds what is new. Leaving the loop aborts
+        what is unfinished.
+        """
+        refuse_later("stream", later)
+        return self._run(self._submit(prompts, sampling_params, False, streaming=True))
+
+    def stream_chat(
+        self, messages: Any, sampling_params: Params = None, **options: Any
+    ) -> Iterator[RequestOutput]:
+        """`stream` for conversations; options as for `chat`."""
+        prompts = self._render_chats(messages, options)
+        return self._run(self._submit(prompts, sampling_params, False, streaming=True))
+
+    def enqueue(
+        self,
+        prompts: Any,
+        sampling_params: Params = None,
+        *,
+        use_tqdm: Progress = True,
+        priority: int | Sequence[int] | None = None,
+        **later: Any,
+    ) -> list[str]:
+        """Queue prompts without running them; `wait_for_completion` answers them."""
+        refuse_later("enqueue", later)
+        batch = self._submit(prompts, sampling_params, use_tqdm, priority)
+        self._enqueued.append(batch)
+        return list(batch.ids)
+
+    def enqueue_chat(
+        self, messages: Any, sampling_params: Params = None, use_tqdm: Progress = True,
+        **options: Any,
+    ) -> list[str]:  # fmt: skip
+        """`enqueue` for conversations."""
+        batch = self._submit(self._render_chats(messages, options), sampling_params, use_tqdm)
+        self._enqueued.append(batch)
+        return list(batch.ids)
+
+    def wait_for_completion(self, *, use_tqdm: Progress = True) -> list[RequestOutput]:
+        """Answer everything that was queued, in the order in which it was queued."""
+        batches, self._enqueued = self._enqueued, []
+        return [output for batch in batches for output in self._complete(batch, use_tqdm)]
+
+    # --- the engine ------------------------------------------------------------------------
+
+    def get_tokenizer(self) -> Any:
+        """The transformers tokenizer."""
+        tokenizer = self.engine.tokenizer
+        if tokenizer is None:
+            raise RequestError("this engine has no tokenizer (skip_tokenizer_init=True).")
+        return tokenizer.hf
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What a request without parameters gets: the model's own generation settings."""
+        return SamplingParams(**self.engine.default_params)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget cached prefixes. False if requests are using the cache."""
+        return self.engine.session.core.scheduler.reset_prefix_cache()
+
+    def stats(self) -> EngineStats:
+        """What the engine is doing."""
+        scheduler = self.engine.session.core.scheduler
+        cache = scheduler.cache
+        return EngineStats(
+            running=scheduler.num_running,
+            waiting=scheduler.num_waiting,
+            preemptions=scheduler.num_preemptions,
+            cache_usage=cache.usage,
+            prefix_queries=cache.stats.queries,
+            prefix_hits=cache.stats.hits,
+            programs=len(self.ledger.entries),
+            compiles_after_warm_up=self.ledger.compiles_after_warm_up,
+        )
+
+    @property
+    def ledger(self) -> CompileLedger:
+        """Every compiled program, printable."""
+        return self.engine.runner.programs.ledger
+
+    @property
+    def max_model_len(self) -> int:
+        """The longest prompt and answer together, in tokens."""
+        return self.engine.schedule.max_model_len
+
+    @property
+    def engine(self) -> Engine:
+        """The engine's parts, while it lives."""
+        if self._engine is None:
+            raise EngineDead("this LLM was shut down. Create a new one.")
+        return self._engine
+
+    def shutdown(self) -> None:
+        """Abort everything and give memory back. Calling it twice is harmless."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.session.core.shutdown()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.shutdown()
+
+    # --- how it is done --------------------------------------------------------------------
+
+    def _render_chats(self, messages: Any, options: dict[str, Any]) -> list[Prompt]:
+        refuse_later(
+            "chat", {key: options[key] for key in options if key not in CHAT_OPTIONS}, CHAT_OPTIONS
+        )
+        options = {key: value for key, value in options.items() if key in CHAT_OPTIONS}
+        engine = self.engine
+        if engine.tokenizer is None:
+            raise RequestError("chat needs a tokenizer (skip_tokenizer_init=True was given).")
+        if options.get("chat_template") is None:
+            options["chat_template"] = engine.args.chat_template
+        several = isinstance(messages, Sequence) and messages and is_conversation(messages[0])
+        return [
+            engine.session.intake.render_chat(render_chat(engine.tokenizer, one, **options))
+            for one in (messages if several else [messages])
+        ]
+
+    def _submit(
+        self,
+        prompts: Any,
+        sampling_params: Params,
+        use_tqdm: Progress,
+        priority: int | Sequence[int] | None = None,
+        *,
+        streaming: bool = False,
+    ) -> Batch:
+        """Queue all prompts, or, with an error, none of them."""
+        session = self.engine.session
+        given = as_list(prompts)
+        params = spread("sampling_params", sampling_params, len(given))
+        priorities = spread("priority", priority, len(given))
+        default = self.get_default_sampling_params()
+        with self._bar(use_tqdm, len(given), "Rendering prompts") as progress:
+            rendered = []
+            for prompt in given:
+                done = isinstance(prompt, Prompt)
+                rendered.append(prompt if done else session.intake.render(prompt))
+                progress.update(1)
+        batch = Batch()
+        try:
+            for prompt, one, level in zip(rendered, params, priorities, strict=True):
+                wanted = default if one is None else one
+                if not streaming and isinstance(wanted, SamplingParams):
+                    wanted = replace(wanted, output_kind=RequestOutputKind.FINAL_ONLY)
+                level = 0 if level is None else level
+                batch.ids.append(session.submit(prompt, wanted, priority=level))
+                self._batches[batch.ids[-1]] = batch
+        except BaseException:
+            self._discard(batch.ids)
+            raise
+        return batch
+
+    def _complete(self, batch: Batch, use_tqdm: Progress) -> list[RequestOutput]:
+        """Run the engine until the batch is answered."""
+        done: dict[str, RequestOutput] = {}
+        speed = Speed()
+        with self._bar(use_tqdm, len(batch.ids), "Processed prompts") as progress:
+            for output in self._run(batch):
+                if output.finished:
+                    done[output.request_id] = output
+                    speed.note(output)
+                    progress.set_postfix_str(str(speed), refresh=False)
+                    progress.update(len(output.outputs))
+        return [done[request_id] for request_id in batch.ids]
+
+    def _run(self, batch: Batch) -> Iterator[RequestOutput]:
+        """Steps until the batch is finished; aborts what is left of it if the caller leaves.
+
+        Several batches may be run in turn: a step's outputs go to the batches they belong to.
+        """
+        pending = set(batch.ids)
+        try:
+            while pending:
+                while batch.arrived:
+                    output = batch.arrived.popleft()
+                    if output.finished:
+                        pending.discard(output.request_id)
+                        self._batches.pop(output.request_id, None)
+                    yield output
+                if pending:
+                    self._step()
+        finally:
+            self._discard(pending)
+
+    def _step(self) -> None:
+        with held_back_interrupts() as interrupts:
+            for output in self.engine.session.step():
+                self._batches[output.request_id].arrived.append(output)
+            interrupts.check()
+
+    def _discard(self, ids: Iterable[str]) -> None:
+        for request_id in list(ids):
+            self._batches.pop(request_id, None)
+            if self._engine is not None:
+                self._engine.session.discard(request_id)
+
+    def _bar(self, use_tqdm: Progress, total: int, label: str) -> Any:
+        quiet = {"delay": SHORTEST_BAR} if total == 1 and not callable(use_tqdm) else {}
+        return progress_factory(use_tqdm)(total=total, desc=label, **quiet)
+
+
+class Speed:
+    """Tokens a second so far, as the progress bar shows them."""
+
+    def __init__(self) -> None:
+        self.began = time.perf_counter()
+        self.read = 0
+        self.written = 0
+
+    def note(self, output: RequestOutput) -> None:
+        """Count a finished request."""
+        self.read += len(output.prompt_token_ids) * len(output.outputs)
+        self.written += sum(len(answer.token_ids) for answer in output.outputs)
+
+    def __str__(self) -> str:
+        seconds = max(time.perf_counter() - self.began, 1e-9)
+        return (
+            f"est. speed input: {self.read / seconds:.2f} toks/s, "
+            f"output: {self.written / seconds:.2f} toks/s"
+        )
+
+
+def refuse_later(owner: str, given: Mapping[str, Any], known: Iterable[str] = ()) -> None:
+    """Refuse arguments that do not exist or whose feature is not built."""
+    for name, value in given.items():
+        if name not in LATER_ARGUMENTS:
+            raise unknown_argument(owner, name, [*known, "sampling_params", "use_tqdm", "priority"])
+        if value is not None:
+            raise UnsupportedFeature(
+                f"{owner}({name}=...): {LATER_ARGUMENTS[name]} is not built yet; leave {name} out."
+            )
+
+
+def as_list(prompts: Any) -> list[Any]:
+    """One prompt or many, as a list of prompts."""
+    if isinstance(prompts, (str, Mapping, Prompt)):
+        return [prompts]
+    if isinstance(prompts, (bytes, int)) or not hasattr(prompts, "__iter__"):
+        raise RequestError(
+            f"prompts is a {type(prompts).__name__}; expected a string, a list of token ids, a "
+            "dict, or a list of these."
+        )
+    items = list(prompts)
+    if items and all(hasattr(item, "__index__") and not isinstance(item, bool) for item in items):
+        return [prompts]  # one prompt of token ids
+    if not items:
+        raise RequestError("prompts is empty: give at least one prompt with at least one token.")
+    return items
+
+
+def is_conversation(item: Any) -> bool:
+    """Whether an element of `messages` is itself a list of messages."""
+    return isinstance(item, Sequence) and not isinstance(item, str)
+
+
+def spread(name: str, given: Any, count: int) -> list[Any]:
+    """One value for all prompts, or one a prompt."""
+    if isinstance(given, Sequence) and not isinstance(given, str):
+        if len(given) != count:
+            raise RequestError(f"{name} has {len(given)} entries for {count} prompts.")
+        return list(given)
+    return [given] * count

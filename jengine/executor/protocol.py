@@ -1,0 +1,28 @@
+"""What the engine core needs of an executor: it runs plans, in order, without waiting."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from jengine.outputs import StepOutput
+from jengine.plan import Plan
+
+
+class PendingOutput(Protocol):
+    """A step that has been queued."""
+
+    def result(self) -> StepOutput:
+        """Wait for the step and read what it sampled."""
+        ...
+
+
+class Executor(Protocol):
+    """Runs plans. A plan may rely on everything the plans submitted before it did."""
+
+    def submit(self, plan: Plan) -> PendingOutput:
+        """Queue the plan's step and return at once."""
+        ...
+
+    def shutdown(self) -> None:
+        """Give memory back. No step is submitted afterwards; calling it twice is harmless."""
+        ...

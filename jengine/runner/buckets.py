@@ -1,0 +1,139 @@
+"""Buckets: the few shapes that steps are compiled for, and the choice of one for a plan.
+
+A step's tokens lie as [decode rows | prefill tokens]. No jax here: users and tests can look at the
+ladders without a device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from jengine.config import CacheGroup
+from jengine.errors import ConfigError
+
+# XLA on the CPU turns products with a single row into slow scalar loops.
+FEWEST_DECODE_ROWS = 2
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """One compiled shape: decode rows, prefill tokens, and cache pages a row may read."""
+
+    decode_rows: int
+    prefill_tokens: int
+    pages: int
+
+    def __str__(self) -> str:
+        return f"{self.decode_rows}+{self.prefill_tokens}x{self.pages}"
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens the step computes, padding included."""
+        return self.decode_rows + self.prefill_tokens
+
+
+@dataclass(frozen=True)
+class StepShapes:
+    """What all buckets of one engine have in common."""
+
+    groups: tuple[CacheGroup, ...]
+    block_size: int
+    prefill_tile: int
+    max_rows: int
+    max_model_len: int
+
+    @property
+    def max_pages(self) -> int:
+        """Blocks of a request as long as the context."""
+        return -(-self.max_model_len // self.block_size)
+
+    def num_tiles(self, bucket: Bucket) -> int:
+        """Prefill tiles of a bucket."""
+        return bucket.prefill_tokens // self.prefill_tile
+
+    def num_slots(self, bucket: Bucket) -> int:
+        """Positions that may sample: every decode row, and one for each prefill row."""
+        return bucket.decode_rows + min(self.num_tiles(bucket), self.max_rows)
+
+    def group_pages(self, bucket: Bucket, group: CacheGroup) -> int:
+        """Pages a tile reads in a group: a window needs only what it can see."""
+        if group.spec.window is None:
+            return bucket.pages
+        span = group.spec.window - 1 + (self.prefill_tile if bucket.prefill_tokens else 1)
+        return min(bucket.pages, (span - 1) // self.block_size + 2)
+
+
+@dataclass(frozen=True)
+class Ladders:
+    """The sizes each part of a bucket is rounded up to."""
+
+    decode_rows: tuple[int, ...]
+    prefill_tokens: tuple[int, ...]
+    pages: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        for name, rungs in vars(self).items():
+            if not rungs or list(rungs) != sorted(set(rungs)) or rungs[0] < 1:
+                raise ConfigError(f"ladder {name}={rungs}: expected growing positive sizes.")
+
+    def buckets(self) -> Iterator[Bucket]:
+        """Every bucket, smallest first."""
+        for pages in self.pages:
+            for rows in self.decode_rows:
+                yield Bucket(rows, 0, pages)
+            for tokens in self.prefill_tokens:
+                for rows in self.mixed_decode_rows:
+                    yield Bucket(rows, tokens, pages)
+
+    @property
+    def mixed_decode_rows(self) -> tuple[int, ...]:
+        """Beside a prefill few padded decode rows cost little, so two rungs are enough."""
+        few = min((rows for rows in self.decode_rows if rows >= 8), default=self.decode_rows[-1])
+        return tuple(sorted({few, self.decode_rows[-1]}))
+
+    @property
+    def largest(self) -> Bucket:
+        """The bucket that needs most memory."""
+        return Bucket(self.decode_rows[-1], self.prefill_tokens[-1], self.pages[-1])
+
+    def smallest_for(self, decode_rows: int, prefill_tokens: int, pages: int) -> Bucket:
+        """The bucket a plan of this size runs in."""
+        rows = self.mixed_decode_rows if prefill_tokens else self.decode_rows
+        tokens = (
+            rung("prefill tokens", self.prefill_tokens, prefill_tokens) if prefill_tokens else 0
+        )
+        return Bucket(
+            rung("decode rows", rows, decode_rows), tokens, rung("pages", self.pages, pages)
+        )
+
+
+def rung(what: str, ladder: tuple[int, ...], size: int) -> int:
+    """The smallest entry that holds `size`. A plan beyond the ladder is a bug of ours."""
+    for entry in ladder:
+        if entry >= size:
+            return entry
+    raise AssertionError(f"a plan asks for {size} {what}, the ladder ends at {ladder[-1]}")
+
+
+def grow(first: int, last: int, factor: int) -> tuple[int, ...]:
+    """A ladder from `first` to `last` inclusive, each rung `factor` times the one below."""
+    rungs = []
+    size = first
+    while size < last:
+        rungs.append(size)
+        size *= factor
+    return (*rungs, last)
+
+
+def default_ladders(
+    max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int, block_size: int, tile: int
+) -> Ladders:
+    """Short ladders: factors of four, and one page count, since attention loops stop early."""
+    rows = max(max_num_seqs, FEWEST_DECODE_ROWS)
+    tokens = -(-max_num_batched_tokens // tile) * tile
+    return Ladders(
+        decode_rows=grow(FEWEST_DECODE_ROWS, rows, 4),
+        prefill_tokens=grow(tile, tokens, 4),
+        pages=(-(-max_model_len // block_size),),
+    )

@@ -1,0 +1,146 @@
+"""Builds a runner: splits the model, sizes the cache, compiles the steps, allocates the state."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jengine.config import CacheConfig, ModelConfig
+from jengine.runner.buckets import Bucket, Ladders, StepShapes
+from jengine.runner.features import Features
+from jengine.runner.memory import (
+    BlockDemand,
+    affordable_blocks,
+    available_bytes,
+    wished_blocks,
+)
+from jengine.runner.programs import Compiled, ProgressBar, Programs, StepCompiler
+from jengine.runner.ledger import LedgerEntry
+from jengine.runner.runner import Runner
+from jengine.runner.state import block_bytes, empty_state, state_bytes
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RunnerConfig:
+    """The runner's own settings."""
+
+    shapes: StepShapes
+    ladders: Ladders
+    tiers: tuple[Features, ...]  # variants to compile in warm-up, cheapest first
+    late_tiers: tuple[Features, ...]  # variants compiled when first needed
+    cache_dtype: Any
+    kv_cache_memory_bytes: int | None
+    memory_share: float
+    demands: tuple[tuple[int, int], ...]  # a group: (most useful, at least) blocks
+    enable_prefix_caching: bool = True
+    warm_up: bool = True
+    strict: bool = False
+
+
+def split_model(model: nnx.Module) -> tuple[tuple[jax.Array, ...], Any]:
+    """A flat tuple of parameter leaves, and the function that rebuilds the model from it."""
+    graph, parameters = nnx.split(model)
+    leaves, tree = jax.tree.flatten(parameters)
+
+    def rebuild(leaves: tuple[jax.Array, ...]) -> nnx.Module:
+        return nnx.merge(graph, jax.tree.unflatten(tree, leaves))
+
+    return tuple(leaves), rebuild
+
+
+def build_runner(
+    model: nnx.Module, model_config: ModelConfig, config: RunnerConfig, bar: ProgressBar
+) -> tuple[Runner, CacheConfig]:
+    """A runner ready to serve, and the cache it has room for."""
+    leaves, rebuild = split_model(model)
+    abstract = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), leaves
+    )
+    sizing = Sizing(model_config, config, abstract, rebuild)
+    compiler, cache, first = sizing.settle(next(iter(leaves)).devices().pop())
+    programs = Programs(compiler, [*config.tiers, *config.late_tiers], strict=config.strict)
+    programs.keep(*first)
+    state = jax.jit(lambda: sizing.state(cache))()
+    runner = Runner(leaves, state, programs, config.shapes, config.ladders, model_config.vocab_size)
+    if config.warm_up:
+        programs.warm_up(wanted_programs(config), bar)
+        if any(tier.sampling.adjust for tier in config.tiers):
+            runner.warm_up_admission()
+    return runner, cache
+
+
+def wanted_programs(config: RunnerConfig) -> Iterator[tuple[Bucket, Features]]:
+    """Every program of warm-up: all buckets in the variants asked for."""
+    for tier in config.tiers:
+        for bucket in config.ladders.buckets():
+            # Scoring prompts differs from the full variant only where prompt tokens run.
+            if tier.prompt_logprobs is None or bucket.prefill_tokens:
+                yield bucket, tier
+
+
+@dataclass(frozen=True)
+class Sizing:
+    """Finds out how many blocks fit, by compiling the largest step."""
+
+    model: ModelConfig
+    config: RunnerConfig
+    leaves: Any
+    rebuild: Any
+
+    def settle(
+        self, device: jax.Device
+    ) -> tuple[StepCompiler, CacheConfig, tuple[Compiled, LedgerEntry]]:
+        """The compiler for the final cache size, that size, and the program that proved it."""
+        demands = self._demands()
+        wished = wished_blocks(demands, self.config.kv_cache_memory_bytes)
+        available = available_bytes(device, self.config.memory_share)
+        cache = self._cache(wished)
+        first = self._largest(cache)
+        if self.config.kv_cache_memory_bytes is None:
+            other = state_bytes(jax.eval_shape(lambda: self.state(self._cache((0,) * len(wished)))))
+            blocks = affordable_blocks(demands, wished, first[1].temp_bytes + other, available)
+            if blocks != wished:
+                cache = replace(cache, num_blocks=blocks)
+                first = self._largest(cache)
+        return self._compiler(cache), cache, first
+
+    def _demands(self) -> list[BlockDemand]:
+        shapes = self.config.shapes
+        return [
+            BlockDemand(
+                group, block_bytes(group, shapes.block_size, self.config.cache_dtype), *wanted
+            )
+            for group, wanted in zip(shapes.groups, self.config.demands, strict=True)
+        ]
+
+    def _cache(self, blocks: tuple[int, ...]) -> CacheConfig:
+        shapes = self.config.shapes
+        return CacheConfig(
+            shapes.groups, shapes.block_size, blocks, self.config.enable_prefix_caching
+        )
+
+    def _largest(self, cache: CacheConfig) -> tuple[Compiled, LedgerEntry]:
+        return self._compiler(cache).compile(self.config.ladders.largest, self.config.tiers[-1])
+
+    def _compiler(self, cache: CacheConfig) -> StepCompiler:
+        state = jax.eval_shape(lambda: self.state(cache))
+        return StepCompiler(self.config.shapes, self.rebuild, self.leaves, state)
+
+    def state(self, cache: CacheConfig) -> Any:
+        """The empty state for a cache of this size."""
+        shapes = self.config.shapes
+        return empty_state(
+            cache,
+            jnp.dtype(self.config.cache_dtype),
+            shapes.max_rows,
+            self.model.vocab_size,
+            shapes.max_model_len,
+        )

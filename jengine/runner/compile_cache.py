@@ -1,0 +1,63 @@
+"""The persistent compile cache: a private directory, on by default, never trusted blindly.
+
+What lies there is executed, so it must belong to this user and be writable by nobody else.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+from pathlib import Path
+
+import jax
+
+from jengine.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+
+def default_cache_dir() -> Path:
+    """Where compiled programs are kept unless the user says otherwise."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "jengine" / "xla"
+
+
+def enable_compile_cache(wanted: str | Path | bool | None) -> Path | None:
+    """Point JAX at the cache directory; None if there is none, with one line that says why.
+
+    A directory the user's own program configured in JAX is left alone. A directory that was asked
+    for by name must be usable; the default one is done without if it is not.
+    """
+    if wanted is False:
+        return None
+    if wanted in (None, True) and jax.config.jax_compilation_cache_dir:
+        return Path(jax.config.jax_compilation_cache_dir)
+    directory = default_cache_dir() if wanted in (None, True) else Path(str(wanted))
+    problem = prepare_private(directory)
+    if problem and wanted in (None, True):
+        logger.warning("running without a persistent compile cache: %s", problem)
+        return None
+    if problem:
+        raise ConfigError(f"compile cache {str(directory)!r}: {problem}")
+    jax.config.update("jax_compilation_cache_dir", str(directory))
+    # Small programs are most of a short start-up; by default JAX would not keep them.
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    return directory
+
+
+def prepare_private(directory: Path) -> str | None:
+    """Create the directory for this user alone; what is wrong with it, or None."""
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = directory.stat()
+    except OSError as error:
+        return f"cannot create it ({error.strerror}); choose another with cache_dir"
+    if status.st_uid != os.getuid():
+        return f"it belongs to user {status.st_uid}, not to you; choose another with cache_dir"
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return "others may write to it, and its contents are executed; run chmod 700 on it"
+    if not os.access(directory, os.W_OK | os.X_OK):
+        return "it is not writable; run chmod 700 on it or choose another with cache_dir"
+    return None

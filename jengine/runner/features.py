@@ -1,0 +1,81 @@
+"""Features: what is structural about a step. A hashable value that picks a compiled variant.
+
+A plan's needs are rounded up to one of a few variants, as its size is rounded up to a bucket.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from jengine.plan import Plan
+from jengine.runner.rows import Rows
+from jengine.sampling.features import LogprobsMode, SamplingFeatures
+
+
+@dataclass(frozen=True)
+class Features:
+    """The sampler's features, and how many prompt log-probabilities a token gets (None: none)."""
+
+    sampling: SamplingFeatures = SamplingFeatures()
+    prompt_logprobs: int | None = None
+
+    def covers(self, other: Features) -> bool:
+        """Whether a step of this variant can run a plan that needs `other`."""
+        mine, theirs = self.sampling, other.sampling
+        return (
+            mine.random >= theirs.random
+            and mine.adjust >= theirs.adjust
+            and holds(mine.logprobs, theirs.logprobs)
+            and holds(self.prompt_logprobs, other.prompt_logprobs)
+        )
+
+    def __str__(self) -> str:
+        parts = {
+            "random": self.sampling.random,
+            "adjust": self.sampling.adjust,
+            f"logprobs={self.sampling.logprobs}": self.sampling.logprobs is not None,
+            f"prompt_logprobs={self.prompt_logprobs}": self.prompt_logprobs is not None,
+        }
+        return "+".join(name for name, used in parts.items() if used) or "greedy"
+
+
+def holds(have: int | None, want: int | None) -> bool:
+    """Whether `have` log-probabilities a token are enough."""
+    return want is None or (have is not None and have >= want)
+
+
+def variants(max_logprobs: int, mode: LogprobsMode) -> dict[str, Features]:
+    """The variants an engine may compile, cheapest first; each covers the ones before it."""
+    greedy = Features(SamplingFeatures(logprobs_mode=mode))
+    sampled = Features(replace(greedy.sampling, random=True))
+    full = Features(replace(sampled.sampling, adjust=True, logprobs=max_logprobs))
+    return {
+        "greedy": greedy,
+        "sampled": sampled,
+        "full": full,
+        "scored": Features(full.sampling, prompt_logprobs=max_logprobs),
+    }
+
+
+def needed(plan: Plan, rows: Rows, vocab_size: int) -> Features:
+    """What the rows of this plan use."""
+    scheduled = np.asarray(plan.rows, np.int32)
+    sampling = scheduled[np.asarray(plan.samples, bool)]
+    prefill = scheduled[plan.num_decodes :]
+    return Features(
+        SamplingFeatures(
+            random=bool((rows.settings["temperature"][sampling] > 0).any()),
+            adjust=bool(rows.settings["adjusted"][sampling].any()),
+            logprobs=most_wanted(rows.logprobs[sampling], vocab_size),
+        ),
+        prompt_logprobs=most_wanted(rows.prompt_logprobs[prefill], vocab_size),
+    )
+
+
+def most_wanted(columns: np.ndarray, vocab_size: int) -> int | None:
+    """The largest k that a row asks for, None where no row asks."""
+    if not columns.any():
+        return None
+    return vocab_size if (columns < 0).any() else int(columns.max()) - 1

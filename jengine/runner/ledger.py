@@ -1,0 +1,80 @@
+"""The compile ledger: every program the engine made, what it cost and how it is used.
+
+Plain data that a user can print; must not know how programs are compiled.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+
+from jengine.runner.buckets import Bucket
+from jengine.runner.features import Features
+
+
+@dataclass
+class LedgerEntry:
+    """One program."""
+
+    bucket: Bucket
+    features: Features
+    seconds: float  # tracing, lowering and compiling, or loading from the persistent cache
+    temp_bytes: int  # scratch memory of one run
+    code_bytes: int
+    after_warm_up: bool = False
+    hits: int = 0
+    useful_tokens: int = 0
+
+    @property
+    def padded_share(self) -> float:
+        """Share of the computed tokens that were padding."""
+        computed = self.hits * self.bucket.num_tokens
+        return 1 - self.useful_tokens / computed if computed else 0.0
+
+    def count(self, tokens: int) -> None:
+        """Note one run with this many real tokens."""
+        self.hits += 1
+        self.useful_tokens += tokens
+
+
+@dataclass
+class CompileLedger:
+    """All programs of one engine, in the order they were made."""
+
+    entries: dict[tuple[Bucket, Features], LedgerEntry] = field(default_factory=dict)
+    warm_up_seconds: float = 0.0
+
+    def add(self, entry: LedgerEntry) -> None:
+        """Enter a new program."""
+        self.entries[entry.bucket, entry.features] = entry
+
+    @property
+    def compiles_after_warm_up(self) -> int:
+        """Programs that a step had to wait for."""
+        return sum(entry.after_warm_up for entry in self.entries.values())
+
+    def as_dicts(self) -> list[dict[str, object]]:
+        """For JSON."""
+        return [
+            {
+                **asdict(entry),
+                "bucket": str(entry.bucket),
+                "features": str(entry.features),
+                "padded_share": round(entry.padded_share, 4),
+            }
+            for entry in self.entries.values()
+        ]
+
+    def __str__(self) -> str:
+        head = f"{'bucket':>16} {'features':>44} {'seconds':>8} {'temp MB':>8} {'hits':>7} {'padded':>7}"
+        lines = [
+            f"{entry.bucket!s:>16} {entry.features!s:>44} {entry.seconds:8.2f} "
+            f"{entry.temp_bytes / 1e6:8.1f} {entry.hits:7d} {entry.padded_share:7.1%}"
+            + ("  compiled late" if entry.after_warm_up else "")
+            for entry in self.entries.values()
+        ]
+        total = sum(entry.seconds for entry in self.entries.values())
+        foot = (
+            f"{len(lines)} programs, {total:.1f} s of compiling in {self.warm_up_seconds:.1f} s of "
+            f"warm-up; buckets are decode rows + prefill tokens x cache pages"
+        )
+        return "\n".join([head, *lines, foot])

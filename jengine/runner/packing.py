@@ -1,0 +1,114 @@
+"""Fills a StepInput from a plan and the rows' mirror. Pure numpy, vectorised over decode rows."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from jengine.plan import Plan
+from jengine.runner.buckets import Bucket, Ladders, StepShapes
+from jengine.runner.rows import SETTINGS, Rows
+from jengine.runner.step_input import StepInput
+
+
+class PackedStep(NamedTuple):
+    """A plan as the device takes it, and where its results will lie."""
+
+    buffer: np.ndarray
+    bucket: Bucket
+    slots: np.ndarray  # sampling slot of each plan entry that samples, in plan order
+    chunk_offsets: dict[int, int]  # plan entry -> its first token among the prefill tokens
+
+
+def bucket_for(plan: Plan, shapes: StepShapes, ladders: Ladders) -> Bucket:
+    """The smallest bucket that holds the plan."""
+    tile = shapes.prefill_tile
+    prefill = sum(-(-length // tile) for length in plan.lengths[plan.num_decodes :]) * tile
+    longest = max(map(int.__add__, plan.starts, plan.lengths))
+    return ladders.smallest_for(plan.num_decodes, prefill, -(-longest // shapes.block_size))
+
+
+def pack(plan: Plan, rows: Rows, bucket: Bucket, shapes: StepShapes) -> PackedStep:
+    """The plan's arrays in this bucket's layout."""
+    buffer, inputs = StepInput.empty(bucket, shapes)
+    _pack_decodes(plan, rows, inputs, shapes)
+    chunk_offsets, last_tokens = _pack_chunks(plan, rows, inputs, bucket, shapes)
+    slots = np.concatenate([
+        np.arange(plan.num_decodes), bucket.decode_rows + np.arange(len(last_tokens))
+    ]).astype(np.int32)  # fmt: skip
+    inputs.logit_index[slots[: plan.num_decodes]] = slots[: plan.num_decodes]
+    inputs.logit_index[slots[plan.num_decodes :]] = last_tokens
+    _pack_sampling(plan, rows, inputs, slots)
+    return PackedStep(buffer, bucket, slots, chunk_offsets)
+
+
+def _pack_decodes(plan: Plan, rows: Rows, inputs: StepInput, shapes: StepShapes) -> None:
+    count = plan.num_decodes
+    decoding = np.asarray(plan.rows[:count], np.int32)
+    positions = np.asarray(plan.starts[:count], np.int32)
+    inputs.decode_rows[:count] = decoding
+    inputs.positions[:count] = positions
+    _pack_tables(inputs, 0, rows, decoding, positions, shapes)
+
+
+def _pack_chunks(
+    plan: Plan, rows: Rows, inputs: StepInput, bucket: Bucket, shapes: StepShapes
+) -> tuple[dict[int, int], list[int]]:
+    """Lay chunks out in whole tiles; returns where each begins and the last token of samplers."""
+    tile, offset = shapes.prefill_tile, 0
+    offsets: dict[int, int] = {}
+    last_tokens: list[int] = []
+    for entry in range(plan.num_decodes, len(plan.rows)):
+        row, start, length = plan.rows[entry], plan.starts[entry], plan.lengths[entry]
+        offsets[entry] = offset
+        inputs.prefill_tokens[offset : offset + length] = rows.tokens[row, start : start + length]
+        inputs.targets[offset : offset + length] = rows.tokens[row, start + 1 : start + length + 1]
+        first = bucket.decode_rows + offset
+        inputs.positions[first : first + length] = np.arange(start, start + length)
+        tile_starts = np.arange(start, start + length, tile, dtype=np.int32)
+        first_tile = bucket.decode_rows + offset // tile
+        owners = np.full(len(tile_starts), row, np.int32)
+        _pack_tables(inputs, first_tile, rows, owners, tile_starts, shapes)
+        if plan.samples[entry]:
+            last_tokens.append(first + length - 1)
+        offset += len(tile_starts) * tile
+    return offsets, last_tokens
+
+
+def _pack_tables(
+    inputs: StepInput,
+    first_tile: int,
+    rows: Rows,
+    owners: np.ndarray,
+    positions: np.ndarray,
+    shapes: StepShapes,
+) -> None:
+    """Block tables of query tiles; under a window the table begins at the first block in view."""
+    last_tile = first_tile + len(owners)
+    for group, table, starts, known in zip(
+        shapes.groups, inputs.tables, inputs.table_starts, rows.tables, strict=True
+    ):
+        pages = table.shape[1]
+        if group.spec.window is None:
+            table[first_tile:last_tile] = known[owners, :pages]
+            continue
+        first_page = np.maximum(positions - group.spec.window + 1, 0) // shapes.block_size
+        columns = first_page[:, None] + np.arange(pages)
+        inside = np.minimum(columns, known.shape[1] - 1)
+        table[first_tile:last_tile] = np.where(
+            columns < known.shape[1], known[owners[:, None], inside], 0
+        )
+        starts[first_tile:last_tile] = first_page * shapes.block_size
+
+
+def _pack_sampling(plan: Plan, rows: Rows, inputs: StepInput, slots: np.ndarray) -> None:
+    samples = np.asarray(plan.samples, bool)
+    owners = np.asarray(plan.rows, np.int32)[samples]
+    ends = np.asarray(plan.starts, np.int32) + np.asarray(plan.lengths, np.int32)
+    sampling = inputs.sampling
+    sampling.rows[slots] = owners
+    sampling.positions[slots] = ends[samples]
+    sampling.seed[slots] = rows.seeds[owners]
+    for name in SETTINGS:
+        getattr(sampling, name)[slots] = rows.settings[name][owners]

@@ -1,0 +1,117 @@
+"""Compiles the step for buckets and features, ahead of time and in parallel, and keeps the results.
+
+Warm-up is one loop over (bucket, features). Afterwards a missing program is one loud log line, or,
+in strict mode, an error.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+
+from jengine.errors import UnexpectedCompile
+from jengine.runner.buckets import Bucket, StepShapes
+from jengine.runner.features import Features
+from jengine.runner.ledger import CompileLedger, LedgerEntry
+from jengine.runner.state import StepState
+from jengine.runner.step import Leaves, Program, step
+from jengine.runner.step_input import packed_size
+
+logger = logging.getLogger(__name__)
+Compiled = Any  # jax.stages.Compiled
+ProgressBar = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class StepCompiler:
+    """Lowers and compiles one step. Sees shapes only, so it runs before any memory is taken."""
+
+    shapes: StepShapes
+    rebuild: Callable[[Leaves], Any]
+    leaves: Any  # abstract leaves, with shardings
+    state: StepState  # abstract state, with shardings
+
+    def compile(self, bucket: Bucket, features: Features) -> tuple[Compiled, LedgerEntry]:
+        """The executable and what it cost."""
+        began = time.perf_counter()
+        program = Program(bucket, features, self.shapes, self.rebuild)
+        packed = jax.ShapeDtypeStruct((packed_size(bucket, self.shapes),), np.int32)
+        jitted = jax.jit(partial(step, program=program), donate_argnums=1)
+        compiled = jitted.lower(self.leaves, self.state, packed).compile()
+        memory = compiled.memory_analysis()
+        return compiled, LedgerEntry(
+            bucket,
+            features,
+            seconds=time.perf_counter() - began,
+            temp_bytes=memory.temp_size_in_bytes if memory else 0,
+            code_bytes=memory.generated_code_size_in_bytes if memory else 0,
+        )
+
+
+class Programs:
+    """The compiled steps of one engine, by bucket and features."""
+
+    def __init__(self, compiler: StepCompiler, tiers: list[Features], *, strict: bool) -> None:
+        self.compiler = compiler
+        self.tiers = tiers
+        self.strict = strict
+        self.ledger = CompileLedger()
+        self._compiled: dict[tuple[Bucket, Features], Compiled] = {}
+        self._warm = False
+
+    def keep(self, compiled: Compiled, entry: LedgerEntry) -> None:
+        """Take in a program that was compiled elsewhere (while sizing the cache)."""
+        self._compiled[entry.bucket, entry.features] = compiled
+        self.ledger.add(entry)
+
+    def warm_up(self, wanted: Iterable[tuple[Bucket, Features]], bar: ProgressBar) -> None:
+        """Compile everything in `wanted` that is not there yet, with a progress bar."""
+        began = time.perf_counter()
+        missing = [key for key in wanted if key not in self._compiled]
+        with (
+            ThreadPoolExecutor(max(1, os.cpu_count() or 1), "compile") as pool,
+            bar(total=len(missing), desc="Compiling steps", unit="program") as progress,
+        ):
+            jobs = [pool.submit(self.compiler.compile, *key) for key in missing]
+            try:
+                for job in as_completed(jobs):
+                    self.keep(*job.result())
+                    progress.update(1)
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+        self._warm = True
+        self.ledger.warm_up_seconds += time.perf_counter() - began
+
+    def find(self, bucket: Bucket, needed: Features) -> tuple[Compiled, LedgerEntry]:
+        """The cheapest program that can run this step; compiled now if there is none."""
+        for tier in self.tiers:
+            if tier.covers(needed) and (bucket, tier) in self._compiled:
+                return self._compiled[bucket, tier], self.ledger.entries[bucket, tier]
+        features = next((tier for tier in self.tiers if tier.covers(needed)), needed)
+        self._late(bucket, features)
+        return self._compiled[bucket, features], self.ledger.entries[bucket, features]
+
+    def _late(self, bucket: Bucket, features: Features) -> None:
+        if self.strict and self._warm:
+            raise UnexpectedCompile(
+                f"strict mode: step {bucket} with features {features} was not compiled in warm-up. "
+                "Add its variant to compilation_config['variants'], or use strict=False."
+            )
+        compiled, entry = self.compiler.compile(bucket, features)
+        if self._warm:
+            entry.after_warm_up = True
+            logger.warning(
+                "compiled step %s with features %s while serving: %.2f s",
+                bucket, features, entry.seconds,
+            )  # fmt: skip
+        self.keep(compiled, entry)

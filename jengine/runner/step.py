@@ -1,0 +1,92 @@
+"""THE step: one XLA program a (bucket, features). State in, state out; no globals.
+
+embed -> layers -> logits at the sampled positions -> sample -> new state. Structure is decided by
+static values and gone after tracing; data is decided by arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from jengine.runner.buckets import Bucket, StepShapes
+from jengine.runner.features import Features
+from jengine.runner.paged import paged_attention
+from jengine.runner.state import StepState
+from jengine.runner.step_input import StepInput
+from jengine.sampling import Logprobs, SampleOutput, sample, score_tokens
+
+Leaves = tuple[Array, ...]
+# Prompt tokens whose logits exist at the same time, where prompt log-probabilities are wanted.
+SCORED_AT_ONCE = 64
+
+
+class DeviceOutput(NamedTuple):
+    """What a step leaves for the host to read."""
+
+    sampled: SampleOutput
+    prompt: Logprobs | None
+
+
+@dataclass(frozen=True)
+class Program:
+    """What one compiled step is made of, all of it static."""
+
+    bucket: Bucket
+    features: Features
+    shapes: StepShapes
+    rebuild: Callable[[Leaves], Any]  # flat leaves -> the model; called only while tracing
+
+
+def step(
+    leaves: Leaves, state: StepState, packed: Array, *, program: Program
+) -> tuple[StepState, DeviceOutput]:
+    """Run the packed plan."""
+    model = program.rebuild(leaves)
+    inputs = StepInput.over(packed, program.bucket, program.shapes)
+    # Decode tokens never leave the device: each row's last sample is its next input.
+    decode_tokens = state.last_token.at[inputs.decode_rows].get(mode="clip")
+    tokens = jnp.concatenate([decode_tokens, inputs.prefill_tokens])
+    attend = paged_attention(inputs, program.bucket, program.shapes)
+    hidden, caches = model(tokens, jnp.maximum(inputs.positions, 0), state.caches, attend)
+
+    logits = model.logits(hidden[inputs.logit_index])  # [S, V]
+    with jax.named_scope("sample"):
+        # One base key for all engines: a request's seed alone decides its noise, and requests
+        # without one got theirs from the engine's seed.
+        sampled, rows = sample(
+            logits,
+            state.rows,
+            inputs.sampling,
+            features=program.features.sampling,
+            key_data=jnp.zeros(2, jnp.uint32),
+        )
+    # A row whose logits are not finite fails on the host; until then it runs on a harmless token.
+    fed_back = jnp.maximum(sampled.tokens, 0)
+    last_token = state.last_token.at[inputs.sampling.rows].set(fed_back, mode="drop")
+    prompt = _score_prompts(model, hidden, inputs, program)
+    return StepState(caches, last_token, rows), DeviceOutput(sampled, prompt)
+
+
+def _score_prompts(
+    model: Any, hidden: Array, inputs: StepInput, program: Program
+) -> Logprobs | None:
+    """Log-probabilities of the token after each prefill token, a few at a time."""
+    wanted, tokens = program.features.prompt_logprobs, program.bucket.prefill_tokens
+    if wanted is None or not tokens:
+        return None
+    parts = -(-tokens // SCORED_AT_ONCE)
+    padding = parts * SCORED_AT_ONCE - tokens
+    states = jnp.pad(hidden[program.bucket.decode_rows :], ((0, padding), (0, 0)))
+    targets = jnp.pad(inputs.targets, (0, padding))
+    with jax.named_scope("score_prompts"):
+        scored = lax.map(
+            lambda part: score_tokens(model.logits(part[0]), part[1], wanted),
+            (states.reshape(parts, SCORED_AT_ONCE, -1), targets.reshape(parts, SCORED_AT_ONCE)),
+        )
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:tokens], scored)

@@ -1,0 +1,18 @@
+"""Strictness for every test: the CPU only, no network, no silent broadcasting."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+# Before anything imports jax.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TRANSFORMERS_OFFLINE", "1")
+os.environ.setdefault("JAX_NUMPY_RANK_PROMOTION", "raise")
+# One compile cache for the whole run: the same tiny programs are needed by many tests.
+COMPILE_CACHE = Path(__file__).parent.parent / ".pytest_cache" / "xla"
+COMPILE_CACHE.mkdir(parents=True, exist_ok=True, mode=0o700)
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(COMPILE_CACHE))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
