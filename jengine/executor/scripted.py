@@ -203,7 +203,7 @@ class ScriptedExecutor:
             if wanted is not None and start < mirror.prompt_length - 1:
                 positions = range(start + 1, start + length + 1)
                 # The token after the last one known is not sampled yet and never scored.
-                tokens = (mirror.token_ids + [0])[start + 1 : start + length + 1]
+                tokens = [*mirror.token_ids, 0][start + 1 : start + length + 1]
                 yield entry, self._scores(tokens, list(positions), [wanted])
 
     def _scores(self, tokens: list[int], positions: list[int], counts: list[int]) -> StepLogprobs:

@@ -66,7 +66,7 @@ class GroupCache:
 class Holding:
     """The blocks of one running request: one table a group, equally long."""
 
-    __slots__ = ("tables", "skipped", "published", "findable")
+    __slots__ = ("findable", "published", "skipped", "tables")
 
     def __init__(self, tables: list[list[int]], published: int, findable: bool) -> None:
         self.tables = tables

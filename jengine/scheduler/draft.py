@@ -13,7 +13,7 @@ from jengine.request import Request
 class Draft:
     """Entries of one step. A decode costs 1 token of the budget, a fill costs whole tiles."""
 
-    __slots__ = ("budget", "tile", "decodes", "fills", "new_rows", "new_blocks", "preempted")
+    __slots__ = ("budget", "decodes", "fills", "new_blocks", "new_rows", "preempted", "tile")
 
     def __init__(self, budget: int, tile: int) -> None:
         self.budget = budget

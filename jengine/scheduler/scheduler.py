@@ -398,7 +398,10 @@ class Scheduler:
         return scores.result()
 
     def _finish(self, request: Request, reason: str) -> None:
-        """Free everything at once; what is in flight for it will be ignored."""
+        """Free everything at once; what is in flight for it will be ignored.
+
+        The caller takes it out of the running list: commit does so once for all that ended.
+        """
         if request.status is not Status.RUNNING:
             self._waiting.remove(request)
         else:

@@ -6,11 +6,11 @@ from collections import Counter
 
 import hypothesis.strategies as st
 import pytest
-from cache_cases import FULL, make_cache, make_request, sliding
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from jengine.kvcache.block_pool import BlockPool
+from tests.kvcache.cache_cases import FULL, make_cache, make_request, sliding
 
 QUICK = settings(derandomize=True, deadline=None, max_examples=60, stateful_step_count=40)
 LARGE = settings(derandomize=True, deadline=None, max_examples=1500, stateful_step_count=80)
@@ -76,7 +76,7 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 class CacheMachine(RuleBasedStateMachine):
-    """Each cached token has a mark: all tokens, weights, salt up to it. Readers must find theirs."""
+    """A cached token has a mark: all tokens, weights, salt up to it. Readers must find theirs."""
 
     @initialize(
         groups=st.sampled_from(

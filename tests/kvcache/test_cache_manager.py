@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from cache_cases import FULL, admit, decode, make_cache, make_request, sliding
 
 from jengine.errors import ConfigError
+from tests.kvcache.cache_cases import FULL, admit, decode, make_cache, make_request, sliding
 
 
 def test_a_second_request_hits_the_first_ones_blocks():

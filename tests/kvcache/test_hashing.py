@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from cache_cases import make_request
-
 from jengine.kvcache.hashing import block_hash, extra_keys, group_suffix, root_hash
+from tests.kvcache.cache_cases import make_request
 
 
 def test_the_chain_depends_on_every_block_before():

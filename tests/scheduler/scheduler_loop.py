@@ -1,4 +1,4 @@
-"""The engine's loop around a Scheduler and a ScriptedExecutor, one call a step, for the tests here."""
+"""The engine's loop around a Scheduler and a ScriptedExecutor, one call a step."""
 
 from __future__ import annotations
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from scheduler_loop import VOCAB, Loop, make_wire, sliding, truth
 
 from jengine.executor.scripted import scripted_tokens
 from jengine.outputs import StepOutput
 from jengine.plan import RowSampling
+from tests.scheduler.scheduler_loop import VOCAB, Loop, make_wire, sliding, truth
 
 
 def first_tokens(wire, count=9):

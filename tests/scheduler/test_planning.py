@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from scheduler_loop import Loop, make_wire, sliding
 
 from jengine.errors import ConfigError, RequestError
 from jengine.plan import RowSampling
 from jengine.scheduler.scheduler import Pause
+from tests.scheduler.scheduler_loop import Loop, make_wire, sliding
 
 
 def many(count, length, **more):
@@ -58,6 +58,12 @@ def test_the_long_prompt_cap_holds_only_with_company():
     loop = Loop(long_prefill_token_threshold=6)
     loop.add(make_wire(20, "a"), make_wire(20, "b"))
     assert loop.schedule().lengths == [6, 6]
+
+
+def test_the_long_prompt_cap_is_cut_to_whole_tiles():
+    loop = Loop(long_prefill_token_threshold=7, prefill_tile=4)
+    loop.add(make_wire(20, "a"), make_wire(6, "b"))
+    assert loop.schedule().lengths == [4, 6]
 
 
 def test_a_cap_below_a_tile_still_moves():

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from scheduler_loop import FULL, Loop, make_wire, sliding
 
 from jengine.plan import NewBlocks
 from jengine.request import Request
 from jengine.scheduler.draft import Draft
+from tests.scheduler.scheduler_loop import FULL, Loop, make_wire, sliding
 
 
 def tight(**more):
@@ -76,6 +76,18 @@ def test_others_pass_while_it_waits_and_it_keeps_its_place():
     loop.scheduler.reset_prefix_cache(preempt_running=True)
     assert loop.schedule().new_rows[0].token_ids == wires[1].prompt_token_ids
     assert [request.request_id for request in loop.scheduler._waiting] == ["a", "c"]
+    loop.drain()
+    loop.assert_truth(*wires)
+
+
+def test_all_that_are_passed_over_keep_their_order():
+    loop = Loop(depth=1)
+    wires = [make_wire(6, name) for name in "abc"]
+    loop.add(*wires)
+    loop.schedule()
+    loop.scheduler.reset_prefix_cache(preempt_running=True)
+    assert loop.schedule() is None
+    assert [request.request_id for request in loop.scheduler._waiting] == list("abc")
     loop.drain()
     loop.assert_truth(*wires)
 

@@ -6,12 +6,12 @@ import random
 
 import numpy as np
 import pytest
-from scheduler_loop import make_wire
 
 from jengine.outputs import StepLogprobs
 from jengine.request import Request
 from jengine.scheduler.prompt_scores import PromptScores
 from jengine.scheduler.queue import waiting_queue
+from tests.scheduler.scheduler_loop import make_wire
 
 
 def requests(urgencies):

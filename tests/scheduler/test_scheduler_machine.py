@@ -12,12 +12,12 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from scheduler_loop import FULL, Loop, make_wire, sliding, truth
 
 from jengine.errors import RequestError
 from jengine.plan import RowSampling
 from jengine.request import WireRequest
 from jengine.scheduler.scheduler import Pause
+from tests.scheduler.scheduler_loop import FULL, Loop, make_wire, sliding, truth
 
 QUICK = settings(derandomize=True, deadline=None, max_examples=120, stateful_step_count=50)
 LARGE = settings(derandomize=True, deadline=None, max_examples=2500, stateful_step_count=100)
