@@ -65,7 +65,7 @@ def build_runner(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), leaves
     )
     sizing = Sizing(model_config, config, abstract, rebuild)
-    compiler, cache, first = sizing.settle(next(iter(leaves)).devices().pop())
+    compiler, cache, first = sizing.settle(next(iter(leaves[0].devices())))
     programs = Programs(compiler, [*config.tiers, *config.late_tiers], strict=config.strict)
     programs.keep(*first)
     state = jax.jit(lambda: sizing.state(cache))()
