@@ -68,8 +68,6 @@ def _top_p(keys: Array, weights: Array, top_p: Array, cut: Cut) -> Cut:
     ties, weight = _ties(keys, weights, threshold)
     missing = target - _mass_from(keys, weights, threshold + 1)
     room = jnp.maximum(jnp.ceil(missing / weight), 1.0)  # 0 is missing where p is 0
-    # Rounding can ask for one tie more than top-k has left.
-    room = jnp.where(threshold == cut.threshold, jnp.minimum(room, cut.room), room)
     return Cut(threshold, jnp.where(limited, room, cut.room))
 
 
