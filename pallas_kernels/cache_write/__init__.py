@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import jax.numpy as jnp
 from jax import Array
 
 from pallas_kernels.choice import choose
-from pallas_kernels.layout import KEYS, VALUES
+from pallas_kernels.layout import write_slots
 
 
 def write_cache(
@@ -20,9 +19,5 @@ def write_cache(
 
 
 def _write_xla(cache: Array, layer: int, k: Array, v: Array, slots: Array) -> Array:
-    block_size = cache.shape[3]
-    blocks, offsets = slots // block_size, slots % block_size
-    both = jnp.stack([k, v]).reshape(2, slots.shape[0], -1).astype(cache.dtype)
-    planes = jnp.array([[KEYS], [VALUES]], dtype=slots.dtype)
-    index = (layer, planes, blocks[None, :], offsets[None, :])
-    return cache.at[index].set(both, mode="drop", unique_indices=True)
+    tokens = slots.shape[0]
+    return write_slots(cache, layer, k.reshape(tokens, -1), v.reshape(tokens, -1), slots)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jax import Array, lax
 
-from pallas_kernels.layout import KEYS, VALUES, read_blocks
+from pallas_kernels.layout import read_blocks
 
 ROWS_AT_ONCE = 4
 TOKENS_AT_ONCE = 256
@@ -29,7 +29,7 @@ def decode_attention_xla(
     window: int | None,
 ) -> Array:
     """See `decode_attention`."""
-    rows, heads, _ = q.shape
+    rows = q.shape[0]
     step = ROWS_AT_ONCE if rows % ROWS_AT_ONCE == 0 else rows
     block_size = cache.shape[3]
     pages = max(1, TOKENS_AT_ONCE // block_size)
@@ -65,13 +65,13 @@ def _attend_rows(
 
     def some_pages(index: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         blocks = lax.dynamic_slice_in_dim(tables, index * pages, pages, axis=1)
-        keys = read_blocks(cache, layer, KEYS, blocks).astype(jnp.float32)  # [r, S, W]
-        values = read_blocks(cache, layer, VALUES, blocks).astype(jnp.float32)
+        keys, values = read_blocks(cache, layer, blocks)  # [r, S, W]
         position = starts[:, None] + index * span + jnp.arange(span, dtype=jnp.int32)[None, :]
         seen = position < lengths[:, None]
         if window is not None:
             seen &= position >= lengths[:, None] - window
-        scores = jnp.einsum("rhw,rsw->rhs", q, keys)
+        scores = jnp.einsum("rhw,rsw->rhs", q, keys.astype(jnp.float32))
+        values = jnp.where(broadcast(seen, values), values, 0).astype(jnp.float32)
         return accumulate(carry, scores, values, seen[:, None, :], "rhs,rsw->rhw")
 
     carry = (
@@ -89,7 +89,7 @@ def accumulate(
 ) -> tuple[Array, Array, Array]:
     """One step of the running softmax; scores and seen [b, q, S], values [b, S, d].
 
-    Values that nobody sees are dropped: 0 * NaN would leak what an unused slot holds.
+    Values that nobody sees must be zero already: 0 * NaN would leak what an unused slot holds.
     """
     highest, total, mixed = carry
     seen = jnp.broadcast_to(seen, scores.shape)
@@ -97,11 +97,14 @@ def accumulate(
     new_highest = jnp.maximum(highest, jnp.max(scores, axis=-1))
     weights = jnp.where(seen, jnp.exp(scores - new_highest[..., None]), 0.0)
     shrink = jnp.exp(highest - new_highest)
-    anyone = jnp.any(seen, axis=1)  # [b, S]
-    values = jnp.where(jnp.broadcast_to(anyone[..., None], values.shape), values, 0.0)
     added = jnp.einsum(equation, weights, values)
     mixed = mixed * jnp.broadcast_to(shrink[..., None], mixed.shape) + added
     return new_highest, total * shrink + jnp.sum(weights, axis=-1), mixed
+
+
+def broadcast(flags: Array, like: Array) -> Array:
+    """Flags [..., S] for every number of [..., S, d]."""
+    return jnp.broadcast_to(flags[..., None], like.shape)
 
 
 def pad_pages(tables: Array, multiple: int) -> Array:

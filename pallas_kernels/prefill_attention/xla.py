@@ -8,8 +8,14 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jax import Array, lax
 
-from pallas_kernels.decode_attention.xla import FAR_BELOW, TOKENS_AT_ONCE, accumulate, pad_pages
-from pallas_kernels.layout import KEYS, VALUES, read_blocks
+from pallas_kernels.decode_attention.xla import (
+    FAR_BELOW,
+    TOKENS_AT_ONCE,
+    accumulate,
+    broadcast,
+    pad_pages,
+)
+from pallas_kernels.layout import read_blocks
 
 
 def prefill_attention_xla(
@@ -60,26 +66,29 @@ def _attend_tile(
     """q [KV, tile * G, D] against one row's blocks."""
     kv_heads, queries, dim = q.shape
     span = pages * cache.shape[3]
+    end = jnp.max(positions) + 1
     own_position = jnp.repeat(positions, queries // positions.shape[0])[:, None]  # [tile * G, 1]
 
     def some_pages(index: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         blocks = lax.dynamic_slice_in_dim(table, index * pages, pages)
-        split = lambda x: x.reshape(span, kv_heads, dim).transpose(1, 0, 2)  # noqa: E731
-        keys = split(read_blocks(cache, layer, KEYS, blocks).astype(jnp.float32))  # [KV, S, D]
-        values = split(read_blocks(cache, layer, VALUES, blocks).astype(jnp.float32))
+        keys, values = read_blocks(cache, layer, blocks)  # [S, KV * D]
         position = start + index * span + jnp.arange(span, dtype=jnp.int32)[None, :]
         seen = position <= own_position
         if window is not None:
             seen &= position > own_position - window
+        values = jnp.where(broadcast(position[0] < end, values), values, 0)
+        keys, values = (
+            x.astype(jnp.float32).reshape(span, kv_heads, dim).transpose(1, 0, 2)
+            for x in (keys, values)
+        )  # [KV, S, D]
         scores = jnp.einsum("kqd,ksd->kqs", q, keys)
-        seen = jnp.broadcast_to(seen[None], scores.shape)
-        return accumulate(carry, scores, values, seen, "kqs,ksd->kqd")
+        return accumulate(carry, scores, values, seen[None], "kqs,ksd->kqd")
 
     carry = (
         jnp.full((kv_heads, queries), FAR_BELOW, jnp.float32),
         jnp.zeros((kv_heads, queries), jnp.float32),
         jnp.zeros((kv_heads, queries, dim), jnp.float32),
     )
-    runs = -(-(jnp.max(positions) + 1 - start) // span)
+    runs = -(-(end - start) // span)
     _, total, mixed = lax.fori_loop(0, runs, some_pages, carry)
     return mixed / jnp.broadcast_to(jnp.maximum(total, 1e-30)[..., None], mixed.shape)
