@@ -1,0 +1,132 @@
+"""Host time of a step: schedule, pack and commit, with an executor that only packs.
+
+    python -m jengine.bench.host --running 16 256 1024
+
+No model and no device work, so what is measured is Python. The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from dataclasses import dataclass, field
+
+from jengine.config import CacheConfig, CacheGroup, CacheSpec, ScheduleConfig
+from jengine.engine.core import EngineCore
+from jengine.kvcache.manager import CacheManager
+from jengine.outputs import StepOutput
+from jengine.plan import Plan, RowSampling
+from jengine.request import WireRequest
+from jengine.runner.buckets import Ladders, StepShapes, default_ladders
+from jengine.runner.features import needed
+from jengine.runner.packing import bucket_for, pack
+from jengine.runner.rows import Rows
+from jengine.scheduler.scheduler import Scheduler
+
+VOCAB_SIZE = 32_000
+PROMPT_LENGTH = 128
+BLOCK_SIZE = 16
+
+
+@dataclass
+class PackedOnly:
+    """A step that was packed and sampled token 7 everywhere."""
+
+    count: int
+
+    def result(self) -> StepOutput:
+        """Nothing to wait for."""
+        return StepOutput([7] * self.count)
+
+
+@dataclass
+class PackingExecutor:
+    """Does the host's part of a step and no other."""
+
+    shapes: StepShapes
+    ladders: Ladders
+    rows: Rows
+    seconds: list[float] = field(default_factory=list)
+
+    def submit(self, plan: Plan) -> PackedOnly:
+        """Pack the plan as the runner does."""
+        began = time.perf_counter()
+        self.rows.apply(plan)
+        bucket = bucket_for(plan, self.shapes, self.ladders)
+        pack(plan, self.rows, bucket, self.shapes)
+        needed(plan, self.rows, VOCAB_SIZE)
+        self.seconds.append(time.perf_counter() - began)
+        return PackedOnly(sum(plan.samples))
+
+    def shutdown(self) -> None:
+        """Nothing to give back."""
+
+
+def build(running: int, steps: int) -> tuple[EngineCore, PackingExecutor]:
+    """An engine core with room for everything, and `running` requests queued."""
+    max_model_len = PROMPT_LENGTH + steps + 2 * BLOCK_SIZE
+    group = CacheGroup(CacheSpec("full", 8, 128), tuple(range(32)))
+    shapes = StepShapes((group,), BLOCK_SIZE, 32, running, max_model_len)
+    blocks = running * shapes.max_pages + 1
+    schedule = ScheduleConfig(running, 8192, max_model_len)
+    scheduler = Scheduler(schedule, CacheManager(CacheConfig((group,), BLOCK_SIZE, (blocks,))))
+    ladders = default_ladders(running, 8192, max_model_len, BLOCK_SIZE, 32)
+    executor = PackingExecutor(shapes, ladders, Rows(shapes))
+    core = EngineCore(scheduler, executor, depth=1)
+    for number in range(running):
+        core.add(
+            WireRequest(
+                request_id=str(number),
+                prompt_token_ids=[(number * 31 + i) % VOCAB_SIZE for i in range(PROMPT_LENGTH)],
+                sampling=RowSampling(temperature=1.0, top_p=0.9, seed=number),
+                max_tokens=steps + BLOCK_SIZE,
+            )
+        )
+    return core, executor
+
+
+def measure(running: int, steps: int) -> dict[str, float]:
+    """Median milliseconds of pure decode steps with this many running requests."""
+    core, executor = build(running, steps + 8)
+    while core.scheduler.num_waiting:
+        core.step()
+    for _ in range(4):
+        core.step()
+    executor.seconds.clear()
+    totals = []
+    for _ in range(steps):
+        began = time.perf_counter()
+        core.step()
+        totals.append(time.perf_counter() - began)
+    total = statistics.median(totals) * 1e3
+    packing = statistics.median(executor.seconds) * 1e3
+    return {
+        "running": running,
+        "total_ms": round(total, 4),
+        "schedule_and_commit_ms": round(total - packing, 4),
+        "pack_ms": round(packing, 4),
+        "us_per_request": round(total * 1e3 / running, 3),
+    }
+
+
+def main() -> None:
+    """Measure, print a table, and JSON as the last line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--running", type=int, nargs="+", default=[16, 256, 1024])
+    parser.add_argument("--steps", type=int, default=200)
+    args = parser.parse_args()
+    results = [measure(running, args.steps) for running in args.running]
+    print(f"{'running':>8} {'schedule+commit ms':>19} {'pack ms':>8} {'total ms':>9} {'us/request':>11}")
+    for row in results:
+        print(
+            f"{row['running']:>8} {row['schedule_and_commit_ms']:>19.3f} {row['pack_ms']:>8.3f} "
+            f"{row['total_ms']:>9.3f} {row['us_per_request']:>11.2f}"
+        )
+    print(json.dumps({"bench": "host", "python": platform.python_version(), "results": results}))
+
+
+if __name__ == "__main__":
+    main()
