@@ -6,7 +6,7 @@ The public names, loaded when they are first used: importing jengine alone does 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # for type checkers, which cannot follow __getattr__
     from jengine.engine.args import EngineArgs
     from jengine.engine.async_engine import AsyncLLM
     from jengine.engine.llm import LLM

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 CacheKind = Literal["full", "sliding", "latent", "recurrent"]
+Activation = Literal["silu", "gelu_tanh"]
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class ModelConfig:
     layers: tuple[CacheSpec, ...]
     norm_eps: float = 1e-6
     rope: RopeConfig = field(default_factory=RopeConfig)
-    activation: Literal["silu", "gelu_tanh"] = "silu"
+    activation: Activation = "silu"
     tie_embeddings: bool = False
     qkv_bias: bool = False
     output_bias: bool = False

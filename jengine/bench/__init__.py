@@ -1,1 +1,1 @@
-"""Measurements that anyone can repeat: each prints a table, and one JSON object as its last line."""
+"""Measurements that anyone can repeat: a table, and one JSON object as the last line."""

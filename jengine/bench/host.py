@@ -119,11 +119,13 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200)
     args = parser.parse_args()
     results = [measure(running, args.steps) for running in args.running]
-    print(f"{'running':>8} {'schedule+commit ms':>19} {'pack ms':>8} {'total ms':>9} {'us/request':>11}")
+    print(
+        f"{'rows':>6} {'schedule+commit ms':>19} {'pack ms':>8} {'total ms':>9} {'us/row':>7}"
+    )
     for row in results:
         print(
-            f"{row['running']:>8} {row['schedule_and_commit_ms']:>19.3f} {row['pack_ms']:>8.3f} "
-            f"{row['total_ms']:>9.3f} {row['us_per_request']:>11.2f}"
+            f"{row['running']:>6} {row['schedule_and_commit_ms']:>19.3f} {row['pack_ms']:>8.3f} "
+            f"{row['total_ms']:>9.3f} {row['us_per_request']:>7.2f}"
         )
     print(json.dumps({"bench": "host", "python": platform.python_version(), "results": results}))
 

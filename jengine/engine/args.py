@@ -63,12 +63,13 @@ class EngineArgs:
     dtype: Any = "auto"
     load_format: Literal["auto", "safetensors", "dummy"] = "auto"
     seed: int = 0
-    max_model_len: int | str | None = None
-    max_num_seqs: int | str | None = None
-    max_num_batched_tokens: int | str | None = None
+    # Sizes may also be given as text: "4096", "32k" (32,000) or "32K" (32,768).
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
     block_size: int | None = None
     gpu_memory_utilization: float = 0.92
-    kv_cache_memory_bytes: int | str | None = None
+    kv_cache_memory_bytes: int | None = None
     enable_prefix_caching: bool = True
     enable_chunked_prefill: bool = True
     long_prefill_token_threshold: int = 0

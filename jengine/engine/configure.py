@@ -13,7 +13,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
 from jengine.config import CacheConfig, ModelConfig, ScheduleConfig
 from jengine.engine.args import EngineArgs
@@ -24,6 +23,7 @@ from jengine.errors import ConfigError, UnsupportedFeature, nearest_name
 from jengine.executor.local import LocalExecutor
 from jengine.kvcache.manager import CacheManager
 from jengine.kvcache.specs import blocks_needed
+from jengine.models.decoder import Decoder
 from jengine.runner.buckets import Ladders, StepShapes, default_ladders
 from jengine.runner.build import RunnerConfig, build_runner
 from jengine.runner.compile_cache import enable_compile_cache
@@ -107,11 +107,11 @@ def schedule_config(args: EngineArgs, config: ModelConfig) -> ScheduleConfig:
         )
     if max_model_len < 2:
         raise ConfigError("max_model_len=1: expected at least 2, a prompt token and an answer.")
-    batched = _batched_tokens(args, int(max_model_len), defaults)
+    batched = _batched_tokens(args, max_model_len, defaults)
     return ScheduleConfig(
-        max_num_seqs=int(args.max_num_seqs or defaults.max_num_seqs),
+        max_num_seqs=args.max_num_seqs or defaults.max_num_seqs,
         max_num_batched_tokens=batched,
-        max_model_len=int(max_model_len),
+        max_model_len=max_model_len,
         policy=args.scheduling_policy,
         enable_chunked_prefill=args.enable_chunked_prefill,
         long_prefill_token_threshold=args.long_prefill_token_threshold,
@@ -122,7 +122,7 @@ def schedule_config(args: EngineArgs, config: ModelConfig) -> ScheduleConfig:
 def _batched_tokens(args: EngineArgs, max_model_len: int, defaults: DeviceDefaults) -> int:
     rounded_length = -(-max_model_len // PREFILL_TILE) * PREFILL_TILE
     if args.max_num_batched_tokens:
-        given = int(args.max_num_batched_tokens)
+        given = args.max_num_batched_tokens
         if given < PREFILL_TILE:
             raise ConfigError(
                 f"max_num_batched_tokens={given}: expected at least {PREFILL_TILE}, one prefill "
@@ -145,7 +145,7 @@ def _runner_config(
 ) -> RunnerConfig:
     shapes = StepShapes(
         groups=config.groups,
-        block_size=int(args.block_size or BLOCK_SIZE),
+        block_size=args.block_size or BLOCK_SIZE,
         prefill_tile=schedule.prefill_tile,
         max_rows=schedule.max_num_seqs,
         max_model_len=schedule.max_model_len,
@@ -166,7 +166,7 @@ def _runner_config(
         late_tiers=late,
         # XLA's products on the CPU leave their fast path for a bfloat16 cache.
         cache_dtype=jnp.float32 if on_cpu else jnp.dtype(config.dtype),
-        kv_cache_memory_bytes=args.kv_cache_memory_bytes,  # type: ignore[arg-type]
+        kv_cache_memory_bytes=args.kv_cache_memory_bytes,
         memory_share=args.gpu_memory_utilization,
         demands=tuple((schedule.max_num_seqs * need, need) for need in needs),
         enable_prefix_caching=args.enable_prefix_caching,
@@ -232,9 +232,7 @@ def _rungs(name: str, given: Any) -> tuple[int, ...]:
     return tuple(given)
 
 
-def _load(
-    args: EngineArgs, folder: Path, config: ModelConfig, bar: Callable[..., Any]
-) -> nnx.Module:
+def _load(args: EngineArgs, folder: Path, config: ModelConfig, bar: Callable[..., Any]) -> Decoder:
     place = Placement(one_device_mesh())
     if args.load_format == "dummy":
         return dummy_model(config, args.dtype, args.seed, place=place)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -15,8 +15,8 @@ from typing import Any
 
 from jengine.engine.args import EngineArgs
 from jengine.engine.configure import Engine, build_engine
-from jengine.engine.interrupt import held_back_interrupts
 from jengine.engine.intake import Prompt
+from jengine.engine.interrupt import held_back_interrupts
 from jengine.engine.progress import ProgressFactory, progress_factory
 from jengine.errors import EngineDead, RequestError, UnsupportedFeature, unknown_argument
 from jengine.outputs import RequestOutput
@@ -128,7 +128,7 @@ class LLM:
 
     def stream(
         self, prompts: Any, sampling_params: Params = None, **later: Any
-    ) -> Iterator[RequestOutput]:
+    ) -> Generator[RequestOutput]:
         """Outputs as they grow, in the order in which tokens come.
 
         With `output_kind=RequestOutputKind.DELTA` each holds what is new. Leaving the loop aborts
@@ -139,7 +139,7 @@ class LLM:
 
     def stream_chat(
         self, messages: Any, sampling_params: Params = None, **options: Any
-    ) -> Iterator[RequestOutput]:
+    ) -> Generator[RequestOutput]:
         """`stream` for conversations; options as for `chat`."""
         prompts = self._render_chats(messages, options)
         return self._run(self._submit(prompts, sampling_params, False, streaming=True))
@@ -305,7 +305,7 @@ class LLM:
                     progress.update(len(output.outputs))
         return [done[request_id] for request_id in batch.ids]
 
-    def _run(self, batch: Batch) -> Iterator[RequestOutput]:
+    def _run(self, batch: Batch) -> Generator[RequestOutput]:
         """Steps until the batch is finished; aborts what is left of it if the caller leaves.
 
         Several batches may be run in turn: a step's outputs go to the batches they belong to.

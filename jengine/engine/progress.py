@@ -24,6 +24,6 @@ def progress_factory(wanted: bool | ProgressFactory | None) -> ProgressFactory:
     shown = visible if wanted is None else wanted and visible
 
     def bar(**options: Any) -> Any:
-        return tqdm(**{"dynamic_ncols": True, "disable": not shown, **options})
+        return tqdm(None, dynamic_ncols=True, disable=not shown, **options)
 
     return bar

@@ -73,7 +73,7 @@ HEAD = "lm_head.weight"
 def decoder_pieces(config: ModelConfig) -> dict[str, tuple[Piece, ...]]:
     """Parameter path -> pieces, for the shared decoder body."""
     vocab, hidden = config.vocab_size, config.hidden_size
-    pieces = {
+    pieces: dict[str, tuple[Piece, ...]] = {
         "embed": (Piece(EMBED, (vocab, hidden)),),
         "final_norm": (Piece("model.norm.weight", (hidden,)),),
     }

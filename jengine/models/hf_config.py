@@ -7,8 +7,9 @@ checked; what cannot be honoured is refused. Must not know families or tensors.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
-from jengine.config import CacheSpec, ModelConfig, RopeConfig
+from jengine.config import Activation, CacheSpec, ModelConfig, RopeConfig
 from jengine.errors import CheckpointError
 from jengine.models.fields import Fields
 
@@ -71,7 +72,7 @@ def read_decoder(
         layers=tuple(_cache_spec(kv_heads, head_dim, window) for window in windows),
         norm_eps=fields.number("rms_norm_eps", defaults.norm_eps, above_minimum=True),
         rope=read_rope(fields, defaults.rope_theta, max_position),
-        activation=fields.choice("hidden_act", "silu", ACTIVATIONS),
+        activation=cast(Activation, fields.choice("hidden_act", "silu", ACTIVATIONS)),
         tie_embeddings=fields.flag("tie_word_embeddings", False),
         qkv_bias=qkv_bias,
         output_bias=output_bias,

@@ -14,14 +14,14 @@ from flax import nnx
 from jengine.config import CacheConfig, ModelConfig
 from jengine.runner.buckets import Bucket, Ladders, StepShapes
 from jengine.runner.features import Features
+from jengine.runner.ledger import LedgerEntry
 from jengine.runner.memory import (
     BlockDemand,
     affordable_blocks,
     available_bytes,
     wished_blocks,
 )
-from jengine.runner.programs import Compiled, ProgressBar, Programs, StepCompiler
-from jengine.runner.ledger import LedgerEntry
+from jengine.runner.programs import Compiled, Programs, ProgressBar, StepCompiler
 from jengine.runner.runner import Runner
 from jengine.runner.state import block_bytes, empty_state, state_bytes
 

@@ -31,8 +31,9 @@ def enable_compile_cache(wanted: str | Path | bool | None) -> Path | None:
     """
     if wanted is False:
         return None
-    if wanted in (None, True) and jax.config.jax_compilation_cache_dir:
-        return Path(jax.config.jax_compilation_cache_dir)
+    configured = jax.config.read("jax_compilation_cache_dir")
+    if wanted in (None, True) and configured:
+        return Path(str(configured))
     directory = default_cache_dir() if wanted in (None, True) else Path(str(wanted))
     problem = prepare_private(directory)
     if problem and wanted in (None, True):

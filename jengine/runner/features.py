@@ -5,7 +5,7 @@ A plan's needs are rounded up to one of a few variants, as its size is rounded u
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from jengine.sampling.features import LogprobsMode, SamplingFeatures
 class Features:
     """The sampler's features, and how many prompt log-probabilities a token gets (None: none)."""
 
-    sampling: SamplingFeatures = SamplingFeatures()
+    sampling: SamplingFeatures = field(default_factory=SamplingFeatures)
     prompt_logprobs: int | None = None
 
     def covers(self, other: Features) -> bool:

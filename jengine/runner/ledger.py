@@ -10,6 +10,9 @@ from dataclasses import asdict, dataclass, field
 from jengine.runner.buckets import Bucket
 from jengine.runner.features import Features
 
+# Widths of the printed columns: bucket, features, seconds, megabytes, hits, padded share.
+COLUMNS = (16, 44, 8, 8, 7, 7)
+
 
 @dataclass
 class LedgerEntry:
@@ -65,7 +68,8 @@ class CompileLedger:
         ]
 
     def __str__(self) -> str:
-        head = f"{'bucket':>16} {'features':>44} {'seconds':>8} {'temp MB':>8} {'hits':>7} {'padded':>7}"
+        names = ("bucket", "features", "seconds", "temp MB", "hits", "padded")
+        head = " ".join(f"{name:>{width}}" for name, width in zip(names, COLUMNS, strict=True))
         lines = [
             f"{entry.bucket!s:>16} {entry.features!s:>44} {entry.seconds:8.2f} "
             f"{entry.temp_bytes / 1e6:8.1f} {entry.hits:7d} {entry.padded_share:7.1%}"

@@ -44,11 +44,11 @@ def paged_attention(inputs: StepInput, bucket: Bucket, shapes: StepShapes) -> At
     }
     slots = [token_slots(inputs, group, bucket, shapes) for group in range(len(shapes.groups))]
 
-    def attend(caches: Caches, layer: int, q: Array, k: Array, v: Array) -> tuple[Array, Caches]:
+    def attend(cache: Caches, layer: int, q: Array, k: Array, v: Array) -> tuple[Array, Caches]:
         group, index = place[layer]
-        cache = write_cache(caches[group], index, k, v, slots[group])
-        mixed = _read(q, cache, index, inputs, group, shapes.groups[group], bucket)
-        return mixed, (*caches[:group], cache, *caches[group + 1 :])
+        written = write_cache(cache[group], index, k, v, slots[group])
+        mixed = _read(q, written, index, inputs, group, shapes.groups[group], bucket)
+        return mixed, (*cache[:group], written, *cache[group + 1 :])
 
     return attend
 

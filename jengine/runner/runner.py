@@ -21,7 +21,7 @@ from jengine.runner.programs import Programs
 from jengine.runner.rows import Rows
 from jengine.runner.state import StepState
 from jengine.runner.step import DeviceOutput, Leaves
-from jengine.sampling import Logprobs, admit, pack_admission
+from jengine.sampling import admit, pack_admission
 
 
 class PendingStep(NamedTuple):
@@ -44,10 +44,10 @@ class PendingStep(NamedTuple):
     def _prompt_logprobs(self) -> dict[int, StepLogprobs]:
         if self.output.prompt is None:
             return {}
-        scores = Logprobs(*(np.asarray(x) for x in self.output.prompt))
+        scores = StepLogprobs(*(np.asarray(x) for x in self.output.prompt))
         return {entry: self._chunk(scores, entry) for entry in self.packed.chunk_offsets}
 
-    def _chunk(self, scores: Logprobs, entry: int) -> StepLogprobs:
+    def _chunk(self, scores: StepLogprobs, entry: int) -> StepLogprobs:
         """Scores of the tokens that follow this chunk's tokens and are still prompt."""
         offset, start = self.packed.chunk_offsets[entry], self.plan.starts[entry]
         end = min(start + self.plan.lengths[entry], int(self.prompt_lengths[entry]) - 1)

@@ -70,7 +70,7 @@ def step(
     fed_back = jnp.maximum(sampled.tokens, 0)
     last_token = state.last_token.at[inputs.sampling.rows].set(fed_back, mode="drop")
     prompt = _score_prompts(model, hidden, inputs, program)
-    return StepState(caches, last_token, rows), DeviceOutput(sampled, prompt)
+    return StepState(caches, last_token, rows or state.rows), DeviceOutput(sampled, prompt)
 
 
 def _score_prompts(

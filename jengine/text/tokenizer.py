@@ -104,7 +104,8 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     folder = Path(path)
     _check_folder(folder)
     try:
-        hf = AutoTokenizer.from_pretrained(
+        # AutoTokenizer is typed as if it could return None; without a tokenizer it raises.
+        hf: Any = AutoTokenizer.from_pretrained(
             str(folder), trust_remote_code=False, local_files_only=True, mistral_format=False
         )
     # The Rust parser raises the bare class, transformers a dozen others; all mean the same here.
