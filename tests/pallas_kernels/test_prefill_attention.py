@@ -1,0 +1,65 @@
+"""Prefill attention equals numpy: tiles of one row each, chunks, windows, padding."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels.prefill_attention import prefill_attention
+from tests.pallas_kernels.paged_cases import Case, attend, random_case
+
+TILE = 8
+# A tile: how many tokens its row has when the tile's last query runs, and its number of queries.
+TILES = [(1, 1), (8, 8), (9, 1), (21, 5), (270, 8), (0, 0)]
+
+
+def run(case: Case, q: np.ndarray, positions: np.ndarray, **options: object) -> np.ndarray:
+    return np.asarray(
+        prefill_attention(
+            jnp.asarray(q), jnp.asarray(case.cache), case.layer, jnp.asarray(case.tables),
+            jnp.asarray(case.starts), jnp.asarray(positions, jnp.int32),
+            head_dim=case.head_dim, window=case.window, **options,
+        )
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "window"),
+    [(4, 2, 8, None), (2, 2, 16, None), (6, 1, 4, 5), (4, 2, 8, 16), (8, 2, 12, 1)],
+)
+def test_equals_numpy(heads: int, kv_heads: int, head_dim: int, window: int | None) -> None:
+    ends = [end for end, _ in TILES]
+    most = max(count for _, count in TILES)
+    case = random_case(ends, kv_heads=kv_heads, head_dim=head_dim, window=window, queries=most)
+    q = np.random.default_rng(1).normal(size=(len(TILES), TILE, heads, head_dim)).astype(np.float32)
+    positions = np.full((len(TILES), TILE), -1, np.int32)
+    for tile, (end, count) in enumerate(TILES):
+        positions[tile, :count] = np.arange(end - count, end)
+    result = run(case, q.reshape(-1, heads, head_dim), positions.reshape(-1)).reshape(q.shape)
+    for tile, (end, count) in enumerate(TILES):
+        for index in range(count):
+            position = end - count + index
+            expected = attend(
+                q[tile, index], case.keys[tile], case.values[tile], position, window
+            )
+            np.testing.assert_allclose(result[tile, index], expected, atol=2e-5)
+        assert (result[tile, count:] == 0).all()
+
+
+def test_tiles_of_one_row_may_share_its_blocks() -> None:
+    case = random_case([2 * TILE])
+    case.tables = np.repeat(case.tables, 2, axis=0)
+    case.starts = np.repeat(case.starts, 2)
+    q = np.random.default_rng(3).normal(size=(2 * TILE, 4, 8)).astype(np.float32)
+    result = run(case, q, np.arange(2 * TILE))
+    for position in range(2 * TILE):
+        expected = attend(q[position], case.keys[0], case.values[0], position, None)
+        np.testing.assert_allclose(result[position], expected, atol=2e-5)
+
+
+def test_an_unknown_implementation_is_named() -> None:
+    case = random_case([3])
+    q = np.ones((TILE, 4, 8), np.float32)
+    with pytest.raises(ValueError, match=r"prefill_attention.*'triton9'.*Available: .*xla"):
+        run(case, q, np.full(TILE, -1), implementation="triton9")
