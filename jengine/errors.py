@@ -1,13 +1,13 @@
 """Every error jengine raises on purpose. Each says what was given, what was expected, what to do.
 
-    JengineError
-     ├─ ConfigError (ValueError)          the engine cannot be built like this
-     ├─ RequestError (ValueError)         this request is refused; the engine goes on
-     ├─ CapacityError (RuntimeError)      not enough memory or queue room right now
-     ├─ CheckpointError (ValueError)      a model folder is missing, damaged or unsafe
-     ├─ UnsupportedFeature (NotImplementedError)  a known name whose feature does not exist here
-     ├─ UnexpectedCompile (RuntimeError)  strict mode: a program was needed that warm-up did not make
-     └─ EngineDead (RuntimeError)         the engine stopped; the cause is chained
+JengineError
+ ├─ ConfigError (ValueError)          the engine cannot be built like this
+ ├─ RequestError (ValueError)         this request is refused; the engine goes on
+ ├─ CapacityError (RuntimeError)      not enough memory or queue room right now
+ ├─ CheckpointError (ValueError)      a model folder is missing, damaged or unsafe
+ ├─ UnsupportedFeature (NotImplementedError)  a known name whose feature does not exist here
+ ├─ UnexpectedCompile (RuntimeError)  strict mode: a program was needed that warm-up did not make
+ └─ EngineDead (RuntimeError)         the engine stopped; the cause is chained
 """
 
 from __future__ import annotations

@@ -44,10 +44,28 @@ class Request:
     """A request inside the engine core. Only the scheduler and the cache manager change it."""
 
     __slots__ = (
-        "wire", "request_id", "status", "row", "token_ids", "prompt_length", "num_computed",
-        "num_in_flight", "cap", "admission_order", "block_hashes", "num_preemptions",
-        "num_cached_tokens", "finish_reason", "stop_reason", "weights_version",
-        "num_processed", "fill_end", "last_step", "capacity", "publish_at", "ending_ids",
+        "admission_order",
+        "block_hashes",
+        "cap",
+        "capacity",
+        "ending_ids",
+        "fill_end",
+        "finish_reason",
+        "last_step",
+        "num_cached_tokens",
+        "num_computed",
+        "num_in_flight",
+        "num_preemptions",
+        "num_processed",
+        "prompt_length",
+        "publish_at",
+        "request_id",
+        "row",
+        "status",
+        "stop_reason",
+        "token_ids",
+        "weights_version",
+        "wire",
     )  # fmt: skip
 
     def __init__(self, wire: WireRequest, max_model_len: int, admission_order: int) -> None:

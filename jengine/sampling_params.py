@@ -172,8 +172,13 @@ class SamplingParams:
         self.stop_token_ids = list(dict.fromkeys(ids))
         if not isinstance(self.output_kind, RequestOutputKind):
             raise RequestError(f"output_kind={self.output_kind!r}: expected a RequestOutputKind.")
-        for name in ("ignore_eos", "detokenize", "skip_special_tokens",
-                     "spaces_between_special_tokens", "include_stop_str_in_output"):
+        for name in (
+            "ignore_eos",
+            "detokenize",
+            "skip_special_tokens",
+            "spaces_between_special_tokens",
+            "include_stop_str_in_output",
+        ):
             boolean(name, vars(self)[name])
 
     def _check_token_lists(self) -> None:

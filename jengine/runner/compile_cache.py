@@ -31,7 +31,7 @@ def enable_compile_cache(wanted: str | Path | bool | None) -> Path | None:
     """
     if wanted is False:
         return None
-    configured = jax.config.read("jax_compilation_cache_dir")
+    configured = jax.config.jax_compilation_cache_dir  # pyrefly: ignore[missing-attribute]
     if wanted in (None, True) and configured:
         return Path(str(configured))
     directory = default_cache_dir() if wanted in (None, True) else Path(str(wanted))
