@@ -31,8 +31,8 @@ class StepOutput(NamedTuple):
     prompt_logprobs: dict[int, StepLogprobs] = {}
 
 
-class TokenDelta(msgspec.Struct, kw_only=True):
-    """New tokens of one request after one step, or its end."""
+class TokenDelta(msgspec.Struct, kw_only=True, gc=False):
+    """New tokens of one request after one step, or its end. Never part of a reference cycle."""
 
     request_id: str
     token_ids: list[int]

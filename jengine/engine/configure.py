@@ -107,10 +107,10 @@ def schedule_config(args: EngineArgs, config: ModelConfig) -> ScheduleConfig:
         )
     if max_model_len < 2:
         raise ConfigError("max_model_len=1: expected at least 2, a prompt token and an answer.")
-    batched = _batched_tokens(args, max_model_len, defaults)
+    rows = args.max_num_seqs or defaults.max_num_seqs
     return ScheduleConfig(
-        max_num_seqs=args.max_num_seqs or defaults.max_num_seqs,
-        max_num_batched_tokens=batched,
+        max_num_seqs=rows,
+        max_num_batched_tokens=_batched_tokens(args, rows, max_model_len, defaults),
         max_model_len=max_model_len,
         policy=args.scheduling_policy,
         enable_chunked_prefill=args.enable_chunked_prefill,
@@ -119,25 +119,28 @@ def schedule_config(args: EngineArgs, config: ModelConfig) -> ScheduleConfig:
     )
 
 
-def _batched_tokens(args: EngineArgs, max_model_len: int, defaults: DeviceDefaults) -> int:
+def _batched_tokens(
+    args: EngineArgs, rows: int, max_model_len: int, defaults: DeviceDefaults
+) -> int:
+    """The token budget of a step. Room for one tile beside all decode rows, so that a full engine
+    still takes prompts in."""
     rounded_length = -(-max_model_len // PREFILL_TILE) * PREFILL_TILE
+    least = rows + PREFILL_TILE
     if args.max_num_batched_tokens:
         given = args.max_num_batched_tokens
-        if given < PREFILL_TILE:
-            raise ConfigError(
-                f"max_num_batched_tokens={given}: expected at least {PREFILL_TILE}, one prefill "
-                "tile."
-            )
         if not args.enable_chunked_prefill and given < rounded_length:
             raise ConfigError(
                 f"max_num_batched_tokens={given} with enable_chunked_prefill=False: a prompt of up "
                 f"to {max_model_len} tokens would never fit. Raise it to {rounded_length}, lower "
                 "max_model_len, or enable chunked prefill."
             )
-        return given
+        if given < least:
+            logger.info("max_num_batched_tokens=%d is raised to %d: %d rows and one tile of %d",
+                        given, least, rows, PREFILL_TILE)  # fmt: skip
+        return max(given, least)
     if not args.enable_chunked_prefill:
-        return rounded_length
-    return min(defaults.max_num_batched_tokens, rounded_length)
+        return max(rounded_length, least)
+    return max(min(defaults.max_num_batched_tokens, rounded_length), least)
 
 
 def _runner_config(
@@ -150,10 +153,10 @@ def _runner_config(
         max_rows=schedule.max_num_seqs,
         max_model_len=schedule.max_model_len,
     )
+    # A window moves on when a step has been read, so chunks in flight hold blocks as well.
+    in_flight = (OVERLAP_DEPTH + 1) * schedule.max_num_batched_tokens
     needs = [
-        blocks_needed(
-            group.spec, schedule.max_model_len, shapes.block_size, schedule.max_num_batched_tokens
-        )
+        blocks_needed(group.spec, schedule.max_model_len, shapes.block_size, in_flight)
         for group in config.groups
     ]
     on_cpu = jax.default_backend() == "cpu"
