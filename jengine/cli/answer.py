@@ -1,0 +1,71 @@
+"""Shows an answer while it is made, and measures it.
+
+In: an iterator of RequestOutputs that each hold the new text only. Out: an Answer.
+Must not know commands.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, cast
+
+if TYPE_CHECKING:
+    from jengine.outputs import RequestOutput
+
+
+@dataclass
+class Answer:
+    """What was said, and how long it took."""
+
+    text: str = ""
+    prompt_tokens: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    seconds_to_first: float | None = None
+    finish_reason: str | None = None
+    interrupted: bool = False
+    error: str | None = None
+    began: float = field(default_factory=time.perf_counter)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens of the answer by its whole time, the prompt's share included."""
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+    @property
+    def speed(self) -> str:
+        """One line about the time it took."""
+        first = "no token" if self.seconds_to_first is None else f"{self.seconds_to_first:.2f} s"
+        return (
+            f"{self.tokens} tokens, first after {first}, {self.tokens_per_second:.1f} tokens/s, "
+            f"prompt of {self.prompt_tokens} tokens"
+        )
+
+    def take(self, output: RequestOutput) -> str:
+        """Add what is new and return its text."""
+        part = output.outputs[0]
+        self.prompt_tokens = len(output.prompt_token_ids)
+        self.tokens += len(part.token_ids)
+        if part.token_ids and self.seconds_to_first is None:
+            self.seconds_to_first = time.perf_counter() - self.began
+        self.finish_reason = part.finish_reason
+        self.error = output.error
+        self.text += part.text
+        return part.text
+
+
+def stream_answer(outputs: Iterator[RequestOutput], write: Callable[[str], None]) -> Answer:
+    """Write an answer as it comes. Ctrl-C ends the answer, not the engine."""
+    answer = Answer()
+    # The API's streams are generators: closing one aborts its request.
+    with closing(cast("Generator[RequestOutput]", outputs)):
+        try:
+            for output in outputs:
+                write(answer.take(output))
+        except KeyboardInterrupt:
+            answer.interrupted = True
+    answer.seconds = time.perf_counter() - answer.began
+    return answer

@@ -1,0 +1,211 @@
+"""`jengine chat`: talk with a model in this process.
+
+Ctrl-C stops an answer, and leaves at the prompt. Lines from a pipe are answered one by one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jengine.cli.answer import Answer, stream_answer
+from jengine.cli.conversation import Conversation, read_message
+from jengine.cli.few_requests import few_requests
+from jengine.cli.flags import (
+    add_engine_flags,
+    add_sampling_flags,
+    engine_arguments,
+    sampling_arguments,
+)
+from jengine.cli.parser import Parser
+from jengine.cli.terminal import Terminal
+from jengine.errors import CapacityError, RequestError, nearest_name
+from jengine.sampling_params import RequestOutputKind, SamplingParams
+
+if TYPE_CHECKING:
+    from jengine import LLM
+    from jengine.cli.main import OpenLLM
+
+USAGE = "MODEL [flags]"
+EXAMPLES = """\
+examples:
+  jengine chat demo
+  jengine chat ./model --system-prompt "Answer in one sentence." --stats
+  jengine chat ./model -q "What is the capital of France?"
+"""
+HELP = '''\
+/reset         start afresh (the system prompt stays)
+/system TEXT   set the system prompt; without text, show it
+/stats         how fast the last answer was, and what the engine does
+/save FILE     write the conversation as JSON
+/help          this list
+/exit          leave; so do Ctrl-D and, at the prompt, Ctrl-C
+A line that ends in \\ goes on in the next; """ opens and closes a block of lines.
+Begin with a space to send a line that starts with a slash. Ctrl-C stops an answer.'''
+COMMANDS = ("/reset", "/system", "/stats", "/save", "/help", "/exit")
+
+
+def add_flags(parser: Parser) -> None:
+    """The flags of this command."""
+    parser.add_argument("model", metavar="MODEL", help="a model folder, or demo")
+    parser.add_argument("-q", "--quick", metavar="MESSAGE", help="answer one message and leave")
+    parser.add_argument("--system-prompt", metavar="TEXT", help="what the model is told first")
+    parser.add_argument("--stats", action="store_true", help="show the speed of each answer")
+    add_sampling_flags(
+        parser, leave_out=("n", "logprobs"), max_tokens="most tokens of an answer [the context]"
+    )
+    add_engine_flags(parser)
+
+
+def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) -> int:
+    """Answer one message, or messages until the end."""
+    given: dict[str, Any] = {"max_tokens": None, **sampling_arguments(arguments)}
+    # Wrong settings are refused before the engine takes its time to start.
+    SamplingParams(**given)
+    settings = few_requests(engine_arguments(arguments), given, most=1)
+    if terminal.interactive:
+        terminal.note(f"Starting {arguments.model} ...")
+    with open_llm(arguments.model, **settings) as llm:
+        params = llm.get_default_sampling_params().clone(
+            n=1, output_kind=RequestOutputKind.DELTA, **given
+        )
+        conversation = Conversation(arguments.system_prompt)
+        chat = Chat(llm, params, terminal, conversation, arguments.stats)
+        if arguments.quick is not None:
+            return int(chat.ask(arguments.quick).error is not None)
+        if terminal.interactive:
+            enable_line_editing()
+            terminal.note("Ready. /help lists commands, Ctrl-D leaves.")
+        return chat.run()
+
+
+def enable_line_editing() -> None:
+    """Arrow keys and a history at the prompt, where Python has readline; input() then uses it."""
+    if importlib.util.find_spec("readline"):
+        importlib.import_module("readline")
+
+
+@dataclass
+class Chat:
+    """One conversation with one model."""
+
+    llm: LLM
+    params: SamplingParams
+    terminal: Terminal
+    conversation: Conversation
+    show_stats: bool = False
+    last: Answer | None = None
+    refused: int = 0
+    _actions: dict[str, Callable[[str], None]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._actions = {
+            "/reset": self._reset,
+            "/system": self._system,
+            "/stats": self._stats,
+            "/save": self._save,
+            "/help": lambda _: self.terminal.note(HELP),
+        }
+
+    def run(self) -> int:
+        """Answer messages until the input ends. The status is 1 if one was refused in a pipe."""
+        while (message := self._next_message()) is not None:
+            if message.startswith("/"):
+                self._command(message)
+            elif message.strip():
+                self._try(message)
+        return int(bool(self.refused) and not self.terminal.interactive)
+
+    def ask(self, message: str) -> Answer:
+        """Stream the answer to a message and keep both; if there is none, neither is kept."""
+        self.conversation.add("user", message)
+        try:
+            outputs = self.llm.stream_chat(self.conversation.messages, self.params)
+            answer = stream_answer(outputs, self.terminal.write)
+        except BaseException:
+            self.conversation.withdraw()
+            raise
+        self.terminal.say()
+        self._keep(answer)
+        return answer
+
+    def _next_message(self) -> str | None:
+        try:
+            message = read_message(self.terminal.read_line)
+        except (EOFError, KeyboardInterrupt):
+            if self.terminal.interactive:
+                self.terminal.say()
+            return None
+        return None if message.strip() == "/exit" else message
+
+    def _try(self, message: str) -> None:
+        try:
+            self.ask(message.strip())
+        except KeyboardInterrupt:
+            self.terminal.note("\n(stopped before it began; the message is dropped)")
+        except (RequestError, CapacityError) as error:
+            self.refused += 1
+            advice = "Type /reset to start afresh." if self.conversation.turns else "Shorten it."
+            self.terminal.note(f"This message was not answered: {error} {advice}")
+
+    def _keep(self, answer: Answer) -> None:
+        if answer.text:
+            self.conversation.add("assistant", answer.text)
+        else:
+            self.conversation.withdraw()
+        self.last = answer
+        for line in self._remarks(answer):
+            self.terminal.note(line)
+
+    def _remarks(self, answer: Answer) -> list[str]:
+        length = answer.prompt_tokens + answer.tokens
+        full = answer.finish_reason == "length" and length >= self.llm.max_model_len
+        remarks = {
+            f"(error: {answer.error})": answer.error is not None,
+            "(stopped; what was said stays in the conversation)": answer.interrupted,
+            f"(cut off: the context of {self.llm.max_model_len} tokens is full; /reset starts "
+            "afresh)": full,
+            f"(cut off at {self.params.max_tokens} tokens; see --max-tokens)": (
+                answer.finish_reason == "length" and not full
+            ),
+            f"({answer.speed})": self.show_stats,
+        }
+        return [line for line, wanted in remarks.items() if wanted]
+
+    def _command(self, line: str) -> None:
+        name, _, rest = line.partition(" ")
+        if name not in self._actions:
+            hint = nearest_name(name, COMMANDS) or " /help lists them."
+            self.terminal.note(f"There is no command {name!r}.{hint}")
+            return
+        self._actions[name](rest.strip())
+
+    def _reset(self, _: str) -> None:
+        self.conversation.reset()
+        self.terminal.note("The conversation starts afresh.")
+
+    def _system(self, text: str) -> None:
+        if text:
+            self.conversation.system = text
+        self.terminal.note(f"System prompt: {self.conversation.system or '(none)'}")
+
+    def _stats(self, _: str) -> None:
+        if self.last is not None:
+            self.terminal.note(f"Last answer: {self.last.speed}")
+        self.terminal.note(f"Engine: {self.llm.stats()}")
+
+    def _save(self, name: str) -> None:
+        if not name:
+            self.terminal.note("Give a file: /save chat.json")
+            return
+        try:
+            self.conversation.save(Path(name).expanduser())
+        except (OSError, RuntimeError) as error:
+            self.terminal.note(f"Not saved: {error}")
+            return
+        self.terminal.note(f"Saved {len(self.conversation.messages)} messages in {name}.")

@@ -1,0 +1,60 @@
+"""Which devices does JAX see, and how much memory is free?"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import jax
+import psutil
+
+from jengine.cli.checks.finding import Finding, Level, gigabytes
+
+NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
+
+
+def check() -> list[Finding]:
+    """One finding a device, then the host's memory."""
+    try:
+        devices = jax.local_devices()
+    except RuntimeError as error:
+        wanted = os.environ.get("JAX_PLATFORMS")
+        advice = f" JAX_PLATFORMS={wanted} asks for it; unset it." if wanted else ""
+        text = f"JAX cannot start its backend: {' '.join(str(error).split())}.{advice}"
+        return [Finding("problem", "devices", text), host_memory()]
+    return [*map(describe, devices), *unused_gpu(devices[0].platform), host_memory()]
+
+
+def describe(device: jax.Device) -> Finding:
+    """A device and its memory, if the backend tells."""
+    stats = device.memory_stats() or {}
+    figures: dict[str, Any] = {
+        "id": device.id,
+        "platform": device.platform,
+        "kind": device.device_kind,
+    }
+    text = f"{device.platform}:{device.id} {device.device_kind}"
+    if "bytes_limit" in stats:
+        free = stats["bytes_limit"] - stats.get("bytes_in_use", 0)
+        figures["memory_free"] = free
+        text += f", {gigabytes(free)} of {gigabytes(stats['bytes_limit'])} free"
+    return Finding("OK", "devices", text, figures)
+
+
+def unused_gpu(platform: str) -> list[Finding]:
+    """A GPU with a driver that JAX does not use."""
+    if platform != "cpu" or not NVIDIA_DRIVER.exists():
+        return []
+    text = "there is an NVIDIA driver, but JAX uses the CPU. Install: pip install 'jax[cuda12]'"
+    return [Finding("note", "devices", text)]
+
+
+def host_memory() -> Finding:
+    """What the host has left."""
+    memory = psutil.virtual_memory()
+    figures = {"available": memory.available, "total": memory.total}
+    cores = psutil.cpu_count(logical=True)
+    text = f"{gigabytes(memory.available)} of {gigabytes(memory.total)} available, {cores} cores"
+    level: Level = "OK" if memory.available > 1e9 else "note"
+    return Finding(level, "memory", text, figures)

@@ -1,0 +1,42 @@
+"""Which environment variables change how JAX and jengine behave?"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from jengine.cli.checks.finding import Finding
+
+MEANING = {
+    "JAX_PLATFORMS": "JAX uses these backends only",
+    "XLA_FLAGS": "options of the compiler",
+    "JAX_COMPILATION_CACHE_DIR": "JAX keeps compiled programs here, instead of jengine's own place",
+    "JAX_ENABLE_X64": "64-bit numbers are on",
+    "JAX_DEFAULT_MATMUL_PRECISION": "precision of matrix products",
+    "XLA_PYTHON_CLIENT_PREALLOCATE": "whether JAX takes GPU memory at its start",
+    "XLA_PYTHON_CLIENT_MEM_FRACTION": "the share of GPU memory that JAX may take",
+    "CUDA_VISIBLE_DEVICES": "only these GPUs are seen",
+    "XDG_CACHE_HOME": "the compile cache lies below this folder",
+    "OMP_NUM_THREADS": "threads of some CPU libraries",
+    "JAX_DISABLE_JIT": "steps are not compiled, which is very slow; unset it",
+    "JAX_DEBUG_NANS": "every step is checked and slow; unset it unless you look for a fault",
+}
+LIBRARY_PATH = "LD_LIBRARY_PATH"
+
+
+def check() -> list[Finding]:
+    """What is set."""
+    return findings(os.environ)
+
+
+def findings(environment: Mapping[str, str]) -> list[Finding]:
+    """The variables of `environment` that matter."""
+    found = [
+        Finding("note", "environment", f"{name}={environment[name]}: {meaning}")
+        for name, meaning in MEANING.items()
+        if environment.get(name)
+    ]
+    if "cuda" in environment.get(LIBRARY_PATH, "").lower():
+        text = f"{LIBRARY_PATH} names CUDA; it may hide the libraries that JAX brings. Unset it"
+        found.append(Finding("note", "environment", text))
+    return found or [Finding("OK", "environment", "no variable changes how JAX behaves")]

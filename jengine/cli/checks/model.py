@@ -1,0 +1,194 @@
+"""Does a model fit this machine, and with which settings? Reads headers only, no weights.
+
+In: a model folder and engine settings. Out: findings, and the settings to add. The sizes come from
+the same functions that build the engine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jengine.cli.checks.finding import Finding, Level, gigabytes
+from jengine.config import ModelConfig, ScheduleConfig
+from jengine.engine.args import EngineArgs
+from jengine.engine.configure import BLOCK_SIZE, OVERLAP_DEPTH, schedule_config
+from jengine.errors import JengineError
+from jengine.kvcache.specs import blocks_needed
+from jengine.runner.memory import available_bytes
+from jengine.runner.state import block_bytes
+from jengine.text.tokenizer import load_tokenizer
+from jengine.weights.abstract import abstract_model, with_dtype
+from jengine.weights.folder import open_checkpoint, read_model_config, resolve_model
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was found, and the settings that make the model fit."""
+
+    findings: list[Finding]
+    settings: dict[str, int]
+    can_chat: bool = True
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What a model costs in bytes, and what there is."""
+
+    model: ModelConfig
+    schedule: ScheduleConfig
+    block_size: int
+    cache_dtype: Any
+    parameters: int
+    budget: int  # for the cache
+
+    def request_bytes(self, tokens: int) -> int:
+        """Cache of one request of this length, in whole blocks."""
+        in_flight = (OVERLAP_DEPTH + 1) * self.schedule.max_num_batched_tokens
+        return sum(
+            block_bytes(group, self.block_size, self.cache_dtype)
+            * (blocks_needed(group.spec, tokens, self.block_size, in_flight) + 1)
+            for group in self.model.groups
+        )
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Cache of one more token, while it is inside all windows."""
+        size = jnp.dtype(self.cache_dtype).itemsize
+        return sum(spec.values_per_token for spec in self.model.layers) * size
+
+    @property
+    def longest(self) -> int:
+        """The longest request that fits, 0 if none does."""
+        low, high = 0, self.schedule.max_model_len
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.request_bytes(middle) <= self.budget:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+
+def check(name: str, settings: Mapping[str, Any]) -> Report:
+    """Everything about one model."""
+    try:
+        args = EngineArgs.checked("jengine", model=name, **settings)
+        folder = resolve_model(args.model)
+        config = with_dtype(read_model_config(folder), args.dtype)
+        sizes = measure(args, config)
+    except JengineError as error:
+        return Report([Finding("problem", "model", str(error))], {})
+    weights = check_weights(args, folder)
+    tokenizer, can_chat = check_tokenizer(args.tokenizer or folder)
+    fits, flags = check_fit(sizes)
+    return Report([describe(sizes), weights, tokenizer, *fits], flags, can_chat)
+
+
+def measure(args: EngineArgs, config: ModelConfig) -> Sizes:
+    """Sizes without reading or allocating a weight."""
+    device = jax.local_devices()[0]
+    on_cpu = device.platform == "cpu"
+    schedule = schedule_config(args, config)
+    leaves = jax.tree.leaves(nnx.state(abstract_model(config), nnx.Param))
+    parameters = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
+    free = available_bytes(device, args.gpu_memory_utilization)
+    room = free - parameters - scratch_bytes(config, schedule)
+    wanted = args.kv_cache_memory_bytes
+    return Sizes(
+        config,
+        schedule,
+        int(args.block_size or BLOCK_SIZE),
+        # As the engine does it: bfloat16 is slow on CPUs.
+        jnp.float32 if on_cpu else jnp.dtype(config.dtype),
+        parameters,
+        budget=room if wanted is None else min(int(wanted), room),
+    )
+
+
+def scratch_bytes(config: ModelConfig, schedule: ScheduleConfig) -> int:
+    """About what the largest step needs beside parameters and cache: activations and logits."""
+    tokens = schedule.max_num_batched_tokens + schedule.max_num_seqs
+    activations = tokens * (6 * config.hidden_size + 3 * config.intermediate_size)
+    rows = schedule.max_num_seqs + schedule.max_num_batched_tokens // schedule.prefill_tile
+    return 4 * (activations + 3 * rows * config.vocab_size)
+
+
+def describe(sizes: Sizes) -> Finding:
+    """The model's bytes."""
+    config = sizes.model
+    figures = {
+        "parameter_bytes": sizes.parameters,
+        "cache_bytes_per_token": sizes.bytes_per_token,
+        "max_position": config.max_position,
+        "cache_budget_bytes": max(sizes.budget, 0),
+    }
+    text = (
+        f"{config.architecture}, {len(config.layers)} layers, {config.dtype}: parameters "
+        f"{gigabytes(sizes.parameters)}, cache {gigabytes(sizes.bytes_per_token)} a token, "
+        f"context {config.max_position:,} tokens"
+    )
+    return Finding("OK", "model", text, figures)
+
+
+def check_weights(args: EngineArgs, folder: Any) -> Finding:
+    """Are there safetensors, whole and readable?"""
+    if args.load_format == "dummy":
+        return Finding("OK", "weights", "drawn at random (load_format=dummy)")
+    try:
+        tensors = open_checkpoint(folder)
+    except JengineError as error:
+        return Finding("problem", "weights", str(error))
+    stored = sum(tensor.size for tensor in tensors.values())
+    return Finding("OK", "weights", f"{len(tensors)} tensors, {gigabytes(stored)} in {folder}")
+
+
+def check_tokenizer(folder: Any) -> tuple[Finding, bool]:
+    """Does the tokenizer load, and can it render a chat?"""
+    try:
+        tokenizer = load_tokenizer(folder)
+    except JengineError as error:
+        return Finding("problem", "tokenizer", str(error)), False
+    if not tokenizer.hf.chat_template:
+        text = f"{tokenizer.vocab_size:,} tokens, no chat template: generate works, chat needs one"
+        return Finding("note", "tokenizer", text), False
+    text = f"{tokenizer.vocab_size:,} tokens, with a chat template"
+    return Finding("OK", "tokenizer", text), True
+
+
+def check_fit(sizes: Sizes) -> tuple[list[Finding], dict[str, int]]:
+    """The longest context and the number of requests that fit, and the settings for it."""
+    schedule, longest = sizes.schedule, sizes.longest
+    if longest < 2:
+        short = sizes.request_bytes(2) - sizes.budget
+        text = (
+            f"parameters ({gigabytes(sizes.parameters)}) and the smallest cache need about "
+            f"{gigabytes(short)} more memory than there is. Use a smaller model or "
+            "--dtype bfloat16"
+        )
+        return [Finding("problem", "fit", text, {"bytes_missing": short})], {}
+    if longest < schedule.max_model_len:
+        # A round number reads better and leaves a little room.
+        longest = longest // 256 * 256 or longest
+    rows = sizes.budget // sizes.request_bytes(longest)
+    settings = {
+        name: value
+        for name, value, usual in (
+            ("max_model_len", longest, schedule.max_model_len),
+            ("max_num_seqs", rows, schedule.max_num_seqs),
+        )
+        if value < usual
+    }
+    text = (
+        f"about {gigabytes(sizes.budget)} are left for the cache: room for {rows:,} x "
+        f"{longest:,} tokens at once, {gigabytes(sizes.request_bytes(longest))} each"
+    )
+    level: Level = "note" if settings else "OK"
+    figures = {"max_model_len": longest, "max_num_seqs": rows}
+    return [Finding(level, "fit", text, figures)], settings

@@ -1,0 +1,102 @@
+"""`jengine doctor`: check this machine, or whether a model fits it, and say what to type next."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib
+import json
+import shlex
+from typing import TYPE_CHECKING, Any
+
+from jengine.cli.checks.finding import Finding
+from jengine.cli.flags import add_engine_flags, engine_arguments
+from jengine.cli.parser import Parser
+from jengine.cli.terminal import Terminal
+
+if TYPE_CHECKING:
+    from jengine.cli.main import OpenLLM
+
+USAGE = "[MODEL] [flags]"
+EXAMPLES = """\
+examples:
+  jengine doctor
+  jengine doctor ./model --dtype bfloat16
+  jengine doctor ./model --json
+"""
+SUBJECTS = ("versions", "devices", "storage", "environment")
+# Settings that change what fits.
+MODEL_FLAGS = (
+    "tokenizer", "dtype", "load_format", "max_model_len", "max_num_seqs", "max_num_batched_tokens",
+    "block_size", "gpu_memory_utilization", "kv_cache_memory_bytes",
+)  # fmt: skip
+
+
+def add_flags(parser: Parser) -> None:
+    """The flags of this command."""
+    parser.add_argument("model", metavar="MODEL", nargs="?", help="a model folder, or demo")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_engine_flags(parser, only=MODEL_FLAGS)
+
+
+def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) -> int:
+    """Check and print. The status is 1 if something keeps jengine from working."""
+    settings = engine_arguments(arguments)
+    findings = [finding for subject in SUBJECTS for finding in check_machine(subject)]
+    command = "jengine demo"
+    if arguments.model is not None:
+        found, command = check_model(arguments.model, settings)
+        findings += found
+    elif any(finding.subject == "demo model" and finding.level != "OK" for finding in findings):
+        command = "jengine chat FOLDER"
+    failed = any(finding.level == "problem" for finding in findings)
+    if failed:
+        words = [word for word in ("jengine", "doctor", arguments.model) if word is not None]
+        command = shlex.join([*words, *flag_words(settings)])
+    show = show_json if arguments.json else show_text
+    show(findings, command, failed, terminal)
+    return int(failed)
+
+
+def check_machine(subject: str) -> list[Finding]:
+    """The findings on one subject; a package that cannot be imported is one."""
+    try:
+        return list(importlib.import_module(f"jengine.cli.checks.{subject}").check())
+    except ImportError as error:
+        return [Finding("problem", subject, f"cannot be checked, an import fails: {error}")]
+
+
+def check_model(model: str, settings: dict[str, Any]) -> tuple[list[Finding], str]:
+    """The findings on a model, and the command that runs it."""
+    try:
+        report = importlib.import_module("jengine.cli.checks.model").check(model, settings)
+    except ImportError as error:
+        return [Finding("problem", "model", f"cannot be checked, an import fails: {error}")], ""
+    verb, prompt = ("chat", []) if report.can_chat else ("generate", ["Once upon a time"])
+    flags = flag_words({**settings, **report.settings})
+    return report.findings, shlex.join(["jengine", verb, model, *prompt, *flags])
+
+
+def flag_words(settings: dict[str, Any]) -> list[str]:
+    """Settings as they are typed."""
+    pairs = [("--" + name.replace("_", "-"), str(value)) for name, value in settings.items()]
+    return [word for pair in pairs for word in pair]
+
+
+def show_text(findings: list[Finding], command: str, failed: bool, terminal: Terminal) -> None:
+    """One line a finding, then what to type next."""
+    width = max(len(finding.subject) for finding in findings)
+    for finding in findings:
+        terminal.say(f"{finding.level:<7}  {finding.subject:<{width}}  {finding.text}")
+    terminal.say()
+    terminal.say(f"{'Mend the problems above, then type' if failed else 'Next, type'}: {command}")
+
+
+def show_json(findings: list[Finding], command: str, failed: bool, terminal: Terminal) -> None:
+    """The same for programs."""
+    report = {
+        "working": not failed,
+        "findings": [dataclasses.asdict(finding) for finding in findings],
+        "next": command,
+    }
+    terminal.say(json.dumps(report, indent=2))

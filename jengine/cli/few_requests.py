@@ -1,0 +1,40 @@
+"""Engine settings for one person at a terminal: few rows and one step variant start sooner.
+
+In: what the user gave. Out: the same with defaults that a command line wants. Whatever these leave
+out is compiled when it is first needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+# What is neutral in sampling; anything else needs the full variant.
+NEUTRAL = {
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "min_tokens": 0,
+    "logprobs": None,
+}
+
+
+def few_requests(
+    settings: Mapping[str, Any], sampling: Mapping[str, Any], most: int | None
+) -> dict[str, Any]:
+    """Settings for at most this many requests at once (None: many) that are sampled like this."""
+    result = dict(settings)
+    if most is not None:
+        result.setdefault("max_num_seqs", most)
+    # In strict mode nothing may be compiled later, so everything is compiled at the start.
+    if not result.get("strict"):
+        given = result.get("compilation_config", {})
+        result["compilation_config"] = {"variants": [variant(sampling)], **given}
+    return result
+
+
+def variant(sampling: Mapping[str, Any]) -> str:
+    """The cheapest step variant that can sample like this."""
+    if any(sampling.get(name, usual) != usual for name, usual in NEUTRAL.items()):
+        return "full"
+    return "greedy" if sampling.get("temperature") == 0 else "sampled"

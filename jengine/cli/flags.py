@@ -1,0 +1,231 @@
+"""The flags that commands share, made from the fields of EngineArgs and SamplingParams.
+
+In: a parser. Out: flags on it, and later the keyword arguments that the user gave; what was not
+given is left to the Python API. Must not know commands.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, Field, fields
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from jengine.cli.parser import Parser
+from jengine.engine.args import COMPILATION_KEYS, LATER_FEATURES, EngineArgs, human_integer
+from jengine.errors import ConfigError
+from jengine.sampling_params import SamplingParams
+
+# For a setting that is true or false the text is about changing its default.
+ENGINE_HELP = {
+    "tokenizer": "folder of the tokenizer, if it is not the model's",
+    "trust_remote_code": argparse.SUPPRESS,
+    "chat_template": "file or text of a chat template, if it is not the tokenizer's",
+    "dtype": "type of weights and cache: auto, float32, bfloat16, float16",
+    "load_format": "where weights come from; dummy draws them at random",
+    "seed": "seed of sampling and of dummy weights",
+    "max_model_len": "longest prompt and answer together, in tokens",
+    "max_num_seqs": "most requests that run at once",
+    "max_num_batched_tokens": "most tokens of one step",
+    "block_size": "tokens of one cache block",
+    "gpu_memory_utilization": "share of the accelerator's memory to use",
+    "kv_cache_memory_bytes": "bytes of the cache, for example 2G",
+    "enable_prefix_caching": "do not reuse the cache of prompts that begin alike",
+    "enable_chunked_prefill": "run each prompt in one piece",
+    "long_prefill_token_threshold": "prompts longer than this are run in pieces of this size",
+    "scheduling_policy": "who runs first",
+    "overlap": "end a step before the next is prepared",
+    "enforce_eager": "compile steps when they are first needed, not at the start",
+    "strict": "make a compile after the start an error",
+    "compilation_config": "JSON, or --compilation-config.KEY VALUE; keys: "
+    + ", ".join(COMPILATION_KEYS),
+    "generation_config": "whether the model's generation_config.json sets sampling defaults",
+    "max_logprobs": "most log-probabilities a request may ask for; -1: the vocabulary",
+    "logprobs_mode": "what is returned as log-probabilities",
+    "disable_log_stats": "log figures while running",
+    "show_progress": "show no progress bars",
+}
+SAMPLING_HELP = {
+    "max_tokens": "most tokens of an answer",
+    "min_tokens": "fewest tokens of an answer",
+    "temperature": "0 always takes the likeliest token, higher is more varied",
+    "top_p": "sample among the likeliest tokens that together have this probability",
+    "top_k": "sample among this many likeliest tokens; 0: all",
+    "min_p": "drop tokens less likely than this share of the likeliest",
+    "stop": "end the answer before this text; may be given several times",
+    "n": "answers to each prompt",
+    "presence_penalty": "above 0 favours new words",
+    "frequency_penalty": "above 0 punishes words by how often they came",
+    "repetition_penalty": "above 1 punishes tokens of the prompt and the answer",
+    "logprobs": "return this many log-probabilities a token (shown with --json)",
+    "ignore_eos": "go on after the end token",
+}
+# Fields that only make sense from Python.
+NO_ENGINE_FLAG = ("model", "skip_tokenizer_init")
+# Read from one field but meant for both: a request is repeated with the seed that was given.
+SHARED = ("seed",)
+
+
+def add_engine_flags(parser: Parser, only: Sequence[str] | None = None) -> None:
+    """One flag for each engine setting, or for those in `only`."""
+    parser.unbuilt = unbuilt_flags()
+    group = parser.add_argument_group("engine", "None of these is needed to begin.")
+    wanted = {name: ENGINE_HELP[name] for name in only or ENGINE_HELP}
+    add_field_flags(group, EngineArgs, wanted)
+
+
+def add_sampling_flags(parser: Parser, leave_out: Sequence[str] = (), **better_help: str) -> None:
+    """One flag for each sampling setting that makes sense on a command line."""
+    group = parser.add_argument_group(
+        "sampling", "The model's generation_config.json may change the [defaults]."
+    )
+    wanted = {**SAMPLING_HELP, **better_help}
+    for name in leave_out:
+        del wanted[name]
+    add_field_flags(group, SamplingParams, wanted)
+
+
+def engine_arguments(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The engine settings that were given, checked now because starting an engine takes long."""
+    given = {name: value for name, value in vars(arguments).items() if name in ENGINE_HELP}
+    if "chat_template" in given:
+        given["chat_template"] = template_text(given["chat_template"])
+    EngineArgs.checked("jengine", model=arguments.model, **given)
+    return given
+
+
+def sampling_arguments(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The sampling settings that were given."""
+    names = {*SAMPLING_HELP, *SHARED}
+    return {name: value for name, value in vars(arguments).items() if name in names}
+
+
+def unbuilt_flags() -> dict[str, str]:
+    """Flags of other engines whose feature does not exist here yet."""
+    return {"--" + name.replace("_", "-"): feature for name, (feature, _) in LATER_FEATURES.items()}
+
+
+def add_field_flags(
+    group: argparse._ArgumentGroup, owner: type[Any], helps: Mapping[str, str]
+) -> None:
+    """Flags for some fields of a dataclass, by their type. What is not given stays absent."""
+    types = get_type_hints(owner)
+    by_name = {field.name: field for field in fields(owner)}
+    for name, text in helps.items():
+        flag = "--" + name.replace("_", "-")
+        common = {"dest": name, "default": argparse.SUPPRESS, "help": text}
+        if bool in (types[name], *get_args(types[name])):
+            add_switch(group, flag, by_name[name].default is not False, common)
+            continue
+        if not text.endswith("]"):
+            common["help"] = text + shown_default(by_name[name])
+        group.add_argument(flag, **common, **flag_settings(name, types[name]))
+
+
+def add_switch(
+    group: argparse._ArgumentGroup, flag: str, usually_on: bool, common: dict[str, Any]
+) -> None:
+    """--flag and --no-flag; help shows the one that changes something."""
+    other = flag.replace("--", "--no-", 1)
+    shown, hidden = (other, flag) if usually_on else (flag, other)
+    for spelling in (shown, hidden):
+        action = "store_false" if spelling == other else "store_true"
+        group.add_argument(spelling, action=action, **common)
+        common = {**common, "help": argparse.SUPPRESS}
+
+
+def flag_settings(name: str, kind: Any) -> dict[str, Any]:
+    """How argparse should read a field of this type."""
+    parts = get_args(kind) or (kind,)
+    if get_origin(kind) is Literal:
+        return {"choices": parts}
+    if name == "compilation_config":
+        return {"action": MergeObjects, "type": checked(json_object), "metavar": "JSON"}
+    if name == "stop":
+        return {"action": "append", "metavar": "TEXT"}
+    if int in parts:
+        return {"type": checked(functools.partial(whole_number, name)), "metavar": "N"}
+    if float in parts:
+        return {"type": float, "metavar": "X"}
+    return {"metavar": "TEXT"}
+
+
+def shown_default(field: Field[Any]) -> str:
+    """' [default]' for help, where there is one to show."""
+    if field.default is None or field.default is MISSING:
+        return ""
+    return f" [{field.default}]"
+
+
+class MergeObjects(argparse.Action):
+    """Several JSON objects for one flag become one."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        setattr(namespace, self.dest, {**vars(namespace).get(self.dest, {}), **values})
+
+
+def checked(read: Callable[[str], Any]) -> Callable[[str], Any]:
+    """`read` for argparse, which shows the text of this one kind of error only."""
+
+    def reader(text: str) -> Any:
+        try:
+            return read(text)
+        except ConfigError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return reader
+
+
+def whole_number(name: str, text: str) -> int | None:
+    """An integer: plain, with its sign, or human such as 32k."""
+    try:
+        return int(text)
+    except ValueError:
+        return human_integer(name, text)
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """An object from JSON; a value that is text may be JSON too, or a list with commas."""
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{text!r}: expected a JSON object ({error}).") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"{text!r}: expected a JSON object.")
+    return {key: plain_value(key, value) for key, value in found.items()}
+
+
+def plain_value(key: str, value: Any) -> Any:
+    """What was typed for one key: all keys but the directory hold lists."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            # Not JSON: the words themselves are meant.
+            value = value if key == "cache_dir" else [plain_word(part) for part in value.split(",")]
+    return value if key == "cache_dir" or isinstance(value, list) else [value]
+
+
+def plain_word(text: str) -> str | int:
+    """One entry of a list with commas."""
+    text = text.strip()
+    return int(text) if text.isdecimal() else text
+
+
+def template_text(given: str) -> str:
+    """A chat template is text with braces, or the name of a file that holds it."""
+    if "{" in given or "\n" in given:
+        return given
+    try:
+        return Path(given).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--chat-template {given!r} cannot be read: {error}.") from error

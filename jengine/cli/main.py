@@ -1,0 +1,134 @@
+"""The command `jengine`: finds the command that is meant and runs it.
+
+In: the words after `jengine`. Out: an exit status: 0, 1 for an error, 2 for words that are not
+understood, 130 for Ctrl-C. Must not know what the commands do; only the chosen one is imported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+import jengine
+from jengine.cli.parser import Parser
+from jengine.cli.terminal import Terminal
+from jengine.errors import JengineError, nearest_name
+
+if TYPE_CHECKING:
+    from jengine import LLM
+
+OpenLLM = Callable[..., "LLM"]
+
+COMMANDS = {
+    "demo": "see it work: starts the embedded model and asks it three things",
+    "chat": "talk with a model",
+    "generate": "continue prompts",
+    "doctor": "check this machine, or whether a model fits it",
+}
+OVERVIEW = """\
+jengine runs language models with JAX.
+
+usage: jengine COMMAND ...
+
+{commands}
+
+  jengine COMMAND --help   flags of a command
+  jengine --version        the version
+  jengine COMMAND --debug  on an error, show where it happened
+
+New here? Type: jengine demo
+"""
+
+
+class Command(Protocol):
+    """What the file of a command offers."""
+
+    USAGE: str
+    EXAMPLES: str
+
+    def add_flags(self, parser: Parser) -> None: ...
+
+    def run(self, arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) -> int: ...
+
+
+def open_engine(model: str, **settings: Any) -> LLM:
+    """Start an engine; the first use of LLM imports jax."""
+    return jengine.LLM(model, **settings)
+
+
+def main(
+    words: Sequence[str] | None = None,
+    *,
+    terminal: Terminal | None = None,
+    open_llm: OpenLLM = open_engine,
+) -> int:
+    """Run one command line and return its exit status."""
+    words = list(sys.argv[1:] if words is None else words)
+    terminal = terminal or Terminal()
+    try:
+        return run_command(words, terminal, open_llm)
+    except JengineError as error:
+        if "--debug" in words:
+            traceback.print_exc(file=terminal.stderr)
+        print(f"jengine: error: {' '.join(str(error).split())}", file=terminal.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(file=terminal.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader has left, as `head` does. Python would complain once more while it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def run_command(words: list[str], terminal: Terminal, open_llm: OpenLLM) -> int:
+    """Answer a question about jengine itself, or run a command."""
+    name = words[0] if words else "--help"
+    if name in ("--help", "-h", "help"):
+        terminal.write(overview())
+        return 0
+    if name in ("--version", "-V", "version"):
+        terminal.say(f"jengine {jengine.__version__}")
+        return 0
+    if name not in COMMANDS:
+        print(f"jengine: error: unknown command {name!r}.{nearest_name(name, COMMANDS)}"
+              f" Commands: {', '.join(COMMANDS)}.", file=terminal.stderr)  # fmt: skip
+        return 2
+    command = cast(Command, importlib.import_module(f"jengine.cli.{name}"))
+    arguments = command_parser(name, command, terminal).parse(words[1:])
+    configure_logging(arguments.debug)
+    return command.run(arguments, terminal, open_llm)
+
+
+def command_parser(name: str, command: Command, terminal: Terminal) -> Parser:
+    """The parser of a command, with the flags that all commands have."""
+    parser = Parser(
+        prog=f"jengine {name}",
+        usage=f"jengine {name} {command.USAGE}",
+        description=COMMANDS[name][0].upper() + COMMANDS[name][1:] + ".",
+        epilog=command.EXAMPLES,
+        stderr=terminal.stderr,
+    )
+    command.add_flags(parser)
+    parser.add_argument("--debug", action="store_true", help="log more, and show where errors are")
+    return parser
+
+
+def overview() -> str:
+    """The help of `jengine` itself."""
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {summary}" for name, summary in COMMANDS.items()]
+    return OVERVIEW.format(commands="\n".join(lines))
+
+
+def configure_logging(debug: bool) -> None:
+    """Warnings for users, everything of ours for --debug."""
+    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
+    if debug:
+        logging.getLogger("jengine").setLevel(logging.DEBUG)

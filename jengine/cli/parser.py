@@ -1,0 +1,71 @@
+"""An argparse parser that takes dashes and underscores alike and suggests the nearest flag.
+
+In: the words after a command. Out: a namespace, or a message and exit status 2.
+Must not know commands or settings.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn, TextIO
+
+from jengine.errors import nearest_name
+
+
+class Parser(argparse.ArgumentParser):
+    """The parser of one command. `unbuilt` names the feature of known flags that do nothing yet."""
+
+    def __init__(self, *, stderr: TextIO, **rest: Any) -> None:
+        super().__init__(
+            allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **rest
+        )
+        self.stderr = stderr
+        self.unbuilt: Mapping[str, str] = {}
+
+    def parse(self, words: Sequence[str]) -> argparse.Namespace:
+        """The namespace; flags and positional words may come in any order."""
+        parsed, unknown = self.parse_known_intermixed_args(plain_words(words))
+        if unknown:
+            self.error(self._why_unknown(unknown[0]))
+        return parsed
+
+    def error(self, message: str) -> NoReturn:
+        """One line that says what is wrong, one that says where to look; exit status 2."""
+        print(f"{self.prog}: error: {message}", file=self.stderr)
+        print(f"See {self.prog} --help.", file=self.stderr)
+        sys.exit(2)
+
+    def _why_unknown(self, word: str) -> str:
+        flag = word.split("=", 1)[0]
+        if not flag.startswith("-"):
+            return f"unexpected argument {word!r}."
+        if flag in self.unbuilt:
+            return f"{flag}: {self.unbuilt[flag]} is not built yet."
+        return f"unknown flag {flag}.{nearest_name(flag, self._option_string_actions)}"
+
+
+def plain_words(words: Sequence[str]) -> list[str]:
+    """Flags in one spelling: dashes for underscores, and `--flag.key value` as a JSON object."""
+    result: list[str] = []
+    rest = deque(words)
+    while rest:
+        word = rest.popleft()
+        if word == "--":
+            return [*result, word, *rest]
+        name, equals, value = word.partition("=")
+        flag, dot, key = name.partition(".")
+        if not word.startswith("--"):
+            result.append(word)
+        elif not dot:
+            result.append(f"{flag.replace('_', '-')}{equals}{value}")
+        elif equals or (rest and not rest[0].startswith("--")):
+            part = {key.replace("-", "_"): value if equals else rest.popleft()}
+            result.append(f"{flag.replace('_', '-')}={json.dumps(part)}")
+        else:
+            # Without its value, argparse says what is missing.
+            result.append(flag.replace("_", "-"))
+    return result

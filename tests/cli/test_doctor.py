@@ -1,0 +1,167 @@
+"""`jengine doctor`: what counts as a problem, and whether its advice about a model holds."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jengine.cli.checks import environment, storage, versions
+from jengine.cli.checks.finding import gigabytes
+from jengine.cli.checks.model import Sizes, check_fit, measure
+from jengine.engine.args import EngineArgs
+from jengine.engine.configure import _runner_config as runner_config
+from jengine.engine.configure import schedule_config
+from jengine.errors import ConfigError
+from jengine.runner.memory import BlockDemand, blocks_for
+from jengine.runner.state import block_bytes
+from jengine.weights.folder import read_model_config
+from tests.cli.fake_llm import FakeLLM, run
+from tests.models.tiny_models import write_tiny_native
+
+
+def levels(findings: list[Any]) -> list[str]:
+    return [finding.level for finding in findings]
+
+
+def test_versions_that_do_not_belong_together() -> None:
+    good = {"jax": "0.10.2", "jaxlib": "0.10.2"}
+    assert levels(versions.needed(good)) == ["OK"]
+    [_, other] = versions.needed({**good, "jaxlib": "0.10.1"})
+    assert other.level == "problem" and "pip install jaxlib==0.10.2" in other.text
+    [_, missing] = versions.needed({**good, "flax": None})
+    assert missing.level == "problem" and "pip install flax" in missing.text
+
+
+def test_plugins_must_be_of_jaxlibs_version() -> None:
+    found = versions.plugins(
+        {"jaxlib": "0.10.2", "jax-cuda12-plugin": "0.10.2", "jax-cuda12-pjrt": "0.10.1"}
+    )
+    assert levels(found) == ["problem", "OK"]
+    assert "pip install jax-cuda12-pjrt==0.10.2" in found[0].text
+
+
+def test_environment_variables_that_matter() -> None:
+    assert levels(environment.findings({"PATH": "/bin"})) == ["OK"]
+    found = environment.findings({"JAX_PLATFORMS": "cpu", "LD_LIBRARY_PATH": "/usr/local/cuda/lib"})
+    assert levels(found) == ["note", "note"]
+    assert "JAX_PLATFORMS=cpu" in found[0].text
+
+
+def test_a_compile_cache_that_others_may_write_is_not_used(tmp_path: Path) -> None:
+    private = tmp_path / "cache"
+    assert storage.compile_cache(private).level == "OK"
+    (private / "program").write_bytes(b"12345")
+    assert storage.compile_cache(private).figures["bytes"] == 5
+    private.chmod(0o777)
+    found = storage.compile_cache(private)
+    assert found.level == "note" and "chmod 700" in found.text
+
+
+def test_a_demo_model_that_is_not_there(tmp_path: Path) -> None:
+    assert storage.demo_model(tmp_path).level == "note"
+    for name in storage.DEMO_FILES:
+        (tmp_path / name).write_text("12")
+    assert "6 bytes" in storage.demo_model(tmp_path).text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(12, "12 bytes"), (1500, "1.5 kB"), (2e6, "2.0 MB"), (3.25e9, "3.2 GB")]
+)
+def test_bytes_for_people(count: float, text: str) -> None:
+    assert gigabytes(count) == text
+
+
+def test_this_machine_works() -> None:
+    result = run(FakeLLM(), "doctor")
+    assert result.status == 0, result.out
+    subjects = {line.split()[1] for line in result.out.split("\n\n")[0].splitlines()}
+    assert {"versions", "devices", "memory", "environment"} <= subjects
+    assert result.out.splitlines()[-1].startswith("Next, type: jengine ")
+
+
+def test_json() -> None:
+    report = json.loads(run(FakeLLM(), "doctor", "--json").out)
+    assert report["working"] is True
+    assert {"level", "subject", "text", "figures"} == set(report["findings"][0])
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_native(tmp_path_factory.mktemp("tiny"), "mistral")
+
+
+def test_a_model_without_a_tokenizer_is_a_problem(tiny: Path) -> None:
+    result = run(FakeLLM(), "doctor", str(tiny))
+    assert result.status == 1
+    assert "has no tokenizer" in result.out
+    assert f"then type: jengine doctor {tiny}" in result.out.splitlines()[-1]
+
+
+def test_a_model_without_weights_is_a_problem(tiny: Path, tmp_path: Path) -> None:
+    shutil.copy(tiny / "config.json", tmp_path)
+    report = json.loads(run(FakeLLM(), "doctor", str(tmp_path), "--json").out)
+    found = {finding["subject"]: finding for finding in report["findings"]}
+    assert found["weights"]["level"] == "problem"
+    assert found["model"]["figures"]["parameter_bytes"] > 0
+
+
+def test_a_folder_that_is_not_there_is_a_problem() -> None:
+    result = run(FakeLLM(), "doctor", "no/such/folder")
+    assert result.status == 1
+    assert "not an existing folder" in result.out
+
+
+def sizes_of(folder: Path, **settings: Any) -> Sizes:
+    args = EngineArgs.checked("LLM", model=str(folder), **settings)
+    return measure(args, read_model_config(folder))
+
+
+def test_plenty_of_memory_needs_no_flags(tiny: Path) -> None:
+    [found], settings = check_fit(sizes_of(tiny))
+    assert (found.level, settings) == ("OK", {})
+    assert found.figures["max_model_len"] == 512
+
+
+def test_little_memory_gives_settings_that_the_engine_accepts(tiny: Path) -> None:
+    given = {"kv_cache_memory_bytes": 60_000, "max_num_batched_tokens": 32}
+    sizes = sizes_of(tiny, **given)
+    [found], settings = check_fit(sizes)
+    assert found.level == "note"
+    assert settings["max_num_seqs"] < sizes.schedule.max_num_seqs
+    args = EngineArgs.checked("LLM", model=str(tiny), **given, **settings)
+    assert engine_takes(args, tiny)
+
+
+def test_the_longest_context_is_the_engines_limit(tmp_path: Path) -> None:
+    write_tiny_native(tmp_path, "llama")
+    given = {"kv_cache_memory_bytes": 60_000, "max_num_batched_tokens": 32}
+    longest = sizes_of(tmp_path, **given).longest
+    assert 16 < longest < 512
+    for length, fits in ((longest, True), (longest + 1, False)):
+        args = EngineArgs.checked("LLM", model=str(tmp_path), max_model_len=length, **given)
+        assert engine_takes(args, tmp_path) is fits
+
+
+def test_no_memory_at_all_is_a_problem(tiny: Path) -> None:
+    [found], settings = check_fit(sizes_of(tiny, kv_cache_memory_bytes=10))
+    assert (found.level, settings) == ("problem", {})
+    assert found.figures["bytes_missing"] > 0
+
+
+def engine_takes(args: EngineArgs, folder: Path) -> bool:
+    """Whether the engine's own sizing finds room for a request as long as the context."""
+    config = read_model_config(folder)
+    wanted = runner_config(args, config, schedule_config(args, config), {})
+    demands = [
+        BlockDemand(group, block_bytes(group, wanted.shapes.block_size, wanted.cache_dtype), *need)
+        for group, need in zip(config.groups, wanted.demands, strict=True)
+    ]
+    try:
+        blocks_for(demands, int(args.kv_cache_memory_bytes or 0))
+    except ConfigError:
+        return False
+    return True

@@ -1,0 +1,69 @@
+"""`jengine generate`: where prompts come from and how answers are shown."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.cli.fake_llm import FakeLLM, run
+
+
+def test_one_prompt_is_streamed_as_bare_text() -> None:
+    llm = FakeLLM()
+    result = run(llm, "generate", "demo", "--max-tokens", "8", "Hi")
+    assert (result.status, result.out, result.err) == (0, "Hello there\n", "")
+    [(prompt, params)] = llm.asked
+    assert (prompt, params.max_tokens, params.temperature) == ("Hi", 8, 0.7)
+    assert llm.opened[0][1]["max_num_seqs"] == 1
+    assert llm.shut_down and llm.closed_streams == 1
+
+
+def test_several_prompts_are_shown_with_their_answers() -> None:
+    llm = FakeLLM(scripts=[["one"], ["two"]])
+    result = run(llm, "generate", "demo", "a", "--temperature", "0.1", "b")
+    assert result.out == "Prompt: a\nAnswer: one\n\nPrompt: b\nAnswer: two\n\n"
+    assert llm.asked[0][1].max_tokens == 256
+    assert "max_num_seqs" not in llm.opened[0][1]
+
+
+def test_several_answers_to_one_prompt() -> None:
+    llm = FakeLLM(scripts=[["one"]])
+    assert run(llm, "generate", "demo", "a", "--n", "2").out == "one\none\n"
+    assert llm.opened[0][1]["max_num_seqs"] == 2
+
+
+def test_prompts_from_stdin_and_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_text("first\n\nsecond\n")
+    llm = FakeLLM()
+    run(llm, "generate", "demo", "-", "--file", str(file), stdin="piped\ntext")
+    assert llm.asked[0][0] == ["piped\ntext", "first", "second"]
+
+
+def test_json_lines_hold_the_fields_of_the_output() -> None:
+    result = run(FakeLLM(scripts=[["é"], ["two"]]), "generate", "demo", "a", "b", "--json")
+    first, second = map(json.loads, result.out.splitlines())
+    assert (first["prompt"], first["outputs"][0]["text"]) == ("a", "é")
+    assert (second["request_id"], second["outputs"][0]["token_ids"]) == ("1", [7])
+
+
+def test_json_for_one_prompt_is_one_line() -> None:
+    result = run(FakeLLM(), "generate", "demo", "a", "--json")
+    assert json.loads(result.out)["finished"] is True
+
+
+def test_no_prompt_and_unreadable_files_are_refused_before_the_start(tmp_path: Path) -> None:
+    llm = FakeLLM()
+    assert "there is no prompt" in run(llm, "generate", "demo").err
+    missing = str(tmp_path / "missing.txt")
+    assert "cannot be read" in run(llm, "generate", "demo", "--file", missing).err
+    result = run(llm, "generate", "demo", "a", "--temperature", "-1")
+    assert (result.status, result.err.count("\n")) == (1, 1)
+    assert not llm.opened
+
+
+def test_a_request_that_failed_gives_status_1() -> None:
+    for words in (["a"], ["a", "b"], ["a", "--json"]):
+        result = run(FakeLLM(error="numbers are not finite"), "generate", "demo", *words)
+        assert result.status == 1
+        assert "numbers are not finite" in result.err

@@ -1,0 +1,113 @@
+"""Help, unknown words, errors, and what `jengine --help` must not import."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from jengine import __version__
+from jengine.cli.main import COMMANDS
+from jengine.errors import CapacityError
+from tests.cli.fake_llm import FakeLLM, run
+
+HEAVY = ("jax", "jaxlib", "flax", "numpy", "transformers", "tokenizers", "torch")
+
+
+@pytest.mark.parametrize("words", [[], *([name] for name in COMMANDS)])
+def test_help_imports_nothing_heavy(words: list[str]) -> None:
+    program = f"""
+import sys
+from jengine.cli.main import main
+try:
+    main({[*words, "--help"]!r})
+except SystemExit as leaving:
+    assert leaving.code == 0
+print([name for name in {HEAVY!r} if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[]"
+    assert "usage: jengine" in done.stdout
+
+
+def test_overview_names_every_command_and_a_first_step() -> None:
+    result = run(FakeLLM())
+    assert result.status == 0
+    assert all(f"\n  {name}" in result.out for name in COMMANDS)
+    assert "jengine demo" in result.out
+    assert run(FakeLLM(), "--help") == run(FakeLLM(), "help") == result
+
+
+def test_version() -> None:
+    assert run(FakeLLM(), "--version").out == f"jengine {__version__}\n"
+
+
+def test_unknown_command_suggests_the_nearest() -> None:
+    result = run(FakeLLM(), "chta", "demo")
+    assert result.status == 2
+    assert "unknown command 'chta'. Did you mean 'chat'?" in result.err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--max-tokns", "5"], "unknown flag --max-tokns. Did you mean '--max-tokens'?"),
+        (["--max_tokns=5"], "Did you mean '--max-tokens'?"),
+        (["--zzz"], "unknown flag --zzz."),
+        (["--tensor_parallel_size", "2"], "tensor parallelism is not built yet"),
+        (["--max-tokens", "5x"], "max_tokens='5x': expected a positive integer"),
+        (["--load-format", "pickle"], "invalid choice: 'pickle'"),
+        (["--compilation-config.variants"], "--compilation-config: expected one argument"),
+        (["--compilation_config.pages", "--json"], "--compilation-config: expected one argument"),
+        (["--compilation-config", "[1]"], "expected a JSON object"),
+        (["--max-tokens"], "expected one argument"),
+    ],
+)
+def test_wrong_flags_end_with_status_2(words: list[str], message: str) -> None:
+    llm = FakeLLM()
+    result = run(llm, "generate", "demo", "hello", *words)
+    assert result.status == 2
+    assert "See jengine generate --help." in result.err
+    assert message in result.err
+    assert not llm.opened
+
+
+def test_errors_are_one_line_and_status_1() -> None:
+    llm = FakeLLM(scripts=[[CapacityError("no\nroom")]])
+    result = run(llm, "generate", "demo", "hello")
+    assert (result.status, result.err) == (1, "jengine: error: no room\n")
+    assert llm.shut_down
+
+
+def test_debug_shows_where_an_error_happened() -> None:
+    llm = FakeLLM(scripts=[[CapacityError("no room")]])
+    result = run(llm, "generate", "demo", "hello", "--debug")
+    assert result.status == 1
+    assert "Traceback" in result.err
+    assert result.err.endswith("jengine: error: no room\n")
+
+
+def test_interrupt_ends_with_status_130() -> None:
+    llm = FakeLLM(scripts=[["Hel", KeyboardInterrupt()]])
+    result = run(llm, "generate", "demo", "hello")
+    assert result.status == 130
+    assert result.out == "Hel\n"
+    assert llm.shut_down
+
+
+def test_a_reader_that_leaves_early_is_no_error() -> None:
+    program = "import sys; from jengine.cli.main import main; sys.exit(main(['--help']))"
+    command = [sys.executable, "-u", "-c", program]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout and process.stderr
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        process.wait()
+
+
+def test_python_m_jengine() -> None:
+    command = [sys.executable, "-m", "jengine", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == f"jengine {__version__}\n"
