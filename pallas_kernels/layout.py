@@ -19,7 +19,7 @@ def cache_shape(
     return (layers, 2, blocks, block_size, kv_heads * head_dim)
 
 
-def read_blocks(cache: Array, layer: int, blocks: Array) -> tuple[Array, Array]:
+def read_blocks(cache: Array, layer: int | Array, blocks: Array) -> tuple[Array, Array]:
     """Keys and values of whole blocks: [..., n] -> two of [..., n * block_size, width]."""
     _, _, num_blocks, block_size, width = cache.shape
     # One gather of rows out of a flat view compiles to far less than indexing five dimensions.
@@ -30,7 +30,7 @@ def read_blocks(cache: Array, layer: int, blocks: Array) -> tuple[Array, Array]:
     return both[KEYS], both[VALUES]
 
 
-def write_slots(cache: Array, layer: int, k: Array, v: Array, slots: Array) -> Array:
+def write_slots(cache: Array, layer: int | Array, k: Array, v: Array, slots: Array) -> Array:
     """Store k and v [T, width] at token slots [T] in place; slots outside a plane are skipped."""
     _, _, num_blocks, block_size, width = cache.shape
     plane_slots = num_blocks * block_size
@@ -44,6 +44,6 @@ def write_slots(cache: Array, layer: int, k: Array, v: Array, slots: Array) -> A
     return flat.at[index].set(both, mode="drop", unique_indices=True).reshape(cache.shape)
 
 
-def plane_start(layer: int, plane: int, size: int) -> int:
+def plane_start(layer: int | Array, plane: int, size: int) -> int | Array:
     """Where a layer's keys or values begin in a flat view whose planes hold `size` entries."""
     return (layer * len(PLANES) + plane) * size

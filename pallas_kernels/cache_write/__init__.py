@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+import jax
 from jax import Array
 
 from pallas_kernels.choice import choose
 from pallas_kernels.layout import write_slots
 
 
+@partial(jax.jit, static_argnames="implementation")
 def write_cache(
-    cache: Array, layer: int, k: Array, v: Array, slots: Array, implementation: str | None = None
+    cache: Array,
+    layer: int | Array,
+    k: Array,
+    v: Array,
+    slots: Array,
+    implementation: str | None = None,
 ) -> Array:
     """Store k and v [T, kv_heads, dim] at token slots [T]; a slot outside the cache is skipped.
 
@@ -18,6 +27,6 @@ def write_cache(
     return choose("write_cache", implementation, {"xla": _write_xla})(cache, layer, k, v, slots)
 
 
-def _write_xla(cache: Array, layer: int, k: Array, v: Array, slots: Array) -> Array:
+def _write_xla(cache: Array, layer: int | Array, k: Array, v: Array, slots: Array) -> Array:
     tokens = slots.shape[0]
     return write_slots(cache, layer, k.reshape(tokens, -1), v.reshape(tokens, -1), slots)

@@ -20,7 +20,7 @@ FAR_BELOW = -1e30  # finite, so that a fully masked tile stays free of NaN
 def decode_attention_xla(
     q: Array,
     cache: Array,
-    layer: int,
+    layer: int | Array,
     tables: Array,
     starts: Array,
     lengths: Array,
@@ -52,7 +52,7 @@ def decode_attention_xla(
 def _attend_rows(
     q: Array,
     cache: Array,
-    layer: int,
+    layer: int | Array,
     tables: Array,
     starts: Array,
     lengths: Array,

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+import jax
 from jax import Array
 
 from pallas_kernels.choice import choose
 from pallas_kernels.prefill_attention.xla import prefill_attention_xla
 
 
+# Traced once for all layers of a step: the layer is a run-time scalar.
+@partial(jax.jit, static_argnames=("head_dim", "window", "implementation"))
 def prefill_attention(
     q: Array,
     cache: Array,
-    layer: int,
+    layer: int | Array,
     tables: Array,
     starts: Array,
     positions: Array,

@@ -21,7 +21,7 @@ from pallas_kernels.layout import read_blocks
 def prefill_attention_xla(
     q: Array,
     cache: Array,
-    layer: int,
+    layer: int | Array,
     tables: Array,
     starts: Array,
     positions: Array,
@@ -56,7 +56,7 @@ def prefill_attention_xla(
 def _attend_tile(
     q: Array,
     cache: Array,
-    layer: int,
+    layer: int | Array,
     table: Array,
     start: Array,
     positions: Array,
