@@ -19,6 +19,7 @@ from jengine.engine.args import EngineArgs
 from jengine.engine.core import EngineCore
 from jengine.engine.intake import Intake, Limits
 from jengine.engine.session import Session
+from jengine.engine.stats_log import StatsLog
 from jengine.errors import ConfigError, UnsupportedFeature, nearest_name
 from jengine.executor.local import LocalExecutor
 from jengine.kvcache.manager import CacheManager
@@ -91,7 +92,8 @@ def build_engine(args: EngineArgs, bar: Callable[..., Any]) -> Engine:
         _eos_ids(config, generation, tokenizer),
     )  # fmt: skip
     intake = Intake(limits, tokenizer, args.seed)
-    session = Session(intake, EngineCore(scheduler, LocalExecutor(runner), depth))
+    log = None if args.disable_log_stats else StatsLog(scheduler, jax.default_backend())
+    session = Session(intake, EngineCore(scheduler, LocalExecutor(runner), depth), log)
     defaults = _default_params(generation)
     return Engine(session, runner, args, config, schedule, cache, tokenizer, defaults)
 

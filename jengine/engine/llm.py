@@ -88,6 +88,11 @@ class LLM:
         args = EngineArgs.checked("LLM", model=model, **settings)
         self._engine = build_engine(args, progress_factory(args.show_progress))
 
+    @classmethod
+    def from_engine_args(cls, args: EngineArgs) -> LLM:
+        """An engine from an EngineArgs."""
+        return cls(**vars(args))
+
     # --- answers ---------------------------------------------------------------------------
 
     def generate(

@@ -11,6 +11,7 @@ from typing import Any
 from jengine.engine.answers import AnswerBook
 from jengine.engine.core import EngineCore
 from jengine.engine.intake import Intake, Prompt
+from jengine.engine.stats_log import StatsLog
 from jengine.errors import RequestError
 from jengine.outputs import RequestOutput, TokenDelta
 from jengine.sampling_params import SamplingParams
@@ -19,9 +20,10 @@ from jengine.sampling_params import SamplingParams
 class Session:
     """Submit prompts, call `step` while there is work, get outputs."""
 
-    def __init__(self, intake: Intake, core: EngineCore) -> None:
+    def __init__(self, intake: Intake, core: EngineCore, log: StatsLog | None = None) -> None:
         self.intake = intake
         self.core = core
+        self.log = log
         self.answers = AnswerBook(intake.tokenizer)
         self._numbers = itertools.count()
 
@@ -57,12 +59,15 @@ class Session:
     def step(self) -> list[RequestOutput]:
         """Run one step of the engine; the outputs it made."""
         outputs = []
-        for delta in self.core.step():
+        deltas = self.core.step()
+        for delta in deltas:
             output, cut_short = self.answers.take(delta)
             if cut_short:
                 self.core.abort(delta.request_id)
             if output is not None:
                 outputs.append(output)
+        if self.log is not None:
+            self.log.count(deltas, outputs)
         return outputs
 
     def abort(self, request_id: str) -> RequestOutput | None:

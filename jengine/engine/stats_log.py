@@ -1,0 +1,56 @@
+"""The engine's regular log line: throughput, requests, cache, as vLLM users know it.
+
+Counts what passes by; must not know how it came about. Durations are monotonic.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from jengine.outputs import RequestOutput, TokenDelta
+from jengine.scheduler.scheduler import Scheduler
+
+logger = logging.getLogger(__name__)
+INTERVAL = 10.0
+
+
+class StatsLog:
+    """Call `count` for each step; it logs once an interval."""
+
+    def __init__(self, scheduler: Scheduler, device: str) -> None:
+        self.scheduler = scheduler
+        self.device = device.upper()
+        self._start_interval()
+
+    def count(self, deltas: list[TokenDelta], outputs: list[RequestOutput]) -> None:
+        """Note what a step brought."""
+        self._written += sum(len(delta.token_ids) for delta in deltas)
+        for output in outputs:
+            if output.finished:
+                self._read += len(output.prompt_token_ids) - output.num_cached_tokens
+        elapsed = time.monotonic() - self._began
+        if elapsed >= INTERVAL:
+            logger.info("%s", self.line(elapsed))
+            self._start_interval()
+
+    def line(self, seconds: float) -> str:
+        """The log line for the interval so far."""
+        scheduler, stats = self.scheduler, self.scheduler.cache.stats
+        parts = [
+            f"Engine 000: Avg prompt throughput: {self._read / seconds:.1f} tokens/s",
+            f"Avg generation throughput: {self._written / seconds:.1f} tokens/s",
+            f"Running: {scheduler.num_running} reqs",
+            f"Waiting: {scheduler.num_waiting} reqs",
+        ]
+        if scheduler.num_preemptions:
+            parts.append(f"Preemptions: {scheduler.num_preemptions}")
+        parts.append(f"{self.device} KV cache usage: {scheduler.cache.usage:.1%}")
+        if stats.queries:
+            parts.append(f"Prefix cache hit rate: {stats.hits / stats.queries:.1%}")
+        return ", ".join(parts)
+
+    def _start_interval(self) -> None:
+        self._began = time.monotonic()
+        self._read = 0
+        self._written = 0
