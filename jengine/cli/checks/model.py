@@ -18,7 +18,7 @@ from flax import nnx
 from jengine.cli.checks.finding import Finding, Level, gigabytes
 from jengine.config import ModelConfig, ScheduleConfig
 from jengine.engine.args import EngineArgs
-from jengine.engine.configure import BLOCK_SIZE, OVERLAP_DEPTH, schedule_config
+from jengine.engine.sizes import BLOCK_SIZE, OVERLAP_DEPTH, schedule_config
 from jengine.errors import JengineError
 from jengine.kvcache.specs import blocks_needed
 from jengine.runner.memory import available_bytes
