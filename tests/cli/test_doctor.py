@@ -13,8 +13,7 @@ from jengine.cli.checks import environment, storage, versions
 from jengine.cli.checks.finding import gigabytes
 from jengine.cli.checks.model import Sizes, check_fit, measure
 from jengine.engine.args import EngineArgs
-from jengine.engine.configure import _runner_config as runner_config
-from jengine.engine.configure import schedule_config
+from jengine.engine.sizes import runner_config, schedule_config
 from jengine.errors import ConfigError
 from jengine.runner.memory import BlockDemand, blocks_for
 from jengine.runner.state import block_bytes
