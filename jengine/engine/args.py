@@ -77,6 +77,8 @@ class EngineArgs:
     overlap: bool = True
     enforce_eager: bool = False
     strict: bool = False
+    # Bitwise the same log-probabilities alone or in any batch, generated or scored. Slower.
+    deterministic: bool = False
     compilation_config: Mapping[str, Any] | None = None
     generation_config: Literal["auto", "default", "vllm"] = "auto"
     max_logprobs: int = 20

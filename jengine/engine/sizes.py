@@ -36,6 +36,8 @@ class DeviceDefaults:
     max_num_batched_tokens: int
 
 
+# Tokens of the one shape that deterministic mode compiles.
+DETERMINISTIC_TOKENS = 64
 DEVICE_DEFAULTS = {"cpu": DeviceDefaults(8, 512), "gpu": DeviceDefaults(256, 8192)}
 
 
@@ -58,8 +60,13 @@ def schedule_config(args: EngineArgs, config: ModelConfig) -> ScheduleConfig:
         policy=args.scheduling_policy,
         enable_chunked_prefill=args.enable_chunked_prefill,
         long_prefill_token_threshold=args.long_prefill_token_threshold,
-        prefill_tile=PREFILL_TILE,
+        prefill_tile=prefill_tile(args),
     )
+
+
+def prefill_tile(args: EngineArgs) -> int:
+    """Tokens that a prompt's chunks are rounded up to."""
+    return 1 if args.deterministic else PREFILL_TILE
 
 
 def _batched_tokens(
@@ -67,8 +74,9 @@ def _batched_tokens(
 ) -> int:
     """The token budget of a step. Room for one tile beside all decode rows, so that a full engine
     still takes prompts in."""
-    rounded_length = -(-max_model_len // PREFILL_TILE) * PREFILL_TILE
-    least = rows + PREFILL_TILE
+    tile = prefill_tile(args)
+    rounded_length = -(-max_model_len // tile) * tile
+    least = rows + tile
     if args.max_num_batched_tokens:
         given = args.max_num_batched_tokens
         if not args.enable_chunked_prefill and given < rounded_length:
@@ -79,11 +87,12 @@ def _batched_tokens(
             )
         if given < least:
             logger.info("max_num_batched_tokens=%d is raised to %d: %d rows and one tile of %d",
-                        given, least, rows, PREFILL_TILE)  # fmt: skip
+                        given, least, rows, tile)  # fmt: skip
         return max(given, least)
     if not args.enable_chunked_prefill:
         return max(rounded_length, least)
-    return max(min(defaults.max_num_batched_tokens, rounded_length), least)
+    usual = DETERMINISTIC_TOKENS if args.deterministic else defaults.max_num_batched_tokens
+    return max(min(usual, rounded_length), least)
 
 
 def runner_config(
@@ -95,6 +104,7 @@ def runner_config(
         prefill_tile=schedule.prefill_tile,
         max_rows=schedule.max_num_seqs,
         max_model_len=schedule.max_model_len,
+        one_segment=args.deterministic,
     )
     # A window moves on when a step has been read, so chunks in flight hold blocks as well.
     in_flight = (OVERLAP_DEPTH + 1) * schedule.max_num_batched_tokens
@@ -104,10 +114,15 @@ def runner_config(
     ]
     on_cpu = jax.default_backend() == "cpu"
     most = config.vocab_size if args.max_logprobs < 0 else min(args.max_logprobs, config.vocab_size)
-    tiers, late = _tiers(variants(most, args.logprobs_mode), compilation.get("variants"))
+    known = variants(most, args.logprobs_mode)
+    if args.deterministic:
+        ladders, tiers, late = _one_program(schedule, shapes, known, compilation)
+    else:
+        ladders = _ladders(schedule, shapes, compilation)
+        tiers, late = _tiers(known, compilation.get("variants"))
     return RunnerConfig(
         shapes=shapes,
-        ladders=_ladders(schedule, shapes, compilation),
+        ladders=ladders,
         tiers=tiers,
         late_tiers=late,
         # XLA's products on the CPU leave their fast path for a bfloat16 cache.
@@ -119,6 +134,24 @@ def runner_config(
         warm_up=not args.enforce_eager,
         strict=args.strict,
     )
+
+
+def _one_program(
+    schedule: ScheduleConfig,
+    shapes: StepShapes,
+    known: dict[str, Features],
+    compilation: dict[str, Any],
+) -> tuple[Ladders, tuple[Features, ...], tuple[Features, ...]]:
+    """Deterministic mode: one bucket and the variant that can do everything, so that all numbers
+    come out of the same program."""
+    fixed = [name for name in compilation if name != "cache_dir"]
+    if fixed:
+        raise ConfigError(
+            f"deterministic=True compiles one program; compilation_config[{fixed[0]!r}] cannot be "
+            "chosen beside it. Its size is max_num_batched_tokens."
+        )
+    ladders = Ladders((schedule.max_num_batched_tokens,), (), (shapes.max_pages,))
+    return ladders, (known["scored"],), ()
 
 
 def _tiers(

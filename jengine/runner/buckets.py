@@ -42,6 +42,9 @@ class StepShapes:
     prefill_tile: int
     max_rows: int
     max_model_len: int
+    # Deterministic mode: every token, of prompts too, runs as if it were a decode row. One shape
+    # and one order of arithmetic for all, so a token's numbers do not depend on what ran with it.
+    one_segment: bool = False
 
     @property
     def max_pages(self) -> int:
@@ -53,7 +56,7 @@ class StepShapes:
         return bucket.prefill_tokens // self.prefill_tile
 
     def num_slots(self, bucket: Bucket) -> int:
-        """Positions that may sample: every decode row, and one for each prefill row."""
+        """Positions that have logits: every decode row, and one for each prefill row."""
         return bucket.decode_rows + min(self.num_tiles(bucket), self.max_rows)
 
     def group_pages(self, bucket: Bucket, group: CacheGroup) -> int:
@@ -74,6 +77,8 @@ class Ladders:
 
     def __post_init__(self) -> None:
         for name, rungs in vars(self).items():
+            if not rungs and name == "prefill_tokens":
+                continue  # one segment: there is no other
             if not rungs or list(rungs) != sorted(set(rungs)) or rungs[0] < 1:
                 raise ConfigError(f"ladder {name}={rungs}: expected growing positive sizes.")
 
@@ -95,7 +100,8 @@ class Ladders:
     @property
     def largest(self) -> Bucket:
         """The bucket that needs most memory."""
-        return Bucket(self.decode_rows[-1], self.prefill_tokens[-1], self.pages[-1])
+        tokens = self.prefill_tokens[-1] if self.prefill_tokens else 0
+        return Bucket(self.decode_rows[-1], tokens, self.pages[-1])
 
     def smallest_for(self, decode_rows: int, prefill_tokens: int, pages: int) -> Bucket:
         """The bucket a plan of this size runs in."""

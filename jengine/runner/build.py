@@ -82,7 +82,8 @@ def wanted_programs(config: RunnerConfig) -> Iterator[tuple[Bucket, Features]]:
     for tier in config.tiers:
         for bucket in config.ladders.buckets():
             # Scoring prompts differs from the full variant only where prompt tokens run.
-            if tier.prompt_logprobs is None or bucket.prefill_tokens:
+            runs_prompts = bucket.prefill_tokens or config.shapes.one_segment
+            if tier.prompt_logprobs is None or runs_prompts:
                 yield bucket, tier
 
 

@@ -18,11 +18,13 @@ class PackedStep(NamedTuple):
     buffer: np.ndarray
     bucket: Bucket
     slots: np.ndarray  # sampling slot of each plan entry that samples, in plan order
-    chunk_offsets: dict[int, int]  # plan entry -> its first token among the prefill tokens
+    chunk_offsets: dict[int, int]  # plan entry -> its first token among the prompt tokens
 
 
 def bucket_for(plan: Plan, shapes: StepShapes, ladders: Ladders) -> Bucket:
     """The smallest bucket that holds the plan."""
+    if shapes.one_segment:
+        return ladders.smallest_for(plan.num_tokens, 0, ladders.pages[-1])
     tile = shapes.prefill_tile
     prefill = sum(-(-length // tile) for length in plan.lengths[plan.num_decodes :]) * tile
     longest = max(map(int.__add__, plan.starts, plan.lengths))
@@ -32,6 +34,10 @@ def bucket_for(plan: Plan, shapes: StepShapes, ladders: Ladders) -> Bucket:
 def pack(plan: Plan, rows: Rows, bucket: Bucket, shapes: StepShapes) -> PackedStep:
     """The plan's arrays in this bucket's layout."""
     buffer, inputs = StepInput.empty(bucket, shapes)
+    if shapes.one_segment:
+        slots, chunk_offsets = _pack_one_segment(plan, rows, inputs, shapes)
+        _pack_sampling(plan, rows, inputs, slots)
+        return PackedStep(buffer, bucket, slots, chunk_offsets)
     _pack_decodes(plan, rows, inputs, shapes)
     chunk_offsets, last_tokens = _pack_chunks(plan, rows, inputs, bucket, shapes)
     slots = np.concatenate([
@@ -74,6 +80,29 @@ def _pack_chunks(
             last_tokens.append(first + length - 1)
         offset += len(tile_starts) * tile
     return offsets, last_tokens
+
+
+def _pack_one_segment(
+    plan: Plan, rows: Rows, inputs: StepInput, shapes: StepShapes
+) -> tuple[np.ndarray, dict[int, int]]:
+    """Every token as a decode row of its own, in plan order; all of them have logits."""
+    lengths = np.asarray(plan.lengths, np.int32)
+    ends = np.cumsum(lengths)
+    count, first_chunk = int(ends[-1]), plan.num_decodes
+    owners = np.repeat(np.asarray(plan.rows, np.int32), lengths)
+    within = np.arange(count, dtype=np.int32) - np.repeat(ends - lengths, lengths)
+    positions = np.repeat(np.asarray(plan.starts, np.int32), lengths) + within
+    inputs.decode_rows[:count] = owners
+    inputs.positions[:count] = positions
+    # Decode entries are one token each and come first; the host knows the tokens after them.
+    known = slice(first_chunk, count)
+    inputs.decode_tokens[known] = rows.tokens[owners[known], positions[known]]
+    inputs.targets[known] = rows.tokens[owners[known], positions[known] + 1]
+    inputs.logit_index[:] = np.arange(len(inputs.logit_index))
+    _pack_tables(inputs, 0, rows, owners, positions, shapes)
+    slots = ends[np.asarray(plan.samples, bool)] - 1
+    offsets = {entry: int(ends[entry] - lengths[entry]) for entry in range(first_chunk, len(ends))}
+    return slots.astype(np.int32), offsets
 
 
 def _pack_tables(

@@ -6,11 +6,13 @@ before any row reads, which is what makes blocks shared within one step safe.
 
 from __future__ import annotations
 
+from typing import Unpack
+
 import jax.numpy as jnp
 from jax import Array
 
 from jengine.config import CacheGroup
-from jengine.layers.attention import AttentionFunction
+from jengine.layers.attention import AttentionFunction, ScoreOptions
 from jengine.runner.buckets import Bucket, StepShapes
 from jengine.runner.step_input import StepInput
 from pallas_kernels.cache_write import write_cache
@@ -44,10 +46,12 @@ def paged_attention(inputs: StepInput, bucket: Bucket, shapes: StepShapes) -> At
     }
     slots = [token_slots(inputs, group, bucket, shapes) for group in range(len(shapes.groups))]
 
-    def attend(cache: Caches, layer: int, q: Array, k: Array, v: Array) -> tuple[Array, Caches]:
+    def attend(
+        cache: Caches, layer: int, q: Array, k: Array, v: Array, **options: Unpack[ScoreOptions]
+    ) -> tuple[Array, Caches]:
         group, index = place[layer]
         written = write_cache(cache[group], index, k, v, slots[group])
-        mixed = _read(q, written, index, inputs, group, shapes.groups[group], bucket)
+        mixed = _read(q, written, index, inputs, group, shapes.groups[group], bucket, options)
         return mixed, (*cache[:group], written, *cache[group + 1 :])
 
     return attend
@@ -55,11 +59,11 @@ def paged_attention(inputs: StepInput, bucket: Bucket, shapes: StepShapes) -> At
 
 def _read(
     q: Array, cache: Array, layer: int, inputs: StepInput, index: int, group: CacheGroup,
-    bucket: Bucket,
+    bucket: Bucket, scores: ScoreOptions,
 ) -> Array:  # fmt: skip
     rows = bucket.decode_rows
     tables, starts = inputs.tables[index], inputs.table_starts[index]
-    options = {"head_dim": group.spec.head_dim, "window": group.spec.window}
+    options = {"head_dim": group.spec.head_dim, "window": group.spec.window, **scores}
     lengths = inputs.positions[:rows] + 1
     decoded = decode_attention(
         q[:rows], cache, layer, tables[:rows], starts[:rows], lengths, **options

@@ -50,7 +50,8 @@ def step(
     model = program.rebuild(leaves)
     inputs = StepInput.over(packed, program.bucket, program.shapes)
     # Decode tokens never leave the device: each row's last sample is its next input.
-    decode_tokens = state.last_token.at[inputs.decode_rows].get(mode="clip")
+    own_tokens = state.last_token.at[inputs.decode_rows].get(mode="clip")
+    decode_tokens = jnp.where(inputs.decode_tokens >= 0, inputs.decode_tokens, own_tokens)
     tokens = jnp.concatenate([decode_tokens, inputs.prefill_tokens])
     attend = paged_attention(inputs, program.bucket, program.shapes)
     hidden, caches = model(tokens, jnp.maximum(inputs.positions, 0), state.caches, attend)
@@ -69,15 +70,17 @@ def step(
     # A row whose logits are not finite fails on the host; until then it runs on a harmless token.
     fed_back = jnp.maximum(sampled.tokens, 0)
     last_token = state.last_token.at[inputs.sampling.rows].set(fed_back, mode="drop")
-    prompt = _score_prompts(model, hidden, inputs, program)
+    prompt = _score_prompts(model, hidden, logits, inputs, program)
     return StepState(caches, last_token, rows or state.rows), DeviceOutput(sampled, prompt)
 
 
 def _score_prompts(
-    model: Any, hidden: Array, inputs: StepInput, program: Program
+    model: Any, hidden: Array, logits: Array, inputs: StepInput, program: Program
 ) -> Logprobs | None:
-    """Log-probabilities of the token after each prefill token, a few at a time."""
+    """Log-probabilities of the token after each prompt token, a few at a time."""
     wanted, tokens = program.features.prompt_logprobs, program.bucket.prefill_tokens
+    if wanted is not None and program.shapes.one_segment:
+        return score_tokens(logits, inputs.targets, wanted)  # every token has its logits already
     if wanted is None or not tokens:
         return None
     parts = -(-tokens // SCORED_AT_ONCE)

@@ -27,12 +27,13 @@ class StepInput(NamedTuple):
     """
 
     decode_rows: Any  # i32[D] engine row; max_rows for padding
+    decode_tokens: Any  # i32[D] a token the host knows; -1: what the row sampled last
     prefill_tokens: Any  # i32[T]
     positions: Any  # i32[D + T]; -1 for padding
     tables: Any  # a group: i32[tiles, pages] block ids
     table_starts: Any  # a group: i32[tiles] position of the table's first token
     logit_index: Any  # i32[S] which of the D + T tokens a slot samples after
-    targets: Any  # i32[T] the token that follows each prefill token, for prompt log-probabilities
+    targets: Any  # i32[T] the token after each prompt token, for prompt log-probabilities
     sampling: SamplingInput  # [S] each
 
     @classmethod
@@ -41,6 +42,7 @@ class StepInput(NamedTuple):
         buffer = np.zeros(packed_size(bucket, shapes), np.int32)
         views = cls.over(buffer, bucket, shapes)
         views.decode_rows[...] = shapes.max_rows
+        views.decode_tokens[...] = -1
         views.positions[...] = -1
         views.sampling.rows[...] = shapes.max_rows
         return buffer, views
@@ -91,6 +93,7 @@ def _lay_out(cursor: Cursor, bucket: Bucket, shapes: StepShapes) -> StepInput:
     slots = shapes.num_slots(bucket)
     return StepInput(
         decode_rows=cursor.take(bucket.decode_rows),
+        decode_tokens=cursor.take(bucket.decode_rows),
         prefill_tokens=cursor.take(bucket.prefill_tokens),
         positions=cursor.take(bucket.num_tokens),
         tables=tuple(
@@ -98,7 +101,9 @@ def _lay_out(cursor: Cursor, bucket: Bucket, shapes: StepShapes) -> StepInput:
         ),
         table_starts=tuple(cursor.take(tiles) for _ in shapes.groups),
         logit_index=cursor.take(slots),
-        targets=cursor.take(bucket.prefill_tokens),
+        targets=cursor.take(
+            bucket.decode_rows if shapes.one_segment else bucket.prefill_tokens
+        ),
         sampling=SamplingInput(**{name: _sampling_field(cursor, name, slots)
                                   for name in SamplingInput._fields}),
     )  # fmt: skip
