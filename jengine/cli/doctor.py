@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from jengine.cli.checks.finding import Finding
 from jengine.cli.flags import add_engine_flags, engine_arguments
+from jengine.cli.interrupts import interrupts_end_the_process
 from jengine.cli.parser import Parser
 from jengine.cli.terminal import Terminal
 
@@ -29,6 +30,7 @@ SUBJECTS = ("versions", "devices", "storage", "environment")
 MODEL_FLAGS = (
     "tokenizer", "dtype", "load_format", "max_model_len", "max_num_seqs", "max_num_batched_tokens",
     "block_size", "gpu_memory_utilization", "kv_cache_memory_bytes",
+    "deterministic",
 )  # fmt: skip
 
 
@@ -42,13 +44,12 @@ def add_flags(parser: Parser) -> None:
 def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) -> int:
     """Check and print. The status is 1 if something keeps jengine from working."""
     settings = engine_arguments(arguments)
-    findings = [finding for subject in SUBJECTS for finding in check_machine(subject)]
-    command = "jengine demo"
-    if arguments.model is not None:
-        found, command = check_model(arguments.model, settings)
-        findings += found
-    elif any(finding.subject == "demo model" and finding.level != "OK" for finding in findings):
-        command = "jengine chat FOLDER"
+    with interrupts_end_the_process():
+        findings = [finding for subject in SUBJECTS for finding in check_machine(subject)]
+        command = first_command(findings)
+        if arguments.model is not None:
+            found, command = check_model(arguments.model, settings)
+            findings += found
     failed = any(finding.level == "problem" for finding in findings)
     if failed:
         words = [word for word in ("jengine", "doctor", arguments.model) if word is not None]
@@ -56,6 +57,12 @@ def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) ->
     show = show_json if arguments.json else show_text
     show(findings, command, failed, terminal)
     return int(failed)
+
+
+def first_command(findings: list[Finding]) -> str:
+    """What to try on a machine that works."""
+    lacking = any(one.subject == "demo model" and one.level != "OK" for one in findings)
+    return "jengine chat FOLDER" if lacking else "jengine demo"
 
 
 def check_machine(subject: str) -> list[Finding]:
@@ -79,8 +86,14 @@ def check_model(model: str, settings: dict[str, Any]) -> tuple[list[Finding], st
 
 def flag_words(settings: dict[str, Any]) -> list[str]:
     """Settings as they are typed."""
-    pairs = [("--" + name.replace("_", "-"), str(value)) for name, value in settings.items()]
-    return [word for pair in pairs for word in pair]
+    words: list[str] = []
+    for name, value in settings.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            words += [f"--{flag}", str(value)]
+    return words
 
 
 def show_text(findings: list[Finding], command: str, failed: bool, terminal: Terminal) -> None:

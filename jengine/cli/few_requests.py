@@ -26,8 +26,9 @@ def few_requests(
     result = dict(settings)
     if most is not None:
         result.setdefault("max_num_seqs", most)
-    # In strict mode nothing may be compiled later, so everything is compiled at the start.
-    if not result.get("strict"):
+    # In strict mode nothing may be compiled later, so everything is compiled at the start; in
+    # deterministic mode there is one program only.
+    if not result.get("strict") and not result.get("deterministic"):
         given = result.get("compilation_config", {})
         result["compilation_config"] = {"variants": [variant(sampling)], **given}
     return result

@@ -40,6 +40,7 @@ ENGINE_HELP = {
     "overlap": "end a step before the next is prepared",
     "enforce_eager": "compile steps when they are first needed, not at the start",
     "strict": "make a compile after the start an error",
+    "deterministic": "bitwise equal log-probabilities in any batch; slower",
     "compilation_config": "JSON, or --compilation-config.KEY VALUE; keys: "
     + ", ".join(COMPILATION_KEYS),
     "generation_config": "whether the model's generation_config.json sets sampling defaults",

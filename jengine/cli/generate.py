@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) ->
 
 def read_prompts(arguments: argparse.Namespace, terminal: Terminal) -> list[str]:
     """All prompts: from the words, with - standing for stdin, then from the file."""
-    prompts = [terminal.stdin.read() if word == "-" else word for word in arguments.prompts]
+    prompts = [terminal.read_all() if word == "-" else word for word in arguments.prompts]
     if arguments.file is not None:
         try:
             text = Path(arguments.file).read_text(encoding="utf-8")

@@ -16,8 +16,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import jengine
+from jengine.cli.interrupts import interrupts_end_the_process
 from jengine.cli.parser import Parser
-from jengine.cli.terminal import Terminal
+from jengine.cli.terminal import Terminal, standard_terminal
 from jengine.errors import JengineError, nearest_name
 
 if TYPE_CHECKING:
@@ -59,7 +60,8 @@ class Command(Protocol):
 
 def open_engine(model: str, **settings: Any) -> LLM:
     """Start an engine; the first use of LLM imports jax."""
-    return jengine.LLM(model, **settings)
+    with interrupts_end_the_process():
+        return jengine.LLM(model, **settings)
 
 
 def main(
@@ -70,7 +72,7 @@ def main(
 ) -> int:
     """Run one command line and return its exit status."""
     words = list(sys.argv[1:] if words is None else words)
-    terminal = terminal or Terminal()
+    terminal = terminal or standard_terminal()
     try:
         return run_command(words, terminal, open_llm)
     except JengineError as error:

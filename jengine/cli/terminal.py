@@ -5,9 +5,13 @@ Tests hand in plain text buffers. Must not know commands or models.
 
 from __future__ import annotations
 
+import io
 import sys
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TextIO
+
+from jengine.errors import RequestError
 
 DIM, NORMAL = "\033[2m", "\033[0m"
 
@@ -16,9 +20,9 @@ DIM, NORMAL = "\033[2m", "\033[0m"
 class Terminal:
     """The three streams of a command."""
 
-    stdin: TextIO = field(default_factory=lambda: sys.stdin)
-    stdout: TextIO = field(default_factory=lambda: sys.stdout)
-    stderr: TextIO = field(default_factory=lambda: sys.stderr)
+    stdin: TextIO
+    stdout: TextIO
+    stderr: TextIO
 
     @property
     def interactive(self) -> bool:
@@ -43,7 +47,26 @@ class Terminal:
         """The next line without its end; EOFError when there is none. A pipe sees no prompt."""
         if self.interactive:
             return input(prompt)
-        line = self.stdin.readline()
+        line = self._decoded(self.stdin.readline)
         if not line:
             raise EOFError
         return line.rstrip("\r\n")
+
+    def read_all(self) -> str:
+        """Everything on stdin."""
+        return self._decoded(self.stdin.read)
+
+    @staticmethod
+    def _decoded(read: Callable[[], str]) -> str:
+        try:
+            return read()
+        except UnicodeDecodeError as error:
+            raise RequestError(f"stdin is not {error.encoding} text: {error.reason}.") from error
+
+
+def standard_terminal() -> Terminal:
+    """The process's own streams. A letter that the terminal cannot show must not end an answer."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    return Terminal(sys.stdin, sys.stdout, sys.stderr)

@@ -127,7 +127,8 @@ def test_few_requests_start_small_unless_the_user_says_otherwise() -> None:
     }
     own = {"max_num_seqs": 9, "compilation_config": {"variants": ["full"], "pages": [4]}}
     assert few_requests(own, {}, 1) == own
-    assert few_requests({"strict": True}, {}, None) == {"strict": True}
+    for whole in ({"strict": True}, {"deterministic": True}):
+        assert few_requests(whole, {}, None) == whole
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
+from jengine.cli.main import main
+from jengine.cli.terminal import Terminal
 from tests.cli.fake_llm import FakeLLM, run
 
 
@@ -67,3 +70,12 @@ def test_a_request_that_failed_gives_status_1() -> None:
         result = run(FakeLLM(error="numbers are not finite"), "generate", "demo", *words)
         assert result.status == 1
         assert "numbers are not finite" in result.err
+
+
+def test_stdin_that_is_not_text_is_refused() -> None:
+    stdin = io.TextIOWrapper(io.BytesIO(b"caf\xe9"), encoding="utf-8")
+    for words in (["generate", "demo", "-"], ["chat", "demo"]):
+        stdin.seek(0)
+        terminal = Terminal(stdin, io.StringIO(), io.StringIO())
+        assert main(words, terminal=terminal, open_llm=FakeLLM().open) == 1
+        assert "stdin is not utf-8 text" in terminal.stderr.getvalue()  # type: ignore[attr-defined]

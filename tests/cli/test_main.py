@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 
 import pytest
 
 from jengine import __version__
+from jengine.cli.interrupts import interrupts_end_the_process
 from jengine.cli.main import COMMANDS
 from jengine.errors import CapacityError
 from tests.cli.fake_llm import FakeLLM, run
@@ -111,3 +113,20 @@ def test_python_m_jengine() -> None:
     command = [sys.executable, "-m", "jengine", "--version"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout == f"jengine {__version__}\n"
+
+
+def test_control_c_ends_the_process_while_an_engine_starts() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with interrupts_end_the_process():
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_DFL
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_program_that_handles_control_c_itself_keeps_doing_so() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with interrupts_end_the_process():
+            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 
 from jengine.cli.checks.finding import Finding, Level, gigabytes
 from jengine.config import ModelConfig, ScheduleConfig
 from jengine.engine.args import EngineArgs
-from jengine.engine.sizes import BLOCK_SIZE, OVERLAP_DEPTH, schedule_config
+from jengine.engine.sizes import runner_config, schedule_config
 from jengine.errors import JengineError
-from jengine.kvcache.specs import blocks_needed
 from jengine.runner.memory import available_bytes
 from jengine.runner.state import block_bytes
 from jengine.text.tokenizer import load_tokenizer
@@ -41,32 +39,37 @@ class Report:
 class Sizes:
     """What a model costs in bytes, and what there is."""
 
+    args: EngineArgs
     model: ModelConfig
-    schedule: ScheduleConfig
-    block_size: int
-    cache_dtype: Any
     parameters: int
     budget: int  # for the cache
 
+    @property
+    def schedule(self) -> ScheduleConfig:
+        """The limits of a step, as the engine sets them."""
+        return schedule_config(self.args, self.model)
+
     def request_bytes(self, tokens: int) -> int:
-        """Cache of one request of this length, in whole blocks."""
-        in_flight = (OVERLAP_DEPTH + 1) * self.schedule.max_num_batched_tokens
+        """Cache of one request of this length, in an engine that takes no longer ones."""
+        args = replace(self.args, max_model_len=tokens)
+        wanted = runner_config(args, self.model, schedule_config(args, self.model), {})
         return sum(
-            block_bytes(group, self.block_size, self.cache_dtype)
-            * (blocks_needed(group.spec, tokens, self.block_size, in_flight) + 1)
-            for group in self.model.groups
+            block_bytes(group, wanted.shapes.block_size, wanted.cache_dtype) * (blocks + 1)
+            for group, (_, blocks) in zip(self.model.groups, wanted.demands, strict=True)
         )
 
     @property
     def bytes_per_token(self) -> int:
         """Cache of one more token, while it is inside all windows."""
-        size = jnp.dtype(self.cache_dtype).itemsize
-        return sum(spec.values_per_token for spec in self.model.layers) * size
+        wanted = runner_config(self.args, self.model, self.schedule, {})
+        block_size = wanted.shapes.block_size
+        groups = self.model.groups
+        return sum(block_bytes(one, block_size, wanted.cache_dtype) for one in groups) // block_size
 
     @property
     def longest(self) -> int:
-        """The longest request that fits, 0 if none does."""
-        low, high = 0, self.schedule.max_model_len
+        """The longest request that fits, 1 if none does."""
+        low, high = 1, self.schedule.max_model_len
         while low < high:
             middle = (low + high + 1) // 2
             if self.request_bytes(middle) <= self.budget:
@@ -93,23 +96,13 @@ def check(name: str, settings: Mapping[str, Any]) -> Report:
 
 def measure(args: EngineArgs, config: ModelConfig) -> Sizes:
     """Sizes without reading or allocating a weight."""
-    device = jax.local_devices()[0]
-    on_cpu = device.platform == "cpu"
-    schedule = schedule_config(args, config)
     leaves = jax.tree.leaves(nnx.state(abstract_model(config), nnx.Param))
     parameters = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
-    free = available_bytes(device, args.gpu_memory_utilization)
-    room = free - parameters - scratch_bytes(config, schedule)
+    free = available_bytes(jax.local_devices()[0], args.gpu_memory_utilization)
+    room = free - parameters - scratch_bytes(config, schedule_config(args, config))
     wanted = args.kv_cache_memory_bytes
-    return Sizes(
-        config,
-        schedule,
-        int(args.block_size or BLOCK_SIZE),
-        # As the engine does it: bfloat16 is slow on CPUs.
-        jnp.float32 if on_cpu else jnp.dtype(config.dtype),
-        parameters,
-        budget=room if wanted is None else min(int(wanted), room),
-    )
+    budget = room if wanted is None else min(int(wanted), room)
+    return Sizes(args, config, parameters, budget)
 
 
 def scratch_bytes(config: ModelConfig, schedule: ScheduleConfig) -> int:
