@@ -24,12 +24,13 @@ class EngineCore:
         self.executor = executor
         self.depth = depth
         self.in_flight: deque[tuple[Plan, PendingOutput]] = deque()
+        self.untold: list[TokenDelta] = []  # ends of requests that no step has returned yet
         self.failure: BaseException | None = None
 
     @property
     def has_work(self) -> bool:
         """Whether some request still waits for its final answer."""
-        return self.scheduler.has_unfinished
+        return self.scheduler.has_unfinished or bool(self.untold)
 
     def add(self, wire: WireRequest) -> None:
         """Queue a request."""
@@ -43,10 +44,15 @@ class EngineCore:
     def step(self) -> list[TokenDelta]:
         """Queue the next step, then read back the one before it."""
         self.check_alive()
+        if self.untold:
+            untold, self.untold = self.untold, []
+            return untold
         try:
             return self._step()
         except UnexpectedCompile:
-            self.reset()  # the plan never ran, so what was scheduled with it is not in the cache
+            # The plan never ran, so what was scheduled with it is not in the cache. Others whose
+            # requests end here hear of it from the next step.
+            self.untold = self.reset()
             raise
         except Exception as error:
             self.failure = error
@@ -78,6 +84,7 @@ class EngineCore:
     def shutdown(self) -> None:
         """Abort everything and give the device memory back."""
         self.in_flight.clear()
+        self.untold.clear()
         self.scheduler.reset()
         self.executor.shutdown()
         self.failure = self.failure or EngineDead("this engine was shut down.")

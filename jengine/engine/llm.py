@@ -330,6 +330,7 @@ class LLM:
             self._discard(pending)
 
     def _step(self) -> None:
+        assert self.engine.session.has_work, "a caller waits for requests that the engine lost"
         with held_back_interrupts() as interrupts:
             for output in self.engine.session.step():
                 self._batches[output.request_id].arrived.append(output)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jengine.outputs import StepLogprobs, StepOutput
@@ -17,11 +16,11 @@ from jengine.plan import NewRow, Plan
 from jengine.runner.buckets import Ladders, StepShapes
 from jengine.runner.features import needed
 from jengine.runner.packing import PackedStep, bucket_for, pack
-from jengine.runner.programs import Programs
+from jengine.runner.programs import Compiled, Programs
 from jengine.runner.rows import Rows
 from jengine.runner.state import StepState
 from jengine.runner.step import DeviceOutput, Leaves
-from jengine.sampling import admit, pack_admission
+from jengine.sampling import Admission, admit, pack_admission
 
 
 class PendingStep(NamedTuple):
@@ -74,7 +73,7 @@ class Runner:
         self.ladders = ladders
         self.vocab_size = vocab_size
         self.rows = Rows(shapes)
-        self._admit = jax.jit(admit, donate_argnums=0)
+        self._admit: Compiled | None = None
 
     def submit(self, plan: Plan) -> PendingStep:
         """Queue the step of this plan. Does not wait for it, nor for those before it."""
@@ -111,6 +110,11 @@ class Runner:
         )
         self._place_row(new.row, admission)
 
-    def _place_row(self, row: int, admission: object) -> None:
-        rows = self._admit(self.state.rows, jnp.int32(row), admission)
-        self.state = self.state._replace(rows=rows)
+    def _place_row(self, row: int, admission: Admission) -> None:
+        arguments = (self.state.rows, np.int32(row), admission)
+        if self._admit is None:
+            # Compiled once by shape: jit would compile again where a step's output is sharded
+            # in other words than the first state was.
+            shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arguments)
+            self._admit = jax.jit(admit, donate_argnums=0).lower(*shapes).compile()
+        self.state = self.state._replace(rows=self._admit(*arguments))
