@@ -1,0 +1,85 @@
+"""The cache is updated in place: shown by what XLA says about the compiled step.
+
+Everything here is abstract, so a large cache costs no memory.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+
+from jengine.config import CacheConfig, CacheSpec, ModelConfig
+from jengine.models.decoder import Decoder
+from jengine.runner.buckets import Bucket, StepShapes
+from jengine.runner.build import split_model
+from jengine.runner.features import variants
+from jengine.runner.programs import Compiled, StepCompiler
+from jengine.runner.state import empty_state, state_bytes
+
+VOCAB = 64
+BLOCKS = 20_000
+BUCKETS = {"decode": Bucket(8, 0, 16), "mixed": Bucket(8, 64, 16)}
+
+
+def compiled_step(bucket: Bucket, variant: str) -> tuple[Compiled, CacheConfig, int]:
+    """A step of a model with a full and a window layer; its cache, and the state's bytes."""
+    layers = (
+        CacheSpec("full", kv_heads=2, head_dim=16),
+        CacheSpec("sliding", kv_heads=2, head_dim=16, window=32),
+        CacheSpec("full", kv_heads=2, head_dim=16),
+    )
+    config = ModelConfig(
+        architecture="test", vocab_size=VOCAB, hidden_size=32, intermediate_size=64, num_heads=4,
+        num_kv_heads=2, head_dim=16, max_position=256, layers=layers,
+    )  # fmt: skip
+    shapes = StepShapes(config.groups, 16, 32, max_rows=8, max_model_len=256)
+    leaves, rebuild = split_model(Decoder(config, rngs=nnx.Rngs(0)))
+    cache = CacheConfig(config.groups, 16, (BLOCKS, BLOCKS // 2))
+    state = jax.eval_shape(lambda: empty_state(cache, jnp.float32, 8, VOCAB, 256))
+    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), leaves)
+    compiler = StepCompiler(shapes, rebuild, abstract, state)
+    return compiler.compile(bucket, variants(5, "raw_logprobs")[variant])[0], cache, state_bytes(
+        state.caches
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "variant"),
+    [
+        ("decode", "greedy"),
+        ("mixed", "full"),
+        pytest.param("decode", "full", marks=pytest.mark.slow),
+        pytest.param("mixed", "greedy", marks=pytest.mark.slow),
+    ],
+)
+def test_the_cache_is_never_copied(name: str, variant: str) -> None:
+    compiled, cache, cache_bytes = compiled_step(BUCKETS[name], variant)
+    assert cache_bytes > 150e6
+    memory = compiled.memory_analysis()
+    assert memory.alias_size_in_bytes >= cache_bytes, "donated buffers must be written in place"
+    assert memory.temp_size_in_bytes < cache_bytes / 50
+    text = compiled.as_text()
+    sizes = copied_sizes(text)
+    smallest_plane = min(cache.num_blocks) * cache.block_size * 2 * 16
+    assert "parameter(" in text and f"[2,2,{BLOCKS},16,32]" in text, "the cache has another shape"
+    assert max(sizes, default=0) < smallest_plane, "something as large as a cache plane is copied"
+
+
+def copied_sizes(text: str) -> list[int]:
+    """Elements of every array that the program copies."""
+    found = re.findall(r"= (?:\()?\w+\[([\d,]*)\]\S*(?: [^=]*?)? copy(?:-start)?\(", text)
+    return [math.prod(int(size) for size in shape.split(",") if size) for shape in found]
+
+
+def test_a_copy_would_be_seen() -> None:
+    def step(cache: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return cache.at[0].set(1.0), cache  # the old cache is wanted as well
+
+    cache = jax.ShapeDtypeStruct((1000, 500), jnp.float32)
+    text = jax.jit(step, donate_argnums=0).lower(cache).compile().as_text()
+    assert 1000 * 500 in copied_sizes(text)
