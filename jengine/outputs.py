@@ -21,6 +21,18 @@ class StepLogprobs(NamedTuple):
     ids: np.ndarray  # i32 [positions, 1 + k]
     rank: np.ndarray  # i32 [positions]
 
+    def cut(self, begin: int, end: int) -> StepLogprobs:
+        """A run of positions."""
+        return StepLogprobs(*(array[begin:end] for array in self))
+
+    @classmethod
+    def joined(cls, parts: list[StepLogprobs]) -> StepLogprobs:
+        """Parts one after the other."""
+        if not parts:
+            empty = np.zeros((0, 1), np.float32)
+            return cls(empty, empty.astype(np.int32), np.zeros(0, np.int32))
+        return cls(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+
 
 class StepOutput(NamedTuple):
     """One step's results on the host, side by side with the plan's sampling rows."""
@@ -65,7 +77,7 @@ class CompletionOutput:
     text: str
     token_ids: list[int]
     cumulative_logprob: float | None = None
-    logprobs: SampleLogprobs | None = None
+    logprobs: SampleLogprobs | StepLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     lora_request: None = None
@@ -84,6 +96,8 @@ class CompletionOutput:
         """The log-probability of each token, float32, or None if they were not asked for."""
         if self.logprobs is None:
             return None
+        if isinstance(self.logprobs, StepLogprobs):
+            return self.logprobs.values[:, 0]
         pairs = zip(self.token_ids, self.logprobs, strict=True)
         return np.asarray([table[token].logprob for token, table in pairs], dtype=np.float32)
 
@@ -103,7 +117,8 @@ class RequestOutput:
     request_id: str
     prompt: str | None
     prompt_token_ids: list[int]
-    prompt_logprobs: list[dict[int, Logprob] | None] | None
+    # With flat_logprobs: arrays whose first entry is for the second token of the prompt.
+    prompt_logprobs: list[dict[int, Logprob] | None] | StepLogprobs | None
     outputs: list[CompletionOutput]
     finished: bool
     metrics: RequestMetrics = field(default_factory=RequestMetrics)

@@ -33,7 +33,6 @@ LATER_FEATURES = {
     "logprob_token_ids": "log-probabilities of chosen token ids",
     "prompt_logprob_token_ids": "prompt log-probabilities of chosen token ids",
     "trace_decode_token_ids": "forced decoding",
-    "flat_logprobs": "flat log-probability containers",
     "extra_args": "extra arguments for plugins",
 }
 T = TypeVar("T")
@@ -91,6 +90,8 @@ class SamplingParams:
     min_tokens: int = 0
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    # Log-probabilities as arrays (outputs.StepLogprobs) instead of a dict a token.
+    flat_logprobs: bool = False
     detokenize: bool = True
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
@@ -174,6 +175,7 @@ class SamplingParams:
             raise RequestError(f"output_kind={self.output_kind!r}: expected a RequestOutputKind.")
         for name in (
             "ignore_eos",
+            "flat_logprobs",
             "detokenize",
             "skip_special_tokens",
             "spaces_between_special_tokens",

@@ -27,8 +27,10 @@ class Placement:
         """Where an array with these logical axes lies."""
         return NamedSharding(self.mesh, partition_spec(axes))
 
-    def __call__(self, path: str, axes: tuple[str | None, ...], values: np.ndarray) -> jax.Array:
-        """Place one parameter; `path` names it in errors."""
+    def __call__(
+        self, path: str, axes: tuple[str | None, ...], values: np.ndarray | jax.Array
+    ) -> jax.Array:
+        """Place one parameter, without a copy if it lies there already; `path` is for errors."""
         try:
             return jax.device_put(values, self.sharding(axes))
         except ValueError as error:

@@ -61,6 +61,9 @@ class PackingExecutor:
         self.seconds.append(time.perf_counter() - began)
         return PackedOnly(sum(plan.samples))
 
+    def update_weights(self, leaves: object) -> None:
+        """There are none."""
+
     def shutdown(self) -> None:
         """Nothing to give back."""
 

@@ -39,7 +39,8 @@ class Completion:
         self.params = params
         self.tokenizer = tokenizer
         self.context = wire.prompt_token_ids[-TEXT_CONTEXT:]
-        self.logprobs: SampleLogprobs | None = None if params.logprobs is None else []
+        self.logprobs: SampleLogprobs = []
+        self.flat_logprobs: list[StepLogprobs] = []
         self.cumulative = 0.0
         self.shown = 0  # tokens that a delta has shown
         self.error: str | None = None
@@ -61,18 +62,20 @@ class Completion:
         cut_short = self.transcript.push(delta.token_ids, delta.finish_reason, delta.stop_reason)
         if delta.finish_reason and not self.transcript.finished:
             self.transcript.finish(delta.finish_reason, delta.stop_reason)
-        if self.logprobs is not None and delta.logprobs is not None:
+        if self.params.logprobs is not None and delta.logprobs is not None:
             kept = len(self.transcript.token_ids) - before
-            self._add_logprobs(delta.logprobs, kept)
+            self._add_logprobs(delta.logprobs.cut(0, kept))
         return cut_short
 
-    def _add_logprobs(self, scores: StepLogprobs, kept: int) -> None:
-        assert self.logprobs is not None
-        for position in range(kept):
+    def _add_logprobs(self, scores: StepLogprobs) -> None:
+        self.cumulative += float(scores.values[:, 0].sum())
+        if self.params.flat_logprobs:
+            self.flat_logprobs.append(scores)
+            return
+        for position in range(len(scores.rank)):
             known = [*self.context, *self.transcript.token_ids[: len(self.logprobs)]]
             table = logprob_table(scores, position, known, self.tokenizer)
             self.logprobs.append(table)
-            self.cumulative += float(scores.values[position, 0])
 
     def output(self, delta: bool) -> CompletionOutput:
         """The answer so far, or, for a delta, what is new since the last one."""
@@ -82,16 +85,21 @@ class Completion:
             text, token_ids = transcript.take_delta()
         else:
             text, token_ids = transcript.visible_text(), list(transcript.token_ids)
-        logprobs = self.logprobs
+        wanted = self.params.logprobs is not None
         return CompletionOutput(
             index=self.index,
             text=text,
             token_ids=token_ids,
-            cumulative_logprob=None if logprobs is None else self.cumulative,
-            logprobs=None if logprobs is None else logprobs[first : self.shown],
+            cumulative_logprob=self.cumulative if wanted else None,
+            logprobs=self._shown_logprobs(first) if wanted else None,
             finish_reason=transcript.finish_reason,
             stop_reason=transcript.stop_reason,
         )
+
+    def _shown_logprobs(self, first: int) -> SampleLogprobs | StepLogprobs:
+        if self.params.flat_logprobs:
+            return StepLogprobs.joined(self.flat_logprobs).cut(first, self.shown)
+        return self.logprobs[first : self.shown]
 
 
 @dataclass
@@ -102,7 +110,7 @@ class Answer:
     completions: list[Completion]
     began: float
     metrics: RequestMetrics = field(default_factory=RequestMetrics)
-    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    prompt_logprobs: list[dict[int, Logprob] | None] | StepLogprobs | None = None
     num_cached_tokens: int = 0
     weights_version: int = 0
     shown_tokens: int = 0
@@ -186,9 +194,10 @@ class AnswerBook:
         answer.num_cached_tokens = delta.num_cached_tokens
         answer.weights_version = delta.weights_version
         if delta.prompt_logprobs is not None and answer.prompt_logprobs is None:
-            answer.prompt_logprobs = prompt_tables(
-                delta.prompt_logprobs, answer.submission.prompt.token_ids, self.tokenizer
-            )
+            scores, prompt = delta.prompt_logprobs, answer.submission.prompt.token_ids
+            flat = answer.submission.params.flat_logprobs
+            tables = scores if flat else prompt_tables(scores, prompt, self.tokenizer)
+            answer.prompt_logprobs = tables
 
     def _shows_progress(self, answer: Answer) -> bool:
         params = answer.submission.params

@@ -9,7 +9,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any, Literal
 
 from jengine.errors import ConfigError, UnsupportedFeature, unknown_argument
@@ -34,7 +33,6 @@ LATER_FEATURES: dict[str, tuple[str, tuple[Any, ...]]] = {
     "mm_processor_kwargs": ("multimodal input", (None,)),
     "convert": ("pooling models", (None, "auto", "none")),
     "runner": ("pooling models", (None, "auto", "generate")),
-    "params": ("live parameters", (None,)),
     "hf_overrides": ("overrides of the model's config", (None,)),
     "hf_token": ("downloading models", (None,)),
     "revision": ("downloading models", (None,)),
@@ -55,7 +53,10 @@ SUFFIXES = {"k": 1000, "m": 1000**2, "g": 1000**3, "K": 1024, "M": 1024**2, "G":
 class EngineArgs:
     """Everything about an engine but the requests. None means: decide from model and device."""
 
-    model: str | Path
+    # A folder, "demo", or a flax.nnx module with its parameters.
+    model: Any
+    # Parameters in place of the folder's: a module, an nnx.State or a tree of arrays.
+    params: Any = None
     tokenizer: Any = None
     skip_tokenizer_init: bool = False
     trust_remote_code: bool = False

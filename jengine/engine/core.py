@@ -7,6 +7,7 @@ the last one are read. Must not know text, devices, or who is waiting for the an
 from __future__ import annotations
 
 from collections import deque
+from typing import Any
 
 from jengine.errors import EngineDead, UnexpectedCompile
 from jengine.executor.protocol import Executor, PendingOutput
@@ -66,6 +67,17 @@ class EngineCore:
             return []
         done, pending = self.in_flight.popleft()
         return self.scheduler.commit(done, pending.result())
+
+    def update_weights(self, leaves: Any) -> int:
+        """Use other parameters from the next step on. Returns the new version of the weights.
+
+        The version is in the root of every prefix hash, so nothing cached before is found again.
+        """
+        self.check_alive()
+        self.executor.update_weights(leaves)
+        version = self.scheduler.cache.weights_version + 1
+        self.scheduler.set_weights_version(version)
+        return version
 
     def reset(self) -> list[TokenDelta]:
         """Abort every request and forget what is in flight and in the prefix cache."""

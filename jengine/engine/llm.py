@@ -11,18 +11,25 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
-from jengine.engine.args import EngineArgs
+import jax
+
+from jengine.engine import arrays
+from jengine.engine.args import EngineArgs, one_of
+from jengine.engine.arrays import GenerateResult, Scores
 from jengine.engine.configure import Engine, build_engine
 from jengine.engine.intake import Prompt
 from jengine.engine.interrupt import held_back_interrupts
 from jengine.engine.progress import ProgressFactory, progress_factory
 from jengine.errors import EngineDead, RequestError, UnsupportedFeature, unknown_argument
 from jengine.outputs import RequestOutput
+from jengine.runner.build import parameter_leaves
 from jengine.runner.ledger import CompileLedger
 from jengine.sampling_params import RequestOutputKind, SamplingParams
 from jengine.text.chat_template import render_chat
+from jengine.weights.abstract import with_values
+from jengine.weights.live import fitting_arrays, release_moved
 
 Params = SamplingParams | Sequence[SamplingParams] | None
 Progress = bool | ProgressFactory
@@ -178,6 +185,64 @@ class LLM:
         batches, self._enqueued = self._enqueued, []
         return [output for batch in batches for output in self._complete(batch, use_tqdm)]
 
+    # --- training loops --------------------------------------------------------------------
+
+    def update_params(
+        self,
+        params: Any,
+        *,
+        donate: bool = False,
+        on_inflight: Literal["finish", "abort", "continue"] = "finish",
+    ) -> int:
+        """Use other parameters: a module, an nnx.State, or a tree of arrays. Returns their version.
+
+        Structure, shapes and dtypes are checked first; on a mismatch nothing changes. Nothing is
+        compiled, and arrays that lie where they belong are used without a copy. `donate` lets go
+        of arrays that had to be moved. Requests that are running finish first, are aborted, or
+        continue with the new weights on top of what they have cached.
+        """
+        engine = self.engine
+        one_of("on_inflight", on_inflight, ("finish", "abort", "continue"))
+        values = fitting_arrays(engine.declared, params, engine.placement)
+        if on_inflight == "finish":
+            while engine.session.has_work:
+                self._step()
+        if on_inflight == "abort":
+            self._abort_all()
+        leaves = parameter_leaves(with_values(engine.declared, values))
+        if donate:
+            release_moved(params, values)
+        return engine.session.core.update_weights(leaves)
+
+    @property
+    def weights_version(self) -> int:
+        """How often the parameters were replaced."""
+        return self.engine.session.core.scheduler.cache.weights_version
+
+    def compute_logprobs(
+        self, token_ids: Any, lengths: Any = None, top_k: int = 0
+    ) -> jax.Array | Scores:
+        """log p(token | tokens before it) of whole sequences, f32 [B, T]; 0 for the first token.
+
+        `token_ids` is a list of lists, or an array [B, T] with lengths [B]. With top_k > 0 the
+        result also has the likeliest tokens of each position.
+        """
+        return arrays.compute_logprobs(self._answer_rows, token_ids, lengths, top_k)
+
+    def generate_arrays(
+        self,
+        token_ids: Any,
+        lengths: Any = None,
+        *,
+        key: Any = None,
+        sampling_params: SamplingParams | None = None,
+    ) -> GenerateResult:
+        """Answer rows of tokens; tokens, lengths and log-probabilities come back as arrays."""
+        params = sampling_params or self.get_default_sampling_params()
+        return arrays.generate_arrays(
+            self._answer_rows, token_ids, lengths, key=key, sampling_params=params
+        )
+
     # --- the engine ------------------------------------------------------------------------
 
     def get_tokenizer(self) -> Any:
@@ -261,6 +326,18 @@ class LLM:
             engine.session.intake.render_chat(render_chat(engine.tokenizer, one, **options))
             for one in (messages if several else [messages])
         ]
+
+    def _answer_rows(
+        self, rows: list[list[int]], params: list[SamplingParams]
+    ) -> list[RequestOutput]:
+        return self._complete(self._submit(rows, params, False), False)
+
+    def _abort_all(self) -> None:
+        """End every request; whoever waits for one finds its last output."""
+        for request_id, batch in list(self._batches.items()):
+            output = self.engine.session.abort(request_id)
+            if output is not None:
+                batch.arrived.append(output)
 
     def _submit(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from jengine.errors import EngineDead
 from jengine.plan import Plan
 from jengine.runner.runner import PendingStep, Runner
+from jengine.runner.step import Leaves
 
 
 class LocalExecutor:
@@ -23,6 +24,10 @@ class LocalExecutor:
     def submit(self, plan: Plan) -> PendingStep:
         """Queue the plan's step."""
         return self.runner.submit(plan)
+
+    def update_weights(self, leaves: Leaves) -> None:
+        """Use these parameters from the next plan on."""
+        self.runner.update_leaves(leaves)
 
     def shutdown(self) -> None:
         """Drop the runner; its arrays go with the last step in flight."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from jengine.outputs import StepOutput
 from jengine.plan import Plan
@@ -21,6 +21,10 @@ class Executor(Protocol):
 
     def submit(self, plan: Plan) -> PendingOutput:
         """Queue the plan's step and return at once."""
+        ...
+
+    def update_weights(self, leaves: Any) -> None:
+        """Use these parameters for every plan submitted from now on."""
         ...
 
     def shutdown(self) -> None:

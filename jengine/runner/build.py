@@ -45,6 +45,11 @@ class RunnerConfig:
     strict: bool = False
 
 
+def parameter_leaves(model: nnx.Module) -> tuple[jax.Array, ...]:
+    """The flat tuple of parameter leaves, in the order that every split of the model has."""
+    return split_model(model)[0]
+
+
 def split_model(model: nnx.Module) -> tuple[tuple[jax.Array, ...], Any]:
     """A flat tuple of parameter leaves, and the function that rebuilds the model from it."""
     graph, parameters = nnx.split(model)

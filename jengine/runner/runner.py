@@ -91,6 +91,10 @@ class Runner:
         lengths = self.rows.settings["prompt_length"][np.asarray(plan.rows, np.int32)]
         return PendingStep(plan, packed, output, lengths)
 
+    def update_leaves(self, leaves: Leaves) -> None:
+        """Use other parameters from the next step on; shapes and dtypes were checked before."""
+        self.leaves = leaves
+
     def warm_up_admission(self) -> None:
         """Compile the program that admits rows with penalties, biases or masks."""
         nothing = pack_admission([], 0, vocab=self.vocab_size, max_len=self.shapes.max_model_len)

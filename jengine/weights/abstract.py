@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,7 @@ from jengine.models import registry
 from jengine.models.decoder import Decoder
 from jengine.models.hf_config import DTYPES
 
+M = TypeVar("M", bound=nnx.Module)
 # Puts one parameter where it belongs, given its path and its logical axes.
 Place = Callable[[str, tuple[str | None, ...], np.ndarray], jax.Array]
 
@@ -41,7 +42,14 @@ def abstract_model(config: ModelConfig) -> Decoder:
     return nnx.eval_shape(build)
 
 
-def with_values(model: Decoder, values: Mapping[str, jax.Array]) -> Decoder:
+def declaration(model: nnx.Module) -> nnx.Module:
+    """A model's declarations: the same module with shapes in place of arrays."""
+    graph, parameters = nnx.split(model)
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), parameters)
+    return nnx.merge(graph, shapes)
+
+
+def with_values(model: M, values: Mapping[str, jax.Array]) -> M:
     """The (abstract) model with the value of every parameter set, by dotted path."""
     graph, parameters = nnx.split(model, nnx.Param)
     leaves = [

@@ -1,0 +1,128 @@
+"""Arrays in, arrays out: scoring given tokens, and generating from arrays of tokens.
+
+For training loops, which think in padded arrays and keys. Everything runs through the same steps
+and the same cache as other requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jengine.errors import RequestError
+from jengine.outputs import RequestOutput, StepLogprobs
+from jengine.sampling_params import SamplingParams
+
+Answer = Callable[[list[list[int]], list[SamplingParams]], list[RequestOutput]]
+
+
+class GenerateResult(NamedTuple):
+    """Answers as padded arrays."""
+
+    tokens: jax.Array  # i32 [B, longest answer]; 0 beyond an answer's length
+    lengths: jax.Array  # i32 [B]
+    logprobs: jax.Array  # f32 [B, longest answer]; 0 beyond an answer's length
+
+
+class Scores(NamedTuple):
+    """Log-probabilities of given tokens, and of the likeliest ones at each position."""
+
+    logprobs: jax.Array  # f32 [B, T]
+    top_logprobs: jax.Array  # f32 [B, T, k]
+    top_ids: jax.Array  # i32 [B, T, k]
+
+
+def compute_logprobs(
+    answer: Answer, token_ids: Any, lengths: Any = None, top_k: int = 0
+) -> jax.Array | Scores:
+    """log p(token | tokens before it) for whole sequences (teacher forcing), f32 [B, T].
+
+    The first token of a sequence follows nothing: its entry is 0, as is padding's.
+    """
+    rows = as_rows(token_ids, lengths)
+    params = SamplingParams(
+        temperature=0, max_tokens=1, prompt_logprobs=top_k, flat_logprobs=True, detokenize=False
+    )
+    outputs = answer(rows, [params] * len(rows))
+    width = np.shape(token_ids)[1] if hasattr(token_ids, "ndim") else max(map(len, rows))
+    values = np.zeros((len(rows), width, 1 + top_k), np.float32)
+    ids = np.zeros((len(rows), width, 1 + top_k), np.int32)
+    for row, output in enumerate(outputs):
+        scores = finished(output).prompt_logprobs
+        assert isinstance(scores, StepLogprobs)
+        end = 1 + len(scores.rank)
+        values[row, 1:end] = scores.values
+        ids[row, 1:end] = scores.ids
+    if not top_k:
+        return jnp.asarray(values[:, :, 0])
+    return Scores(*(jnp.asarray(x) for x in (values[:, :, 0], values[:, :, 1:], ids[:, :, 1:])))
+
+
+def generate_arrays(
+    answer: Answer,
+    token_ids: Any,
+    lengths: Any = None,
+    *,
+    key: Any = None,
+    sampling_params: SamplingParams,
+) -> GenerateResult:
+    """Answer every row. With a key, row i draws with a seed made of the key and i."""
+    rows = as_rows(token_ids, lengths)
+    seeds = row_seeds(key, len(rows))
+    params = [
+        sampling_params.clone(seed=seed, logprobs=0, flat_logprobs=True, n=1, detokenize=False)
+        for seed in seeds
+    ]
+    outputs = [finished(output).outputs[0] for output in answer(rows, params)]
+    counts = np.array([len(output.token_ids) for output in outputs], np.int32)
+    tokens = np.zeros((len(rows), counts.max()), np.int32)
+    logprobs = np.zeros(tokens.shape, np.float32)
+    for row, output in enumerate(outputs):
+        tokens[row, : counts[row]] = output.token_ids
+        logprobs[row, : counts[row]] = output.logprobs_array
+    return GenerateResult(*(jnp.asarray(x) for x in (tokens, counts, logprobs)))
+
+
+def as_rows(token_ids: Any, lengths: Any) -> list[list[int]]:
+    """Rows of token ids: from lists, or from an array [B, T] with lengths [B]."""
+    if not hasattr(token_ids, "ndim"):
+        if lengths is not None:
+            raise RequestError("lengths belong to an array of tokens; lists know their own.")
+        rows = [np.asarray(row).tolist() for row in token_ids]
+    else:
+        table = np.asarray(token_ids)
+        if table.ndim != 2 or not np.issubdtype(table.dtype, np.integer):
+            raise RequestError(
+                f"tokens have shape {table.shape} and type {table.dtype}; expected integers [B, T]."
+            )
+        counts = [table.shape[1]] * len(table) if lengths is None else np.asarray(lengths).tolist()
+        if len(counts) != len(table) or any(not 0 < n <= table.shape[1] for n in counts):
+            raise RequestError(
+                f"lengths={counts}: expected one for each of {len(table)} rows, from 1 to "
+                f"{table.shape[1]}."
+            )
+        rows = [row[:count].tolist() for row, count in zip(table, counts, strict=True)]
+    if not rows:
+        raise RequestError("there are no rows; give at least one.")
+    return rows
+
+
+def row_seeds(key: Any, count: int) -> Sequence[int | None]:
+    """One 63-bit seed a row from a jax key; None each without one."""
+    if key is None:
+        return [None] * count
+    if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        raise RequestError("key: expected a key from jax.random.key(...).")
+    words = jax.random.bits(key, (count, 2), jnp.uint32)
+    return [(int(high) << 32 | int(low)) >> 1 for high, low in np.asarray(words)]
+
+
+def finished(output: RequestOutput) -> RequestOutput:
+    """An output that came to a good end; an error otherwise."""
+    if output.error:
+        raise RequestError(f"request {output.request_id}: {output.error}")
+    return output

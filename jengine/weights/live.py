@@ -1,0 +1,102 @@
+"""Live parameters: arrays of the user's own program, checked against what a model declares.
+
+In: an nnx module, an nnx.State or a plain tree of arrays. Out: dotted path -> array, in place where
+dtype and sharding fit. Nothing is taken over before everything was checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+from jengine.errors import ConfigError
+from jengine.models.parameter import named_parameters
+from jengine.weights.abstract import Place
+
+FIRST_SHOWN = 10
+
+
+def named_arrays(params: Any) -> dict[str, Any]:
+    """Dotted path -> array, from a module, a state, or nested dicts and lists."""
+    if isinstance(params, nnx.Module):
+        params = nnx.state(params, nnx.Param)
+    if isinstance(params, nnx.State):
+        flat = nnx.to_flat_state(params)
+        return {".".join(map(str, path)): variable[...] for path, variable in flat}
+    found: dict[str, Any] = {}
+    _walk("", params, found)
+    return found
+
+
+def _walk(path: str, node: Any, found: dict[str, Any]) -> None:
+    if isinstance(node, nnx.Variable):
+        node = node[...]
+    if isinstance(node, Mapping):
+        children = [(str(key), child) for key, child in node.items()]
+    elif isinstance(node, Sequence) and not isinstance(node, str):
+        children = [(str(index), child) for index, child in enumerate(node)]
+    else:
+        found[path] = node
+        return
+    for key, child in children:
+        _walk(f"{path}.{key}" if path else key, child, found)
+
+
+def fitting_arrays(model: nnx.Module, params: Any, place: Place) -> dict[str, jax.Array]:
+    """Arrays for every parameter that `model` (abstract or not) declares, or a ConfigError that
+    lists the differences."""
+    given = named_arrays(params)
+    declared = dict(named_parameters(model))
+    problems = list(differences(declared, given))
+    if problems:
+        shown = "\n  ".join(problems[:FIRST_SHOWN])
+        more = len(problems) - FIRST_SHOWN
+        raise ConfigError(
+            f"these parameters do not fit the model; nothing was changed:\n  {shown}"
+            + (f"\n  and {more} more" if more > 0 else "")
+        )
+    return {
+        path: place(path, parameter.get_metadata()["axes"], given[path])
+        for path, parameter in declared.items()
+    }
+
+
+def differences(declared: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
+    """What is missing, unknown, or of another shape or dtype, one line each."""
+    lines = [f"{path}: missing" for path in declared if path not in given]
+    lines += [f"{path}: not a parameter of this model" for path in given if path not in declared]
+    for path, parameter in declared.items():
+        if path not in given:
+            continue
+        array = given[path]
+        if not isinstance(array, (jax.Array, np.ndarray)):
+            lines.append(f"{path}: given a {type(array).__name__}, expected an array")
+        elif array.shape != parameter.shape:
+            lines.append(f"{path}: given shape {array.shape}, expected {parameter.shape}")
+        elif array.dtype != parameter.dtype:
+            lines.append(
+                f"{path}: given {array.dtype}, expected {parameter.dtype} (cast it, or create the "
+                f"engine with dtype={str(array.dtype)!r})"
+            )
+        elif isinstance(array, jax.Array) and array.is_deleted():
+            lines.append(f"{path}: the array was deleted; was it donated to a training step?")
+    return lines
+
+
+def release_moved(params: Any, placed: Mapping[str, jax.Array]) -> None:
+    """Delete the given arrays whose contents had to be copied elsewhere."""
+    for path, array in named_arrays(params).items():
+        if isinstance(array, jax.Array) and not shares_memory(array, placed[path]):
+            array.delete()
+
+
+def shares_memory(one: jax.Array, other: jax.Array) -> bool:
+    """Whether two arrays are the same buffers."""
+    pairs = zip(one.addressable_shards, other.addressable_shards, strict=False)
+    return one is other or all(
+        a.data.unsafe_buffer_pointer() == b.data.unsafe_buffer_pointer() for a, b in pairs
+    )
