@@ -11,6 +11,7 @@ import stat
 from pathlib import Path
 
 import jax
+from jax.experimental.compilation_cache import compilation_cache
 
 from jengine.errors import ConfigError
 
@@ -34,14 +35,30 @@ def enable_compile_cache(wanted: str | Path | bool | None) -> Path | None:
     configured = jax.config.jax_compilation_cache_dir  # pyrefly: ignore[missing-attribute]
     if wanted in (None, True) and configured:
         return Path(str(configured))
-    directory = default_cache_dir() if wanted in (None, True) else Path(str(wanted))
+    if wanted in (None, True):
+        return _enable_default()
+    directory = Path(str(wanted))
     problem = prepare_private(directory)
-    if problem and wanted in (None, True):
-        logger.warning("running without a persistent compile cache: %s", problem)
-        return None
     if problem:
         raise ConfigError(f"compile cache {str(directory)!r}: {problem}")
+    return _use(directory)
+
+
+def _enable_default() -> Path | None:
+    try:
+        directory = default_cache_dir()
+        problem = prepare_private(directory)
+    except RuntimeError as error:  # no home directory
+        problem = str(error)
+    if problem:
+        logger.warning("running without a persistent compile cache: %s", problem)
+        return None
+    return _use(directory)
+
+
+def _use(directory: Path) -> Path:
     jax.config.update("jax_compilation_cache_dir", str(directory))
+    compilation_cache.reset_cache()  # JAX would stay with the directory that it used first
     # Small programs are most of a short start-up; by default JAX would not keep them.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
