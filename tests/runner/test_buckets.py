@@ -1,0 +1,100 @@
+"""Every plan within the limits finds a bucket that holds it, and ladders stay short."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jengine.config import CacheGroup, CacheSpec
+from jengine.errors import ConfigError
+from jengine.plan import Plan
+from jengine.runner.buckets import Bucket, Ladders, StepShapes, default_ladders, grow, rung
+from jengine.runner.packing import bucket_for
+
+TILE = 32
+BLOCK = 16
+
+
+def test_a_ladder_begins_and_ends_where_it_should() -> None:
+    assert grow(2, 8, 4) == (2, 8)
+    assert grow(2, 100, 4) == (2, 8, 32, 100)
+    assert grow(8, 8, 4) == (8,)
+
+
+def test_the_smallest_rung_that_is_enough_is_chosen() -> None:
+    assert [rung("rows", (2, 8, 32), size) for size in (0, 2, 3, 8, 9)] == [2, 2, 8, 8, 32]
+    with pytest.raises(AssertionError, match=r"33 rows, the ladder ends at 32"):
+        rung("rows", (2, 8, 32), 33)
+
+
+@pytest.mark.parametrize("rungs", [(), (4, 2), (2, 2), (0, 4), (-1, 4)])
+def test_a_ladder_that_does_not_grow_is_refused(rungs: tuple[int, ...]) -> None:
+    with pytest.raises(ConfigError, match=r"ladder decode_rows=.*growing positive sizes"):
+        Ladders(rungs, (32,), (4,))
+
+
+def test_a_pure_decode_has_no_prefill_segment() -> None:
+    ladders = Ladders((2, 8, 32), (32, 128), (10,))
+    assert ladders.smallest_for(3, 0, 1) == Bucket(8, 0, 10)
+    assert ladders.smallest_for(0, 33, 1) == Bucket(8, 128, 10)
+    assert ladders.smallest_for(9, 32, 10) == Bucket(32, 32, 10)
+    assert ladders.largest == Bucket(32, 128, 10)
+    assert str(ladders.largest) == "32+128x10"
+
+
+limits = st.tuples(
+    st.integers(1, 300),  # rows
+    st.integers(TILE, 9000),  # batched tokens
+    st.integers(2, 5000),  # context
+)
+
+
+@given(limits)
+def test_buckets_are_few_and_found_again(sizes: tuple[int, int, int]) -> None:
+    ladders = default_ladders(*sizes, BLOCK, TILE)
+    buckets = list(ladders.buckets())
+    assert len(buckets) == len(set(buckets)) <= 24
+    assert ladders.largest in buckets
+    for bucket in buckets:
+        found = ladders.smallest_for(bucket.decode_rows, bucket.prefill_tokens, bucket.pages)
+        assert found == bucket
+
+
+@given(limits, st.data())
+def test_every_plan_within_the_limits_has_a_bucket(
+    sizes: tuple[int, int, int], data: st.DataObject
+) -> None:
+    rows, batched, context = sizes
+    ladders = default_ladders(*sizes, BLOCK, TILE)
+    shapes = StepShapes(
+        (CacheGroup(CacheSpec("full", 1, 8), (0,)),), BLOCK, TILE, rows, context
+    )
+    decodes = data.draw(st.integers(0, min(rows, batched)))
+    tiles = data.draw(st.integers(0 if decodes else 1, (batched - decodes) // TILE or 1))
+    chunks = [min(TILE, context)] * min(tiles, rows - decodes)
+    if not decodes and not chunks:
+        chunks = [1]
+    starts = [data.draw(st.integers(0, context - 1))] * decodes + [0] * len(chunks)
+    lengths = [1] * decodes + chunks
+    count = len(lengths)
+    plan = Plan(0, list(range(count)), starts, lengths, [True] * count, num_decodes=decodes)
+    bucket = bucket_for(plan, shapes, ladders)
+    assert bucket in set(ladders.buckets())
+    assert bucket.decode_rows >= decodes
+    assert bucket.prefill_tokens >= len(chunks) * min(TILE, context)
+    assert bucket.pages * BLOCK >= max(s + n for s, n in zip(starts, lengths, strict=True))
+
+
+def test_a_window_needs_only_the_pages_it_can_see() -> None:
+    full = CacheGroup(CacheSpec("full", 1, 8), (0,))
+    window = CacheGroup(CacheSpec("sliding", 1, 8, window=20), (1,))
+    shapes = StepShapes((full, window), BLOCK, TILE, 8, 1000)
+    decode, mixed = Bucket(8, 0, 63), Bucket(8, 64, 63)
+    assert shapes.group_pages(decode, full) == shapes.group_pages(mixed, full) == 63
+    for bucket, span in ((decode, 20), (mixed, 20 + TILE - 1)):
+        pages = shapes.group_pages(bucket, window)
+        # Wherever the tokens in view begin within their first block, the pages hold them all.
+        worst = max((first + span - 1) // BLOCK + 1 for first in range(BLOCK))
+        assert pages == worst < 63
+    assert shapes.group_pages(Bucket(8, 0, 1), window) == 1

@@ -1,0 +1,133 @@
+"""The persistent compile cache: private, optional where it is ours, required where it was asked for."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.experimental.compilation_cache import compilation_cache
+
+from jengine.errors import ConfigError
+from jengine.runner.compile_cache import enable_compile_cache
+
+SETTINGS = (
+    "jax_compilation_cache_dir",
+    "jax_persistent_cache_min_compile_time_secs",
+    "jax_persistent_cache_min_entry_size_bytes",
+)
+
+
+@pytest.fixture(autouse=True)
+def unconfigured() -> Iterator[None]:
+    """JAX as it is in a program that says nothing about caches."""
+    before = {name: getattr(jax.config, name) for name in SETTINGS}
+    jax.config.update("jax_compilation_cache_dir", None)
+    compilation_cache.reset_cache()
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+
+
+def configured() -> str | None:
+    return jax.config.jax_compilation_cache_dir
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "jengine" / "xla"
+
+
+@pytest.mark.parametrize("wanted", [None, True])
+def test_it_is_on_by_default_and_private(home: Path, wanted: bool | None) -> None:
+    assert enable_compile_cache(wanted) == home
+    assert configured() == str(home)
+    assert home.stat().st_mode & 0o777 == 0o700
+
+
+def test_programs_are_kept_in_the_directory_asked_for_last(tmp_path: Path) -> None:
+    for turn, name in enumerate(("one", "two")):
+        assert enable_compile_cache(tmp_path / name) == tmp_path / name
+        jax.jit(lambda x, turn=turn: x * (turn + 2))(jnp.ones(3))
+        assert list((tmp_path / name).iterdir())
+
+
+def test_false_means_none() -> None:
+    assert enable_compile_cache(False) is None
+    assert configured() is None
+
+
+def test_a_directory_of_the_users_own_program_is_left_alone(home: Path, tmp_path: Path) -> None:
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path / "mine"))
+    assert enable_compile_cache(None) == tmp_path / "mine"
+    assert configured() == str(tmp_path / "mine")
+    assert not home.exists()
+
+
+def test_a_directory_asked_for_wins_over_the_programs_own(tmp_path: Path) -> None:
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path / "mine"))
+    assert enable_compile_cache(tmp_path / "asked") == tmp_path / "asked"
+
+
+def test_a_path_that_cannot_be_a_directory_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"compile cache .*cannot create it"):
+        enable_compile_cache(tmp_path / "file" / "below")
+    with pytest.raises(ConfigError, match="cannot create it"):
+        enable_compile_cache(tmp_path / "file")
+    assert configured() is None
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o702, 0o777])
+def test_a_directory_that_others_may_write_to_is_refused(tmp_path: Path, mode: int) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(mode)
+    with pytest.raises(ConfigError, match=r"others may write.*chmod 700"):
+        enable_compile_cache(shared)
+
+
+def test_a_directory_of_somebody_else_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "getuid", lambda: tmp_path.stat().st_uid + 1)
+    with pytest.raises(ConfigError, match="belongs to user"):
+        enable_compile_cache(tmp_path)
+
+
+def test_a_directory_that_is_not_writable_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(ConfigError, match="not writable"):
+        enable_compile_cache(tmp_path)
+
+
+def test_without_a_usable_default_the_engine_warns_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with caplog.at_level(logging.WARNING):
+        assert enable_compile_cache(None) is None
+    assert "without a persistent compile cache: cannot create it" in caplog.text
+    assert configured() is None
+
+
+def test_without_a_home_the_engine_warns_and_goes_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    with caplog.at_level(logging.WARNING):
+        assert enable_compile_cache(None) is None
+    assert "home directory" in caplog.text

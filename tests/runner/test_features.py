@@ -1,0 +1,90 @@
+"""A plan gets the cheapest variant that can do all its rows need."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from jengine.config import CacheGroup, CacheSpec
+from jengine.plan import NewRow, Plan, RowSampling
+from jengine.runner.buckets import StepShapes
+from jengine.runner.features import Features, holds, needed, variants
+from jengine.runner.rows import Rows
+from jengine.sampling.features import SamplingFeatures
+
+VOCAB = 50
+SHAPES = StepShapes((CacheGroup(CacheSpec("full", 1, 8), (0,)),), 16, 32, 4, 64)
+
+
+def needs(*sampling: dict[str, Any], samples: list[bool] | None = None, decodes: int = 0) -> Any:
+    """What a plan with one new row for each of these settings needs."""
+    count = len(sampling)
+    new_rows = [NewRow(i, [1, 2], 2, RowSampling(**one)) for i, one in enumerate(sampling)]
+    rows = Rows(SHAPES)
+    flags = samples or [True] * count
+    plan = Plan(0, list(range(count)), [0] * count, [2] * count, flags, decodes, new_rows=new_rows)
+    rows.apply(plan)
+    return needed(plan, rows, VOCAB)
+
+
+def features(prompt: int | None = None, **sampling: Any) -> Features:
+    return Features(SamplingFeatures(**sampling), prompt)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "expected"),
+    [
+        ({}, features()),
+        ({"temperature": 0.5}, features(random=True)),
+        ({"repetition_penalty": 1.1}, features(adjust=True)),
+        ({"logit_bias": {3: 1.0}}, features(adjust=True)),
+        ({"allowed_ids": [3]}, features(adjust=True)),
+        ({"bad_words": [[3]]}, features(adjust=True)),
+        ({"min_tokens": 2, "stop_ids": [4]}, features(adjust=True)),
+        ({"min_tokens": 2}, features()),
+        ({"logprobs": 0}, features(logprobs=0)),
+        ({"logprobs": 7}, features(logprobs=7)),
+        ({"logprobs": -1}, features(logprobs=VOCAB)),
+        ({"prompt_logprobs": 2}, features(2)),
+        ({"prompt_logprobs": -1}, features(VOCAB)),
+    ],
+)
+def test_one_row(sampling: dict[str, Any], expected: Features) -> None:
+    assert needs(sampling) == expected
+    assert needs({}, sampling, {}) == expected
+
+
+def test_rows_together_need_what_each_needs() -> None:
+    assert needs({"temperature": 1.0, "logprobs": 2}, {"logprobs": 5}, {"prompt_logprobs": 1}) == (
+        features(1, random=True, logprobs=5)
+    )
+
+
+def test_a_row_that_does_not_sample_needs_no_sampler() -> None:
+    assert needs({"temperature": 1.0, "logprobs": 2}, {}, samples=[False, True]) == features()
+    assert needs({"prompt_logprobs": 0}, samples=[False]) == features(0)
+
+
+def test_a_decode_scores_no_prompt() -> None:
+    assert needs({"prompt_logprobs": 3}, decodes=1) == features()
+
+
+def test_each_variant_covers_those_before_it() -> None:
+    known = variants(20, "raw_logprobs")
+    assert list(known) == ["greedy", "sampled", "full", "scored"]
+    for less, more in pairwise(known.values()):
+        assert more.covers(less) and not less.covers(more)
+        assert more.covers(more)
+    assert [str(one) for one in known.values()] == [
+        "greedy",
+        "random",
+        "random+adjust+logprobs=20",
+        "random+adjust+logprobs=20+prompt_logprobs=20",
+    ]
+
+
+def test_enough_log_probabilities() -> None:
+    assert holds(None, None) and holds(5, None) and holds(5, 5) and holds(0, 0)
+    assert not holds(None, 0) and not holds(4, 5)

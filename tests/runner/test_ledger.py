@@ -1,0 +1,48 @@
+"""The ledger adds up, and prints."""
+
+from __future__ import annotations
+
+import json
+
+from jengine.runner.buckets import Bucket
+from jengine.runner.features import Features
+from jengine.runner.ledger import CompileLedger, LedgerEntry
+from jengine.sampling.features import SamplingFeatures
+
+
+def example() -> CompileLedger:
+    ledger = CompileLedger(warm_up_seconds=2.5)
+    decode = LedgerEntry(Bucket(8, 0, 4), Features(), 1.25, 2_000_000, 10)
+    random = Features(SamplingFeatures(random=True))
+    late = LedgerEntry(Bucket(8, 64, 4), random, 0.5, 0, 20, after_warm_up=True)
+    for tokens in (8, 4, 6):
+        decode.count(tokens)
+    ledger.add(decode)
+    ledger.add(late)
+    return ledger
+
+
+def test_padding_is_what_was_computed_in_vain() -> None:
+    decode, unused = example().entries.values()
+    assert (decode.hits, decode.useful_tokens) == (3, 18)
+    assert decode.padded_share == 0.25
+    assert unused.padded_share == 0.0
+
+
+def test_compiles_after_warm_up_are_counted() -> None:
+    assert example().compiles_after_warm_up == 1
+
+
+def test_it_prints_one_line_a_program_and_a_sum() -> None:
+    head, decode, late, foot = str(example()).splitlines()
+    assert head.split() == ["bucket", "features", "seconds", "temp", "MB", "hits", "padded"]
+    assert decode.split() == ["8+0x4", "greedy", "1.25", "2.0", "3", "25.0%"]
+    assert late.endswith("compiled late") and not decode.endswith("late")
+    assert foot.startswith("2 programs, 1.8 s of compiling in 2.5 s of warm-up")
+
+
+def test_it_goes_into_json() -> None:
+    decode, late = json.loads(json.dumps(example().as_dicts()))
+    assert decode["bucket"] == "8+0x4" and decode["features"] == "greedy"
+    assert decode["padded_share"] == 0.25
+    assert late["after_warm_up"] is True
