@@ -350,6 +350,7 @@ class LLM:
     ) -> Batch:
         """Queue all prompts, or, with an error, none of them."""
         session = self.engine.session
+        self.engine.runner.check_leaves()
         given = as_list(prompts)
         params = spread("sampling_params", sampling_params, len(given))
         priorities = spread("priority", priority, len(given))

@@ -91,6 +91,9 @@ def _batched_tokens(
         return max(given, least)
     if not args.enable_chunked_prefill:
         return max(rounded_length, least)
+    ladder = (args.compilation_config or {}).get("prefill_tokens")
+    if ladder:  # a ladder of the user's own says how large a step may be
+        return max(_rungs("prefill_tokens", ladder)[-1], least)
     usual = DETERMINISTIC_TOKENS if args.deterministic else defaults.max_num_batched_tokens
     return max(min(usual, rounded_length), least)
 

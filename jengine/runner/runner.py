@@ -11,6 +11,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from jengine.errors import ConfigError
 from jengine.outputs import StepLogprobs, StepOutput
 from jengine.plan import NewRow, Plan
 from jengine.runner.buckets import Ladders, StepShapes
@@ -90,6 +91,14 @@ class Runner:
             array.copy_to_host_async()
         lengths = self.rows.settings["prompt_length"][np.asarray(plan.rows, np.int32)]
         return PendingStep(plan, packed, output, lengths)
+
+    def check_leaves(self) -> None:
+        """Refuse to run on parameters that somebody else has donated meanwhile."""
+        if any(leaf.is_deleted() for leaf in self.leaves):
+            raise ConfigError(
+                "the engine's parameters were deleted: another computation donated them, such as a "
+                "training step. Call update_params with the new ones first."
+            )
 
     def update_leaves(self, leaves: Leaves) -> None:
         """Use other parameters from the next step on; shapes and dtypes were checked before."""
