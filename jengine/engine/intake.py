@@ -21,6 +21,9 @@ from jengine.text.tokenizer import Tokenizer
 PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
 LONGEST_SALT = 1024
 MAX_BAD_WORD_TOKENS = 1024
+# Beyond these a float32 product with a logit could leave the finite numbers.
+REPETITION_LIMITS = (1e-30, 1e30)
+SMALLEST_TOP_P = 1e-30
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,7 @@ class Limits:
     @property
     def most_logprobs(self) -> int:
         """The largest k a request may ask for."""
-        return self.vocab_size if self.max_logprobs < 0 else self.max_logprobs
+        return self.vocab_size if self.max_logprobs < 0 else min(self.max_logprobs, self.vocab_size)
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,11 @@ class Intake:
             raise RequestError(
                 f"sampling_params is a {type(params).__name__}; expected SamplingParams."
             )
+        if params.stop and self.tokenizer is None:
+            raise RequestError(
+                "stop strings need a tokenizer (skip_tokenizer_init=True was given); use "
+                "stop_token_ids instead."
+            )
         priority = integer("priority", priority, -(2**31), 2**31 - 1)
         seed = self._seeds.getrandbits(62) if params.seed is None else params.seed
         arrival = time.monotonic()
@@ -95,10 +103,10 @@ class Intake:
                 request_id=request_id if params.n == 1 else f"{index}_{request_id}",
                 prompt_token_ids=prompt.token_ids,
                 sampling=self._sampling(params, (seed + index) % 2**64),
-                max_tokens=params.max_tokens or self.limits.max_model_len,
+                max_tokens=self._at_most_the_context(params.max_tokens),
                 stop_token_ids=self._in_vocabulary("stop_token_ids", params.stop_token_ids or []),
                 eos_token_ids=self._eos(params),
-                min_tokens=params.min_tokens,
+                min_tokens=self._at_most_the_context(params.min_tokens),
                 priority=priority,
                 arrival=arrival,
                 cache_salt=prompt.cache_salt,
@@ -170,21 +178,27 @@ class Intake:
             )
         return ids
 
+    def _at_most_the_context(self, tokens: int | None) -> int:
+        """A number of tokens, bounded by what can exist: 64-bit numbers do not fit the device."""
+        longest = self.limits.max_model_len
+        return longest if tokens is None else min(tokens, longest)
+
     def _eos(self, params: SamplingParams) -> list[int]:
         return [] if params.ignore_eos else list(self.limits.eos_token_ids)
 
     def _sampling(self, params: SamplingParams, seed: int) -> RowSampling:
         allowed = params.allowed_token_ids
+        least, most = REPETITION_LIMITS
         return RowSampling(
             temperature=params.temperature,
             top_k=min(params.top_k, self.limits.vocab_size),
-            top_p=params.top_p,
+            top_p=max(params.top_p, SMALLEST_TOP_P),
             min_p=params.min_p,
             seed=seed,
-            repetition_penalty=params.repetition_penalty,
+            repetition_penalty=min(max(params.repetition_penalty, least), most),
             presence_penalty=params.presence_penalty,
             frequency_penalty=params.frequency_penalty,
-            min_tokens=params.min_tokens,
+            min_tokens=self._at_most_the_context(params.min_tokens),
             stop_ids=sorted({*self._eos(params), *(params.stop_token_ids or [])}),
             logit_bias=self._bias(params),
             allowed_ids=None
