@@ -7,10 +7,10 @@ Must not know commands.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from jengine.outputs import RequestOutput
@@ -57,11 +57,11 @@ class Answer:
         return part.text
 
 
-def stream_answer(outputs: Iterator[RequestOutput], write: Callable[[str], None]) -> Answer:
+def stream_answer(outputs: Generator[RequestOutput], write: Callable[[str], None]) -> Answer:
     """Write an answer as it comes. Ctrl-C ends the answer, not the engine."""
     answer = Answer()
     # The API's streams are generators: closing one aborts its request.
-    with closing(cast("Generator[RequestOutput]", outputs)):
+    with closing(outputs):
         try:
             for output in outputs:
                 write(answer.take(output))

@@ -20,6 +20,8 @@ from jengine.text.tokenizer import Tokenizer
 
 PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
 LONGEST_SALT = 1024
+# Characters that a token stands for at most, on average over a prompt.
+LONGEST_TOKEN = 64
 MAX_BAD_WORD_TOKENS = 1024
 # Beyond these a float32 product with a logit could leave the finite numbers.
 REPETITION_LIMITS = (1e-30, 1e30)
@@ -143,9 +145,9 @@ class Intake:
                 f"a prompt is a {type(text).__name__}; expected a string, a list of token ids, or "
                 "a dict with 'prompt' or 'prompt_token_ids'."
             )
-        # A token stands for at least one character in any prompt that could still fit; this bound
-        # keeps a huge text from being tokenized just to be refused.
-        longest = 64 * self.limits.max_model_len
+        # A text of more than this many characters a token of context does not fit; refusing it
+        # here keeps it from being tokenized just to be refused.
+        longest = LONGEST_TOKEN * self.limits.max_model_len
         ids = self._tokenizer().encode(text, max_chars=longest)
         return Prompt(text, self._checked_ids(ids), salt)
 
