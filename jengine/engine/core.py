@@ -50,9 +50,10 @@ class EngineCore:
             return untold
         try:
             return self._step()
-        except UnexpectedCompile:
+        except (UnexpectedCompile, KeyboardInterrupt):
             # The plan never ran, so what was scheduled with it is not in the cache. Others whose
-            # requests end here hear of it from the next step.
+            # requests end here hear of it from the next step. (Ctrl-C comes here only when it is
+            # pressed twice; once, it waits for the end of the step.)
             self.untold = self.reset()
             raise
         except Exception as error:

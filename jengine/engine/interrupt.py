@@ -24,24 +24,24 @@ class Interrupts:
     def check(self) -> None:
         """Raise the KeyboardInterrupt that was held back."""
         if self.pressed:
-            self.pressed = False
             raise KeyboardInterrupt
 
 
 @contextmanager
-def held_back_interrupts() -> Iterator[Interrupts]:
-    """Hold Ctrl-C back until `check` is called. The handler is put back at the end.
+def held_back_interrupts() -> Iterator[None]:
+    """Hold Ctrl-C back until the end of the block, where it is raised. The handler is put back.
 
     Only Python's own handler, in the main thread, is replaced: a program that handles SIGINT
     itself keeps doing so.
     """
-    interrupts = Interrupts()
     in_main = threading.current_thread() is threading.main_thread()
     if not in_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield interrupts
+        yield
         return
+    interrupts = Interrupts()
     signal.signal(signal.SIGINT, interrupts.note)
     try:
-        yield interrupts
+        yield
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    interrupts.check()

@@ -5,8 +5,6 @@ Prompts in, RequestOutputs out, in the order of the prompts. No threads, no port
 
 from __future__ import annotations
 
-import time
-from collections import deque
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,9 +16,9 @@ import jax
 from jengine.engine import arrays
 from jengine.engine.args import EngineArgs, one_of
 from jengine.engine.arrays import GenerateResult, Scores
+from jengine.engine.batches import Batch, Batches, Speed, as_list, spread
 from jengine.engine.configure import Engine, build_engine
 from jengine.engine.intake import Prompt
-from jengine.engine.interrupt import held_back_interrupts
 from jengine.engine.progress import ProgressFactory, progress_factory
 from jengine.errors import EngineDead, RequestError, UnsupportedFeature, unknown_argument
 from jengine.outputs import RequestOutput
@@ -49,14 +47,6 @@ CHAT_OPTIONS = (
 )
 # A bar for less than this many seconds would only flicker.
 SHORTEST_BAR = 0.5
-
-
-class Batch:
-    """Requests that were submitted together, and their outputs that nobody has taken yet."""
-
-    def __init__(self) -> None:
-        self.ids: list[str] = []
-        self.arrived: deque[RequestOutput] = deque()
 
 
 @dataclass(frozen=True)
@@ -90,10 +80,10 @@ class LLM:
 
     def __init__(self, model: str | Path, **settings: Any) -> None:
         self._engine: Engine | None = None
-        self._batches: dict[str, Batch] = {}
         self._enqueued: list[Batch] = []
         args = EngineArgs.checked("LLM", model=model, **settings)
         self._engine = build_engine(args, progress_factory(args.show_progress))
+        self._batches = Batches(self._engine.session)
 
     @classmethod
     def from_engine_args(cls, args: EngineArgs) -> LLM:
@@ -147,14 +137,14 @@ class LLM:
         what is unfinished.
         """
         refuse_later("stream", later)
-        return self._run(self._submit(prompts, sampling_params, False, streaming=True))
+        return self._batches.stream(self._submit(prompts, sampling_params, False, streaming=True))
 
     def stream_chat(
         self, messages: Any, sampling_params: Params = None, **options: Any
     ) -> Generator[RequestOutput]:
         """`stream` for conversations; options as for `chat`."""
         prompts = self._render_chats(messages, options)
-        return self._run(self._submit(prompts, sampling_params, False, streaming=True))
+        return self._batches.stream(self._submit(prompts, sampling_params, False, streaming=True))
 
     def enqueue(
         self,
@@ -183,7 +173,11 @@ class LLM:
     def wait_for_completion(self, *, use_tqdm: Progress = True) -> list[RequestOutput]:
         """Answer everything that was queued, in the order in which it was queued."""
         batches, self._enqueued = self._enqueued, []
-        return [output for batch in batches for output in self._complete(batch, use_tqdm)]
+        try:
+            return [output for batch in batches for output in self._complete(batch, use_tqdm)]
+        finally:
+            for batch in batches:  # Ctrl-C ends them all
+                self._batches.discard(batch.ids)
 
     # --- training loops --------------------------------------------------------------------
 
@@ -205,10 +199,9 @@ class LLM:
         one_of("on_inflight", on_inflight, ("finish", "abort", "continue"))
         values = fitting_arrays(engine.declared, params, engine.placement)
         if on_inflight == "finish":
-            while engine.session.has_work:
-                self._step()
+            self._batches.finish_all()
         if on_inflight == "abort":
-            self._abort_all()
+            self._batches.abort_all()
         leaves = parameter_leaves(with_values(engine.declared, values))
         if donate:
             release_moved(params, values)
@@ -332,13 +325,6 @@ class LLM:
     ) -> list[RequestOutput]:
         return self._complete(self._submit(rows, params, False), False)
 
-    def _abort_all(self) -> None:
-        """End every request; whoever waits for one finds its last output."""
-        for request_id, batch in list(self._batches.items()):
-            output = self.engine.session.abort(request_id)
-            if output is not None:
-                batch.arrived.append(output)
-
     def _submit(
         self,
         prompts: Any,
@@ -348,102 +334,45 @@ class LLM:
         *,
         streaming: bool = False,
     ) -> Batch:
-        """Queue all prompts, or, with an error, none of them."""
-        session = self.engine.session
-        self.engine.runner.check_leaves()
+        """Check and queue all prompts, or, with an error, none of them."""
+        engine = self.engine
+        engine.runner.check_leaves()
         given = as_list(prompts)
-        params = spread("sampling_params", sampling_params, len(given))
-        priorities = spread("priority", priority, len(given))
         default = self.get_default_sampling_params()
+        params = [
+            default if one is None else one
+            for one in spread("sampling_params", sampling_params, len(given))
+        ]
+        if not streaming:
+            params = [final_only(one) for one in params]
+        priorities = [level or 0 for level in spread("priority", priority, len(given))]
         with self._bar(use_tqdm, len(given), "Rendering prompts") as progress:
             rendered = []
             for prompt in given:
                 done = isinstance(prompt, Prompt)
-                rendered.append(prompt if done else session.intake.render(prompt))
+                rendered.append(prompt if done else engine.session.intake.render(prompt))
                 progress.update(1)
-        batch = Batch()
-        try:
-            for prompt, one, level in zip(rendered, params, priorities, strict=True):
-                wanted = default if one is None else one
-                if not streaming and isinstance(wanted, SamplingParams):
-                    wanted = replace(wanted, output_kind=RequestOutputKind.FINAL_ONLY)
-                level = 0 if level is None else level
-                batch.ids.append(session.submit(prompt, wanted, priority=level))
-                self._batches[batch.ids[-1]] = batch
-        except BaseException:
-            self._discard(batch.ids)
-            raise
-        return batch
+        return self._batches.submit(rendered, params, priorities)
 
     def _complete(self, batch: Batch, use_tqdm: Progress) -> list[RequestOutput]:
         """Run the engine until the batch is answered."""
         done: dict[str, RequestOutput] = {}
         speed = Speed()
-        with self._bar(use_tqdm, len(batch.ids), "Processed prompts") as progress:
-            for output in self._run(batch):
-                if output.finished:
-                    done[output.request_id] = output
-                    speed.note(output)
-                    progress.set_postfix_str(str(speed), refresh=False)
-                    progress.update(len(output.outputs))
-        return [done[request_id] for request_id in batch.ids]
-
-    def _run(self, batch: Batch) -> Generator[RequestOutput]:
-        """Steps until the batch is finished; aborts what is left of it if the caller leaves.
-
-        Several batches may be run in turn: a step's outputs go to the batches they belong to.
-        """
-        pending = set(batch.ids)
         try:
-            while pending:
-                while batch.arrived:
-                    output = batch.arrived.popleft()
+            with self._bar(use_tqdm, len(batch.ids), "Processed prompts") as progress:
+                for output in self._batches.run(batch):
                     if output.finished:
-                        pending.discard(output.request_id)
-                        self._batches.pop(output.request_id, None)
-                    yield output
-                if pending:
-                    self._step()
+                        done[output.request_id] = output
+                        speed.note(output)
+                        progress.set_postfix_str(str(speed), refresh=False)
+                        progress.update(len(output.outputs))
         finally:
-            self._discard(pending)
-
-    def _step(self) -> None:
-        assert self.engine.session.has_work, "a caller waits for requests that the engine lost"
-        with held_back_interrupts() as interrupts:
-            for output in self.engine.session.step():
-                self._batches[output.request_id].arrived.append(output)
-            interrupts.check()
-
-    def _discard(self, ids: Iterable[str]) -> None:
-        for request_id in list(ids):
-            self._batches.pop(request_id, None)
-            if self._engine is not None:
-                self._engine.session.discard(request_id)
+            self._batches.discard(batch.ids)
+        return [done[request_id] for request_id in batch.ids]
 
     def _bar(self, use_tqdm: Progress, total: int, label: str) -> Any:
         quiet = {"delay": SHORTEST_BAR} if total == 1 and not callable(use_tqdm) else {}
         return progress_factory(use_tqdm)(total=total, desc=label, **quiet)
-
-
-class Speed:
-    """Tokens a second so far, as the progress bar shows them."""
-
-    def __init__(self) -> None:
-        self.began = time.perf_counter()
-        self.read = 0
-        self.written = 0
-
-    def note(self, output: RequestOutput) -> None:
-        """Count a finished request."""
-        self.read += len(output.prompt_token_ids) * len(output.outputs)
-        self.written += sum(len(answer.token_ids) for answer in output.outputs)
-
-    def __str__(self) -> str:
-        seconds = max(time.perf_counter() - self.began, 1e-9)
-        return (
-            f"est. speed input: {self.read / seconds:.2f} toks/s, "
-            f"output: {self.written / seconds:.2f} toks/s"
-        )
 
 
 def refuse_later(owner: str, given: Mapping[str, Any], known: Iterable[str] = ()) -> None:
@@ -457,32 +386,13 @@ def refuse_later(owner: str, given: Mapping[str, Any], known: Iterable[str] = ()
             )
 
 
-def as_list(prompts: Any) -> list[Any]:
-    """One prompt or many, as a list of prompts."""
-    if isinstance(prompts, (str, Mapping, Prompt)):
-        return [prompts]
-    if isinstance(prompts, (bytes, int)) or not hasattr(prompts, "__iter__"):
-        raise RequestError(
-            f"prompts is a {type(prompts).__name__}; expected a string, a list of token ids, a "
-            "dict, or a list of these."
-        )
-    items = list(prompts)
-    if items and all(hasattr(item, "__index__") and not isinstance(item, bool) for item in items):
-        return [prompts]  # one prompt of token ids
-    if not items:
-        raise RequestError("prompts is empty: give at least one prompt with at least one token.")
-    return items
+def final_only(params: SamplingParams) -> SamplingParams:
+    """The same without outputs on the way, which nobody would see."""
+    if not isinstance(params, SamplingParams):
+        return params  # the intake says what is wrong with it
+    return replace(params, output_kind=RequestOutputKind.FINAL_ONLY)
 
 
 def is_conversation(item: Any) -> bool:
     """Whether an element of `messages` is itself a list of messages."""
     return isinstance(item, Sequence) and not isinstance(item, str)
-
-
-def spread(name: str, given: Any, count: int) -> list[Any]:
-    """One value for all prompts, or one a prompt."""
-    if isinstance(given, Sequence) and not isinstance(given, str):
-        if len(given) != count:
-            raise RequestError(f"{name} has {len(given)} entries for {count} prompts.")
-        return list(given)
-    return [given] * count
