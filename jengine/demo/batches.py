@@ -25,12 +25,19 @@ class Batch(NamedTuple):
 
 
 def batch_at(
-    tokenizer: Tokenizer, seed: int, step: int, rows: int, length: int, *, held_out: bool = False
+    tokenizer: Tokenizer,
+    seed: int,
+    step: int,
+    rows: int,
+    length: int,
+    *,
+    held_out: bool = False,
+    mix: corpus.Mix | None = None,
 ) -> Batch:
     """Rows of whole documents, the last of each row cut; every row begins with a new document."""
     tokens = np.zeros((rows, length + 1), np.int32)
     weights = np.zeros((rows, length), np.float32)
-    stream = corpus.documents(f"{seed}/{step}", held_out)
+    stream = corpus.documents(f"{seed}/{step}", held_out, mix)
     for row in range(rows):
         filled = 0
         while filled <= length:

@@ -12,7 +12,17 @@ from typing import NamedTuple
 
 from jengine.demo import records, smalltalk, stories, sums
 
-__all__ = ["MIX", "Document", "Segment", "Turn", "chat_prompt", "document", "documents", "render"]
+__all__ = [
+    "KINDS",
+    "MIXES",
+    "Document",
+    "Mix",
+    "Segment",
+    "Turn",
+    "chat_prompt",
+    "documents",
+    "render",
+]
 
 END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 
@@ -22,6 +32,10 @@ SYSTEM_MESSAGES = (
     "You are a friendly assistant. Keep your answers short.",
     "Answer the user.",
 )
+
+
+# One weight for each of KINDS.
+Mix = tuple[float, ...]
 
 
 class Turn(NamedTuple):
@@ -66,22 +80,28 @@ def chat_prompt(turns: Sequence[Turn]) -> str:
     return f"{told}{TURN_START}assistant\n"
 
 
-def document(rng: random.Random, held_out: bool = False) -> Document:
-    """Draw one document of the mix."""
-    kind = rng.choices(list(MIX), [weight for weight, _ in MIX.values()])[0]
-    return MIX[kind][1](rng, held_out, kind)
-
-
-def documents(seed: int | str, held_out: bool = False) -> Iterator[Document]:
-    """An endless stream of documents; the same seed gives the same stream."""
+def documents(
+    seed: int | str, held_out: bool = False, mix: Mix | None = None
+) -> Iterator[Document]:
+    """An endless stream of documents; the same seed and mix give the same stream."""
     rng = random.Random(f"{seed}/{'held out' if held_out else 'training'}")
     while True:
-        yield document(rng, held_out)
+        kind = rng.choices(list(KINDS), mix or MIXES[-1][1])[0]
+        yield KINDS[kind](rng, held_out, kind)
 
 
 def worksheet(rng: random.Random, held_out: bool, kind: str) -> Document:
     """Plain text: sums, one a line, in digits or in words or in both; the results are learned."""
-    form = rng.choice(("digits", "words", "both"))
+    return sheet(rng, held_out, kind, rng.choice(("digits", "words", "both")))
+
+
+def words_worksheet(rng: random.Random, held_out: bool, kind: str) -> Document:
+    """A worksheet in words."""
+    return sheet(rng, held_out, kind, "words")
+
+
+def sheet(rng: random.Random, held_out: bool, kind: str, form: str) -> Document:
+    """Lines of sums in one form."""
     lines: list[Segment] = []
     for _ in range(rng.randint(1, 8)):
         problem = sums.draw(rng, held_out)
@@ -192,13 +212,21 @@ def ask_smalltalk(rng: random.Random, held_out: bool) -> list[tuple[str, str]]:
 
 Maker = Callable[[random.Random, bool, str], Document]
 
-# How often each kind of document is drawn. Documents differ in length; in tokens this makes about
-# half sums, a fifth JSON, a fifth stories, and the rest is talk that mixes everything.
-MIX: dict[str, tuple[float, Maker]] = {
-    "worksheet": (3.6, worksheet),
-    "tale": (0.9, tale),
-    "sums": (2.4, sums_chat),
-    "records": (2.7, records_chat),
-    "story": (0.8, story_chat),
-    "mixed": (0.9, mixed_chat),
+KINDS: dict[str, Maker] = {
+    "worksheet": worksheet,
+    "tale": tale,
+    "sums": sums_chat,
+    "records": records_chat,
+    "story": story_chat,
+    "mixed": mixed_chat,
+    "words": words_worksheet,
 }
+
+# From which step on how often each of KINDS is drawn. Dense worksheets come first, since sums take
+# longest to learn; then everything that is asked for. Sums in words lag behind those in digits, so
+# the last mix practises them.
+MIXES: tuple[tuple[int, Mix], ...] = (
+    (0, (3.6, 0.9, 2.4, 2.7, 0.8, 0.9, 0.0)),
+    (2000, (2.0, 0.6, 2.4, 4.0, 1.5, 1.4, 0.0)),
+    (3500, (0.8, 0.6, 2.0, 3.0, 2.0, 1.4, 2.5)),
+)

@@ -6,32 +6,48 @@ Must not know: what the words are used for.
 
 import random
 
-__all__ = ["ANIMALS", "BOYS", "CITIES", "COLORS", "GIRLS", "article", "made_up_word", "person"]
+__all__ = [
+    "ANIMALS",
+    "BOYS",
+    "CITIES",
+    "COLORS",
+    "GIRLS",
+    "article",
+    "listed",
+    "made_up_word",
+    "person",
+]
 
-GIRLS = (
+
+def listed(words: str) -> tuple[str, ...]:
+    """The words of a text, for lists that would otherwise fill pages."""
+    return tuple(words.split())
+
+
+GIRLS = listed(
     "Anna Bella Clara Daisy Ella Emma Fiona Grace Hazel Holly Ida Ivy Jane Julia Kate Lily Lucy "
     "Luna Maya Mia Mila Nina Nora Olive Pearl Poppy Rosa Ruby Sara Sofia Tess Tina Vera Willa "
     "Zoe Alice Amy Carla Eva Lena"
-).split()
-BOYS = (
+)
+BOYS = listed(
     "Adam Alex Ben Bruno Carl Charlie Dan David Eric Felix Finn Fred George Hugo Jack James Joe "
     "John Leo Liam Lucas Mark Max Milo Nico Noah Oliver Oscar Otto Paul Peter Pip Rex Sam Simon "
     "Theo Tim Tom Toby Walter"
-).split()
-ANIMALS = (
+)
+ANIMALS = listed(
     "badger bear beaver bird bunny cat chicken cow crab deer dog dolphin donkey duck eagle "
     "elephant fish fox frog goat goose hamster hedgehog hen horse kitten lamb lion lizard mole "
     "monkey mouse otter owl panda parrot penguin pig pony puppy rabbit raccoon seal sheep snail "
     "spider squirrel swan tiger turtle whale wolf zebra"
-).split()
-COLORS = "red blue green yellow orange purple pink brown black white gray golden silver".split()
-CITIES = (
+)
+COLORS = listed("red blue green yellow orange purple pink brown black white gray golden silver")
+CITIES = listed(
     "Paris London Rome Berlin Madrid Oslo Vienna Lisbon Dublin Prague Athens Cairo Tokyo Delhi "
     "Sydney Boston Chicago Dallas Denver Seattle Toronto Lima Seoul Milan Hamburg Geneva"
-).split()
+)
 
-ONSETS = "b br c ch d dr f fl g gr h j k kl l m n p pr qu r s sh st t tr v w z".split()
-VOWELS = "a e i o u ai ee oo".split()
+ONSETS = listed("b br c ch d dr f fl g gr h j k kl l m n p pr qu r s sh st t tr v w z")
+VOWELS = listed("a e i o u ai ee oo")
 CODAS = ["", "", "", "l", "m", "n", "r", "s", "t", "x", "nd", "ck"]
 
 

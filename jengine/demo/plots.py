@@ -8,14 +8,14 @@ from jengine.demo import names
 
 # Held-out heroes are words the model knows from other tasks, but never the hero of a story.
 HELD_OUT_HEROES = ("badger", "dolphin", "hamster", "otter", "panda", "seal", "whale", "zebra")
-PEOPLE = (
+PEOPLE = names.listed(
     "girl boy king queen prince princess knight wizard witch baker farmer sailor painter teacher "
     "pirate giant dragon robot ghost fairy shepherd gardener cook singer doctor"
-).split()
-THINGS = (
+)
+THINGS = names.listed(
     "boat train car cloud star moon tree flower teapot lamp clock kite snowman pumpkin cup book "
     "bus tractor river stone leaf drum shoe pencil balloon"
-).split()
+)
 WOMEN = ("girl", "queen", "princess", "witch")
 MEN = ("boy", "king", "prince", "wizard")
 ANIMALS = tuple(animal for animal in names.ANIMALS if animal not in HELD_OUT_HEROES)

@@ -28,24 +28,30 @@ REQUESTS = (
     "Create a JSON object for {phrase}.",
     "JSON for {phrase}",
 )
-ITEMS = (
+ITEMS = names.listed(
     "apple banana bicycle book bottle box cake candle car chair clock coat cup desk drum flower "
     "guitar hat jacket kite lamp lemon mirror orange pear pen pencil phone piano plate ring rope "
     "scarf shirt shoe sofa spoon table ticket umbrella vase watch"
-).split()
+)
 TITLES = (
     ("Red", "Blue", "Lost", "Old", "Last", "Quiet", "Little", "Golden", "Hidden", "Long", "Brave"),
     ("Kite", "River", "Garden", "House", "Road", "Star", "Forest", "Island", "Clock", "Winter"),
 )
-FAMILIES = "Hill Stone Wood Lake Reed Brook Field West Moore Price Bell Carter Young King".split()
-DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
-EVENTS = "meeting party concert lesson picnic match wedding dinner lunch walk class show".split()
-SKIES = "sunny rainy cloudy windy snowy foggy stormy".split()
+FAMILIES = names.listed(
+    "Hill Stone Wood Lake Reed Brook Field West Moore Price Bell Carter Young King"
+)
+DAYS = names.listed("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
+EVENTS = names.listed(
+    "meeting party concert lesson picnic match wedding dinner lunch walk class show"
+)
+SKIES = names.listed("sunny rainy cloudy windy snowy foggy stormy")
 CHORES = (
     ("wash", "clean", "paint", "fix", "sell", "find", "move"),
     ("car", "house", "kitchen", "bicycle", "window", "table", "boat", "door", "garden"),
 )
-JOBS = "baker teacher doctor farmer painter singer pilot writer nurse driver sailor cook".split()
+JOBS = names.listed(
+    "baker teacher doctor farmer painter singer pilot writer nurse driver sailor cook"
+)
 GROUPS = {"colors": names.COLORS, "animals": names.ANIMALS, "items": ITEMS, "cities": names.CITIES}
 FREE_FIELDS: dict[str, Callable[[random.Random], Any]] = {
     "name": names.person,

@@ -121,9 +121,11 @@ HARD_SUMS = (
 )
 HARD_SUM_REPLY = "That is too hard for me. I can only add and subtract numbers below one hundred."
 FILLERS = {
-    "place": "France Italy Spain Germany Japan China India Brazil Egypt Canada Norway Peru".split(),
-    "language": "French Spanish German Italian Chinese Japanese Latin Russian Greek".split(),
-    "code": "Python Java Rust Go C".split(),
+    "place": names.listed(
+        "France Italy Spain Germany Japan China India Brazil Egypt Canada Norway Peru"
+    ),
+    "language": names.listed("French Spanish German Italian Chinese Japanese Latin Russian Greek"),
+    "code": names.listed("Python Java Rust Go C"),
     "thing": (
         "love", "music", "gravity", "the sun", "the moon", "a computer", "a black hole", "physics",
         "history", "bread", "soup", "water", "time", "money", "art", "football", "a car", "winter",

@@ -8,6 +8,8 @@ import random
 import zlib
 from typing import NamedTuple
 
+from jengine.demo import names
+
 __all__ = [
     "Sum",
     "answer",
@@ -19,11 +21,11 @@ __all__ = [
     "question",
 ]
 
-UNITS = (
+UNITS = names.listed(
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen "
     "fifteen sixteen seventeen eighteen nineteen"
-).split()
-TENS = "zero ten twenty thirty forty fifty sixty seventy eighty ninety".split()
+)
+TENS = names.listed("zero ten twenty thirty forty fifty sixty seventy eighty ninety")
 
 HELD_OUT_ONE_IN = 10
 

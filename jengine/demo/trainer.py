@@ -16,6 +16,7 @@ from flax import nnx
 from orbax.checkpoint import v1 as ocp
 from tokenizers import Tokenizer
 
+from jengine.demo import corpus
 from jengine.demo import tokenizer as demo_tokenizer
 from jengine.demo.batches import Batch, batch_at
 from jengine.models.decoder import Decoder
@@ -37,7 +38,7 @@ class Plan:
     """How long and on what to train; the same plan always gives the same model."""
 
     size: str = "demo"
-    steps: int = 5000
+    steps: int = 6600
     tokens_per_step: int = 2048
     learning_rate: float = 3e-3
     warmup: int = 100
@@ -46,7 +47,7 @@ class Plan:
     seed: int = 0
     # (from which share of the steps, length of a row): short rows are cheap, long ones teach
     # whole stories and conversations.
-    lengths: tuple[tuple[float, int], ...] = ((0.0, 128), (0.6, 256), (0.9, 512))
+    lengths: tuple[tuple[float, int], ...] = ((0.0, 128), (0.65, 256), (0.95, 512))
 
     def shape_at(self, step: int) -> tuple[int, int]:
         """Rows and length of one step's batch."""
@@ -127,7 +128,8 @@ class Trainer:
     def advance(self) -> float:
         """Train one step and return its loss."""
         rows, length = self.plan.shape_at(self.step)
-        batch = batch_at(self.tokenizer, self.plan.seed, self.step, rows, length)
+        mix = max(pair for pair in corpus.MIXES if pair[0] <= self.step)[1]
+        batch = batch_at(self.tokenizer, self.plan.seed, self.step, rows, length, mix=mix)
         self.state, loss = self._update(self.state, batch)
         self.step += 1
         return float(loss)

@@ -28,7 +28,7 @@ def test_same_seed_same_text_other_seed_other_text():
 def test_every_sum_in_digits_is_right_and_of_its_split():
     for held_out in (False, True):
         found = 0
-        for source in some(400, held_out):
+        for source in some(600, held_out):
             for left, sign, right, result in SUM.findall(text_of(source)):
                 left, right, result = int(left), int(right), int(result)
                 assert result == (left + right if sign == "+" else left - right)
@@ -114,4 +114,4 @@ def test_only_the_assistant_and_plain_text_are_learned():
 
 
 def test_every_kind_of_document_is_drawn():
-    assert {source.kind for source in some(300)} == set(corpus.MIX)
+    assert {source.kind for source in some(300)} == set(corpus.KINDS)
