@@ -12,7 +12,7 @@ from pallas_kernels.decode_attention.xla import decode_attention_xla
 
 
 # Traced once for all layers of a step: the layer is a run-time scalar.
-@partial(jax.jit, static_argnames=("head_dim", "window", "implementation"))
+@partial(jax.jit, static_argnames=("head_dim", "window", "scale", "soft_cap", "implementation"))
 def decode_attention(
     q: Array,
     cache: Array,
@@ -23,6 +23,8 @@ def decode_attention(
     *,
     head_dim: int,
     window: int | None = None,
+    scale: float | None = None,
+    soft_cap: float | None = None,
     implementation: str | None = None,
 ) -> Array:
     """Attend q [R, heads, dim] to each row's cached tokens, float32 [R, heads, dim].
@@ -30,6 +32,8 @@ def decode_attention(
     tables [R, pages] are block ids; the first block of row r begins at position starts[r].
     lengths [R] count the tokens a row may see, its own included; 0 marks padding, whose result is
     zero. Rows that are used come first. Unused blocks and slots may hold anything, NaN included.
+    Scores are q @ k * scale (None: head_dim ** -0.5), then cap * tanh(score / cap) where given.
     """
     run = choose("decode_attention", implementation, {"xla": decode_attention_xla})
-    return run(q, cache, layer, tables, starts, lengths, head_dim=head_dim, window=window)
+    options = {"window": window, "scale": scale, "soft_cap": soft_cap}
+    return run(q, cache, layer, tables, starts, lengths, head_dim=head_dim, **options)

@@ -27,6 +27,8 @@ def decode_attention_xla(
     *,
     head_dim: int,
     window: int | None,
+    scale: float | None,
+    soft_cap: float | None,
 ) -> Array:
     """See `decode_attention`."""
     rows = q.shape[0]
@@ -34,13 +36,14 @@ def decode_attention_xla(
     block_size = cache.shape[3]
     pages = max(1, TOKENS_AT_ONCE // block_size)
     tables = pad_pages(tables, pages)
-    wide = spread_heads(q, cache.shape[-1] // head_dim) * head_dim**-0.5  # [R, H, W]
+    wide = spread_heads(q, cache.shape[-1] // head_dim)  # [R, H, W]
+    wide = wide * (head_dim**-0.5 if scale is None else scale)
 
     def some_rows(index: Array, out: Array) -> Array:
         first = index * step
         cut = lambda x: lax.dynamic_slice_in_dim(x, first, step)  # noqa: E731
         mixed = _attend_rows(
-            cut(wide), cache, layer, cut(tables), cut(starts), cut(lengths), pages, window
+            cut(wide), cache, layer, cut(tables), cut(starts), cut(lengths), pages, window, soft_cap
         )
         return lax.dynamic_update_slice_in_dim(out, mixed, first, 0)
 
@@ -58,6 +61,7 @@ def _attend_rows(
     lengths: Array,
     pages: int,
     window: int | None,
+    soft_cap: float | None,
 ) -> Array:
     """Running softmax over page runs for a few rows; q is [r, H, W]."""
     span = pages * cache.shape[3]
@@ -70,7 +74,7 @@ def _attend_rows(
         seen = position < lengths[:, None]
         if window is not None:
             seen &= position >= lengths[:, None] - window
-        scores = jnp.einsum("rhw,rsw->rhs", q, keys.astype(jnp.float32))
+        scores = capped(jnp.einsum("rhw,rsw->rhs", q, keys.astype(jnp.float32)), soft_cap)
         values = jnp.where(broadcast(seen, values), values, 0).astype(jnp.float32)
         return accumulate(carry, scores, values, seen[:, None, :], "rhs,rsw->rhw")
 
@@ -82,6 +86,11 @@ def _attend_rows(
     runs = -(-jnp.max(lengths - starts) // span)
     _, total, mixed = lax.fori_loop(0, runs, some_pages, carry)
     return mixed / jnp.broadcast_to(jnp.maximum(total, 1e-30)[..., None], mixed.shape)
+
+
+def capped(scores: Array, soft_cap: float | None) -> Array:
+    """Scores bent smoothly into (-soft_cap, soft_cap); None leaves them alone."""
+    return scores if soft_cap is None else soft_cap * jnp.tanh(scores / soft_cap)
 
 
 def accumulate(

@@ -13,6 +13,7 @@ from pallas_kernels.decode_attention.xla import (
     TOKENS_AT_ONCE,
     accumulate,
     broadcast,
+    capped,
     pad_pages,
 )
 from pallas_kernels.layout import read_blocks
@@ -28,6 +29,8 @@ def prefill_attention_xla(
     *,
     head_dim: int,
     window: int | None,
+    scale: float | None,
+    soft_cap: float | None,
 ) -> Array:
     """See `prefill_attention`."""
     tiles = tables.shape[0]
@@ -36,7 +39,8 @@ def prefill_attention_xla(
     kv_heads = cache.shape[-1] // head_dim
     pages = max(1, TOKENS_AT_ONCE // cache.shape[3])
     tables = pad_pages(tables, pages)
-    grouped = q.reshape(tiles, tile, kv_heads, heads // kv_heads, head_dim) * head_dim**-0.5
+    grouped = q.reshape(tiles, tile, kv_heads, heads // kv_heads, head_dim)
+    grouped = grouped * (head_dim**-0.5 if scale is None else scale)
     grouped = grouped.transpose(0, 2, 1, 3, 4)  # [tiles, KV, tile, G, D]
     tile_positions = positions.reshape(tiles, tile)
 
@@ -44,7 +48,7 @@ def prefill_attention_xla(
         queries = grouped[index].reshape(kv_heads, -1, head_dim)  # [KV, tile * G, D]
         mixed = _attend_tile(
             queries, cache, layer, tables[index], starts[index], tile_positions[index],
-            pages, window,
+            pages, window, soft_cap,
         )  # fmt: skip
         return lax.dynamic_update_index_in_dim(out, mixed.reshape(out.shape[1:]), index, 0)
 
@@ -62,6 +66,7 @@ def _attend_tile(
     positions: Array,
     pages: int,
     window: int | None,
+    soft_cap: float | None,
 ) -> Array:
     """q [KV, tile * G, D] against one row's blocks."""
     kv_heads, queries, dim = q.shape
@@ -81,7 +86,7 @@ def _attend_tile(
             x.astype(jnp.float32).reshape(span, kv_heads, dim).transpose(1, 0, 2)
             for x in (keys, values)
         )  # [KV, S, D]
-        scores = jnp.einsum("kqd,ksd->kqs", q, keys)
+        scores = capped(jnp.einsum("kqd,ksd->kqs", q, keys), soft_cap)
         return accumulate(carry, scores, values, seen[None], "kqs,ksd->kqd")
 
     carry = (

@@ -66,7 +66,14 @@ def random_case(
 
 
 def attend(
-    query: np.ndarray, keys: np.ndarray, values: np.ndarray, position: int, window: int | None
+    query: np.ndarray,
+    keys: np.ndarray,
+    values: np.ndarray,
+    position: int,
+    window: int | None,
+    *,
+    scale: float | None = None,
+    soft_cap: float | None = None,
 ) -> np.ndarray:
     """One query [heads, head_dim] at a position, against a row's keys and values."""
     first = 0 if window is None else max(0, position + 1 - window)
@@ -75,7 +82,10 @@ def attend(
     group = heads // k.shape[1]
     out = np.zeros((heads, head_dim))
     for head in range(heads):
-        scores = k[:, head // group] @ query[head].astype(np.float64) / np.sqrt(head_dim)
+        scores = k[:, head // group] @ query[head].astype(np.float64)
+        scores *= 1 / np.sqrt(head_dim) if scale is None else scale
+        if soft_cap is not None:
+            scores = soft_cap * np.tanh(scores / soft_cap)
         weights = np.exp(scores - scores.max())
         out[head] = weights @ v[:, head // group] / weights.sum()
     return out

@@ -39,6 +39,19 @@ def test_equals_numpy(heads: int, kv_heads: int, head_dim: int, window: int | No
         np.testing.assert_allclose(result[row], expected, atol=2e-5)
 
 
+@pytest.mark.parametrize("window", [None, 7])
+@pytest.mark.parametrize(("scale", "soft_cap"), [(0.9, None), (None, 0.5), (2.0, 3.0)])
+def test_scale_and_soft_cap(scale: float | None, soft_cap: float | None, window: int) -> None:
+    case = random_case(LENGTHS, window=window)
+    q = np.random.default_rng(4).normal(size=(len(LENGTHS), 4, 8)).astype(np.float32)
+    options = {"scale": scale, "soft_cap": soft_cap}
+    result = run(case, q, LENGTHS, **options)
+    for row, length in enumerate(LENGTHS[:-2]):
+        expected = attend(q[row], case.keys[row], case.values[row], length - 1, window, **options)
+        np.testing.assert_allclose(result[row], expected, atol=2e-5)
+    assert (result[-2:] == 0).all()
+
+
 @pytest.mark.parametrize("rows", [1, 2, 5, 8])
 def test_any_number_of_rows(rows: int) -> None:
     lengths = list(range(2, 2 + rows))

@@ -40,11 +40,22 @@ def test_equals_numpy(heads: int, kv_heads: int, head_dim: int, window: int | No
     for tile, (end, count) in enumerate(TILES):
         for index in range(count):
             position = end - count + index
-            expected = attend(
-                q[tile, index], case.keys[tile], case.values[tile], position, window
-            )
+            expected = attend(q[tile, index], case.keys[tile], case.values[tile], position, window)
             np.testing.assert_allclose(result[tile, index], expected, atol=2e-5)
         assert (result[tile, count:] == 0).all()
+
+
+@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize(("scale", "soft_cap"), [(0.9, None), (None, 0.5), (2.0, 3.0)])
+def test_scale_and_soft_cap(scale: float | None, soft_cap: float | None, window: int) -> None:
+    case = random_case([2 * TILE], window=window, queries=2 * TILE)
+    case.tables, case.starts = np.repeat(case.tables, 2, axis=0), np.repeat(case.starts, 2)
+    q = np.random.default_rng(4).normal(size=(2 * TILE, 4, 8)).astype(np.float32)
+    options = {"scale": scale, "soft_cap": soft_cap}
+    result = run(case, q, np.arange(2 * TILE), **options)
+    for position in range(2 * TILE):
+        expected = attend(q[position], case.keys[0], case.values[0], position, window, **options)
+        np.testing.assert_allclose(result[position], expected, atol=2e-5)
 
 
 def test_tiles_of_one_row_may_share_its_blocks() -> None:
