@@ -11,6 +11,9 @@ from typing import Literal
 
 CacheKind = Literal["full", "sliding", "latent", "recurrent"]
 Activation = Literal["silu", "gelu_tanh"]
+# `rms_one_plus` stores a norm's weight as its distance from one; `layer` subtracts the mean and
+# has a bias.
+NormKind = Literal["rms", "rms_one_plus", "layer"]
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,18 @@ class RopeConfig:
 
 
 @dataclass(frozen=True)
+class MoeConfig:
+    """Experts instead of one MLP, on these layers: how many, how large, and how a token picks."""
+
+    num_experts: int
+    experts_per_token: int
+    intermediate_size: int
+    layers: tuple[int, ...]
+    # Whether the weights of a token's experts are scaled to a sum of one.
+    normalize_weights: bool = True
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """A decoder's shape, as the shared decoder body understands it."""
 
@@ -70,12 +85,26 @@ class ModelConfig:
     max_position: int
     layers: tuple[CacheSpec, ...]
     norm_eps: float = 1e-6
-    rope: RopeConfig = field(default_factory=RopeConfig)
+    norm: NormKind = "rms"
+    # Where attention and MLP are normalised: what goes in, what comes out, or both.
+    norm_places: Literal["before", "after", "around"] = "before"
+    # None: positions are learned vectors, added to the embedding.
+    rope: RopeConfig | None = field(default_factory=RopeConfig)
+    # What layers with a sliding window use instead of `rope`, where that differs.
+    sliding_rope: RopeConfig | None = None
     activation: Activation = "silu"
+    # `plain` has no gate, and biases.
+    mlp: Literal["gated", "plain"] = "gated"
+    moe: MoeConfig | None = None
     tie_embeddings: bool = False
+    embed_scale: float = 1.0
+    logit_soft_cap: float | None = None
     qkv_bias: bool = False
     output_bias: bool = False
-    qk_norm: bool = False
+    # Queries and keys are normalised head by head, or all heads of a token as one vector.
+    qk_norm: Literal["head", "whole"] | None = None
+    attention_scale: float | None = None  # None: head_dim ** -0.5
+    attention_soft_cap: float | None = None
     initializer_range: float = 0.02
     dtype: str = "float32"
     bos_token_id: int | None = None
@@ -85,6 +114,21 @@ class ModelConfig:
     def groups(self) -> tuple[CacheGroup, ...]:
         """The cache groups of these layers."""
         return cache_groups(self.layers)
+
+    @property
+    def ropes(self) -> tuple[RopeConfig, ...]:
+        """The different rotations of these layers."""
+        found = dict.fromkeys(map(self.layer_rope, range(len(self.layers))))
+        return tuple(rope for rope in found if rope is not None)
+
+    def layer_rope(self, layer: int) -> RopeConfig | None:
+        """The rotation of one layer."""
+        slides = self.layers[layer].window is not None
+        return self.sliding_rope if slides and self.sliding_rope is not None else self.rope
+
+    def layer_moe(self, layer: int) -> MoeConfig | None:
+        """The experts of one layer, or None where it has one MLP."""
+        return self.moe if self.moe is not None and layer in self.moe.layers else None
 
 
 @dataclass(frozen=True)

@@ -13,3 +13,8 @@ from jax import Array
 def project(equation: str, x: Array, weight: Array) -> Array:
     """`einsum(equation, x, weight)` with the weight's precision in and float32 out."""
     return jnp.einsum(equation, x.astype(weight.dtype), weight, preferred_element_type=jnp.float32)
+
+
+def add_bias(x: Array, bias: Array) -> Array:
+    """x + bias over the last axes, in float32."""
+    return x + jnp.broadcast_to(bias.astype(jnp.float32), x.shape)

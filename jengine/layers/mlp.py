@@ -1,4 +1,4 @@
-"""The gated feed-forward block."""
+"""Feed-forward blocks: with a gate, and plain."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jengine.layers.linear import project
+from jengine.layers.linear import add_bias, project
 
 ACTIVATIONS = {
     "silu": jax.nn.silu,
@@ -16,6 +16,18 @@ ACTIVATIONS = {
 
 def gated_mlp(x: Array, gate_up: Array, down: Array, activation: str) -> Array:
     """down(act(gate(x)) * up(x)); gate_up is [hidden, 2, inner] so that both are one product."""
-    both = project("...h,hgi->...gi", x, gate_up)
-    inner = ACTIVATIONS[activation](both[..., 0, :]) * both[..., 1, :]
+    inner = gated(project("...h,hgi->...gi", x, gate_up), activation)
     return jnp.asarray(project("...i,ih->...h", inner, down))
+
+
+def gated(both: Array, activation: str) -> Array:
+    """act(gate) * up, given both as [..., 2, inner]."""
+    return ACTIVATIONS[activation](both[..., 0, :]) * both[..., 1, :]
+
+
+def plain_mlp(
+    x: Array, up: Array, up_bias: Array, down: Array, down_bias: Array, activation: str
+) -> Array:
+    """down(act(up(x))), with biases."""
+    inner = ACTIVATIONS[activation](add_bias(project("...h,hi->...i", x, up), up_bias))
+    return add_bias(project("...i,ih->...h", inner, down), down_bias)

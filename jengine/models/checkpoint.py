@@ -1,39 +1,46 @@
 """How checkpoint tensors lie in our parameters: names, shapes, which part, transposed or not.
 
-The same pieces are used to load and to save. Standard Hugging Face names of decoder-only models
-are declared here, once for all families. Must not know files or devices.
+The same pieces are used to load and to save. The names are Llama's unless a family says otherwise
+in a `Names`. Must not know files or devices.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
-from jengine.config import ModelConfig
+from jengine.config import ModelConfig, MoeConfig
 
+T = TypeVar("T")
 Index = tuple[int | slice, ...]
+EVERY = slice(None)
 # Columns turned at a time: numpy then stays within the processor's cache, 2 to 4 times as fast.
 STRIPE = 32
 
 
 @dataclass(frozen=True)
 class Piece:
-    """One checkpoint tensor of `shape` and the part of our parameter that it fills.
+    """A checkpoint tensor of `shape`, or `source` of it, and the part of our parameter it fills.
 
-    A matrix is stored [out, in] and kept here [in, out] (`transpose`); its two axes are then split
-    as the part `parameter[index]` is. Both steps are views, and both can be undone.
+    A matrix is mostly stored [out, in] and kept here [in, out] (`transpose`); its two axes are then
+    split as the part `parameter[index]` is. Both steps are views, and both can be undone.
     """
 
     name: str
     shape: tuple[int, ...]
     index: Index = ()
     transpose: bool = False
+    source: Index = ()
 
     def fill(self, parameter: np.ndarray, tensor: np.ndarray) -> None:
         """Write the checkpoint's tensor into its part of the parameter."""
         part = parameter[self.index]
+        tensor = tensor[self.source]
         if not self.transpose:
             part[...] = tensor.reshape(part.shape)
             return
@@ -43,11 +50,30 @@ class Piece:
             part[..., stripe] = turned[..., stripe]
 
     def take(self, parameter: np.ndarray) -> np.ndarray:
-        """The checkpoint's tensor out of the parameter; the inverse of `fill`."""
+        """The inverse of `fill`: the checkpoint's tensor, or `source` of it."""
         part = parameter[self.index]
         if not self.transpose:
-            return part.reshape(self.shape)
-        return part.reshape(self.shape[::-1]).T
+            return part.reshape(self.source_shape)
+        return part.reshape(self.source_shape[::-1]).T
+
+    @property
+    def source_shape(self) -> tuple[int, ...]:
+        """The shape of `source`."""
+        # A view of one number stands for the tensor, of which only the shape matters here.
+        return np.broadcast_to(0, self.shape)[self.source].shape
+
+
+def take_tensors(parameter: np.ndarray, pieces: Sequence[Piece]) -> Iterator[np.ndarray]:
+    """The checkpoint tensors that a parameter came from, each put together from its pieces."""
+    for _, group in itertools.groupby(pieces, key=lambda piece: piece.name):
+        parts = list(group)
+        if not parts[0].source:
+            yield parts[0].take(parameter)
+            continue
+        whole = np.empty(parts[0].shape, parameter.dtype)
+        for piece in parts:
+            whole[piece.source] = piece.take(parameter)
+        yield whole
 
 
 @dataclass(frozen=True)
@@ -66,79 +92,205 @@ class IgnoredTensor:
         return re.fullmatch(self.pattern, name) is not None
 
 
-EMBED = "model.embed_tokens.weight"
-HEAD = "lm_head.weight"
+FREQUENCIES = IgnoredTensor(
+    r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",
+    "old files store the rotary frequencies, which follow from config.json",
+)
 
 
-def decoder_pieces(config: ModelConfig) -> dict[str, tuple[Piece, ...]]:
+@dataclass(frozen=True)
+class Names:
+    """What a family calls its tensors, without '.weight' and '.bias'; in layers, without the layer.
+
+    One name where there could be several means one tensor that holds them one after the other.
+    """
+
+    # Stands before all names but the head's. Files of a bare model, without a head, leave it out.
+    prefix: str = "model."
+    embed: str = "embed_tokens"
+    positions: str = ""
+    final_norm: str = "norm"
+    head: str = "lm_head"
+    layers: str = "layers"
+    before_attention: str = "input_layernorm"
+    after_attention: str = "post_attention_layernorm"
+    before_mlp: str = "post_attention_layernorm"
+    after_mlp: str = "post_feedforward_layernorm"
+    qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    q_norm: str = "self_attn.q_norm"
+    k_norm: str = "self_attn.k_norm"
+    attention_out: str = "self_attn.o_proj"
+    # Without a gate, only up.
+    gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
+    down: str = "mlp.down_proj"
+    router: str = "mlp.gate"
+    experts: str = "mlp.experts"
+    expert_gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
+    expert_down: str = "down_proj"
+    # Whether matrices are stored as we keep them.
+    stored_in_out: bool = False
+    ignored: tuple[IgnoredTensor, ...] = (FREQUENCIES,)
+
+    @property
+    def embed_weight(self) -> str:
+        """The tensor that a tied head is a copy of."""
+        return f"{self.prefix}{self.embed}.weight"
+
+
+def with_prefix(tensors: Mapping[str, T], names: Names) -> Mapping[str, T]:
+    """The tensors by their full names, also where the file is that of a bare model."""
+    bare = names.embed_weight not in tensors and f"{names.embed}.weight" in tensors
+    return {names.prefix + name: found for name, found in tensors.items()} if bare else tensors
+
+
+def ignored_in_decoder(config: ModelConfig, names: Names) -> tuple[IgnoredTensor, ...]:
+    """What old or redundant files of a family hold besides."""
+    if not config.tie_embeddings:
+        return names.ignored
+    head = IgnoredTensor(
+        re.escape(f"{names.head}.weight"),
+        "the head is tied to the embedding, so this is a copy",
+        same_as=names.embed_weight,
+    )
+    return (*names.ignored, head)
+
+
+Pieces = dict[str, tuple[Piece, ...]]
+
+
+def decoder_pieces(config: ModelConfig, names: Names) -> Pieces:
     """Parameter path -> pieces, for the shared decoder body."""
     vocab, hidden = config.vocab_size, config.hidden_size
-    pieces: dict[str, tuple[Piece, ...]] = {
-        "embed": (Piece(EMBED, (vocab, hidden)),),
-        "final_norm": (Piece("model.norm.weight", (hidden,)),),
-    }
+    pieces: Pieces = {"embed": (Piece(names.embed_weight, (vocab, hidden)),)}
+    if config.rope is None:
+        name = f"{names.prefix}{names.positions}.weight"
+        pieces["position_embed"] = (Piece(name, (config.max_position, hidden)),)
+    pieces |= _norm(config, "norm", f"{names.prefix}{names.final_norm}", (hidden,))
     if not config.tie_embeddings:
-        pieces["head"] = (Piece(HEAD, (vocab, hidden), transpose=True),)
+        pieces["head"] = (Piece(f"{names.head}.weight", (vocab, hidden), transpose=True),)
     for layer in range(len(config.layers)):
-        theirs = f"model.layers.{layer}"
-        ours = {**_attention(config, theirs), **_mlp(config, theirs)}
+        theirs = f"{names.prefix}{names.layers}.{layer}."
+        ours = {
+            **_layer_norms(config, names, theirs),
+            **_attention(config, names, theirs),
+            **_mlp(config, names, theirs, config.layer_moe(layer)),
+        }
         pieces.update({f"layers.{layer}.{path}": found for path, found in ours.items()})
     return pieces
 
 
-def ignored_in_decoder(config: ModelConfig) -> tuple[IgnoredTensor, ...]:
-    """What old or redundant files of these families hold besides."""
-    frequencies = IgnoredTensor(
-        r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",
-        "old files store the rotary frequencies, which follow from config.json",
-    )
-    if not config.tie_embeddings:
-        return (frequencies,)
-    head = IgnoredTensor(
-        re.escape(HEAD), "the head is tied to the embedding, so this is a copy", same_as=EMBED
-    )
-    return (frequencies, head)
-
-
-def _attention(config: ModelConfig, layer: str) -> dict[str, tuple[Piece, ...]]:
-    """Queries, keys and values share one parameter [hidden, kv, group + 2, dim]."""
-    hidden, dim, kv = config.hidden_size, config.head_dim, config.num_kv_heads
-    group = config.num_heads // kv
-    parts = {"q": slice(0, group), "k": group, "v": group + 1}
-    rows = {"q": config.num_heads * dim, "k": kv * dim, "v": kv * dim}
-    every = slice(None)
-    attention = f"{layer}.self_attn"
-    out = f"{attention}.o_proj"
-    pieces: dict[str, tuple[Piece, ...]] = {
-        "attention_norm": (Piece(f"{layer}.input_layernorm.weight", (hidden,)),),
-        "attention.qkv": tuple(
-            Piece(f"{attention}.{x}_proj.weight", (rows[x], hidden), (every, every, part), True)
-            for x, part in parts.items()
-        ),
-        "attention.out": (Piece(f"{out}.weight", (hidden, rows["q"]), transpose=True),),
-    }
-    if config.qkv_bias:
-        pieces["attention.qkv_bias"] = tuple(
-            Piece(f"{attention}.{x}_proj.bias", (rows[x],), (every, part))
-            for x, part in parts.items()
-        )
-    if config.output_bias:
-        pieces["attention.out_bias"] = (Piece(f"{out}.bias", (hidden,)),)
-    if config.qk_norm:
-        pieces["attention.q_norm"] = (Piece(f"{attention}.q_norm.weight", (dim,)),)
-        pieces["attention.k_norm"] = (Piece(f"{attention}.k_norm.weight", (dim,)),)
+def _norm(config: ModelConfig, path: str, name: str, shape: tuple[int, ...]) -> Pieces:
+    pieces: Pieces = {f"{path}.weight": (Piece(f"{name}.weight", shape),)}
+    if config.norm == "layer":
+        pieces[f"{path}.bias"] = (Piece(f"{name}.bias", shape),)
     return pieces
 
 
-def _mlp(config: ModelConfig, layer: str) -> dict[str, tuple[Piece, ...]]:
-    """Gate and up share one parameter [hidden, 2, inner]."""
-    hidden, inner = config.hidden_size, config.intermediate_size
-    gate_up = tuple(
-        Piece(f"{layer}.mlp.{name}_proj.weight", (inner, hidden), (slice(None), part), True)
-        for part, name in enumerate(("gate", "up"))
-    )
-    return {
-        "mlp_norm": (Piece(f"{layer}.post_attention_layernorm.weight", (hidden,)),),
-        "mlp.gate_up": gate_up,
-        "mlp.down": (Piece(f"{layer}.mlp.down_proj.weight", (hidden, inner), transpose=True),),
+def _layer_norms(config: ModelConfig, names: Names, layer: str) -> Pieces:
+    pieces: Pieces = {}
+    theirs = {
+        "before": {"before_attention": names.before_attention, "before_mlp": names.before_mlp},
+        "after": {"after_attention": names.after_attention, "after_mlp": names.after_mlp},
     }
+    for place, found in theirs.items():
+        if config.norm_places in (place, "around"):
+            for path, name in found.items():
+                pieces |= _norm(config, path, layer + name, (config.hidden_size,))
+    return pieces
+
+
+def _attention(config: ModelConfig, names: Names, layer: str) -> Pieces:
+    """Queries, keys and values share one parameter [hidden, kv, group + 2, dim]."""
+    hidden, dim, kv = config.hidden_size, config.head_dim, config.num_kv_heads
+    group, heads = config.num_heads // kv, config.num_heads * dim
+    sizes = (heads, kv * dim, kv * dim)
+    ours = (slice(0, group), group, group + 1)
+    qkv = [layer + name for name in names.qkv]
+    pieces: Pieces = {
+        "attention.qkv": _matrices(
+            names, qkv, hidden, sizes, [(EVERY, EVERY, part) for part in ours]
+        ),
+        "attention.out": _matrices(names, [layer + names.attention_out], heads, (hidden,), [()]),
+    }
+    if config.qkv_bias:
+        pieces["attention.qkv_bias"] = _biases(qkv, sizes, [(EVERY, part) for part in ours])
+    if config.output_bias:
+        pieces["attention.out_bias"] = _biases([layer + names.attention_out], (hidden,), [()])
+    if config.qk_norm is not None:
+        whole = config.qk_norm == "whole"
+        for path, name, size in (
+            ("attention.q_norm", names.q_norm, heads if whole else dim),
+            ("attention.k_norm", names.k_norm, kv * dim if whole else dim),
+        ):
+            pieces |= _norm(config, path, layer + name, (size,))
+    return pieces
+
+
+def _mlp(config: ModelConfig, names: Names, layer: str, moe: MoeConfig | None) -> Pieces:
+    if moe is not None:
+        return _experts(config, names, layer, moe)
+    hidden, inner = config.hidden_size, config.intermediate_size
+    up = [layer + name for name in names.gate_up]
+    down = [layer + names.down]
+    pieces = {"mlp.down": _matrices(names, down, inner, (hidden,), [()])}
+    if config.mlp == "gated":
+        parts: list[Index] = [(EVERY, 0), (EVERY, 1)]
+        return pieces | {"mlp.gate_up": _matrices(names, up, hidden, (inner, inner), parts)}
+    return pieces | {
+        "mlp.up": _matrices(names, up, hidden, (inner,), [()]),
+        "mlp.up_bias": _biases(up, (inner,), [()]),
+        "mlp.down_bias": _biases(down, (hidden,), [()]),
+    }
+
+
+def _experts(config: ModelConfig, names: Names, layer: str, moe: MoeConfig) -> Pieces:
+    """Each expert's matrices are one slice of [experts, hidden, 2, inner] and the like."""
+    hidden, inner, count = config.hidden_size, moe.intermediate_size, moe.num_experts
+    gate_up: list[Piece] = []
+    down: list[Piece] = []
+    for expert in range(count):
+        theirs = f"{layer}{names.experts}.{expert}."
+        both = [theirs + name for name in names.expert_gate_up]
+        parts: list[Index] = [(expert, EVERY, 0), (expert, EVERY, 1)]
+        gate_up += _matrices(names, both, hidden, (inner, inner), parts)
+        down += _matrices(names, [theirs + names.expert_down], inner, (hidden,), [(expert,)])
+    return {
+        "mlp.router": _matrices(names, [layer + names.router], hidden, (count,), [()]),
+        "mlp.gate_up": tuple(gate_up),
+        "mlp.down": tuple(down),
+    }
+
+
+def _matrices(
+    names: Names, theirs: Sequence[str], inputs: int, outputs: Sequence[int], ours: Sequence[Index]
+) -> tuple[Piece, ...]:
+    """Matrices [outputs[i], inputs] that fill the parts ours[i], each a tensor or all in one."""
+    pieces = []
+    for (name, rows, source), index in zip(_sources(theirs, outputs), ours, strict=True):
+        weight = f"{name}.weight"
+        if names.stored_in_out:
+            where = (EVERY, *source) if source else ()
+            pieces.append(Piece(weight, (inputs, rows), index, source=where))
+        else:
+            pieces.append(Piece(weight, (rows, inputs), index, transpose=True, source=source))
+    return tuple(pieces)
+
+
+def _biases(
+    theirs: Sequence[str], sizes: Sequence[int], ours: Sequence[Index]
+) -> tuple[Piece, ...]:
+    return tuple(
+        Piece(f"{name}.bias", (size,), index, source=source)
+        for (name, size, source), index in zip(_sources(theirs, sizes), ours, strict=True)
+    )
+
+
+def _sources(theirs: Sequence[str], sizes: Sequence[int]) -> Iterator[tuple[str, int, Index]]:
+    """For each size its tensor, that tensor's length, and which part of it; () is all of it."""
+    if len(theirs) == len(sizes):
+        yield from ((name, size, ()) for name, size in zip(theirs, sizes, strict=True))
+        return
+    (name,) = theirs
+    ends = list(itertools.accumulate(sizes))
+    for size, end in zip(sizes, ends, strict=True):
+        yield name, ends[-1], (slice(end - size, end),)

@@ -16,97 +16,31 @@ from jax import Array
 from jengine.config import ModelConfig
 from jengine.layers.attention import AttentionFunction, dense_causal
 from jengine.layers.linear import project
-from jengine.layers.mlp import gated_mlp
-from jengine.layers.norm import rms_norm
-from jengine.layers.rope import rotate, rotation
-from jengine.models.parameter import normal, ones, parameter, zeros
-
-
-class Attention(nnx.Module):
-    """Projections around attention. qkv is one product, grouped by kv head: [q of the group, k, v].
-
-    Grouping by kv head lets one logical axis shard queries, keys and values together.
-    """
-
-    def __init__(self, config: ModelConfig, layer: int, dtype: Any, rngs: nnx.Rngs):
-        self.layer = layer
-        self.config = config
-        kv, group = config.num_kv_heads, config.num_heads // config.num_kv_heads
-        init = normal(config.initializer_range)
-        shape = (config.hidden_size, kv, group + 2, config.head_dim)
-        axes = ("embed", "kv_heads", None, None)
-        self.qkv = parameter(rngs, shape, axes, dtype, init)
-        if config.qkv_bias:
-            self.qkv_bias = zeros(rngs, shape[1:], axes[1:], dtype)
-        if config.qk_norm:
-            self.q_norm = ones(rngs, config.head_dim, "head_dim", dtype)
-            self.k_norm = ones(rngs, config.head_dim, "head_dim", dtype)
-        out_shape = (kv, group, config.head_dim, config.hidden_size)
-        self.out = parameter(rngs, out_shape, ("kv_heads", None, None, "embed"), dtype, init)
-        if config.output_bias:
-            self.out_bias = zeros(rngs, (config.hidden_size,), ("embed",), dtype)
-
-    def __call__(
-        self, x: Array, cos: Array, sin: Array, cache: Any, attend: AttentionFunction
-    ) -> tuple[Array, Any]:
-        q, k, v = self.queries_keys_values(x)
-        with jax.named_scope("rope"):
-            q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        with jax.named_scope("attend"):
-            mixed, cache = attend(cache, self.layer, q, k, v)
-        grouped = mixed.reshape(*mixed.shape[:-2], *self.out.shape[:2], self.config.head_dim)
-        out = project("...kgd,kgdh->...h", grouped, self.out[...])
-        if self.config.output_bias:
-            out = out + jnp.broadcast_to(self.out_bias[...].astype(jnp.float32), out.shape)
-        return out, cache
-
-    def queries_keys_values(self, x: Array) -> tuple[Array, Array, Array]:
-        """q [..., heads, dim], k and v [..., kv_heads, dim], normalised where the family does."""
-        config = self.config
-        fused = project("...h,hkgd->...kgd", x, self.qkv[...])  # [..., KV, G + 2, D]
-        if config.qkv_bias:
-            fused = fused + jnp.broadcast_to(self.qkv_bias[...].astype(jnp.float32), fused.shape)
-        q, k, v = fused[..., :-2, :], fused[..., -2, :], fused[..., -1, :]
-        q = q.reshape(*x.shape[:-1], config.num_heads, config.head_dim)
-        if config.qk_norm:
-            q = rms_norm(q, self.q_norm[...], config.norm_eps)
-            k = rms_norm(k, self.k_norm[...], config.norm_eps)
-        return q, k, v
-
-
-class MLP(nnx.Module):
-    """Gate and up as one product, then down."""
-
-    def __init__(self, config: ModelConfig, dtype: Any, rngs: nnx.Rngs):
-        hidden, inner = config.hidden_size, config.intermediate_size
-        init = normal(config.initializer_range)
-        self.activation = config.activation
-        self.gate_up = parameter(rngs, (hidden, 2, inner), ("embed", None, "mlp"), dtype, init)
-        self.down = parameter(rngs, (inner, hidden), ("mlp", "embed"), dtype, init)
-
-    def __call__(self, x: Array) -> Array:
-        return gated_mlp(x, self.gate_up[...], self.down[...], self.activation)
+from jengine.layers.rope import rotation
+from jengine.layers.soft_cap import soft_cap
+from jengine.models.attention import Attention, Rotations
+from jengine.models.mlp import make_mlp
+from jengine.models.norms import make_norm, norms_around
+from jengine.models.parameter import normal, parameter
 
 
 class DecoderLayer(nnx.Module):
-    """Pre-norm attention and MLP, each added to the residual stream."""
+    """Attention and MLP, normalised before, after or around, each added to the residual stream."""
 
     def __init__(self, config: ModelConfig, layer: int, dtype: Any, rngs: nnx.Rngs):
-        self.eps = config.norm_eps
-        self.attention_norm = ones(rngs, config.hidden_size, "embed", dtype)
+        self.before_attention, self.after_attention = norms_around(config, dtype, rngs)
         self.attention = Attention(config, layer, dtype, rngs)
-        self.mlp_norm = ones(rngs, config.hidden_size, "embed", dtype)
-        self.mlp = MLP(config, dtype, rngs)
+        self.before_mlp, self.after_mlp = norms_around(config, dtype, rngs)
+        self.mlp = make_mlp(config, layer, dtype, rngs)
 
     def __call__(
-        self, x: Array, cos: Array, sin: Array, cache: Any, attend: AttentionFunction
+        self, x: Array, rotations: Rotations, cache: Any, attend: AttentionFunction
     ) -> tuple[Array, Any]:
         with jax.named_scope("attention"):
-            normed = rms_norm(x, self.attention_norm[...], self.eps)
-            mixed, cache = self.attention(normed, cos, sin, cache, attend)
-            x = x + mixed
+            mixed, cache = self.attention(self.before_attention(x), rotations, cache, attend)
+            x = x + self.after_attention(mixed)
         with jax.named_scope("mlp"):
-            return x + self.mlp(rms_norm(x, self.mlp_norm[...], self.eps)), cache
+            return x + self.after_mlp(self.mlp(self.before_mlp(x))), cache
 
 
 class Decoder(nnx.Module):
@@ -117,10 +51,13 @@ class Decoder(nnx.Module):
         init = normal(config.initializer_range)
         vocab, hidden = config.vocab_size, config.hidden_size
         self.embed = parameter(rngs, (vocab, hidden), ("vocab", "embed"), dtype, init)
+        if config.rope is None:
+            positions = (config.max_position, hidden)
+            self.position_embed = parameter(rngs, positions, (None, "embed"), dtype, init)
         self.layers = nnx.List(
             [DecoderLayer(config, layer, dtype, rngs) for layer in range(len(config.layers))]
         )
-        self.final_norm = ones(rngs, hidden, "embed", dtype)
+        self.norm = make_norm(config, (hidden,), ("embed",), dtype, rngs)
         if not config.tie_embeddings:
             self.head = parameter(rngs, (hidden, vocab), ("embed", "vocab"), dtype, init)
 
@@ -129,19 +66,34 @@ class Decoder(nnx.Module):
     ) -> tuple[Array, Any]:
         """Hidden states after the final norm, [..., hidden], and the new cache."""
         with jax.named_scope("embed"):
-            x = jnp.take(self.embed[...], tokens, axis=0, mode="clip").astype(jnp.float32)
-        cos, sin = rotation(positions, self.config.rope, self.config.head_dim)
+            x = self.embedded(tokens, positions)
+        rotations = {
+            rope: rotation(positions, rope, self.config.head_dim) for rope in self.config.ropes
+        }
         for index, layer in enumerate(self.layers):
             with jax.named_scope(f"layer_{index}"):
-                x, cache = layer(x, cos, sin, cache, attend)
-        return rms_norm(x, self.final_norm[...], self.config.norm_eps), cache
+                x, cache = layer(x, rotations, cache, attend)
+        return self.norm(x), cache
+
+    def embedded(self, tokens: Array, positions: Array) -> Array:
+        """What enters the first layer, float32."""
+        x = jnp.take(self.embed[...], tokens, axis=0, mode="clip").astype(jnp.float32)
+        if self.config.embed_scale != 1.0:
+            # Rounded to the weights' dtype, as it was when the model was trained.
+            x = x * jnp.asarray(self.config.embed_scale, self.embed.dtype).astype(jnp.float32)
+        if self.config.rope is None:
+            learned = jnp.take(self.position_embed[...], positions, axis=0, mode="clip")
+            x = x + learned.astype(jnp.float32)
+        return x
 
     def logits(self, hidden: Array) -> Array:
         """Float32 logits over the vocabulary, [..., vocab]."""
         with jax.named_scope("head"):
             if self.config.tie_embeddings:
-                return project("...h,vh->...v", hidden, self.embed[...])
-            return project("...h,hv->...v", hidden, self.head[...])
+                logits = project("...h,vh->...v", hidden, self.embed[...])
+            else:
+                logits = project("...h,hv->...v", hidden, self.head[...])
+            return soft_cap(logits, self.config.logit_soft_cap)
 
     def score(self, tokens: Array) -> Array:
         """Logits of whole sequences [B, T] -> [B, T, vocab], without a cache."""
@@ -149,3 +101,8 @@ class Decoder(nnx.Module):
         windows = tuple(spec.window for spec in self.config.layers)
         hidden, _ = self(tokens, positions, None, dense_causal(windows))
         return self.logits(hidden)
+
+    @property
+    def final_norm(self) -> nnx.Param:
+        """The weight of the norm before the head."""
+        return self.norm.weight

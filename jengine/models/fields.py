@@ -59,14 +59,16 @@ class Fields:
             return None
         return self.integer(key, default, minimum=minimum, maximum=maximum)
 
-    def integers(self, key: str, default: int | None, *, maximum: int) -> tuple[int, ...]:
-        """Token ids: null, one, or a list of them."""
+    def integers(
+        self, key: str, default: int | None, *, maximum: int, each: str = "a token id"
+    ) -> tuple[int, ...]:
+        """Token ids, or what `each` says: null, one, or a list of them."""
         value = self.values.get(key, default)
         found = () if value is None else (value,) if type(value) is int else value
         if not isinstance(found, list | tuple) or not all(
             type(one) is int and 0 <= one <= maximum for one in found
         ):
-            self.refuse(key, f"a token id from 0 to {maximum}, a list of them, or null")
+            self.refuse(key, f"{each} from 0 to {maximum}, a list of them, or null")
         return tuple(found)
 
     def number(
@@ -92,6 +94,12 @@ class Fields:
             high = "" if math.isinf(maximum) else f" and at most {maximum}"
             self.refuse(key, f"a finite number {low}{high}")
         return value
+
+    def optional_number(self, key: str, default: float | None) -> float | None:
+        """As `number`, above zero, and null stands for "none"."""
+        if self.values.get(key, default) is None:
+            return None
+        return self.number(key, default, above_minimum=True)
 
     def flag(self, key: str, default: bool) -> bool:
         """true or false."""

@@ -7,17 +7,23 @@ checked; what cannot be honoured is refused. Must not know families or tensors.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
+from typing import Literal, cast
 
 from jengine.config import Activation, CacheSpec, ModelConfig, RopeConfig
 from jengine.errors import CheckpointError
 from jengine.models.fields import Fields
 
-ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+}
 DTYPES = {name: name for name in ("float32", "float16", "bfloat16")}
 LAYER_TYPES = {"full_attention": "full", "sliding_attention": "sliding"}
 # The layer count decides how much is built before any tensor is compared, so it needs a limit.
 MOST_LAYERS = 1000
+MOST_EXPERTS = 512
 
 _ROPE_COMMON = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
 _ROPE_KEYS = {
@@ -42,6 +48,9 @@ class Defaults:
     max_position: int
     norm_eps: float = 1e-6
     rope_theta: float = 10000.0
+    activation: str = "silu"
+    activation_key: str = "hidden_act"
+    tie_embeddings: bool = False
     bos_token_id: int | None = None
     eos_token_id: int | None = None
 
@@ -53,10 +62,13 @@ def read_decoder(
     windows: tuple[int | None, ...],
     qkv_bias: bool = False,
     output_bias: bool = False,
-    qk_norm: bool = False,
+    qk_norm: Literal["head", "whole"] | None = None,
 ) -> ModelConfig:
-    """The shared body's shape; what differs between families comes as arguments."""
-    _refuse_unsupported(fields)
+    """The shared body's shape; what differs between families comes as arguments.
+
+    What only one family has, it puts in with `dataclasses.replace`.
+    """
+    refuse_unsupported(fields)
     vocab = fields.integer("vocab_size", defaults.vocab_size)
     heads, kv_heads, head_dim = _read_heads(fields, defaults)
     max_position = fields.integer("max_position_embeddings", defaults.max_position)
@@ -69,22 +81,28 @@ def read_decoder(
         num_kv_heads=kv_heads,
         head_dim=head_dim,
         max_position=max_position,
-        layers=tuple(_cache_spec(kv_heads, head_dim, window) for window in windows),
+        layers=cache_specs(kv_heads, head_dim, windows),
         norm_eps=fields.number("rms_norm_eps", defaults.norm_eps, above_minimum=True),
         rope=read_rope(fields, defaults.rope_theta, max_position),
-        activation=cast(Activation, fields.choice("hidden_act", "silu", ACTIVATIONS)),
-        tie_embeddings=fields.flag("tie_word_embeddings", False),
+        activation=read_activation(fields, defaults.activation_key, defaults.activation),
+        tie_embeddings=fields.flag("tie_word_embeddings", defaults.tie_embeddings),
         qkv_bias=qkv_bias,
         output_bias=output_bias,
         qk_norm=qk_norm,
         initializer_range=fields.number("initializer_range", 0.02, maximum=1.0),
         dtype=read_dtype(fields),
-        bos_token_id=fields.optional_integer(
-            "bos_token_id", _inside(defaults.bos_token_id, vocab), minimum=0, maximum=vocab - 1
-        ),
-        eos_token_ids=fields.integers(
-            "eos_token_id", _inside(defaults.eos_token_id, vocab), maximum=vocab - 1
-        ),
+        bos_token_id=read_bos(fields, defaults.bos_token_id, vocab),
+        eos_token_ids=read_eos(fields, defaults.eos_token_id, vocab),
+    )
+
+
+def cache_specs(
+    kv_heads: int, head_dim: int, windows: tuple[int | None, ...]
+) -> tuple[CacheSpec, ...]:
+    """What each layer caches."""
+    return tuple(
+        CacheSpec("full" if window is None else "sliding", kv_heads, head_dim, window)
+        for window in windows
     )
 
 
@@ -99,6 +117,23 @@ def read_architecture(fields: Fields) -> str:
 def read_num_layers(fields: Fields, defaults: Defaults) -> int:
     """How many layers there are."""
     return fields.integer("num_hidden_layers", defaults.num_layers, maximum=MOST_LAYERS)
+
+
+def read_activation(fields: Fields, key: str, default: str) -> Activation:
+    """The activation by our name."""
+    return cast(Activation, fields.choice(key, default, ACTIVATIONS))
+
+
+def read_bos(fields: Fields, default: int | None, vocab: int) -> int | None:
+    """The token that begins a text; a default counts only if the vocabulary holds it."""
+    return fields.optional_integer(
+        "bos_token_id", _inside(default, vocab), minimum=0, maximum=vocab - 1
+    )
+
+
+def read_eos(fields: Fields, default: int | None, vocab: int) -> tuple[int, ...]:
+    """The tokens that end a text."""
+    return fields.integers("eos_token_id", _inside(default, vocab), maximum=vocab - 1)
 
 
 def read_dtype(fields: Fields) -> str:
@@ -147,6 +182,20 @@ def read_layer_windows(fields: Fields, num_layers: int) -> tuple[int | None, ...
     return tuple(window if kind == "sliding" else None for kind in kinds)
 
 
+def read_layer_pattern(
+    fields: Fields, num_layers: int, window: int, full_every: int
+) -> tuple[int | None, ...]:
+    """One window a layer as the Gemma families say it: layer_types, or each n-th layer is full."""
+    found = fields.optional_integer("sliding_window", window)
+    if fields.values.get("layer_types") is None:
+        kinds = ["sliding" if (i + 1) % full_every else "full" for i in range(num_layers)]
+    else:
+        kinds = _read_layer_types(fields, num_layers)
+    if "sliding" in kinds and found is None:
+        fields.refuse("sliding_window", "an integer, because there are sliding layers")
+    return tuple(found if kind == "sliding" else None for kind in kinds)
+
+
 def expect_uniform_layers(fields: Fields, num_layers: int, kind: str) -> None:
     """For families without a pattern: `layer_types`, if it is there, must not ask for one."""
     if fields.values.get("layer_types") is None:
@@ -157,11 +206,9 @@ def expect_uniform_layers(fields: Fields, num_layers: int, kind: str) -> None:
 
 def write_decoder(config: ModelConfig) -> dict[str, object]:
     """The inverse of `read_decoder`, in the style that transformers 4 and 5 both read."""
-    activations = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
-    eos = config.eos_token_ids
+    if config.rope is None:
+        raise CheckpointError(f"A config.json of {config.architecture} cannot express rope=None.")
     return {
-        "architectures": [config.architecture],
-        "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_size,
         "intermediate_size": config.intermediate_size,
         "num_hidden_layers": len(config.layers),
@@ -172,8 +219,23 @@ def write_decoder(config: ModelConfig) -> dict[str, object]:
         "rms_norm_eps": config.norm_eps,
         "rope_theta": config.rope.theta,
         "rope_scaling": _write_rope_scaling(config.rope),
-        "hidden_act": activations[config.activation],
+        "hidden_act": write_activation(config),
         "tie_word_embeddings": config.tie_embeddings,
+        **write_common(config),
+    }
+
+
+def write_activation(config: ModelConfig) -> str:
+    """The activation by the first of the names that it is known under."""
+    return next(theirs for theirs, ours in ACTIVATIONS.items() if ours == config.activation)
+
+
+def write_common(config: ModelConfig) -> dict[str, object]:
+    """Keys that have one name in all families."""
+    eos = config.eos_token_ids
+    return {
+        "architectures": [config.architecture],
+        "vocab_size": config.vocab_size,
         "initializer_range": config.initializer_range,
         "torch_dtype": config.dtype,
         "bos_token_id": config.bos_token_id,
@@ -185,7 +247,7 @@ def write_layer_windows(config: ModelConfig) -> dict[str, object]:
     """The inverse of `read_layer_windows`."""
     windows = [spec.window for spec in config.layers]
     used = [window for window in windows if window is not None]
-    kinds = ["full_attention" if window is None else "sliding_attention" for window in windows]
+    kinds = write_layer_types(config)
     return {
         "use_sliding_window": bool(used),
         "sliding_window": used[0] if used else None,
@@ -194,7 +256,13 @@ def write_layer_windows(config: ModelConfig) -> dict[str, object]:
     }
 
 
-def _refuse_unsupported(fields: Fields) -> None:
+def write_layer_types(config: ModelConfig) -> list[str]:
+    """One name a layer."""
+    names = {ours: theirs for theirs, ours in LAYER_TYPES.items()}
+    return [names["full" if spec.window is None else "sliding"] for spec in config.layers]
+
+
+def refuse_unsupported(fields: Fields) -> None:
     """Keys that change what the weights mean and that no family here can honour."""
     if fields.values.get("quantization_config") is not None:
         fields.refuse("quantization_config", "a checkpoint that is not quantised")
@@ -227,10 +295,6 @@ def _read_layer_types(fields: Fields, num_layers: int) -> list[str]:
     if not all(isinstance(kind, str) and kind in LAYER_TYPES for kind in value):
         fields.refuse("layer_types", f"entries out of {known}")
     return [LAYER_TYPES[kind] for kind in value]
-
-
-def _cache_spec(kv_heads: int, head_dim: int, window: int | None) -> CacheSpec:
-    return CacheSpec("full" if window is None else "sliding", kv_heads, head_dim, window)
 
 
 def _inside(token_id: int | None, vocab: int) -> int | None:

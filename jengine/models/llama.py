@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from jengine.config import ModelConfig
+from jengine.models.checkpoint import Names
 from jengine.models.fields import Fields
 from jengine.models.hf_config import (
     Defaults,
@@ -15,6 +16,8 @@ from jengine.models.hf_config import (
 )
 
 ARCHITECTURES = ("LlamaForCausalLM",)
+MODELS = "Llama 2, Llama 3"
+NAMES = Names()
 DEFAULTS = Defaults(
     vocab_size=32000,
     hidden_size=4096,

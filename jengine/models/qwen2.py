@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from jengine.config import ModelConfig
+from jengine.models.checkpoint import Names
 from jengine.models.fields import Fields
 from jengine.models.hf_config import (
     Defaults,
@@ -16,6 +17,8 @@ from jengine.models.hf_config import (
 )
 
 ARCHITECTURES = ("Qwen2ForCausalLM",)
+MODELS = "Qwen2, Qwen2.5"
+NAMES = Names()
 DEFAULTS = Defaults(
     vocab_size=151936,
     hidden_size=4096,

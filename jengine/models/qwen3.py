@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from jengine.config import ModelConfig
+from jengine.models.checkpoint import Names
 from jengine.models.fields import Fields
 from jengine.models.hf_config import (
     Defaults,
@@ -16,6 +17,8 @@ from jengine.models.hf_config import (
 )
 
 ARCHITECTURES = ("Qwen3ForCausalLM",)
+MODELS = "Qwen3"
+NAMES = Names()
 DEFAULTS = Defaults(
     vocab_size=151936,
     hidden_size=4096,
@@ -34,7 +37,7 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
     bias = fields.flag("attention_bias", False)
     windows = read_layer_windows(fields, read_num_layers(fields, DEFAULTS))
     return read_decoder(
-        fields, DEFAULTS, windows=windows, qkv_bias=bias, output_bias=bias, qk_norm=True
+        fields, DEFAULTS, windows=windows, qkv_bias=bias, output_bias=bias, qk_norm="head"
     )
 
 

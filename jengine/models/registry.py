@@ -7,19 +7,28 @@ Must not know files.
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Mapping
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import jax.numpy as jnp
 from flax import nnx
 
 from jengine.config import ModelConfig
 from jengine.errors import CheckpointError, nearest_name
-from jengine.models.checkpoint import IgnoredTensor, Piece, decoder_pieces, ignored_in_decoder
+from jengine.models.checkpoint import (
+    IgnoredTensor,
+    Names,
+    Piece,
+    decoder_pieces,
+    ignored_in_decoder,
+    with_prefix,
+)
 from jengine.models.decoder import Decoder
 from jengine.models.fields import Fields
 from jengine.models.hf_config import read_architecture
 
+T = TypeVar("T")
 FAMILIES = {
     "LlamaForCausalLM": "jengine.models.llama",
     "MistralForCausalLM": "jengine.models.mistral",
@@ -32,6 +41,8 @@ class Family(Protocol):
     """What a family file offers."""
 
     ARCHITECTURES: tuple[str, ...]
+    MODELS: str  # for people
+    NAMES: Names
 
     def read_config(self, hf: Mapping[str, object]) -> ModelConfig: ...
 
@@ -71,14 +82,23 @@ def build(config: ModelConfig, *, dtype: Any = jnp.float32, rngs: nnx.Rngs) -> D
 
 def checkpoint_map(config: ModelConfig) -> dict[str, tuple[Piece, ...]]:
     """For each parameter's path the checkpoint tensors that fill it."""
-    _family(config.architecture)
-    return decoder_pieces(config)
+    return decoder_pieces(config, _family(config.architecture).NAMES)
 
 
 def ignored_tensors(config: ModelConfig) -> tuple[IgnoredTensor, ...]:
     """Tensors that a checkpoint may hold without filling anything."""
-    _family(config.architecture)
-    return ignored_in_decoder(config)
+    return ignored_in_decoder(config, _family(config.architecture).NAMES)
+
+
+def full_names(config: ModelConfig, tensors: Mapping[str, T]) -> Mapping[str, T]:
+    """A file's tensors by the names that `checkpoint_map` knows."""
+    return with_prefix(tensors, _family(config.architecture).NAMES)
+
+
+def markdown_table() -> str:
+    """The supported architectures, as README.md shows them."""
+    rows = [f"| {_family(name).MODELS} | `{name}` |" for name in FAMILIES]
+    return "\n".join(["| models | `architectures` in config.json |", "|---|---|", *rows])
 
 
 def _family(architecture: str) -> Family:
@@ -86,5 +106,10 @@ def _family(architecture: str) -> Family:
         raise CheckpointError(
             f"config.json: architecture {architecture!r} is not supported."
             f"{nearest_name(architecture, FAMILIES)} Supported: {', '.join(FAMILIES)}."
+            " To add one, see 'Add a model' in CONTRIBUTING.md."
         )
     return cast(Family, importlib.import_module(FAMILIES[architecture]))
+
+
+if __name__ == "__main__":
+    sys.stdout.write(markdown_table() + "\n")

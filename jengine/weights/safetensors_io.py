@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from flax import nnx
 
 from jengine.errors import CheckpointError
 from jengine.models import registry
-from jengine.models.checkpoint import IgnoredTensor, Piece
+from jengine.models.checkpoint import IgnoredTensor, Piece, take_tensors
 from jengine.models.decoder import Decoder
 from jengine.models.hf_config import DTYPES
 from jengine.models.parameter import named_parameters
@@ -50,7 +51,7 @@ def load_model(
     folder = Path(folder)
     config = with_dtype(read_model_config(folder), dtype)
     pieces = registry.checkpoint_map(config)
-    tensors = open_checkpoint(folder)
+    tensors = registry.full_names(config, open_checkpoint(folder))
     # Before the model is built: a config that does not fit its tensors may describe a giant.
     check_tensors(folder, tensors, pieces, registry.ignored_tensors(config))
     model = abstract_model(config)
@@ -84,7 +85,7 @@ def save_pretrained(model: Decoder, folder: Path | str) -> None:
     written = registry.write_config(config)
     pieces = registry.checkpoint_map(config)
     dtype = np.dtype(jnp.dtype(config.dtype))
-    declared = [(piece.name, dtype, piece.shape) for found in pieces.values() for piece in found]
+    declared = [(name, dtype, piece.shape) for name, piece in _by_name(pieces).items()]
     folder.mkdir(parents=True, exist_ok=True)
     write_file(folder / "model.safetensors", declared, _taken_apart(parameters, pieces))
     (folder / "config.json").write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
@@ -92,9 +93,7 @@ def save_pretrained(model: Decoder, folder: Path | str) -> None:
 
 def _taken_apart(parameters: Mapping[str, nnx.Param], pieces: Pieces) -> Iterator[np.ndarray]:
     for path, found in pieces.items():
-        parameter = np.asarray(parameters[path].get_value())
-        for piece in found:
-            yield piece.take(parameter)
+        yield from take_tensors(np.asarray(parameters[path].get_value()), found)
 
 
 def _stream(
@@ -109,7 +108,7 @@ def _stream(
     if set(declared) != set(pieces):
         raise ValueError(f"pieces and parameters differ: {set(declared) ^ set(pieces)}")
     place = place or place_on_default_device
-    total = sum(tensors[piece.name].size for found in pieces.values() for piece in found)
+    total = sum(tensors[name].size for name in _by_name(pieces))
     bar = progress("Loading weights", total) if progress else None
     values = {}
     try:
@@ -118,7 +117,8 @@ def _stream(
             for piece in pieces[path]:
                 _fill(buffer, piece, tensors[piece.name])
                 if bar:
-                    bar.update(tensors[piece.name].size)
+                    share = math.prod(piece.source_shape) / math.prod(piece.shape)
+                    bar.update(share * tensors[piece.name].size)
             values[path] = place(path, parameter.get_metadata()["axes"], buffer)
     finally:
         if bar:
@@ -133,7 +133,7 @@ def check_tensors(
     ignored: Sequence[IgnoredTensor],
 ) -> None:
     """Refuse a checkpoint unless it holds exactly the tensors that the model needs."""
-    wanted = {piece.name: piece for found in pieces.values() for piece in found}
+    wanted = _by_name(pieces)
     missing = [name for name in wanted if name not in tensors]
     if missing:
         hint = " Is 'tie_word_embeddings' right?" if missing == ["lm_head.weight"] else ""
@@ -170,6 +170,11 @@ def _fill(buffer: np.ndarray, piece: Piece, tensor: StoredTensor) -> None:
             " float32."
         )
     piece.fill(buffer, narrow)
+
+
+def _by_name(pieces: Pieces) -> dict[str, Piece]:
+    """The tensors that are needed, each with one of its pieces."""
+    return {piece.name: piece for found in pieces.values() for piece in found}
 
 
 def _rule_for(name: str, ignored: Sequence[IgnoredTensor]) -> IgnoredTensor | None:

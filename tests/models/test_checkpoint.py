@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jengine.models import registry
-from jengine.models.checkpoint import Piece
+from jengine.models.checkpoint import Names, Piece, take_tensors, with_prefix
 from jengine.models.parameter import named_parameters
 from jengine.weights.abstract import abstract_model
 from tests.models.tiny_models import FAMILIES, tiny_settings
@@ -22,8 +22,15 @@ def test_pieces_fill_each_parameter_exactly_once(family: str, tied: bool) -> Non
     declared = dict(named_parameters(abstract_model(config)))
     pieces = registry.checkpoint_map(config)
     assert set(pieces) == set(declared)
-    names = [piece.name for found in pieces.values() for piece in found]
-    assert len(names) == len(set(names))
+    by_name: dict[str, list[Piece]] = {}
+    for piece in (piece for found in pieces.values() for piece in found):
+        by_name.setdefault(piece.name, []).append(piece)
+    for name, parts in by_name.items():
+        read = np.zeros(parts[0].shape, np.int32)
+        for piece in parts:
+            assert piece.shape == read.shape
+            read[piece.source] += 1
+        assert (read == 1).all(), name
     for path, found in pieces.items():
         touched = np.zeros(declared[path].shape, np.int32)
         for piece in found:
@@ -39,11 +46,15 @@ def test_pieces_can_be_undone(family: str) -> None:
     random = np.random.default_rng(0)
     for path, found in registry.checkpoint_map(config).items():
         parameter = np.empty(declared[path].shape, np.float32)
-        tensors = [random.standard_normal(piece.shape).astype(np.float32) for piece in found]
-        for piece, tensor in zip(found, tensors, strict=True):
-            piece.fill(parameter, tensor)
-        for piece, tensor in zip(found, tensors, strict=True):
-            np.testing.assert_array_equal(piece.take(parameter), tensor)
+        shapes = {piece.name: piece.shape for piece in found}
+        tensors = {
+            name: random.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()
+        }
+        for piece in found:
+            piece.fill(parameter, tensors[piece.name])
+        taken = zip(tensors.items(), take_tensors(parameter, found), strict=True)
+        for (name, tensor), back in taken:
+            np.testing.assert_array_equal(back, tensor, err_msg=name)
 
 
 def test_a_transposed_piece_splits_rows_into_heads() -> None:
@@ -56,3 +67,13 @@ def test_a_transposed_piece_splits_rows_into_heads() -> None:
 def test_the_table_agrees_with_the_family_files() -> None:
     for architecture, module in registry.FAMILIES.items():
         assert architecture in importlib.import_module(module).ARCHITECTURES
+
+
+def test_files_of_a_bare_model_get_their_full_names() -> None:
+    names = Names(prefix="transformer.", embed="wte")
+    assert with_prefix({"wte.weight": 1, "h.0": 2}, names) == {
+        "transformer.wte.weight": 1,
+        "transformer.h.0": 2,
+    }
+    whole = {"transformer.wte.weight": 1, "lm_head.weight": 2}
+    assert with_prefix(whole, names) == whole

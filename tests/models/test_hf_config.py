@@ -38,7 +38,7 @@ def test_the_oldest_style_calls_it_type() -> None:
 def test_missing_keys_have_the_defaults_of_transformers(family: str) -> None:
     transformers = pytest.importorskip("transformers")
     architecture = FAMILIES[family]
-    theirs = getattr(transformers, architecture.replace("ForCausalLM", "Config"))()
+    theirs = getattr(transformers, architecture).config_class()
     written = {**theirs.to_dict(), "architectures": [architecture]}
     assert registry.model_config({"architectures": [architecture]}) == registry.model_config(
         written
@@ -133,7 +133,9 @@ KEYS = [
     *tiny_settings("qwen3"), "architectures", "layer_types", "rope_scaling", "rope_parameters",
     "rope_theta", "dtype", "torch_dtype", "sliding_window", "use_sliding_window", "hidden_act",
     "max_window_layers", "rms_norm_eps", "attention_bias", "mlp_bias", "auto_map",
-    "quantization_config", "partial_rotary_factor",
+    "quantization_config", "partial_rotary_factor", *tiny_settings("qwen3_moe"),
+    *tiny_settings("gemma3"), *tiny_settings("gpt2"), "num_local_experts", "mlp_only_layers",
+    "sliding_window_pattern", "rope_local_base_freq", "final_logit_softcapping",
 ]  # fmt: skip
 
 
@@ -152,7 +154,9 @@ def test_any_json_is_read_or_refused(family: str, overrides: dict[str, Any]) -> 
 
 def test_unknown_architectures_name_the_supported_ones() -> None:
     with pytest.raises(CheckpointError, match=r"LlamaForCausalLM.*Qwen3ForCausalLM"):
-        registry.model_config({"architectures": ["GPT2LMHeadModel"]})
+        registry.model_config({"architectures": ["BertForMaskedLM"]})
+    with pytest.raises(CheckpointError, match=r"'Add a model' in CONTRIBUTING\.md"):
+        registry.model_config({"architectures": ["BertForMaskedLM"]})
     with pytest.raises(CheckpointError, match="Did you mean 'Qwen3ForCausalLM'"):
         registry.model_config({"architectures": ["Qwen3ForCausalLm"]})
     for wrong in (None, [], "LlamaForCausalLM", [1], ["a", "b"]):

@@ -32,6 +32,33 @@ SIZES: dict[str, Any] = {
 OWN_SIZES: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": 16},
     "qwen3": {"head_dim": 16},
+    "qwen3_moe": {
+        "head_dim": 16,
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 24,
+        "norm_topk_prob": True,
+    },
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "gemma2": {"head_dim": 12, "query_pre_attn_scalar": 20, "sliding_window": 16},
+    "gemma3": {
+        "head_dim": 12,
+        "query_pre_attn_scalar": 20,
+        "sliding_window": 16,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
+    "phi3": {"pad_token_id": 0},
+}
+# Families whose config.json has other names for these sizes.
+OWN_NAMES: dict[str, dict[str, str | None]] = {
+    "gpt2": {
+        "hidden_size": "n_embd",
+        "intermediate_size": "n_inner",
+        "num_hidden_layers": "n_layer",
+        "num_attention_heads": "n_head",
+        "num_key_value_heads": None,
+        "max_position_embeddings": "n_positions",
+    },
 }
 LLAMA3_ROPE = {
     "rope_type": "llama3",
@@ -45,7 +72,16 @@ LLAMA3_ROPE = {
 
 def tiny_settings(family: str, **overrides: Any) -> dict[str, Any]:
     """The config.json keys of a tiny model."""
-    return {**SIZES, **OWN_SIZES.get(family, {}), **overrides}
+    given = {**SIZES, **OWN_SIZES.get(family, {}), **overrides}
+    names = {name: OWN_NAMES.get(family, {}).get(name, name) for name in given}
+    return {names[name]: value for name, value in given.items() if names[name] is not None}
+
+
+def config_class(family: str) -> Any:
+    """transformers' class for the family's config.json."""
+    import transformers
+
+    return getattr(transformers, FAMILIES[family]).config_class
 
 
 def write_tiny(
@@ -58,8 +94,7 @@ def write_tiny(
 
     logging.disable_progress_bar()
     architecture = FAMILIES[family]
-    config_class = getattr(transformers, architecture.replace("ForCausalLM", "Config"))
-    config = config_class(**tiny_settings(family, **overrides))
+    config = config_class(family)(**tiny_settings(family, **overrides))
     torch.manual_seed(seed)
     model = getattr(transformers, architecture)(config)
     with torch.no_grad():

@@ -1,0 +1,64 @@
+"""Grouped experts equal the plain sum over all experts, whoever is picked."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jengine.layers.moe import experts_mlp, experts_mlp_reference, grouped_project, route
+
+HIDDEN, INNER, EXPERTS = 16, 24, 6
+
+
+def arrays(*shapes: tuple[int, ...], dtype: str = "float32") -> list[jnp.ndarray]:
+    rng = np.random.default_rng(0)
+    return [jnp.asarray(rng.normal(size=shape), jnp.dtype(dtype)) for shape in shapes]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("tokens", "count"), [(1, 1), (2, 3), (37, 2), (64, EXPERTS)])
+def test_equals_the_reference(tokens: int, count: int, dtype: str) -> None:
+    """One token leaves most experts empty; `count` = EXPERTS leaves none."""
+    (x,) = arrays((tokens, HIDDEN))
+    router, gate_up, down = arrays(
+        (HIDDEN, EXPERTS), (EXPERTS, HIDDEN, 2, INNER), (EXPERTS, INNER, HIDDEN), dtype=dtype
+    )
+    picked = route(x, router, count, normalize=True)
+    ours = experts_mlp(x, *picked, gate_up, down, "silu")
+    plain = experts_mlp_reference(x, *picked, gate_up, down, "silu")
+    scale = float(jnp.abs(plain).max())
+    np.testing.assert_allclose(np.asarray(ours), np.asarray(plain), atol=1e-5 * scale)
+    assert ours.dtype == jnp.float32
+
+
+@pytest.mark.parametrize("chosen", [[0, 0, 0], [5, 5, 5], [2, 4, 2]])
+def test_empty_experts(chosen: list[int]) -> None:
+    x, gate_up, down = arrays((3, HIDDEN), (EXPERTS, HIDDEN, 2, INNER), (EXPERTS, INNER, HIDDEN))
+    experts, weights = jnp.asarray(chosen)[:, None], jnp.asarray([[0.5], [1.0], [2.0]])
+    ours = experts_mlp(x, weights, experts, gate_up, down, "gelu_tanh")
+    plain = experts_mlp_reference(x, weights, experts, gate_up, down, "gelu_tanh")
+    np.testing.assert_allclose(np.asarray(ours), np.asarray(plain), rtol=1e-4, atol=1e-4)
+
+
+def test_routing_equals_numpy() -> None:
+    x, router = arrays((50, HIDDEN), (HIDDEN, EXPERTS))
+    logits = np.asarray(x, np.float64) @ np.asarray(router, np.float64)
+    chances = np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True)
+    best = np.argsort(-chances, axis=-1)[:, :2]
+    expected = np.take_along_axis(chances, best, axis=-1)
+    weights, experts = route(x, router, 2, normalize=False)
+    np.testing.assert_array_equal(np.asarray(experts), best)
+    np.testing.assert_allclose(np.asarray(weights), expected, atol=1e-5)
+    weights, _ = route(x, router, 2, normalize=True)
+    expected /= expected.sum(axis=-1, keepdims=True)
+    np.testing.assert_allclose(np.asarray(weights), expected, atol=1e-5)
+
+
+def test_groups_of_rows_meet_their_own_matrix() -> None:
+    x, weight = arrays((7, HIDDEN), (4, HIDDEN, INNER))
+    sizes = [0, 3, 4, 0]
+    groups = np.repeat(np.arange(4), sizes)
+    ours = grouped_project(x, weight, jnp.asarray(sizes, jnp.int32))
+    expected = np.stack([np.asarray(x)[i] @ np.asarray(weight)[g] for i, g in enumerate(groups)])
+    np.testing.assert_allclose(np.asarray(ours), expected, atol=1e-5)
