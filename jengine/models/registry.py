@@ -34,6 +34,8 @@ FAMILIES = {
     "MistralForCausalLM": "jengine.models.mistral",
     "Qwen2ForCausalLM": "jengine.models.qwen2",
     "Qwen3ForCausalLM": "jengine.models.qwen3",
+    "Gemma2ForCausalLM": "jengine.models.gemma2",
+    "Gemma3ForCausalLM": "jengine.models.gemma3",
 }
 
 

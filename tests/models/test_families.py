@@ -54,6 +54,41 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2-layer-types": ("qwen2", MIXED),
     "qwen3": ("qwen3", {"tie_word_embeddings": True}),
     "qwen3-layer-types": ("qwen3", {**MIXED, "attention_bias": True}),
+    "gemma2": ("gemma2", {"num_hidden_layers": 3}),
+    "gemma2-sharp-caps": (
+        "gemma2",
+        {
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 3.0,
+            "attention_bias": True,
+            "tie_word_embeddings": False,
+            "layer_types": ["full_attention", "sliding_attention"],
+        },
+    ),
+    "gemma2-no-caps": (
+        "gemma2",
+        {"attn_logit_softcapping": None, "final_logit_softcapping": None},
+    ),
+    "gemma3-pattern": ("gemma3", {"num_hidden_layers": 7, "layer_types": None}),
+    "gemma3-two-ropes": (
+        "gemma3",
+        {
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+                "full_attention": {"rope_type": "linear", "rope_theta": 2e4, "factor": 8.0},
+            },
+            "attention_bias": True,
+            "final_logit_softcapping": 5.0,
+        },
+    ),
+    "gemma3-old-style-ropes": (
+        "gemma3",
+        {
+            "rope_theta": 30000.0,
+            "rope_local_base_freq": 700.0,
+            "rope_scaling": {"rope_type": "linear", "factor": 4.0},
+        },
+    ),
 }
 TOLERANCE = 1e-4
 

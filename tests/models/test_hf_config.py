@@ -112,6 +112,17 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("qwen3", {"layer_types": 3}, "layer_types"),
     ("qwen3", {"attention_bias": None}, "attention_bias"),
     ("qwen3", {"max_window_layers": -1}, "max_window_layers"),
+    ("gemma2", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar"),
+    ("gemma2", {"attn_logit_softcapping": 0.0}, "attn_logit_softcapping"),
+    ("gemma2", {"final_logit_softcapping": "30"}, "final_logit_softcapping"),
+    ("gemma2", {"sliding_window": None}, "sliding_window"),
+    ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+    ("gemma2", {"hidden_activation": "gelu"}, "hidden_activation"),
+    ("gemma3", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
+    ("gemma3", {"rope_parameters": {"rope_type": "default"}}, "rope_type"),
+    ("gemma3", {"rope_parameters": {"sliding_attention": {"rope_type": "yarn"}}}, "rope_type"),
+    ("gemma3", {"rope_local_base_freq": -1.0}, "rope_theta"),
+    ("gemma3", {"layer_types": None, "sliding_window_pattern": 0}, "sliding_window_pattern"),
 ]
 
 
@@ -181,3 +192,10 @@ def test_what_a_family_cannot_express_is_refused() -> None:
     sliding = read("mistral")
     with pytest.raises(CheckpointError, match="cannot express layers"):
         registry.write_config(ModelConfig(**{**vars(sliding), "architecture": "LlamaForCausalLM"}))
+
+
+def test_gemma3_layers_differ_by_window_and_rotation() -> None:
+    config = read("gemma3", num_hidden_layers=7, layer_types=None)
+    assert [spec.window for spec in config.layers] == [16] * 5 + [None, 16]
+    assert [config.layer_rope(layer).theta for layer in (0, 5, 6)] == [1e4, 1e6, 1e4]
+    assert len(config.groups) == 2

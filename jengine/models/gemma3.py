@@ -1,0 +1,82 @@
+"""Gemma 3, text only: as Gemma 2 with normed heads, no soft caps, and two kinds of rotation.
+
+Five layers of six have a window and a rotation of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from jengine.config import ModelConfig
+from jengine.models.fields import Fields
+from jengine.models.gemma2 import NAMES, read_gemma, write_gemma
+from jengine.models.hf_config import Defaults, read_layer_pattern, read_num_layers, read_rope
+
+__all__ = ["ARCHITECTURES", "MODELS", "NAMES", "read_config", "write_config"]
+
+ARCHITECTURES = ("Gemma3ForCausalLM",)
+MODELS = "Gemma 3 (text)"
+SLIDING_THETA = 10000.0
+DEFAULTS = Defaults(
+    vocab_size=262208,
+    hidden_size=2304,
+    intermediate_size=9216,
+    num_layers=26,
+    num_heads=8,
+    num_kv_heads=4,
+    head_dim=256,
+    max_position=131072,
+    rope_theta=1000000.0,
+    activation="gelu_pytorch_tanh",
+    activation_key="hidden_activation",
+    tie_embeddings=True,
+    bos_token_id=2,
+    eos_token_id=1,
+)
+
+
+def read_config(hf: Mapping[str, object]) -> ModelConfig:
+    """The decoder that a Gemma 3 config.json describes."""
+    everywhere, sliding = _rope_fields(hf)
+    full_every = everywhere.integer("sliding_window_pattern", 6)
+    num_layers = read_num_layers(everywhere, DEFAULTS)
+    windows = read_layer_pattern(everywhere, num_layers, 4096, full_every)
+    if everywhere.values.get("attn_logit_softcapping") is not None:
+        everywhere.refuse("attn_logit_softcapping", "null, as in all of Gemma 3")
+    config = read_gemma(everywhere, DEFAULTS, windows)
+    return replace(
+        config,
+        qk_norm="head",
+        sliding_rope=read_rope(sliding, SLIDING_THETA, config.max_position),
+        logit_soft_cap=everywhere.optional_number("final_logit_softcapping", None),
+    )
+
+
+def write_config(config: ModelConfig) -> dict[str, object]:
+    """The inverse of `read_config`."""
+    family: dict[str, object] = {
+        "model_type": "gemma3_text",
+        "final_logit_softcapping": config.logit_soft_cap,
+    }
+    if config.sliding_rope is not None:
+        family["rope_local_base_freq"] = config.sliding_rope.theta
+    return {**write_gemma(config), **family}
+
+
+def _rope_fields(hf: Mapping[str, object]) -> tuple[Fields, Fields]:
+    """The settings as seen from full layers, and the rotation of sliding ones.
+
+    transformers 5 nests one rope in `rope_parameters` for each kind of layer; transformers 4 has
+    `rope_local_base_freq` for sliding layers.
+    """
+    nested = Fields(hf).part("rope_parameters")
+    if nested is None:
+        return Fields(hf), Fields({"rope_theta": hf.get("rope_local_base_freq")})
+    unknown = set(nested.values) - {"full_attention", "sliding_attention"}
+    if unknown:
+        nested.refuse(sorted(map(str, unknown))[0], "only full_attention and sliding_attention")
+    full, sliding = (nested.values.get(f"{kind}_attention") for kind in ("full", "sliding"))
+    return Fields({**hf, "rope_parameters": full}), Fields(
+        {"rope_parameters": sliding, "rope_theta": hf.get("rope_local_base_freq")}
+    )
