@@ -36,6 +36,7 @@ FAMILIES = {
     "Qwen3ForCausalLM": "jengine.models.qwen3",
     "Gemma2ForCausalLM": "jengine.models.gemma2",
     "Gemma3ForCausalLM": "jengine.models.gemma3",
+    "Phi3ForCausalLM": "jengine.models.phi3",
 }
 
 

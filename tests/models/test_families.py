@@ -89,6 +89,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_scaling": {"rope_type": "linear", "factor": 4.0},
         },
     ),
+    "phi3": ("phi3", {}),
+    "phi3-window-tied": (
+        "phi3",
+        {"sliding_window": 9, "tie_word_embeddings": True, "num_key_value_heads": 4},
+    ),
 }
 TOLERANCE = 1e-4
 

@@ -123,6 +123,10 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("gemma3", {"rope_parameters": {"sliding_attention": {"rope_type": "yarn"}}}, "rope_type"),
     ("gemma3", {"rope_local_base_freq": -1.0}, "rope_theta"),
     ("gemma3", {"layer_types": None, "sliding_window_pattern": 0}, "sliding_window_pattern"),
+    ("phi3", {"rope_scaling": {"type": "longrope", "short_factor": [1.0]}}, "longrope"),
+    ("phi3", {"rope_scaling": {"type": "su"}}, "longrope"),
+    ("phi3", {"rope_parameters": {"rope_type": "longrope"}}, "longrope"),
+    ("phi3", {"partial_rotary_factor": 0.75}, "partial_rotary_factor"),
 ]
 
 

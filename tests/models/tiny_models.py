@@ -18,6 +18,7 @@ FAMILIES = {
     "qwen3": "Qwen3ForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
     "gemma3": "Gemma3ForCausalLM",
+    "phi3": "Phi3ForCausalLM",
 }
 SIZES: dict[str, Any] = {
     "vocab_size": 97,
