@@ -37,6 +37,7 @@ FAMILIES = {
     "Gemma2ForCausalLM": "jengine.models.gemma2",
     "Gemma3ForCausalLM": "jengine.models.gemma3",
     "Phi3ForCausalLM": "jengine.models.phi3",
+    "Olmo2ForCausalLM": "jengine.models.olmo2",
 }
 
 

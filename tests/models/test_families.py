@@ -94,6 +94,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "phi3",
         {"sliding_window": 9, "tie_word_embeddings": True, "num_key_value_heads": 4},
     ),
+    "olmo2": ("olmo2", {}),
+    "olmo2-bias-all-heads": (
+        "olmo2",
+        {"attention_bias": True, "num_key_value_heads": 4, "tie_word_embeddings": True},
+    ),
 }
 TOLERANCE = 1e-4
 

@@ -127,6 +127,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("phi3", {"rope_scaling": {"type": "su"}}, "longrope"),
     ("phi3", {"rope_parameters": {"rope_type": "longrope"}}, "longrope"),
     ("phi3", {"partial_rotary_factor": 0.75}, "partial_rotary_factor"),
+    ("olmo2", {"layer_types": ["sliding_attention"] * 2}, "layer_types"),
 ]
 
 

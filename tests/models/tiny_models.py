@@ -19,6 +19,7 @@ FAMILIES = {
     "gemma2": "Gemma2ForCausalLM",
     "gemma3": "Gemma3ForCausalLM",
     "phi3": "Phi3ForCausalLM",
+    "olmo2": "Olmo2ForCausalLM",
 }
 SIZES: dict[str, Any] = {
     "vocab_size": 97,

@@ -1,0 +1,56 @@
+"""OLMo 2: norms only behind attention and MLP, and queries and keys normed as whole vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from jengine.config import ModelConfig
+from jengine.models.checkpoint import Names
+from jengine.models.fields import Fields
+from jengine.models.hf_config import (
+    Defaults,
+    expect_uniform_layers,
+    read_decoder,
+    read_num_layers,
+    write_decoder,
+)
+
+ARCHITECTURES = ("Olmo2ForCausalLM",)
+MODELS = "OLMo 2"
+NAMES = Names()
+DEFAULTS = Defaults(
+    vocab_size=50304,
+    hidden_size=4096,
+    intermediate_size=11008,
+    num_layers=32,
+    num_heads=32,
+    num_kv_heads=None,
+    head_dim=None,
+    max_position=2048,
+    norm_eps=1e-5,
+    eos_token_id=50279,
+)
+
+
+def read_config(hf: Mapping[str, object]) -> ModelConfig:
+    """The decoder that an OLMo 2 config.json describes."""
+    fields = Fields(hf)
+    num_layers = read_num_layers(fields, DEFAULTS)
+    expect_uniform_layers(fields, num_layers, "full")
+    bias = fields.flag("attention_bias", False)
+    config = read_decoder(
+        fields,
+        DEFAULTS,
+        windows=(None,) * num_layers,
+        qkv_bias=bias,
+        output_bias=bias,
+        qk_norm="whole",
+    )
+    return replace(config, norm_places="after")
+
+
+def write_config(config: ModelConfig) -> dict[str, object]:
+    """The inverse of `read_config`."""
+    family = {"model_type": "olmo2", "attention_bias": config.qkv_bias}
+    return {**write_decoder(config), **family}
