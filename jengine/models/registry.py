@@ -38,6 +38,7 @@ FAMILIES = {
     "Gemma3ForCausalLM": "jengine.models.gemma3",
     "Phi3ForCausalLM": "jengine.models.phi3",
     "Olmo2ForCausalLM": "jengine.models.olmo2",
+    "GPT2LMHeadModel": "jengine.models.gpt2",
 }
 
 

@@ -99,6 +99,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "olmo2",
         {"attention_bias": True, "num_key_value_heads": 4, "tie_word_embeddings": True},
     ),
+    "gpt2": ("gpt2", {}),
+    "gpt2-untied-unscaled": (
+        "gpt2",
+        {"tie_word_embeddings": False, "scale_attn_weights": False, "n_inner": None},
+    ),
 }
 TOLERANCE = 1e-4
 

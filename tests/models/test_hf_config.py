@@ -128,6 +128,10 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("phi3", {"rope_parameters": {"rope_type": "longrope"}}, "longrope"),
     ("phi3", {"partial_rotary_factor": 0.75}, "partial_rotary_factor"),
     ("olmo2", {"layer_types": ["sliding_attention"] * 2}, "layer_types"),
+    ("gpt2", {"n_embd": 30}, "n_embd"),
+    ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
+    ("gpt2", {"add_cross_attention": True}, "add_cross_attention"),
+    ("gpt2", {"activation_function": "relu"}, "activation_function"),
 ]
 
 

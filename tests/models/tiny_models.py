@@ -20,6 +20,7 @@ FAMILIES = {
     "gemma3": "Gemma3ForCausalLM",
     "phi3": "Phi3ForCausalLM",
     "olmo2": "Olmo2ForCausalLM",
+    "gpt2": "GPT2LMHeadModel",
 }
 SIZES: dict[str, Any] = {
     "vocab_size": 97,

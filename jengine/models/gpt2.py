@@ -1,0 +1,104 @@
+"""GPT-2: learned positions, layer norms, a plain MLP, biases everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from jengine.config import ModelConfig
+from jengine.models.checkpoint import IgnoredTensor, Names
+from jengine.models.fields import Fields
+from jengine.models.hf_config import (
+    MOST_LAYERS,
+    cache_specs,
+    read_activation,
+    read_architecture,
+    read_bos,
+    read_dtype,
+    read_eos,
+    refuse_unsupported,
+    write_activation,
+    write_common,
+)
+
+ARCHITECTURES = ("GPT2LMHeadModel",)
+MODELS = "GPT-2"
+NAMES = Names(
+    prefix="transformer.",
+    embed="wte",
+    positions="wpe",
+    final_norm="ln_f",
+    layers="h",
+    before_attention="ln_1",
+    before_mlp="ln_2",
+    qkv=("attn.c_attn",),
+    attention_out="attn.c_proj",
+    gate_up=("mlp.c_fc",),
+    down="mlp.c_proj",
+    stored_in_out=True,
+    ignored=(
+        IgnoredTensor(
+            r"transformer\.h\.\d+\.attn\.(bias|masked_bias)", "old files store the causal mask"
+        ),
+    ),
+)
+# What no released GPT-2 uses, and what the value is in all of them.
+FIXED = {"scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False}
+END_OF_TEXT = 50256
+
+
+def read_config(hf: Mapping[str, object]) -> ModelConfig:
+    """The decoder that a GPT-2 config.json describes."""
+    fields = Fields(hf)
+    refuse_unsupported(fields)
+    for key, value in FIXED.items():
+        if fields.flag(key, value) != value:
+            fields.refuse(key, str(value).lower())
+    vocab, hidden = fields.integer("vocab_size", 50257), fields.integer("n_embd", 768)
+    heads = fields.integer("n_head", 12)
+    if hidden % heads:
+        fields.refuse("n_embd", f"a multiple of n_head ({heads})")
+    windows = (None,) * fields.integer("n_layer", 12, maximum=MOST_LAYERS)
+    return ModelConfig(
+        architecture=read_architecture(fields),
+        vocab_size=vocab,
+        hidden_size=hidden,
+        intermediate_size=fields.optional_integer("n_inner", None) or 4 * hidden,
+        num_heads=heads,
+        num_kv_heads=heads,
+        head_dim=hidden // heads,
+        max_position=fields.integer("n_positions", 1024),
+        layers=cache_specs(heads, hidden // heads, windows),
+        norm_eps=fields.number("layer_norm_epsilon", 1e-5, above_minimum=True),
+        norm="layer",
+        rope=None,
+        activation=read_activation(fields, "activation_function", "gelu_new"),
+        mlp="plain",
+        tie_embeddings=fields.flag("tie_word_embeddings", True),
+        qkv_bias=True,
+        output_bias=True,
+        attention_scale=None if fields.flag("scale_attn_weights", True) else 1.0,
+        initializer_range=fields.number("initializer_range", 0.02, maximum=1.0),
+        dtype=read_dtype(fields),
+        bos_token_id=read_bos(fields, END_OF_TEXT, vocab),
+        eos_token_ids=read_eos(fields, END_OF_TEXT, vocab),
+    )
+
+
+def write_config(config: ModelConfig) -> dict[str, object]:
+    """The inverse of `read_config`."""
+    # The same function under the name that GPT-2 itself uses.
+    gelu_new = config.activation == "gelu_tanh"
+    return {
+        **write_common(config),
+        "model_type": "gpt2",
+        "n_embd": config.hidden_size,
+        "n_inner": config.intermediate_size,
+        "n_layer": len(config.layers),
+        "n_head": config.num_heads,
+        "n_positions": config.max_position,
+        "layer_norm_epsilon": config.norm_eps,
+        "activation_function": "gelu_new" if gelu_new else write_activation(config),
+        "tie_word_embeddings": config.tie_embeddings,
+        "scale_attn_weights": config.attention_scale is None,
+        **FIXED,
+    }
