@@ -34,6 +34,8 @@ FAMILIES = {
     "MistralForCausalLM": "jengine.models.mistral",
     "Qwen2ForCausalLM": "jengine.models.qwen2",
     "Qwen3ForCausalLM": "jengine.models.qwen3",
+    "Qwen3MoeForCausalLM": "jengine.models.qwen3_moe",
+    "MixtralForCausalLM": "jengine.models.mixtral",
     "Gemma2ForCausalLM": "jengine.models.gemma2",
     "Gemma3ForCausalLM": "jengine.models.gemma3",
     "Phi3ForCausalLM": "jengine.models.phi3",

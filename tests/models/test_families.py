@@ -104,6 +104,20 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "gpt2",
         {"tie_word_embeddings": False, "scale_attn_weights": False, "n_inner": None},
     ),
+    "mixtral": ("mixtral", {}),
+    "mixtral-window-own-head-dim": ("mixtral", {"sliding_window": 9, "head_dim": 12}),
+    "qwen3-moe": ("qwen3_moe", {}),
+    "qwen3-moe-some-layers": (
+        "qwen3_moe",
+        {
+            "num_hidden_layers": 4,
+            "decoder_sparse_step": 2,
+            "mlp_only_layers": [3],
+            "norm_topk_prob": False,
+            "attention_bias": True,
+        },
+    ),
+    "qwen3-moe-window": ("qwen3_moe", {"use_sliding_window": True, "sliding_window": 9}),
 }
 TOLERANCE = 1e-4
 

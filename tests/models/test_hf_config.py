@@ -132,6 +132,13 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
     ("gpt2", {"add_cross_attention": True}, "add_cross_attention"),
     ("gpt2", {"activation_function": "relu"}, "activation_function"),
+    ("mixtral", {"num_local_experts": 10**9}, "num_local_experts"),
+    ("mixtral", {"num_experts_per_tok": 5}, "num_experts_per_tok"),
+    ("qwen3_moe", {"num_experts": 0}, "num_experts"),
+    ("qwen3_moe", {"num_experts_per_tok": 9}, "num_experts_per_tok"),
+    ("qwen3_moe", {"mlp_only_layers": [2]}, "mlp_only_layers"),
+    ("qwen3_moe", {"decoder_sparse_step": 0}, "decoder_sparse_step"),
+    ("qwen3_moe", {"norm_topk_prob": 1}, "norm_topk_prob"),
 ]
 
 
@@ -208,3 +215,13 @@ def test_gemma3_layers_differ_by_window_and_rotation() -> None:
     assert [spec.window for spec in config.layers] == [16] * 5 + [None, 16]
     assert [config.layer_rope(layer).theta for layer in (0, 5, 6)] == [1e4, 1e6, 1e4]
     assert len(config.groups) == 2
+
+
+def test_experts_stand_on_the_layers_that_are_asked_for() -> None:
+    config = read(
+        "qwen3_moe", num_hidden_layers=6, decoder_sparse_step=2, mlp_only_layers=[3], num_experts=4
+    )
+    assert [config.layer_moe(layer) is not None for layer in range(6)] == [
+        False, True, False, False, False, True,
+    ]  # fmt: skip
+    assert read("qwen3_moe", num_local_experts=8) == read("qwen3_moe")
