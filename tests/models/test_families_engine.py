@@ -1,0 +1,80 @@
+"""Families that bring something of their own answer in the engine as transformers does.
+
+Prompts longer than a chunk and than the window, more requests than rows, shared prefixes: through
+the paged cache everything must come out as in one dense pass.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jengine import LLM, SamplingParams
+from sharding import axes
+from tests.models.tiny_models import write_tiny
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+NEW_TOKENS = 24
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma2": ("gemma2", {"attn_logit_softcapping": 4.0, "num_hidden_layers": 3}),
+    "gemma3": ("gemma3", {"num_hidden_layers": 7, "layer_types": None}),
+    "qwen3-moe": ("qwen3_moe", {"mlp_only_layers": [1], "num_hidden_layers": 3}),
+    "gpt2": ("gpt2", {}),
+}
+
+
+def prompts() -> list[list[int]]:
+    """Short, longer than a chunk of 64, and twice with the same beginning."""
+    rng = np.random.default_rng(5)
+    long = rng.integers(3, 97, 150).tolist()
+    own = [rng.integers(3, 97, length).tolist() for length in (1, 2, 17, 63, 64, 65, 200)]
+    return [*own, long, [*long[:100], 7, 8, 9], long]
+
+
+def greedy(model: Any, prompt: list[int]) -> tuple[list[int], int]:
+    """transformers' tokens, and how many of them are no near ties."""
+    given = torch.tensor([prompt])
+    made = model.generate(
+        given,
+        attention_mask=torch.ones_like(given),
+        do_sample=False,
+        max_new_tokens=NEW_TOKENS,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    with torch.no_grad():
+        best = model(made).logits[0, len(prompt) - 1 : -1].topk(2).values
+    ties = (best[:, 0] - best[:, 1] < 1e-3).nonzero()
+    return made[0, len(prompt) :].tolist(), int(ties[0]) if len(ties) else NEW_TOKENS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_greedy_answers_equal_transformers(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "experts" not in axes.MESH_AXES:
+        monkeypatch.setitem(axes.MESH_AXES, "experts", None)
+    family, overrides = CASES[name]
+    folder = write_tiny(tmp_path, family, **overrides)
+    llm = LLM(
+        folder,
+        skip_tokenizer_init=True,
+        enforce_eager=True,
+        max_model_len=256,
+        max_num_seqs=4,
+        compilation_config={"decode_rows": [4], "prefill_tokens": [64]},
+    )
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    params = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
+    compared = 0
+    for prompt, output in zip(prompts(), llm.generate(prompts(), params), strict=True):
+        expected, sure = greedy(theirs, prompt)
+        assert output.outputs[0].token_ids[:sure] == expected[:sure]
+        compared += sure
+    assert compared > 0.9 * NEW_TOKENS * len(prompts()), "near ties should be rare"
