@@ -1,7 +1,7 @@
 """The smallest program: one engine, two prompts, answers in order.
 
-    python examples/01_first_words.py            # the demo model that ships with jengine
-    python examples/01_first_words.py MODEL_DIR  # any supported Hugging Face folder
+python examples/01_first_words.py            # the demo model that ships with jengine
+python examples/01_first_words.py MODEL_DIR  # any supported Hugging Face folder
 """
 
 import sys

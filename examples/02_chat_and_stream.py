@@ -18,9 +18,7 @@ def stream(llm: LLM, messages: list[dict[str, str]], params: SamplingParams) -> 
 
 def main() -> None:
     with LLM("demo", max_num_seqs=4, compilation_config={"variants": ["greedy"]}) as llm:
-        params = SamplingParams(
-            temperature=0, max_tokens=96, output_kind=RequestOutputKind.DELTA
-        )
+        params = SamplingParams(temperature=0, max_tokens=96, output_kind=RequestOutputKind.DELTA)
         messages = [{"role": "user", "content": "What is 23 + 45?"}]
         answer = stream(llm, messages, params)
         messages += [

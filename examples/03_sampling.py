@@ -10,7 +10,9 @@ from jengine import LLM, SamplingParams
 
 def main() -> None:
     settings = {"variants": ["full"], "decode_rows": [8], "prefill_tokens": [128]}
-    with LLM("demo", max_num_seqs=8, max_num_batched_tokens=128, compilation_config=settings) as llm:
+    with LLM(
+        "demo", max_num_seqs=8, max_num_batched_tokens=128, compilation_config=settings
+    ) as llm:
         prompt = "Once upon a time"
         params = SamplingParams(n=3, temperature=0.9, top_p=0.95, seed=7, max_tokens=24)
         first = llm.generate(prompt, params)[0]
@@ -25,7 +27,9 @@ def main() -> None:
         assert scored.logprobs is not None
         for token, table in zip(scored.token_ids, scored.logprobs, strict=True):
             shares = {entry.decoded_token: math.exp(entry.logprob) for entry in table.values()}
-            print(f"{table[token].decoded_token!r:>12}", {k: round(v, 3) for k, v in shares.items()})
+            print(
+                f"{table[token].decoded_token!r:>12}", {k: round(v, 3) for k, v in shares.items()}
+            )
 
         params = SamplingParams(temperature=0, max_tokens=64, stop=["."], repetition_penalty=1.2)
         stopped = llm.generate(prompt, params)[0].outputs[0]

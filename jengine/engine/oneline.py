@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from jengine.engine.args import LATER_FEATURES, EngineArgs
@@ -26,7 +27,10 @@ RENAMED = {
     "eos_token_id": "stop_token_ids",
     "stop_strings": "stop",
 }
-_engines: dict[str, LLM] = {}
+
+# One engine is kept, with what it was made from; a second one would not find memory on an
+# accelerator.
+_kept: list[tuple[Any, dict[str, Any], LLM]] = []
 
 
 def generate(
@@ -51,18 +55,27 @@ def generate(
 
 
 def clear() -> None:
-    """Shut down the engines that `generate` keeps, and give their memory back."""
-    while _engines:
-        _engines.popitem()[1].shutdown()
+    """Shut down the engine that `generate` keeps, and give its memory back."""
+    while _kept:
+        _kept.pop()[2].shutdown()
 
 
 def engine_for(model: Any, settings: Mapping[str, Any]) -> LLM:
     """The engine kept for this model and these settings, or a new one in place of the old."""
-    key = f"{model}|{sorted((name, str(value)) for name, value in settings.items())}"
-    if key not in _engines:
-        clear()  # one at a time: a second engine would not find memory on an accelerator
-        _engines[key] = LLM(model, **settings)
-    return _engines[key]
+    for kept_model, kept_settings, llm in _kept:
+        if same_model(kept_model, model) and kept_settings == dict(settings):
+            return llm
+    clear()
+    llm = LLM(model, **settings)
+    _kept.append((model, dict(settings), llm))
+    return llm
+
+
+def same_model(one: Any, other: Any) -> bool:
+    """Whether two models are the same folder or the same live object."""
+    if isinstance(one, (str, Path)) and isinstance(other, (str, Path)):
+        return str(one) == str(other)
+    return one is other
 
 
 def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
