@@ -37,20 +37,20 @@ class Batches:
 
     def submit(
         self,
+        batch: Batch,
         prompts: Sequence[Prompt],
         params: Sequence[SamplingParams],
         priorities: Sequence[int],
-    ) -> Batch:
-        """Queue all prompts, or, with an error, none of them."""
-        batch = Batch()
+    ) -> None:
+        """Queue all prompts, or, with an error, none of them. Ctrl-C waits for the end."""
         try:
-            for prompt, wanted, priority in zip(prompts, params, priorities, strict=True):
-                batch.ids.append(self.session.submit(prompt, wanted, priority=priority))
-                self._by_request[batch.ids[-1]] = batch
+            with held_back_interrupts():
+                for prompt, wanted, priority in zip(prompts, params, priorities, strict=True):
+                    batch.ids.append(self.session.submit(prompt, wanted, priority=priority))
+                    self._by_request[batch.ids[-1]] = batch
         except BaseException:
             self.discard(batch.ids)
             raise
-        return batch
 
     def run(self, batch: Batch) -> Generator[RequestOutput]:
         """Steps until the batch is answered; aborts what is left of it if the caller leaves."""

@@ -107,8 +107,7 @@ class LLM:
         list of these. Parameters: one for all, or one a prompt.
         """
         refuse_later("generate", later)
-        batch = self._submit(prompts, sampling_params, use_tqdm, priority)
-        return self._complete(batch, use_tqdm)
+        return self._answer(prompts, sampling_params, use_tqdm, priority)
 
     def chat(
         self,
@@ -125,8 +124,7 @@ class LLM:
         chat_template_kwargs.
         """
         prompts = self._render_chats(messages, options)
-        batch = self._submit(prompts, sampling_params, use_tqdm, priority)
-        return self._complete(batch, use_tqdm)
+        return self._answer(prompts, sampling_params, use_tqdm, priority)
 
     def stream(
         self, prompts: Any, sampling_params: Params = None, **later: Any
@@ -137,14 +135,14 @@ class LLM:
         what is unfinished.
         """
         refuse_later("stream", later)
-        return self._batches.stream(self._submit(prompts, sampling_params, False, streaming=True))
+        return self._stream(prompts, sampling_params)
 
     def stream_chat(
         self, messages: Any, sampling_params: Params = None, **options: Any
     ) -> Generator[RequestOutput]:
         """`stream` for conversations; options as for `chat`."""
         prompts = self._render_chats(messages, options)
-        return self._batches.stream(self._submit(prompts, sampling_params, False, streaming=True))
+        return self._stream(prompts, sampling_params)
 
     def enqueue(
         self,
@@ -157,18 +155,14 @@ class LLM:
     ) -> list[str]:
         """Queue prompts without running them; `wait_for_completion` answers them."""
         refuse_later("enqueue", later)
-        batch = self._submit(prompts, sampling_params, use_tqdm, priority)
-        self._enqueued.append(batch)
-        return list(batch.ids)
+        return self._enqueue(prompts, sampling_params, use_tqdm, priority)
 
     def enqueue_chat(
         self, messages: Any, sampling_params: Params = None, use_tqdm: Progress = True,
         **options: Any,
     ) -> list[str]:  # fmt: skip
         """`enqueue` for conversations."""
-        batch = self._submit(self._render_chats(messages, options), sampling_params, use_tqdm)
-        self._enqueued.append(batch)
-        return list(batch.ids)
+        return self._enqueue(self._render_chats(messages, options), sampling_params, use_tqdm)
 
     def wait_for_completion(self, *, use_tqdm: Progress = True) -> list[RequestOutput]:
         """Answer everything that was queued, in the order in which it was queued."""
@@ -323,17 +317,60 @@ class LLM:
     def _answer_rows(
         self, rows: list[list[int]], params: list[SamplingParams]
     ) -> list[RequestOutput]:
-        return self._complete(self._submit(rows, params, False), False)
+        return self._answer(rows, params, False)
+
+    # A batch is made before anything of it is queued, and everything queued is noted in it: so
+    # whatever happens on the way, Ctrl-C included, its requests can be ended.
+
+    def _answer(
+        self,
+        prompts: Any,
+        sampling_params: Params,
+        use_tqdm: Progress,
+        priority: int | Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        batch = Batch()
+        try:
+            self._submit(batch, prompts, sampling_params, use_tqdm, priority)
+            return self._complete(batch, use_tqdm)
+        finally:
+            self._batches.discard(batch.ids)
+
+    def _stream(self, prompts: Any, sampling_params: Params) -> Generator[RequestOutput]:
+        batch = Batch()
+        try:
+            self._submit(batch, prompts, sampling_params, False, streaming=True)
+            return self._batches.stream(batch)
+        except BaseException:
+            self._batches.discard(batch.ids)
+            raise
+
+    def _enqueue(
+        self,
+        prompts: Any,
+        sampling_params: Params,
+        use_tqdm: Progress,
+        priority: int | Sequence[int] | None = None,
+    ) -> list[str]:
+        batch = Batch()
+        try:
+            self._submit(batch, prompts, sampling_params, use_tqdm, priority)
+            self._enqueued.append(batch)
+        except BaseException:
+            self._batches.discard(batch.ids)
+            raise
+        return list(batch.ids)
 
     def _submit(
         self,
+        batch: Batch,
         prompts: Any,
         sampling_params: Params,
         use_tqdm: Progress,
         priority: int | Sequence[int] | None = None,
         *,
         streaming: bool = False,
-    ) -> Batch:
+    ) -> None:
         """Check and queue all prompts, or, with an error, none of them."""
         engine = self.engine
         engine.runner.check_leaves()
@@ -352,22 +389,19 @@ class LLM:
                 done = isinstance(prompt, Prompt)
                 rendered.append(prompt if done else engine.session.intake.render(prompt))
                 progress.update(1)
-        return self._batches.submit(rendered, params, priorities)
+        self._batches.submit(batch, rendered, params, priorities)
 
     def _complete(self, batch: Batch, use_tqdm: Progress) -> list[RequestOutput]:
         """Run the engine until the batch is answered."""
         done: dict[str, RequestOutput] = {}
         speed = Speed()
-        try:
-            with self._bar(use_tqdm, len(batch.ids), "Processed prompts") as progress:
-                for output in self._batches.run(batch):
-                    if output.finished:
-                        done[output.request_id] = output
-                        speed.note(output)
-                        progress.set_postfix_str(str(speed), refresh=False)
-                        progress.update(len(output.outputs))
-        finally:
-            self._batches.discard(batch.ids)
+        with self._bar(use_tqdm, len(batch.ids), "Processed prompts") as progress:
+            for output in self._batches.run(batch):
+                if output.finished:
+                    done[output.request_id] = output
+                    speed.note(output)
+                    progress.set_postfix_str(str(speed), refresh=False)
+                    progress.update(len(output.outputs))
         return [done[request_id] for request_id in batch.ids]
 
     def _bar(self, use_tqdm: Progress, total: int, label: str) -> Any:
