@@ -70,8 +70,9 @@ def rebuilt(
 
 def is_idle(llm: jengine.LLM) -> bool:
     """Whether nothing is left in the engine."""
-    stats, session = llm.stats(), llm.engine.session
-    return stats.running + stats.waiting == 0 and len(session.answers) == 0 and not llm._batches
+    stats = llm.stats()
+    waited_for = len(llm.engine.session.answers) + len(llm._batches._by_request)
+    return stats.running + stats.waiting + waited_for == 0
 
 
 def random_prompts(*lengths: int, seed: int = 0) -> list[list[int]]:
