@@ -10,9 +10,7 @@ from jengine import LLM, SamplingParams
 
 def main() -> None:
     settings = {"variants": ["full"], "decode_rows": [8], "prefill_tokens": [128]}
-    with LLM(
-        "demo", max_num_seqs=8, max_num_batched_tokens=128, compilation_config=settings
-    ) as llm:
+    with LLM("demo", max_num_seqs=8, compilation_config=settings) as llm:
         prompt = "Once upon a time"
         params = SamplingParams(n=3, temperature=0.9, top_p=0.95, seed=7, max_tokens=24)
         first = llm.generate(prompt, params)[0]
