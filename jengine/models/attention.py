@@ -56,8 +56,9 @@ class Attention(nnx.Module):
                 q, k = (rotate(heads, *rotations[self.rope]) for heads in (q, k))
         with jax.named_scope("attend"):
             mixed, cache = attend(cache, self.layer, q, k, v, **score_options(self.config))
-        grouped = mixed.reshape(*mixed.shape[:-2], *self.out.shape[:2], self.config.head_dim)
-        out = project("...kgd,kgdh->...h", grouped, self.out[...])
+        # Two flat dimensions: XLA transposes the weight in every step for a contraction of three.
+        flat = mixed.reshape(*mixed.shape[:-2], -1)
+        out = project("...i,ih->...h", flat, self.out[...].reshape(-1, self.config.hidden_size))
         if self.config.output_bias:
             out = add_bias(out, self.out_bias[...])
         return out, cache

@@ -8,6 +8,7 @@ one real matrix product instead of many tiny ones. Loops run as far as the longe
 from __future__ import annotations
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from pallas_kernels.layout import read_blocks
@@ -49,7 +50,7 @@ def decode_attention_xla(
 
     used = jnp.sum((lengths > 0).astype(jnp.int32))
     wide_out = lax.fori_loop(0, -(-used // step), some_rows, jnp.zeros_like(wide))
-    return gather_heads(wide_out, head_dim)
+    return gather_heads(wide_out, cache.shape[-1] // head_dim)
 
 
 def _attend_rows(
@@ -123,18 +124,22 @@ def pad_pages(tables: Array, multiple: int) -> Array:
 
 
 def spread_heads(q: Array, kv_heads: int) -> Array:
-    """[R, H, D] -> [R, H, kv_heads * D], zero outside the lanes of the query's own kv head."""
-    rows, heads, dim = q.shape
-    own = jnp.arange(heads)[:, None] // (heads // kv_heads) == jnp.arange(kv_heads)[None, :]
-    full = jnp.broadcast_to(q[:, :, None, :], (rows, heads, kv_heads, dim))
-    lanes = jnp.broadcast_to(own[None, :, :, None], full.shape)
-    return jnp.where(lanes, full, 0.0).reshape(rows, heads, kv_heads * dim)
+    """[..., H, D] -> [..., H, kv_heads * D], zero outside the lanes of the query's own kv head."""
+    heads, dim = q.shape[-2:]
+    full = jnp.broadcast_to(q[..., None, :], (*q.shape[:-1], kv_heads, dim))
+    lanes = jnp.broadcast_to(own_lanes(heads, kv_heads), full.shape)
+    return jnp.where(lanes, full, 0.0).reshape(*q.shape[:-1], kv_heads * dim)
 
 
-def gather_heads(wide: Array, head_dim: int) -> Array:
-    """[R, H, kv_heads * D] -> [R, H, D]: each query's own lanes."""
-    rows, heads, width = wide.shape
-    kv_heads = width // head_dim
-    split = wide.reshape(rows, heads, kv_heads, head_dim)
-    own = jnp.arange(heads) // (heads // kv_heads)
-    return jnp.take_along_axis(split, own[None, :, None, None], axis=2)[:, :, 0, :]
+def gather_heads(wide: Array, kv_heads: int) -> Array:
+    """[..., H, kv_heads * D] -> [..., H, D]: each query's own lanes."""
+    heads, width = wide.shape[-2:]
+    split = wide.reshape(*wide.shape[:-1], kv_heads, width // kv_heads)
+    lanes = jnp.broadcast_to(own_lanes(heads, kv_heads), split.shape)
+    return jnp.sum(jnp.where(lanes, split, 0.0), axis=-2)  # one term is not zero
+
+
+def own_lanes(heads: int, kv_heads: int) -> Array:
+    """bool [H, kv_heads, 1]: whether a kv head is the query head's own. A constant."""
+    own = np.arange(heads)[:, None] // (heads // kv_heads) == np.arange(kv_heads)[None, :]
+    return jnp.asarray(own[..., None])
