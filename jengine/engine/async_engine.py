@@ -32,8 +32,9 @@ class AsyncLLM:
         self._worker = ThreadPoolExecutor(1, "jengine-step")
         self._listeners: dict[str, asyncio.Queue[Delivery]] = {}
         self._driver: asyncio.Task[None] | None = None
-        # Held by whoever changes the session: a step, or a request that enters or leaves.
-        self._turn = asyncio.Lock()
+        self._leaving: set[asyncio.Future[None]] = set()
+        self._lock = asyncio.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     @classmethod
     def from_engine_args(cls, args: EngineArgs) -> AsyncLLM:
@@ -57,7 +58,13 @@ class AsyncLLM:
     ) -> AsyncIterator[RequestOutput]:
         """Outputs of one request as they grow. Leaving the loop, or cancelling, aborts it."""
         params = sampling_params or SamplingParams(**self.engine.default_params)
-        request_id, arrived = await self._enter(prompt, params, request_id, priority)
+        # A task of its own: once begun it ends, so a request never enters unnoticed.
+        entering = asyncio.create_task(self._enter(prompt, params, request_id, priority))
+        try:
+            request_id, arrived = await asyncio.shield(entering)
+        except asyncio.CancelledError:
+            entering.add_done_callback(self._forget)
+            raise
         try:
             while True:
                 delivery = await arrived.get()
@@ -72,8 +79,9 @@ class AsyncLLM:
 
     async def abort(self, request_id: str) -> None:
         """End a request; whoever waits for it gets a last output with what there is."""
-        async with self._turn:
-            output = await self._run(lambda: self.engine.session.abort(request_id))
+        async with self._turn():
+            session = self.engine.session
+            output = await self._run(lambda: session.abort(request_id))
         if output is not None:
             self._deliver(output)
 
@@ -87,10 +95,10 @@ class AsyncLLM:
         """End every request and give memory back. Calling it twice is harmless."""
         if self._engine is None:
             return
-        async with self._turn:
+        async with self._turn():
             engine, self._engine = self._engine, None
             await self._run(engine.session.core.shutdown)
-        if self._driver is not None:
+        if self._driver is not None and not self._driver.done():
             await asyncio.gather(self._driver, return_exceptions=True)
         self._fail_all(EngineDead("the engine was shut down."))
         self._worker.shutdown()
@@ -98,8 +106,8 @@ class AsyncLLM:
     async def _enter(
         self, prompt: Any, params: SamplingParams, request_id: str | None, priority: int
     ) -> tuple[str, asyncio.Queue[Delivery]]:
-        session = self.engine.session
-        async with self._turn:
+        async with self._turn():
+            session = self.engine.session
             name = await self._run(
                 lambda: session.submit(prompt, params, request_id=request_id, priority=priority)
             )
@@ -108,8 +116,17 @@ class AsyncLLM:
             self._driver = asyncio.create_task(self._drive())
         return name, arrived
 
+    def _forget(self, entering: asyncio.Task[tuple[str, asyncio.Queue[Delivery]]]) -> None:
+        """Nobody waits any more for the request that has just entered."""
+        if not entering.cancelled() and entering.exception() is None:
+            request_id, _ = entering.result()
+            self._listeners.pop(request_id, None)
+            leaving = asyncio.ensure_future(self._leave(request_id))
+            self._leaving.add(leaving)  # the event loop itself keeps no task alive
+            leaving.add_done_callback(self._leaving.discard)
+
     async def _leave(self, request_id: str) -> None:
-        async with self._turn:
+        async with self._turn():
             if self._engine is not None:
                 session = self._engine.session
                 await self._run(lambda: session.discard(request_id))
@@ -118,7 +135,7 @@ class AsyncLLM:
         """Step while there is work. A failed step fails every request that is waiting."""
         try:
             while self._engine is not None and self._engine.session.has_work:
-                async with self._turn:
+                async with self._turn():
                     if self._engine is None:
                         return
                     outputs = await self._run(self._engine.session.step)
@@ -126,6 +143,13 @@ class AsyncLLM:
                     self._deliver(output)
         except Exception as error:  # noqa: BLE001 - handed on to every caller
             self._fail_all(error)
+
+    def _turn(self) -> asyncio.Lock:
+        """Held by whoever changes the session: a step, or a request that enters or leaves."""
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:  # one event loop after another may use an engine
+            self._loop, self._lock = loop, asyncio.Lock()
+        return self._lock
 
     async def _run(self, work: Callable[[], Any]) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._worker, work)
