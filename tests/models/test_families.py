@@ -13,6 +13,8 @@ import pytest
 from jengine.config import RopeConfig
 from jengine.layers.rope import inverse_frequencies
 from jengine.models.decoder import Decoder
+from jengine.weights.folder import open_checkpoint
+from jengine.weights.safetensors_file import write_file
 from jengine.weights.safetensors_io import load_model, save_pretrained
 from tests.models.tiny_models import LLAMA3_ROPE, write_tiny
 
@@ -190,3 +192,28 @@ def test_bfloat16_checkpoint(tmp_path: Path) -> None:
     assert np.abs(our_logits(widened, tokens) - expected).max() < TOLERANCE
     error = np.abs(our_logits(kept, tokens) - expected).mean() / np.abs(expected).mean()
     assert error < 0.03
+
+
+def test_gpt2_files_of_the_bare_model(tmp_path: Path) -> None:
+    """The first releases have no prefix, and hold the causal mask of each layer."""
+    folder = write_tiny(tmp_path, "gpt2")
+    model = load_model(folder)
+    stored = {name: np.array(one.read()) for name, one in open_checkpoint(folder).items()}
+    old = {name.removeprefix("transformer."): tensor for name, tensor in stored.items()}
+    old["h.0.attn.bias"] = np.tril(np.ones((1, 1, 512, 512), np.float32))
+    old["h.1.attn.masked_bias"] = np.full((), -1e4, np.float32)
+    declared = [(name, tensor.dtype, tensor.shape) for name, tensor in old.items()]
+    write_file(folder / "model.safetensors", declared, old.values())
+    tokens = tokens_of(20)
+    np.testing.assert_array_equal(our_logits(load_model(folder), tokens), our_logits(model, tokens))
+
+
+def test_embeddings_are_scaled_in_the_dtype_of_the_weights(tmp_path: Path) -> None:
+    """Gemma was trained with the root of its hidden size rounded to bfloat16."""
+    folder = write_tiny(tmp_path, "gemma2", dtype="bfloat16")
+    model = load_model(folder)
+    scaled = model.embedded(jnp.arange(97), jnp.arange(97))
+    rounded = float(jnp.bfloat16(32**0.5))
+    assert rounded != np.float32(32**0.5)
+    expected = np.asarray(model.embed[...], np.float32) * rounded
+    np.testing.assert_array_equal(np.asarray(scaled), expected)

@@ -1,7 +1,7 @@
 """Families that bring something of their own answer in the engine as transformers does.
 
-Prompts longer than a chunk and than the window, more requests than rows, shared prefixes: through
-the paged cache everything must come out as in one dense pass.
+Prompts longer than a chunk and than the window, more requests than rows, shared prefixes, too few
+blocks: through the paged cache everything must come out as in one dense pass.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import pytest
 
 from jengine import LLM, SamplingParams
 from sharding import axes
+from tests.engine.engines import answers, rebuilt
 from tests.models.tiny_models import write_tiny
 
 torch = pytest.importorskip("torch")
@@ -73,8 +74,15 @@ def test_greedy_answers_equal_transformers(
     theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     params = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
     compared = 0
-    for prompt, output in zip(prompts(), llm.generate(prompts(), params), strict=True):
+    outputs = llm.generate(prompts(), params)
+    for prompt, output in zip(prompts(), outputs, strict=True):
         expected, sure = greedy(theirs, prompt)
         assert output.outputs[0].token_ids[:sure] == expected[:sure]
         compared += sure
     assert compared > 0.9 * NEW_TOKENS * len(prompts()), "near ties should be rare"
+    assert llm.stats().prefix_hits > 0
+
+    # The longest request fits, and little more.
+    with rebuilt(llm, num_blocks=18) as small:
+        assert answers(small.generate(prompts(), params)) == answers(outputs)
+        assert small.stats().preemptions > 0

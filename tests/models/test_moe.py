@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jengine.layers.moe import experts_mlp, experts_mlp_reference, grouped_project, route
+from jengine.layers.moe import (
+    experts_mlp,
+    experts_mlp_reference,
+    grouped_project,
+    route,
+    walk_groups,
+)
 
 HIDDEN, INNER, EXPERTS = 16, 24, 6
 
@@ -55,10 +64,31 @@ def test_routing_equals_numpy() -> None:
     np.testing.assert_allclose(np.asarray(weights), expected, atol=1e-5)
 
 
-def test_groups_of_rows_meet_their_own_matrix() -> None:
-    x, weight = arrays((7, HIDDEN), (4, HIDDEN, INNER))
-    sizes = [0, 3, 4, 0]
+@pytest.mark.parametrize("project", [grouped_project, walk_groups])
+@pytest.mark.parametrize(
+    "sizes", [[0, 3, 4, 0], [8, 0, 16, 1], [0, 0, 0, 1], [1, 9, 23, 7], [40, 0, 0, 0]]
+)
+def test_groups_of_rows_meet_their_own_matrix(project: Any, sizes: list[int]) -> None:
+    x, weight = arrays((sum(sizes), HIDDEN), (4, HIDDEN, INNER))
     groups = np.repeat(np.arange(4), sizes)
-    ours = grouped_project(x, weight, jnp.asarray(sizes, jnp.int32))
+    ours = project(x, weight, jnp.asarray(sizes, jnp.int32))
     expected = np.stack([np.asarray(x)[i] @ np.asarray(weight)[g] for i, g in enumerate(groups)])
     np.testing.assert_allclose(np.asarray(ours), expected, atol=1e-5)
+
+
+def test_gradients_equal_those_of_the_reference() -> None:
+    x, router, *matrices = arrays(
+        (20, HIDDEN), (HIDDEN, EXPERTS), (EXPERTS, HIDDEN, 2, INNER), (EXPERTS, INNER, HIDDEN)
+    )
+
+    def loss(run: Any, x: jax.Array, router: jax.Array, *matrices: jax.Array) -> jax.Array:
+        picked = route(x, router, 2, normalize=True)
+        return jnp.mean(jnp.square(run(x, *picked, *matrices, "silu")))
+
+    ours, plain = (
+        jax.grad(loss, argnums=(1, 2, 3, 4))(run, x, router, *matrices)
+        for run in (experts_mlp, experts_mlp_reference)
+    )
+    for left, right in zip(ours, plain, strict=True):
+        scale = float(jnp.abs(right).max())
+        np.testing.assert_allclose(np.asarray(left), np.asarray(right), atol=1e-5 * scale)
