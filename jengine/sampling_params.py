@@ -125,6 +125,8 @@ class SamplingParams:
 
     def clone(self, **changes: Any) -> SamplingParams:
         """A checked copy with some fields changed."""
+        if "prompt_logprobs" in changes:
+            changes.setdefault("skip_reading_prefix_cache", None)  # decided anew
         return replace(self, **changes)
 
     def _check_counts(self) -> None:
