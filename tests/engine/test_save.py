@@ -1,0 +1,253 @@
+"""LLM.save: what it writes loads again with the same answers, and never half of it is there."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+from transformers import PreTrainedTokenizerFast
+
+from jengine import LLM, SamplingParams
+from jengine.errors import CheckpointError, ConfigError, EngineDead
+from jengine.models.parameter import named_parameters
+from jengine.weights import save as save_room
+from jengine.weights.folder import open_checkpoint
+from jengine.weights.orbax_io import save_orbax
+from jengine.weights.safetensors_io import load_model
+from jengine.weights.save import new_folder
+from tests.models.tiny_models import write_tiny_native
+
+SETTINGS: dict[str, Any] = {
+    "enforce_eager": True,
+    "max_model_len": 128,
+    "max_num_seqs": 4,
+    "compilation_config": {"decode_rows": [4], "prefill_tokens": [64]},
+}
+GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+PROMPT = [5, 6, 7, 8] * 5
+GENERATION = {"eos_token_id": [2, 7], "temperature": 0.5, "top_k": 9, "do_sample": True}
+FORMATS = ["safetensors", "orbax"]
+
+
+def tokens(llm: LLM) -> list[int]:
+    return llm.generate([PROMPT], GREEDY, use_tqdm=False)[0].outputs[0].token_ids
+
+
+def tensors(folder: Path) -> dict[str, bytes]:
+    return {name: tensor.read().tobytes() for name, tensor in open_checkpoint(folder).items()}
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, letters: PreTrainedTokenizerFast) -> Path:
+    """A model folder with everything in it."""
+    folder = write_tiny_native(tmp_path_factory.mktemp("whole"), "qwen3", dtype="bfloat16")
+    letters.save_pretrained(folder)
+    (folder / "generation_config.json").write_text(json.dumps(GENERATION))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def llm(folder: Path) -> Iterator[LLM]:
+    with LLM(folder, **SETTINGS) as engine:
+        yield engine
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_saved_model_is_the_same_model(
+    format: Any, llm: LLM, folder: Path, tmp_path: Path
+) -> None:
+    llm.save(tmp_path / "deep" / "saved", format)
+    assert names(tmp_path / "deep") == {"saved"}, "nothing temporary is left"
+    with LLM(tmp_path / "deep" / "saved", **SETTINGS) as again:
+        assert tokens(again) == tokens(llm)
+        assert again.get_default_sampling_params() == llm.get_default_sampling_params()
+        assert again.engine.session.intake.limits == llm.engine.session.intake.limits
+        chat = [{"role": "user", "content": "hello"}]
+        assert again.chat(chat, GREEDY)[0].prompt == llm.chat(chat, GREEDY)[0].prompt
+        again.save(tmp_path / "third", "safetensors")
+    assert tensors(tmp_path / "third") == tensors(folder)
+    assert json.loads((tmp_path / "third" / "generation_config.json").read_text()) == GENERATION
+
+
+def test_transformers_loads_what_was_saved(llm: LLM, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    llm.save(tmp_path / "saved")
+    theirs, report = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "saved", output_loading_info=True, dtype="auto"
+    )
+    assert theirs.dtype == torch.bfloat16
+    assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    with torch.no_grad():
+        best = theirs.float()(torch.tensor([PROMPT])).logits[0, -1].argmax()
+    assert int(best) == tokens(llm)[0]
+    assert transformers.AutoTokenizer.from_pretrained(tmp_path / "saved").decode([37]) == "D"
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_live_models_and_new_parameters_are_saved(
+    format: Any, folder: Path, tmp_path: Path
+) -> None:
+    """What is saved is in use now; without tokenizer and generation settings, none are written."""
+    model = load_model(folder, dtype="float32")
+    with LLM(model, skip_tokenizer_init=True, **SETTINGS) as live:
+        graph, state = nnx.split(model)
+        other = nnx.merge(graph, jax.tree.map(lambda leaf: leaf * 1.5, state))
+        live.update_params(other)
+        live.save(tmp_path / "saved", format)
+        expected = tokens(live)
+    weights = "model.safetensors" if format == "safetensors" else "orbax"
+    assert names(tmp_path / "saved") == {"config.json", weights}
+    with LLM(tmp_path / "saved", skip_tokenizer_init=True, **SETTINGS) as again:
+        assert again.engine.model.dtype == "float32"
+        assert tokens(again) == expected
+        leaves = zip(named_parameters(other), again.engine.runner.leaves, strict=True)
+        assert all(np.array_equal(leaf[...], served) for (_, leaf), served in leaves)
+    with pytest.raises(EngineDead):
+        live.save(tmp_path / "late", format)
+
+
+def test_parameters_that_were_donated_cannot_be_saved(folder: Path, tmp_path: Path) -> None:
+    model = load_model(folder)
+    with LLM(model, skip_tokenizer_init=True, **SETTINGS) as live:
+        model.embed.get_value().delete()
+        with pytest.raises(ConfigError, match="donated"):
+            live.save(tmp_path / "saved")
+    assert names(tmp_path) == set()
+
+
+def test_a_module_that_no_config_describes_is_not_saved(llm: LLM, tmp_path: Path) -> None:
+    class Other(nnx.Module):
+        def __init__(self) -> None:
+            self.embed = nnx.Param(np.zeros((97, 32), np.float32), axes=("vocab", "embed"))
+
+    with pytest.raises(CheckpointError, match=r"Qwen3ForCausalLM, which has other.*\n.*missing"):
+        save_room.save_model(Other(), llm.engine.model, tmp_path / "saved")
+    assert names(tmp_path) == set()
+
+
+# --- which weights are loaded --------------------------------------------------------------
+
+
+def test_the_format_asked_for_must_be_there(llm: LLM, tmp_path: Path) -> None:
+    for format in FORMATS:
+        llm.save(tmp_path / format, format)
+    with pytest.raises(CheckpointError, match="no Orbax checkpoint in this folder"):
+        LLM(tmp_path / "safetensors", load_format="orbax", **SETTINGS)
+    with pytest.raises(CheckpointError, match=r"expected model\.safetensors"):
+        LLM(tmp_path / "orbax", load_format="safetensors", **SETTINGS)
+    with pytest.raises(ConfigError, match="'orbax'"):
+        LLM(tmp_path / "orbax", load_format="pickle")
+
+
+def test_safetensors_come_first_where_there_are_both(
+    llm: LLM, folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    llm.save(tmp_path / "both")
+    graph, state = nnx.split(load_model(folder))
+    save_orbax(nnx.merge(graph, jax.tree.map(lambda leaf: leaf * 1.5, state)), tmp_path / "both")
+    with caplog.at_level(logging.INFO), LLM(tmp_path / "both", **SETTINGS) as first:
+        assert np.array_equal(first.engine.runner.leaves[0], llm.engine.runner.leaves[0])
+    assert "reading the safetensors" in caplog.text
+    with LLM(tmp_path / "both", load_format="orbax", **SETTINGS) as other:
+        assert not np.array_equal(other.engine.runner.leaves[0], llm.engine.runner.leaves[0])
+
+
+def test_another_type_is_converted_only_if_asked_for(llm: LLM, tmp_path: Path) -> None:
+    llm.save(tmp_path / "saved", "orbax")
+    config = json.loads((tmp_path / "saved" / "config.json").read_text())
+    (tmp_path / "saved" / "config.json").write_text(json.dumps({**config, "dtype": "float32"}))
+    with pytest.raises(CheckpointError, match="given bfloat16, expected float32.*dtype='bfloat16'"):
+        LLM(tmp_path / "saved", **SETTINGS)
+    with LLM(tmp_path / "saved", dtype="float32", **SETTINGS) as wide:
+        leaf = wide.engine.runner.leaves[0]
+        assert leaf.dtype == np.float32
+        assert np.array_equal(leaf, llm.engine.runner.leaves[0].astype(np.float32))
+
+
+# --- where it is written -------------------------------------------------------------------
+
+
+def test_a_folder_with_something_in_it_is_kept(llm: LLM, tmp_path: Path) -> None:
+    llm.save(tmp_path / "saved", "orbax")
+    with pytest.raises(CheckpointError, match="not empty.*overwrite=True"):
+        llm.save(tmp_path / "saved")
+    llm.save(tmp_path / "saved", "safetensors", overwrite=True)
+    assert not (tmp_path / "saved" / "orbax").exists()
+    assert names(tmp_path) == {"saved"}
+
+
+def test_only_saved_models_are_ever_replaced(llm: LLM, tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("years of work")
+    with pytest.raises(CheckpointError, match=r"holds no config\.json.*would be deleted"):
+        llm.save(tmp_path, overwrite=True)
+    llm.save(tmp_path / "run")
+    (tmp_path / "run" / "checkpoints").mkdir()
+    with pytest.raises(CheckpointError, match="holds checkpoints"):
+        llm.save(tmp_path / "run", overwrite=True)
+    with pytest.raises(CheckpointError, match="is a file"):
+        llm.save(tmp_path / "thesis.txt", overwrite=True)
+    with pytest.raises(CheckpointError, match="given ''"):
+        llm.save("", overwrite=True)
+    with pytest.raises(ConfigError, match="'safetensors', 'orbax'"):
+        llm.save(tmp_path / "new", "gguf")  # type: ignore[arg-type]
+    assert names(tmp_path) == {"thesis.txt", "run"}
+
+
+@pytest.mark.parametrize("replaces", [False, True])
+def test_a_failure_leaves_what_was_there(
+    replaces: bool, llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "saved"
+    if replaces:
+        llm.save(target)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+    def fails(*_: object) -> None:
+        raise OSError("no space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(llm.engine.tokenizer.hf, "save_pretrained", fails)
+        with pytest.raises(OSError, match="no space left"):
+            llm.save(target, overwrite=True)
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="no space left"):
+        rename = Path.rename
+        patched.setattr(
+            Path, "rename",
+            lambda self, to: fails() if self.suffix == ".partial" else rename(self, to),
+        )  # fmt: skip
+        llm.save(target, overwrite=True)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert names(tmp_path) == ({"saved"} if replaces else set())
+
+
+def test_links_and_empty_folders_are_written_through(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    with new_folder(tmp_path / "link") as folder:
+        (folder / "config.json").write_text("{}")
+    assert (tmp_path / "link").is_symlink()
+    assert names(tmp_path / "real") == {"config.json"}
+
+
+def test_a_model_can_be_saved_over_itself(folder: Path, tmp_path: Path) -> None:
+    with LLM(folder, **SETTINGS) as first:
+        first.save(tmp_path / "home")
+    with LLM(tmp_path / "home", **SETTINGS) as again:
+        expected = tokens(again)
+        again.save(tmp_path / "home", "orbax", overwrite=True)
+        assert tokens(again) == expected
+    assert (tmp_path / "home" / "generation_config.json").exists()
+    with LLM(tmp_path / "home", **SETTINGS) as third:
+        assert tokens(third) == expected
