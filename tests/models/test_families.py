@@ -161,9 +161,10 @@ def test_logits_match_transformers(name: str, tmp_path: Path) -> None:
     assert load_model(tmp_path / "ours").config == model.config
 
 
-def test_lengths_and_rows(tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", ["mistral", "gemma2", "mixtral", "gpt2"])
+def test_lengths_and_rows(family: str, tmp_path: Path) -> None:
     """One token, two, and one more than the window of 16 holds."""
-    folder = write_tiny(tmp_path, "mistral")
+    folder = write_tiny(tmp_path, family)
     ours, theirs = load_model(folder), their_model(folder)
     for length in (1, 2, 17):
         tokens = tokens_of(length, rows=2)
