@@ -1,0 +1,234 @@
+"""Who may import whom: two halves that meet in the runner, rooms in one order, leaves alone.
+
+The tables below are the rules. A new room needs a line of its own here.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("jengine", "pallas_kernels", "sharding")
+
+# Room -> rooms it may import. "nouns" are the files at the top of jengine/.
+HOST_HALF = {
+    "nouns": set(),
+    "text": {"nouns"},
+    "kvcache": {"nouns"},
+    "scheduler": {"nouns", "kvcache"},
+}
+DEVICE_HALF = {
+    "layers": {"nouns"},
+    "sampling": {"nouns"},
+    "models": {"nouns", "layers"},
+    "weights": {"nouns", "models", "sharding"},
+}
+LEAVES: dict[str, set[str]] = {"pallas_kernels": set(), "sharding": set()}
+BELOW_ENGINE = {"nouns", *HOST_HALF, *DEVICE_HALF, *LEAVES, "runner", "executor"}
+ALLOWED = {
+    **HOST_HALF,
+    **DEVICE_HALF,
+    **LEAVES,
+    "runner": {"nouns", *DEVICE_HALF, *LEAVES},
+    "executor": {"nouns", "runner"},
+    "engine": BELOW_ENGINE,
+    "demo": {*BELOW_ENGINE, "engine"},
+    "bench": {*BELOW_ENGINE, "engine"},
+    "research": {*BELOW_ENGINE, "engine"},
+    "server": {*BELOW_ENGINE, "engine"},
+    "cli": {*BELOW_ENGINE, "engine", "demo", "bench", "research", "server"},
+}
+# The nouns that the device half may know: shapes and errors, never who asked for what.
+DEVICE_NOUNS = {"jengine.config", "jengine.errors"}
+# Libraries that only some rooms may import.
+DEVICE_LIBRARIES = {"jax", "flax", "orbax"}
+RUNS_CODE = {"torch", "pickle", "dill", "cloudpickle", "_pickle"}
+
+# Exceptions: (importing module, imported module) -> why.
+EXCEPTIONS = {
+    ("jengine", "*"): "public names, loaded when they are first used",
+    ("jengine.__main__", "jengine.cli.main"): "the command line as a module",
+    ("jengine.weights.folder", "jengine.demo"): "where the shipped model lies; imports nothing",
+}
+# Files of device rooms that must stay free of jax, because host code uses them.
+NO_JAX = {"jengine.sampling", "jengine.sampling.features", "jengine.sampling.admission"}
+# Our own code that may be imported inside functions.
+LAZY_IMPORTERS = {"jengine": "public names, loaded when they are first used"}
+LAZY_TARGETS = {"jengine.weights.orbax_io": "orbax takes a second to import, and few need it"}
+
+
+class Import(NamedTuple):
+    """One import statement: where it stands, what it names, and whether inside a function."""
+
+    module: str
+    target: str
+    lazy: bool
+
+
+def module_name(file: Path) -> str:
+    parts = file.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def room_of(module: str) -> str:
+    package, *rest = module.split(".")
+    if package != "jengine":
+        return package
+    return rest[0] if rest and (ROOT / "jengine" / rest[0]).is_dir() else "nouns"
+
+
+def files() -> list[Path]:
+    return [file for package in PACKAGES for file in sorted((ROOT / package).rglob("*.py"))]
+
+
+@cache
+def all_imports() -> tuple[Import, ...]:
+    return tuple(one for file in files() for one in imports_of(module_name(file), file.read_text()))
+
+
+def imports_of(module: str, source: str) -> Iterator[Import]:
+    tree = ast.parse(source)
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+    functions = [node for node in ast.walk(tree) if isinstance(node, kinds)]
+    inside = {id(node) for function in functions for node in ast.walk(function)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module} imports relatively"
+            names = [submodule(node.module or "", alias.name) for alias in node.names]
+        else:
+            continue
+        yield from (Import(module, name, id(node) in inside) for name in names)
+
+
+def submodule(package: str, name: str) -> str:
+    """What `from package import name` imports: a module of ours, or the package itself."""
+    path = ROOT.joinpath(*package.split("."), name)
+    return f"{package}.{name}" if path.is_dir() or path.with_suffix(".py").is_file() else package
+
+
+def own_imports() -> list[Import]:
+    """Imports of our own code, without the named exceptions."""
+    return [
+        one
+        for one in all_imports()
+        if one.target.split(".")[0] in PACKAGES
+        and (one.module, "*") not in EXCEPTIONS
+        and (one.module, one.target) not in EXCEPTIONS
+    ]
+
+
+def test_the_files_are_found() -> None:
+    assert len(files()) > 60
+    assert len(own_imports()) > 150
+
+
+def test_every_room_has_its_rule() -> None:
+    rooms = {room_of(module_name(file)) for file in files()}
+    assert rooms <= set(ALLOWED), "give the new room a line in ALLOWED"
+
+
+def test_rooms_import_only_what_is_below_them() -> None:
+    broken = [
+        f"{one.module} imports {one.target}"
+        for one in own_imports()
+        if room_of(one.target) not in {room_of(one.module), *ALLOWED[room_of(one.module)]}
+    ]
+    assert broken == []
+
+
+def test_the_rules_have_no_cycle() -> None:
+    left = {room: set(below) for room, below in ALLOWED.items()}
+    while left:
+        ready = {room for room, below in left.items() if not below & set(left)}
+        assert ready, f"these rooms may import each other: {sorted(left)}"
+        left = {room: below for room, below in left.items() if room not in ready}
+
+
+def test_the_halves_do_not_know_each_other() -> None:
+    for half, other in ((HOST_HALF, DEVICE_HALF), (DEVICE_HALF, HOST_HALF)):
+        for below in half.values():
+            assert not (below & set(other)) - {"nouns"}
+    seen = [
+        f"{one.module} imports {one.target}"
+        for one in own_imports()
+        if room_of(one.module) in DEVICE_HALF
+        and room_of(one.target) == "nouns"
+        and one.target not in DEVICE_NOUNS
+    ]
+    assert seen == [], "the device half never sees requests, plans or outputs"
+
+
+def test_the_host_half_does_not_import_jax() -> None:
+    found = [
+        f"{one.module} imports {one.target}"
+        for one in all_imports()
+        if (room_of(one.module) in HOST_HALF or one.module in NO_JAX)
+        and one.target.split(".")[0] in DEVICE_LIBRARIES
+    ]
+    assert found == []
+
+
+def test_only_the_runner_knows_both_jax_and_plans() -> None:
+    with_jax = {one.module for one in all_imports() if one.target.split(".")[0] == "jax"}
+    with_plan = {one.module for one in all_imports() if one.target == "jengine.plan"}
+    both = with_jax & with_plan
+    assert {room_of(module) for module in both} == {"runner"}, sorted(both)
+
+
+def test_nothing_that_runs_foreign_code_is_imported() -> None:
+    found = [
+        f"{one.module} imports {one.target}"
+        for one in all_imports()
+        if one.target.split(".")[0] in RUNS_CODE
+    ]
+    assert found == []
+
+
+def test_our_own_code_is_imported_at_the_top() -> None:
+    found = [
+        f"{one.module} imports {one.target}"
+        for one in all_imports()
+        if one.lazy
+        and one.target.split(".")[0] in PACKAGES
+        and one.module not in LAZY_IMPORTERS
+        and one.target not in LAZY_TARGETS
+    ]
+    assert found == []
+
+
+def test_exceptions_are_still_needed() -> None:
+    pairs = {(one.module, one.target) for one in all_imports()}
+    unused = [key for key in EXCEPTIONS if key[1] != "*" and key not in pairs]
+    assert unused == []
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "jengine",
+        "jengine.config",
+        "jengine.scheduler.scheduler",
+        "jengine.kvcache.manager",
+        "jengine.text.transcript",
+        "jengine.engine.args",
+        "jengine.sampling.features",
+        "jengine.executor.scripted",
+        "jengine.demo",
+    ],
+)
+def test_what_the_host_uses_does_not_load_jax(module: str) -> None:
+    code = f"import sys, {module}; print([m for m in ('jax', 'flax', 'torch') if m in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
