@@ -23,9 +23,7 @@ CHAT_TEMPLATE = (
 @pytest.fixture(scope="session")
 def full_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A llama: every layer sees everything."""
-    return write_tiny_native(
-        tmp_path_factory.mktemp("full"), "llama", max_position_embeddings=1024
-    )
+    return write_tiny_native(tmp_path_factory.mktemp("full"), "llama", max_position_embeddings=1024)
 
 
 @pytest.fixture(scope="session")

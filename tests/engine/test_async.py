@@ -239,7 +239,7 @@ def test_shutdown_while_busy_ends_every_waiter(engine: AsyncLLM) -> None:
         assert all(isinstance(result, EngineDead) for result in results)
         assert all("shut down" in str(result) for result in results)
         await engine.shutdown()
-        with pytest.raises(EngineDead, match="was shut down. Create a new one"):
+        with pytest.raises(EngineDead, match=r"was shut down\. Create a new one"):
             await last(engine.generate(PROMPTS[0], GREEDY))
 
     run(work())
@@ -258,9 +258,7 @@ def test_requests_that_wait_to_enter_hear_of_the_shutdown(engine: AsyncLLM) -> N
     run(work())
 
 
-def test_one_engine_may_serve_one_event_loop_after_another(
-    engine: AsyncLLM, expected: Any
-) -> None:
+def test_one_engine_may_serve_one_event_loop_after_another(engine: AsyncLLM, expected: Any) -> None:
     async def work() -> list[RequestOutput]:
         return await asyncio.gather(*(last(engine.generate(p, GREEDY)) for p in PROMPTS))
 
@@ -271,8 +269,8 @@ def test_one_engine_may_serve_one_event_loop_after_another(
 
 def test_from_engine_args(full_folder: Path) -> None:
     args = EngineArgs(
-        model=full_folder, skip_tokenizer_init=True, enforce_eager=True, max_model_len=MAX_MODEL_LEN,
-        max_num_seqs=8, max_num_batched_tokens=256, max_logprobs=-1,
+        model=full_folder, skip_tokenizer_init=True, enforce_eager=True,
+        max_model_len=MAX_MODEL_LEN, max_num_seqs=8, max_num_batched_tokens=256, max_logprobs=-1,
         compilation_config={"decode_rows": [8], "prefill_tokens": [256], "variants": ["scored"]},
     )  # fmt: skip
     engine = AsyncLLM.from_engine_args(args)

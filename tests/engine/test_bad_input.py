@@ -118,7 +118,7 @@ def test_parameters_must_match_the_prompts(still_answers: jengine.LLM) -> None:
         still_answers.generate(PROMPT, {"temperature": 0})  # type: ignore[arg-type]
     with pytest.raises(RequestError, match="priority='high': expected an integer"):
         still_answers.generate(PROMPT, GREEDY, priority="high")  # type: ignore[arg-type]
-    with pytest.raises(RequestError, match="priority=.*expected an integer from"):
+    with pytest.raises(RequestError, match=r"priority=.*expected an integer from"):
         still_answers.generate(PROMPT, GREEDY, priority=2**40)
 
 
@@ -211,7 +211,7 @@ def test_parameters(options: dict[str, Any], complaint: str) -> None:
         {"min_tokens": 2**40, "max_tokens": 2**63, "stop_token_ids": [5]},
         {"seed": -(2**63)},
         {"temperature": 1e-300},
-        {"logit_bias": {token: -100 for token in range(VOCAB)}},
+        {"logit_bias": dict.fromkeys(range(VOCAB), -100)},
         {"stop_token_ids": list(range(VOCAB)), "min_tokens": 3},
     ],
 )
@@ -397,7 +397,7 @@ def change_config(folder: Path, **changes: Any) -> None:
 
 @pytest.mark.parametrize("name", ["no/such/model", "meta-llama/Llama-3.2-1B", "", "~nobody/x"])
 def test_unknown_models(name: str) -> None:
-    with pytest.raises(CheckpointError, match="not an existing folder.*'demo'"):
+    with pytest.raises(CheckpointError, match=r"not an existing folder.*'demo'"):
         jengine.LLM(name)
 
 

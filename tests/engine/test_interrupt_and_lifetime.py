@@ -276,7 +276,7 @@ def test_with_and_double_shutdown(own: jengine.LLM) -> None:
         lambda: own.ledger,
         lambda: own.get_tokenizer(),
     ):
-        with pytest.raises(EngineDead, match="was shut down. Create a new one"):
+        with pytest.raises(EngineDead, match=r"was shut down\. Create a new one"):
             call()
 
 

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,7 @@ def test_cumulative_outputs_grow_and_hold_text_back(text_llm: jengine.LLM) -> No
     )
     texts = [output.outputs[0].text for output in text_llm.stream(TEXTS[0], params)]
     assert len(texts) == 12
-    assert all(later.startswith(sooner) for sooner, later in zip(texts, texts[1:], strict=False))
+    assert all(later.startswith(sooner) for sooner, later in pairwise(texts))
     assert len(texts[-1]) == 12 and len(texts[-2]) == 0
 
 
@@ -104,7 +105,9 @@ def test_a_stop_string_ends_and_cuts_the_text(text_llm: jengine.LLM) -> None:
     assert (cut.finish_reason, cut.stop_reason) == ("stop", stop)
     assert cut.text == free.text[:at]
     assert cut.token_ids == free.token_ids[: at + 3]
-    kept = only(text_llm, TEXTS[0], max_tokens=30, **LETTERS, stop=stop, include_stop_str_in_output=True)
+    kept = only(
+        text_llm, TEXTS[0], max_tokens=30, **LETTERS, stop=stop, include_stop_str_in_output=True
+    )
     assert kept.text == free.text[: at + 3]
     later = only(text_llm, TEXTS[0], max_tokens=30, **LETTERS, stop=stop, min_tokens=at + 4)
     assert len(later.token_ids) > len(cut.token_ids)
@@ -131,8 +134,12 @@ def test_stop_token_ids(text_llm: jengine.LLM) -> None:
     assert stopped.token_ids == free.token_ids[: at + 1], "the stopping token stays"
     assert stopped.text == free.text[:at], "but is not in the text"
     shown = only(
-        text_llm, TEXTS[0], max_tokens=30, stop_token_ids=[token],
-        include_stop_str_in_output=True, **LETTERS,
+        text_llm,
+        TEXTS[0],
+        max_tokens=30,
+        stop_token_ids=[token],
+        include_stop_str_in_output=True,
+        **LETTERS,
     )
     assert shown.text == free.text[: at + 1]
 
@@ -216,11 +223,11 @@ def test_tokens_of_log_probabilities_have_text(text_llm: jengine.LLM) -> None:
     output = text_llm.generate(TEXTS[0], params)[0]
     answer = output.outputs[0]
     assert answer.logprobs is not None and output.prompt_logprobs is not None
-    shown = [table[token].decoded_token for token, table in
-             zip(answer.token_ids, answer.logprobs, strict=True)]  # fmt: skip
+    pairs = zip(answer.token_ids, answer.logprobs, strict=True)
+    shown = [table[token].decoded_token for token, table in pairs]
     assert "".join(map(str, shown)) == answer.text
-    prompt = [table[token].decoded_token for token, table in
-              zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=True)]  # fmt: skip
+    pairs = zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=True)
+    prompt = [table[token].decoded_token for token, table in pairs]
     assert "".join(map(str, prompt)) == TEXTS[0][1:]
 
 
@@ -409,7 +416,7 @@ def test_chat_takes_one_conversation_or_several(text_llm: jengine.LLM) -> None:
     assert bare.prompt == "<s>user:Hi</s>"
     own = text_llm.chat(CONVERSATION, GREEDY, chat_template="{{ messages[0].content }}!")[0]
     assert own.prompt == "Hi!"
-    with pytest.raises(TypeError, match="add_generation_promt.*add_generation_prompt"):
+    with pytest.raises(TypeError, match=r"add_generation_promt.*add_generation_prompt"):
         text_llm.chat(CONVERSATION, GREEDY, add_generation_promt=True)
 
 
@@ -467,9 +474,7 @@ def one_line(full_folder: Path, letters: PreTrainedTokenizerFast) -> Iterator[di
     jengine.clear()
 
 
-def test_the_one_liner(
-    full_folder: Path, one_line: dict[str, Any], text_llm: jengine.LLM
-) -> None:
+def test_the_one_liner(full_folder: Path, one_line: dict[str, Any], text_llm: jengine.LLM) -> None:
     expected = text_llm.generate(TEXTS, SamplingParams(temperature=0, max_tokens=7))
     outputs = jengine.generate(full_folder, TEXTS, temperature=0, max_tokens=7, **one_line)
     assert answers(outputs) == answers(expected)

@@ -154,9 +154,7 @@ def test_completions_have_following_seeds(either_engine: jengine.LLM) -> None:
     params = SamplingParams(n=4, seed=11, max_tokens=12, ignore_eos=True)
     with rebuilt(either_engine, max_num_batched_tokens=64) as llm:
         together = run(llm, params, [prompt])[0]
-        alone = [
-            run(llm, params.clone(n=1, seed=11 + index), [prompt])[0][0] for index in range(4)
-        ]
+        alone = [run(llm, params.clone(n=1, seed=11 + index), [prompt])[0][0] for index in range(4)]
     assert together == alone
     assert len({tuple(tokens) for tokens in together}) == 4
 

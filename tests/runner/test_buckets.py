@@ -67,9 +67,7 @@ def test_every_plan_within_the_limits_has_a_bucket(
 ) -> None:
     rows, batched, context = sizes
     ladders = default_ladders(*sizes, BLOCK, TILE)
-    shapes = StepShapes(
-        (CacheGroup(CacheSpec("full", 1, 8), (0,)),), BLOCK, TILE, rows, context
-    )
+    shapes = StepShapes((CacheGroup(CacheSpec("full", 1, 8), (0,)),), BLOCK, TILE, rows, context)
     decodes = data.draw(st.integers(0, min(rows, batched)))
     tiles = data.draw(st.integers(0 if decodes else 1, (batched - decodes) // TILE or 1))
     chunks = [min(TILE, context)] * min(tiles, rows - decodes)

@@ -1,4 +1,4 @@
-"""The persistent compile cache: private, optional where it is ours, required where it was asked for."""
+"""The persistent compile cache: private, optional by default, required where it was asked for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many cache blocks there are: what was asked for, what fits, and what to do if nothing does."""
+"""How many cache blocks there are: what was asked for, what fits, what to do if nothing does."""
 
 from __future__ import annotations
 

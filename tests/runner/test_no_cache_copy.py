@@ -43,8 +43,10 @@ def compiled_step(bucket: Bucket, variant: str) -> tuple[Compiled, CacheConfig, 
     state = jax.eval_shape(lambda: empty_state(cache, jnp.float32, 8, VOCAB, 256))
     abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), leaves)
     compiler = StepCompiler(shapes, rebuild, abstract, state)
-    return compiler.compile(bucket, variants(5, "raw_logprobs")[variant])[0], cache, state_bytes(
-        state.caches
+    return (
+        compiler.compile(bucket, variants(5, "raw_logprobs")[variant])[0],
+        cache,
+        state_bytes(state.caches),
     )
 
 
