@@ -85,10 +85,14 @@ def build_runner(
 def wanted_programs(config: RunnerConfig) -> Iterator[tuple[Bucket, Features]]:
     """Every program of warm-up: all buckets in the variants asked for."""
     for tier in config.tiers:
+        # Scoring prompts differs from the full variant only where prompt tokens run.
+        unscored = any(
+            other.sampling == tier.sampling and other.prompt_logprobs is None
+            for other in config.tiers
+        )
         for bucket in config.ladders.buckets():
-            # Scoring prompts differs from the full variant only where prompt tokens run.
             runs_prompts = bucket.prefill_tokens or config.shapes.one_segment
-            if tier.prompt_logprobs is None or runs_prompts:
+            if tier.prompt_logprobs is None or runs_prompts or not unscored:
                 yield bucket, tier
 
 
