@@ -167,7 +167,6 @@ def test_without_strict_a_late_compile_is_one_warning(
 
 
 @pytest.mark.parametrize("variants", [["scored"], ["full"]])
-@pytest.mark.slow
 def test_every_choice_of_variants_warms_up_all_it_needs(folder: Path, variants: list[str]) -> None:
     compilation = {**LADDERS, "variants": variants}
     llm = jengine.LLM(folder, strict=True, compilation_config=compilation, **SETTINGS)
