@@ -10,6 +10,8 @@ MESH_AXES: dict[str, str | None] = {
     "kv_heads": "tp",
     "mlp": "tp",
     "embed": None,
+    # Experts are split inside, by "mlp"; parameters name both axes.
+    "experts": None,
     "head_dim": None,
 }
 

@@ -122,9 +122,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200)
     args = parser.parse_args()
     results = [measure(running, args.steps) for running in args.running]
-    print(
-        f"{'rows':>6} {'schedule+commit ms':>19} {'pack ms':>8} {'total ms':>9} {'us/row':>7}"
-    )
+    print(f"{'rows':>6} {'schedule+commit ms':>19} {'pack ms':>8} {'total ms':>9} {'us/row':>7}")
     for row in results:
         print(
             f"{row['running']:>6} {row['schedule_and_commit_ms']:>19.3f} {row['pack_ms']:>8.3f} "

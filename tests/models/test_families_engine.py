@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from jengine import LLM, SamplingParams
-from sharding import axes
 from tests.engine.engines import answers, rebuilt
 from tests.models.tiny_models import write_tiny
 
@@ -56,11 +55,7 @@ def greedy(model: Any, prompt: list[int]) -> tuple[list[int], int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
-def test_greedy_answers_equal_transformers(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if "experts" not in axes.MESH_AXES:
-        monkeypatch.setitem(axes.MESH_AXES, "experts", None)
+def test_greedy_answers_equal_transformers(name: str, tmp_path: Path) -> None:
     family, overrides = CASES[name]
     folder = write_tiny(tmp_path, family, **overrides)
     llm = LLM(
