@@ -1,4 +1,4 @@
-"""Deterministic mode: log-probabilities are bitwise the same however a token came to be computed."""
+"""Deterministic mode: log-probabilities are bitwise the same however a token was computed."""
 
 from __future__ import annotations
 
