@@ -47,13 +47,14 @@ def enable_compile_cache(wanted: str | Path | bool | None) -> Path | None:
 def _enable_default() -> Path | None:
     try:
         directory = default_cache_dir()
-        problem = prepare_private(directory)
     except RuntimeError as error:  # no home directory
-        problem = str(error)
-    if problem:
-        logger.warning("running without a persistent compile cache: %s", problem)
-        return None
-    return _use(directory)
+        return _do_without(str(error))
+    problem = prepare_private(directory)
+    return _do_without(problem) if problem else _use(directory)
+
+
+def _do_without(problem: str) -> None:
+    logger.warning("running without a persistent compile cache: %s", problem)
 
 
 def _use(directory: Path) -> Path:
