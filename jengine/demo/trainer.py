@@ -97,7 +97,10 @@ class Trainer:
         parameters = dict(zip(self.names, (leaf for _, leaf in paths), strict=True))
         self.optimizer = optimizer(plan)
         self.step = 0
-        self.state = {"parameters": parameters, "optimizer": self.optimizer.init(parameters)}
+        self.state: dict[str, Any] = {
+            "parameters": parameters,
+            "optimizer": self.optimizer.init(parameters),
+        }
         self._update = jax.jit(self.update, donate_argnums=0)
         self._loss = jax.jit(self.loss)
 
@@ -112,7 +115,7 @@ class Trainer:
 
     def loss(self, parameters: dict[str, jax.Array], batch: Batch) -> jax.Array:
         """Mean cross-entropy over the tokens that count."""
-        logits = self.model(parameters).score(batch.tokens[:, :-1])
+        logits = self.model(parameters).score(jnp.asarray(batch.tokens[:, :-1]))
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch.tokens[:, 1:])
         return jnp.sum(losses * batch.weights) / jnp.sum(batch.weights)
 
