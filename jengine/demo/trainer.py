@@ -148,14 +148,14 @@ class Trainer:
 
     def save(self, checkpointer: ocp.training.Checkpointer) -> None:
         """Write a checkpoint of this step."""
-        checkpointer.save(self.step, self.state, overwrite=True)
+        checkpointer.save(self.step, self.state, overwrite=True)  # pyrefly: ignore
 
     def restore(self, checkpointer: ocp.training.Checkpointer) -> None:
         """Continue from the latest checkpoint, if there is one."""
         latest = checkpointer.latest
         if latest is not None:
             shapes = jax.tree.map(as_shape, self.state)
-            self.state = checkpointer.load(latest.step, shapes)
+            self.state = checkpointer.load(latest.step, shapes)  # pyrefly: ignore
             self.step = latest.step
 
 
