@@ -1,0 +1,88 @@
+"""Finds the Orbax checkpoint in a model folder by names alone, so that Orbax need not be imported.
+
+In: a folder. Out: the checkpoint that lies in it, the newest of several steps, and what it is
+made of. Must not know arrays.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from jengine.errors import CheckpointError
+
+# Where jengine itself puts the arrays of a model.
+ARRAYS_FOLDER = "orbax"
+CHECKPOINT_FILE = "_CHECKPOINT_METADATA"
+TREE_FILE = "_METADATA"
+# What Orbax calls a folder that it has not finished.
+UNFINISHED = ".orbax-checkpoint-tmp"
+
+
+def is_orbax(folder: Path | str) -> bool:
+    """Whether a checkpoint is in this folder."""
+    return any(_checkpoints(Path(folder)))
+
+
+def find_checkpoint(folder: Path | str) -> Path:
+    """The checkpoint in this folder: itself, below it, or the newest step of a training run."""
+    found = next(_checkpoints(Path(folder)), [])
+    if not found:
+        raise CheckpointError(
+            f"{folder}: there is no Orbax checkpoint in this folder. Expected {ARRAYS_FOLDER}/ as "
+            "LLM.save writes it, or a checkpoint or numbered steps of a training loop, in this "
+            "folder or one below it."
+        )
+    if len(found) == 1:
+        return found[0]
+    steps = [_step(path) for path in found]
+    numbers = {number for _, number in steps}
+    if None in numbers or len({series for series, _ in steps}) > 1 or len(numbers) < len(found):
+        names = ", ".join(str(path) for path in found[:10])
+        raise CheckpointError(
+            f"{folder}: holds {len(found)} Orbax checkpoints, which are not the steps of one run:"
+            f" {names}. Leave one of them in this folder."
+        )
+    return max(found, key=lambda path: _step(path)[1] or 0)
+
+
+def stored_trees(checkpoint: Path) -> list[str | None]:
+    """Names of the trees of arrays in a checkpoint; None stands for a tree without a name."""
+    if (checkpoint / TREE_FILE).is_file():
+        return [None]
+    return [path.name for path in _folders(checkpoint) if (path / TREE_FILE).is_file()]
+
+
+def _checkpoints(folder: Path) -> Iterator[list[Path]]:
+    """The checkpoints at each depth where there are any, nearest first."""
+    level: Sequence[Path] = [folder]
+    for _ in range(3):
+        found = [path for path in level if _is_checkpoint(path)]
+        if found:
+            # Resolved, so that a link called 'latest' is no second checkpoint.
+            yield sorted({path.resolve() for path in found})
+        level = [below for path in level if path not in found for below in _folders(path)]
+
+
+def _is_checkpoint(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in (CHECKPOINT_FILE, TREE_FILE))
+
+
+def _folders(folder: Path) -> list[Path]:
+    try:
+        return sorted(
+            path
+            for path in folder.iterdir()
+            if path.is_dir() and UNFINISHED not in path.name and not path.name.startswith(".")
+        )
+    except OSError:
+        return []  # not a folder, or not ours to read: then there is no checkpoint of ours in it
+
+
+def _step(path: Path) -> tuple[tuple[Path, str], int | None]:
+    """What a checkpoint is a step of, and its number: run/step_020 is 20 of (run, 'step_')."""
+    match = re.fullmatch(r"(|.*\D)(\d{1,18})", path.name)
+    if match is None:
+        return (path.parent, path.name), None
+    return (path.parent, match[1]), int(match[2])

@@ -1,0 +1,278 @@
+"""Weights between an Orbax checkpoint and a Decoder, by the declared paths of its parameters.
+
+In: a folder that `save_orbax` or a training loop wrote, or a Decoder. Out: a Decoder whose arrays
+were read straight to where they belong, or such a folder. Importing this takes two seconds: Orbax.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import Sharding
+from orbax.checkpoint import v1
+
+from jengine.config import ModelConfig
+from jengine.errors import CheckpointError
+from jengine.models import registry
+from jengine.models.decoder import Decoder
+from jengine.models.hf_config import DTYPES
+from jengine.models.parameter import named_parameters
+from jengine.weights.abstract import abstract_model, with_values
+from jengine.weights.live import FIRST_SHOWN, differences
+from jengine.weights.orbax_folder import ARRAYS_FOLDER, find_checkpoint, is_orbax, stored_trees
+
+__all__ = ["is_orbax", "load_orbax", "save_orbax"]
+
+# Where an array with these logical axes belongs.
+Shardings = Callable[[tuple[str | None, ...]], Sharding]
+# Keys that parameters may lie under. Any other may be a moment of the optimizer or an average.
+ABOVE_PARAMETERS = (
+    "params", "parameters", "model", "weights", "state", "train_state", "default", "pytree",
+)  # fmt: skip
+LONGEST_CAUSE = 400
+# Orbax by itself holds a copy of the whole model on the host while it reads or writes.
+HOST_BYTES = 2**31
+
+
+def load_orbax(
+    folder: Path | str, config: ModelConfig, shardings: Shardings, *, cast: bool = False
+) -> Decoder:
+    """The model of `config` with the folder's arrays, each device reading its own part only.
+
+    With `cast`, other floating point types than the config's are converted as they are read.
+    """
+    checkpoint = find_checkpoint(folder)
+    model = abstract_model(config)
+    declared = dict(named_parameters(model))
+    trees = _described(checkpoint)
+    stored = _named_leaves(checkpoint, trees)
+    above = _prefix(checkpoint, stored, declared)
+    _check(checkpoint, stored, declared, above, cast)
+    targets = {
+        above + path: jax.ShapeDtypeStruct(
+            parameter.shape,
+            parameter.dtype,
+            sharding=shardings(parameter.get_metadata()["axes"]),
+        )
+        for path, parameter in declared.items()
+    }
+    values = _read(checkpoint, trees, targets)
+    _check_range(checkpoint, stored, values)
+    return with_values(model, {path: values[above + path] for path in declared})
+
+
+def save_orbax(model: Decoder, folder: Path | str) -> None:
+    """Write config.json, and the parameters as nested dicts in a folder below."""
+    folder = Path(folder).resolve()
+    values = {path: leaf.get_value() for path, leaf in named_parameters(model)}
+    config = dataclasses.replace(model.config, dtype=_one_dtype(values))
+    text = json.dumps(registry.write_config(config), indent=2) + "\n"
+    folder.mkdir(parents=True, exist_ok=True)
+    tree: Any = nested(values)
+    with _bounded_memory(values.values()):
+        v1.save(str(folder / ARRAYS_FOLDER), tree)
+    (folder / "config.json").write_text(text, encoding="utf-8")
+
+
+def nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """{'a.b': 1} as {'a': {'b': 1}}."""
+    tree: dict[str, Any] = {}
+    for path, value in values.items():
+        *parents, last = path.split(".")
+        node = tree
+        for key in parents:
+            node = node.setdefault(key, {})
+        node[last] = value
+    return tree
+
+
+def _one_dtype(values: Mapping[str, jax.Array]) -> str:
+    dtypes = {str(value.dtype) for value in values.values()}
+    if len(dtypes) > 1 or not dtypes <= set(DTYPES):
+        raise CheckpointError(f"Parameters of {sorted(dtypes)}, expected one of {list(DTYPES)}.")
+    return dtypes.pop()
+
+
+def _described(checkpoint: Path) -> dict[str | None, Any]:
+    """The trees that may hold parameters, with descriptions in place of arrays."""
+    names = stored_trees(checkpoint)
+    trees: dict[str | None, Any] = {}
+    for name in names:
+        if name is None or name in ABOVE_PARAMETERS:
+            with _orbax_errors(checkpoint):
+                trees[name] = v1.metadata(str(checkpoint), name).metadata
+                if trees[name] is None:  # Orbax has logged why
+                    raise ValueError("what it says about its arrays is damaged or has odd keys")
+    if not trees:
+        found = ", ".join(str(name) for name in names[:FIRST_SHOWN]) or "nothing"
+        raise CheckpointError(
+            f"{checkpoint}: no tree of parameters in this Orbax checkpoint: expected one called"
+            f" {', '.join(ABOVE_PARAMETERS)}, found {found}."
+        )
+    return trees
+
+
+def _named_leaves(checkpoint: Path, trees: Mapping[str | None, Any]) -> dict[str, Any]:
+    """Dotted path -> what is known of the array, over all trees."""
+    stored: dict[str, Any] = {}
+    for tree_name, tree in trees.items():
+        for path, leaf in jax.tree.leaves_with_path(tree):
+            name = _dotted(tree_name, path)
+            if name in stored:
+                raise CheckpointError(f"{checkpoint}: two arrays are called {name!r}.")
+            stored[name] = leaf
+    return stored
+
+
+def _dotted(tree: str | None, path: Sequence[Any]) -> str:
+    """A leaf's name, without the level that nnx variables add in a checkpoint."""
+    name = jax.tree_util.keystr(tuple(path), simple=True, separator=".")
+    return name.removesuffix(".value") if tree is None else f"{tree}.{name.removesuffix('.value')}"
+
+
+def _prefix(checkpoint: Path, stored: Mapping[str, Any], declared: Mapping[str, Any]) -> str:
+    """What stands before the names of the parameters: '', 'params.', 'state.model.', ..."""
+    counts = Counter(
+        prefix
+        for name in stored
+        for prefix in _possible_prefixes(name)
+        if name.removeprefix(prefix) in declared
+    )
+    best = [prefix for prefix, count in counts.items() if count == max(counts.values())]
+    if len(best) == 1:
+        return best[0]
+    if best:
+        raise CheckpointError(
+            f"{checkpoint}: the model's parameters are there more than once, under"
+            f" {' and '.join(repr(prefix.rstrip('.')) for prefix in best)}. Save only one of them."
+        )
+    raise CheckpointError(
+        f"{checkpoint}: holds none of the model's parameters. Expected names such as"
+        f" {', '.join(list(declared)[:3])} at the top, or under one or more of"
+        f" {', '.join(ABOVE_PARAMETERS)}; found {', '.join(list(stored)[:FIRST_SHOWN])}."
+    )
+
+
+def _possible_prefixes(name: str) -> Iterator[str]:
+    prefix = ""
+    yield prefix
+    for key in name.split("."):
+        if key not in ABOVE_PARAMETERS:
+            return
+        prefix += f"{key}."
+        yield prefix
+
+
+def _check(
+    checkpoint: Path,
+    stored: Mapping[str, Any],
+    declared: Mapping[str, nnx.Param],
+    above: str,
+    cast: bool,
+) -> None:
+    """Refuse a checkpoint that does not hold exactly the model's parameters."""
+    given = {}
+    for name, leaf in stored.items():
+        if name.startswith(above):
+            path = name.removeprefix(above)
+            given[path] = _stand_in(
+                leaf, declared[path].dtype if cast and path in declared else None
+            )
+    problems = differences(declared, given)
+    if problems:
+        shown = "\n  ".join(problems[:FIRST_SHOWN])
+        more = len(problems) - FIRST_SHOWN
+        raise CheckpointError(
+            f"{checkpoint}: these parameters do not fit the model that config.json describes:"
+            f"\n  {shown}" + (f"\n  and {more} more" if more > 0 else "")
+        )
+
+
+def _stand_in(leaf: Any, cast_to: Any) -> Any:
+    """An array of the leaf's shape and type that takes no memory; the leaf, if it is no array."""
+    try:
+        dtype = jnp.dtype(leaf.dtype)
+        if cast_to is not None and jnp.issubdtype(dtype, jnp.floating):
+            dtype = cast_to
+        return np.broadcast_to(np.zeros((), dtype), leaf.shape)
+    except (AttributeError, TypeError, ValueError):
+        return leaf
+
+
+def _read(
+    checkpoint: Path,
+    trees: Mapping[str | None, Any],
+    targets: Mapping[str, jax.ShapeDtypeStruct],
+) -> dict[str, jax.Array]:
+    """Name -> array, for the names in `targets`. Nothing else is read."""
+    values: dict[str, jax.Array] = {}
+    for tree_name, tree in trees.items():
+
+        def target(path: Any, _: Any, tree_name: str | None = tree_name) -> Any:
+            return targets.get(_dotted(tree_name, path), v1.PLACEHOLDER)
+
+        wanted = jax.tree.map_with_path(target, tree)
+        if all(leaf is v1.PLACEHOLDER for leaf in jax.tree.leaves(wanted)):
+            continue
+        with _orbax_errors(checkpoint), _bounded_memory(targets.values()):
+            loaded = v1.load(str(checkpoint), wanted, checkpointable_name=tree_name)
+        named = (
+            (_dotted(tree_name, path), leaf) for path, leaf in jax.tree.leaves_with_path(loaded)
+        )
+        values.update((name, leaf) for name, leaf in named if name in targets)
+    return values
+
+
+def _check_range(
+    checkpoint: Path, stored: Mapping[str, Any], values: Mapping[str, jax.Array]
+) -> None:
+    """Refuse infinities in float16, the only type with a smaller range than the stored ones."""
+    for name, array in values.items():
+        narrowed = array.dtype == jnp.float16 and stored[name].dtype != jnp.float16
+        if narrowed and bool(jnp.isinf(array).any()):
+            raise CheckpointError(
+                f"{checkpoint}: {name!r} holds values beyond float16; load it as bfloat16 or"
+                " float32."
+            )
+
+
+@contextmanager
+def _bounded_memory(arrays: Iterable[jax.Array | jax.ShapeDtypeStruct]) -> Iterator[None]:
+    """Between file and device, the host holds a few arrays at a time and not the whole model."""
+    # Orbax refuses an array that is larger than the limit; a stored number has 8 bytes at most.
+    limit = HOST_BYTES + 8 * max(math.prod(array.shape) for array in arrays)
+    context = v1.Context()
+    context.memory.read_concurrent_bytes = limit
+    context.memory.write_concurrent_bytes = limit
+    context.memory.transfer_concurrent_bytes = limit
+    with context:
+        yield
+
+
+@contextmanager
+def _orbax_errors(checkpoint: Path) -> Iterator[None]:
+    """A damaged checkpoint gives a dozen kinds of errors, which all mean the same here."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError:
+        raise  # the device's, such as too little memory
+    except Exception as error:
+        root: BaseException = error
+        while root.__cause__ is not None:
+            root = root.__cause__
+        cause = " ".join(str(root).split())[:LONGEST_CAUSE] or type(root).__name__
+        raise CheckpointError(
+            f"{checkpoint}: this Orbax checkpoint cannot be read: {cause}. It may be damaged or"
+            " incomplete: copy it again. Or save nnx.state(model), or nested dicts of arrays."
+        ) from error
