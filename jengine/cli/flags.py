@@ -25,7 +25,7 @@ ENGINE_HELP = {
     "trust_remote_code": argparse.SUPPRESS,
     "chat_template": "file or text of a chat template, if it is not the tokenizer's",
     "dtype": "type of weights and cache: auto, float32, bfloat16, float16",
-    "load_format": "where weights come from; dummy draws them at random",
+    "load_format": "where weights come from; auto: what the folder holds, dummy: at random",
     "seed": "seed of sampling and of dummy weights",
     "max_model_len": "longest prompt and answer together, in tokens",
     "max_num_seqs": "most requests that run at once",

@@ -62,7 +62,7 @@ class EngineArgs:
     trust_remote_code: bool = False
     chat_template: str | None = None
     dtype: Any = "auto"
-    load_format: Literal["auto", "safetensors", "dummy"] = "auto"
+    load_format: Literal["auto", "safetensors", "orbax", "dummy"] = "auto"
     seed: int = 0
     # Sizes may also be given as text: "4096", "32k" (32,000) or "32K" (32,768).
     max_model_len: int | None = None
@@ -133,7 +133,7 @@ class EngineArgs:
                 )
 
     def _check_choices(self) -> None:
-        one_of("load_format", self.load_format, ("auto", "safetensors", "dummy"))
+        one_of("load_format", self.load_format, ("auto", "safetensors", "orbax", "dummy"))
         one_of("scheduling_policy", self.scheduling_policy, ("fcfs", "priority"))
         one_of("generation_config", self.generation_config, ("auto", "default", "vllm"))
         modes = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits")

@@ -22,12 +22,13 @@ from jengine.engine.intake import Prompt
 from jengine.engine.progress import ProgressFactory, progress_factory
 from jengine.errors import EngineDead, RequestError, UnsupportedFeature, unknown_argument
 from jengine.outputs import RequestOutput
-from jengine.runner.build import parameter_leaves
+from jengine.runner.build import parameter_leaves, split_model
 from jengine.runner.ledger import CompileLedger
 from jengine.sampling_params import RequestOutputKind, SamplingParams
 from jengine.text.chat_template import render_chat
 from jengine.weights.abstract import with_values
 from jengine.weights.live import fitting_arrays, release_moved
+from jengine.weights.save import save_model
 
 Params = SamplingParams | Sequence[SamplingParams] | None
 Progress = bool | ProgressFactory
@@ -200,6 +201,34 @@ class LLM:
         if donate:
             release_moved(params, values)
         return engine.session.core.update_weights(leaves)
+
+    def save(
+        self,
+        path: str | Path,
+        format: Literal["safetensors", "orbax"] = "safetensors",
+        *,
+        overwrite: bool = False,
+    ) -> None:
+        """Write the parameters in use as a model folder, which appears when it is complete.
+
+        The tokenizer and generation_config.json go with them, as far as this engine has them.
+        "safetensors" also loads in transformers. `overwrite` replaces a saved model, never
+        anything else.
+        """
+        engine = self.engine
+        engine.runner.check_leaves()
+        _, rebuild = split_model(engine.declared)
+        # A live model's engine has no folder, which is not an absolute path.
+        source = Path(engine.args.model)
+        save_model(
+            rebuild(engine.runner.leaves),
+            engine.model,
+            path,
+            format,
+            tokenizer=None if engine.tokenizer is None else engine.tokenizer.hf,
+            source=source if source.is_absolute() else None,
+            overwrite=overwrite,
+        )
 
     @property
     def weights_version(self) -> int:

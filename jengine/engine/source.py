@@ -6,6 +6,7 @@ Must not know sizes, caches or requests.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +18,21 @@ from jengine.config import ModelConfig
 from jengine.engine.args import EngineArgs
 from jengine.errors import ConfigError
 from jengine.text.tokenizer import Tokenizer, load_tokenizer, wrap_tokenizer
-from jengine.weights.abstract import Place, abstract_model, with_dtype, with_values
+from jengine.weights.abstract import abstract_model, with_dtype, with_values
 from jengine.weights.dummy import dummy_model
-from jengine.weights.folder import read_generation_config, read_model_config, resolve_model
+from jengine.weights.folder import (
+    INDEX_FILE,
+    SINGLE_FILE,
+    read_generation_config,
+    read_model_config,
+    resolve_model,
+)
 from jengine.weights.live import fitting_arrays
+from jengine.weights.orbax_folder import is_orbax
 from jengine.weights.safetensors_io import load_model
+from sharding.placement import Placement
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -46,7 +57,8 @@ def open_source(args: EngineArgs) -> Source:
     """Read everything but the parameters."""
     if isinstance(args.model, nnx.Module):
         return Source(live_config(args), None, _tokenizer(args, None), {})
-    folder = resolve_model(args.model)
+    # Absolute, so that it is still found after the program has changed its working directory.
+    folder = resolve_model(args.model).absolute()
     use_generation = args.generation_config == "auto"
     return Source(
         with_dtype(read_model_config(folder), args.dtype),
@@ -57,7 +69,7 @@ def open_source(args: EngineArgs) -> Source:
 
 
 def load_parameters(
-    args: EngineArgs, source: Source, place: Place, bar: Callable[..., Any]
+    args: EngineArgs, source: Source, place: Placement, bar: Callable[..., Any]
 ) -> nnx.Module:
     """The model with its arrays where they belong. Live arrays that lie right are not copied."""
     if source.folder is None:
@@ -67,11 +79,32 @@ def load_parameters(
         return with_values(declared, fitting_arrays(declared, args.params, place))
     if args.load_format == "dummy":
         return dummy_model(source.config, seed=args.seed, place=place)
+    if stored_format(args.load_format, source.folder) == "orbax":
+        # Importing Orbax takes two seconds, so only those who use it do.
+        from jengine.weights.orbax_io import load_orbax
+
+        keeps_dtype = isinstance(args.dtype, str) and args.dtype == "auto"
+        return load_orbax(source.folder, source.config, place.sharding, cast=not keeps_dtype)
 
     def progress(label: str, total: int) -> Any:
         return bar(total=total, desc=label, unit="B", unit_scale=True)
 
     return load_model(source.folder, dtype=args.dtype, place=place, progress=progress)
+
+
+def stored_format(load_format: str, folder: Path) -> str:
+    """How the weights in a folder are stored; safetensors if it holds both or neither."""
+    if load_format != "auto":
+        return load_format
+    has_safetensors = any((folder / name).is_file() for name in (SINGLE_FILE, INDEX_FILE))
+    if not is_orbax(folder):
+        return "safetensors"
+    if has_safetensors:
+        logger.info(
+            "%s holds safetensors and an Orbax checkpoint; reading the safetensors. "
+            "load_format='orbax' reads the other.", folder,
+        )  # fmt: skip
+    return "safetensors" if has_safetensors else "orbax"
 
 
 def live_config(args: EngineArgs) -> ModelConfig:

@@ -1,0 +1,143 @@
+"""Writes a model as a folder that loads again: weights, config, tokenizer, generation settings.
+
+In: a Decoder and what belongs to it. Out: a folder that appears only when it is complete.
+Must not know engines.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal, Protocol
+
+import jax.numpy as jnp
+from flax import nnx
+
+from jengine.config import ModelConfig
+from jengine.errors import CheckpointError, ConfigError
+from jengine.models.decoder import Decoder
+from jengine.models.parameter import named_parameters
+from jengine.weights.abstract import abstract_model, with_values
+from jengine.weights.live import FIRST_SHOWN, differences
+from jengine.weights.orbax_folder import ARRAYS_FOLDER
+from jengine.weights.safetensors_io import save_pretrained
+
+Format = Literal["safetensors", "orbax"]
+FORMATS: tuple[Format, ...] = ("safetensors", "orbax")
+GENERATION_FILE = "generation_config.json"
+
+
+class Saveable(Protocol):
+    """What is needed of a transformers tokenizer."""
+
+    def save_pretrained(self, save_directory: str) -> object: ...
+
+
+def save_model(
+    model: nnx.Module,
+    config: ModelConfig,
+    path: str | Path,
+    format: Format = "safetensors",
+    *,
+    tokenizer: Saveable | None = None,
+    source: Path | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Write `model`; generation settings are copied from `source`, the folder it came from."""
+    if format not in FORMATS:
+        raise ConfigError(f"format={format!r}: expected one of {', '.join(map(repr, FORMATS))}.")
+    decoder = as_decoder(model, config)
+    generation = _generation_text(source)
+    with new_folder(path, overwrite=overwrite) as folder:
+        _write_weights(decoder, folder, format)
+        if generation is not None:
+            (folder / GENERATION_FILE).write_bytes(generation)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(str(folder))
+
+
+def as_decoder(model: nnx.Module, config: ModelConfig) -> Decoder:
+    """The parameters in the module that will load them, in the dtype they have."""
+    parameters = dict(named_parameters(model))
+    dtypes = {jnp.dtype(leaf.dtype).name for leaf in parameters.values()}
+    if len(dtypes) == 1:
+        config = dataclasses.replace(config, dtype=dtypes.pop())
+    decoder = abstract_model(config)
+    values = {path: leaf.get_value() for path, leaf in parameters.items()}
+    problems = differences(dict(named_parameters(decoder)), values)
+    if problems:
+        raise CheckpointError(
+            f"this model cannot be saved as {config.architecture}, which has other parameters:\n  "
+            + "\n  ".join(problems[:FIRST_SHOWN])
+        )
+    return with_values(decoder, values)
+
+
+@contextlib.contextmanager
+def new_folder(path: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
+    """An empty folder to write into, which takes its place at `path` if nothing went wrong."""
+    if not str(path):
+        raise CheckpointError("path: given '', expected the folder to save the model in.")
+    target = Path(os.path.expanduser(path)).resolve()
+    _check_target(target, overwrite)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.partial")
+    partial.mkdir()
+    try:
+        yield partial
+        _put_in_place(partial, target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _check_target(target: Path, overwrite: bool) -> None:
+    """Refuse to replace anything but a saved model, and that only if asked to."""
+    if target.exists() and not target.is_dir():
+        raise CheckpointError(f"{target}: is a file, expected a folder to save the model in.")
+    names = sorted(path.name for path in target.iterdir()) if target.is_dir() else []
+    if names and not overwrite:
+        raise CheckpointError(
+            f"{target}: is not empty. Give another path, or overwrite=True to replace the model in"
+            " it."
+        )
+    foreign = [name for name in names if (target / name).is_dir() and name != ARRAYS_FOLDER]
+    if names and ("config.json" not in names or foreign):
+        reason = f"holds {', '.join(foreign[:3])}" if foreign else "holds no config.json"
+        raise CheckpointError(
+            f"{target}: is not only a saved model: it {reason}. Everything in it would be deleted,"
+            " so it is not replaced; give another path."
+        )
+
+
+def _put_in_place(partial: Path, target: Path) -> None:
+    """Two renames if a model is replaced; a crash between them leaves both, by other names."""
+    former = target.with_name(partial.name.replace(".partial", ".replaced"))
+    if target.is_dir() and any(target.iterdir()):
+        target.rename(former)
+    try:
+        partial.rename(target)
+    except OSError:
+        if former.exists():
+            former.rename(target)
+        raise
+    shutil.rmtree(former, ignore_errors=True)
+
+
+def _write_weights(model: Decoder, folder: Path, format: Format) -> None:
+    if format == "orbax":
+        # Importing Orbax takes two seconds, so only those who use it do.
+        from jengine.weights.orbax_io import save_orbax
+
+        save_orbax(model, folder)
+    else:
+        save_pretrained(model, folder)
+
+
+def _generation_text(source: Path | None) -> bytes | None:
+    file = None if source is None else source / GENERATION_FILE
+    return file.read_bytes() if file is not None and file.is_file() else None
