@@ -153,6 +153,11 @@ class AnswerBook:
     def __len__(self) -> int:
         return len(self._by_request)
 
+    def knows(self, submission: Submission) -> bool:
+        """Whether its id, or that of one of its completions, belongs to an open request."""
+        wires = (wire.request_id for wire in submission.wires)
+        return submission.request_id in self or any(wire in self._by_wire for wire in wires)
+
     def open(self, submission: Submission) -> None:
         """Expect deltas for this submission."""
         completions = [

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -42,6 +43,7 @@ class Engine:
     session: Session
     runner: Runner
     args: EngineArgs
+    folder: Path | None  # where the model came from; None: it was live
     model: ModelConfig
     schedule: ScheduleConfig
     cache: CacheConfig
@@ -78,6 +80,7 @@ def build_engine(args: EngineArgs, bar: Callable[..., Any]) -> Engine:
         runner=runner,
         # Without the user's arrays: the engine must not keep old parameters alive.
         args=replace(args, model=str(source.folder), params=None),
+        folder=source.folder,
         model=source.config,
         schedule=schedule,
         cache=cache,

@@ -218,15 +218,13 @@ class LLM:
         engine = self.engine
         engine.runner.check_leaves()
         _, rebuild = split_model(engine.declared)
-        # A live model's engine has no folder, which is not an absolute path.
-        source = Path(engine.args.model)
         save_model(
             rebuild(engine.runner.leaves),
             engine.model,
             path,
             format,
             tokenizer=None if engine.tokenizer is None else engine.tokenizer.hf,
-            source=source if source.is_absolute() else None,
+            source=engine.folder,
             overwrite=overwrite,
         )
 

@@ -42,11 +42,13 @@ class Session:
     ) -> str:
         """Queue a prompt (rendered or as the user gave it): wholly, or with an error not at all."""
         self.core.check_alive()
-        request_id = str(next(self._numbers)) if request_id is None else request_id
-        if request_id in self.answers:
-            raise RequestError(f"request_id={request_id!r} is being answered already.")
+        request_id = self._unused_id() if request_id is None else request_id
+        if not isinstance(request_id, str) or not request_id:
+            raise RequestError(f"request_id={request_id!r}: expected a string that is not empty.")
         rendered = prompt if isinstance(prompt, Prompt) else self.intake.render(prompt)
         submission = self.intake.submission(request_id, rendered, params, priority)
+        if self.answers.knows(submission):
+            raise RequestError(f"request_id={request_id!r} is being answered already.")
         self.answers.open(submission)
         try:
             for wire in submission.wires:
@@ -55,6 +57,10 @@ class Session:
             self.discard(request_id)
             raise
         return request_id
+
+    def _unused_id(self) -> str:
+        numbers = map(str, self._numbers)
+        return next(number for number in numbers if number not in self.answers)
 
     def step(self) -> list[RequestOutput]:
         """Run one step of the engine; the outputs it made."""

@@ -18,12 +18,14 @@ from jengine.cli.checks.finding import Finding, Level, gigabytes
 from jengine.config import ModelConfig, ScheduleConfig
 from jengine.engine.args import EngineArgs
 from jengine.engine.sizes import runner_config, schedule_config
+from jengine.engine.source import stored_format
 from jengine.errors import JengineError
 from jengine.runner.memory import available_bytes
 from jengine.runner.state import block_bytes
 from jengine.text.tokenizer import load_tokenizer
 from jengine.weights.abstract import abstract_model, with_dtype
 from jengine.weights.folder import open_checkpoint, read_model_config, resolve_model
+from jengine.weights.orbax_folder import find_checkpoint
 
 
 @dataclass(frozen=True)
@@ -131,10 +133,12 @@ def describe(sizes: Sizes) -> Finding:
 
 
 def check_weights(args: EngineArgs, folder: Any) -> Finding:
-    """Are there safetensors, whole and readable?"""
+    """Are there weights, whole and readable?"""
     if args.load_format == "dummy":
         return Finding("OK", "weights", "drawn at random (load_format=dummy)")
     try:
+        if stored_format(args.load_format, folder) == "orbax":
+            return Finding("OK", "weights", f"an Orbax checkpoint in {find_checkpoint(folder)}")
         tensors = open_checkpoint(folder)
     except JengineError as error:
         return Finding("problem", "weights", str(error))
