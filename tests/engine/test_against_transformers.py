@@ -42,7 +42,11 @@ def one_torch_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-@pytest.fixture(params=CASES, scope="module")
+SLOW = {"llama", "qwen2 with biases"}
+PARAMS = [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in CASES]
+
+
+@pytest.fixture(params=PARAMS, scope="module")
 def pair(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[jengine.LLM, Any]:
@@ -55,7 +59,7 @@ def pair(
     # One lean variant for everything here: greedy, with log-probabilities, prompts scored.
     lean = Features(SamplingFeatures(logprobs=TOP), prompt_logprobs=TOP)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("jengine.engine.configure.variants", lambda *_: {"lean": lean})
+        patch.setattr("jengine.engine.sizes.variants", lambda *_: {"lean": lean})
         llm = tiny_engine(Path(folder), "lean")
     oracle = transformers.AutoModelForCausalLM.from_pretrained(
         folder, attn_implementation="eager", dtype="float32"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +31,21 @@ def make(folder: Path) -> AsyncLLM:
     )  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def shared(full_folder: Path) -> AsyncLLM:
+    return make(full_folder)
+
+
 @pytest.fixture
-def engine(full_folder: Path) -> AsyncLLM:
+def engine(shared: AsyncLLM) -> Iterator[AsyncLLM]:
+    """An engine that the test leaves idle; each test has an event loop of its own."""
+    yield shared
+    assert waiting(shared) == 0 and not shared._listeners
+
+
+@pytest.fixture
+def own(full_folder: Path) -> AsyncLLM:
+    """An engine that the test may break."""
     return make(full_folder)
 
 
@@ -70,7 +83,6 @@ def test_concurrent_requests_get_their_own_answers(engine: AsyncLLM, expected: A
         finals = await asyncio.gather(*(last(engine.generate(p, GREEDY)) for p in PROMPTS))
         assert [final.outputs[0].token_ids for final in finals] == expected
         assert waiting(engine) == 0
-        await engine.shutdown()
 
     run(work())
 
@@ -90,7 +102,6 @@ def test_fifty_requests_at_once(engine: AsyncLLM, expected: Any) -> None:
     async def work() -> None:
         await asyncio.gather(*(one(number) for number in range(50)))
         assert waiting(engine) == 0
-        await engine.shutdown()
 
     run(work())
 
@@ -106,7 +117,6 @@ def test_kinds_of_output(engine: AsyncLLM, expected: Any) -> None:
         assert cumulative == [expected[0][: i + 1] for i in range(10)]
         assert delta == [[token] for token in expected[0]]
         assert final == [expected[0]]
-        await engine.shutdown()
 
     run(work())
 
@@ -124,7 +134,6 @@ def test_abort_by_id_gives_a_last_output(engine: AsyncLLM) -> None:
         await engine.abort("mine")
         await engine.abort("nobody")
         assert waiting(engine) == 0
-        await engine.shutdown()
 
     run(work())
 
@@ -143,7 +152,6 @@ def test_cancelling_the_reader_aborts_the_request(engine: AsyncLLM, expected: An
         await asyncio.gather(*readers, return_exceptions=True)
         await until_idle(engine)
         assert (await last(engine.generate(PROMPTS[0], GREEDY))).outputs[0].token_ids == expected[0]
-        await engine.shutdown()
 
     run(work())
 
@@ -158,7 +166,6 @@ def test_cancelling_at_any_moment_leaves_nothing(engine: AsyncLLM, expected: Any
             await asyncio.gather(reader, return_exceptions=True)
             await until_idle(engine)
         assert (await last(engine.generate(PROMPTS[0], GREEDY))).outputs[0].token_ids == expected[0]
-        await engine.shutdown()
 
     run(work())
 
@@ -173,7 +180,6 @@ def test_leaving_the_loop_aborts_the_request(engine: AsyncLLM) -> None:
         async for _ in engine.generate(PROMPTS[0], LONG):
             break  # the event loop closes the generator that nobody holds
         await until_idle(engine)
-        await engine.shutdown()
 
     run(work())
 
@@ -187,7 +193,6 @@ def test_bad_requests_do_not_disturb_others(engine: AsyncLLM, expected: Any) -> 
                 await last(engine.generate(prompt, GREEDY))
         assert (await good).outputs[0].token_ids == expected[0]
         assert waiting(engine) == 0
-        await engine.shutdown()
 
     run(work())
 
@@ -200,14 +205,60 @@ def test_an_id_in_use_is_refused(engine: AsyncLLM) -> None:
         results = await asyncio.gather(first, second, return_exceptions=True)
         assert results[0].finished
         assert isinstance(results[1], RequestError) and "'same'" in str(results[1])
-        await engine.shutdown()
 
     run(work())
 
 
-def test_a_failed_step_reaches_every_waiter(engine: AsyncLLM) -> None:
+def test_ids_of_completions_may_not_clash(engine: AsyncLLM, expected: Any) -> None:
+    several = SamplingParams(n=2, seed=1, max_tokens=5)
+
     async def work() -> None:
-        core = engine.engine.session.core
+        first = asyncio.create_task(last(engine.generate(PROMPTS[0], GREEDY, "0_x")))
+        await asyncio.sleep(0)
+        with pytest.raises(RequestError, match="being answered already"):
+            await last(engine.generate(PROMPTS[1], several, "x"))
+        assert (await first).outputs[0].token_ids == expected[0]
+        assert len((await last(engine.generate(PROMPTS[1], several, "x"))).outputs) == 2
+
+    run(work())
+
+
+def test_given_ids_and_numbered_ones_do_not_clash(engine: AsyncLLM, expected: Any) -> None:
+    next_number = next(engine.engine.session._numbers) + 1
+
+    async def work() -> None:
+        ids = [str(next_number), None, str(next_number + 2), None]
+        readers = [last(engine.generate(p, GREEDY, i)) for p, i in zip(PROMPTS, ids, strict=True)]
+        finals = await asyncio.gather(*readers)
+        assert [final.outputs[0].token_ids for final in finals] == expected
+        assert len({final.request_id for final in finals}) == 4
+        for bad in (5, "", b"x"):
+            with pytest.raises(RequestError, match=r"request_id=.*expected a string"):
+                await last(engine.generate(PROMPTS[0], GREEDY, bad))  # type: ignore[arg-type]
+
+    run(work())
+
+
+def test_an_abort_ends_all_completions(engine: AsyncLLM) -> None:
+    params = LONG.clone(n=3, temperature=1.0, seed=3)
+
+    async def work() -> None:
+        outputs = []
+        async for output in engine.generate(PROMPTS[0], params, "three"):
+            outputs.append(output)
+            if len(outputs) == 6:
+                await engine.abort("three")
+        final = outputs[-1]
+        assert final.finished and len(final.outputs) == 3
+        assert [answer.finish_reason for answer in final.outputs] == ["abort"] * 3
+        assert [answer.index for answer in final.outputs] == [0, 1, 2]
+
+    run(work())
+
+
+def test_a_failed_step_reaches_every_waiter(own: AsyncLLM) -> None:
+    async def work() -> None:
+        core = own.engine.session.core
         submit, steps = core.executor.submit, 0
 
         def failing(plan: Any) -> Any:
@@ -218,42 +269,42 @@ def test_a_failed_step_reaches_every_waiter(engine: AsyncLLM) -> None:
             return submit(plan)
 
         core.executor.submit = failing  # type: ignore[method-assign]
-        readers = (last(engine.generate(prompt, LONG)) for prompt in PROMPTS)
+        readers = (last(own.generate(prompt, LONG)) for prompt in PROMPTS)
         errors = await asyncio.gather(*readers, return_exceptions=True)
         assert all(isinstance(error, EngineDead) for error in errors)
         assert all("the device is gone" in str(error) for error in errors)
         with pytest.raises(EngineDead, match="has stopped"):
-            await last(engine.generate(PROMPTS[0], GREEDY))
-        await engine.shutdown()
+            await last(own.generate(PROMPTS[0], GREEDY))
+        await own.shutdown()
 
     run(work())
 
 
-def test_shutdown_while_busy_ends_every_waiter(engine: AsyncLLM) -> None:
+def test_shutdown_while_busy_ends_every_waiter(own: AsyncLLM) -> None:
     async def work() -> None:
-        readers = [asyncio.create_task(last(engine.generate(p, LONG))) for p in PROMPTS]
-        while waiting(engine) < 2 * len(PROMPTS):
+        readers = [asyncio.create_task(last(own.generate(p, LONG))) for p in PROMPTS]
+        while waiting(own) < 2 * len(PROMPTS):
             await asyncio.sleep(0.001)
-        await engine.shutdown()
+        await own.shutdown()
         results = await asyncio.gather(*readers, return_exceptions=True)
         assert all(isinstance(result, EngineDead) for result in results)
         assert all("shut down" in str(result) for result in results)
-        await engine.shutdown()
+        await own.shutdown()
         with pytest.raises(EngineDead, match=r"was shut down\. Create a new one"):
-            await last(engine.generate(PROMPTS[0], GREEDY))
+            await last(own.generate(PROMPTS[0], GREEDY))
 
     run(work())
 
 
-def test_requests_that_wait_to_enter_hear_of_the_shutdown(engine: AsyncLLM) -> None:
+def test_requests_that_wait_to_enter_hear_of_the_shutdown(own: AsyncLLM) -> None:
     async def work() -> None:
-        readers = [asyncio.create_task(last(engine.generate(p, LONG))) for p in PROMPTS]
-        closing = asyncio.create_task(engine.shutdown())
+        readers = [asyncio.create_task(last(own.generate(p, LONG))) for p in PROMPTS]
+        closing = asyncio.create_task(own.shutdown())
         results = await asyncio.gather(*readers, return_exceptions=True)
         await closing
         assert all(isinstance(result, EngineDead) for result in results)
         with pytest.raises(EngineDead):
-            await engine.abort("anything")
+            await own.abort("anything")
 
     run(work())
 
@@ -264,7 +315,6 @@ def test_one_engine_may_serve_one_event_loop_after_another(engine: AsyncLLM, exp
 
     for _ in range(2):
         assert [final.outputs[0].token_ids for final in run(work())] == expected
-    run(engine.shutdown())
 
 
 def test_from_engine_args(full_folder: Path) -> None:
