@@ -13,6 +13,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models
 from transformers import PreTrainedTokenizerFast
 
 import jengine
@@ -229,6 +231,19 @@ def test_tokens_of_log_probabilities_have_text(text_llm: jengine.LLM) -> None:
     pairs = zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=True)
     prompt = [table[token].decoded_token for token, table in pairs]
     assert "".join(map(str, prompt)) == TEXTS[0][1:]
+
+
+def test_a_vocabulary_larger_than_the_tokenizers(full_folder: Path) -> None:
+    few = {"a": 0, "<s>": 1, "</s>": 2, "b": 3, "c": 4}
+    backend = Backend(models.BPE(few, []))
+    backend.decoder = decoders.Fuse()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>")
+    with tiny_engine(full_folder, tokenizer=tokenizer) as own:
+        params = GREEDY.clone(logprobs=-1, prompt_logprobs=1, stop=["cc"])
+        output = own.generate("abc", params)[0]
+        assert len(output.outputs[0].token_ids) == 12, "ids without text are answers as well"
+        assert set(output.outputs[0].text) <= set("abc")
+        assert list(own.stream("abc", kind(params, "DELTA")))[-1].finished
 
 
 # Sampling options, recomputed in numpy from the model's logits without a cache
