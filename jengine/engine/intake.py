@@ -92,6 +92,7 @@ class Intake:
             raise RequestError(
                 f"sampling_params is a {type(params).__name__}; expected SamplingParams."
             )
+        params = params.clone()  # checked again: fields may have been set since, or may be later
         if params.stop and self.tokenizer is None:
             raise RequestError(
                 "stop strings need a tokenizer (skip_tokenizer_init=True was given); use "
