@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import jengine
-from jengine import SamplingParams
+from jengine import RequestOutputKind, SamplingParams
 from jengine.errors import (
     CheckpointError,
     ConfigError,
@@ -197,6 +197,34 @@ def test_counts_refuse_negatives_and_bools_and_floats(name: str, value: Any) -> 
 def test_parameters(options: dict[str, Any], complaint: str) -> None:
     with pytest.raises(RequestError, match=complaint):
         SamplingParams(**options)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("n", 0), ("presence_penalty", "x"), ("temperature", math.nan), ("logprobs", "x"),
+     ("top_k", 1.5), ("stop_token_ids", ["x"]), ("min_tokens", -1), ("max_tokens", None)],
+)  # fmt: skip
+def test_parameters_are_checked_again_when_they_are_used(
+    still_answers: jengine.LLM, name: str, value: Any
+) -> None:
+    params = GREEDY.clone()
+    setattr(params, name, value)
+    if value is None:  # None is allowed, so this one is served
+        assert list(still_answers.stream([3] * 760, params))[-1].finished
+        return
+    for call in (still_answers.generate, still_answers.stream, still_answers.enqueue):
+        with pytest.raises(RequestError, match=name):
+            call(PROMPT, params)
+
+
+def test_parameters_changed_while_in_use_change_nothing(still_answers: jengine.LLM) -> None:
+    params = GREEDY.clone(max_tokens=8)
+    expected = still_answers.generate(PROMPT, params)[0].outputs
+    stream = still_answers.stream(PROMPT, params)
+    next(stream)
+    params.output_kind = RequestOutputKind.DELTA
+    params.max_tokens = 1
+    assert list(stream)[-1].outputs == expected
 
 
 @pytest.mark.parametrize(
