@@ -133,6 +133,11 @@ class EngineArgs:
                 )
 
     def _check_choices(self) -> None:
+        if self.strict and self.enforce_eager:
+            raise ConfigError(
+                "strict=True forbids compiling after warm-up, and enforce_eager=True leaves the "
+                "warm-up out; give one of them."
+            )
         one_of("load_format", self.load_format, ("auto", "safetensors", "orbax", "dummy"))
         one_of("scheduling_policy", self.scheduling_policy, ("fcfs", "priority"))
         one_of("generation_config", self.generation_config, ("auto", "default", "vllm"))

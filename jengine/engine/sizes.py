@@ -34,16 +34,27 @@ class DeviceDefaults:
 
     max_num_seqs: int
     max_num_batched_tokens: int
+    # Step variants compiled at the start; the others when they are first needed. On an accelerator
+    # all of them, because the cache is sized by what the largest needs.
+    variants: tuple[str, ...]
 
 
 # Tokens of the one shape that deterministic mode compiles.
 DETERMINISTIC_TOKENS = 64
-DEVICE_DEFAULTS = {"cpu": DeviceDefaults(8, 512), "gpu": DeviceDefaults(256, 8192)}
+DEVICE_DEFAULTS = {
+    "cpu": DeviceDefaults(8, 512, ("greedy", "sampled")),
+    "gpu": DeviceDefaults(256, 8192, ("greedy", "sampled", "full", "scored")),
+}
+
+
+def device_defaults() -> DeviceDefaults:
+    """The sizes for the device that JAX uses."""
+    return DEVICE_DEFAULTS["cpu" if jax.default_backend() == "cpu" else "gpu"]
 
 
 def schedule_config(args: EngineArgs, config: ModelConfig) -> ScheduleConfig:
     """Limits of a step, from what was asked for, the model and the device."""
-    defaults = DEVICE_DEFAULTS["cpu" if jax.default_backend() == "cpu" else "gpu"]
+    defaults = device_defaults()
     max_model_len = args.max_model_len or config.max_position
     if max_model_len > config.max_position:
         raise ConfigError(
@@ -122,7 +133,8 @@ def runner_config(
         ladders, tiers, late = _one_program(schedule, shapes, known, compilation)
     else:
         ladders = _ladders(schedule, shapes, compilation)
-        tiers, late = _tiers(known, compilation.get("variants"))
+        usual = list(known) if args.strict else list(device_defaults().variants)
+        tiers, late = _tiers(known, compilation.get("variants", usual))
     return RunnerConfig(
         shapes=shapes,
         ladders=ladders,
@@ -158,21 +170,20 @@ def _one_program(
 
 
 def _tiers(
-    known: dict[str, Features], wanted: list[str] | None
+    known: dict[str, Features], wanted: list[str]
 ) -> tuple[tuple[Features, ...], tuple[Features, ...]]:
     """Variants compiled in warm-up, and those compiled when first needed."""
-    chosen = list(known) if wanted is None else list(wanted)
-    for name in chosen:
+    for name in wanted:
         if name not in known:
             raise ConfigError(
                 f"compilation_config['variants'] has {name!r}; known: {', '.join(known)}."
                 f"{nearest_name(str(name), known)}"
             )
-    if not chosen:
+    if not wanted:
         raise ConfigError(
             "compilation_config['variants'] is empty; use enforce_eager=True instead."
         )
-    early = tuple(value for name, value in known.items() if name in chosen)
+    early = tuple(value for name, value in known.items() if name in wanted)
     return early, tuple(value for value in known.values() if value not in early)
 
 
