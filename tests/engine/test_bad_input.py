@@ -122,6 +122,44 @@ def test_parameters_must_match_the_prompts(still_answers: jengine.LLM) -> None:
         still_answers.generate(PROMPT, GREEDY, priority=2**40)
 
 
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("", "the prompt is empty"),
+        ("x" * 5000, "maximum context length"),
+        ("x" * 1_000_000, "characters, at most"),
+        ("half of \ud83d a pair", "surrogate"),
+        ("\udcff", "surrogate"),
+        ({"prompt": 5}, "a prompt is a int"),
+        ({"prompt": None}, "a prompt is a NoneType"),
+        ({"prompt_token_ids": [5], "prompt": 5}, "prompt is a int; expected a string"),
+    ],
+)
+def test_texts(text_llm: jengine.LLM, text: Any, complaint: str) -> None:
+    with pytest.raises(RequestError, match=complaint):
+        text_llm.generate(text, GREEDY)
+    with pytest.raises(RequestError, match=complaint):
+        text_llm.generate(["fine", text], GREEDY)
+
+
+@pytest.mark.parametrize("text", [" ", "</s>", "<s></s>", "a\x00b", "h\u00e9llo", "\n\t"])
+def test_odd_texts_are_answered_or_refused_as_empty(text_llm: jengine.LLM, text: str) -> None:
+    try:
+        output = text_llm.generate(text, GREEDY)[0]
+    except RequestError as error:
+        assert "the prompt is empty" in str(error)
+    else:
+        assert output.finished and output.error is None
+
+
+@pytest.mark.parametrize(
+    "messages", [[], [[]], "hi", [{"role": "user"}], [{"content": "x"}], [5], None, [{}]]
+)
+def test_conversations_that_are_none(text_llm: jengine.LLM, messages: Any) -> None:
+    with pytest.raises(RequestError):
+        text_llm.chat(messages, GREEDY)
+
+
 def test_text_features_need_a_tokenizer(still_answers: jengine.LLM) -> None:
     for params in (SamplingParams(stop="x"), SamplingParams(bad_words=["x"])):
         with pytest.raises(RequestError, match="tokenizer"):
