@@ -104,6 +104,17 @@ def test_shared_prefixes_in_one_batch(either_engine: jengine.LLM) -> None:
         assert llm.stats().prefix_hits > 0
 
 
+def test_equal_blocks_after_other_heads_are_no_hit(either_engine: jengine.LLM) -> None:
+    common, *heads = random_prompts(48, 16, 16, 16)
+    prompts = [head + common for head in heads]
+    params = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)
+    with rebuilt(either_engine, prefix_caching=False) as llm:
+        expected = run(llm, params, prompts)
+    with rebuilt(either_engine) as llm:
+        assert [run(llm, params, [prompt])[0] for prompt in prompts] == expected
+        assert llm.stats().prefix_hits == 0
+
+
 @pytest.mark.parametrize("overlap", [True, False])
 def test_preemption(either_engine: jengine.LLM, truth: Any, overlap: bool) -> None:
     # One request as long as the longest fits, and little more.
