@@ -152,9 +152,10 @@ def test_a_missing_variant_ends_what_ran_beside_it(greedy_only: jengine.LLM) -> 
 def test_without_strict_a_late_compile_is_one_warning(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    # First of all: other tests may have left this logger more talkative.
+    caplog.set_level(logging.WARNING, logger="jengine")
     compilation = {**LADDERS, "variants": ["greedy"]}
     llm = jengine.LLM(folder, compilation_config=compilation, **SETTINGS)
-    caplog.set_level(logging.WARNING, logger="jengine")
     params = SamplingParams(seed=1, max_tokens=1, output_kind=RequestOutputKind.FINAL_ONLY)
     for _ in range(2):
         assert llm.generate(random_prompts(9), params)[0].finished
