@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from jengine.demo import records, smalltalk, stories, sums
+from jengine.demo import names, records, smalltalk, stories, sums
 
 __all__ = [
     "KINDS",
     "MIXES",
+    "REFRESHER",
     "Document",
     "Mix",
     "Segment",
@@ -34,6 +35,7 @@ SYSTEM_MESSAGES = (
 )
 
 
+UNUSUAL_HEROES = (*records.ITEMS, *records.JOBS)
 # One weight for each of KINDS.
 Mix = tuple[float, ...]
 
@@ -86,7 +88,7 @@ def documents(
     """An endless stream of documents; the same seed and mix give the same stream."""
     rng = random.Random(f"{seed}/{'held out' if held_out else 'training'}")
     while True:
-        kind = rng.choices(list(KINDS), mix or MIXES[-1][1])[0]
+        kind = rng.choices(list(KINDS), mix or REFRESHER)[0]
         yield KINDS[kind](rng, held_out, kind)
 
 
@@ -133,6 +135,14 @@ def records_chat(rng: random.Random, held_out: bool, kind: str) -> Document:
 def story_chat(rng: random.Random, held_out: bool, kind: str) -> Document:
     """A conversation of one story, sometimes with a question about it."""
     return conversation(rng, kind, ask_story(rng, held_out))
+
+
+def fable_chat(rng: random.Random, held_out: bool, kind: str) -> Document:
+    """A story about somebody who is in no list of heroes: the hero has to be copied."""
+    known = rng.random() < 0.5
+    hero = rng.choice(UNUSUAL_HEROES) if known else names.made_up_word(rng)
+    story = stories.draw(rng, held_out, hero=hero)
+    return conversation(rng, kind, [(stories.request(rng, story, is_open=False), story.text)])
 
 
 def mixed_chat(rng: random.Random, held_out: bool, kind: str) -> Document:
@@ -220,13 +230,16 @@ KINDS: dict[str, Maker] = {
     "story": story_chat,
     "mixed": mixed_chat,
     "words": words_worksheet,
+    "fable": fable_chat,
 }
 
 # From which step on how often each of KINDS is drawn. Dense worksheets come first, since sums take
 # longest to learn; then everything that is asked for. Sums in words lag behind those in digits, so
 # the last mix practises them.
 MIXES: tuple[tuple[int, Mix], ...] = (
-    (0, (3.6, 0.9, 2.4, 2.7, 0.8, 0.9, 0.0)),
-    (2000, (2.0, 0.6, 2.4, 4.0, 1.5, 1.4, 0.0)),
-    (3500, (0.8, 0.6, 2.0, 3.0, 2.0, 1.4, 2.5)),
+    (0, (3.6, 0.9, 2.4, 2.7, 0.8, 0.9, 0.0, 0.0)),
+    (2000, (2.0, 0.6, 2.4, 4.0, 1.5, 1.4, 0.0, 0.0)),
+    (3500, (0.8, 0.6, 2.0, 3.0, 2.0, 1.4, 2.5, 0.0)),
 )
+# After that a refresher: what was still weak, and stories about anything that is asked for.
+REFRESHER: Mix = (0.5, 0.3, 2.0, 4.0, 0.8, 1.4, 3.0, 1.2)

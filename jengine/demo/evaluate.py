@@ -13,7 +13,9 @@ from typing import NamedTuple
 
 from jengine.demo import cases, corpus, model_path
 from jengine.demo import tokenizer as demo_tokenizer
-from jengine.demo.greedy import Generate, greedy_generator
+from jengine.demo.greedy import Completion, Generate, greedy_generator
+from jengine.engine.llm import LLM
+from jengine.sampling_params import SamplingParams
 from jengine.weights.safetensors_io import load_model
 
 __all__ = ["Figure", "measure", "table", "write_card"]
@@ -86,11 +88,13 @@ def main() -> None:
     parser.add_argument("model", type=Path, nargs="?", default=model_path())
     parser.add_argument("--share", type=float, default=1.0, help="part of the cases, 0 to 1")
     parser.add_argument("--show-failures", type=int, default=0, metavar="N")
+    parser.add_argument("--plain", action="store_true", help="without the engine")
     parser.add_argument("--write-card", action="store_true", help="update README.md of the folder")
     given = parser.parse_args()
 
     failures: list[str] = []
-    figures = measure(folder_generator(given.model), cases.suites(given.share), failures)
+    generate = plain_generator(given.model) if given.plain else engine_generator(given.model)
+    figures = measure(generate, cases.suites(given.share), failures)
     for failure in failures[: given.show_failures]:
         print(failure, end="\n\n")
     print(table(figures))
@@ -99,8 +103,20 @@ def main() -> None:
     print(json.dumps({figure.name: round(figure.share, 4) for figure in figures}))
 
 
-def folder_generator(folder: Path) -> Generate:
-    """Greedy completions by the model in `folder`."""
+def engine_generator(folder: Path) -> Generate:
+    """Greedy completions by the engine."""
+    engine = LLM(folder)
+
+    def generate(prompts: Sequence[str], max_tokens: int) -> list[Completion]:
+        sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens)
+        answers = [output.outputs[0] for output in engine.generate(list(prompts), sampling)]
+        return [Completion(answer.text, answer.finish_reason == "stop") for answer in answers]
+
+    return generate
+
+
+def plain_generator(folder: Path) -> Generate:
+    """Greedy completions by the plain loop, the engine's yardstick."""
     stops = json.loads((folder / "generation_config.json").read_text())["eos_token_id"]
     return greedy_generator(load_model(folder), demo_tokenizer.load(folder), stops)
 

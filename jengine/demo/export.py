@@ -65,7 +65,7 @@ digits and words alike), combinations of JSON values, and story heroes that trai
 - Training: {steps:,} steps of {tokens_per_step:,} tokens ({tokens:.1f} million) on two CPU cores,
   AdamW, rows of 128, then 256, then 512 tokens; conversations beyond 512 tokens are untrained.
 
-`python -m jengine.demo.train --out DIR --size {size} --steps {steps}` makes it again.
+`python -m jengine.demo.train --out DIR --size {size} --steps {steps}` trains one like it.
 """
 
 

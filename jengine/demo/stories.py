@@ -5,6 +5,7 @@ Must not know: chat markup, tokens, the other tasks.
 """
 
 import random
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from jengine.demo import names
@@ -56,9 +57,16 @@ class Story(NamedTuple):
     text: str
 
 
-def draw(rng: random.Random, held_out: bool = False, *, starts_as_tale: bool = False) -> Story:
-    """Draw a story whose hero is of the wanted split; a tale starts with "Once upon a time"."""
-    slots = cast(rng, held_out)
+def draw(
+    rng: random.Random,
+    held_out: bool = False,
+    *,
+    starts_as_tale: bool = False,
+    hero: str | None = None,
+) -> Story:
+    """Draw a story; a tale starts with "Once upon a time". No `hero`: one of the wanted split."""
+    heroes = HELD_OUT_HEROES if held_out else HEROES
+    slots = cast(rng, heroes if hero is None else (hero,))
     count = 3 if starts_as_tale else len(OPENINGS)
     opening = rng.choices(OPENINGS[:count], OPENING_WEIGHTS[:count])[0]
     plot = PLOTS[rng.choice(list(PLOTS))]
@@ -73,10 +81,10 @@ def fits(ending: str, beats: list[str]) -> bool:
     return "friend_name" not in ending or any("friend_name" in line for line in beats)
 
 
-def cast(rng: random.Random, held_out: bool) -> dict[str, str]:
+def cast(rng: random.Random, heroes: Sequence[str]) -> dict[str, str]:
     """Choose the hero, the friend and everything else a story needs."""
     slots = {key: rng.choice(words) for key, words in SLOTS.items()}
-    hero = rng.choice(HELD_OUT_HEROES if held_out else HEROES)
+    hero = rng.choice(heroes)
     friend = rng.choice([animal for animal in ANIMALS if animal != hero])
     name, he, his, _ = character(rng, hero)
     friend_name, _, friend_his, friend_him = character(rng)

@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from jengine.demo import cases, model_path
 from jengine.demo import tokenizer as demo_tokenizer
-from jengine.demo.evaluate import folder_generator, measure, table, write_card
+from jengine.demo.evaluate import measure, plain_generator, table, write_card
 from jengine.demo.export import export
 from jengine.demo.trainer import SIZES, Plan, Trainer
 
@@ -32,7 +32,8 @@ def train(plan: Plan, folder: Path, *, resume: bool = False) -> Trainer:
     trainer = Trainer(plan, tokenizer)
     keep = ocp.training.preservation_policies.LatestN(KEPT_CHECKPOINTS)
     with ocp.training.Checkpointer(
-        (folder / "checkpoints").resolve(), preservation_policy=keep
+        str((folder / "checkpoints").resolve()),
+        preservation_policy=keep,  # pyrefly: ignore[bad-argument-type]
     ) as checkpointer:
         if resume:
             trainer.restore(checkpointer)
@@ -47,7 +48,7 @@ def train(plan: Plan, folder: Path, *, resume: bool = False) -> Trainer:
 
 def run_steps(trainer: Trainer, checkpointer: ocp.training.Checkpointer) -> None:
     """Train to the end of the plan, showing losses and speed."""
-    steps = trainer.plan.steps
+    steps = trainer.plan.total
     bar = tqdm(total=steps, initial=trainer.step, unit="step", mininterval=5.0)
     shown: dict[str, str] = {}
     recent: list[float] = []
@@ -87,15 +88,16 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder of the run")
     parser.add_argument("--size", choices=SIZES, default="demo")
     parser.add_argument("--steps", type=int, default=Plan.steps)
+    parser.add_argument("--refresher", type=int, default=Plan.refresher, help="steps after those")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--resume", action="store_true", help="continue from the last checkpoint")
     given = parser.parse_args()
-    plan = Plan(size=given.size, steps=given.steps, seed=given.seed)
+    plan = Plan(given.size, given.steps, seed=given.seed, refresher=given.refresher)
     trainer = train(plan, given.out, resume=given.resume)
 
     folder = given.out / "model"
     export(trainer, folder)
-    figures = measure(folder_generator(folder), cases.suites())
+    figures = measure(plain_generator(folder), cases.suites())
     write_card(folder / "README.md", figures)
     print(table(figures))
 

@@ -22,7 +22,7 @@ from jengine.demo.batches import Batch, batch_at
 from jengine.models.decoder import Decoder
 from jengine.models.registry import model_config
 
-__all__ = ["SIZES", "Plan", "Trainer", "checkpoint_config", "optimizer"]
+__all__ = ["SIZES", "Plan", "Trainer", "checkpoint_config", "schedule"]
 
 # hidden size, layers, heads, KV heads, head dimension, inner size of the MLP
 SIZES = {
@@ -48,11 +48,30 @@ class Plan:
     # (from which share of the steps, length of a row): short rows are cheap, long ones teach
     # whole stories and conversations.
     lengths: tuple[tuple[float, int], ...] = ((0.0, 128), (0.65, 256), (0.95, 512))
+    # More steps at a lower learning rate, on `corpus.REFRESHER`. The shipped model has none.
+    refresher: int = 0
+    refresher_rate: float = 1.2e-3
+    refresher_lengths: tuple[tuple[float, int], ...] = ((0.0, 256), (0.85, 512))
+
+    @property
+    def total(self) -> int:
+        """All steps."""
+        return self.steps + self.refresher
 
     def shape_at(self, step: int) -> tuple[int, int]:
         """Rows and length of one step's batch."""
-        length = max(length for start, length in self.lengths if step >= start * self.steps)
+        if step < self.steps:
+            share, lengths = step / self.steps, self.lengths
+        else:
+            share, lengths = (step - self.steps) / self.refresher, self.refresher_lengths
+        length = max(length for start, length in lengths if share >= start)
         return max(1, self.tokens_per_step // length), length
+
+    def mix_at(self, step: int) -> corpus.Mix:
+        """What one step's batch is made of."""
+        if step >= self.steps:
+            return corpus.REFRESHER
+        return max(pair for pair in corpus.MIXES if pair[0] <= step)[1]
 
 
 def checkpoint_config(size: str, vocabulary_size: int) -> dict[str, Any]:
@@ -131,7 +150,7 @@ class Trainer:
     def advance(self) -> float:
         """Train one step and return its loss."""
         rows, length = self.plan.shape_at(self.step)
-        mix = max(pair for pair in corpus.MIXES if pair[0] <= self.step)[1]
+        mix = self.plan.mix_at(self.step)
         batch = batch_at(self.tokenizer, self.plan.seed, self.step, rows, length, mix=mix)
         self.state, loss = self._update(self.state, batch)
         self.step += 1
@@ -165,18 +184,25 @@ def as_shape(leaf: jax.Array) -> jax.ShapeDtypeStruct:
 
 
 def optimizer(plan: Plan) -> optax.GradientTransformation:
-    """AdamW: warm up, stay, fall to zero, so that a run may be prolonged; norms do not decay."""
+    """AdamW with gradient clipping; norms do not decay."""
+    is_matrix = partial(jax.tree.map, lambda leaf: leaf.ndim > 1)
+    return optax.chain(
+        optax.clip_by_global_norm(1.0),
+        optax.adamw(schedule(plan), b1=0.9, b2=0.98, weight_decay=0.05, mask=is_matrix),
+    )
+
+
+def schedule(plan: Plan) -> optax.Schedule:
+    """Warm up, stay, fall to zero; then, for the refresher, warm up and fall to zero again."""
     warmup, decay = min(plan.warmup, plan.steps), int(plan.steps * plan.decay_share)
-    schedule = optax.join_schedules(
+    again = min(plan.warmup, plan.refresher)
+    return optax.join_schedules(
         [
             optax.linear_schedule(0.0, plan.learning_rate, warmup),
             optax.constant_schedule(plan.learning_rate),
             optax.linear_schedule(plan.learning_rate, 0.0, decay),
+            optax.linear_schedule(0.0, plan.refresher_rate, again),
+            optax.linear_schedule(plan.refresher_rate, 0.0, plan.refresher - again),
         ],
-        [warmup, max(warmup, plan.steps - decay)],
-    )
-    is_matrix = partial(jax.tree.map, lambda leaf: leaf.ndim > 1)
-    return optax.chain(
-        optax.clip_by_global_norm(1.0),
-        optax.adamw(schedule, b1=0.9, b2=0.98, weight_decay=0.05, mask=is_matrix),
+        [warmup, max(warmup, plan.steps - decay), plan.steps, plan.steps + again],
     )

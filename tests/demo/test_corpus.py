@@ -28,14 +28,14 @@ def test_same_seed_same_text_other_seed_other_text():
 def test_every_sum_in_digits_is_right_and_of_its_split():
     for held_out in (False, True):
         found = 0
-        for source in some(600, held_out):
+        for source in some(500, held_out):
             for left, sign, right, result in SUM.findall(text_of(source)):
                 left, right, result = int(left), int(right), int(result)
                 assert result == (left + right if sign == "+" else left - right)
                 if not held_out:
                     assert not sums.is_held_out(sums.Sum(left, right, sign))
                 found += 1
-        assert found > 200
+        assert found > 100
 
 
 def test_every_sum_in_words_is_right_and_of_its_split():
@@ -48,7 +48,7 @@ def test_every_sum_in_words_is_right_and_of_its_split():
             assert numbers[left] + numbers[right] == numbers[result]
             assert not sums.is_held_out(sums.Sum(numbers[left], numbers[right]))
             found += 1
-    assert found > 200
+    assert found > 100
 
 
 def test_held_out_pairs_are_a_tenth_and_share_the_fate_of_their_mirror_image():

@@ -13,11 +13,19 @@ from jengine.demo import tokenizer as demo_tokenizer
 from jengine.demo.batches import batch_at, encode
 from jengine.demo.export import export
 from jengine.demo.train import train
-from jengine.demo.trainer import Plan, Trainer
+from jengine.demo.trainer import Plan, Trainer, schedule
 from jengine.models.parameter import named_parameters
 from jengine.weights.safetensors_io import load_model
 
-PLAN = Plan(size="tiny", steps=24, tokens_per_step=256, warmup=4, lengths=((0.0, 32),))
+PLAN = Plan(
+    size="tiny",
+    steps=16,
+    refresher=8,
+    tokens_per_step=256,
+    warmup=4,
+    lengths=((0.0, 32),),
+    refresher_lengths=((0.0, 32),),
+)
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +40,8 @@ def trained(small_tokenizer, tmp_path_factory):
     trainer = Trainer(PLAN, small_tokenizer)
     losses = []
     with ocp.training.Checkpointer(folder) as checkpointer:
-        while trainer.step < PLAN.steps:
-            if trainer.step == PLAN.steps // 2:
+        while trainer.step < PLAN.total:
+            if trainer.step == PLAN.total // 2:
                 trainer.save(checkpointer)
             losses.append(trainer.advance())
     return folder, trainer, losses
@@ -50,9 +58,9 @@ def test_resumed_run_continues_bit_for_bit(trained, small_tokenizer):
     resumed = Trainer(PLAN, small_tokenizer)
     with ocp.training.Checkpointer(folder) as checkpointer:
         resumed.restore(checkpointer)
-    assert resumed.step == PLAN.steps // 2
-    again = [resumed.advance() for _ in range(PLAN.steps - resumed.step)]
-    assert again == losses[PLAN.steps // 2 :]
+    assert resumed.step == PLAN.total // 2
+    again = [resumed.advance() for _ in range(PLAN.total - resumed.step)]
+    assert again == losses[PLAN.total // 2 :]
     for ours, theirs in zip(
         jax.tree.leaves(resumed.state), jax.tree.leaves(trainer.state), strict=True
     ):
@@ -61,7 +69,7 @@ def test_resumed_run_continues_bit_for_bit(trained, small_tokenizer):
 
 def test_command_refuses_to_overwrite_a_run(small_tokenizer, tmp_path: Path):
     demo_tokenizer.save(small_tokenizer, tmp_path)
-    plan = Plan(size="tiny", steps=1, tokens_per_step=64, lengths=((0.0, 32),))
+    plan = Plan(size="tiny", steps=1, refresher=0, tokens_per_step=64, lengths=((0.0, 32),))
     assert train(plan, tmp_path).step == 1
     with pytest.raises(SystemExit, match="--resume"):
         train(plan, tmp_path)
@@ -96,6 +104,16 @@ def test_rows_begin_with_a_document_and_weigh_what_follows(small_tokenizer):
 
 
 def test_plan_lengthens_rows_and_keeps_the_number_of_tokens():
-    plan = Plan(steps=100, tokens_per_step=1024)
-    shapes = {plan.shape_at(step) for step in range(100)}
-    assert shapes == {(8, 128), (4, 256), (2, 512)}
+    plan = Plan(steps=100, refresher=100, tokens_per_step=1024)
+    lengths = [plan.shape_at(step) for step in range(plan.total)]
+    assert set(lengths) == {(8, 128), (4, 256), (2, 512)}
+    assert lengths[0] == (8, 128)
+    assert lengths[99] == lengths[-1] == (2, 512)
+
+
+def test_learning_rate_rises_and_falls_twice():
+    plan = Plan(steps=100, refresher=50, warmup=10)
+    rate = schedule(plan)
+    assert [float(rate(step)) for step in (0, 100, 150)] == [0.0, 0.0, 0.0]
+    assert float(rate(50)) == pytest.approx(plan.learning_rate)
+    assert float(rate(110)) == pytest.approx(plan.refresher_rate)
