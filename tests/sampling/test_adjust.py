@@ -5,7 +5,6 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -97,6 +96,7 @@ def test_everything_together_matches_numpy(
 
 
 def test_penalties_match_torch() -> None:
+    torch = pytest.importorskip("torch")
     logits = random_logits(2)
     prompt, generated = [1, 2, 3, 3], [3, 7, 7, 7, 30]
     got = adjusted_row(logits, prompt + generated, 4, repetition=1.7, presence=0.6, frequency=0.35)
