@@ -53,7 +53,8 @@ def train(texts: Iterable[str], vocabulary_size: int = VOCABULARY_SIZE) -> Token
 
 def training_texts(count: int = 30_000, seed: int = 0) -> Iterator[str]:
     """What the tokenizer learns from: the contents of documents, without markup."""
-    for source in itertools.islice(corpus.documents(f"tokenizer {seed}"), count):
+    documents = corpus.documents(f"tokenizer {seed}", mix=corpus.MIXES[0][1])
+    for source in itertools.islice(documents, count):
         if source.plain:
             yield "".join(segment.text for segment in source.plain)
         for turn in source.turns:

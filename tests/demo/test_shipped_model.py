@@ -49,6 +49,11 @@ def test_transformers_reads_the_tokenizer_as_training_did(tokenizer):
     assert tokenizer.decode(ours.encode("23 + 45 = 68. Größe").ids) == "23 + 45 = 68. Größe"
 
 
+def test_tokenizer_is_what_its_script_makes():
+    made = demo_tokenizer.train(demo_tokenizer.training_texts())
+    assert made.to_str() == demo_tokenizer.load(model_path()).to_str()
+
+
 def test_special_tokens_agree_everywhere(tokenizer):
     config = json.loads((model_path() / "config.json").read_text())
     generation = json.loads((model_path() / "generation_config.json").read_text())
