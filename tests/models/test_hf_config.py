@@ -36,6 +36,7 @@ def test_the_oldest_style_calls_it_type() -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_missing_keys_have_the_defaults_of_transformers(family: str) -> None:
+    pytest.importorskip("torch")  # transformers' model classes are empty without it
     transformers = pytest.importorskip("transformers")
     architecture = FAMILIES[family]
     theirs = getattr(transformers, architecture).config_class()
