@@ -25,11 +25,6 @@ class CacheSpec:
     head_dim: int
     window: int | None = None
 
-    @property
-    def values_per_token(self) -> int:
-        """Numbers one layer stores for one token: keys and values."""
-        return 2 * self.kv_heads * self.head_dim
-
 
 @dataclass(frozen=True)
 class CacheGroup:

@@ -101,16 +101,6 @@ class Request:
         return len(self.token_ids)
 
     @property
-    def num_outputs(self) -> int:
-        """Output tokens returned so far."""
-        return len(self.token_ids) - self.prompt_length
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether the request has its final answer."""
-        return self.status is Status.FINISHED
-
-    @property
     def urgency(self) -> tuple[int, float, int]:
         """Sort key under the priority policy: smaller runs first."""
         return (self.wire.priority, self.wire.arrival, self.admission_order)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import Enum
 from typing import Any, TypeVar
@@ -255,6 +255,3 @@ def checked_bias(bias: Mapping[int | str, float]) -> dict[int | str, float]:
         token = integer("logit_bias key", token, 0, 2**31 - 1)
         result[token] = max(-100.0, min(100.0, number(f"logit_bias[{token}]", value, -1e30, 1e30)))
     return result
-
-
-ParamsFactory = Callable[[], SamplingParams]

@@ -73,7 +73,9 @@ class Completion:
             self.flat_logprobs.append(scores)
             return
         for position in range(len(scores.rank)):
-            known = [*self.context, *self.transcript.token_ids[: len(self.logprobs)]]
+            done = len(self.logprobs)
+            recent = self.transcript.token_ids[max(0, done - TEXT_CONTEXT) : done]
+            known = [*self.context, *recent]
             table = logprob_table(scores, position, known, self.tokenizer)
             self.logprobs.append(table)
 

@@ -101,8 +101,3 @@ class Decoder(nnx.Module):
         windows = tuple(spec.window for spec in self.config.layers)
         hidden, _ = self(tokens, positions, None, dense_causal(windows))
         return self.logits(hidden)
-
-    @property
-    def final_norm(self) -> nnx.Param:
-        """The weight of the norm before the head."""
-        return self.norm.weight

@@ -159,7 +159,7 @@ def test_values_beyond_float16_are_refused(tmp_path: Path) -> None:
     rewrite(folder, model__norm__weight=norm)
     with pytest.raises(CheckpointError, match=r"model\.norm\.weight.*beyond float16"):
         load_model(folder, dtype="float16")
-    assert load_model(folder, dtype="bfloat16").final_norm[3] > 9e5
+    assert load_model(folder, dtype="bfloat16").norm.weight[3] > 9e5
 
 
 def test_infinities_and_nan_pass_through(tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_infinities_and_nan_pass_through(tmp_path: Path) -> None:
     norm[:3] = np.nan, np.inf, -np.inf
     rewrite(folder, model__norm__weight=norm)
     for dtype in ("float16", "bfloat16", "float32"):
-        found = np.asarray(load_model(folder, dtype=dtype).final_norm.get_value(), np.float32)
+        found = np.asarray(load_model(folder, dtype=dtype).norm.weight.get_value(), np.float32)
         np.testing.assert_array_equal(found[:3], [np.nan, np.inf, -np.inf])
 
 

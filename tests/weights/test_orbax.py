@@ -100,7 +100,7 @@ def test_special_values_survive(tmp_path: Path, model: Decoder) -> None:
     odd = jnp.asarray([jnp.nan, jnp.inf, -jnp.inf, -0.0, 1e-45])
     tree["norm"]["weight"] = tree["norm"]["weight"].at[:5].set(odd)
     v1.save(tmp_path / "run", tree)
-    found = np.asarray(load(tmp_path, model).final_norm.get_value())
+    found = np.asarray(load(tmp_path, model).norm.weight.get_value())
     expected = np.asarray(tree["norm"]["weight"])
     np.testing.assert_array_equal(found.view(np.uint32), expected.view(np.uint32))
 
@@ -128,7 +128,7 @@ def test_arrays_are_read_to_where_they_belong(
     )  # fmt: skip
     assert loaded.embed.get_value().sharding == shardings["vocab"]
     assert loaded.head.get_value().sharding == shardings["embed"]
-    assert loaded.final_norm.get_value().sharding == NamedSharding(mesh, PartitionSpec())
+    assert loaded.norm.weight.get_value().sharding == NamedSharding(mesh, PartitionSpec())
     # Orbax itself was told where: nothing was moved afterwards.
     held = {leaf.get_value().sharding for _, leaf in named_parameters(loaded)}
     assert {target.sharding for target in asked} == held
