@@ -41,6 +41,8 @@ class StepOutput(NamedTuple):
     logprobs: StepLogprobs | None = None
     # plan entry -> scores of that chunk's tokens, for rows that want prompt log-probabilities
     prompt_logprobs: dict[int, StepLogprobs] = {}
+    # plan entry -> tap point -> f32 [tokens of the entry, width], for rows that capture
+    captured: dict[int, dict[str, np.ndarray]] = {}
 
 
 class TokenDelta(msgspec.Struct, kw_only=True, gc=False):
@@ -52,6 +54,7 @@ class TokenDelta(msgspec.Struct, kw_only=True, gc=False):
     stop_reason: int | str | None = None
     logprobs: Any = None  # StepLogprobs of the new tokens
     prompt_logprobs: Any = None  # StepLogprobs of the whole prompt, with the first token's output
+    captured: Any = None  # tap point -> f32 [tokens, width] of tokens not yet delivered
     num_cached_tokens: int = 0
     weights_version: int = 0
     message: str | None = None
@@ -81,6 +84,8 @@ class CompletionOutput:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     lora_request: None = None
+    # Tap point -> f32 [tokens that ran, width]: prompt and answer but for its last token.
+    captured: dict[str, np.ndarray] | None = None
 
     def finished(self) -> bool:
         """Whether the answer is complete."""
@@ -129,6 +134,11 @@ class RequestOutput:
     kv_transfer_params: None = None
     weight_version: int = 0
     error: str | None = None
+
+    @property
+    def captured(self) -> dict[str, np.ndarray] | None:
+        """What the first answer captured; with n > 1 each answer has its own."""
+        return self.outputs[0].captured
 
     def _repr_html_(self) -> str:
         prompt = html.escape(self.prompt if self.prompt is not None else str(self.prompt_token_ids))

@@ -50,6 +50,7 @@ class NewRow(msgspec.Struct, frozen=True, array_like=True):
     token_ids: list[int]  # prompt and outputs returned so far
     prompt_length: int
     sampling: RowSampling
+    taps: int = 0  # which set of taps the row uses; 0: none
 
 
 class NewBlocks(msgspec.Struct, frozen=True, array_like=True):

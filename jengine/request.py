@@ -29,6 +29,7 @@ class WireRequest(msgspec.Struct, frozen=True, kw_only=True):
     adapter: str | None = None
     adapter_path: str = ""  # the same name with another path is other content
     skip_reading_prefix_cache: bool = False
+    taps: int = 0  # number of a set of taps that the runner knows; 0: none
 
 
 class Status(Enum):

@@ -10,6 +10,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from jengine.engine.intake import Submission
 from jengine.outputs import (
     CompletionOutput,
@@ -44,6 +46,8 @@ class Completion:
         self.cumulative = 0.0
         self.shown = 0  # tokens that a delta has shown
         self.error: str | None = None
+        self.prompt_length = len(wire.prompt_token_ids)
+        self.captured: list[dict[str, np.ndarray]] = []
         self.transcript = Transcript(
             tokenizer,
             wire.prompt_token_ids,
@@ -65,6 +69,8 @@ class Completion:
         if self.params.logprobs is not None and delta.logprobs is not None:
             kept = len(self.transcript.token_ids) - before
             self._add_logprobs(delta.logprobs.cut(0, kept))
+        if delta.captured is not None:
+            self.captured.append(delta.captured)
         return cut_short
 
     def _add_logprobs(self, scores: StepLogprobs) -> None:
@@ -96,7 +102,16 @@ class Completion:
             logprobs=self._shown_logprobs(first) if wanted else None,
             finish_reason=transcript.finish_reason,
             stop_reason=transcript.stop_reason,
+            captured=self._all_captured() if self.captured else None,
         )
+
+    def _all_captured(self) -> dict[str, np.ndarray]:
+        """Values of every token that ran: the answer's last one was only sampled."""
+        end = self.prompt_length + max(len(self.transcript.token_ids) - 1, 0)
+        return {
+            name: np.concatenate([part[name] for part in self.captured])[:end]
+            for name in self.captured[0]
+        }
 
     def _shown_logprobs(self, first: int) -> SampleLogprobs | StepLogprobs:
         if self.params.flat_logprobs:

@@ -50,6 +50,7 @@ class Prompt:
     text: str | None
     token_ids: list[int]
     cache_salt: str | None = None
+    taps: int = 0
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,9 @@ class Intake:
                 priority=priority,
                 arrival=arrival,
                 cache_salt=prompt.cache_salt,
-                skip_reading_prefix_cache=bool(params.skip_reading_prefix_cache),
+                # Every token of a tapped request runs: a cached one would not pass the taps.
+                skip_reading_prefix_cache=bool(params.skip_reading_prefix_cache or prompt.taps),
+                taps=prompt.taps,
             )
             for index in range(params.n)
         )

@@ -6,6 +6,7 @@ Prompts in, RequestOutputs out, in the order of the prompts. No threads, no port
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -20,10 +21,13 @@ from jengine.engine.batches import Batch, Batches, Speed, as_list, spread
 from jengine.engine.configure import Engine, build_engine
 from jengine.engine.intake import Prompt
 from jengine.engine.progress import ProgressFactory, progress_factory
+from jengine.engine.tapping import opened_taps
 from jengine.errors import EngineDead, RequestError, UnsupportedFeature, unknown_argument
+from jengine.models.taps import TapPoint, tap_points
 from jengine.outputs import RequestOutput
 from jengine.runner.build import parameter_leaves, split_model
 from jengine.runner.ledger import CompileLedger
+from jengine.runner.taps import Intervention
 from jengine.sampling_params import RequestOutputKind, SamplingParams
 from jengine.text.chat_template import render_chat
 from jengine.weights.abstract import with_values
@@ -46,6 +50,7 @@ CHAT_OPTIONS = (
     "tools",
     "chat_template_kwargs",
 )
+ALWAYS_KNOWN = ("sampling_params", "use_tqdm", "priority")
 # A bar for less than this many seconds would only flicker.
 SHORTEST_BAR = 0.5
 
@@ -100,15 +105,24 @@ class LLM:
         *,
         use_tqdm: Progress = True,
         priority: int | Sequence[int] | None = None,
+        capture: str | Sequence[str] | None = None,
+        intervene: Mapping[str, Intervention] | None = None,
         **later: Any,
     ) -> list[RequestOutput]:
         """Answer prompts; outputs come in the order of the prompts.
 
         A prompt is a string, a list of token ids, a dict with `prompt` or `prompt_token_ids`, or a
         list of these. Parameters: one for all, or one a prompt.
+
+        `capture` names tap points (see `llm.tap_points`; * stands for any layer), and
+        `output.captured` then holds f32 [tokens that ran, width] for each. `intervene` maps tap
+        points to pure functions of the values there, f32 [tokens, width], or of values and
+        positions; what they return flows on, for the tokens of these prompts only. Both are
+        compiled into the step: give the same function again, not an equal one, to use it again.
         """
         refuse_later("generate", later)
-        return self._answer(prompts, sampling_params, use_tqdm, priority)
+        with self._taps(capture, intervene) as taps:
+            return self._answer(prompts, sampling_params, use_tqdm, priority, taps)
 
     def chat(
         self,
@@ -117,15 +131,18 @@ class LLM:
         use_tqdm: Progress = True,
         *,
         priority: int | Sequence[int] | None = None,
+        capture: str | Sequence[str] | None = None,
+        intervene: Mapping[str, Intervention] | None = None,
         **options: Any,
     ) -> list[RequestOutput]:
         """Answer one conversation (a list of messages) or several.
 
         Options: chat_template, add_generation_prompt, continue_final_message, tools,
-        chat_template_kwargs.
+        chat_template_kwargs. `capture` and `intervene` as for `generate`.
         """
         prompts = self._render_chats(messages, options)
-        return self._answer(prompts, sampling_params, use_tqdm, priority)
+        with self._taps(capture, intervene) as taps:
+            return self._answer(prompts, sampling_params, use_tqdm, priority, taps)
 
     def stream(
         self, prompts: Any, sampling_params: Params = None, **later: Any
@@ -295,6 +312,11 @@ class LLM:
         return self.engine.runner.programs.ledger
 
     @property
+    def tap_points(self) -> list[TapPoint]:
+        """The places whose values `generate` can capture or change."""
+        return tap_points(self.engine.model)
+
+    @property
     def max_model_len(self) -> int:
         """The longest prompt and answer together, in tokens."""
         return self.engine.schedule.max_model_len
@@ -349,16 +371,21 @@ class LLM:
     # A batch is made before anything of it is queued, and everything queued is noted in it: so
     # whatever happens on the way, Ctrl-C included, its requests can be ended.
 
+    def _taps(self, capture: Any, intervene: Any) -> AbstractContextManager[int]:
+        engine = self.engine
+        return opened_taps(engine.runner, engine.model, capture, intervene)
+
     def _answer(
         self,
         prompts: Any,
         sampling_params: Params,
         use_tqdm: Progress,
         priority: int | Sequence[int] | None = None,
+        taps: int = 0,
     ) -> list[RequestOutput]:
         batch = Batch()
         try:
-            self._submit(batch, prompts, sampling_params, use_tqdm, priority)
+            self._submit(batch, prompts, sampling_params, use_tqdm, priority, taps)
             return self._complete(batch, use_tqdm)
         finally:
             self._batches.discard(batch.ids)
@@ -395,6 +422,7 @@ class LLM:
         sampling_params: Params,
         use_tqdm: Progress,
         priority: int | Sequence[int] | None = None,
+        taps: int = 0,
         *,
         streaming: bool = False,
     ) -> None:
@@ -414,7 +442,8 @@ class LLM:
             rendered = []
             for prompt in given:
                 done = isinstance(prompt, Prompt)
-                rendered.append(prompt if done else engine.session.intake.render(prompt))
+                ready = prompt if done else engine.session.intake.render(prompt)
+                rendered.append(replace(ready, taps=taps))
                 progress.update(1)
         self._batches.submit(batch, rendered, params, priorities)
 
@@ -440,7 +469,7 @@ def refuse_later(owner: str, given: Mapping[str, Any], known: Iterable[str] = ()
     """Refuse arguments that do not exist or whose feature is not built."""
     for name, value in given.items():
         if name not in LATER_ARGUMENTS:
-            raise unknown_argument(owner, name, [*known, "sampling_params", "use_tqdm", "priority"])
+            raise unknown_argument(owner, name, [*known, *ALWAYS_KNOWN])
         if value is not None:
             raise UnsupportedFeature(
                 f"{owner}({name}=...): {LATER_ARGUMENTS[name]} is not built yet; leave {name} out."

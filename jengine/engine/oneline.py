@@ -5,7 +5,7 @@ Accepts the names of transformers' `generate` beside vLLM's.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from jengine.engine.args import LATER_FEATURES, EngineArgs
 from jengine.engine.llm import LLM, Params
 from jengine.errors import RequestError, UnsupportedFeature, unknown_argument
 from jengine.outputs import RequestOutput
+from jengine.runner.taps import Intervention
 from jengine.sampling_params import LATER_FEATURES as LATER_PARAMS
 from jengine.sampling_params import SamplingParams
 
@@ -39,9 +40,14 @@ def generate(
     sampling_params: Params = None,
     *,
     use_tqdm: bool = True,
+    capture: str | Sequence[str] | None = None,
+    intervene: Mapping[str, Intervention] | None = None,
     **options: Any,
 ) -> list[RequestOutput]:
-    """Answer prompts with a model; options are sampling parameters or engine settings by name."""
+    """Answer prompts with a model; options are sampling parameters or engine settings by name.
+
+    `capture` and `intervene` as for `LLM.generate`.
+    """
     sampling, settings = split_options(options)
     if sampling and sampling_params is not None:
         raise RequestError(
@@ -51,7 +57,9 @@ def generate(
     if sampling:
         defaults = llm.engine.default_params
         sampling_params = SamplingParams(**{**defaults, **sampling})
-    return llm.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+    return llm.generate(
+        prompts, sampling_params, use_tqdm=use_tqdm, capture=capture, intervene=intervene
+    )
 
 
 def clear() -> None:

@@ -22,6 +22,7 @@ from jengine.models.attention import Attention, Rotations
 from jengine.models.mlp import make_mlp
 from jengine.models.norms import make_norm, norms_around
 from jengine.models.parameter import normal, parameter
+from jengine.models.taps import Tap, untapped, within
 
 
 class DecoderLayer(nnx.Module):
@@ -34,13 +35,14 @@ class DecoderLayer(nnx.Module):
         self.mlp = make_mlp(config, layer, dtype, rngs)
 
     def __call__(
-        self, x: Array, rotations: Rotations, cache: Any, attend: AttentionFunction
+        self, x: Array, rotations: Rotations, cache: Any, attend: AttentionFunction, tap: Tap
     ) -> tuple[Array, Any]:
         with jax.named_scope("attention"):
             mixed, cache = self.attention(self.before_attention(x), rotations, cache, attend)
-            x = x + self.after_attention(mixed)
+            x = x + tap("attention", self.after_attention(mixed))
         with jax.named_scope("mlp"):
-            return x + self.after_mlp(self.mlp(self.before_mlp(x))), cache
+            x = x + tap("mlp", self.after_mlp(self.mlp(self.before_mlp(x))))
+        return tap("output", x), cache
 
 
 class Decoder(nnx.Module):
@@ -62,18 +64,23 @@ class Decoder(nnx.Module):
             self.head = parameter(rngs, (hidden, vocab), ("embed", "vocab"), dtype, init)
 
     def __call__(
-        self, tokens: Array, positions: Array, cache: Any, attend: AttentionFunction
+        self,
+        tokens: Array,
+        positions: Array,
+        cache: Any,
+        attend: AttentionFunction,
+        tap: Tap = untapped,
     ) -> tuple[Array, Any]:
         """Hidden states after the final norm, [..., hidden], and the new cache."""
         with jax.named_scope("embed"):
-            x = self.embedded(tokens, positions)
+            x = tap("embed", self.embedded(tokens, positions))
         rotations = {
             rope: rotation(positions, rope, self.config.head_dim) for rope in self.config.ropes
         }
         for index, layer in enumerate(self.layers):
             with jax.named_scope(f"layer_{index}"):
-                x, cache = layer(x, rotations, cache, attend)
-        return self.norm(x), cache
+                x, cache = layer(x, rotations, cache, attend, within(tap, f"layers.{index}"))
+        return tap("norm", self.norm(x)), cache
 
     def embedded(self, tokens: Array, positions: Array) -> Array:
         """What enters the first layer, float32."""

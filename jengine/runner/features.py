@@ -11,15 +11,17 @@ import numpy as np
 
 from jengine.plan import Plan
 from jengine.runner.rows import Rows
+from jengine.runner.taps import TapSet
 from jengine.sampling.features import LogprobsMode, SamplingFeatures
 
 
 @dataclass(frozen=True)
 class Features:
-    """The sampler's features, and how many prompt log-probabilities a token gets (None: none)."""
+    """The sampler's features, prompt log-probabilities a token (None: none), and taps."""
 
     sampling: SamplingFeatures = field(default_factory=SamplingFeatures)
     prompt_logprobs: int | None = None
+    taps: tuple[TapSet, ...] = ()
 
     def covers(self, other: Features) -> bool:
         """Whether a step of this variant can run a plan that needs `other`."""
@@ -29,6 +31,7 @@ class Features:
             and mine.adjust >= theirs.adjust
             and holds(mine.logprobs, theirs.logprobs)
             and holds(self.prompt_logprobs, other.prompt_logprobs)
+            and self.taps == other.taps
         )
 
     def __str__(self) -> str:
@@ -37,6 +40,7 @@ class Features:
             "adjust": self.sampling.adjust,
             f"logprobs={self.sampling.logprobs}": self.sampling.logprobs is not None,
             f"prompt_logprobs={self.prompt_logprobs}": self.prompt_logprobs is not None,
+            **{str(taps): True for taps in self.taps},
         }
         return "+".join(name for name, used in parts.items() if used) or "greedy"
 
@@ -59,8 +63,8 @@ def variants(max_logprobs: int, mode: LogprobsMode) -> dict[str, Features]:
     }
 
 
-def needed(plan: Plan, rows: Rows, vocab_size: int) -> Features:
-    """What the rows of this plan use."""
+def needed(plan: Plan, rows: Rows, vocab_size: int, taps: tuple[TapSet, ...] = ()) -> Features:
+    """What the rows of this plan use; `taps` are the sets they name."""
     scheduled = np.asarray(plan.rows, np.int32)
     sampling = scheduled[np.asarray(plan.samples, bool)]
     prefill = scheduled[plan.num_decodes :]
@@ -71,6 +75,7 @@ def needed(plan: Plan, rows: Rows, vocab_size: int) -> Features:
             logprobs=most_wanted(rows.logprobs[sampling], vocab_size),
         ),
         prompt_logprobs=most_wanted(rows.prompt_logprobs[prefill], vocab_size),
+        taps=taps,
     )
 
 

@@ -19,6 +19,12 @@ class PackedStep(NamedTuple):
     bucket: Bucket
     slots: np.ndarray  # sampling slot of each plan entry that samples, in plan order
     chunk_offsets: dict[int, int]  # plan entry -> its first token among the prompt tokens
+    chunk_base: int  # where prompt tokens begin among all tokens of the step
+
+    def first_token(self, entry: int) -> int:
+        """Where an entry's tokens begin among all tokens of the step."""
+        chunk = self.chunk_offsets.get(entry)
+        return entry if chunk is None else self.chunk_base + chunk
 
 
 def bucket_for(plan: Plan, shapes: StepShapes, ladders: Ladders) -> Bucket:
@@ -37,7 +43,7 @@ def pack(plan: Plan, rows: Rows, bucket: Bucket, shapes: StepShapes) -> PackedSt
     if shapes.one_segment:
         slots, chunk_offsets = _pack_one_segment(plan, rows, inputs, shapes)
         _pack_sampling(plan, rows, inputs, slots)
-        return PackedStep(buffer, bucket, slots, chunk_offsets)
+        return PackedStep(buffer, bucket, slots, chunk_offsets, 0)
     _pack_decodes(plan, rows, inputs, shapes)
     chunk_offsets, last_tokens = _pack_chunks(plan, rows, inputs, bucket, shapes)
     slots = np.concatenate([
@@ -46,7 +52,7 @@ def pack(plan: Plan, rows: Rows, bucket: Bucket, shapes: StepShapes) -> PackedSt
     inputs.logit_index[slots[: plan.num_decodes]] = slots[: plan.num_decodes]
     inputs.logit_index[slots[plan.num_decodes :]] = last_tokens
     _pack_sampling(plan, rows, inputs, slots)
-    return PackedStep(buffer, bucket, slots, chunk_offsets)
+    return PackedStep(buffer, bucket, slots, chunk_offsets, bucket.decode_rows)
 
 
 def _pack_decodes(plan: Plan, rows: Rows, inputs: StepInput, shapes: StepShapes) -> None:
@@ -55,7 +61,7 @@ def _pack_decodes(plan: Plan, rows: Rows, inputs: StepInput, shapes: StepShapes)
     positions = np.asarray(plan.starts[:count], np.int32)
     inputs.decode_rows[:count] = decoding
     inputs.positions[:count] = positions
-    _pack_tables(inputs, 0, rows, decoding, positions, shapes)
+    _pack_tiles(inputs, 0, rows, decoding, positions, shapes)
 
 
 def _pack_chunks(
@@ -75,7 +81,7 @@ def _pack_chunks(
         tile_starts = np.arange(start, start + length, tile, dtype=np.int32)
         first_tile = bucket.decode_rows + offset // tile
         owners = np.full(len(tile_starts), row, np.int32)
-        _pack_tables(inputs, first_tile, rows, owners, tile_starts, shapes)
+        _pack_tiles(inputs, first_tile, rows, owners, tile_starts, shapes)
         if plan.samples[entry]:
             last_tokens.append(first + length - 1)
         offset += len(tile_starts) * tile
@@ -99,13 +105,13 @@ def _pack_one_segment(
     inputs.decode_tokens[known] = rows.tokens[owners[known], positions[known]]
     inputs.targets[known] = rows.tokens[owners[known], positions[known] + 1]
     inputs.logit_index[:] = np.arange(len(inputs.logit_index))
-    _pack_tables(inputs, 0, rows, owners, positions, shapes)
+    _pack_tiles(inputs, 0, rows, owners, positions, shapes)
     slots = ends[np.asarray(plan.samples, bool)] - 1
     offsets = {entry: int(ends[entry] - lengths[entry]) for entry in range(first_chunk, len(ends))}
     return slots.astype(np.int32), offsets
 
 
-def _pack_tables(
+def _pack_tiles(
     inputs: StepInput,
     first_tile: int,
     rows: Rows,
@@ -113,8 +119,9 @@ def _pack_tables(
     positions: np.ndarray,
     shapes: StepShapes,
 ) -> None:
-    """Block tables of query tiles; under a window the table begins at the first block in view."""
+    """What tiles read of their rows; under a window a table begins at the first block in view."""
     last_tile = first_tile + len(owners)
+    inputs.taps[first_tile:last_tile] = rows.taps[owners]
     for group, table, starts, known in zip(
         shapes.groups, inputs.tables, inputs.table_starts, rows.tables, strict=True
     ):

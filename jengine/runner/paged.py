@@ -14,7 +14,7 @@ from jax import Array
 from jengine.config import CacheGroup
 from jengine.layers.attention import AttentionFunction, ScoreOptions
 from jengine.runner.buckets import Bucket, StepShapes
-from jengine.runner.step_input import StepInput
+from jengine.runner.step_input import StepInput, tile_of_token
 from pallas_kernels.cache_write import write_cache
 from pallas_kernels.decode_attention import decode_attention
 from pallas_kernels.prefill_attention import prefill_attention
@@ -24,13 +24,9 @@ Caches = tuple[Array, ...]
 
 def token_slots(inputs: StepInput, group: int, bucket: Bucket, shapes: StepShapes) -> Array:
     """Where each token's keys and values go in the group's cache; out of range for padding."""
-    tiles = shapes.num_tiles(bucket)
-    tile_of_token = jnp.concatenate([
-        jnp.arange(bucket.decode_rows, dtype=jnp.int32),
-        jnp.repeat(jnp.arange(tiles, dtype=jnp.int32), shapes.prefill_tile) + bucket.decode_rows,
-    ])  # fmt: skip
-    table = inputs.tables[group][tile_of_token]  # [D + T, pages]
-    offset = inputs.positions - inputs.table_starts[group][tile_of_token]
+    tiles = tile_of_token(bucket, shapes)
+    table = inputs.tables[group][tiles]  # [D + T, pages]
+    offset = inputs.positions - inputs.table_starts[group][tiles]
     page = jnp.clip(offset // shapes.block_size, 0, table.shape[1] - 1)
     block = jnp.take_along_axis(table, page[:, None], axis=1)[:, 0]
     slot = block * shapes.block_size + inputs.positions % shapes.block_size

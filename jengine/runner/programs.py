@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -25,6 +25,7 @@ from jengine.runner.ledger import CompileLedger, LedgerEntry
 from jengine.runner.state import StepState
 from jengine.runner.step import Leaves, Program, step
 from jengine.runner.step_input import packed_size
+from jengine.runner.taps import TapSet
 
 logger = logging.getLogger(__name__)
 Compiled = Any  # jax.stages.Compiled
@@ -94,18 +95,27 @@ class Programs:
 
     def find(self, bucket: Bucket, needed: Features) -> tuple[Compiled, LedgerEntry]:
         """The cheapest program that can run this step; compiled now if there is none."""
-        for tier in self.tiers:
+        tiers = self.tiers
+        if needed.taps:  # no tier has taps: these are compiled when they are first needed
+            tiers = [replace(tier, taps=needed.taps) for tier in tiers]
+        for tier in tiers:
             if tier.covers(needed) and (bucket, tier) in self._compiled:
                 return self._compiled[bucket, tier], self.ledger.entries[bucket, tier]
-        features = next((tier for tier in self.tiers if tier.covers(needed)), needed)
+        features = next((tier for tier in tiers if tier.covers(needed)), needed)
         self._late(bucket, features)
         return self._compiled[bucket, features], self.ledger.entries[bucket, features]
+
+    def forget(self, taps: TapSet) -> None:
+        """Drop the programs of taps that will not be used again."""
+        for bucket, features in [key for key in self._compiled if taps in key[1].taps]:
+            del self._compiled[bucket, features], self.ledger.entries[bucket, features]
 
     def _late(self, bucket: Bucket, features: Features) -> None:
         if self.strict and self._warm:
             raise UnexpectedCompile(
                 f"strict mode: step {bucket} with features {features} was not compiled in warm-up. "
-                "Add its variant to compilation_config['variants'], or use strict=False."
+                "Add its variant to compilation_config['variants'], or use strict=False, which "
+                "capture and intervene always need."
             )
         compiled, entry = self.compiler.compile(bucket, features)
         if self._warm:

@@ -39,6 +39,7 @@ class Rows:
         # 0: not wanted; otherwise 1 + k, and -1 for the whole vocabulary.
         self.logprobs = np.zeros(rows, np.int32)
         self.prompt_logprobs = np.zeros(rows, np.int32)
+        self.taps = np.zeros(rows, np.int32)  # ids of tap sets; 0: none
 
     def apply(self, plan: Plan) -> None:
         """Take in the rows and blocks that the plan adds."""
@@ -67,6 +68,7 @@ class Rows:
             self.settings[name][row] = value
         self.logprobs[row] = wanted_columns(sampling.logprobs)
         self.prompt_logprobs[row] = wanted_columns(sampling.prompt_logprobs)
+        self.taps[row] = new.taps
 
     def _extend(self, new: NewBlocks) -> None:
         end = new.first + len(new.blocks)

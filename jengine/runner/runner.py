@@ -21,6 +21,7 @@ from jengine.runner.programs import Compiled, Programs
 from jengine.runner.rows import Rows
 from jengine.runner.state import StepState
 from jengine.runner.step import DeviceOutput, Leaves
+from jengine.runner.taps import TapSet, TapSets
 from jengine.sampling import Admission, admit, pack_admission
 
 
@@ -31,6 +32,8 @@ class PendingStep(NamedTuple):
     packed: PackedStep
     output: DeviceOutput
     prompt_lengths: np.ndarray
+    taps: np.ndarray  # the tap set of each entry
+    sets: tuple[TapSet, ...]
 
     def result(self) -> StepOutput:
         """The sampled tokens and what else was asked for, side by side with the plan."""
@@ -39,7 +42,7 @@ class PendingStep(NamedTuple):
         logprobs = None
         if sampled.logprobs is not None:
             logprobs = StepLogprobs(*(np.asarray(x)[self.packed.slots] for x in sampled.logprobs))
-        return StepOutput(tokens, logprobs, self._prompt_logprobs())
+        return StepOutput(tokens, logprobs, self._prompt_logprobs(), self._captured())
 
     def _prompt_logprobs(self) -> dict[int, StepLogprobs]:
         if self.output.prompt is None:
@@ -53,6 +56,17 @@ class PendingStep(NamedTuple):
         end = min(start + self.plan.lengths[entry], int(self.prompt_lengths[entry]) - 1)
         count = max(end - start, 0)
         return StepLogprobs(*(x[offset : offset + count] for x in scores))
+
+    def _captured(self) -> dict[int, dict[str, np.ndarray]]:
+        """What each entry's tokens left at the tap points that its request asked for."""
+        values = {name: np.asarray(array) for name, array in self.output.captured.items()}
+        parts: dict[int, dict[str, np.ndarray]] = {}
+        for taps in filter(lambda taps: taps.capture, self.sets):
+            for entry in np.flatnonzero(self.taps == taps.number).tolist():
+                begin = self.packed.first_token(entry)
+                end = begin + self.plan.lengths[entry]
+                parts[entry] = {name: values[name][begin:end].copy() for name in taps.capture}
+        return parts
 
 
 class Runner:
@@ -74,6 +88,7 @@ class Runner:
         self.ladders = ladders
         self.vocab_size = vocab_size
         self.rows = Rows(shapes)
+        self.taps = TapSets(programs.forget)
         self._admit: Compiled | None = None
 
     def submit(self, plan: Plan) -> PendingStep:
@@ -84,13 +99,16 @@ class Runner:
                 self._admit_row(new)
         bucket = bucket_for(plan, self.shapes, self.ladders)
         packed = pack(plan, self.rows, bucket, self.shapes)
-        program, entry = self.programs.find(bucket, needed(plan, self.rows, self.vocab_size))
+        scheduled = np.asarray(plan.rows, np.int32)
+        taps = self.rows.taps[scheduled]
+        features = needed(plan, self.rows, self.vocab_size, self.taps.of(taps))
+        program, entry = self.programs.find(bucket, features)
         self.state, output = program(self.leaves, self.state, packed.buffer)
         entry.count(plan.num_tokens)
         for array in jax.tree.leaves(output):
             array.copy_to_host_async()
-        lengths = self.rows.settings["prompt_length"][np.asarray(plan.rows, np.int32)]
-        return PendingStep(plan, packed, output, lengths)
+        lengths = self.rows.settings["prompt_length"][scheduled]
+        return PendingStep(plan, packed, output, lengths, taps, features.taps)
 
     def check_leaves(self) -> None:
         """Refuse to run on parameters that somebody else has donated meanwhile."""

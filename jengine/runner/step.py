@@ -18,7 +18,8 @@ from jengine.runner.buckets import Bucket, StepShapes
 from jengine.runner.features import Features
 from jengine.runner.paged import paged_attention
 from jengine.runner.state import StepState
-from jengine.runner.step_input import StepInput
+from jengine.runner.step_input import StepInput, tile_of_token
+from jengine.runner.taps import StepTaps
 from jengine.sampling import Logprobs, SampleOutput, sample, score_tokens
 
 Leaves = tuple[Array, ...]
@@ -31,6 +32,7 @@ class DeviceOutput(NamedTuple):
 
     sampled: SampleOutput
     prompt: Logprobs | None
+    captured: dict[str, Array]  # f32 [tokens, width] a tap point
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,10 @@ def step(
     decode_tokens = jnp.where(inputs.decode_tokens >= 0, inputs.decode_tokens, own_tokens)
     tokens = jnp.concatenate([decode_tokens, inputs.prefill_tokens])
     attend = paged_attention(inputs, program.bucket, program.shapes)
-    hidden, caches = model(tokens, jnp.maximum(inputs.positions, 0), state.caches, attend)
+    positions = jnp.maximum(inputs.positions, 0)
+    owners = inputs.taps[tile_of_token(program.bucket, program.shapes)]
+    taps = StepTaps(program.features.taps, owners, positions)
+    hidden, caches = model(tokens, positions, state.caches, attend, taps)
 
     logits = model.logits(hidden[inputs.logit_index])  # [S, V]
     with jax.named_scope("sample"):
@@ -71,7 +76,8 @@ def step(
     fed_back = jnp.maximum(sampled.tokens, 0)
     last_token = state.last_token.at[inputs.sampling.rows].set(fed_back, mode="drop")
     prompt = _score_prompts(model, hidden, logits, inputs, program)
-    return StepState(caches, last_token, rows or state.rows), DeviceOutput(sampled, prompt)
+    output = DeviceOutput(sampled, prompt, taps.captured)
+    return StepState(caches, last_token, rows or state.rows), output
 
 
 def _score_prompts(

@@ -32,6 +32,7 @@ class StepInput(NamedTuple):
     positions: Any  # i32[D + T]; -1 for padding
     tables: Any  # a group: i32[tiles, pages] block ids
     table_starts: Any  # a group: i32[tiles] position of the table's first token
+    taps: Any  # i32[tiles] id of the tap set of the tile's row; 0: none
     logit_index: Any  # i32[S] which of the D + T tokens a slot samples after
     targets: Any  # i32[T] the token after each prompt token, for prompt log-probabilities
     sampling: SamplingInput  # [S] each
@@ -52,6 +53,13 @@ class StepInput(NamedTuple):
         """Views of a packed buffer: numpy views of a numpy one, traced slices of a traced one."""
         view = numpy_view if isinstance(buffer, np.ndarray) else device_view
         return _lay_out(Cursor(buffer, view), bucket, shapes)
+
+
+def tile_of_token(bucket: Bucket, shapes: StepShapes) -> Array:
+    """i32 [D + T]: the query tile that each token belongs to."""
+    decodes = jnp.arange(bucket.decode_rows, dtype=jnp.int32)
+    tiles = jnp.arange(shapes.num_tiles(bucket), dtype=jnp.int32) + bucket.decode_rows
+    return jnp.concatenate([decodes, jnp.repeat(tiles, shapes.prefill_tile)])
 
 
 class Cursor:
@@ -100,6 +108,7 @@ def _lay_out(cursor: Cursor, bucket: Bucket, shapes: StepShapes) -> StepInput:
             cursor.take(tiles, shapes.group_pages(bucket, group)) for group in shapes.groups
         ),
         table_starts=tuple(cursor.take(tiles) for _ in shapes.groups),
+        taps=cursor.take(tiles),
         logit_index=cursor.take(slots),
         targets=cursor.take(
             bucket.decode_rows if shapes.one_segment else bucket.prefill_tokens

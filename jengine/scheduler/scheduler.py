@@ -19,9 +19,10 @@ from jengine.outputs import StepLogprobs, StepOutput, TokenDelta
 from jengine.plan import NewRow, Plan
 from jengine.request import Request, Status, WireRequest
 from jengine.scheduler.draft import Draft
-from jengine.scheduler.prompt_scores import PromptScores, trim
+from jengine.scheduler.prompt_scores import trim
 from jengine.scheduler.queue import waiting_queue
 from jengine.scheduler.refusal import refuse_impossible
+from jengine.scheduler.side_results import SideResults
 
 NOT_FINITE = -1
 
@@ -71,7 +72,7 @@ class Scheduler:
         self._requests: dict[str, Request] = {}
         self._running: list[Request] = []
         self._waiting = waiting_queue(config.policy)
-        self._prompt_scores: dict[str, PromptScores] = {}
+        self._side_results = SideResults()
         self._free_rows = list(range(config.max_num_seqs))
         self._released: list[int] = []
         self._flights: deque[Flight] = deque()
@@ -102,10 +103,7 @@ class Scheduler:
         request = Request(wire, self.config.max_model_len, self._num_admitted)
         self._num_admitted += 1
         self._requests[request.request_id] = request
-        wanted = wire.sampling.prompt_logprobs
-        if wanted is not None:
-            scores = PromptScores(request.prompt_length, wanted)
-            self._prompt_scores[request.request_id] = scores
+        self._side_results.expect(request)
         self._waiting.push(request)
 
     def abort(self, request_id: str) -> TokenDelta | None:
@@ -119,8 +117,8 @@ class Scheduler:
             finish_reason="abort",
             num_cached_tokens=max(request.num_cached_tokens, 0),
             weights_version=self.cache.weights_version,
-            prompt_logprobs=self._take_prompt_scores(request),
         )
+        self._side_results.deliver(request, delta)
         if request.status is Status.RUNNING:
             self._running.remove(request)
         self._finish(request, "abort")
@@ -165,8 +163,7 @@ class Scheduler:
         flight = self._flights.popleft()
         self._committed_step = plan.step
         assert len(output.tokens) == sum(plan.samples), "one token for each entry that samples"
-        for entry, scores in output.prompt_logprobs.items():
-            self._keep_prompt_scores(flight.requests[entry], plan.starts[entry], scores)
+        self._side_results.gather(plan, flight.requests, output)
         deltas = self._commit_tokens(flight, output)
         if any(delta.finish_reason is not None for delta in deltas):
             self._running = [r for r in self._running if r.status is Status.RUNNING]
@@ -225,7 +222,11 @@ class Scheduler:
         self._start(request, hit)
         draft.new_rows.append(
             NewRow(
-                request.row, list(request.token_ids), request.prompt_length, request.wire.sampling
+                request.row,
+                list(request.token_ids),
+                request.prompt_length,
+                request.wire.sampling,
+                request.wire.taps,
             )
         )
         draft.new_blocks += blocks
@@ -344,8 +345,7 @@ class Scheduler:
             num_cached_tokens=request.num_cached_tokens,
             weights_version=flight.weights_version,
         )
-        if self._prompt_scores:
-            delta.prompt_logprobs = self._take_prompt_scores(request)
+        self._side_results.deliver(request, delta)
         if token in request.ending_ids or known >= request.cap:
             self._stop(request, token, delta)
         return delta
@@ -364,8 +364,7 @@ class Scheduler:
     def _fail(self, request: Request, flight: Flight) -> TokenDelta:
         """End one request whose logits were not finite; its blocks are never found again."""
         self.cache.distrust(request)
-        self._finish(request, "error")
-        return TokenDelta(
+        delta = TokenDelta(
             request_id=request.request_id,
             token_ids=[],
             finish_reason="error",
@@ -376,6 +375,9 @@ class Scheduler:
                 "be sampled. Other requests are not affected; check the weights and the dtype."
             ),
         )
+        self._side_results.deliver(request, delta)
+        self._finish(request, "error")
+        return delta
 
     def _attach_logprobs(
         self, delta: TokenDelta, request: Request, scores: StepLogprobs, index: int
@@ -383,19 +385,6 @@ class Scheduler:
         wanted = request.wire.sampling.logprobs
         if wanted is not None and delta.token_ids:
             delta.logprobs = trim(scores, slice(index, index + 1), wanted)
-
-    def _keep_prompt_scores(self, request: Request, start: int, scores: StepLogprobs) -> None:
-        kept = self._prompt_scores.get(request.request_id)
-        if kept is not None and request.status is not Status.FINISHED:
-            kept.add(start, scores)
-
-    def _take_prompt_scores(self, request: Request) -> StepLogprobs | None:
-        """The prompt's scores, once and only complete."""
-        scores = self._prompt_scores.get(request.request_id)
-        if scores is None or not scores.is_complete:
-            return None
-        del self._prompt_scores[request.request_id]
-        return scores.result()
 
     def _finish(self, request: Request, reason: str) -> None:
         """Free everything at once; what is in flight for it will be ignored.
@@ -410,7 +399,7 @@ class Scheduler:
         request.status = Status.FINISHED
         request.finish_reason = reason
         del self._requests[request.request_id]
-        self._prompt_scores.pop(request.request_id, None)
+        self._side_results.forget(request)
 
     def _release_row(self, request: Request) -> None:
         heapq.heappush(self._free_rows, request.row)
