@@ -44,6 +44,7 @@ ALLOWED = {
     "bench": {*BELOW_ENGINE, "engine"},
     "research": {*BELOW_ENGINE, "engine"},
     "server": {*BELOW_ENGINE, "engine"},
+    "integrations": {*BELOW_ENGINE, "engine"},
     "cli": {*BELOW_ENGINE, "engine", "demo", "bench", "research", "server"},
 }
 # The nouns that the device half may know: shapes and errors, never who asked for what.
