@@ -6,6 +6,8 @@ values plane 1. A token's vector of all its kv heads is one contiguous run.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import jax.numpy as jnp
 from jax import Array
 
@@ -17,6 +19,27 @@ def cache_shape(
 ) -> tuple[int, ...]:
     """Shape of a cache group's array."""
     return (layers, 2, blocks, block_size, kv_heads * head_dim)
+
+
+class Strides(NamedTuple):
+    """Distance, in elements, from one layer, plane, block, token or kv head to the next."""
+
+    layer: int
+    plane: int
+    block: int
+    token: int
+    head: int
+
+    def constants(self) -> dict[str, int]:
+        """As a kernel takes them: LAYER_STRIDE and so on."""
+        return {f"{name.upper()}_STRIDE": value for name, value in self._asdict().items()}
+
+
+def strides(shape: tuple[int, ...], head_dim: int) -> Strides:
+    """For code that finds its own way through a cache array. A head's vector is contiguous."""
+    _, planes, blocks, block_size, width = shape
+    block = block_size * width
+    return Strides(planes * blocks * block, blocks * block, block, width, head_dim)
 
 
 def read_blocks(cache: Array, layer: int | Array, blocks: Array) -> tuple[Array, Array]:

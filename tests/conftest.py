@@ -10,6 +10,8 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_OFFLINE", "1")
 os.environ.setdefault("JAX_NUMPY_RANK_PROMOTION", "raise")
+# Triton kernels run in Triton's interpreter. Before anything imports triton, as torch does.
+os.environ.setdefault("TRITON_INTERPRET", "1")
 # One compile cache for the whole run: the same tiny programs are needed by many tests.
 COMPILE_CACHE = Path(__file__).parent.parent / ".pytest_cache" / "xla"
 COMPILE_CACHE.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -24,7 +24,8 @@ def write_cache(
 
     Slots that are inside are unique, so the order of writes does not matter.
     """
-    return choose("write_cache", implementation, {"xla": _write_xla})(cache, layer, k, v, slots)
+    table = {"xla": _write_xla, "triton": "pallas_kernels.cache_write.triton:write_cache_triton"}
+    return choose("write_cache", implementation, table)(cache, layer, k, v, slots)
 
 
 def _write_xla(cache: Array, layer: int | Array, k: Array, v: Array, slots: Array) -> Array:

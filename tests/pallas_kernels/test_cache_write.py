@@ -8,19 +8,23 @@ import pytest
 
 from pallas_kernels.cache_write import write_cache
 from pallas_kernels.layout import KEYS, VALUES, cache_shape
+from tests.pallas_kernels.implementations import IMPLEMENTATIONS
 
 NOWHERE = np.iinfo(np.int32).max
 
 
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("layer", [0, 2])
-def test_slots_are_written_and_nothing_else(dtype: str, layer: int) -> None:
+def test_slots_are_written_and_nothing_else(dtype: str, layer: int, implementation: str) -> None:
     shape = cache_shape(layers=3, blocks=5, block_size=4, kv_heads=2, head_dim=8)
     rng = np.random.default_rng(0)
     before = jnp.asarray(rng.normal(size=shape), jnp.dtype(dtype))
     slots = np.array([4, 19, NOWHERE, 7, NOWHERE, 11], np.int32)
     k, v = rng.normal(size=(2, len(slots), 2, 8)).astype(np.float32)
-    after = write_cache(before, layer, jnp.asarray(k), jnp.asarray(v), jnp.asarray(slots))
+    after = write_cache(
+        before, layer, jnp.asarray(k), jnp.asarray(v), jnp.asarray(slots), implementation
+    )
     expected = np.asarray(before).copy()
     for index, slot in enumerate(slots):
         if slot != NOWHERE:
@@ -29,10 +33,11 @@ def test_slots_are_written_and_nothing_else(dtype: str, layer: int) -> None:
     np.testing.assert_array_equal(np.asarray(after), expected)
 
 
-def test_a_slot_just_past_the_end_is_skipped() -> None:
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_a_slot_just_past_the_end_is_skipped(implementation: str) -> None:
     cache = jnp.zeros(cache_shape(1, 2, 4, 1, 4))
     ones = jnp.ones((1, 1, 4))
-    after = write_cache(cache, 0, ones, ones, jnp.asarray([2 * 4], jnp.int32))
+    after = write_cache(cache, 0, ones, ones, jnp.asarray([2 * 4], jnp.int32), implementation)
     assert not np.asarray(after).any()
 
 

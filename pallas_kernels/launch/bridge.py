@@ -1,0 +1,206 @@
+"""From a Triton kernel to a custom call in a CUDA program; knows the versions of jax and triton.
+
+jax-triton where it is new enough to emit the call that XLA captures in CUDA graphs, otherwise the
+same by hand: compile to PTX, wrap it in jaxlib's kernel call, lower that as an FFI call.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import warnings
+import zlib
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import jax
+import triton
+from jax.interpreters import mlir
+from jaxlib import gpu_triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+# The newest PTX that the assembler of jax's CUDA 12 packages reads; triton would write a newer one.
+OPTIONS = {"ptx_version": 86, "enable_fp_fusion": True}
+POINTERS = {
+    "bool": "*i1",
+    "int8": "*i8",
+    "uint8": "*u8",
+    "int32": "*i32",
+    "uint32": "*u32",
+    "int64": "*i64",
+    "float16": "*fp16",
+    "bfloat16": "*bf16",
+    "float32": "*fp32",
+    "float8_e4m3fn": "*fp8e4nv",
+    "float8_e5m2": "*fp8e5",
+}
+# Bytes of shared memory that one program may use, by compute capability.
+SHARED_MEMORY = {80: 166_912, 86: 101_376, 87: 166_912, 89: 101_376, 90: 232_448, 100: 232_448,
+                 103: 232_448, 110: 232_448, 120: 101_376, 121: 101_376}  # fmt: skip
+# XLA aligns every buffer to at least this many bytes.
+ALIGNMENT = 16
+# The first jax-triton whose calls XLA can put into a CUDA graph.
+JAX_TRITON = (0, 4)
+
+
+class KernelError(RuntimeError):
+    """A kernel cannot be compiled or run as asked."""
+
+
+class Compiled(NamedTuple):
+    """What launching a kernel takes."""
+
+    name: str
+    ptx: str
+    shared_bytes: int
+
+
+def cuda_call(
+    context: Any,
+    operands: Sequence[Any],
+    kernel: Any,
+    launch: Any,
+    in_place: tuple[int, ...],
+    device: Any,
+    capability: int,
+) -> Any:
+    """Lower one call. `launch` is a `Launch`."""
+    if not hasattr(gpu_triton, "TritonKernelCall"):
+        raise KernelError(
+            f"{kernel.__name__} for {device}: the CUDA plugin of jax is not installed, so Triton "
+            "kernels cannot be launched. Install jengine[cuda12] or jengine[cuda13]."
+        )
+    new = context.avals_out[: len(context.avals_out) - len(in_place)]
+    arrays = [*context.avals_in, *new]
+    pointers = pointer_types(kernel, arrays)
+    with_context = f"{kernel.__name__}({', '.join(map(str, arrays))}) for {device} ({capability})"
+    try:
+        # Also where jax-triton compiles it again: limits are checked here, and errors are the same.
+        compiled = compile_kernel(
+            kernel, pointers, launch.constants, launch.num_warps, launch.num_stages, capability
+        )
+    except Exception as error:
+        raise KernelError(f"{with_context}: {error}") from error
+    # XLA passes inputs, then outputs. Those written in place come last, so that a kernel, which gets
+    # each of them once, as an input, may ignore the end of the list.
+    aliases = {index: len(new) + number for number, index in enumerate(in_place)}
+    if use_jax_triton():
+        return _through_jax_triton(context, operands, kernel, launch, new, aliases, capability)
+    return _by_hand(context, operands, compiled, launch, len(arrays), aliases, capability)
+
+
+def pointer_types(kernel: Any, arrays: Sequence[Any]) -> tuple[str, ...]:
+    """Triton's name of each array's type."""
+    unknown = [array for array in arrays if array.dtype.name not in POINTERS]
+    if unknown:
+        given = ", ".join(array.dtype.name for array in unknown)
+        raise KernelError(f"{kernel.__name__}: given {given}; known are {', '.join(POINTERS)}")
+    return tuple(POINTERS[array.dtype.name] for array in arrays)
+
+
+@cache
+def compile_kernel(
+    kernel: Any,
+    pointers: tuple[str, ...],
+    constants: tuple[tuple[str, Any], ...],
+    num_warps: int,
+    num_stages: int,
+    capability: int,
+) -> Compiled:
+    """PTX for a device of this compute capability. Needs no GPU."""
+    names = list(kernel.arg_names)
+    constant_names = [name for name, _ in constants]
+    expected = names[: len(pointers)] + constant_names
+    if sorted(names) != sorted(expected):
+        raise KernelError(
+            f"the kernel's parameters are {names}; given are {len(pointers)} arrays and the "
+            f"constants {constant_names}"
+        )
+    signature = dict(zip(names, pointers, strict=False)) | dict.fromkeys(
+        constant_names, "constexpr"
+    )
+    aligned = {(index,): [["tt.divisibility", ALIGNMENT]] for index in range(len(pointers))}
+    source = ASTSource(
+        fn=kernel,
+        signature={name: signature[name] for name in names},
+        constexprs={(names.index(name),): value for name, value in constants},
+        attrs=aligned,
+    )
+    options = {**OPTIONS, "num_warps": num_warps, "num_stages": num_stages}
+    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    metadata = compiled.metadata
+    if getattr(metadata, "global_scratch_size", 0):
+        raise KernelError(
+            f"it asks for {metadata.global_scratch_size} bytes of global scratch memory, which no "
+            "call provides"
+        )
+    limit = SHARED_MEMORY.get(capability, min(SHARED_MEMORY.values()))
+    if metadata.shared > limit:
+        raise KernelError(
+            f"it needs {metadata.shared} bytes of shared memory, and there are {limit}; use smaller "
+            "tiles or fewer stages"
+        )
+    return Compiled(metadata.name, compiled.asm["ptx"], metadata.shared)
+
+
+def _by_hand(
+    context: Any,
+    operands: Sequence[Any],
+    compiled: Compiled,
+    launch: Any,
+    num_pointers: int,
+    aliases: dict[int, int],
+    capability: int,
+) -> Any:
+    kernel = gpu_triton.TritonKernel(
+        compiled.name, launch.num_warps, 1, compiled.shared_bytes, compiled.ptx, "", capability
+    )
+    grid = (*launch.grid, 1, 1)[:3]
+    parameters = [gpu_triton.create_array_parameter(0, ALIGNMENT)] * num_pointers
+    call = gpu_triton.TritonKernelCall(kernel, *grid, parameters)
+    rule = jax.ffi.ffi_lowering("triton_kernel_call_ffi", operand_output_aliases=aliases)
+    return rule(context, *operands, opaque=zlib.compress(call.to_proto(compiled.name, b"")))
+
+
+@cache
+def use_jax_triton() -> bool:
+    """Whether a jax-triton is installed that XLA's CUDA graphs can hold."""
+    if importlib.util.find_spec("jax_triton") is None:
+        return False
+    version = importlib.metadata.version("jax-triton").split(".")
+    return tuple(map(int, version[:2])) >= JAX_TRITON
+
+
+def _through_jax_triton(
+    context: Any,
+    operands: Sequence[Any],
+    kernel: Any,
+    launch: Any,
+    new: Sequence[Any],
+    aliases: dict[int, int],
+    capability: int,
+) -> Any:
+    jax_triton = importlib.import_module("jax_triton")
+    written = [context.avals_in[index] for index in aliases]
+
+    def call(*arrays: Any) -> Any:
+        return jax_triton.triton_call(
+            *arrays,
+            kernel=kernel,
+            name=kernel.__name__,
+            out_type=[jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in [*new, *written]],
+            grid=(*launch.grid, 1, 1)[:3],
+            input_output_aliases=aliases,
+            num_warps=launch.num_warps,
+            num_stages=launch.num_stages,
+            compute_capability=capability,
+            backend_options=OPTIONS,
+            **dict(launch.constants),
+        )
+
+    with warnings.catch_warnings():
+        # It prefers jax.Ref to aliases, which a lowering rule has no use for.
+        warnings.filterwarnings("ignore", "input_output_aliases is deprecated", DeprecationWarning)
+        return mlir.lower_fun(call, multiple_results=True)(context, *operands)
