@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 
-import jax.numpy as jnp
 from jax import Array
 
 from pallas_kernels.cache_write.kernels import write_tokens
 from pallas_kernels.launch import Launch, call_kernel
 from pallas_kernels.layout import strides
+from pallas_kernels.shapes import as_scalar, next_power_of_two
 
 
 def write_cache_triton(cache: Array, layer: int | Array, k: Array, v: Array, slots: Array) -> Array:
@@ -31,13 +31,3 @@ def write_cache_triton(cache: Array, layer: int | Array, k: Array, v: Array, slo
         launch=Launch(grid=(tokens,), constants=constants),
     )  # fmt: skip
     return cache
-
-
-def as_scalar(value: int | Array) -> Array:
-    """A number that a kernel reads from memory: i32[1]."""
-    return jnp.asarray(value, jnp.int32).reshape(1)
-
-
-def next_power_of_two(size: int) -> int:
-    """The smallest power of two that is not below `size`."""
-    return 1 << (size - 1).bit_length()

@@ -83,8 +83,8 @@ def cuda_call(
         )
     except Exception as error:
         raise KernelError(f"{with_context}: {error}") from error
-    # XLA passes inputs, then outputs. Those written in place come last, so that a kernel, which gets
-    # each of them once, as an input, may ignore the end of the list.
+    # XLA passes inputs, then outputs. Those written in place come last, so that a kernel, which
+    # gets each of them once, as an input, may ignore the end of the list.
     aliases = {index: len(new) + number for number, index in enumerate(in_place)}
     if use_jax_triton():
         return _through_jax_triton(context, operands, kernel, launch, new, aliases, capability)
@@ -139,8 +139,8 @@ def compile_kernel(
     limit = SHARED_MEMORY.get(capability, min(SHARED_MEMORY.values()))
     if metadata.shared > limit:
         raise KernelError(
-            f"it needs {metadata.shared} bytes of shared memory, and there are {limit}; use smaller "
-            "tiles or fewer stages"
+            f"it needs {metadata.shared} bytes of shared memory, and there are {limit}; use "
+            "smaller tiles or fewer stages"
         )
     return Compiled(metadata.name, compiled.asm["ptx"], metadata.shared)
 

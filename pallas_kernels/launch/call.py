@@ -97,8 +97,8 @@ def _lower_cuda(
     plan = launch_for(launch, capability)
     if is_interpreted(kernel):
         raise KernelError(
-            f"{kernel.__name__}: triton was imported with TRITON_INTERPRET=1, so there is no kernel "
-            f"to compile for {device}. Unset it and start again."
+            f"{kernel.__name__}: triton was imported with TRITON_INTERPRET=1, so there is no "
+            f"kernel to compile for {device}. Unset it and start again."
         )
     return cuda_call(context, operands, kernel, plan, in_place, device, capability)
 
@@ -109,8 +109,8 @@ def _lower_cpu(
     if not is_interpreted(kernel):
         raise KernelError(
             f"{kernel.__name__} is a Triton kernel for NVIDIA GPUs and cannot run on the CPU. Use "
-            "implementation='xla', or set TRITON_INTERPRET=1 before triton is imported to run it in "
-            "Triton's interpreter (for tests; it is very slow)."
+            "implementation='xla', or set TRITON_INTERPRET=1 before triton is imported to run it "
+            "in Triton's interpreter (for tests; it is very slow)."
         )
     plan = launch_for(launch, INTERPRETED_CAPABILITY)
     results = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in context.avals_out]
