@@ -11,6 +11,7 @@ if TYPE_CHECKING:  # for type checkers, which cannot follow __getattr__
     from jengine.engine.async_engine import AsyncLLM
     from jengine.engine.llm import LLM
     from jengine.engine.oneline import clear, generate
+    from jengine.models.registry import register_model
     from jengine.outputs import CompletionOutput, Logprob, RequestOutput
     from jengine.sampling_params import RequestOutputKind, SamplingParams
 
@@ -29,6 +30,7 @@ _HOMES = {
     "TokensPrompt": "jengine.prompts",
     "clear": "jengine.engine.oneline",
     "generate": "jengine.engine.oneline",
+    "register_model": "jengine.models.registry",
 }
 _ALIASES = {"AsyncLLMEngine": "AsyncLLM", "AsyncEngineArgs": "EngineArgs"}
 _LATER = {

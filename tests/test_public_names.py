@@ -28,6 +28,7 @@ EXPECTED = {
     "__version__",
     "clear",
     "generate",
+    "register_model",
 }
 LATER = {
     "BeamSearchParams": "beam search",

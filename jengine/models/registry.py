@@ -1,4 +1,5 @@
-"""Which architecture is read by which family file; families are imported when first needed.
+"""Which architecture is read by which family: files of ours, imported when first needed, and what
+users register from outside.
 
 In: a parsed config.json or a ModelConfig. Out: ModelConfig, a Decoder, its checkpoint names.
 Must not know files.
@@ -15,7 +16,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jengine.config import ModelConfig
-from jengine.errors import CheckpointError, nearest_name
+from jengine.errors import CheckpointError, ConfigError, nearest_name
 from jengine.models.checkpoint import (
     IgnoredTensor,
     Names,
@@ -36,16 +37,18 @@ FAMILIES = {
     "Qwen3ForCausalLM": "jengine.models.qwen3",
     "Qwen3MoeForCausalLM": "jengine.models.qwen3_moe",
     "MixtralForCausalLM": "jengine.models.mixtral",
+    "GemmaForCausalLM": "jengine.models.gemma",
     "Gemma2ForCausalLM": "jengine.models.gemma2",
     "Gemma3ForCausalLM": "jengine.models.gemma3",
     "Phi3ForCausalLM": "jengine.models.phi3",
     "Olmo2ForCausalLM": "jengine.models.olmo2",
+    "SeedOssForCausalLM": "jengine.models.seed_oss",
     "GPT2LMHeadModel": "jengine.models.gpt2",
 }
 
 
 class Family(Protocol):
-    """What a family file offers."""
+    """What a family file, or an object given to `register_model`, offers."""
 
     ARCHITECTURES: tuple[str, ...]
     MODELS: str  # for people
@@ -56,13 +59,49 @@ class Family(Protocol):
     def write_config(self, config: ModelConfig) -> dict[str, object]: ...
 
 
+_REGISTERED: dict[str, Family] = {}
+_ADD_A_MODEL = (
+    "To add one, see examples/07_add_a_model.py (from your own code) or 'Add a model' in"
+    " CONTRIBUTING.md."
+)
+
+
+def register_model(family: Family) -> None:
+    """Read the family's architectures from now on, in this process, as if they were built in.
+
+    Registering an architecture again replaces it, so that a notebook's cell can be run twice.
+    """
+    if isinstance(family, type):
+        raise ConfigError(f"give an instance: register_model({family.__name__}()).")
+    wanted = ("ARCHITECTURES", "MODELS", "NAMES", "read_config", "write_config")
+    missing = [name for name in wanted if not hasattr(family, name)]
+    if missing:
+        raise ConfigError(f"a family needs {', '.join(missing)}. {_ADD_A_MODEL}")
+    names = family.ARCHITECTURES
+    if not isinstance(names, tuple) or not names or not all(isinstance(n, str) for n in names):
+        raise ConfigError(
+            f"ARCHITECTURES={names!r}: expected a tuple of class names, as config.json has them"
+            " under 'architectures'."
+        )
+    built_in = [name for name in names if name in FAMILIES]
+    if built_in:
+        raise ConfigError(f"{', '.join(built_in)}: built in, and read by jengine's own family.")
+    _REGISTERED.update(dict.fromkeys(names, family))
+
+
+def supported() -> tuple[str, ...]:
+    """All architectures that can be read now."""
+    return (*FAMILIES, *_REGISTERED)
+
+
 def model_config(hf: Mapping[str, object]) -> ModelConfig:
     """The decoder that a parsed config.json describes, or a CheckpointError that says why not."""
     architecture = read_architecture(Fields(hf))
-    if architecture not in FAMILIES and hf.get("auto_map") is not None:
+    if architecture not in supported() and hf.get("auto_map") is not None:
         raise CheckpointError(
             f"config.json: {architecture!r} brings its own Python code ('auto_map'). Code from a"
-            f" model folder is never run. Native architectures: {', '.join(FAMILIES)}."
+            f" model folder is never run. Native architectures: {', '.join(supported())}."
+            f" {_ADD_A_MODEL}"
         )
     # A native architecture with an auto_map is read by the native family; the code stays unused.
     return _family(architecture).read_config(hf)
@@ -109,11 +148,13 @@ def markdown_table() -> str:
 
 
 def _family(architecture: str) -> Family:
+    if architecture in _REGISTERED:
+        return _REGISTERED[architecture]
     if architecture not in FAMILIES:
         raise CheckpointError(
             f"config.json: architecture {architecture!r} is not supported."
-            f"{nearest_name(architecture, FAMILIES)} Supported: {', '.join(FAMILIES)}."
-            " To add one, see 'Add a model' in CONTRIBUTING.md."
+            f"{nearest_name(architecture, supported())} Supported: {', '.join(supported())}."
+            f" {_ADD_A_MODEL}"
         )
     return cast(Family, importlib.import_module(FAMILIES[architecture]))
 

@@ -56,6 +56,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2-layer-types": ("qwen2", MIXED),
     "qwen3": ("qwen3", {"tie_word_embeddings": True}),
     "qwen3-layer-types": ("qwen3", {**MIXED, "attention_bias": True}),
+    "gemma": ("gemma", {}),
+    "gemma-bias-untied": ("gemma", {"attention_bias": True, "tie_word_embeddings": False}),
     "gemma2": ("gemma2", {"num_hidden_layers": 3}),
     "gemma2-sharp-caps": (
         "gemma2",
@@ -100,6 +102,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo2-bias-all-heads": (
         "olmo2",
         {"attention_bias": True, "num_key_value_heads": 4, "tie_word_embeddings": True},
+    ),
+    "seed-oss": ("seed_oss", {}),
+    "seed-oss-other-biases": (
+        "seed_oss",
+        {"attention_bias": False, "attention_out_bias": True, "tie_word_embeddings": True},
     ),
     "gpt2": ("gpt2", {}),
     "gpt2-untied-unscaled": (

@@ -59,6 +59,13 @@ def test_mistral_windows_are_on_every_layer_or_on_none() -> None:
     assert read("mistral", sliding_window=None).layers == (CacheSpec("full", 2, 8),) * 2
 
 
+def test_the_first_gemma_means_the_approximate_gelu() -> None:
+    assert read("gemma", hidden_act="gelu") == read("gemma", hidden_act="gelu_pytorch_tanh")
+    assert read("gemma", hidden_act="gelu", hidden_activation=None).activation == "gelu_tanh"
+    with pytest.raises(CheckpointError, match="hidden_activation"):
+        read("gemma", hidden_activation="gelu")
+
+
 def test_eos_token_ids() -> None:
     assert read("llama", eos_token_id=[5, 6]).eos_token_ids == (5, 6)
     assert read("llama", eos_token_id=None).eos_token_ids == ()

@@ -18,10 +18,12 @@ FAMILIES = {
     "qwen3": "Qwen3ForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
     "mixtral": "MixtralForCausalLM",
+    "gemma": "GemmaForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
     "gemma3": "Gemma3ForCausalLM",
     "phi3": "Phi3ForCausalLM",
     "olmo2": "Olmo2ForCausalLM",
+    "seed_oss": "SeedOssForCausalLM",
     "gpt2": "GPT2LMHeadModel",
 }
 SIZES: dict[str, Any] = {
@@ -47,6 +49,8 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
         "norm_topk_prob": True,
     },
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "gemma": {"head_dim": 12},
+    "seed_oss": {"head_dim": 12},
     "gemma2": {"head_dim": 12, "query_pre_attn_scalar": 20, "sliding_window": 16},
     "gemma3": {
         "head_dim": 12,

@@ -1,0 +1,59 @@
+"""Seed-OSS: as Llama, with biases on queries, keys and values but not on the way out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from jengine.config import ModelConfig
+from jengine.models.checkpoint import Names
+from jengine.models.fields import Fields
+from jengine.models.hf_config import (
+    Defaults,
+    expect_uniform_layers,
+    read_decoder,
+    read_num_layers,
+    write_decoder,
+)
+
+ARCHITECTURES = ("SeedOssForCausalLM",)
+MODELS = "Seed-OSS"
+NAMES = Names()
+DEFAULTS = Defaults(
+    vocab_size=155136,
+    hidden_size=4096,
+    intermediate_size=27648,
+    num_layers=64,
+    num_heads=80,
+    num_kv_heads=8,
+    head_dim=128,
+    max_position=524288,
+    bos_token_id=0,
+    eos_token_id=2,
+)
+
+
+def read_config(hf: Mapping[str, object]) -> ModelConfig:
+    """The decoder that a Seed-OSS config.json describes."""
+    fields = Fields(hf)
+    if fields.flag("mlp_bias", False):
+        fields.refuse("mlp_bias", "false: biases in a gated MLP are not supported")
+    num_layers = read_num_layers(fields, DEFAULTS)
+    expect_uniform_layers(fields, num_layers, "full")
+    return read_decoder(
+        fields,
+        DEFAULTS,
+        windows=(None,) * num_layers,
+        qkv_bias=fields.flag("attention_bias", True),
+        output_bias=fields.flag("attention_out_bias", False),
+    )
+
+
+def write_config(config: ModelConfig) -> dict[str, object]:
+    """The inverse of `read_config`."""
+    family = {
+        "model_type": "seed_oss",
+        "attention_bias": config.qkv_bias,
+        "attention_out_bias": config.output_bias,
+        "mlp_bias": False,
+    }
+    return {**write_decoder(config), **family}
