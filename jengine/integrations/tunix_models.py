@@ -77,7 +77,7 @@ def _layers(given: Mapping[str, Array]) -> dict[str, dict[str, Array]]:
     """Layer number -> its parameters by their names inside the layer."""
     layers: dict[str, dict[str, Array]] = {}
     for path, array in given.items():
-        if path.startswith("layers."):
+        if path.startswith("layers.") and path.count(".") >= 2:
             _, index, name = path.split(".", 2)
             layers.setdefault(index, {})[name] = array
     return layers
