@@ -87,5 +87,5 @@ def test_what_is_no_such_model_is_refused(tmp_path: Path) -> None:
     del theirs["layers.1.mlp.up_proj.kernel"]
     with pytest.raises(ConfigError, match=r"missing \['layers.1.mlp.up_proj.kernel'\]"):
         dense_decoder(theirs)
-    with pytest.raises(ConfigError, match="dense tunix.models"):
+    with pytest.raises(ConfigError, match=r"dense tunix\.models"):
         dense_decoder({"layers.0": theirs["final_norm.w"]})
