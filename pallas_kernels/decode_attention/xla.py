@@ -30,8 +30,9 @@ def decode_attention_xla(
     window: int | None,
     scale: float | None,
     soft_cap: float | None,
-) -> Array:
-    """See `decode_attention`."""
+    sinks: Array | None,
+) -> tuple[Array, Array]:
+    """See `decode_attention`; returns the log-sum-exp as well."""
     rows = q.shape[0]
     step = ROWS_AT_ONCE if rows % ROWS_AT_ONCE == 0 else rows
     block_size = cache.shape[3]
@@ -40,17 +41,23 @@ def decode_attention_xla(
     wide = spread_heads(q, cache.shape[-1] // head_dim)  # [R, H, W]
     wide = wide * (head_dim**-0.5 if scale is None else scale)
 
-    def some_rows(index: Array, out: Array) -> Array:
+    def some_rows(index: Array, out: tuple[Array, Array]) -> tuple[Array, Array]:
         first = index * step
         cut = lambda x: lax.dynamic_slice_in_dim(x, first, step)  # noqa: E731
-        mixed = _attend_rows(
+        highest, total, mixed = _attend_rows(
             cut(wide), cache, layer, cut(tables), cut(starts), cut(lengths), pages, window, soft_cap
         )
-        return lax.dynamic_update_slice_in_dim(out, mixed, first, 0)
+        done = normalized(highest, total, mixed, sinks)
+        put = lambda into, part: lax.dynamic_update_slice_in_dim(into, part, first, 0)  # noqa: E731
+        return put(out[0], done[0]), put(out[1], done[1])
 
     used = jnp.sum((lengths > 0).astype(jnp.int32))
-    wide_out = lax.fori_loop(0, -(-used // step), some_rows, jnp.zeros_like(wide))
-    return gather_heads(wide_out, cache.shape[-1] // head_dim)
+    nothing = jnp.zeros_like(wide), jnp.full(wide.shape[:2], -jnp.inf, jnp.float32)
+    wide_out, lse = lax.fori_loop(0, -(-used // step), some_rows, nothing)
+    out = gather_heads(wide_out, cache.shape[-1] // head_dim)
+    # A padding row beside a used one has been through the loop too.
+    real = jnp.broadcast_to(lengths[:, None] > 0, lse.shape)
+    return out, jnp.where(real, lse, -jnp.inf)
 
 
 def _attend_rows(
@@ -63,7 +70,7 @@ def _attend_rows(
     pages: int,
     window: int | None,
     soft_cap: float | None,
-) -> Array:
+) -> tuple[Array, Array, Array]:
     """Running softmax over page runs for a few rows; q is [r, H, W]."""
     span = pages * cache.shape[3]
     rows, heads, width = q.shape
@@ -85,8 +92,25 @@ def _attend_rows(
         jnp.zeros((rows, heads, width), jnp.float32),
     )
     runs = -(-jnp.max(lengths - starts) // span)
-    _, total, mixed = lax.fori_loop(0, runs, some_pages, carry)
-    return mixed / jnp.broadcast_to(jnp.maximum(total, 1e-30)[..., None], mixed.shape)
+    return lax.fori_loop(0, runs, some_pages, carry)
+
+
+def normalized(
+    highest: Array, total: Array, mixed: Array, sinks: Array | None
+) -> tuple[Array, Array]:
+    """The end of a running softmax over [..., H, q]: its result, and the logarithm of its sum.
+
+    Sinks [H] are one more score for each query, whose value is zero.
+    """
+    if sinks is not None:
+        sinks = jnp.broadcast_to(sinks.astype(jnp.float32), highest.shape)
+        new_highest = jnp.maximum(highest, sinks)
+        shrink = jnp.exp(highest - new_highest)
+        total = total * shrink + jnp.exp(sinks - new_highest)
+        mixed = mixed * jnp.broadcast_to(shrink[..., None], mixed.shape)
+        highest = new_highest
+    total = jnp.maximum(total, 1e-30)
+    return mixed / jnp.broadcast_to(total[..., None], mixed.shape), highest + jnp.log(total)
 
 
 def capped(scores: Array, soft_cap: float | None) -> Array:

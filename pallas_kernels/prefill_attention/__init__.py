@@ -10,9 +10,17 @@ from jax import Array
 from pallas_kernels.choice import choose
 from pallas_kernels.prefill_attention.xla import prefill_attention_xla
 
+IMPLEMENTATIONS = {
+    "xla": prefill_attention_xla,
+    "triton": "pallas_kernels.prefill_attention.triton:prefill_attention_triton",
+}
+
 
 # Traced once for all layers of a step: the layer is a run-time scalar.
-@partial(jax.jit, static_argnames=("head_dim", "window", "scale", "soft_cap", "implementation"))
+@partial(
+    jax.jit,
+    static_argnames=("head_dim", "window", "scale", "soft_cap", "return_lse", "implementation"),
+)
 def prefill_attention(
     q: Array,
     cache: Array,
@@ -25,15 +33,18 @@ def prefill_attention(
     window: int | None = None,
     scale: float | None = None,
     soft_cap: float | None = None,
+    sinks: Array | None = None,
+    return_lse: bool = False,
     implementation: str | None = None,
-) -> Array:
+) -> Array | tuple[Array, Array]:
     """Attend q [T, heads, dim] causally to cached tokens, float32 [T, heads, dim].
 
     Queries lie in tiles of T / len(tables) tokens; a tile belongs to one row, whose blocks are
     tables[tile], the first of them at position starts[tile]. positions [T] is -1 for padding, which
-    fills the end of a tile; such results are zero. Tiles that are used come first. `scale` and
-    `soft_cap` are as in `decode_attention`.
+    fills the end of a tile; such results are zero. Tiles that are used come first. The options are
+    as in `decode_attention`; return_lse adds float32 [T, heads].
     """
-    run = choose("prefill_attention", implementation, {"xla": prefill_attention_xla})
-    options = {"window": window, "scale": scale, "soft_cap": soft_cap}
-    return run(q, cache, layer, tables, starts, positions, head_dim=head_dim, **options)
+    run = choose("prefill_attention", implementation, IMPLEMENTATIONS)
+    options = {"window": window, "scale": scale, "soft_cap": soft_cap, "sinks": sinks}
+    out, lse = run(q, cache, layer, tables, starts, positions, head_dim=head_dim, **options)
+    return (out, lse) if return_lse else out

@@ -14,6 +14,7 @@ from pallas_kernels.decode_attention.xla import (
     accumulate,
     broadcast,
     capped,
+    normalized,
     pad_pages,
 )
 from pallas_kernels.layout import read_blocks
@@ -31,8 +32,9 @@ def prefill_attention_xla(
     window: int | None,
     scale: float | None,
     soft_cap: float | None,
-) -> Array:
-    """See `prefill_attention`."""
+    sinks: Array | None,
+) -> tuple[Array, Array]:
+    """See `prefill_attention`; returns the log-sum-exp as well."""
     tiles = tables.shape[0]
     tokens, heads, _ = q.shape
     tile = tokens // tiles
@@ -44,17 +46,32 @@ def prefill_attention_xla(
     grouped = grouped.transpose(0, 2, 1, 3, 4)  # [tiles, KV, tile, G, D]
     tile_positions = positions.reshape(tiles, tile)
 
-    def one_tile(index: Array, out: Array) -> Array:
+    def one_tile(index: Array, out: tuple[Array, Array]) -> tuple[Array, Array]:
         queries = grouped[index].reshape(kv_heads, -1, head_dim)  # [KV, tile * G, D]
-        mixed = _attend_tile(
+        highest, total, mixed = _attend_tile(
             queries, cache, layer, tables[index], starts[index], tile_positions[index],
             pages, window, soft_cap,
         )  # fmt: skip
-        return lax.dynamic_update_index_in_dim(out, mixed.reshape(out.shape[1:]), index, 0)
+        shape = grouped.shape[1:]
+        spread = None if sinks is None else spread_sinks(sinks, kv_heads, tile)
+        mixed, lse = normalized(highest, total, mixed, spread)
+        put = lambda into, part: lax.dynamic_update_index_in_dim(into, part, index, 0)  # noqa: E731
+        return put(out[0], mixed.reshape(shape)), put(out[1], lse.reshape(shape[:-1]))
 
     used = jnp.sum(jnp.any(tile_positions >= 0, axis=1).astype(jnp.int32))
-    out = lax.fori_loop(0, used, one_tile, jnp.zeros(grouped.shape, jnp.float32))
-    return out.transpose(0, 2, 1, 3, 4).reshape(tokens, heads, head_dim)
+    nothing = jnp.zeros(grouped.shape, jnp.float32), jnp.zeros(grouped.shape[:-1], jnp.float32)
+    out, lse = lax.fori_loop(0, used, one_tile, nothing)
+    lse = lse.transpose(0, 2, 1, 3).reshape(tokens, heads)
+    real = jnp.broadcast_to(positions[:, None] >= 0, lse.shape)
+    lse = jnp.where(real, lse, -jnp.inf)
+    return out.transpose(0, 2, 1, 3, 4).reshape(tokens, heads, head_dim), lse
+
+
+def spread_sinks(sinks: Array, kv_heads: int, tile: int) -> Array:
+    """Sinks [heads] for the queries of a tile, [KV, tile * G]."""
+    grouped = sinks.reshape(kv_heads, 1, -1)
+    wide = jnp.broadcast_to(grouped, (kv_heads, tile, grouped.shape[-1]))
+    return wide.reshape(kv_heads, -1)
 
 
 def _attend_tile(
@@ -67,8 +84,8 @@ def _attend_tile(
     pages: int,
     window: int | None,
     soft_cap: float | None,
-) -> Array:
-    """q [KV, tile * G, D] against one row's blocks."""
+) -> tuple[Array, Array, Array]:
+    """Running softmax of q [KV, tile * G, D] over one row's blocks."""
     kv_heads, queries, dim = q.shape
     span = pages * cache.shape[3]
     end = jnp.max(positions) + 1
@@ -95,5 +112,4 @@ def _attend_tile(
         jnp.zeros((kv_heads, queries, dim), jnp.float32),
     )
     runs = -(-(end - start) // span)
-    _, total, mixed = lax.fori_loop(0, runs, some_pages, carry)
-    return mixed / jnp.broadcast_to(jnp.maximum(total, 1e-30)[..., None], mixed.shape)
+    return lax.fori_loop(0, runs, some_pages, carry)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from pallas_kernels.prefill_attention import prefill_attention
+from tests.pallas_kernels.implementations import IMPLEMENTATIONS
 from tests.pallas_kernels.paged_cases import Case, attend, random_case
 
 TILE = 8
@@ -24,11 +25,14 @@ def run(case: Case, q: np.ndarray, positions: np.ndarray, **options: object) -> 
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head_dim", "window"),
     [(4, 2, 8, None), (2, 2, 16, None), (6, 1, 4, 5), (4, 2, 8, 16), (8, 2, 12, 1)],
 )
-def test_equals_numpy(heads: int, kv_heads: int, head_dim: int, window: int | None) -> None:
+def test_equals_numpy(
+    heads: int, kv_heads: int, head_dim: int, window: int | None, implementation: str
+) -> None:
     ends = [end for end, _ in TILES]
     most = max(count for _, count in TILES)
     case = random_case(ends, kv_heads=kv_heads, head_dim=head_dim, window=window, queries=most)
@@ -36,7 +40,9 @@ def test_equals_numpy(heads: int, kv_heads: int, head_dim: int, window: int | No
     positions = np.full((len(TILES), TILE), -1, np.int32)
     for tile, (end, count) in enumerate(TILES):
         positions[tile, :count] = np.arange(end - count, end)
-    result = run(case, q.reshape(-1, heads, head_dim), positions.reshape(-1)).reshape(q.shape)
+    result = run(
+        case, q.reshape(-1, heads, head_dim), positions.reshape(-1), implementation=implementation
+    ).reshape(q.shape)
     for tile, (end, count) in enumerate(TILES):
         for index in range(count):
             position = end - count + index
@@ -45,25 +51,29 @@ def test_equals_numpy(heads: int, kv_heads: int, head_dim: int, window: int | No
         assert (result[tile, count:] == 0).all()
 
 
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("window", [None, 5])
 @pytest.mark.parametrize(("scale", "soft_cap"), [(0.9, None), (None, 0.5), (2.0, 3.0)])
-def test_scale_and_soft_cap(scale: float | None, soft_cap: float | None, window: int) -> None:
+def test_scale_and_soft_cap(
+    scale: float | None, soft_cap: float | None, window: int, implementation: str
+) -> None:
     case = random_case([2 * TILE], window=window, queries=2 * TILE)
     case.tables, case.starts = np.repeat(case.tables, 2, axis=0), np.repeat(case.starts, 2)
     q = np.random.default_rng(4).normal(size=(2 * TILE, 4, 8)).astype(np.float32)
     options = {"scale": scale, "soft_cap": soft_cap}
-    result = run(case, q, np.arange(2 * TILE), **options)
+    result = run(case, q, np.arange(2 * TILE), implementation=implementation, **options)
     for position in range(2 * TILE):
         expected = attend(q[position], case.keys[0], case.values[0], position, window, **options)
         np.testing.assert_allclose(result[position], expected, atol=2e-5)
 
 
-def test_tiles_of_one_row_may_share_its_blocks() -> None:
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_tiles_of_one_row_may_share_its_blocks(implementation: str) -> None:
     case = random_case([2 * TILE])
     case.tables = np.repeat(case.tables, 2, axis=0)
     case.starts = np.repeat(case.starts, 2)
     q = np.random.default_rng(3).normal(size=(2 * TILE, 4, 8)).astype(np.float32)
-    result = run(case, q, np.arange(2 * TILE))
+    result = run(case, q, np.arange(2 * TILE), implementation=implementation)
     for position in range(2 * TILE):
         expected = attend(q[position], case.keys[0], case.values[0], position, None)
         np.testing.assert_allclose(result[position], expected, atol=2e-5)

@@ -1,0 +1,132 @@
+"""Triton kernel for prefill attention: a part of a tile's queries against one row's pages."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from pallas_kernels.decode_attention.kernels import (
+    FAR_BELOW,
+    LOG2_E,
+    accumulated,
+    scored,
+    token_pointers,
+    with_sinks,
+)
+
+
+@triton.jit
+def prefill_tiles(
+    q_ptr,  # [TILES * TILE, heads, dim]
+    cache_ptr,  # [layers, 2, blocks, block_size, kv_heads * dim]
+    layer_ptr,  # i32[1]
+    tables_ptr,  # i32[TILES, PAGES]
+    starts_ptr,  # i32[TILES]
+    positions_ptr,  # i32[TILES * TILE], -1 for padding
+    sinks_ptr,  # f32[heads], read if HAS_SINKS
+    out_ptr,  # f32[TILES * TILE, heads, dim]
+    lse_ptr,  # f32[TILES * TILE, heads]
+    LAYER_STRIDE: tl.constexpr,
+    PLANE_STRIDE: tl.constexpr,
+    BLOCK_STRIDE: tl.constexpr,
+    TOKEN_STRIDE: tl.constexpr,
+    HEAD_STRIDE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    PAGES: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    PADDED_GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+    TILES: tl.constexpr,
+    TILE: tl.constexpr,
+    PARTS: tl.constexpr,
+    PART_TOKENS: tl.constexpr,
+    TOKENS: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SCALE: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """One program a kv head, tile and part of it: tokens x the query heads of that kv head.
+
+    Programs of one kv head and row are neighbours, which reads their keys from the device's cache.
+    The last tiles of a row see most and come first, so that no long program begins at the end.
+    """
+    QUERIES: tl.constexpr = PART_TOKENS * PADDED_GROUP
+    program = tl.program_id(0)
+    part = PARTS - 1 - program % PARTS
+    tile = (TILES - 1 - program // PARTS % TILES).to(tl.int64)
+    head = program // (PARTS * TILES)
+    query = tl.arange(0, QUERIES)
+    in_tile = part * PART_TOKENS + query // PADDED_GROUP
+    member = query % PADDED_GROUP
+    query_head = head * GROUP + member
+    real = (in_tile < TILE) & (member < GROUP)
+    token = tile * TILE + in_tile
+    own = tl.load(positions_ptr + token, mask=real, other=-1)
+    lane = tl.arange(0, PADDED_DIM)
+    heads = KV_HEADS * GROUP
+    at = (token * heads + query_head)[:, None] * HEAD_DIM + lane[None, :]
+    stored = real[:, None] & (lane < HEAD_DIM)[None, :]
+    last = tl.max(own, 0)
+    if last < 0:
+        tl.store(out_ptr + at, tl.zeros([QUERIES, PADDED_DIM], tl.float32), mask=stored)
+        nothing = tl.full([QUERIES], -float("inf"), tl.float32)
+        tl.store(lse_ptr + token * heads + query_head, nothing, mask=real)
+        return
+    q = tl.load(q_ptr + at, mask=stored, other=0.0).to(cache_ptr.dtype.element_ty)
+
+    # From here on positions count from the first token of the table.
+    start = tl.load(starts_ptr + tile)
+    used = own >= 0
+    own -= start
+    earliest = tl.min(tl.where(used, own, 2147483647), 0)
+    end = last - start + 1
+    layer = tl.load(layer_ptr).to(tl.int64)
+    keys_ptr = cache_ptr + layer * LAYER_STRIDE + head * HEAD_STRIDE
+    table_ptr = tables_ptr + tile * PAGES
+    highest = tl.full([QUERIES], FAR_BELOW, tl.float32)
+    total = tl.zeros([QUERIES], tl.float32)
+    mixed = tl.zeros([QUERIES, PADDED_DIM], tl.float32)
+    some = tl.arange(0, TOKENS)
+    real_lanes = (lane < HEAD_DIM)[None, :]
+    low = 0
+    if WINDOW > 0:
+        low = tl.maximum(earliest - WINDOW + 1, 0)
+    else:
+        # Runs that every query sees whole need no mask.
+        low = (earliest + 1) // TOKENS * TOKENS
+        for begin in tl.range(0, low, TOKENS):
+            where = token_pointers(
+                keys_ptr, table_ptr, begin + some, some >= 0, lane,
+                BLOCK_STRIDE, TOKEN_STRIDE, BLOCK_SIZE,
+            )  # fmt: skip
+            keys = tl.load(where, mask=real_lanes, other=0.0)
+            values = tl.load(where + PLANE_STRIDE, mask=real_lanes, other=0.0)
+            scores = scored(q, keys, SCALE, SOFT_CAP, PRECISION)
+            highest, total, mixed = accumulated(scores, values, highest, total, mixed, PRECISION)
+    for begin in tl.range(low, end, TOKENS):
+        position = begin + some
+        inside = position < end
+        where = token_pointers(
+            keys_ptr, table_ptr, position, inside, lane, BLOCK_STRIDE, TOKEN_STRIDE, BLOCK_SIZE
+        )
+        keys = tl.load(where, mask=inside[:, None] & real_lanes, other=0.0)
+        values = tl.load(where + PLANE_STRIDE, mask=inside[:, None] & real_lanes, other=0.0)
+        scores = scored(q, keys, SCALE, SOFT_CAP, PRECISION)
+        seen = position[None, :] <= own[:, None]
+        if WINDOW > 0:
+            seen = seen & (position[None, :] > own[:, None] - WINDOW)
+        scores = tl.where(seen, scores, FAR_BELOW)
+        highest, total, mixed = accumulated(scores, values, highest, total, mixed, PRECISION)
+
+    if HAS_SINKS:
+        sinks = tl.load(sinks_ptr + query_head, mask=real, other=0.0).to(tl.float32) * LOG2_E
+        highest, total, mixed = with_sinks(sinks, highest, total, mixed)
+    total = tl.where(total > 0.0, total, 1.0)
+    mixed = tl.where(used[:, None], mixed / total[:, None], 0.0)
+    lse = tl.where(used, (highest + tl.log2(total)) / LOG2_E, -float("inf"))
+    tl.store(lse_ptr + token * heads + query_head, lse, mask=real)
+    tl.store(out_ptr + at, mixed, mask=stored)

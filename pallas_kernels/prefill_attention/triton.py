@@ -1,0 +1,95 @@
+"""Prefill attention by a Triton kernel: each tile of queries in parts that fill a tensor core."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from pallas_kernels.decode_attention.triton import SMALLEST_TILE, attention_constants
+from pallas_kernels.launch import Launch, call_kernel
+from pallas_kernels.prefill_attention.kernels import prefill_tiles
+from pallas_kernels.shapes import as_scalar, next_power_of_two
+from pallas_kernels.tuning import tuned
+
+
+@dataclass(frozen=True)
+class PrefillLaunch:
+    """Sizes of one call; the device decides the rest when the program is lowered."""
+
+    tiles: int
+    tile: int
+    kv_heads: int
+    group: int
+    head_dim: int
+    dtype: str
+    constants: tuple[tuple[str, Any], ...]
+
+    def __call__(self, capability: int) -> Launch:
+        facts = {"capability": capability, "dtype": self.dtype, "head_dim": self.head_dim}
+        best = tuned("prefill_attention", group=self.group, tile=self.tile, **facts)
+        padded_group = next_power_of_two(self.group)
+        tokens = part_tokens(self.tile, padded_group, best["queries"])
+        parts = -(-self.tile // tokens)
+        constants = {
+            **dict(self.constants),
+            "PADDED_GROUP": padded_group,
+            "PART_TOKENS": tokens,
+            "PARTS": parts,
+            "TOKENS": best["tokens"],
+        }
+        grid = (self.kv_heads * self.tiles * parts,)
+        return Launch(grid, constants, best["warps"], best["stages"])
+
+
+def part_tokens(tile: int, padded_group: int, queries: int) -> int:
+    """Tokens of one program: with their query heads at most `queries`, at least a tensor core's."""
+    wanted = min(next_power_of_two(tile), max(queries // padded_group, 1))
+    return max(wanted, SMALLEST_TILE // padded_group)
+
+
+def prefill_attention_triton(
+    q: Array,
+    cache: Array,
+    layer: int | Array,
+    tables: Array,
+    starts: Array,
+    positions: Array,
+    *,
+    head_dim: int,
+    window: int | None,
+    scale: float | None,
+    soft_cap: float | None,
+    sinks: Array | None,
+) -> tuple[Array, Array]:
+    """See `prefill_attention`; returns the log-sum-exp as well."""
+    tiles, pages = tables.shape
+    tokens, heads, _ = q.shape
+    kv_heads = cache.shape[-1] // head_dim
+    tile, group = tokens // tiles, heads // kv_heads
+    constants = {
+        **attention_constants(cache, head_dim, group, scale, soft_cap),
+        "PAGES": pages,
+        "HEAD_DIM": head_dim,
+        "PADDED_DIM": next_power_of_two(max(head_dim, SMALLEST_TILE)),
+        "TILES": tiles,
+        "TILE": tile,
+        "WINDOW": window or 0,
+        "HAS_SINKS": sinks is not None,
+    }
+    # Without sinks the kernel is given some array that it does not read.
+    sink = starts if sinks is None else sinks
+    out, lse = call_kernel(
+        prefill_tiles, q, cache, as_scalar(layer), tables, starts, positions, sink,
+        out=[
+            jax.ShapeDtypeStruct(q.shape, jnp.float32),
+            jax.ShapeDtypeStruct((tokens, heads), jnp.float32),
+        ],
+        launch=PrefillLaunch(
+            tiles, tile, kv_heads, group, head_dim, cache.dtype.name, tuple(constants.items())
+        ),
+    )  # fmt: skip
+    return out, lse
