@@ -30,6 +30,7 @@ COMMANDS = {
     "demo": "see it work: starts the embedded model and asks it three things",
     "chat": "talk with a model",
     "generate": "continue prompts",
+    "compare": "compare the numbers with torch's",
     "doctor": "check this machine, or whether a model fits it",
 }
 OVERVIEW = """\

@@ -99,6 +99,11 @@ class Tokenizer:
         return ""
 
 
+def has_tokenizer(folder: Path) -> bool:
+    """Whether a folder holds the files of a tokenizer."""
+    return any((folder / name).is_file() for name in _VOCABULARY_FILES)
+
+
 def load_tokenizer(path: str | Path) -> Tokenizer:
     """The tokenizer of a local model folder. Raises CheckpointError for anything else."""
     folder = Path(path)
@@ -161,7 +166,7 @@ def _check_folder(folder: Path) -> None:
         raise CheckpointError(
             f"{folder} is not a local folder. Download the model first and pass its folder."
         )
-    if not any((folder / name).is_file() for name in _VOCABULARY_FILES):
+    if not has_tokenizer(folder):
         raise CheckpointError(
             f"{folder} has no tokenizer: expected one of {', '.join(_VOCABULARY_FILES)}. "
             "Copy the tokenizer files there, or pass a live tokenizer object."

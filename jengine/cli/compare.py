@@ -1,0 +1,201 @@
+"""`jengine compare`: are the engine's numbers as good as torch's? One verdict, one page.
+
+The status is 0 if they are, 1 if something is suspicious or wrong, 2 if nothing was compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import shlex
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jengine.cli.flags import add_engine_flags, engine_arguments
+from jengine.cli.parser import Parser
+from jengine.cli.terminal import Terminal
+from jengine.errors import ConfigError, JengineError
+
+if TYPE_CHECKING:
+    from jengine.cli.main import OpenLLM
+    from jengine.research.comparison import Comparison
+
+USAGE = "MODEL [flags]"
+EXAMPLES = """\
+examples:
+  jengine compare ./model --report report.html
+  jengine compare ./model --dtype bfloat16 --torch-python ~/torch/bin/python --json compare.json
+  jengine compare ./model --save-bundle ./bundle         (where torch is)
+  jengine compare ./model --against ./bundle             (where it is not)
+"""
+ENGINE_FLAGS = (
+    "tokenizer", "dtype", "load_format", "seed", "max_num_seqs", "max_num_batched_tokens",
+    "block_size", "gpu_memory_utilization", "kv_cache_memory_bytes", "deterministic",
+    "compilation_config",
+)  # fmt: skip
+
+
+def add_flags(parser: Parser) -> None:
+    """The flags of this command."""
+    parser.add_argument("model", metavar="MODEL", help="a model folder, or demo")
+    group = parser.add_argument_group("comparison")
+    group.add_argument(
+        "--against", metavar="WHAT", default="torch", help="torch, or the folder of a saved bundle"
+    )
+    group.add_argument(
+        "--prompts", metavar="FILE", help="prompts, one a line, or JSON in a .jsonl file [built in]"
+    )
+    group.add_argument(
+        "--new-tokens", metavar="N", type=int, default=24, help="greedy tokens a prompt [24]"
+    )
+    group.add_argument(
+        "--layers", metavar="LIST", default="all",
+        help="layers or tap points to compare, such as 0-3,7,norm or layers.*.mlp [all]",
+    )  # fmt: skip
+    group.add_argument(
+        "--no-sweeps", dest="sweeps", action="store_false",
+        help="do not compare jengine with itself (batches, chunks, decoding, cached prompts)",
+    )  # fmt: skip
+    group.add_argument("--report", metavar="FILE", help="write a page with pictures, as HTML")
+    group.add_argument("--json", metavar="FILE", help="write all figures as JSON")
+    group.add_argument(
+        "--save-bundle", metavar="FOLDER", help="keep what torch computed, to compare again"
+    )
+    group.add_argument(
+        "--torch-python", metavar="PATH", help="a Python with torch and transformers [this one]"
+    )
+    group.add_argument(
+        "--torch-device", metavar="NAME", default="cpu", help="where torch runs: cpu or cuda [cpu]"
+    )
+    add_engine_flags(parser, only=ENGINE_FLAGS)
+
+
+def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) -> int:
+    """Compare, print, write. Errors are no verdict: they end with another status."""
+    try:
+        settings = engine_arguments(arguments)
+        check_outputs(arguments)
+        comparison = compare(arguments, settings, terminal, open_llm)
+        show(comparison, terminal)
+        write(comparison, arguments, terminal)
+    except JengineError as error:
+        if arguments.debug:
+            traceback.print_exc(file=terminal.stderr)
+        terminal.note(f"jengine compare: error: {' '.join(str(error).split())}")
+        return 2
+    return int(not comparison.passed)
+
+
+def check_outputs(arguments: argparse.Namespace) -> None:
+    """Files that cannot be written are better known before than after."""
+    for flag in ("report", "json"):
+        file = getattr(arguments, flag)
+        if file is not None and (Path(file).is_dir() or not Path(file).absolute().parent.is_dir()):
+            raise ConfigError(f"--{flag} {file!r}: expected a file in a folder that exists.")
+
+
+def compare(
+    arguments: argparse.Namespace, settings: dict[str, Any], terminal: Terminal, open_llm: OpenLLM
+) -> Comparison:
+    """The comparison that the words ask for; only now is everything heavy imported."""
+    research = importlib.import_module("jengine.research.compare")
+    prompts = None
+    if arguments.prompts is not None:
+        readers = importlib.import_module("jengine.research.prompts")
+        prompts = readers.read_prompts(Path(arguments.prompts))
+    options = research.Options(
+        against=arguments.against,
+        prompts=prompts,
+        new_tokens=arguments.new_tokens,
+        points=tap_patterns(arguments.layers),
+        sweeps=arguments.sweeps,
+        torch_python=arguments.torch_python,
+        torch_device=arguments.torch_device,
+        save_bundle=arguments.save_bundle,
+        command=command_line(arguments, settings),
+        note=terminal.note,
+    )
+    return research.compare_folder(arguments.model, options, settings, open_llm)
+
+
+def tap_patterns(text: str) -> list[str]:
+    """Tap points from layer numbers, ranges of them, and names."""
+    patterns: list[str] = []
+    for part in text.split(","):
+        first, dash, last = (word.strip() for word in part.partition("-"))
+        if part.strip() == "all":
+            patterns.append("*")
+        elif first.isdecimal() and (last.isdecimal() or not dash):
+            numbers = range(int(first), int(last or first) + 1)
+            if not numbers:
+                raise ConfigError(f"--layers {part.strip()!r}: the range is empty.")
+            patterns += [f"layers.{number}.*" for number in numbers]
+        else:
+            patterns.append(part.strip())
+    return patterns
+
+
+def command_line(arguments: argparse.Namespace, settings: dict[str, Any]) -> str:
+    """The command, as it may be typed again."""
+    words = ["jengine", "compare", arguments.model]
+    usual = {"against": "torch", "new_tokens": 24, "layers": "all", "torch_device": "cpu"}
+    for name in ("against", "prompts", "new_tokens", "layers", "torch_python", "torch_device"):
+        value = getattr(arguments, name)
+        if value != usual.get(name):
+            words += ["--" + name.replace("_", "-"), str(value)]
+    if not arguments.sweeps:
+        words.append("--no-sweeps")
+    flag_words = importlib.import_module("jengine.cli.doctor").flag_words
+    return shlex.join([*words, *flag_words(settings)])
+
+
+def show(comparison: Comparison, terminal: Terminal) -> None:
+    """The verdict and the tables, in text."""
+    found = comparison.results
+    terminal.say(found.verdict)
+    terminal.say()
+    width = max(len(point.name) for point in found.points)
+    terminal.say(f"{'tensor':<{width}}  {'jengine':>9}  {'torch':>9}  {'ratio':>6}  ")
+    for point in found.points:
+        row = point.summary()
+        terminal.say(
+            f"{point.name:<{width}}  {row['ours_relative']:>9.2e}  {row['torch_relative']:>9.2e}  "
+            f"{point.ratios.worst:>6.2f}  {point.band.label}"
+        )
+    terminal.say()
+    for who, result in (("torch", found.peer), ("jengine", found.ours)):
+        shares = ", ".join(f"top {k} {share:.1%}" for k, share in result.agreement.items())
+        terminal.say(
+            f"{who:<8} from the truth: KL mean {result.kl.mean():.2e}, max {result.kl.max():.2e}; "
+            f"agreement {shares}"
+        )
+    for sweep in found.sweeps:
+        terminal.say(
+            f"{sweep.name:<11} {sweep.band.label}: largest difference of a logit "
+            f"{sweep.max_abs:.1e} ({sweep.meaning})"
+        )
+    left = [one for one in found.continuations if one.ours_from_truth is not None]
+    steps = len(found.continuations[0].truth)
+    terminal.say(
+        f"greedy: {len(found.continuations) - len(left)} of {len(found.continuations)} "
+        f"prompts follow the truth for {steps} tokens"
+    )
+    for one in left:
+        parting = one.ours_from_truth
+        assert parting is not None
+        tie = "a tie within the noise" if parting.tie else "no tie"
+        where = f"prompt {one.prompt} leaves it at step {parting.step}"
+        terminal.say(f"  {where}, margin {parting.margin:.2e}: {tie}")
+
+
+def write(comparison: Comparison, arguments: argparse.Namespace, terminal: Terminal) -> None:
+    """The files that were asked for."""
+    if arguments.report is not None:
+        comparison.save_report(arguments.report)
+        terminal.note(f"Wrote {arguments.report}.")
+    if arguments.json is not None:
+        comparison.save_json(arguments.json)
+        terminal.note(f"Wrote {arguments.json}.")
+    if arguments.save_bundle is not None:
+        terminal.note(f"Kept the reference in {arguments.save_bundle}.")

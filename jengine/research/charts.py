@@ -1,0 +1,275 @@
+"""Small charts as inline SVG, without scripts, fonts or files of their own.
+
+In: numbers and labels. Out: SVG text whose colours are CSS classes of the page around it. Must not
+know what is shown.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+# A chart's size in its own units; the page scales it.
+WIDTH, HEIGHT = 640.0, 260.0
+LEFT, RIGHT, TOP, BOTTOM = 58.0, 12.0, 12.0, 46.0
+# Labels below a chart take about this much room each.
+LABEL_WIDTH = 44.0
+CELL_HEIGHT = 15.0
+FAINTEST = 0.06
+
+
+@dataclass(frozen=True)
+class Series:
+    """One line of a chart. `look` is a CSS class."""
+
+    name: str
+    look: str
+    values: Sequence[float]
+
+
+@dataclass(frozen=True)
+class Dots:
+    """One cloud of a scatter chart."""
+
+    name: str
+    look: str
+    x: Sequence[float]
+    y: Sequence[float]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """From values to places; `log` leaves a place below everything for zeros."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+    log: bool = False
+
+    def place(self, value: float) -> float:
+        """Where a value lies."""
+        if not self.log:
+            share = (min(max(value, self.low), self.high) - self.low) / (self.high - self.low)
+        elif value <= 0:
+            share = 0.0
+        else:
+            low, high = math.log10(self.low), math.log10(self.high)
+            share = (math.log10(min(max(value, self.low), self.high)) - low) / (high - low)
+        return self.start + share * (self.end - self.start)
+
+    def ticks(self) -> list[float]:
+        """Round values to write at the axis."""
+        if self.log:
+            first, last = (
+                math.ceil(math.log10(self.low) - 1e-9),
+                math.floor(math.log10(self.high) + 1e-9),
+            )
+            every = max(1, math.ceil((last - first + 1) / 7))
+            return [10.0**power for power in range(first, last + 1, every)]
+        rough = (self.high - self.low) / 5
+        unit = 10.0 ** math.floor(math.log10(rough))
+        step = next(unit * times for times in (1, 2, 5, 10) if unit * times >= rough)
+        first = math.ceil(self.low / step)
+        return [step * number for number in range(first, math.floor(self.high / step) + 1)]
+
+
+def line_chart(
+    series: Sequence[Series], labels: Sequence[str], *, marked: Sequence[str] = (), title: str
+) -> str:
+    """Lines over named places, on a logarithmic scale. Places in `marked` stand out."""
+    y = log_axis([value for line in series for value in line.values], HEIGHT - BOTTOM, TOP)
+    spread = max(len(labels) - 1, 1)
+    xs = [LEFT + (WIDTH - LEFT - RIGHT) * index / spread for index in range(len(labels))]
+    parts = [grid(y), *(mark(x) for x, label in zip(xs, labels, strict=True) if label in marked)]
+    parts += names_below(xs, labels)
+    for line in series:
+        parts.append(one_line(line, xs, labels, y))
+    return figure(parts, title, HEIGHT) + legend([(line.name, line.look) for line in series])
+
+
+def one_line(line: Series, xs: Sequence[float], labels: Sequence[str], y: Axis) -> str:
+    """A line with a dot at each place; values that are no numbers are drawn at the top."""
+    places = [y.place(value if math.isfinite(value) else y.high) for value in line.values]
+    path = " ".join(f"{x:.1f},{place:.1f}" for x, place in zip(xs, places, strict=True))
+    dots = "".join(
+        f'<circle class="dot {line.look}" cx="{x:.1f}" cy="{place:.1f}" r="3">'
+        f"{tip(f'{label}: {line.name} {number(value)}')}</circle>"
+        for x, place, label, value in zip(xs, places, labels, line.values, strict=True)
+    )
+    return f'<polyline class="line {line.look}" points="{path}"/>{dots}'
+
+
+def scatter(clouds: Sequence[Dots], x_name: str, y_name: str, *, title: str) -> str:
+    """Dots in a square with its diagonal."""
+    values = [value for cloud in clouds for value in (*cloud.x, *cloud.y) if math.isfinite(value)]
+    low, high = (min(values), max(values)) if values else (0.0, 1.0)
+    room = (high - low) * 0.04 or 1.0
+    size = 300.0
+    x = Axis(low - room, high + room, LEFT, LEFT + size)
+    y = Axis(low - room, high + room, TOP + size, TOP)
+    parts = [grid(y, right=LEFT + size), grid_below(x, TOP, TOP + size)]
+    parts.append(
+        f'<line class="diagonal" x1="{x.start:.1f}" y1="{y.start:.1f}" x2="{x.end:.1f}" '
+        f'y2="{y.end:.1f}"/>'
+    )
+    for cloud in clouds:
+        for a, b in zip(cloud.x, cloud.y, strict=True):
+            parts.append(
+                f'<circle class="cloud {cloud.look}" cx="{x.place(a):.1f}" cy="{y.place(b):.1f}" '
+                f'r="3">{tip(f"{cloud.name}: {x_name} {number(a)}, {y_name} {number(b)}")}</circle>'
+            )
+    parts.append(text(LEFT + size / 2, TOP + size + 38, x_name, "middle"))
+    parts.append(
+        f'<text class="label" text-anchor="middle" transform="translate(14,{TOP + size / 2:.1f}) '
+        f'rotate(-90)">{html.escape(y_name)}</text>'
+    )
+    drawn = figure(parts, title, TOP + size + BOTTOM, LEFT + size + RIGHT)
+    return drawn + legend([(cloud.name, cloud.look) for cloud in clouds])
+
+
+def bars(groups: Sequence[str], series: Sequence[Series], *, title: str) -> str:
+    """Shares between 0 and 1 as bars, a group for each name. The axis begins near the smallest."""
+    values = [value for one in series for value in one.values]
+    low = min(math.floor(min(values) * 20) / 20, 0.9) if values else 0.0
+    height, width = 300.0, 330.0
+    y = Axis(max(low, 0.0), 1.0, height, TOP)
+    parts = [grid(y, right=width, percent=True)]
+    each = (width - LEFT - RIGHT) / max(len(groups), 1)
+    thick = each * 0.7 / max(len(series), 1)
+    for index, group in enumerate(groups):
+        begin = LEFT + each * (index + 0.15)
+        for place, one in enumerate(series):
+            value = one.values[index]
+            top = y.place(value)
+            parts.append(
+                f'<rect class="bar {one.look}" x="{begin + thick * place:.1f}" y="{top:.1f}" '
+                f'width="{thick - 2:.1f}" height="{max(y.start - top, 0.5):.1f}" rx="2">'
+                f"{tip(f'{group}, {one.name}: {value:.2%}')}</rect>"
+            )
+            middle = begin + thick * place + thick / 2 - 1
+            parts.append(text(middle, top - 3, f"{value:.1%}", "middle", "tiny"))
+        parts.append(text(begin + each * 0.35, height + 16, group, "middle"))
+    drawn = figure(parts, title, height + BOTTOM, width)
+    return drawn + legend([(one.name, one.look) for one in series])
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of a strip: a number a cell, and what to say about it."""
+
+    label: str
+    look: str
+    values: Sequence[float]
+    tips: Sequence[str]
+
+
+def strip(rows: Sequence[Row], *, title: str, unit: str) -> str:
+    """Rows of cells, the darker the larger, on a logarithmic scale."""
+    positive = [value for row in rows for value in row.values if 0 < value < math.inf]
+    scale = log_axis(positive, FAINTEST, 1.0)
+    longest = max((len(row.values) for row in rows), default=1)
+    left = 120.0
+    width = 900.0
+    cell = min((width - left - RIGHT) / max(longest, 1), 16.0)
+    parts = []
+    for number_, row in enumerate(rows):
+        top = TOP + number_ * (CELL_HEIGHT + 3)
+        parts.append(text(left - 8, top + CELL_HEIGHT - 4, row.label, "end"))
+        for index, value in enumerate(row.values):
+            shade = scale.place(value) if math.isfinite(value) else 1.0
+            parts.append(
+                f'<rect class="cell {row.look}" x="{left + cell * index:.2f}" y="{top:.1f}" '
+                f'width="{max(cell - 0.6, 0.5):.2f}" height="{CELL_HEIGHT:.0f}" '
+                f'fill-opacity="{shade:.3f}">{tip(row.tips[index])}</rect>'
+            )
+    height = TOP + len(rows) * (CELL_HEIGHT + 3) + 4
+    scale_text = f"faint: {number(scale.low)} {unit} or less, full: {number(scale.high)} {unit}"
+    return figure(parts, title, height, width) + f'<p class="legend">{html.escape(scale_text)}</p>'
+
+
+# --- parts -------------------------------------------------------------------------------------
+
+
+def log_axis(values: Sequence[float], start: float, end: float) -> Axis:
+    """An axis of whole powers of ten around the values."""
+    positive = [value for value in values if 0 < value < math.inf]
+    low, high = (min(positive), max(positive)) if positive else (1e-3, 1.0)
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    return Axis(10.0**first, 10.0 ** max(last, first + 1), start, end, log=True)
+
+
+def grid(y: Axis, *, right: float = WIDTH, percent: bool = False) -> str:
+    """Horizontal lines with their values."""
+    parts = []
+    for tick in y.ticks():
+        place = y.place(tick)
+        name = f"{tick:.0%}" if percent else number(tick)
+        parts.append(
+            f'<line class="grid" x1="{LEFT}" y1="{place:.1f}" x2="{right - RIGHT:.1f}" '
+            f'y2="{place:.1f}"/>{text(LEFT - 6, place + 4, name, "end")}'
+        )
+    return "".join(parts)
+
+
+def grid_below(x: Axis, top: float, bottom: float) -> str:
+    """Vertical lines with their values."""
+    return "".join(
+        f'<line class="grid" x1="{x.place(tick):.1f}" y1="{top}" x2="{x.place(tick):.1f}" '
+        f'y2="{bottom}"/>{text(x.place(tick), bottom + 16, number(tick), "middle")}'
+        for tick in x.ticks()
+    )
+
+
+def names_below(xs: Sequence[float], labels: Sequence[str]) -> list[str]:
+    """Labels under their places; where there are too many, every second, third and so on."""
+    room = (WIDTH - LEFT - RIGHT) / LABEL_WIDTH
+    every = max(1, math.ceil(len(labels) / room))
+    last = len(labels) - 1
+    shown = [i for i in range(len(labels)) if i == last or (i % every == 0 and last - i >= every)]
+    return [text(xs[index], HEIGHT - BOTTOM + 18, labels[index], "middle") for index in shown]
+
+
+def mark(x: float) -> str:
+    """A place that should be looked at."""
+    return f'<line class="mark" x1="{x:.1f}" y1="{TOP}" x2="{x:.1f}" y2="{HEIGHT - BOTTOM}"/>'
+
+
+def text(x: float, y: float, words: str, anchor: str, look: str = "label") -> str:
+    """Words at a place."""
+    return (
+        f'<text class="{look}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">'
+        f"{html.escape(words)}</text>"
+    )
+
+
+def tip(words: str) -> str:
+    """What shows when the pointer rests on a part."""
+    return f"<title>{html.escape(words)}</title>"
+
+
+def figure(parts: Sequence[str], title: str, height: float, width: float = WIDTH) -> str:
+    """The parts as a picture with a name for those who cannot see it."""
+    return (
+        f'<svg viewBox="0 0 {width:.0f} {height:.0f}" role="img" '
+        f'style="max-width:{width:.0f}px" aria-label="{html.escape(title)}">{"".join(parts)}</svg>'
+    )
+
+
+def legend(entries: Sequence[tuple[str, str]]) -> str:
+    """Names with their colours."""
+    items = "".join(
+        f'<span><i class="key {look}"></i>{html.escape(name)}</span>' for name, look in entries
+    )
+    return f'<p class="legend">{items}</p>'
+
+
+def number(value: float) -> str:
+    """A number in few characters."""
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    if 1e-3 <= abs(value) < 1e5:
+        return f"{value:.4g}"
+    return f"{value:.2g}".replace("e-0", "e-").replace("e+0", "e")

@@ -1,0 +1,297 @@
+"""Compares the engine with torch, from prompts to a Comparison.
+
+In: a model folder or a live engine, and options. Out: a Comparison. The reference is made first,
+so that what is wrong with it is known before an engine starts.
+"""
+
+from __future__ import annotations
+
+import platform
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+import jengine
+from jengine.config import ModelConfig
+from jengine.engine.llm import LLM
+from jengine.errors import ConfigError, nearest_name
+from jengine.models.taps import tap_points
+from jengine.research.bundle import read_bundle
+from jengine.research.comparison import Comparison
+from jengine.research.measure import (
+    continuation_results,
+    given_logprobs,
+    logit_result,
+    point_results,
+)
+from jengine.research.ours import SETTINGS, run_prompt
+from jengine.research.prompts import built_in, tokenized
+from jengine.research.results import LOGITS, Inputs, Results, SweepResult
+from jengine.research.runs import ModelFacts, Reference, Run
+from jengine.research.subject import Subject, folder_subject, live_subject
+from jengine.research.sweeps import Measure, run_sweeps
+from jengine.research.torch_process import Job, find_python, make_bundle, wider
+from jengine.weights.save import new_folder
+
+TORCH = "torch"
+ROWS = 4
+# Tokens of one step at most: longer prompts run in pieces.
+STEP_TOKENS = 512
+TILE = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What a user may choose."""
+
+    against: str | Path = TORCH  # or the folder of a bundle
+    prompts: Sequence[str | Sequence[int]] | None = None  # None: built-in ones
+    new_tokens: int = 24
+    points: Sequence[str] = ("*",)  # tap points; patterns with *
+    sweeps: bool = True
+    torch_python: str | None = None
+    torch_device: str = "cpu"
+    save_bundle: str | Path | None = None
+    command: str = "llm.compare()"
+    note: Callable[[str], None] = lambda _: None  # told what takes long
+
+
+def compare_folder(
+    model: str | Path, options: Options, settings: Mapping[str, Any] | None = None,
+    open_llm: Callable[..., LLM] = LLM,
+) -> Comparison:  # fmt: skip
+    """Compare the model in a folder; `settings` are those of an engine."""
+    return compare(folder_subject(model, settings or {}, open_llm), options)
+
+
+def compare_llm(llm: LLM, options: Options) -> Comparison:
+    """Compare the parameters that an engine uses now."""
+    return compare(live_subject(llm), options)
+
+
+def compare(subject: Subject, options: Options) -> Comparison:
+    """The whole comparison."""
+    check_options(options)
+    points = wanted_points(subject.config, options.points)
+    reference = make_reference(subject, options)
+    check_same_model(reference, subject.config, points)
+    options.note(f"Running jengine in {reference.dtype} ...")
+    with subject.open(**engine_settings(subject.config, reference)) as llm:
+        ours = [
+            run_prompt(llm, ids, points, columns, reference.new_tokens)
+            for ids, columns in zip(reference.prompts, reference.columns, strict=True)
+        ]
+        environment = describe(llm, reference)
+        outliers_count = subject.config.moe is None
+        tensors = point_results(reference, ours, points, outliers_count=outliers_count)
+        sweeps: list[SweepResult] = []
+        if options.sweeps:
+            options.note("Comparing jengine with itself: batches, chunks, decoding, cached prompts")
+            measure = Measure(tensors[-1].peer.relative, reference.dtype, outliers_count)
+            sweeps = run_sweeps(llm, reference.prompts, reference.new_tokens, measure)
+    columns = reference.columns
+    results = Results(
+        inputs=Inputs(
+            model=subject.name,
+            architecture=reference.model.architecture,
+            dtype=reference.dtype,
+            truth_dtype=reference.truth_dtype,
+            prompts=reference.prompts,
+            vocabulary=token_texts(subject, reference, ours),
+            command=options.command,
+        ),
+        points=tensors,
+        ours=logit_result(ours, reference.truth, columns),
+        peer=logit_result(reference.working, reference.truth, columns),
+        apart=logit_result(ours, reference.working, columns),
+        given={
+            "truth": given_logprobs(reference.truth),
+            "torch": given_logprobs(reference.working),
+            "ours": given_logprobs(ours),
+        },
+        continuations=continuation_results(reference, ours),
+        sweeps=sweeps,
+        environment=environment,
+        notes=notes(subject.config, reference),
+    )
+    return Comparison(results)
+
+
+# --- before anything runs ----------------------------------------------------------------------
+
+
+def check_options(options: Options) -> None:
+    """Options that contradict each other, or make no sense."""
+    if type(options.new_tokens) is not int or options.new_tokens < 0:
+        raise ConfigError(f"new_tokens={options.new_tokens!r}: expected a whole number from 0.")
+    if options.against == TORCH:
+        return
+    unused = [name for name in ("prompts", "save_bundle", "torch_python") if vars(options)[name]]
+    if unused:
+        flag = unused[0].replace("_", "-")
+        raise ConfigError(
+            f"{flag} is for a reference that is made now, and against={str(options.against)!r} is "
+            f"a saved bundle. Leave one of them out; against={TORCH!r} makes a new reference."
+        )
+
+
+def wanted_points(config: ModelConfig, patterns: Sequence[str]) -> list[str]:
+    """The tap points that are meant, in the order of the flow."""
+    known = [point.name for point in tap_points(config)]
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in known):
+            raise ConfigError(
+                f"there is no tap point {pattern!r} in this model. It has 'embed', 'norm', and "
+                "'layers.N.attention', 'layers.N.mlp', 'layers.N.output' with N from 0 to "
+                f"{len(config.layers) - 1}, or * for all.{nearest_name(str(pattern), known)}"
+            )
+    return [name for name in known if any(fnmatchcase(name, one) for one in patterns)]
+
+
+# --- the reference -----------------------------------------------------------------------------
+
+
+def make_reference(subject: Subject, options: Options) -> Reference:
+    """What the engine is compared with: a saved bundle, or what torch computes now."""
+    if options.against != TORCH:
+        return read_bundle(Path(options.against).expanduser())
+    python = find_python(options.torch_python)
+    prompts = prompt_ids(subject, options)
+    dtype = subject.config.dtype
+    with bundle_folder(options.save_bundle) as out, subject.exported() as model:
+        truth = wider(dtype)
+        options.note(f"Running torch in {truth} and {dtype} ...")
+        job = Job(
+            model=str(model),
+            dtype=dtype,
+            truth_dtype=truth,
+            device=options.torch_device,
+            prompts=prompts,
+            new_tokens=options.new_tokens,
+            out=str(out),
+        )
+        make_bundle(python, job)
+        return read_bundle(out)
+
+
+@contextmanager
+def bundle_folder(wanted: str | Path | None) -> Iterator[Path]:
+    """Where the bundle goes: for a while, or to stay."""
+    if wanted is not None:
+        with new_folder(wanted) as folder:
+            yield folder
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+def prompt_ids(subject: Subject, options: Options) -> list[list[int]]:
+    """The prompts as token ids that fit the model."""
+    encode = None if subject.tokenizer is None else subject.tokenizer.encode
+    config = subject.config
+    given = options.prompts
+    if given is None:
+        given = built_in(encode, config.vocab_size)
+    # One token more than the continuation: an answer has at least one.
+    longest = config.max_position - max(options.new_tokens, 1) - 1
+    return tokenized(given, encode, config.vocab_size, longest)
+
+
+def check_same_model(reference: Reference, config: ModelConfig, points: Sequence[str]) -> None:
+    """A bundle of another model, dtype or selection cannot be compared with."""
+    own = ModelFacts(config.architecture, config.vocab_size, config.hidden_size, len(config.layers))
+    for name, expected in vars(own).items():
+        found = vars(reference.model)[name]
+        if found != expected:
+            raise ConfigError(
+                f"the bundle is of another model: its {name} is {found!r}, this model's is "
+                f"{expected!r}. Make one of this model: --against torch --save-bundle FOLDER."
+            )
+    if reference.dtype != config.dtype:
+        raise ConfigError(
+            f"the bundle compares {reference.dtype}, and this model runs in {config.dtype}. Give "
+            f"dtype={reference.dtype!r}, or make a bundle for {config.dtype}."
+        )
+    seen = reference.truth[0].points
+    lacking = [name for name in points if name not in seen]
+    if lacking:
+        raise ConfigError(
+            f"the bundle holds no values of {lacking[0]!r}. It has: {', '.join(seen)}."
+        )
+
+
+# --- the engine --------------------------------------------------------------------------------
+
+
+def engine_settings(config: ModelConfig, reference: Reference) -> dict[str, Any]:
+    """Settings of an engine for these prompts: room for them, and few programs to compile."""
+    longest = max(map(len, reference.prompts)) + max(reference.new_tokens, 1) + 1
+    tokens = min(STEP_TOKENS, max(2 * TILE, -(-longest // TILE) * TILE))
+    return {
+        **SETTINGS,
+        "max_model_len": min(max(longest, 2), config.max_position),
+        "max_num_seqs": ROWS,
+        "max_num_batched_tokens": tokens,
+    }
+
+
+def describe(llm: LLM, reference: Reference) -> dict[str, str]:
+    """With what the numbers were made."""
+    device = jax.devices()[0]
+    args = llm.engine.args
+    return {
+        "jengine": jengine.__version__,
+        "jax": jax.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+        "device": f"{device.platform} ({device.device_kind})",
+        "matmul precision": str(jax.config.values["jax_default_matmul_precision"] or "default"),
+        "deterministic": str(args.deterministic),
+        "step": f"{llm.engine.schedule.max_num_batched_tokens} tokens, "
+        f"{llm.engine.schedule.max_num_seqs} rows",
+        **{f"reference: {name}": value for name, value in reference.software.items()},
+    }
+
+
+def token_texts(subject: Subject, reference: Reference, ours: Run) -> dict[int, str]:
+    """What each token that comes up reads as; empty for a model without a tokenizer."""
+    tokenizer = subject.tokenizer
+    if tokenizer is None:
+        return {}
+    seen = {token for ids in reference.prompts for token in ids}
+    for run in (reference.truth, reference.working, ours):
+        seen |= {token for prompt in run for token in prompt.continuation.tokens}
+    return {token: tokenizer.decode([token], skip_special_tokens=False) for token in seen}
+
+
+def notes(config: ModelConfig, reference: Reference) -> list[str]:
+    """What a reader should know about these numbers."""
+    dtype, truth = reference.dtype, reference.truth_dtype
+    found = [
+        f"All three use the same weights, rounded to {dtype}; the truth widens them to {truth} and "
+        f"computes there. So errors are those of arithmetic in {dtype}, not of rounding weights."
+    ]
+    if truth == "float64":
+        found.append(
+            "transformers computes norms and rotations in float32 even in a float64 model, which "
+            "bounds how true the truth is."
+        )
+    if config.moe is not None:
+        found.append(
+            "The model has experts: where the router's scores nearly tie, a token goes elsewhere "
+            "and its error is large for either side. Single positions are not judged."
+        )
+    if any(columns is not None for columns in reference.columns):
+        kept = max(columns.shape[1] for columns in reference.columns if columns is not None)
+        found.append(
+            f"The reference keeps the {kept} likeliest tokens of each position. Divergences count "
+            f"all others as one token; '{LOGITS}' are the logits that are kept."
+        )
+    return found

@@ -1,0 +1,155 @@
+"""The engine against itself: batches, chunks, decode steps and prefix hits against plain scoring.
+
+In: an engine, prompts and the peer's errors as the measure. Out: a result for each way. None of
+these ways may move a logit by more than the noise of the dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from jengine.engine.core import EngineCore
+from jengine.engine.llm import LLM
+from jengine.executor.local import LocalExecutor
+from jengine.kvcache.manager import CacheManager
+from jengine.outputs import RequestOutput
+from jengine.research.metrics import centred, vector_errors
+from jengine.research.ours import decoded, finished, scored, teacher_forced
+from jengine.research.results import SweepResult
+from jengine.research.verdict import judge
+from jengine.scheduler.scheduler import Scheduler
+
+Logits = np.ndarray  # f32 [positions, vocab]
+
+
+class Pair(NamedTuple):
+    """The same positions computed in two ways."""
+
+    plain: Logits
+    other: Logits
+
+
+class Measure(NamedTuple):
+    """What the differences are judged by."""
+
+    peer: np.ndarray  # relative errors of the peer's logits against the truth
+    dtype: str
+    outliers_count: bool
+
+
+def run_sweeps(
+    llm: LLM, prompts: Sequence[list[int]], new_tokens: int, measure: Measure
+) -> list[SweepResult]:
+    """Every way that these prompts and this engine allow."""
+    steps = max(new_tokens, 1)
+    alone = [ask(llm, [ids], steps)[0] for ids in prompts]
+    plain = [teacher_forced(output) for output in alone]
+    results = []
+    if len(prompts) > 1:
+        together = ask(llm, prompts, steps)
+        pairs = [Pair(a, teacher_forced(b)) for a, b in zip(plain, together, strict=True)]
+        results.append(
+            result("batch", f"one prompt alone or {len(prompts)} at once", pairs, measure)
+        )
+    tile = llm.engine.schedule.prefill_tile
+    longer = [number for number, ids in enumerate(prompts) if len(ids) > tile]
+    if longer:
+        with short_pieces(llm, tile):
+            pairs = [
+                Pair(plain[number], teacher_forced(ask(llm, [prompts[number]], steps)[0]))
+                for number in longer
+            ]
+        meaning = f"a prompt in one piece or in pieces of {tile} tokens"
+        results.append(result("chunks", meaning, pairs, measure))
+    pairs = [pair for output in alone for pair in decode_pair(llm, output)]
+    meaning = "tokens generated one by one or scored as part of the prompt"
+    if pairs:
+        results.append(result("decode", meaning, pairs, measure))
+    pairs = [pair for ids in prompts for pair in prefix_pair(llm, ids, steps)]
+    if pairs:
+        results.append(
+            result("prefix hit", "a prompt computed or taken from the cache", pairs, measure)
+        )
+    return results
+
+
+def ask(llm: LLM, prompts: Sequence[list[int]], steps: int) -> list[RequestOutput]:
+    """Greedy answers with all scores."""
+    outputs = llm.generate(list(prompts), scored(steps), use_tqdm=False)
+    return [finished(output) for output in outputs]
+
+
+def decode_pair(llm: LLM, output: RequestOutput) -> Iterator[Pair]:
+    """The logits of generated tokens, and of the same tokens behind the prompt."""
+    prompt, answer = output.prompt_token_ids, output.outputs[0].token_ids
+    if len(answer) < 2 or len(prompt) + len(answer) >= llm.max_model_len:
+        return
+    (again,) = ask(llm, [[*prompt, *answer[:-1]]], 1)
+    # Of the generated tokens, the first came out of the prompt's own step in both cases.
+    yield Pair(teacher_forced(again)[len(prompt) :], decoded(output)[1:])
+
+
+def prefix_pair(llm: LLM, ids: list[int], steps: int) -> Iterator[Pair]:
+    """The answer's logits without and with the prompt in the cache, where it can be there."""
+    params = scored(steps).clone(prompt_logprobs=None)
+    llm.reset_prefix_cache()
+    first, second = (finished(llm.generate([ids], params, use_tqdm=False)[0]) for _ in range(2))
+    same = first.outputs[0].token_ids == second.outputs[0].token_ids
+    if second.num_cached_tokens > first.num_cached_tokens:
+        count = None if same else same_steps(first, second)
+        yield Pair(decoded(first)[:count], decoded(second)[:count])
+
+
+def same_steps(first: RequestOutput, second: RequestOutput) -> int:
+    """How many steps two answers were computed from the same tokens."""
+    pairs = zip(first.outputs[0].token_ids, second.outputs[0].token_ids, strict=True)
+    return 1 + next(step for step, (a, b) in enumerate(pairs) if a != b)
+
+
+@contextmanager
+def short_pieces(llm: LLM, tokens: int) -> Iterator[None]:
+    """The same compiled steps behind a scheduler that cuts prompts into pieces."""
+    engine = llm.engine
+    session = engine.session
+    usual = session.core
+    schedule = replace(engine.schedule, long_prefill_token_threshold=tokens)
+    scheduler = Scheduler(schedule, CacheManager(engine.cache), depth=0)
+    session.core = EngineCore(scheduler, LocalExecutor(engine.runner), 0)
+    try:
+        yield
+    finally:
+        session.core.reset()
+        usual.reset()
+        session.core = usual
+
+
+def result(name: str, meaning: str, pairs: Sequence[Pair], measure: Measure) -> SweepResult:
+    """How far two ways are apart, judged by the peer's distance from the truth."""
+    plain = np.concatenate([pair.plain for pair in pairs])
+    other = np.concatenate([pair.other for pair in pairs])
+    errors = vector_errors(centred(other), centred(plain), measure.dtype)
+    equal = bool(np.array_equal(plain, other))
+    # Two results that are each as noisy as the peer's are this much further apart.
+    judged = judge(
+        errors.relative,
+        measure.peer * np.sqrt(2),
+        measure.dtype,
+        equal=equal,
+        outliers_count=measure.outliers_count,
+    )
+    return SweepResult(
+        name=name,
+        meaning=meaning,
+        positions=len(plain),
+        relative=float(np.median(errors.relative)),
+        max_abs=float(errors.max_abs.max()),
+        top_1=float((plain.argmax(-1) == other.argmax(-1)).mean()),
+        bit_equal=equal,
+        ratios=judged.ratios,
+        band=judged.band,
+    )

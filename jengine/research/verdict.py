@@ -1,0 +1,86 @@
+"""Judges errors against those of a peer: within its noise, suspicious, or wrong.
+
+In: relative errors of two results, one number a position. Out: ratios and a band. The peer is
+torch in the working dtype; nobody has to be closer to the truth than that. Must not know layers.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import NamedTuple
+
+import numpy as np
+
+from jengine.research.metrics import unit_roundoff
+
+# Times the peer's error.
+NOISE, SUSPICIOUS = 1.5, 5.0
+# A single position may stand out this much before it is pointed at.
+EXTREME = 10.0
+TAIL = 0.9
+
+
+class Band(enum.IntEnum):
+    """From the best to the worst."""
+
+    BIT_EQUAL = 0
+    WITHIN_NOISE = 1
+    SUSPICIOUS = 2
+    WRONG = 3
+
+    @property
+    def label(self) -> str:
+        """As people read it."""
+        return self.name.lower().replace("_", " ").replace("bit equal", "bit-equal")
+
+
+class Ratios(NamedTuple):
+    """Our error by the peer's: at a usual position, at one of the worst tenth, at the worst."""
+
+    typical: float
+    tail: float
+    extreme: float
+
+    @property
+    def worst(self) -> float:
+        """The ratio that is judged."""
+        return max(self.typical, self.tail)
+
+
+class Judgement(NamedTuple):
+    """The ratios and what they mean."""
+
+    ratios: Ratios
+    band: Band
+
+
+def judge(
+    ours: np.ndarray, peer: np.ndarray, dtype: str, *, equal: bool, outliers_count: bool = True
+) -> Judgement:
+    """Compare relative errors. `equal`: the two results are the same bit for bit.
+
+    Medians and the worst tenth are judged, not means: among experts, a near tie in the router
+    sends a token elsewhere, and a few large errors say nothing then. For such models
+    `outliers_count` is False.
+    """
+    floor = unit_roundoff(dtype) / 2  # about what a single rounding costs
+    values = [
+        ratio(np.quantile(ours, share), np.quantile(peer, share), floor)
+        for share in (0.5, TAIL, 1.0)
+    ]
+    ratios = Ratios(*values)
+    if equal:
+        return Judgement(ratios, Band.BIT_EQUAL)
+    if ratios.worst > SUSPICIOUS:
+        return Judgement(ratios, Band.WRONG)
+    stands_out = outliers_count and ratios.extreme > EXTREME
+    if ratios.worst > NOISE or stands_out:
+        return Judgement(ratios, Band.SUSPICIOUS)
+    return Judgement(ratios, Band.WITHIN_NOISE)
+
+
+def ratio(ours: float, peer: float, floor: float) -> float:
+    """How many times the peer's error; errors below the floor count as the floor."""
+    if not np.isfinite(ours):
+        return 1.0 if not np.isfinite(peer) else float("inf")
+    return float(ours / max(peer, floor))
