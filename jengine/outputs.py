@@ -6,12 +6,13 @@ way out. Field names follow vLLM; jengine adds `tokens`, `logprobs_array`, `weig
 
 from __future__ import annotations
 
-import html
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
+
+from jengine.notebook import request_html
 
 
 class StepLogprobs(NamedTuple):
@@ -141,10 +142,4 @@ class RequestOutput:
         return self.outputs[0].captured
 
     def _repr_html_(self) -> str:
-        prompt = html.escape(self.prompt if self.prompt is not None else str(self.prompt_token_ids))
-        answers = "".join(
-            f"<div><b>{html.escape(answer.text)}</b> <small>{len(answer.token_ids)} tokens, "
-            f"{html.escape(str(answer.finish_reason))}</small></div>"
-            for answer in self.outputs
-        )
-        return f"<div style='white-space:pre-wrap'><span>{prompt}</span>{answers}</div>"
+        return request_html(self)
