@@ -20,6 +20,7 @@ from jengine.engine.arrays import GenerateResult, Scores
 from jengine.engine.batches import Batch, Batches, Speed, as_list, spread
 from jengine.engine.configure import Engine, build_engine
 from jengine.engine.intake import Prompt
+from jengine.engine.memory_picture import MemoryPicture, memory_picture
 from jengine.engine.progress import ProgressFactory, progress_factory
 from jengine.engine.tapping import opened_taps
 from jengine.errors import EngineDead, RequestError, UnsupportedFeature, unknown_argument
@@ -315,6 +316,10 @@ class LLM:
     def tap_points(self) -> list[TapPoint]:
         """The places whose values `generate` can capture or change."""
         return tap_points(self.engine.model)
+
+    def memory(self) -> MemoryPicture:
+        """What this engine's memory consists of: printable, and a picture in notebooks."""
+        return memory_picture(self.engine)
 
     @property
     def max_model_len(self) -> int:
