@@ -58,8 +58,9 @@ def write_slots(cache: Array, layer: int | Array, k: Array, v: Array, slots: Arr
     _, _, num_blocks, block_size, width = cache.shape
     plane_slots = num_blocks * block_size
     starts = [plane_start(layer, plane, plane_slots) for plane in PLANES]
+    inside = (slots >= 0) & (slots < plane_slots)  # XLA would count -1 from the end
     index = jnp.concatenate([
-        jnp.where(slots < plane_slots, slots + start, jnp.iinfo(slots.dtype).max)
+        jnp.where(inside, slots + start, jnp.iinfo(slots.dtype).max)
         for start in starts
     ])  # fmt: skip
     flat = cache.reshape(-1, width)

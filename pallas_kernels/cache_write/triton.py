@@ -1,33 +1,90 @@
-"""Cache writes by Triton kernels."""
+"""Cache writes by Triton kernels, in place."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
-from jax import Array
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
 
-from pallas_kernels.cache_write.kernels import write_tokens
+from pallas_kernels.cache_write.kernels import rotate_and_write_heads, write_tokens
 from pallas_kernels.launch import Launch, call_kernel
 from pallas_kernels.layout import strides
 from pallas_kernels.shapes import as_scalar, next_power_of_two
+from pallas_kernels.tuning import tuned
 
 
 def write_cache_triton(cache: Array, layer: int | Array, k: Array, v: Array, slots: Array) -> Array:
     """See `write_cache`."""
     tokens, _, head_dim = k.shape
     width = math.prod(k.shape[1:])
-    constants = {
-        **strides(cache.shape, head_dim).constants(),
-        "BLOCKS": cache.shape[2],
-        "BLOCK_SIZE": cache.shape[3],
-        "HEAD_DIM": head_dim,
-        "WIDTH": width,
-        "PADDED_WIDTH": next_power_of_two(width),
-    }
+    padded = next_power_of_two(width)
+    constants = {**cache_constants(cache, head_dim), "WIDTH": width, "PADDED_WIDTH": padded}
+    warps = tuned("cache_write", lanes=padded)["warps"]
     (cache,) = call_kernel(
         write_tokens,
         cache, as_scalar(layer), k.reshape(tokens, width), v.reshape(tokens, width), slots,
         in_place=(0,),
-        launch=Launch(grid=(tokens,), constants=constants),
+        launch=Launch((tokens,), constants, warps, num_stages=1),
     )  # fmt: skip
     return cache
+
+
+def rotate_and_write_triton(
+    cache: Array,
+    layer: int | Array,
+    qkv: Array,
+    slots: Array,
+    rotation: tuple[Array, Array] | None,
+    norms: tuple[Array, Array] | None,
+    eps: float,
+    weight_offset: float,
+) -> tuple[Array, Array]:
+    """See `rotate_and_write`."""
+    tokens, kv_heads, members, head_dim = qkv.shape
+    group = members - 2
+    norm = "none" if norms is None else "head" if norms[0].ndim == 1 else "whole"
+    # What is not in use is not read; some array has to stand there.
+    cos, sin = (qkv, qkv) if rotation is None else rotation
+    q_weight, k_weight = (qkv, qkv) if norms is None else norms
+    inverse = inverse_rms(qkv, eps) if norm == "whole" else qkv
+    padded = next_power_of_two(members), next_power_of_two(head_dim)
+    constants = {
+        **cache_constants(cache, head_dim),
+        "KV_HEADS": kv_heads,
+        "GROUP": group,
+        "PADDED_MEMBERS": padded[0],
+        "PADDED_DIM": padded[1],
+        "PAIRS": 0 if rotation is None else cos.shape[-1],
+        "NORM": norm,
+        "EPS": eps,
+        "WEIGHT_OFFSET": weight_offset,
+    }
+    warps = tuned("cache_write", lanes=math.prod(padded))["warps"]
+    q, cache = call_kernel(
+        rotate_and_write_heads,
+        cache, as_scalar(layer), qkv, slots, cos, sin, q_weight, k_weight, inverse,
+        out=[jax.ShapeDtypeStruct((tokens, kv_heads * group, head_dim), jnp.float32)],
+        in_place=(0,),
+        launch=Launch((tokens * kv_heads,), constants, warps, num_stages=1),
+    )  # fmt: skip
+    return q, cache
+
+
+def cache_constants(cache: Array, head_dim: int) -> dict[str, Any]:
+    """What a kernel needs to find slots in a cache array."""
+    return {
+        **strides(cache.shape, head_dim).constants(),
+        "BLOCKS": cache.shape[2],
+        "BLOCK_SIZE": cache.shape[3],
+        "HEAD_DIM": head_dim,
+    }
+
+
+def inverse_rms(qkv: Array, eps: float) -> Array:
+    """1 / rms over all query heads, and over all key heads, of each token: [T, 2]."""
+    squares = jnp.mean(jnp.square(qkv), axis=-1)  # [T, KV, members]
+    means = [jnp.mean(squares[:, :, part], axis=(1, 2)) for part in (slice(-2), slice(-2, -1))]
+    return lax.rsqrt(jnp.stack(means, axis=-1) + eps)

@@ -34,10 +34,11 @@ def test_slots_are_written_and_nothing_else(dtype: str, layer: int, implementati
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_a_slot_just_past_the_end_is_skipped(implementation: str) -> None:
+def test_slots_just_past_the_ends_are_skipped(implementation: str) -> None:
     cache = jnp.zeros(cache_shape(1, 2, 4, 1, 4))
-    ones = jnp.ones((1, 1, 4))
-    after = write_cache(cache, 0, ones, ones, jnp.asarray([2 * 4], jnp.int32), implementation)
+    ones = jnp.ones((3, 1, 4))
+    outside = jnp.asarray([2 * 4, -1, -8], jnp.int32)
+    after = write_cache(cache, 0, ones, ones, outside, implementation)
     assert not np.asarray(after).any()
 
 

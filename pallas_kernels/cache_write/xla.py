@@ -1,0 +1,58 @@
+"""Cache writes in plain XLA, alone and after the norms and rotations of queries and keys."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from pallas_kernels.layout import write_slots
+
+
+def write_cache_xla(cache: Array, layer: int | Array, k: Array, v: Array, slots: Array) -> Array:
+    """See `write_cache`."""
+    tokens = slots.shape[0]
+    return write_slots(cache, layer, k.reshape(tokens, -1), v.reshape(tokens, -1), slots)
+
+
+def rotate_and_write_xla(
+    cache: Array,
+    layer: int | Array,
+    qkv: Array,
+    slots: Array,
+    rotation: tuple[Array, Array] | None,
+    norms: tuple[Array, Array] | None,
+    eps: float,
+    weight_offset: float,
+) -> tuple[Array, Array]:
+    """See `rotate_and_write`."""
+    tokens, kv_heads, members, head_dim = qkv.shape
+    q, k, v = qkv[:, :, :-2], qkv[:, :, -2:-1], qkv[:, :, -1]
+    if norms is not None:
+        q, k = (
+            normed(x, as_heads(weight, x), eps, weight_offset)
+            for x, weight in zip((q, k), norms, strict=True)
+        )
+    if rotation is not None:
+        q, k = (rotated(x, *rotation) for x in (q, k))
+    cache = write_cache_xla(cache, layer, k[:, :, 0], v, slots)
+    return q.reshape(tokens, kv_heads * (members - 2), head_dim), cache
+
+
+def as_heads(weight: Array, x: Array) -> Array:
+    """A norm's weight [..., dim] as [kv_heads, members, dim] if it spans them all, or as [dim]."""
+    return weight if weight.ndim == 1 else weight.reshape(x.shape[1:])
+
+
+def normed(x: Array, weight: Array, eps: float, weight_offset: float) -> Array:
+    """x / rms(x) * (weight + offset) over as many of the last axes as the weight has."""
+    axes = tuple(range(-weight.ndim, 0))
+    scale = lax.rsqrt(jnp.mean(jnp.square(x), axis=axes, keepdims=True) + eps)
+    return x * scale * jnp.broadcast_to(weight.astype(jnp.float32) + weight_offset, x.shape)
+
+
+def rotated(x: Array, cos: Array, sin: Array) -> Array:
+    """Rotate the first lanes of each head, two halves of what cos covers; x is [T, KV, M, dim]."""
+    half = cos.shape[-1]
+    first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    cos, sin = (jnp.broadcast_to(part[:, None, None], first.shape) for part in (cos, sin))
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin, rest], axis=-1)

@@ -1,0 +1,103 @@
+"""Norm, rotation and cache write in one: equals the layers that models use, one after the other."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import Array
+
+from jengine.layers.norm import rms_norm
+from jengine.layers.rope import rotate
+from pallas_kernels.cache_write import rotate_and_write, write_cache
+from pallas_kernels.layout import cache_shape
+from tests.pallas_kernels.implementations import IMPLEMENTATIONS
+
+TOKENS, LAYER, EPS = 5, 1, 1e-5
+SLOTS = jnp.asarray([4, 0, np.iinfo(np.int32).max, 11, -1], jnp.int32)  # two are padding
+
+
+def random(*shape: int, seed: int = 0) -> Array:
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+
+
+def one_after_the_other(
+    cache: Array, qkv: Array, rotation: tuple[Array, Array] | None, norms: tuple | None,
+    weight_offset: float,
+) -> tuple[Array, Array]:  # fmt: skip
+    tokens, kv_heads, members, head_dim = qkv.shape
+    q, k, v = qkv[..., :-2, :], qkv[..., -2, :], qkv[..., -1, :]
+    if norms is not None:
+        q, k = (
+            rms_norm(x, w.astype(jnp.float32) + weight_offset, EPS)
+            for x, w in zip((q, k), norms, strict=True)
+        )
+    q = q.reshape(tokens, kv_heads * (members - 2), head_dim)
+    if rotation is not None:
+        turned = 2 * rotation[0].shape[-1]
+        q, k = (
+            jnp.concatenate([rotate(x[..., :turned], *rotation), x[..., turned:]], axis=-1)
+            for x in (q, k)
+        )
+    return q, write_cache(cache, LAYER, k, v, SLOTS)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("norm", [None, "head", "whole"])
+@pytest.mark.parametrize("turned", [None, 16, 8])
+@pytest.mark.parametrize(
+    ("kv_heads", "group", "dtype"), [(2, 3, "float32"), (1, 1, "float32"), (3, 2, "bfloat16")]
+)
+def test_equals_the_layers(
+    implementation: str, dtype: str, norm: str | None, turned: int | None, kv_heads: int, group: int
+) -> None:
+    head_dim, offset = 16, 1.0 if dtype == "bfloat16" else 0.0
+    qkv = random(TOKENS, kv_heads, group + 2, head_dim)
+    cache = random(*cache_shape(2, 3, 4, kv_heads, head_dim), seed=1).astype(dtype)
+    q_shape, k_shape = (kv_heads, group, head_dim), (kv_heads, head_dim)
+    norms = {
+        None: None,
+        "head": (random(head_dim, seed=2), random(head_dim, seed=3)),
+        "whole": (random(*q_shape, seed=2), random(*k_shape, seed=3)),
+    }[norm]
+    if norms is not None:
+        norms = tuple(weight.astype(dtype) for weight in norms)
+    rotation = None
+    if turned is not None:
+        angles = random(TOKENS, turned // 2, seed=4)
+        rotation = jnp.cos(angles), jnp.sin(angles)
+    q, after = rotate_and_write(
+        cache, LAYER, qkv, SLOTS,
+        rotation=rotation, norms=norms, eps=EPS, weight_offset=offset,
+        implementation=implementation,
+    )  # fmt: skip
+    expected_q, expected = one_after_the_other(cache, qkv, rotation, norms, offset)
+    np.testing.assert_allclose(q, expected_q, rtol=1e-5, atol=1e-5)
+    after, expected = (np.asarray(x, np.float32) for x in (after, expected))
+    # The last bit of float32 may round a bfloat16 the other way.
+    tolerance = 1e-5 if dtype == "float32" else 2**-7
+    np.testing.assert_allclose(after, expected, rtol=tolerance, atol=1e-5)
+    untouched = np.ones((3 * 4,), bool)
+    untouched[[4, 0, 11]] = False
+    for plane in (0, 1):
+        kept = np.asarray(cache, np.float32)[LAYER, plane].reshape(12, -1)[untouched]
+        np.testing.assert_array_equal(after[LAYER, plane].reshape(12, -1)[untouched], kept)
+    np.testing.assert_array_equal(after[0], np.asarray(cache, np.float32)[0])
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("head_dim", [80, 96, 256])
+def test_head_sizes(implementation: str, head_dim: int) -> None:
+    qkv = random(TOKENS, 2, 4, head_dim)
+    cache = jnp.zeros(cache_shape(2, 3, 4, 2, head_dim))
+    angles = random(TOKENS, head_dim // 2, seed=4)
+    options = {"norms": (random(head_dim, seed=2), random(head_dim, seed=3)), "eps": EPS}
+    q, after = rotate_and_write(
+        cache, LAYER, qkv, SLOTS, rotation=(jnp.cos(angles), jnp.sin(angles)),
+        implementation=implementation, **options,
+    )  # fmt: skip
+    expected_q, expected = one_after_the_other(
+        cache, qkv, (jnp.cos(angles), jnp.sin(angles)), options["norms"], 0.0
+    )
+    np.testing.assert_allclose(q, expected_q, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(after, expected, rtol=1e-5, atol=1e-5)
