@@ -1,28 +1,50 @@
-"""One table: which mesh axis a logical axis is split over. Models speak logical names only."""
+"""One table: which mesh axes a logical axis is split over. Models speak logical names only."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+
 from jax.sharding import PartitionSpec
 
-# Logical axis of a parameter -> axis of the device mesh (None: every device holds all of it).
-MESH_AXES: dict[str, str | None] = {
-    "vocab": "tp",
-    "kv_heads": "tp",
-    "mlp": "tp",
-    "embed": None,
+# The mesh of an engine. Devices along REPLICAS hold the same key-value heads, because a model has
+# fewer of those than there are devices; everything else is split over both axes.
+TENSOR, REPLICAS = "tp", "tp_replicas"
+
+# Logical axis -> the mesh axes it is split over (none: every device holds all of it).
+MESH_AXES: dict[str, tuple[str, ...]] = {
+    "vocab": (TENSOR, REPLICAS),
+    "mlp": (TENSOR, REPLICAS),
+    "kv_heads": (TENSOR,),
+    "queries_of_kv_head": (REPLICAS,),
+    "embed": (),
     # Experts are split inside, by "mlp"; parameters name both axes.
-    "experts": None,
-    "head_dim": None,
+    "experts": (),
+    "head_dim": (),
 }
 
+Axes = tuple[str | None, ...]
 
-def partition_spec(axes: tuple[str | None, ...]) -> PartitionSpec:
-    """The sharding of an array with these logical axes."""
-    for axis in axes:
-        if axis is not None and axis not in MESH_AXES:
-            raise ValueError(f"logical axis {axis!r} is not in the table: {', '.join(MESH_AXES)}")
-    mesh_axes = [None if axis is None else MESH_AXES[axis] for axis in axes]
-    used = [axis for axis in mesh_axes if axis is not None]
+
+def partition_spec(axes: Axes, shape: tuple[int, ...], sizes: Mapping[str, int]) -> PartitionSpec:
+    """How an array with these logical axes is split over a mesh with axes of these sizes.
+
+    A dimension that a mesh axis does not divide evenly is not split over that axis.
+    """
+    spec = [mesh_axes(axis, size, sizes) for axis, size in zip(axes, shape, strict=True)]
+    used = [name for names in spec for name in names]
     if len(used) != len(set(used)):
-        raise ValueError(f"axes {axes} would split two dimensions over one mesh axis: {mesh_axes}")
-    return PartitionSpec(*mesh_axes)
+        raise ValueError(f"axes {axes} would split two dimensions over one mesh axis: {spec}")
+    return PartitionSpec(*(names or None for names in spec))
+
+
+def mesh_axes(axis: str | None, size: int, sizes: Mapping[str, int]) -> tuple[str, ...]:
+    """The mesh axes that one dimension is split over."""
+    if axis is None:
+        return ()
+    if axis not in MESH_AXES:
+        raise ValueError(f"logical axis {axis!r} is not in the table: {', '.join(MESH_AXES)}")
+    names = tuple(name for name in MESH_AXES[axis] if sizes[name] > 1)
+    while names and size % math.prod(sizes[name] for name in names):
+        names = names[:-1]
+    return names

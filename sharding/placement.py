@@ -1,37 +1,65 @@
-"""Meshes, and arrays put where their logical axes say."""
+"""Arrays put where their logical axes say, and functions run on each device's part of them."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from sharding.axes import partition_spec
-
-
-def one_device_mesh(device: jax.Device | None = None) -> Mesh:
-    """A mesh of one device, so that one device is not a special case anywhere else."""
-    device = jax.devices()[0] if device is None else device
-    return Mesh(np.array([device]), ("tp",))
+from sharding.axes import MESH_AXES, Axes, partition_spec
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Puts arrays on a mesh."""
+    """Where arrays lie on a mesh."""
 
     mesh: Mesh
 
-    def sharding(self, axes: tuple[str | None, ...]) -> NamedSharding:
-        """Where an array with these logical axes lies."""
-        return NamedSharding(self.mesh, partition_spec(axes))
+    def spec(self, axes: Axes, shape: tuple[int, ...]) -> PartitionSpec:
+        """How an array with these logical axes is split."""
+        return partition_spec(axes, shape, self.mesh.shape)
 
-    def __call__(
-        self, path: str, axes: tuple[str | None, ...], values: np.ndarray | jax.Array
-    ) -> jax.Array:
+    def sharding(self, axes: Axes, shape: tuple[int, ...]) -> NamedSharding:
+        """Where an array with these logical axes lies."""
+        return NamedSharding(self.mesh, self.spec(axes, shape))
+
+    def ways(self, axis: str) -> int:
+        """Into how many parts a dimension with this logical axis is split, if it can be."""
+        return math.prod(self.mesh.shape[name] for name in MESH_AXES[axis])
+
+    @property
+    def everywhere(self) -> NamedSharding:
+        """Where an array lies that every device holds whole."""
+        return NamedSharding(self.mesh, PartitionSpec())
+
+    def __call__(self, path: str, axes: Axes, values: np.ndarray | jax.Array) -> jax.Array:
         """Place one parameter, without a copy if it lies there already; `path` is for errors."""
         try:
-            return jax.device_put(values, self.sharding(axes))
+            return jax.device_put(values, self.sharding(axes, np.shape(values)))
         except ValueError as error:
-            raise ValueError(f"{path} {values.shape} does not fit its mesh: {error}") from error
+            raise ValueError(f"{path} {np.shape(values)} does not fit its mesh: {error}") from error
+
+    def held(self, array: jax.Array, axes: Axes) -> jax.Array:
+        """The array inside a compiled program, split in this way and no other."""
+        if self.mesh.size == 1:
+            return array
+        return jax.lax.with_sharding_constraint(array, self.sharding(axes, array.shape))
+
+    def on_each_device(
+        self, function: Callable[..., Any], inputs: Any, outputs: Any
+    ) -> Callable[..., Any]:
+        """The function, called on every device with its own parts of the arrays.
+
+        `inputs` and `outputs` are partition specs. The parts of the results must be those that the
+        function would give on whole arrays.
+        """
+        if self.mesh.size == 1:
+            return function
+        return jax.shard_map(
+            function, mesh=self.mesh, in_specs=inputs, out_specs=outputs, check_vma=False
+        )

@@ -25,6 +25,7 @@ ENGINE_HELP = {
     "trust_remote_code": argparse.SUPPRESS,
     "chat_template": "file or text of a chat template, if it is not the tokenizer's",
     "dtype": "type of weights and cache: auto, float32, bfloat16, float16",
+    "tensor_parallel_size": "devices to split the model over",
     "load_format": "where weights come from; auto: what the folder holds, dummy: at random",
     "seed": "seed of sampling and of dummy weights",
     "max_model_len": "longest prompt and answer together, in tokens",
@@ -65,7 +66,7 @@ SAMPLING_HELP = {
     "ignore_eos": "go on after the end token",
 }
 # Fields that only make sense from Python.
-NO_ENGINE_FLAG = ("model", "params", "skip_tokenizer_init")
+NO_ENGINE_FLAG = ("model", "params", "mesh", "skip_tokenizer_init")
 # Read from one field but meant for both: a request is repeated with the seed that was given.
 SHARED = ("seed",)
 

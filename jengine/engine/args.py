@@ -17,10 +17,8 @@ from jengine.errors import ConfigError, UnsupportedFeature, unknown_argument
 LATER_FEATURES: dict[str, tuple[str, tuple[Any, ...]]] = {
     "quantization": ("quantization", (None,)),
     "quantization_config": ("quantization", (None,)),
-    "tensor_parallel_size": ("tensor parallelism", (None, 1)),
     "pipeline_parallel_size": ("pipeline parallelism", (None, 1)),
     "data_parallel_size": ("data parallelism", (None, 1)),
-    "mesh": ("meshes over several devices", (None,)),
     "enable_lora": ("LoRA adapters", (None, False)),
     "max_loras": ("LoRA adapters", (None,)),
     "max_lora_rank": ("LoRA adapters", (None,)),
@@ -62,6 +60,9 @@ class EngineArgs:
     trust_remote_code: bool = False
     chat_template: str | None = None
     dtype: Any = "auto"
+    # The devices that the model is split over: how many, or a jax.sharding.Mesh of one's own.
+    tensor_parallel_size: int | None = None
+    mesh: Any = None
     load_format: Literal["auto", "safetensors", "orbax", "dummy"] = "auto"
     seed: int = 0
     # Sizes may also be given as text: "4096", "32k" (32,000) or "32K" (32,768).
@@ -122,6 +123,7 @@ class EngineArgs:
             "kv_cache_memory_bytes", self.kv_cache_memory_bytes
         )
         self.block_size = human_integer("block_size", self.block_size)
+        self.tensor_parallel_size = human_integer("tensor_parallel_size", self.tensor_parallel_size)
         self._check_choices()
         for key in self.compilation_config or {}:
             if key not in COMPILATION_KEYS:

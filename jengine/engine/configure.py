@@ -22,6 +22,7 @@ from jengine.engine.session import Session
 from jengine.engine.sizes import OVERLAP_DEPTH, runner_config, schedule_config
 from jengine.engine.source import load_parameters, open_source
 from jengine.engine.stats_log import StatsLog
+from jengine.errors import ConfigError
 from jengine.executor.local import LocalExecutor
 from jengine.kvcache.manager import CacheManager
 from jengine.runner.build import build_runner
@@ -31,7 +32,8 @@ from jengine.sampling_params import SamplingParams
 from jengine.scheduler.scheduler import Scheduler
 from jengine.text.tokenizer import Tokenizer
 from jengine.weights.abstract import declaration
-from sharding.placement import Placement, one_device_mesh
+from sharding.mesh import engine_mesh, tensor_devices
+from sharding.placement import Placement
 
 logger = logging.getLogger(__name__)
 
@@ -59,13 +61,17 @@ def build_engine(args: EngineArgs, bar: Callable[..., Any]) -> Engine:
     enable_compile_cache(compilation.get("cache_dir"))
     source = open_source(args)
     schedule = schedule_config(args, source.config)
-    placement = Placement(one_device_mesh())
+    placement = placement_for(args, source.config)
     model = load_parameters(args, source, placement, bar)
     runner, cache = build_runner(
-        model, source.config, runner_config(args, source.config, schedule, compilation), bar
+        model,
+        source.config,
+        runner_config(args, source.config, schedule, compilation),
+        placement,
+        bar,
     )
     _log_capacity(cache, schedule)
-    depth = OVERLAP_DEPTH if args.overlap else 0
+    depth = OVERLAP_DEPTH if args.overlap and may_overlap(placement) else 0
     scheduler = Scheduler(schedule, CacheManager(cache), depth=depth)
     limits = Limits(
         source.config.vocab_size, schedule.max_model_len, args.max_logprobs, source.eos_token_ids
@@ -89,6 +95,24 @@ def build_engine(args: EngineArgs, bar: Callable[..., Any]) -> Engine:
         tokenizer=source.tokenizer,
         default_params=_default_params(source.generation),
     )
+
+
+def placement_for(args: EngineArgs, config: ModelConfig) -> Placement:
+    """Where this model's arrays lie, on the devices that were asked for."""
+    try:
+        devices = tensor_devices(args.tensor_parallel_size, args.mesh)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    return Placement(engine_mesh(devices, tuple(spec.kv_heads for spec in config.layers)))
+
+
+def may_overlap(placement: Placement) -> bool:
+    """Whether a step may be queued while another runs.
+
+    Devices that XLA makes of one CPU wait for each other in threads of one pool: two steps with
+    exchanges between devices can each hold threads that the other needs, for ever.
+    """
+    return placement.mesh.size == 1 or jax.default_backend() != "cpu"
 
 
 def _default_params(generation: Mapping[str, Any]) -> dict[str, Any]:

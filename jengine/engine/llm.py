@@ -24,14 +24,14 @@ from jengine.engine.memory_picture import MemoryPicture, memory_picture
 from jengine.engine.progress import ProgressFactory, progress_factory
 from jengine.engine.tapping import opened_taps
 from jengine.errors import EngineDead, RequestError, UnsupportedFeature, unknown_argument
+from jengine.models.parameter import named_parameters
 from jengine.models.taps import TapPoint, tap_points
 from jengine.outputs import RequestOutput
-from jengine.runner.build import parameter_leaves, split_model
+from jengine.runner.build import split_model
 from jengine.runner.ledger import CompileLedger
 from jengine.runner.taps import Intervention
 from jengine.sampling_params import RequestOutputKind, SamplingParams
 from jengine.text.chat_template import render_chat
-from jengine.weights.abstract import with_values
 from jengine.weights.live import fitting_arrays, release_moved
 from jengine.weights.save import save_model
 
@@ -215,7 +215,7 @@ class LLM:
             self._batches.finish_all()
         if on_inflight == "abort":
             self._batches.abort_all()
-        leaves = parameter_leaves(with_values(engine.declared, values))
+        leaves = tuple(values[path] for path, _ in named_parameters(engine.declared))
         if donate:
             release_moved(params, values)
         return engine.session.core.update_weights(leaves)
@@ -311,6 +311,18 @@ class LLM:
     def ledger(self) -> CompileLedger:
         """Every compiled program, printable."""
         return self.engine.runner.programs.ledger
+
+    @property
+    def mesh(self) -> jax.sharding.Mesh:
+        """The devices of this engine, as its arrays are split over them."""
+        return self.engine.placement.mesh
+
+    @property
+    def param_shardings(self) -> dict[str, jax.sharding.Sharding]:
+        """Parameter -> how it is split over the mesh."""
+        engine = self.engine
+        names = (path for path, _ in named_parameters(engine.declared))
+        return {name: leaf.sharding for name, leaf in zip(names, engine.runner.leaves, strict=True)}
 
     @property
     def tap_points(self) -> list[TapPoint]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 from jengine.layers.linear import add_bias, project
 
@@ -20,9 +20,10 @@ def gated_mlp(x: Array, gate_up: Array, down: Array, activation: str) -> Array:
     return jnp.asarray(project("...i,ih->...h", inner, down))
 
 
-def gated(both: Array, activation: str) -> Array:
-    """act(gate) * up, given both as [..., 2, inner]."""
-    return ACTIVATIONS[activation](both[..., 0, :]) * both[..., 1, :]
+def gated(both: Array, activation: str, axis: int = -2) -> Array:
+    """act(gate) * up, given both side by side along an axis of two."""
+    gate, up = (lax.index_in_dim(both, half, axis, keepdims=False) for half in (0, 1))
+    return ACTIVATIONS[activation](gate) * up
 
 
 def plain_mlp(

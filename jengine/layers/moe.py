@@ -34,16 +34,18 @@ def experts_mlp(
 ) -> Array:
     """The weighted sum of what each token's experts make of it, [T, hidden].
 
-    gate_up is [experts, hidden, 2, inner], down [experts, inner, hidden].
+    gate_up is [experts, hidden, inner, 2], so that splitting `inner` over devices also splits the
+    columns of gate and up as one matrix; down is [experts, inner, hidden].
     """
-    num_experts, hidden, _, inner = gate_up.shape
+    num_experts, hidden, inner, _ = gate_up.shape
     tokens, count = experts.shape
     chosen = experts.reshape(-1)  # [T * count]
     order = jnp.argsort(chosen)
     sizes = jnp.bincount(chosen, length=num_experts).astype(jnp.int32)
     sorted_x = x[order // count]
-    both = grouped_project(sorted_x, gate_up.reshape(num_experts, hidden, 2 * inner), sizes)
-    made = grouped_project(gated(both.reshape(-1, 2, inner), activation), down, sizes)
+    both = grouped_project(sorted_x, gate_up.reshape(num_experts, hidden, inner * 2), sizes)
+    inside = gated(both.reshape(-1, inner, 2), activation, axis=-1)
+    made = grouped_project(inside, down, sizes)
     # Back to the tokens' order by a gather: a scatter would add up in any order.
     made = made[jnp.argsort(order)].reshape(tokens, count, hidden)
     return jnp.sum(made * jnp.broadcast_to(weights[..., None], made.shape), axis=1)
@@ -93,6 +95,6 @@ def experts_mlp_reference(
     total = jnp.zeros(x.shape, jnp.float32)
     for expert in range(gate_up.shape[0]):
         share = jnp.sum(jnp.where(experts == expert, weights, 0.0), axis=-1, keepdims=True)
-        made = gated_mlp(x, gate_up[expert], down[expert], activation)
+        made = gated_mlp(x, jnp.swapaxes(gate_up[expert], 1, 2), down[expert], activation)
         total = total + made * jnp.broadcast_to(share, made.shape)
     return total

@@ -244,14 +244,14 @@ def _mlp(config: ModelConfig, names: Names, layer: str, moe: MoeConfig | None) -
 
 
 def _experts(config: ModelConfig, names: Names, layer: str, moe: MoeConfig) -> Pieces:
-    """Each expert's matrices are one slice of [experts, hidden, 2, inner] and the like."""
+    """Each expert's matrices are one slice of [experts, hidden, inner, 2] and the like."""
     hidden, inner, count = config.hidden_size, moe.intermediate_size, moe.num_experts
     gate_up: list[Piece] = []
     down: list[Piece] = []
     for expert in range(count):
         theirs = f"{layer}{names.experts}.{expert}."
         both = [theirs + name for name in names.expert_gate_up]
-        parts: list[Index] = [(expert, EVERY, 0), (expert, EVERY, 1)]
+        parts: list[Index] = [(expert, EVERY, EVERY, 0), (expert, EVERY, EVERY, 1)]
         gate_up += _matrices(names, both, hidden, (inner, inner), parts)
         down += _matrices(names, [theirs + names.expert_down], inner, (hidden,), [(expert,)])
     return {

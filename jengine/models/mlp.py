@@ -56,8 +56,8 @@ class ExpertsMLP(nnx.Module):
         hidden, inner, count = config.hidden_size, moe.intermediate_size, moe.num_experts
         init = normal(config.initializer_range)
         self.router = parameter(rngs, (hidden, count), ("embed", None), dtype, init)
-        shape = (count, hidden, 2, inner)
-        self.gate_up = parameter(rngs, shape, ("experts", "embed", None, "mlp"), dtype, init)
+        shape = (count, hidden, inner, 2)
+        self.gate_up = parameter(rngs, shape, ("experts", "embed", "mlp", None), dtype, init)
         shape = (count, inner, hidden)
         self.down = parameter(rngs, shape, ("experts", "mlp", "embed"), dtype, init)
 

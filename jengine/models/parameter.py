@@ -61,8 +61,19 @@ def zeros(rngs: nnx.Rngs, shape: tuple[int, ...], axes: Axes, dtype: Any) -> nnx
 
 def named_parameters(model: nnx.Module) -> Iterator[tuple[str, nnx.Param]]:
     """(dotted path, parameter) of every parameter, in one order everywhere."""
-    for path, leaf in nnx.to_flat_state(nnx.state(model, nnx.Param)):
-        yield ".".join(str(part) for part in path), leaf
+    for path, variable in named_variables(nnx.state(model)):
+        if isinstance(variable, nnx.Param):
+            yield path, variable
+
+
+def named_variables(state: nnx.State) -> list[tuple[str, nnx.Variable]]:
+    """(dotted path, variable), in the order in which JAX flattens the state.
+
+    Not by nnx's own flattening and filters: they leave a reference cycle behind, which would keep
+    old weights alive until the garbage collector comes by.
+    """
+    found, _ = jax.tree.flatten_with_path(state, is_leaf=lambda x: isinstance(x, nnx.Variable))
+    return [(".".join(str(key.key) for key in path), variable) for path, variable in found]
 
 
 def parameter_bytes(model: nnx.Module) -> int:

@@ -23,7 +23,14 @@ from jengine.runner.memory import (
 )
 from jengine.runner.programs import Compiled, Programs, ProgressBar, StepCompiler
 from jengine.runner.runner import Runner
-from jengine.runner.state import block_bytes, empty_state, state_bytes
+from jengine.runner.state import (
+    StepState,
+    block_bytes,
+    empty_state,
+    placed_state,
+    state_bytes,
+)
+from sharding.placement import Placement
 
 logger = logging.getLogger(__name__)
 
@@ -45,11 +52,6 @@ class RunnerConfig:
     strict: bool = False
 
 
-def parameter_leaves(model: nnx.Module) -> tuple[jax.Array, ...]:
-    """The flat tuple of parameter leaves, in the order that every split of the model has."""
-    return split_model(model)[0]
-
-
 def split_model(model: nnx.Module) -> tuple[tuple[jax.Array, ...], Any]:
     """A flat tuple of parameter leaves, and the function that rebuilds the model from it."""
     graph, parameters = nnx.split(model)
@@ -62,18 +64,23 @@ def split_model(model: nnx.Module) -> tuple[tuple[jax.Array, ...], Any]:
 
 
 def build_runner(
-    model: nnx.Module, model_config: ModelConfig, config: RunnerConfig, bar: ProgressBar
+    model: nnx.Module,
+    model_config: ModelConfig,
+    config: RunnerConfig,
+    placement: Placement,
+    bar: ProgressBar,
 ) -> tuple[Runner, CacheConfig]:
     """A runner ready to serve, and the cache it has room for."""
     leaves, rebuild = split_model(model)
     abstract = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), leaves
     )
-    sizing = Sizing(model_config, config, abstract, rebuild)
-    compiler, cache, first = sizing.settle(next(iter(leaves[0].devices())))
+    sizing = Sizing(model_config, config, abstract, rebuild, placement)
+    compiler, cache, first = sizing.settle(placement.mesh.local_devices[0])
     programs = Programs(compiler, [*config.tiers, *config.late_tiers], strict=config.strict)
     programs.keep(*first)
-    state = jax.jit(lambda: sizing.state(cache))()
+    shardings = jax.tree.map(lambda x: x.sharding, compiler.state)
+    state = jax.jit(lambda: sizing.empty_state(cache), out_shardings=shardings)()
     runner = Runner(leaves, state, programs, config.shapes, config.ladders, model_config.vocab_size)
     if config.warm_up:
         programs.warm_up(wanted_programs(config), bar)
@@ -104,6 +111,7 @@ class Sizing:
     config: RunnerConfig
     leaves: Any
     rebuild: Any
+    placement: Placement
 
     def settle(
         self, device: jax.Device
@@ -115,7 +123,7 @@ class Sizing:
         cache = self._cache(wished)
         first = self._largest(cache)
         if self.config.kv_cache_memory_bytes is None:
-            other = state_bytes(jax.eval_shape(lambda: self.state(self._cache((0,) * len(wished)))))
+            other = state_bytes(self.state(self._cache((0,) * len(wished))))
             blocks = affordable_blocks(demands, wished, first[1].temp_bytes + other, available)
             if blocks != wished:
                 cache = replace(cache, num_blocks=blocks)
@@ -123,10 +131,12 @@ class Sizing:
         return self._compiler(cache), cache, first
 
     def _demands(self) -> list[BlockDemand]:
-        shapes = self.config.shapes
+        shapes, split = self.config.shapes, self.placement.ways("kv_heads")
         return [
             BlockDemand(
-                group, block_bytes(group, shapes.block_size, self.config.cache_dtype), *wanted
+                group,
+                block_bytes(group, shapes.block_size, self.config.cache_dtype) // split,
+                *wanted,
             )
             for group, wanted in zip(shapes.groups, self.config.demands, strict=True)
         ]
@@ -141,11 +151,16 @@ class Sizing:
         return self._compiler(cache).compile(self.config.ladders.largest, self.config.tiers[-1])
 
     def _compiler(self, cache: CacheConfig) -> StepCompiler:
-        state = jax.eval_shape(lambda: self.state(cache))
-        return StepCompiler(self.config.shapes, self.rebuild, self.leaves, state)
+        return StepCompiler(
+            self.config.shapes, self.rebuild, self.leaves, self.state(cache), self.placement
+        )
 
-    def state(self, cache: CacheConfig) -> Any:
-        """The empty state for a cache of this size."""
+    def state(self, cache: CacheConfig) -> StepState:
+        """The shapes of the state for a cache of this size, and where they lie."""
+        return placed_state(jax.eval_shape(lambda: self.empty_state(cache)), self.placement)
+
+    def empty_state(self, cache: CacheConfig) -> StepState:
+        """The state for a cache of this size, with nothing in it."""
         shapes = self.config.shapes
         return empty_state(
             cache,

@@ -6,20 +6,36 @@ before any row reads, which is what makes blocks shared within one step safe.
 
 from __future__ import annotations
 
-from typing import Unpack
+from typing import NamedTuple, Unpack
 
 import jax.numpy as jnp
 from jax import Array
+from jax.sharding import PartitionSpec
 
-from jengine.config import CacheGroup
+from jengine.config import CacheSpec
 from jengine.layers.attention import AttentionFunction, ScoreOptions
 from jengine.runner.buckets import Bucket, StepShapes
+from jengine.runner.state import CACHE_AXES
 from jengine.runner.step_input import StepInput, tile_of_token
 from pallas_kernels.cache_write import write_cache
 from pallas_kernels.decode_attention import decode_attention
 from pallas_kernels.prefill_attention import prefill_attention
+from sharding.placement import Placement
 
 Caches = tuple[Array, ...]
+# Logical axes of what attention takes.
+PRODUCT_AXES = (None, "kv_heads", None, None)
+QUERY_AXES = (None, "kv_heads", "queries_of_kv_head", None)
+KEY_AXES = (None, "kv_heads", None)
+
+
+class GroupView(NamedTuple):
+    """A step as the layers of one cache group see it."""
+
+    slots: Array  # i32 [D + T] where a token's keys and values go
+    positions: Array  # i32 [D + T]
+    tables: Array  # i32 [tiles, pages]
+    table_starts: Array  # i32 [tiles]
 
 
 def token_slots(inputs: StepInput, group: int, bucket: Bucket, shapes: StepShapes) -> Array:
@@ -33,40 +49,77 @@ def token_slots(inputs: StepInput, group: int, bucket: Bucket, shapes: StepShape
     return jnp.where(inputs.positions >= 0, slot, jnp.iinfo(jnp.int32).max)
 
 
-def paged_attention(inputs: StepInput, bucket: Bucket, shapes: StepShapes) -> AttentionFunction:
-    """The attention function of one step: write this layer's keys and values, then read."""
+def paged_attention(
+    inputs: StepInput, bucket: Bucket, shapes: StepShapes, placement: Placement
+) -> AttentionFunction:
+    """The attention function of one step: write this layer's keys and values, then read.
+
+    Each device does so for its own heads, so nothing is exchanged here.
+    """
     place = {
         layer: (group_index, index)
         for group_index, group in enumerate(shapes.groups)
         for index, layer in enumerate(group.layers)
     }
-    slots = [token_slots(inputs, group, bucket, shapes) for group in range(len(shapes.groups))]
+    views = [group_view(inputs, group, bucket, shapes) for group in range(len(shapes.groups))]
 
     def attend(
         cache: Caches, layer: int, q: Array, k: Array, v: Array, **options: Unpack[ScoreOptions]
     ) -> tuple[Array, Caches]:
         group, index = place[layer]
-        written = write_cache(cache[group], index, k, v, slots[group])
-        mixed = _read(q, written, index, inputs, group, shapes.groups[group], bucket, options)
-        return mixed, (*cache[:group], written, *cache[group + 1 :])
+        spec = shapes.groups[group].spec
+
+        def own_heads(
+            cache: Array, q: Array, k: Array, v: Array, view: GroupView
+        ) -> tuple[Array, Array]:
+            written = write_cache(cache, index, k, v, view.slots)
+            flat = q.reshape(q.shape[0], -1, spec.head_dim)
+            return _read(flat, written, index, view, spec, bucket, options).reshape(
+                q.shape
+            ), written
+
+        # Queries by the kv head they belong to, so that both are split alike.
+        grouped = q.reshape(q.shape[0], spec.kv_heads, -1, spec.head_dim)
+        # The product that makes q, k and v is split by kv head only: split further, its parts would
+        # have to change hands.
+        grouped = placement.held(grouped, PRODUCT_AXES)
+        cache_spec = placement.spec(CACHE_AXES, cache[group].shape)
+        query_spec = placement.spec(QUERY_AXES, grouped.shape)
+        key_spec = placement.spec(KEY_AXES, k.shape)
+        run = placement.on_each_device(
+            own_heads,
+            (cache_spec, query_spec, key_spec, key_spec, PartitionSpec()),
+            (query_spec, cache_spec),
+        )
+        mixed, written = run(cache[group], grouped, k, v, views[group])
+        return mixed.reshape(q.shape), (*cache[:group], written, *cache[group + 1 :])
 
     return attend
 
 
+def group_view(inputs: StepInput, group: int, bucket: Bucket, shapes: StepShapes) -> GroupView:
+    """What every layer of a group needs to know of the step."""
+    return GroupView(
+        token_slots(inputs, group, bucket, shapes),
+        inputs.positions,
+        inputs.tables[group],
+        inputs.table_starts[group],
+    )
+
+
 def _read(
-    q: Array, cache: Array, layer: int, inputs: StepInput, index: int, group: CacheGroup,
-    bucket: Bucket, scores: ScoreOptions,
+    q: Array, cache: Array, layer: int, view: GroupView, spec: CacheSpec, bucket: Bucket,
+    scores: ScoreOptions,
 ) -> Array:  # fmt: skip
     rows = bucket.decode_rows
-    tables, starts = inputs.tables[index], inputs.table_starts[index]
-    options = {"head_dim": group.spec.head_dim, "window": group.spec.window, **scores}
-    lengths = inputs.positions[:rows] + 1
+    tables, starts, positions = view.tables, view.table_starts, view.positions
+    options = {"head_dim": spec.head_dim, "window": spec.window, **scores}
     decoded = decode_attention(
-        q[:rows], cache, layer, tables[:rows], starts[:rows], lengths, **options
+        q[:rows], cache, layer, tables[:rows], starts[:rows], positions[:rows] + 1, **options
     )
     if not bucket.prefill_tokens:
         return decoded
     prefilled = prefill_attention(
-        q[rows:], cache, layer, tables[rows:], starts[rows:], inputs.positions[rows:], **options
+        q[rows:], cache, layer, tables[rows:], starts[rows:], positions[rows:], **options
     )
     return jnp.concatenate([decoded, prefilled])

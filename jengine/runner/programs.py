@@ -26,6 +26,7 @@ from jengine.runner.state import StepState
 from jengine.runner.step import Leaves, Program, step
 from jengine.runner.step_input import packed_size
 from jengine.runner.taps import TapSet
+from sharding.placement import Placement
 
 logger = logging.getLogger(__name__)
 Compiled = Any  # jax.stages.Compiled
@@ -40,13 +41,21 @@ class StepCompiler:
     rebuild: Callable[[Leaves], Any]
     leaves: Any  # abstract leaves, with shardings
     state: StepState  # abstract state, with shardings
+    placement: Placement
 
     def compile(self, bucket: Bucket, features: Features) -> tuple[Compiled, LedgerEntry]:
         """The executable and what it cost."""
         began = time.perf_counter()
-        program = Program(bucket, features, self.shapes, self.rebuild)
-        packed = jax.ShapeDtypeStruct((packed_size(bucket, self.shapes),), np.int32)
-        jitted = jax.jit(partial(step, program=program), donate_argnums=1)
+        program = Program(bucket, features, self.shapes, self.rebuild, self.placement)
+        everywhere = self.placement.everywhere
+        size = (packed_size(bucket, self.shapes),)
+        packed = jax.ShapeDtypeStruct(size, np.int32, sharding=everywhere)
+        jitted = jax.jit(
+            partial(step, program=program),
+            donate_argnums=1,
+            # The state comes back as it went in, so that the next step finds it in place.
+            out_shardings=(jax.tree.map(lambda x: x.sharding, self.state), everywhere),
+        )
         compiled = jitted.lower(self.leaves, self.state, packed).compile()
         memory = compiled.memory_analysis()
         return compiled, LedgerEntry(

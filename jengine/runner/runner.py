@@ -146,6 +146,12 @@ class Runner:
         if self._admit is None:
             # Compiled once by shape: jit would compile again where a step's output is sharded
             # in other words than the first state was.
-            shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arguments)
-            self._admit = jax.jit(admit, donate_argnums=0).lower(*shapes).compile()
+            everywhere = self.programs.compiler.placement.everywhere
+            kept, *new = jax.tree.map(
+                lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), arguments
+            )
+            kept = self.programs.compiler.state.rows
+            shardings = jax.tree.map(lambda x: x.sharding, kept)
+            jitted = jax.jit(admit, donate_argnums=0, out_shardings=shardings)
+            self._admit = jitted.lower(kept, *new).compile()
         self.state = self.state._replace(rows=self._admit(*arguments))

@@ -13,6 +13,10 @@ from jax import Array
 from jengine.config import CacheConfig, CacheGroup
 from jengine.sampling import RowState, empty_row_state
 from pallas_kernels.layout import cache_shape
+from sharding.placement import Placement
+
+# Logical axes of a cache array: its vectors hold the kv heads one after the other.
+CACHE_AXES = (None, None, None, None, "kv_heads")
 
 
 class StepState(NamedTuple):
@@ -48,6 +52,25 @@ def empty_state(
     )
 
 
+def placed_state(state: StepState, placement: Placement) -> StepState:
+    """The shapes of a state, each with where it lies: caches by kv head, row state by token id."""
+
+    def placed(x: Any, axes: tuple[str | None, ...]) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=placement.sharding(axes, x.shape))
+
+    whole = jax.tree.map(lambda x: placed(x, (None,) * x.ndim), state)
+    by_token = {
+        name: placed(getattr(state.rows, name), (None, "vocab")) for name in ("marks", "bias")
+    }
+    return whole._replace(
+        caches=tuple(placed(cache, CACHE_AXES) for cache in state.caches),
+        rows=whole.rows._replace(**by_token),
+    )
+
+
 def state_bytes(state: Any) -> int:
-    """Bytes of a state, abstract or real."""
-    return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(state))
+    """Bytes that a placed state takes on each device."""
+    return sum(
+        math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
+        for x in jax.tree.leaves(state)
+    )

@@ -21,6 +21,7 @@ from jengine.runner.state import StepState
 from jengine.runner.step_input import StepInput, tile_of_token
 from jengine.runner.taps import StepTaps
 from jengine.sampling import Logprobs, SampleOutput, sample, score_tokens
+from sharding.placement import Placement
 
 Leaves = tuple[Array, ...]
 # Prompt tokens whose logits exist at the same time, where prompt log-probabilities are wanted.
@@ -43,6 +44,7 @@ class Program:
     features: Features
     shapes: StepShapes
     rebuild: Callable[[Leaves], Any]  # flat leaves -> the model; called only while tracing
+    placement: Placement
 
 
 def step(
@@ -55,7 +57,7 @@ def step(
     own_tokens = state.last_token.at[inputs.decode_rows].get(mode="clip")
     decode_tokens = jnp.where(inputs.decode_tokens >= 0, inputs.decode_tokens, own_tokens)
     tokens = jnp.concatenate([decode_tokens, inputs.prefill_tokens])
-    attend = paged_attention(inputs, program.bucket, program.shapes)
+    attend = paged_attention(inputs, program.bucket, program.shapes, program.placement)
     positions = jnp.maximum(inputs.positions, 0)
     owners = inputs.taps[tile_of_token(program.bucket, program.shapes)]
     taps = StepTaps(program.features.taps, owners, positions)

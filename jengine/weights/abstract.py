@@ -20,6 +20,7 @@ from jengine.errors import ConfigError
 from jengine.models import registry
 from jengine.models.decoder import Decoder
 from jengine.models.hf_config import DTYPES
+from jengine.models.parameter import named_variables
 
 M = TypeVar("M", bound=nnx.Module)
 # Puts one parameter where it belongs, given its path and its logical axes.
@@ -51,12 +52,10 @@ def declaration(model: nnx.Module) -> nnx.Module:
 
 def with_values(model: M, values: Mapping[str, jax.Array]) -> M:
     """The (abstract) model with the value of every parameter set, by dotted path."""
-    graph, parameters = nnx.split(model, nnx.Param)
-    leaves = [
-        (path, leaf.replace(values[".".join(map(str, path))]))
-        for path, leaf in nnx.to_flat_state(parameters)
-    ]
-    return nnx.merge(graph, nnx.from_flat_state(leaves))
+    graph, parameters = nnx.split(model)
+    _, tree = jax.tree.flatten(parameters)
+    leaves = [values[path] for path, _ in named_variables(parameters)]
+    return nnx.merge(graph, jax.tree.unflatten(tree, leaves))
 
 
 def with_dtype(config: ModelConfig, dtype: Any) -> ModelConfig:

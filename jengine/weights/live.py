@@ -14,7 +14,7 @@ import numpy as np
 from flax import nnx
 
 from jengine.errors import ConfigError
-from jengine.models.parameter import named_parameters
+from jengine.models.parameter import named_parameters, named_variables
 from jengine.weights.abstract import Place
 
 FIRST_SHOWN = 10
@@ -23,10 +23,9 @@ FIRST_SHOWN = 10
 def named_arrays(params: Any) -> dict[str, Any]:
     """Dotted path -> array, from a module, a state, or nested dicts and lists."""
     if isinstance(params, nnx.Module):
-        params = nnx.state(params, nnx.Param)
+        return {path: parameter[...] for path, parameter in named_parameters(params)}
     if isinstance(params, nnx.State):
-        flat = nnx.to_flat_state(params)
-        return {".".join(map(str, path)): variable[...] for path, variable in flat}
+        return {path: variable[...] for path, variable in named_variables(params)}
     found: dict[str, Any] = {}
     _walk("", params, found)
     return found

@@ -357,7 +357,7 @@ def test_unknown_call_arguments_suggest_the_nearest(still_answers: jengine.LLM) 
     ("options", "feature"),
     [
         ({"quantization": "fp8"}, "quantization"),
-        ({"tensor_parallel_size": 2}, "tensor parallelism"),
+        ({"pipeline_parallel_size": 2}, "pipeline parallelism"),
         ({"pipeline_parallel_size": 2}, "pipeline parallelism"),
         ({"enable_lora": True}, "LoRA"),
         ({"speculative_config": {"method": "ngram"}}, "speculative decoding"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 
 import jax
@@ -95,6 +96,7 @@ def test_a_hundred_updates_under_traffic_compile_nothing_and_keep_no_memory(
     stream = llm.stream([PROMPT], SamplingParams(temperature=0, max_tokens=80, ignore_eos=True))
     next(stream)
     llm.update_params(models[1], on_inflight="continue")
+    gc.collect()
     alive = len(jax.live_arrays())
     for number in range(99):
         if number % 3 == 0:
@@ -106,6 +108,20 @@ def test_a_hundred_updates_under_traffic_compile_nothing_and_keep_no_memory(
     assert llm.weights_version == 100
     assert len(llm.ledger.entries) == programs
     assert len(jax.live_arrays()) <= alive
+
+
+def test_old_parameters_go_without_the_garbage_collector(llm: LLM, models: list[Decoder]) -> None:
+    """It may come late, and a copy of a model's weights is not a small thing to keep till then."""
+    llm.update_params(models[0])
+    gc.collect()
+    alive = len(jax.live_arrays())
+    gc.disable()
+    try:
+        for number in range(1, 5):
+            llm.update_params(models[number % 2])
+        assert len(jax.live_arrays()) <= alive
+    finally:
+        gc.enable()
 
 
 def test_requests_in_flight_finish_or_are_aborted(llm: LLM, models: list[Decoder]) -> None:

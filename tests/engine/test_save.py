@@ -21,13 +21,14 @@ from jengine.engine.args import EngineArgs
 from jengine.engine.source import load_parameters, open_source
 from jengine.errors import CheckpointError, ConfigError, EngineDead
 from jengine.models.parameter import named_parameters
-from jengine.runner.build import parameter_leaves
+from jengine.runner.build import split_model
 from jengine.weights import save as save_room
 from jengine.weights.folder import open_checkpoint
 from jengine.weights.orbax_io import save_orbax
 from jengine.weights.safetensors_io import load_model
 from jengine.weights.save import new_folder
-from sharding.placement import Placement, one_device_mesh
+from sharding.mesh import one_device_mesh
+from sharding.placement import Placement
 from tests.models.tiny_models import write_tiny_native
 
 SETTINGS: dict[str, Any] = {
@@ -54,7 +55,7 @@ def loaded(folder: Path, **settings: Any) -> tuple[jax.Array, ...]:
     """The parameters that an engine would have, without building one."""
     args = EngineArgs.checked("LLM", model=folder, skip_tokenizer_init=True, **settings)
     placement = Placement(one_device_mesh())
-    return parameter_leaves(load_parameters(args, open_source(args), placement, tqdm))
+    return split_model(load_parameters(args, open_source(args), placement, tqdm))[0]
 
 
 def names(folder: Path) -> set[str]:

@@ -31,7 +31,7 @@ def test_equals_the_reference(tokens: int, count: int, dtype: str) -> None:
     """One token leaves most experts empty; `count` = EXPERTS leaves none."""
     (x,) = arrays((tokens, HIDDEN))
     router, gate_up, down = arrays(
-        (HIDDEN, EXPERTS), (EXPERTS, HIDDEN, 2, INNER), (EXPERTS, INNER, HIDDEN), dtype=dtype
+        (HIDDEN, EXPERTS), (EXPERTS, HIDDEN, INNER, 2), (EXPERTS, INNER, HIDDEN), dtype=dtype
     )
     picked = route(x, router, count, normalize=True)
     ours = experts_mlp(x, *picked, gate_up, down, "silu")
@@ -43,7 +43,7 @@ def test_equals_the_reference(tokens: int, count: int, dtype: str) -> None:
 
 @pytest.mark.parametrize("chosen", [[0, 0, 0], [5, 5, 5], [2, 4, 2]])
 def test_empty_experts(chosen: list[int]) -> None:
-    x, gate_up, down = arrays((3, HIDDEN), (EXPERTS, HIDDEN, 2, INNER), (EXPERTS, INNER, HIDDEN))
+    x, gate_up, down = arrays((3, HIDDEN), (EXPERTS, HIDDEN, INNER, 2), (EXPERTS, INNER, HIDDEN))
     experts, weights = jnp.asarray(chosen)[:, None], jnp.asarray([[0.5], [1.0], [2.0]])
     ours = experts_mlp(x, weights, experts, gate_up, down, "gelu_tanh")
     plain = experts_mlp_reference(x, weights, experts, gate_up, down, "gelu_tanh")
@@ -78,7 +78,7 @@ def test_groups_of_rows_meet_their_own_matrix(project: Any, sizes: list[int]) ->
 
 def test_gradients_equal_those_of_the_reference() -> None:
     x, router, *matrices = arrays(
-        (20, HIDDEN), (HIDDEN, EXPERTS), (EXPERTS, HIDDEN, 2, INNER), (EXPERTS, INNER, HIDDEN)
+        (20, HIDDEN), (HIDDEN, EXPERTS), (EXPERTS, HIDDEN, INNER, 2), (EXPERTS, INNER, HIDDEN)
     )
 
     def loss(run: Any, x: jax.Array, router: jax.Array, *matrices: jax.Array) -> jax.Array:

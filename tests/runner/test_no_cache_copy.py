@@ -19,7 +19,9 @@ from jengine.runner.buckets import Bucket, StepShapes
 from jengine.runner.build import split_model
 from jengine.runner.features import variants
 from jengine.runner.programs import Compiled, StepCompiler
-from jengine.runner.state import empty_state, state_bytes
+from jengine.runner.state import empty_state, placed_state, state_bytes
+from sharding.mesh import one_device_mesh
+from sharding.placement import Placement
 
 VOCAB = 64
 BLOCKS = 20_000
@@ -40,9 +42,11 @@ def compiled_step(bucket: Bucket, variant: str) -> tuple[Compiled, CacheConfig, 
     shapes = StepShapes(config.groups, 16, 32, max_rows=8, max_model_len=256)
     leaves, rebuild = split_model(Decoder(config, rngs=nnx.Rngs(0)))
     cache = CacheConfig(config.groups, 16, (BLOCKS, BLOCKS // 2))
-    state = jax.eval_shape(lambda: empty_state(cache, jnp.float32, 8, VOCAB, 256))
+    placement = Placement(one_device_mesh())
+    empty = jax.eval_shape(lambda: empty_state(cache, jnp.float32, 8, VOCAB, 256))
+    state = placed_state(empty, placement)
     abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), leaves)
-    compiler = StepCompiler(shapes, rebuild, abstract, state)
+    compiler = StepCompiler(shapes, rebuild, abstract, state, placement)
     return (
         compiler.compile(bucket, variants(5, "raw_logprobs")[variant])[0],
         cache,

@@ -27,7 +27,8 @@ from jengine.weights.abstract import with_dtype
 from jengine.weights.orbax_folder import find_checkpoint, is_orbax
 from jengine.weights.orbax_io import load_orbax, nested, save_orbax
 from jengine.weights.safetensors_io import load_model, save_pretrained
-from sharding.placement import Placement, one_device_mesh
+from sharding.mesh import one_device_mesh
+from sharding.placement import Placement
 from tests.models.tiny_models import write_tiny_native
 from tests.weights.test_load import assert_same_values
 
@@ -122,10 +123,13 @@ def test_arrays_are_read_to_where_they_belong(
         "embed": NamedSharding(mesh, PartitionSpec(None, "tp")),
         "vocab": NamedSharding(mesh, PartitionSpec("tp")),
     }
-    loaded = load_orbax(
-        tmp_path, model.config, lambda axes: shardings["vocab" if axes[0] == "vocab" else "embed"]
-        if len(axes) == 2 else NamedSharding(mesh, PartitionSpec()),
-    )  # fmt: skip
+
+    def where(axes: tuple[str | None, ...], shape: tuple[int, ...]) -> NamedSharding:
+        if len(shape) != 2:
+            return NamedSharding(mesh, PartitionSpec())
+        return shardings["vocab" if axes[0] == "vocab" else "embed"]
+
+    loaded = load_orbax(tmp_path, model.config, where)
     assert loaded.embed.get_value().sharding == shardings["vocab"]
     assert loaded.head.get_value().sharding == shardings["embed"]
     assert loaded.norm.weight.get_value().sharding == NamedSharding(mesh, PartitionSpec())
@@ -134,7 +138,8 @@ def test_arrays_are_read_to_where_they_belong(
     assert {target.sharding for target in asked} == held
     again = load(tmp_path, model)
     for path, leaf in named_parameters(again):
-        assert leaf.get_value().sharding == PLACEMENT.sharding(leaf.get_metadata()["axes"]), path
+        expected = PLACEMENT.sharding(leaf.get_metadata()["axes"], leaf.shape)
+        assert leaf.get_value().sharding == expected, path
 
 
 def test_loading_works_inside_a_running_event_loop(tmp_path: Path, model: Decoder) -> None:

@@ -1,0 +1,202 @@
+"""A model split over devices answers as it does on one, exchanging no more than it must."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+import jengine
+from jengine import SamplingParams
+from jengine.errors import ConfigError
+from jengine.models.parameter import named_parameters
+from jengine.runner.build import split_model
+from jengine.weights.live import shares_memory
+from tests.engine.engines import answers, random_prompts, rebuilt, tiny_engine
+from tests.models.tiny_models import write_tiny_native
+
+PROMPTS = random_prompts(1, 17, 60, 130, 200)
+KINDS: list[dict[str, Any]] = [
+    {"temperature": 0},
+    {"temperature": 1.0, "seed": 5},
+    {"temperature": 0.8, "seed": 7, "top_k": 20, "top_p": 0.9, "min_p": 0.01},
+    {"temperature": 0, "repetition_penalty": 1.3, "logit_bias": {5: 2.0}},
+    {"temperature": 1.2, "seed": 9, "frequency_penalty": 0.7, "min_tokens": 4},
+]
+PARAMS = [SamplingParams(max_tokens=12, ignore_eos=True, logprobs=2, **kind) for kind in KINDS]
+FAMILIES = ["mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "olmo2", "gpt2", "mixtral"]
+FAMILIES += ["qwen3_moe"]
+
+
+def split_engine(folder: Path, devices: int, **settings: Any) -> jengine.LLM:
+    return tiny_engine(folder, tensor_parallel_size=devices, **settings)
+
+
+def run(llm: jengine.LLM) -> list[Any]:
+    outputs = llm.generate(PROMPTS, PARAMS)
+    for output in outputs:
+        assert output.outputs[0].finish_reason == "length"
+    return answers(outputs)
+
+
+@pytest.fixture(scope="module")
+def on_one(folder: Path) -> list[Any]:
+    with split_engine(folder, 1) as llm:
+        return run(llm)
+
+
+@pytest.mark.parametrize("devices", [2, 4, 8])
+def test_same_tokens_on_any_number_of_devices(
+    folder: Path, on_one: list[Any], devices: int
+) -> None:
+    with split_engine(folder, devices) as llm:
+        assert llm.mesh.devices.size == devices
+        assert run(llm) == on_one
+        assert run(llm) == on_one  # from the prefix cache
+        assert llm.stats().prefix_hits > 0
+        with rebuilt(llm, num_blocks=20, max_num_batched_tokens=64) as small:
+            assert run(small) == on_one
+            assert small.stats().preemptions > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [2, 4])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family(tmp_path: Path, family: str, devices: int) -> None:
+    folder = write_tiny_native(tmp_path, family)
+    with tiny_engine(folder, max_model_len=256) as one:
+        expected = run(one)
+    with split_engine(folder, devices, max_model_len=256) as llm:
+        assert run(llm) == expected
+
+
+def test_strict_mode_compiles_nothing_while_serving(folder: Path, on_one: list[Any]) -> None:
+    with split_engine(folder, 4, strict=True, enforce_eager=False) as llm:
+        assert run(llm) == on_one
+        assert llm.stats().compiles_after_warm_up == 0
+
+
+@pytest.mark.parametrize("prefill", [0, 256])
+def test_what_devices_exchange(folder: Path, prefill: int) -> None:
+    """Two sums a layer and one for the embedding; of the logits only each device's best."""
+    with split_engine(folder, 4) as llm:
+        programs = llm.engine.runner.programs
+        bucket = next(b for b in llm.engine.runner.ladders.buckets() if b.prefill_tokens == prefill)
+        sampled = next(tier for tier in programs.tiers if str(tier) == "random")
+        compiled, _ = programs.compiler.compile(bucket, sampled)
+        layers, hidden = len(llm.engine.model.layers), llm.engine.model.hidden_size
+        caches = llm.engine.runner.state.caches
+    text = compiled.as_text()
+    for kind in ("all-gather", "all-to-all", "collective-permute", "reduce-scatter"):
+        assert f" {kind}(" not in text
+    sums = re.findall(r"= [a-z0-9]+\[([0-9,]*)\]\S* all-reduce\(", text)
+    large = [shape for shape in sums if shape.endswith(f",{hidden}")]
+    assert len(large) == 2 * layers + 1
+    assert all("," not in shape for shape in sums if shape not in large)
+    memory = compiled.memory_analysis()
+    own = sum(cache.addressable_shards[0].data.nbytes for cache in caches)
+    assert memory.alias_size_in_bytes >= own
+    cache_shape = ",".join(map(str, caches[0].addressable_shards[0].data.shape))
+    assert f"[{cache_shape}]" in text
+    assert not re.search(rf"\[{cache_shape}\]\S* copy\(", text)
+
+
+def test_each_device_holds_its_part(folder: Path) -> None:
+    with split_engine(folder, 4) as llm:
+        shardings = llm.param_shardings
+        leaves = dict(zip(shardings, llm.engine.runner.leaves, strict=True))
+        parts = {
+            name: leaf.size // leaf.addressable_shards[0].data.size for name, leaf in leaves.items()
+        }
+        caches = llm.engine.runner.state.caches
+        assert caches[0].size // caches[0].addressable_shards[0].data.size == 2
+    assert parts["embed"] == parts["layers.0.mlp.down"] == parts["layers.1.mlp.gate_up"] == 4
+    assert parts["layers.0.attention.qkv"] == 2  # as many as there are heads to share
+    assert parts["norm.weight"] == 1
+
+
+def test_a_mesh_of_ones_own(folder: Path, on_one: list[Any]) -> None:
+    """Also a part of the devices, with arrays that lie there already and are not copied."""
+    devices = jax.devices()[4:6]
+    mesh = Mesh(np.array(devices), ("model",))
+    with tiny_engine(folder, mesh=mesh) as llm:
+        assert set(llm.mesh.devices.flat) == set(devices)
+        assert run(llm) == on_one
+        leaves = llm.engine.runner.leaves
+        names = [name for name, _ in named_parameters(llm.engine.declared)]
+        moved = {
+            name: jax.device_put(
+                leaf, jax.sharding.NamedSharding(mesh, user_spec(leaf.sharding.spec))
+            )
+            for name, leaf in zip(names, leaves, strict=True)
+        }
+        assert llm.update_params(moved) == 1
+        for name, leaf in zip(names, llm.engine.runner.leaves, strict=True):
+            assert shares_memory(moved[name], leaf), name
+        assert run(llm) == on_one
+
+
+def user_spec(spec: Any) -> jax.sharding.PartitionSpec:
+    """The engine's spec in the words of a mesh with the one axis "model"."""
+    return jax.sharding.PartitionSpec(*("model" if names else None for names in spec))
+
+
+def test_capture_is_whole(folder: Path) -> None:
+    params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+    captured = []
+    for devices in (1, 4):
+        with split_engine(folder, devices) as llm:
+            output = llm.generate([PROMPTS[2]], params, capture=["layers.*.mlp", "norm"])[0]
+            captured.append(output.captured)
+    for name, one in captured[0].items():
+        np.testing.assert_allclose(one, captured[1][name], atol=1e-4)
+
+
+def test_orbax_from_four_devices_to_any_number(folder: Path, tmp_path: Path) -> None:
+    with split_engine(folder, 4) as llm:
+        llm.save(tmp_path / "saved", format="orbax")
+        saved = [np.asarray(leaf) for leaf in llm.engine.runner.leaves]
+    for devices in (1, 2, 8):
+        with split_engine(tmp_path / "saved", devices, load_format="orbax") as llm:
+            for before, leaf in zip(saved, llm.engine.runner.leaves, strict=True):
+                assert leaf.sharding.mesh.devices.size == devices
+                assert np.array_equal(before.view(np.uint8), np.asarray(leaf).view(np.uint8))
+
+
+def test_safetensors_from_four_devices(folder: Path, tmp_path: Path, on_one: list[Any]) -> None:
+    with split_engine(folder, 4) as llm:
+        llm.save(tmp_path / "saved")
+    with split_engine(tmp_path / "saved", 1) as llm:
+        assert run(llm) == on_one
+
+
+def test_live_modules_are_split_too(folder: Path, on_one: list[Any]) -> None:
+    with split_engine(folder, 1) as llm:
+        model = split_model(llm.engine.declared)[1](llm.engine.runner.leaves)
+        with tiny_engine(model, tensor_parallel_size=2) as other:
+            assert run(other) == on_one
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"tensor_parallel_size": 9}, "tensor_parallel_size=9: expected 1 to 8"),
+        ({"tensor_parallel_size": 0}, "expected a positive integer"),
+        ({"mesh": "tp"}, "mesh is a str; expected a jax.sharding.Mesh"),
+        ({"mesh": ((2, 2), ("a", "b"))}, "expected one axis larger than 1"),
+        ({"mesh": ((4,), ("a",)), "tensor_parallel_size": 2}, "a mesh of 4 devices; give one"),
+    ],
+)
+def test_bad_input(folder: Path, settings: dict[str, Any], message: str) -> None:
+    mesh = settings.get("mesh")
+    if isinstance(mesh, tuple):
+        shape, names = mesh
+        devices = np.array(jax.devices()[: np.prod(shape)]).reshape(shape)
+        settings = {**settings, "mesh": Mesh(devices, names)}
+    with pytest.raises(ConfigError, match=message):
+        tiny_engine(folder, **settings)
