@@ -54,7 +54,8 @@ def _answer(answer: CompletionOutput) -> str:
         text = "".join(_span(token, table) for token, table in pairs)
     else:
         text = html.escape(answer.text)
-    facts = [f"{len(answer.token_ids)} tokens", str(answer.finish_reason or "so far")]
+    count = len(answer.token_ids)
+    facts = [f"{count} token{'s' * (count != 1)}", str(answer.finish_reason or "so far")]
     return f"{text} <small style='{MUTED}'>({html.escape(', '.join(facts))})</small>"
 
 
