@@ -40,8 +40,8 @@ class JengineRollout(BaseRollout):
     Give an `llm`, or what makes one: `model` (a folder) with the actor's parameters in place of the
     folder's, or nothing, where the actor is a jengine module itself. `mapping` turns the trainer's
     parameters into jengine's; without it they must have jengine's names. Other keywords are
-    settings of the LLM. Settings of RolloutConfig that begin with another engine's name are that
-    engine's.
+    settings of the LLM; its `max_model_len` is Tunix's `kv_cache_size`. Settings of RolloutConfig
+    that begin with another engine's name are that engine's.
 
     Log-probabilities are those of the distribution that was sampled from (temperature applied), as
     Tunix's other engines return them, and of the model itself in `get_per_token_logps`.
@@ -180,9 +180,7 @@ class JengineRollout(BaseRollout):
 
 def settings_from(config: RolloutConfig | None, mesh: Any) -> dict[str, Any]:
     """What a RolloutConfig and a mesh say about the LLM."""
-    settings: dict[str, Any] = {"logprobs_mode": "processed_logprobs"}
-    if mesh is not None and (mesh.size > 1 or mesh.devices.flat[0] != jax.devices()[0]):
-        settings["mesh"] = mesh
+    settings: dict[str, Any] = {"logprobs_mode": "processed_logprobs", "mesh": mesh}
     if config is None:
         return settings
     if config.rollout_mapping_config is not None:
@@ -190,10 +188,12 @@ def settings_from(config: RolloutConfig | None, mesh: Any) -> dict[str, Any]:
             "rollout_mapping_config leads to Hugging Face names; give JengineRollout a mapping to"
             " jengine's instead, such as jengine.integrations.tunix_models.dense_decoder."
         )
-    for name in ("tensor_parallel_size", "data_parallel_size", "expert_parallel_size"):
-        size = getattr(config, name, 1)
+    for name in ("data_parallel_size", "expert_parallel_size"):
+        size = getattr(config, name)
         if size not in (-1, 1):
-            raise UnsupportedFeature(f"{name}={size}: parallelism is not built yet; use 1 or -1.")
+            raise UnsupportedFeature(f"{name}={size}: not built yet; use 1 or -1.")
+    if config.tensor_parallel_size != -1:
+        settings["tensor_parallel_size"] = config.tensor_parallel_size
     if config.data_type is not None:
         settings["dtype"] = jnp.dtype(config.data_type)
     return {**settings, "max_model_len": config.kv_cache_size}

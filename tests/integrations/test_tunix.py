@@ -6,7 +6,6 @@ import importlib
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -273,7 +272,8 @@ def test_a_mapping_turns_the_trainers_parameters_into_ours(setup: Setup) -> None
     ("config", "error", "message"),
     [
         ({"rollout_mapping_config": object()}, UnsupportedFeature, "give JengineRollout a mapping"),
-        ({"tensor_parallel_size": 2}, UnsupportedFeature, "tensor_parallel_size=2"),
+        ({"tensor_parallel_size": 64, "kv_cache_size": 64}, ConfigError, "tensor_parallel_size=64"),
+        ({"data_parallel_size": 2}, UnsupportedFeature, "data_parallel_size=2"),
         ({"expert_parallel_size": 4}, UnsupportedFeature, "expert_parallel_size=4"),
         ({"data_type": jnp.bfloat16}, ConfigError, "dtype="),
         ({"kv_cache_size": 10_000}, ConfigError, "max_model_len"),
@@ -288,10 +288,13 @@ def test_settings_that_cannot_be_honoured_are_refused(
         )
 
 
-def test_a_mesh_of_several_devices_reaches_the_engine(setup: Setup) -> None:
-    mesh = SimpleNamespace(size=2)
-    with pytest.raises(UnsupportedFeature, match="mesh"):
-        setup.tunix.JengineRollout(setup.actor, word_tokenizer(), mesh, CONFIG, **SETTINGS)
+def test_the_clusters_mesh_is_the_engines(setup: Setup) -> None:
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ("fsdp", "tp"))
+    rollout = setup.tunix.JengineRollout(setup.actor, word_tokenizer(), mesh, CONFIG, **SETTINGS)
+    assert rollout.llm.mesh.devices.tolist() == [mesh.devices.tolist()[0]]
+    rollout.llm.shutdown()
+    with pytest.raises(ConfigError, match=r"expected a jax\.sharding\.Mesh"):
+        setup.tunix.JengineRollout(setup.actor, word_tokenizer(), "mesh", CONFIG, **SETTINGS)
 
 
 def test_engines_are_asked_for_in_one_way(setup: Setup) -> None:
