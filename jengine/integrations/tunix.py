@@ -37,11 +37,12 @@ ParameterMapping = Callable[[Any], Any]
 class JengineRollout(BaseRollout):
     """Generates, scores and takes over new weights through one LLM in this process.
 
-    Give an `llm`, or what makes one: `model` (a folder) with the actor's parameters in place of the
-    folder's, or nothing, where the actor is a jengine module itself. `mapping` turns the trainer's
-    parameters into jengine's; without it they must have jengine's names. Other keywords are
-    settings of the LLM; its `max_model_len` is Tunix's `kv_cache_size`. Settings of RolloutConfig
-    that begin with another engine's name are that engine's.
+    Give an `llm`, which takes over the actor's parameters, or what makes one: `model` (a folder),
+    with the actor's parameters in place of the folder's, or nothing, where the actor is a jengine
+    module itself. `mapping` turns the trainer's parameters into jengine's; without it they must
+    have jengine's names. Other keywords are settings of the LLM; its `max_model_len` is Tunix's
+    `kv_cache_size`. Settings of RolloutConfig that begin with another engine's name are that
+    engine's.
 
     Log-probabilities are those of the distribution that was sampled from (temperature applied), as
     Tunix's other engines return them, and of the model itself in `get_per_token_logps`.
@@ -62,11 +63,16 @@ class JengineRollout(BaseRollout):
         if llm is not None and (model is not None or settings):
             raise ConfigError("an llm is complete: leave model and its settings out, or the llm.")
         self._mapping = mapping
+        wanted = settings_from(rollout_config, mesh)
         if llm is None:
-            settings = {**settings_from(rollout_config, mesh), **settings}
-            llm = self._build(rollout_actor, hugging_face(tokenizer), model, settings)
-        self.llm = llm
-        self._tokenizer = llm.get_tokenizer()
+            actor, tokenizer = rollout_actor, hugging_face(tokenizer)
+            self.llm = self._build(actor, tokenizer, model, {**wanted, **settings})
+        else:
+            check_llm(llm, hugging_face(tokenizer), mesh)
+            self.llm = llm
+            if rollout_actor is not None:
+                self.update_params(rollout_actor)
+        self._tokenizer = self.llm.get_tokenizer()
 
     def _build(
         self, actor: Any, tokenizer: Any, model: str | Path | None, settings: dict[str, Any]
@@ -197,6 +203,22 @@ def settings_from(config: RolloutConfig | None, mesh: Any) -> dict[str, Any]:
     if config.data_type is not None:
         settings["dtype"] = jnp.dtype(config.data_type)
     return {**settings, "max_model_len": config.kv_cache_size}
+
+
+def check_llm(llm: LLM, tokenizer: Any, mesh: Any) -> None:
+    """Refuse an engine that reads other tokens or lies elsewhere than the trainer thinks."""
+    both = [one for one in (tokenizer, llm.get_tokenizer()) if one is not None]
+    facts = [(len(one), one.eos_token_id, one.pad_token_id) for one in both]
+    if len(set(facts)) > 1:
+        raise ConfigError(
+            "the trainer's tokenizer and the llm's differ in (size, EOS, padding):"
+            f" {facts[0]} and {facts[1]}. Make the llm with tokenizer=the trainer's."
+        )
+    if mesh is not None and set(mesh.devices.flat) != set(llm.mesh.devices.flat):
+        raise ConfigError(
+            f"the llm lies on {llm.mesh.devices.tolist()}, and the trainer's rollout mesh is"
+            f" {mesh.devices.tolist()}. Make the llm with mesh=that mesh."
+        )
 
 
 def sampling_params(config: RolloutConfig, **given: Any) -> SamplingParams:

@@ -6,6 +6,7 @@ import importlib
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -253,6 +254,20 @@ def test_wrong_parameters_change_nothing(rollout: Any, setup: Setup) -> None:
     with pytest.raises(UnsupportedFeature, match="merge"):
         rollout.update_params(nnx.state(build(1)), (nnx.LoRAParam,))
     assert tokens(rollout.generate(PROMPTS, GREEDY)) == before
+
+
+def test_a_given_engine_takes_over_the_actor(setup: Setup) -> None:
+    with LLM(setup.actor, tokenizer=word_tokenizer(), max_model_len=64, **SETTINGS) as llm:
+        other = build(1)
+        rollout = setup.tunix.JengineRollout(other, word_tokenizer(), llm.mesh, CONFIG, llm=llm)
+        (answer,) = tokens(rollout.generate(PROMPTS[:1], replace(GREEDY, eos_tokens=[])))
+        best = logits(other, [BOS, 5, 6, 7, *answer])[3:-1].argmax(-1)
+        assert answer == best.tolist()
+        with pytest.raises(ConfigError, match=r"\(97, 2, 2\) and \(97, 2, 0\)"):
+            setup.tunix.JengineRollout(other, word_tokenizer(pad="</s>"), llm=llm)
+        with pytest.raises(ConfigError, match="the llm lies on"):
+            elsewhere = SimpleNamespace(devices=np.array([None]))
+            setup.tunix.JengineRollout(other, None, elsewhere, llm=llm)
 
 
 def test_a_mapping_turns_the_trainers_parameters_into_ours(setup: Setup) -> None:
