@@ -52,7 +52,11 @@ DEVICE_NOUNS = {"jengine.config", "jengine.errors"}
 # Libraries that only some rooms may import.
 DEVICE_LIBRARIES = {"jax", "flax", "orbax"}
 # Programs of their own, which nothing imports: torch may be there.
-OTHER_PROCESSES = {"jengine.research.torch_reference"}
+OTHER_PROCESSES = {
+    "jengine.research.torch_reference",
+    "jengine.bench.peers.transformers_peer",
+    "jengine.bench.peers.vllm_peer",
+}
 RUNS_CODE = {"torch", "pickle", "dill", "cloudpickle", "_pickle"}
 
 # Exceptions: (importing module, imported module) -> why.

@@ -1,19 +1,16 @@
 """Host time of a step: schedule, pack and commit, with an executor that only packs.
 
-    python -m jengine.bench.host --running 16 256 1024
-
-No model and no device work, so what is measured is Python. The last line is JSON.
+No model and no device work, so what is measured is Python.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import platform
 import statistics
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
+from jengine.bench.surroundings import surroundings
 from jengine.config import CacheConfig, CacheGroup, CacheSpec, ScheduleConfig
 from jengine.engine.core import EngineCore
 from jengine.kvcache.manager import CacheManager
@@ -115,21 +112,18 @@ def measure(running: int, steps: int) -> dict[str, float]:
     }
 
 
-def main() -> None:
-    """Measure, print a table, and JSON as the last line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--running", type=int, nargs="+", default=[16, 256, 1024])
-    parser.add_argument("--steps", type=int, default=200)
-    args = parser.parse_args()
-    results = [measure(running, args.steps) for running in args.running]
-    print(f"{'rows':>6} {'schedule+commit ms':>19} {'pack ms':>8} {'total ms':>9} {'us/row':>7}")
-    for row in results:
-        print(
-            f"{row['running']:>6} {row['schedule_and_commit_ms']:>19.3f} {row['pack_ms']:>8.3f} "
-            f"{row['total_ms']:>9.3f} {row['us_per_request']:>7.2f}"
-        )
-    print(json.dumps({"bench": "host", "python": platform.python_version(), "results": results}))
+def measure_all(running: list[int], steps: int) -> dict[str, Any]:
+    """A row for each number of running requests."""
+    rows = [measure(count, steps) for count in running]
+    return {"bench": "host", **surroundings(), "results": rows}
 
 
-if __name__ == "__main__":
-    main()
+def printed(result: dict[str, Any]) -> str:
+    """The same as a table."""
+    lines = [f"{'rows':>6} {'schedule+commit ms':>19} {'pack ms':>8} {'total ms':>9} {'us/row':>7}"]
+    lines += [
+        f"{row['running']:>6} {row['schedule_and_commit_ms']:>19.3f} {row['pack_ms']:>8.3f} "
+        f"{row['total_ms']:>9.3f} {row['us_per_request']:>7.2f}"
+        for row in result["results"]
+    ]
+    return "\n".join(lines)

@@ -1,121 +1,126 @@
-"""Output tokens a second on a workload: a trace file, as peers read it too.
+"""Output tokens a second on a workload, alone or in turn with a peer on the same work.
 
-    python -m jengine.bench.throughput MODEL TRACE.jsonl --max-num-seqs 32 --max-model-len 1024
-
-A trace has one JSON object a line: {"prompt_token_ids": [...], "max_tokens": n}. All requests are
-greedy and ignore the end token, so the amount of work is fixed. The last line is JSON.
+All requests are greedy and ignore the end token, so the amount of work is fixed. The prefix cache
+is emptied before each run.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import platform
-import resource
-import subprocess
+import statistics
+import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jax
-
-from jengine import __version__
+from jengine.bench.against import Peer, PeerSettings
+from jengine.bench.surroundings import peak_bytes, surroundings
+from jengine.bench.workloads import Item, write_trace
 from jengine.engine.llm import LLM
 from jengine.sampling_params import SamplingParams
 
 
-def read_trace(path: Path) -> tuple[list[list[int]], list[SamplingParams]]:
-    """Prompts and their parameters."""
-    items = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
-    params = [
-        SamplingParams(
-            temperature=0, max_tokens=item["max_tokens"], ignore_eos=True, detokenize=False
-        )
+@dataclass(frozen=True)
+class Opponent:
+    """Which peer to run in turn, and which Python has it."""
+
+    name: str
+    python: str | None = None
+
+
+def params_of(items: list[Item]) -> list[SamplingParams]:
+    """Greedy, exactly as long as asked for."""
+    return [
+        SamplingParams(temperature=0, max_tokens=item.max_tokens, ignore_eos=True, detokenize=False)
         for item in items
     ]
-    return [item["prompt_token_ids"] for item in items], params
+
+
+def run_once(llm: LLM, items: list[Item]) -> tuple[float, int]:
+    """Seconds of one run, and the tokens it made."""
+    prompts, params = [item.prompt_token_ids for item in items], params_of(items)
+    llm.reset_prefix_cache()
+    began = time.perf_counter()
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    seconds = time.perf_counter() - began
+    return seconds, sum(len(output.outputs[0].token_ids) for output in outputs)
 
 
 def measure(
-    llm: LLM, prompts: list[list[int]], params: list[SamplingParams], repeats: int
-) -> tuple[list[float], int]:
-    """Seconds of each run over the whole trace, and the tokens one run generates."""
-    seconds, generated = [], 0
-    for _ in range(repeats):
-        llm.reset_prefix_cache()
-        began = time.perf_counter()
-        outputs = llm.generate(prompts, params, use_tqdm=False)
-        seconds.append(time.perf_counter() - began)
-        generated = sum(len(output.outputs[0].token_ids) for output in outputs)
-    return seconds, generated
+    llm: LLM, items: list[Item], repeats: int, opponent: Opponent | None = None
+) -> dict[str, Any]:
+    """Everything about `repeats` runs; those of the opponent come between ours."""
+    if opponent is None:
+        ours = [run_once(llm, items) for _ in range(repeats)]
+        return report(llm, items, ours)
+    with tempfile.TemporaryDirectory() as folder:
+        trace = Path(folder) / "trace.jsonl"
+        write_trace(items, trace)
+        with Peer(opponent.name, opponent.python, peer_settings(llm, trace)) as peer:
+            run_once(llm, items)  # both have run once before anything counts
+            peer.run()
+            pairs = [(run_once(llm, items), peer.run()) for _ in range(repeats)]
+    result = report(llm, items, [ours for ours, _ in pairs])
+    theirs = summary(items, [theirs for _, theirs in pairs])
+    result["peer"] = {"engine": peer.version, "startup_s": round(peer.startup_s, 2), **theirs}
+    result["ratio"] = round(result["output_tok_s"] / theirs["output_tok_s"], 3)
+    return result
 
 
-def commit() -> str | None:
-    """The commit that runs, where this is a checkout."""
-    git = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
-    found = subprocess.run(git, capture_output=True, text=True, check=False)  # noqa: S603
-    return found.stdout.strip() or None
+def peer_settings(llm: LLM, trace: Path) -> PeerSettings:
+    """The same limits for the peer."""
+    engine = llm.engine
+    return PeerSettings(
+        model=str(engine.folder),
+        trace=str(trace),
+        dtype=engine.model.dtype,
+        max_num_seqs=engine.schedule.max_num_seqs,
+        max_model_len=engine.schedule.max_model_len,
+        prefix_caching=engine.cache.enable_prefix_caching,
+    )
 
 
-def report(args: argparse.Namespace, llm: LLM, started: float) -> dict[str, Any]:
-    """Everything about the run."""
-    prompts, params = read_trace(args.trace)
-    seconds, generated = measure(llm, prompts, params, args.repeats)
-    read, best = sum(map(len, prompts)), min(seconds)
+def summary(items: list[Item], runs: list[tuple[float, int]]) -> dict[str, Any]:
+    """Speeds of the median run."""
+    seconds, generated = statistics.median(seconds for seconds, _ in runs), runs[0][1]
+    read = sum(len(item.prompt_token_ids) for item in items)
+    return {
+        "seconds": [round(one, 3) for one, _ in runs],
+        "generated": generated,
+        "requests_s": round(len(items) / seconds, 2),
+        "total_tok_s": round((generated + read) / seconds, 1),
+        "output_tok_s": round(generated / seconds, 1),
+    }
+
+
+def report(llm: LLM, items: list[Item], runs: list[tuple[float, int]]) -> dict[str, Any]:
+    """What was run, on what, and how fast it was."""
     stats = llm.stats()
     return {
-        "engine": "jengine",
-        "version": __version__,
-        "commit": commit(),
-        "device": str(jax.devices()[0]),
-        "processor": platform.machine(),
-        "jax": jax.__version__,
+        "bench": "throughput",
+        **surroundings(),
         "dtype": llm.engine.model.dtype,
-        "requests": len(prompts),
-        "startup_s": round(started, 2),
-        "seconds": [round(one, 3) for one in seconds],
-        "generated": generated,
-        "output_tok_s": round(generated / best, 1),
-        "total_tok_s": round((generated + read) / best, 1),
-        "requests_s": round(len(prompts) / best, 2),
+        "max_num_seqs": llm.engine.schedule.max_num_seqs,
+        "requests": len(items),
+        "prompt_tokens": sum(len(item.prompt_token_ids) for item in items),
+        **summary(items, runs),
         "preemptions": stats.preemptions,
         "prefix_hit_rate": round(stats.prefix_hits / max(stats.prefix_queries, 1), 3),
-        "peak_rss_gb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6, 2),
+        "peak_rss_gb": round(peak_bytes() / 1e9, 2),
         "programs": llm.ledger.as_dicts(),
     }
 
 
-def main() -> None:
-    """Measure, print the lines that people look for, and JSON as the last line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("model")
-    parser.add_argument("trace", type=Path)
-    parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--max-num-seqs", type=int, default=32)
-    parser.add_argument("--max-num-batched-tokens", type=int)
-    parser.add_argument("--max-model-len", type=int, default=1024)
-    parser.add_argument("--no-prefix-caching", action="store_true")
-    parser.add_argument("--repeats", type=int, default=3)
-    args = parser.parse_args()
-    began = time.perf_counter()
-    llm = LLM(
-        args.model,
-        skip_tokenizer_init=True,
-        dtype=args.dtype,
-        max_num_seqs=args.max_num_seqs,
-        max_num_batched_tokens=args.max_num_batched_tokens,
-        max_model_len=args.max_model_len,
-        enable_prefix_caching=not args.no_prefix_caching,
-        compilation_config={"variants": ["greedy"]},
-    )
-    result = report(args, llm, time.perf_counter() - began)
-    print(llm.ledger)
-    print(
+def printed(result: dict[str, Any]) -> str:
+    """The lines that people look for."""
+    lines = [
         f"Throughput: {result['requests_s']:.2f} requests/s, {result['total_tok_s']:.2f} total "
-        f"tokens/s, {result['output_tok_s']:.2f} output tokens/s"
-    )
-    print(json.dumps(result))
-
-
-if __name__ == "__main__":
-    main()
+        f"tokens/s, {result['output_tok_s']:.2f} output tokens/s",
+        f"Total num prompt tokens:  {result['prompt_tokens']}",
+        f"Total num output tokens:  {result['generated']}",
+    ]
+    if "peer" in result:
+        peer = result["peer"]
+        lines.append(f"{peer['engine']}: {peer['output_tok_s']:.2f} output tokens/s")
+        lines.append(f"Ratio: {result['ratio']:.2f} x")
+    return "\n".join(lines)

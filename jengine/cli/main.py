@@ -31,6 +31,7 @@ COMMANDS = {
     "chat": "talk with a model",
     "generate": "continue prompts",
     "compare": "compare the numbers with torch's",
+    "bench": "measure speed: tokens a second, latency, start-up",
     "doctor": "check this machine, or whether a model fits it",
 }
 OVERVIEW = """\

@@ -1,0 +1,94 @@
+"""A peer in a process of its own, on the same trace, in turn with us: A B A B.
+
+In: the peer's name, its Python and the work. Out: seconds of each run.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+from jengine.errors import ConfigError, JengineError
+
+PROGRAMS = Path(__file__).parent / "peers"
+PEERS = {"transformers": "transformers_peer.py", "vllm": "vllm_peer.py"}
+
+
+class PeerFailed(JengineError, RuntimeError):
+    """The peer's process ended or said something unexpected."""
+
+
+@dataclass(frozen=True)
+class PeerSettings:
+    """What a peer is told."""
+
+    model: str
+    trace: str
+    dtype: str
+    max_num_seqs: int
+    max_model_len: int
+    prefix_caching: bool
+
+
+class Peer:
+    """A peer that has loaded the model and waits to be run."""
+
+    def __init__(self, name: str, python: str | None, settings: PeerSettings) -> None:
+        if name not in PEERS:
+            raise ConfigError(f"--against {name!r}: expected one of {', '.join(PEERS)}.")
+        self.name = name
+        # A file, not a pipe: nobody reads it while the peer writes.
+        self._errors: IO[str] = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed in __exit__
+        command = [python or sys.executable, str(PROGRAMS / PEERS[name])]
+        try:
+            self._process = subprocess.Popen(  # noqa: S603 - the program that the user named
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
+                text=True,
+            )  # fmt: skip
+        except OSError as error:
+            raise ConfigError(f"{name}: {command[0]} cannot be run: {error}.") from error
+        ready = self._ask(asdict(settings))
+        self.version, self.startup_s = ready["ready"], ready["startup_s"]
+
+    def run(self) -> tuple[float, int]:
+        """Seconds of one run over the trace, and the tokens it made."""
+        answer = self._ask({"run": True})
+        return answer["seconds"], answer["generated"]
+
+    def _ask(self, words: dict[str, Any]) -> dict[str, Any]:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        try:
+            self._process.stdin.write(json.dumps(words) + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            pass  # it has ended; what it wrote says why
+        line = self._process.stdout.readline()
+        if not line:
+            self._process.wait()
+            self._errors.seek(0)
+            last = " / ".join(self._errors.read().strip().splitlines()[-3:])
+            raise PeerFailed(
+                f"{self.name} ended with status {self._process.returncode}: {last or 'no message'}"
+            )
+        return json.loads(line)
+
+    def __enter__(self) -> Peer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout, self._errors):
+            if stream is not None:
+                stream.close()

@@ -1,0 +1,50 @@
+"""Seconds that one batch takes from start to end, again and again."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+
+from jengine.bench.surroundings import surroundings
+from jengine.engine.llm import LLM
+from jengine.sampling_params import SamplingParams
+
+PERCENTILES = (10, 25, 50, 75, 90, 99)
+
+
+def measure(
+    llm: LLM, *, input_len: int, output_len: int, batch_size: int, warm_up: int, iterations: int
+) -> dict[str, Any]:
+    """The same batch of random prompts, `iterations` times."""
+    rng = np.random.default_rng(0)
+    shape = (batch_size, input_len)
+    prompts = rng.integers(0, llm.engine.model.vocab_size, shape).tolist()
+    params = SamplingParams(temperature=0, max_tokens=output_len, ignore_eos=True, detokenize=False)
+    seconds = []
+    for number in range(warm_up + iterations):
+        llm.reset_prefix_cache()
+        began = time.perf_counter()
+        llm.generate(prompts, params, use_tqdm=False)
+        if number >= warm_up:
+            seconds.append(time.perf_counter() - began)
+    return {
+        "bench": "latency",
+        **surroundings(),
+        "dtype": llm.engine.model.dtype,
+        "input_len": input_len,
+        "output_len": output_len,
+        "batch_size": batch_size,
+        "avg_latency": float(np.mean(seconds)),
+        "latencies": [round(one, 5) for one in seconds],
+        "percentiles": {str(p): float(np.percentile(seconds, p)) for p in PERCENTILES},
+    }
+
+
+def printed(result: dict[str, Any]) -> str:
+    """The lines that people look for."""
+    lines = [f"Avg latency: {result['avg_latency']:.4f} seconds"]
+    for percentile, value in result["percentiles"].items():
+        lines.append(f"{percentile}% percentile latency: {value:.4f} seconds")
+    return "\n".join(lines)

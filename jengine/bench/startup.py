@@ -1,0 +1,97 @@
+"""From the start of a process to its first token, with cold and with warm caches.
+
+Each measurement is a process of its own. Cold: an empty compile cache. Warm: the cache that the run
+before has left.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any
+
+from jengine.bench.surroundings import surroundings
+from jengine.errors import JengineError
+
+# Begins at the first line of the process, ends with the first token. The interpreter's own start
+# is added by the parent, which knows when it began.
+CHILD = """
+import json, sys, time
+settings = json.loads(sys.argv[1])
+from jengine import LLM, SamplingParams
+imported = time.time()
+llm = LLM(settings.pop("model"), **settings)
+ready = time.time()
+params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
+llm.generate([{"prompt_token_ids": [3, 4, 5]}], params, use_tqdm=False)
+print(json.dumps({"imported": imported, "ready": ready, "token": time.time(),
+                  "programs": len(llm.ledger.entries)}))
+"""
+
+
+class StartFailed(JengineError, RuntimeError):
+    """A measured process did not come to its first token."""
+
+
+def measure(model: str, settings: dict[str, Any], *, cold: int, warm: int) -> dict[str, Any]:
+    """Medians over processes with cold and with warm caches."""
+    runs: dict[str, list[dict[str, float]]] = {"cold": [], "warm": []}
+    with tempfile.TemporaryDirectory() as keeps:
+        start(model, settings, keeps)  # fills the cache, and the system's cache of files
+        for _ in range(cold):
+            with tempfile.TemporaryDirectory() as empty:
+                runs["cold"].append(start(model, settings, empty))
+        for _ in range(warm):
+            runs["warm"].append(start(model, settings, keeps))
+    return {
+        "bench": "startup",
+        **surroundings(),
+        "settings": settings,
+        **{kind: summary(found) for kind, found in runs.items() if found},
+    }
+
+
+def start(model: str, settings: dict[str, Any], cache: str) -> dict[str, float]:
+    """One process: seconds until everything was imported, ready, and the first token there."""
+    words = json.dumps({"model": model, **settings, "compilation_config": {"cache_dir": cache}})
+    began = time.time()
+    done = subprocess.run(  # noqa: S603 - this Python, and a program of ours
+        [sys.executable, "-c", CHILD, words],
+        capture_output=True, text=True, check=False, env=dict(os.environ),
+    )  # fmt: skip
+    if done.returncode:
+        last = " / ".join(done.stderr.strip().splitlines()[-3:])
+        raise StartFailed(f"{model} did not start (status {done.returncode}): {last}")
+    times = json.loads(done.stdout.splitlines()[-1])
+    return {
+        "imports_s": times["imported"] - began,
+        "ready_s": times["ready"] - began,
+        "first_token_s": times["token"] - began,
+        "programs": times["programs"],
+    }
+
+
+def summary(runs: list[dict[str, float]]) -> dict[str, Any]:
+    """The median of each figure, and all of the last one."""
+    medians = {name: round(statistics.median(run[name] for run in runs), 2) for name in runs[0]}
+    return {**medians, "all_first_token_s": [round(run["first_token_s"], 2) for run in runs]}
+
+
+def printed(result: dict[str, Any]) -> str:
+    """One line a kind of start."""
+    lines = [
+        f"{'caches':<8} {'imports s':>10} {'ready s':>10} {'first token s':>14} {'programs':>9}"
+    ]
+    for kind in ("cold", "warm"):
+        if kind in result:
+            one = result[kind]
+            lines.append(
+                f"{kind:<8} {one['imports_s']:>10.2f} {one['ready_s']:>10.2f} "
+                f"{one['first_token_s']:>14.2f} {one['programs']:>9.0f}"
+            )
+    return "\n".join(lines)
