@@ -7,8 +7,14 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
+
+import jax
+
+LARGEST_HEAD = 256
+# The first devices with bfloat16 and the copies that the kernels' pipelines are made of.
+OLDEST_CAPABILITY = 8.0
 
 
 def choose(
@@ -33,4 +39,28 @@ def missing_for_triton() -> str | None:
     """What has to be installed before Triton kernels can be compiled or interpreted, or None."""
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed. Install jengine[cuda12] or jengine[cuda13]."
+    return None
+
+
+def triton_problem(platform: str, head_dims: Iterable[int]) -> str | None:
+    """Why Triton kernels cannot run on this machine's devices with these heads, or None."""
+    if missing := missing_for_triton():
+        return missing
+    if platform == "cpu":
+        launch = importlib.import_module("pallas_kernels.launch")
+        if launch.interpreting():
+            return None
+        return "the kernels need an NVIDIA GPU, and JAX sees CPUs only."
+    device = jax.devices()[0]
+    capability = getattr(device, "compute_capability", None)
+    if "cuda" not in device.client.platform_version.lower():
+        return f"the kernels need an NVIDIA GPU; this is {device.device_kind}."
+    if float(capability or 0) < OLDEST_CAPABILITY:
+        return (
+            f"the kernels need compute capability {OLDEST_CAPABILITY} or newer; "
+            f"{device.device_kind} has {capability}."
+        )
+    too_large = [head_dim for head_dim in head_dims if head_dim > LARGEST_HEAD]
+    if too_large:
+        return f"the kernels take heads of up to {LARGEST_HEAD} numbers; this has {too_large[0]}."
     return None

@@ -39,6 +39,7 @@ ENGINE_HELP = {
     "long_prefill_token_threshold": "prompts longer than this are run in pieces of this size",
     "scheduling_policy": "who runs first",
     "overlap": "end a step before the next is prepared",
+    "attention_backend": "what attention runs on; auto: Triton on NVIDIA GPUs, else XLA",
     "enforce_eager": "compile steps when they are first needed, not at the start",
     "strict": "make a compile after the start an error",
     "deterministic": "bitwise equal log-probabilities in any batch; slower",

@@ -77,6 +77,8 @@ class EngineArgs:
     long_prefill_token_threshold: int = 0
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     overlap: bool = True
+    # auto: Triton kernels on NVIDIA GPUs, XLA everywhere else.
+    attention_backend: Literal["auto", "xla", "triton"] = "auto"
     enforce_eager: bool = False
     strict: bool = False
     # Bitwise the same log-probabilities alone or in any batch, generated or scored. Slower.
@@ -142,6 +144,7 @@ class EngineArgs:
             )
         one_of("load_format", self.load_format, ("auto", "safetensors", "orbax", "dummy"))
         one_of("scheduling_policy", self.scheduling_policy, ("fcfs", "priority"))
+        one_of("attention_backend", self.attention_backend, ("auto", "xla", "triton"))
         one_of("generation_config", self.generation_config, ("auto", "default", "vllm"))
         modes = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
         one_of("logprobs_mode", self.logprobs_mode, modes)

@@ -16,6 +16,7 @@ from jengine.config import ModelConfig, ScheduleConfig
 from jengine.engine.args import EngineArgs
 from jengine.errors import ConfigError, nearest_name
 from jengine.kvcache.specs import blocks_needed
+from jengine.runner.attention_backend import attention_backend
 from jengine.runner.buckets import Ladders, StepShapes, default_ladders
 from jengine.runner.build import RunnerConfig
 from jengine.runner.features import Features, variants
@@ -119,6 +120,7 @@ def runner_config(
         max_rows=schedule.max_num_seqs,
         max_model_len=schedule.max_model_len,
         one_segment=args.deterministic,
+        attention=attention_backend(args.attention_backend, config.groups),
     )
     # A window moves on when a step has been read, so chunks in flight hold blocks as well.
     in_flight = (OVERLAP_DEPTH + 1) * schedule.max_num_batched_tokens

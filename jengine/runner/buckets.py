@@ -45,6 +45,8 @@ class StepShapes:
     # Deterministic mode: every token, of prompts too, runs as if it were a decode row. One shape
     # and one order of arithmetic for all, so a token's numbers do not depend on what ran with it.
     one_segment: bool = False
+    # Which implementation of the paged operations runs; None leaves it to them.
+    attention: str | None = None
 
     @property
     def max_pages(self) -> int:

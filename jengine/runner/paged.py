@@ -72,11 +72,10 @@ def paged_attention(
         def own_heads(
             cache: Array, q: Array, k: Array, v: Array, view: GroupView
         ) -> tuple[Array, Array]:
-            written = write_cache(cache, index, k, v, view.slots)
+            written = write_cache(cache, index, k, v, view.slots, shapes.attention)
             flat = q.reshape(q.shape[0], -1, spec.head_dim)
-            return _read(flat, written, index, view, spec, bucket, options).reshape(
-                q.shape
-            ), written
+            mixed = _read(flat, written, index, view, spec, bucket, shapes.attention, options)
+            return mixed.reshape(q.shape), written
 
         # Queries by the kv head they belong to, so that both are split alike.
         grouped = q.reshape(q.shape[0], spec.kv_heads, -1, spec.head_dim)
@@ -109,11 +108,12 @@ def group_view(inputs: StepInput, group: int, bucket: Bucket, shapes: StepShapes
 
 def _read(
     q: Array, cache: Array, layer: int, view: GroupView, spec: CacheSpec, bucket: Bucket,
-    scores: ScoreOptions,
+    implementation: str | None, scores: ScoreOptions,
 ) -> Array:  # fmt: skip
     rows = bucket.decode_rows
     tables, starts, positions = view.tables, view.table_starts, view.positions
     options = {"head_dim": spec.head_dim, "window": spec.window, **scores}
+    options["implementation"] = implementation
     decoded = decode_attention(
         q[:rows], cache, layer, tables[:rows], starts[:rows], positions[:rows] + 1, **options
     )

@@ -1,0 +1,84 @@
+"""The attention backend: chosen by platform, forced by name, refused where it cannot run.
+
+Here the Triton kernels run in Triton's interpreter, through the whole engine.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+import jengine
+from jengine.config import CacheGroup, CacheSpec
+from jengine.errors import ConfigError
+from jengine.runner import attention_backend as backends
+from tests.models.tiny_models import write_tiny_native
+from tests.pallas_kernels.implementations import TRITON
+
+GROUPS = (CacheGroup(CacheSpec("full", kv_heads=2, head_dim=8), (0, 1)),)
+# One longer than a window and a tile; one that begins like it, in its cache.
+PROMPTS = [[5, 6, 7, 8, 9] * 7, [5, 6, 7, 8, 9] * 7 + [12]]
+
+ONE_VARIANT = {"variants": ["greedy"], "prefill_tokens": [64]}
+
+
+def generate(folder: Path, backend: str, **options: object) -> list[tuple[int, ...]]:
+    with jengine.LLM(
+        folder, skip_tokenizer_init=True, max_model_len=48, max_num_seqs=2,
+        max_num_batched_tokens=64, block_size=8, enforce_eager=True, attention_backend=backend,
+        show_progress=False, **{"compilation_config": ONE_VARIANT, **options},
+    ) as llm:  # fmt: skip
+        prompts = [{"prompt_token_ids": ids} for ids in PROMPTS]
+        params = jengine.SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
+        return [tuple(output.outputs[0].token_ids) for output in llm.generate(prompts, params)]
+
+
+@pytest.mark.parametrize("backend", [TRITON])
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        pytest.param("llama", {}, marks=pytest.mark.slow),
+        # A sliding window, and a soft cap.
+        ("gemma2", {}),
+        # Every token as a decode row.
+        pytest.param(
+            "gemma2", {"deterministic": True, "compilation_config": None}, marks=pytest.mark.slow
+        ),
+        pytest.param("qwen3", {}, marks=pytest.mark.slow),
+    ],
+)
+def test_the_engine_writes_the_same(
+    family: str, backend: str, options: dict, tmp_path: Path
+) -> None:
+    folder = write_tiny_native(tmp_path, family)
+    assert generate(folder, backend, **options) == generate(folder, "xla", **options)
+
+
+def test_the_cpu_uses_xla_and_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    assert backends.attention_backend("auto", GROUPS) == "xla"
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize(("problem", "chosen"), [(None, "triton"), ("no such chip.", "xla")])
+def test_a_gpu_uses_triton_where_it_can(
+    problem: str | None, chosen: str, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(backends.jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(backends, "triton_problem", lambda *_: problem)
+    assert backends.attention_backend("auto", GROUPS) == chosen
+    assert caplog.messages[-1] == f"Attention backend: {chosen}"
+    assert ("no such chip." in caplog.text) == (problem is not None)
+    assert backends.attention_backend("xla", GROUPS) == "xla"
+
+
+def test_what_cannot_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backends, "triton_problem", lambda *_: "JAX sees CPUs only.")
+    with pytest.raises(ConfigError, match=r"attention_backend='triton'.*CPUs only.*'xla'"):
+        backends.attention_backend("triton", GROUPS)
+    with pytest.raises(ConfigError, match=r"attention_backend='flash'.*'auto', 'xla'"):
+        jengine.LLM("demo", attention_backend="flash")
