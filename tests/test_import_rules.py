@@ -64,12 +64,17 @@ EXCEPTIONS = {
     ("jengine", "*"): "public names, loaded when they are first used",
     ("jengine.__main__", "jengine.cli.main"): "the command line as a module",
     ("jengine.weights.folder", "jengine.demo"): "where the shipped model lies; imports nothing",
+    ("jengine.engine.llm", "jengine.research.compare"): "llm.compare, loaded when it is called",
+    ("jengine.engine.llm", "jengine.research.comparison"): "what llm.compare returns, for types",
 }
 # Files of device rooms that must stay free of jax, because host code uses them.
 NO_JAX = {"jengine.sampling", "jengine.sampling.features", "jengine.sampling.admission"}
 # Our own code that may be imported inside functions.
 LAZY_IMPORTERS = {"jengine": "public names, loaded when they are first used"}
-LAZY_TARGETS = {"jengine.weights.orbax_io": "orbax takes a second to import, and few need it"}
+LAZY_TARGETS = {
+    "jengine.weights.orbax_io": "orbax takes a second to import, and few need it",
+    "jengine.research.compare": "the research room stands above the engine, and few need it",
+}
 
 
 class Import(NamedTuple):

@@ -31,8 +31,8 @@ examples:
 """
 ENGINE_FLAGS = (
     "tokenizer", "dtype", "load_format", "seed", "max_num_seqs", "max_num_batched_tokens",
-    "block_size", "gpu_memory_utilization", "kv_cache_memory_bytes", "deterministic",
-    "compilation_config",
+    "tensor_parallel_size", "block_size", "gpu_memory_utilization", "kv_cache_memory_bytes",
+    "deterministic", "compilation_config",
 )  # fmt: skip
 
 

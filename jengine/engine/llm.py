@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 
@@ -34,6 +34,9 @@ from jengine.sampling_params import RequestOutputKind, SamplingParams
 from jengine.text.chat_template import render_chat
 from jengine.weights.live import fitting_arrays, release_moved
 from jengine.weights.save import save_model
+
+if TYPE_CHECKING:
+    from jengine.research.comparison import Comparison
 
 Params = SamplingParams | Sequence[SamplingParams] | None
 Progress = bool | ProgressFactory
@@ -274,6 +277,18 @@ class LLM:
         return arrays.generate_arrays(
             self._answer_rows, token_ids, lengths, key=key, sampling_params=params
         )
+
+    def compare(self, against: str | Path = "torch", **options: Any) -> Comparison:
+        """How close these parameters' numbers are to torch's, layer by layer, in another process.
+
+        `against` is "torch", or the folder of a saved bundle. Options: prompts, new_tokens,
+        points, sweeps, torch_python, torch_device, save_bundle. In a notebook the result shows
+        its report; see also its verdict, columns(), to_frame(), save_report().
+        """
+        # The research room stands above this one, and few need it.
+        from jengine.research.compare import compare_llm
+
+        return compare_llm(self, against, **options)
 
     # --- the engine ------------------------------------------------------------------------
 

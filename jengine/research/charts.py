@@ -13,11 +13,13 @@ from dataclasses import dataclass
 
 # A chart's size in its own units; the page scales it.
 WIDTH, HEIGHT = 640.0, 260.0
-LEFT, RIGHT, TOP, BOTTOM = 58.0, 12.0, 12.0, 46.0
+LEFT, RIGHT, TOP, BOTTOM = 58.0, 24.0, 12.0, 34.0
 # Labels below a chart take about this much room each.
 LABEL_WIDTH = 44.0
 CELL_HEIGHT = 15.0
 FAINTEST = 0.06
+# A strip's cells differ in shade over this many times; what is smaller is as faint as can be.
+SHADES = 1e4
 
 
 @dataclass(frozen=True)
@@ -77,17 +79,25 @@ class Axis:
 
 
 def line_chart(
-    series: Sequence[Series], labels: Sequence[str], *, marked: Sequence[str] = (), title: str
+    series: Sequence[Series],
+    labels: Sequence[str],
+    *,
+    marked: Sequence[str] = (),
+    title: str,
+    width: float = WIDTH,
 ) -> str:
     """Lines over named places, on a logarithmic scale. Places in `marked` stand out."""
     y = log_axis([value for line in series for value in line.values], HEIGHT - BOTTOM, TOP)
     spread = max(len(labels) - 1, 1)
-    xs = [LEFT + (WIDTH - LEFT - RIGHT) * index / spread for index in range(len(labels))]
-    parts = [grid(y), *(mark(x) for x, label in zip(xs, labels, strict=True) if label in marked)]
-    parts += names_below(xs, labels)
+    xs = [LEFT + (width - LEFT - RIGHT) * index / spread for index in range(len(labels))]
+    parts = [
+        grid(y, right=width),
+        *(mark(x) for x, label in zip(xs, labels, strict=True) if label in marked),
+    ]
+    parts += names_below(xs, labels, width)
     for line in series:
         parts.append(one_line(line, xs, labels, y))
-    return figure(parts, title, HEIGHT) + legend([(line.name, line.look) for line in series])
+    return figure(parts, title, HEIGHT, width) + legend([(line.name, line.look) for line in series])
 
 
 def one_line(line: Series, xs: Sequence[float], labels: Sequence[str], y: Axis) -> str:
@@ -121,12 +131,12 @@ def scatter(clouds: Sequence[Dots], x_name: str, y_name: str, *, title: str) -> 
                 f'<circle class="cloud {cloud.look}" cx="{x.place(a):.1f}" cy="{y.place(b):.1f}" '
                 f'r="3">{tip(f"{cloud.name}: {x_name} {number(a)}, {y_name} {number(b)}")}</circle>'
             )
-    parts.append(text(LEFT + size / 2, TOP + size + 38, x_name, "middle"))
+    parts.append(text(LEFT + size / 2, TOP + size + 34, x_name, "middle"))
     parts.append(
         f'<text class="label" text-anchor="middle" transform="translate(14,{TOP + size / 2:.1f}) '
         f'rotate(-90)">{html.escape(y_name)}</text>'
     )
-    drawn = figure(parts, title, TOP + size + BOTTOM, LEFT + size + RIGHT)
+    drawn = figure(parts, title, TOP + size + 42, LEFT + size + RIGHT)
     return drawn + legend([(cloud.name, cloud.look) for cloud in clouds])
 
 
@@ -169,7 +179,8 @@ class Row:
 def strip(rows: Sequence[Row], *, title: str, unit: str) -> str:
     """Rows of cells, the darker the larger, on a logarithmic scale."""
     positive = [value for row in rows for value in row.values if 0 < value < math.inf]
-    scale = log_axis(positive, FAINTEST, 1.0)
+    most = max(positive, default=1.0)
+    scale = Axis(most / SHADES, most, FAINTEST, 1.0, log=True)
     longest = max((len(row.values) for row in rows), default=1)
     left = 120.0
     width = 900.0
@@ -223,9 +234,9 @@ def grid_below(x: Axis, top: float, bottom: float) -> str:
     )
 
 
-def names_below(xs: Sequence[float], labels: Sequence[str]) -> list[str]:
+def names_below(xs: Sequence[float], labels: Sequence[str], width: float) -> list[str]:
     """Labels under their places; where there are too many, every second, third and so on."""
-    room = (WIDTH - LEFT - RIGHT) / LABEL_WIDTH
+    room = (width - LEFT - RIGHT) / LABEL_WIDTH
     every = max(1, math.ceil(len(labels) / room))
     last = len(labels) - 1
     shown = [i for i in range(len(labels)) if i == last or (i % every == 0 and last - i >= every)]

@@ -10,7 +10,7 @@ import platform
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ import numpy as np
 import jengine
 from jengine.config import ModelConfig
 from jengine.engine.llm import LLM
-from jengine.errors import ConfigError, nearest_name
+from jengine.errors import ConfigError, nearest_name, unknown_argument
 from jengine.models.taps import tap_points
 from jengine.research.bundle import read_bundle
 from jengine.research.comparison import Comparison
@@ -41,10 +41,9 @@ from jengine.research.torch_process import Job, find_python, make_bundle, wider
 from jengine.weights.save import new_folder
 
 TORCH = "torch"
-ROWS = 4
+MOST_ROWS = 8
 # Tokens of one step at most: longer prompts run in pieces.
 STEP_TOKENS = 512
-TILE = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,9 +70,13 @@ def compare_folder(
     return compare(folder_subject(model, settings or {}, open_llm), options)
 
 
-def compare_llm(llm: LLM, options: Options) -> Comparison:
-    """Compare the parameters that an engine uses now."""
-    return compare(live_subject(llm), options)
+def compare_llm(llm: LLM, against: str | Path = TORCH, **given: Any) -> Comparison:
+    """Compare the parameters that an engine uses now; see Options for what may be given."""
+    known = {item.name for item in fields(Options)} - {"against", "command", "note"}
+    for name in given:
+        if name not in known:
+            raise unknown_argument("compare", name, known)
+    return compare(live_subject(llm), Options(against=against, **given))
 
 
 def compare(subject: Subject, options: Options) -> Comparison:
@@ -231,14 +234,13 @@ def check_same_model(reference: Reference, config: ModelConfig, points: Sequence
 
 
 def engine_settings(config: ModelConfig, reference: Reference) -> dict[str, Any]:
-    """Settings of an engine for these prompts: room for them, and few programs to compile."""
+    """Settings of an engine for these prompts: room for them and their answers, no more."""
     longest = max(map(len, reference.prompts)) + max(reference.new_tokens, 1) + 1
-    tokens = min(STEP_TOKENS, max(2 * TILE, -(-longest // TILE) * TILE))
     return {
         **SETTINGS,
-        "max_model_len": min(max(longest, 2), config.max_position),
-        "max_num_seqs": ROWS,
-        "max_num_batched_tokens": tokens,
+        "max_model_len": min(longest, config.max_position),
+        "max_num_seqs": min(len(reference.prompts), MOST_ROWS),
+        "max_num_batched_tokens": min(longest + MOST_ROWS, STEP_TOKENS),
     }
 
 
@@ -278,6 +280,11 @@ def notes(config: ModelConfig, reference: Reference) -> list[str]:
         f"All three use the same weights, rounded to {dtype}; the truth widens them to {truth} and "
         f"computes there. So errors are those of arithmetic in {dtype}, not of rounding weights."
     ]
+    if truth != "float64":
+        found.append(
+            f"What is smaller than the noise of {dtype} does not show here, a rotation that is off "
+            "by a percent for example. Compare float32 as well: its noise is far smaller."
+        )
     if truth == "float64":
         found.append(
             "transformers computes norms and rotations in float32 even in a float64 model, which "

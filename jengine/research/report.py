@@ -32,6 +32,8 @@ LOOKS = {
 }
 # Prompt tokens shown before a continuation.
 CONTEXT = 24
+# Of a chart alone in its row.
+FULL_WIDTH = 1140.0
 
 
 def page(results: Results) -> str:
@@ -158,12 +160,12 @@ def layer_charts(results: Results) -> str:
         "What the MLP adds": [p for p in points if p.name.endswith(".mlp")],
     }
     offender = results.first_offender
-    drawn = [
+    first, *others = (
         f"<h3>{html.escape(title)}</h3>{layer_chart(some, title, offender, results)}"
         for title, some in wanted.items()
         if some
-    ]
-    return columns_of(drawn[0], "".join(drawn[1:])) if len(drawn) > 1 else "".join(drawn)
+    )
+    return first + columns_of(*others)
 
 
 def layer_chart(
@@ -183,7 +185,8 @@ def layer_chart(
     labels = [short_name(point.name) for point in points]
     marked = [short_name(offender)] if offender else []
     marked = marked if offender in [point.name for point in points] else []
-    return charts.line_chart(series, labels, marked=marked, title=title)
+    width = charts.WIDTH if points[0].name.startswith("layers.") else FULL_WIDTH
+    return charts.line_chart(series, labels, marked=marked, title=title, width=width)
 
 
 def short_name(point: str) -> str:

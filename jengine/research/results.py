@@ -180,7 +180,11 @@ class Results:
         """One sentence or two."""
         start = f"{self.band.label.capitalize()}: jengine in {self.inputs.dtype}"
         if self.passed:
-            return f"{start} is {self._distance(LOGITS)}."
+            return (
+                f"{self.band.label.capitalize()}: jengine's {self.inputs.dtype} logits are "
+                f"{shown(self.logit_ratio)} times as far from the {self.inputs.truth_dtype} truth "
+                "as torch's."
+            )
         if self.first_offender is not None:
             return f"{start} first leaves the noise at {self._distance(self.first_offender)}."
         if any(sweep.band > Band.WITHIN_NOISE for sweep in self.sweeps):
@@ -192,16 +196,12 @@ class Results:
     def _distance(self, name: str) -> str:
         point = self.point(name)
         truth = f"the {self.inputs.truth_dtype} truth"
-        if point.band is Band.BIT_EQUAL:
-            return f"equal to torch bit for bit in {name}"
         if point.band is Band.SUSPICIOUS and point.ratios.worst <= NOISE:
             return (
                 f"{name}: at single positions {shown(point.ratios.extreme)} times as far from "
                 f"{truth} as torch's worst"
             )
-        where = f"{name}: there it is " if name != LOGITS or not self.passed else ""
-        place = " in its logits" if not where else ""
-        return f"{where}{shown(point.ratios.worst)} times as far from {truth} as torch{place}"
+        return f"{name}: there it is {shown(point.ratios.worst)} times as far from {truth} as torch"
 
     def point(self, name: str) -> PointResult:
         """One tensor."""
@@ -218,4 +218,6 @@ def shown(number: float) -> str:
     """A number for people: three digits."""
     if not math.isfinite(number):
         return "infinitely many" if number > 0 else str(number)
-    return f"{number:.2f}" if 0.01 <= number < 1000 else f"{number:.2e}"
+    if number >= 1000:
+        return f"{number:,.0f}"
+    return f"{number:.2f}" if number >= 0.01 else f"{number:.2e}"

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from jengine.config import ModelConfig
-from jengine.engine.args import EngineArgs
+from jengine.engine.args import EngineArgs, human_integer
 from jengine.engine.llm import LLM
+from jengine.engine.sizes import PREFILL_TILE
 from jengine.engine.source import open_source, stored_format
 from jengine.runner.build import split_model
 from jengine.text.tokenizer import Tokenizer, has_tokenizer
@@ -44,12 +45,13 @@ def folder_subject(model: str | Path, given: Mapping[str, Any], open_llm: OpenLL
     args = EngineArgs.checked("compare", model=model, **settings)
     source = open_source(args)
 
-    def open_with(**more: Any) -> LLM:
-        return open_llm(model, **{**more, **settings})
+    def open_with(**sizes: Any) -> LLM:
+        return open_llm(model, **few_programs({**sizes, **settings}))
 
     @contextmanager
     def converted() -> Iterator[Path]:
-        with open_with(enforce_eager=True, max_num_seqs=1) as llm, saved(llm) as path:
+        least = {"enforce_eager": True, "max_num_seqs": 1, **settings}
+        with open_llm(model, **least) as llm, saved(llm) as path:
             yield path
 
     # Weights that transformers cannot read are read by an engine and written for it.
@@ -64,13 +66,33 @@ def live_subject(llm: LLM) -> Subject:
     engine.runner.check_leaves()
     _, rebuild = split_model(engine.declared)
     module = rebuild(engine.runner.leaves)
-    same = {"deterministic": engine.args.deterministic, "block_size": engine.args.block_size}
+    kept = ("deterministic", "block_size", "tensor_parallel_size", "mesh")
+    same = {name: getattr(engine.args, name) for name in kept}
 
-    def open_with(**settings: Any) -> LLM:
-        return LLM(module, skip_tokenizer_init=True, show_progress=False, **same, **settings)
+    def open_with(**sizes: Any) -> LLM:
+        settings = few_programs({**sizes, **same})
+        return LLM(module, skip_tokenizer_init=True, show_progress=False, **settings)
 
     name = type(module).__name__ if engine.folder is None else str(engine.folder)
     return Subject(name, engine.model, engine.tokenizer, lambda: saved(llm), open_with)
+
+
+def few_programs(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings, and with them a single bucket of each kind: every program takes a while."""
+    chosen = dict(settings)
+    if chosen.get("deterministic") or "compilation_config" in chosen:
+        return chosen
+    rows, tokens = (
+        human_integer(name, chosen[name]) for name in ("max_num_seqs", "max_num_batched_tokens")
+    )
+    assert rows is not None and tokens is not None, "sizes are always given"
+    tiles = max(tokens, rows + PREFILL_TILE) // PREFILL_TILE
+    chosen["compilation_config"] = {
+        "variants": ["scored"],
+        "decode_rows": [rows],
+        "prefill_tokens": [tiles * PREFILL_TILE],
+    }
+    return chosen
 
 
 @contextmanager

@@ -65,8 +65,7 @@ def judge(
     """
     floor = unit_roundoff(dtype) / 2  # about what a single rounding costs
     values = [
-        ratio(np.quantile(ours, share), np.quantile(peer, share), floor)
-        for share in (0.5, TAIL, 1.0)
+        ratio(quantile(ours, share), quantile(peer, share), floor) for share in (0.5, TAIL, 1.0)
     ]
     ratios = Ratios(*values)
     if equal:
@@ -77,6 +76,11 @@ def judge(
     if ratios.worst > NOISE or stands_out:
         return Judgement(ratios, Band.SUSPICIOUS)
     return Judgement(ratios, Band.WITHIN_NOISE)
+
+
+def quantile(values: np.ndarray, share: float) -> float:
+    """One of the values: between a number and infinity there is nothing to interpolate."""
+    return float(np.quantile(values, share, method="inverted_cdf"))
 
 
 def ratio(ours: float, peer: float, floor: float) -> float:
