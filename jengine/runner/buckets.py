@@ -14,6 +14,8 @@ from jengine.errors import ConfigError
 
 # XLA on the CPU turns products with a single row into slow scalar loops.
 FEWEST_DECODE_ROWS = 2
+# So many rows, padded, cost next to nothing beside a prefill; so many times as many do.
+FEW_ROWS = 8
 
 
 @dataclass(frozen=True)
@@ -95,9 +97,10 @@ class Ladders:
 
     @property
     def mixed_decode_rows(self) -> tuple[int, ...]:
-        """Beside a prefill few padded decode rows cost little, so two rungs are enough."""
-        few = min((rows for rows in self.decode_rows if rows >= 8), default=self.decode_rows[-1])
-        return tuple(sorted({few, self.decode_rows[-1]}))
+        """Beside a prefill padded decode rows cost little, so one rung is enough, or two."""
+        most = self.decode_rows[-1]
+        few = [rows for rows in self.decode_rows if FEW_ROWS <= rows <= most // FEW_ROWS]
+        return (*few[:1], most)
 
     @property
     def largest(self) -> Bucket:
@@ -137,11 +140,12 @@ def grow(first: int, last: int, factor: int) -> tuple[int, ...]:
 def default_ladders(
     max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int, block_size: int, tile: int
 ) -> Ladders:
-    """Short ladders: factors of four, and one page count, since attention loops stop early."""
+    """Short ladders: one page count, since attention loops stop early. Padded prompt tokens cost as
+    much as real ones, so their ladder is the finer one."""
     rows = max(max_num_seqs, FEWEST_DECODE_ROWS)
     tokens = -(-max_num_batched_tokens // tile) * tile
     return Ladders(
         decode_rows=grow(FEWEST_DECODE_ROWS, rows, 4),
-        prefill_tokens=grow(tile, tokens, 4),
+        prefill_tokens=grow(tile, tokens, 2),
         pages=(-(-max_model_len // block_size),),
     )
