@@ -41,7 +41,9 @@ class Peer:
 
     def __init__(self, name: str, python: str | None, settings: PeerSettings) -> None:
         if name not in PEERS:
-            raise ConfigError(f"--against {name!r}: expected one of {', '.join(PEERS)}.")
+            raise ConfigError(
+                f"--against {name!r}: expected one of {', '.join(PEERS)}, deterministic."
+            )
         self.name = name
         # A file, not a pipe: nobody reads it while the peer writes.
         self._errors: IO[str] = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed in __exit__

@@ -9,23 +9,60 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from jengine.bench.against import Peer, PeerSettings
 from jengine.bench.surroundings import peak_bytes, surroundings
-from jengine.bench.workloads import Item, write_trace
+from jengine.bench.workloads import Item, read_trace, write_trace
 from jengine.engine.llm import LLM
 from jengine.sampling_params import SamplingParams
 
 
-@dataclass(frozen=True)
-class Opponent:
-    """Which peer to run in turn, and which Python has it."""
+class Opponent(Protocol):
+    """Somebody else who runs the same work, in turn with us."""
 
-    name: str
-    python: str | None = None
+    version: str
+    startup_s: float
+
+    def run(self) -> tuple[float, int]:
+        """Seconds of one run, and the tokens it made."""
+        ...
+
+
+# Opens an opponent for a trace file.
+Challenge = Callable[[LLM, Path], AbstractContextManager[Opponent]]
+
+
+class OtherEngine:
+    """An engine of ours with other settings, as an opponent."""
+
+    def __init__(self, llm: LLM, items: list[Item], version: str, startup_s: float) -> None:
+        self.llm, self.items = llm, items
+        self.version, self.startup_s = version, startup_s
+
+    def run(self) -> tuple[float, int]:
+        """Seconds of one run, and the tokens it made."""
+        return run_once(self.llm, self.items)
+
+
+def peer(name: str, python: str | None) -> Challenge:
+    """A program of others."""
+    return lambda llm, trace: Peer(name, python, peer_settings(llm, trace))
+
+
+def other_engine(open_llm: Callable[[], LLM], version: str) -> Challenge:
+    """An engine of ours with other settings."""
+
+    @contextmanager
+    def challenge(_: LLM, trace: Path) -> Iterator[Opponent]:
+        began = time.perf_counter()
+        with open_llm() as llm:
+            yield OtherEngine(llm, read_trace(trace), version, time.perf_counter() - began)
+
+    return challenge
 
 
 def params_of(items: list[Item]) -> list[SamplingParams]:
@@ -47,22 +84,26 @@ def run_once(llm: LLM, items: list[Item]) -> tuple[float, int]:
 
 
 def measure(
-    llm: LLM, items: list[Item], repeats: int, opponent: Opponent | None = None
+    llm: LLM, items: list[Item], repeats: int, challenge: Challenge | None = None
 ) -> dict[str, Any]:
-    """Everything about `repeats` runs; those of the opponent come between ours."""
-    if opponent is None:
+    """Everything about `repeats` runs; those of an opponent come between ours."""
+    if challenge is None:
         ours = [run_once(llm, items) for _ in range(repeats)]
         return report(llm, items, ours)
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "trace.jsonl"
         write_trace(items, trace)
-        with Peer(opponent.name, opponent.python, peer_settings(llm, trace)) as peer:
+        with challenge(llm, trace) as opponent:
             run_once(llm, items)  # both have run once before anything counts
-            peer.run()
-            pairs = [(run_once(llm, items), peer.run()) for _ in range(repeats)]
+            opponent.run()
+            pairs = [(run_once(llm, items), opponent.run()) for _ in range(repeats)]
     result = report(llm, items, [ours for ours, _ in pairs])
     theirs = summary(items, [theirs for _, theirs in pairs])
-    result["peer"] = {"engine": peer.version, "startup_s": round(peer.startup_s, 2), **theirs}
+    result["peer"] = {
+        "engine": opponent.version,
+        "startup_s": round(opponent.startup_s, 2),
+        **theirs,
+    }
     result["ratio"] = round(result["output_tok_s"] / theirs["output_tok_s"], 3)
     return result
 

@@ -62,7 +62,11 @@ def add_flags(parser: Parser) -> None:
     group.add_argument("--trace", metavar="FILE", help="requests from a file, a JSON object a line")
     group.add_argument("--num-prompts", metavar="N", type=int, help="how many requests")
     group.add_argument("--repeats", metavar="N", type=int, help="runs; the median counts")
-    group.add_argument("--against", metavar="PEER", help="transformers or vllm, in turn with ours")
+    group.add_argument(
+        "--against",
+        metavar="WHAT",
+        help="in turn with ours: transformers, vllm, or deterministic (our own mode)",
+    )
     group.add_argument(
         "--peer-python", "--vllm-python", metavar="PATH", help="a Python that has it [this one]"
     )
@@ -118,14 +122,27 @@ def throughput(arguments: argparse.Namespace, open_llm: OpenLLM) -> tuple[dict[s
     bench = importlib.import_module("jengine.bench.throughput")
     workloads = importlib.import_module("jengine.bench.workloads")
     items = None if arguments.trace is None else workloads.read_trace(Path(arguments.trace))
-    opponent = arguments.against and bench.Opponent(arguments.against, arguments.peer_python)
-    with open_llm(arguments.model, **token_engine(arguments, ["greedy"])) as llm:
+    settings = token_engine(arguments, ["greedy"])
+    challenge = None
+    if arguments.against == "deterministic":
+        challenge = bench.other_engine(
+            lambda: open_llm(arguments.model, **deterministic(settings)), "jengine, deterministic"
+        )
+    elif arguments.against is not None:
+        challenge = bench.peer(arguments.against, arguments.peer_python)
+    with open_llm(arguments.model, **settings) as llm:
         if items is None:
             vocab = llm.engine.model.vocab_size
             items = workloads.generated(arguments.workload, vocab, arguments.num_prompts)
-        result = bench.measure(llm, items, arguments.repeats, opponent)
+        result = bench.measure(llm, items, arguments.repeats, challenge)
     work = arguments.trace or arguments.workload
     return {"workload": work, **result}, bench.printed(result)
+
+
+def deterministic(settings: dict[str, Any]) -> dict[str, Any]:
+    """The same engine in deterministic mode, which compiles one program of its own."""
+    others = {name: value for name, value in settings.items() if name != "compilation_config"}
+    return {**others, "deterministic": True}
 
 
 def latency(arguments: argparse.Namespace, open_llm: OpenLLM) -> tuple[dict[str, Any], str]:

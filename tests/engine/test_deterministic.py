@@ -21,7 +21,13 @@ def prompts() -> list[list[int]]:
     return [generator.integers(3, 90, length).tolist() for length in LENGTHS]
 
 
-@pytest.fixture(scope="module", params=["qwen3", pytest.param("mistral", marks=pytest.mark.slow)])
+@pytest.fixture(
+    scope="module",
+    params=[
+        "qwen3",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("mistral", "mixtral")),
+    ],
+)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp(request.param)
     write_tiny_native(path, request.param)
