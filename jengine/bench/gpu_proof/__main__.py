@@ -1,0 +1,105 @@
+"""Compiles everything, each part in a process of its own, and writes the results.
+
+    python -m jengine.bench.gpu_proof [--parts kernels steps] [--only llama] [--out DIR] [--check]
+
+`--check` compares with the results in the repository and fails where something got worse.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from jengine.bench.gpu_proof.cases import CAPABILITIES, StepCase, step_cases
+from jengine.bench.gpu_proof.device import environment
+from jengine.bench.gpu_proof.report import markdown, worse
+
+RESULTS = Path(__file__).parent.parent / "results" / "gpu-proof.json"
+PACKAGES = ("jax", "jaxlib", "triton", "jax-triton", "jax-cuda12-plugin", "jax-cuda13-plugin")
+
+
+def run_worker(module: str, *arguments: str, devices: int = 1) -> Any:
+    """What a worker prints as its last line. A worker that fails ends everything."""
+    with tempfile.TemporaryDirectory() as folder:
+        dump = Path(folder)
+        if module == "steps":
+            arguments = (*arguments, folder)
+        command = [sys.executable, "-m", f"jengine.bench.gpu_proof.{module}", *arguments]
+        done = subprocess.run(  # noqa: S603
+            command, env=environment(dump, devices), stdout=subprocess.PIPE, text=True, check=False
+        )
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} failed; see above.")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def kernel_rows(capability: int) -> list[dict[str, Any]]:
+    """Every kernel on one device."""
+    print(f"kernels for compute capability {capability}", file=sys.stderr)
+    return run_worker("kernels", str(capability))
+
+
+def step_row(numbered: tuple[int, StepCase]) -> dict[str, Any]:
+    """One step."""
+    number, case = numbered
+    print(f"step of {case}", file=sys.stderr)
+    return run_worker("steps", str(number), devices=case.devices)
+
+
+def versions() -> dict[str, str]:
+    """What the results were made with."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def main() -> None:
+    """Compile, write, and compare if asked."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--parts", nargs="+", choices=("kernels", "steps"),
+                        default=["kernels", "steps"])  # fmt: skip
+    parser.add_argument("--only", default="", help="only steps whose name holds this")
+    parser.add_argument("--out", type=Path, help="folder for gpu-proof.json and gpu-proof.md")
+    parser.add_argument("--check", action="store_true")
+    args = parser.parse_args()
+    began = time.monotonic()
+    steps = [item for item in enumerate(step_cases()) if args.only in str(item[1])]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # the work is done in other processes
+        kernels = pool.map(kernel_rows, CAPABILITIES if "kernels" in args.parts else ())
+        compiled = pool.map(step_row, steps if "steps" in args.parts else ())
+    result = {
+        "bench": "gpu_proof",
+        "note": "compiled on a machine without a GPU; nothing here was run or timed",
+        "versions": versions(),
+        "kernels": [row for rows in kernels for row in rows],
+        "steps": list(compiled),
+    }
+    print(markdown(result))
+    print(f"{time.monotonic() - began:.0f} s", file=sys.stderr)
+    if args.out:
+        args.out.mkdir(parents=True, exist_ok=True)
+        (args.out / RESULTS.name).write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+        (args.out / RESULTS.with_suffix(".md").name).write_text(markdown(result), "utf-8")
+    if args.check:
+        problems = worse(result, json.loads(RESULTS.read_text("utf-8")))
+        if problems:
+            raise SystemExit("worse than before:\n  " + "\n  ".join(problems))
+        print("nothing got worse", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""What is compiled: kernel calls by shape, and steps of models by size. No jax, no data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+CAPABILITIES = (80, 89, 90)
+KV_HEADS = 8
+ROWS = 64
+PAGES = 256
+
+
+@dataclass(frozen=True)
+class KernelCase:
+    """One shape that attention and cache writes are compiled for."""
+
+    dtype: str
+    head_dim: int
+    group: int
+    block_size: int = 16
+    # Sliding window, soft cap and sinks, all at once.
+    options: bool = False
+
+    def __str__(self) -> str:
+        options = " all options" if self.options else ""
+        return (
+            f"{self.dtype} dim {self.head_dim} group {self.group} block {self.block_size}{options}"
+        )
+
+
+def kernel_cases() -> Iterator[KernelCase]:
+    """Every head size; group sizes whose padding differs; every type; the options."""
+    for head_dim in (64, 80, 96, 128, 256):
+        for group in (1, 4, 7, 16):
+            yield KernelCase("bfloat16", head_dim, group)
+    yield KernelCase("bfloat16", 128, 4, block_size=128)
+    for head_dim in (64, 128, 256):
+        yield KernelCase("bfloat16", head_dim, 8, options=True)
+        yield KernelCase("float32", head_dim, 1)
+        yield KernelCase("float32", head_dim, 8)
+    yield KernelCase("float16", 128, 4)
+
+
+@dataclass(frozen=True)
+class StepCase:
+    """One step of a model with real shapes."""
+
+    model: str
+    decode_rows: int
+    prefill_tokens: int
+    attention: str
+    devices: int = 1
+    max_model_len: int = 16_384
+    cache_tokens: int = 500_000
+
+    def __str__(self) -> str:
+        size = f"{self.decode_rows} rows"
+        size += f" + {self.prefill_tokens} prompt tokens" * bool(self.prefill_tokens)
+        split = f", {self.devices} devices" * (self.devices > 1)
+        return f"{self.model}, {size}, {self.attention}{split}"
+
+
+def step_cases() -> Iterator[StepCase]:
+    """Decode and prefill steps."""
+    for model in ("qwen3-0.6b", "llama-8b"):
+        yield StepCase(model, 64, 0, "triton")
+        yield StepCase(model, 64, 2048, "triton")
+    yield StepCase("llama-8b", 64, 0, "triton", devices=4)
+    # The same step without our kernels, for comparison.
+    yield StepCase("llama-8b", 64, 0, "xla")
+
+
+# Settings of config.json files, as their models' makers publish them.
+MODELS = {
+    "qwen3-0.6b": {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "vocab_size": 151_936,
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 40_960,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1_000_000.0,
+        "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16",
+    },
+    "llama-8b": {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": 128_256,
+        "hidden_size": 4096,
+        "intermediate_size": 14_336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131_072,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500_000.0,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+    },
+}

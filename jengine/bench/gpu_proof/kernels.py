@@ -1,0 +1,162 @@
+"""Compiles every kernel call of the cases for one device; prints what the assembler says as JSON.
+
+    python -m jengine.bench.gpu_proof.kernels 90
+
+Needs triton, which brings its own assembler, and neither a GPU nor jax's CUDA plugin.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import triton
+
+from jengine.bench.gpu_proof.cases import KV_HEADS, PAGES, ROWS, KernelCase, kernel_cases
+from pallas_kernels.cache_write import rotate_and_write, write_cache
+from pallas_kernels.decode_attention import decode_attention
+from pallas_kernels.launch.bridge import compile_kernel, pointer_types
+from pallas_kernels.launch.call import kernel_call, launch_for
+from pallas_kernels.layout import cache_shape
+from pallas_kernels.prefill_attention import prefill_attention
+
+PREFILL_TILE = 32
+# Constants that tell two programs of one kernel apart for a reader.
+SHOWN = ("TOKENS", "PART_TOKENS", "SPLITS")
+
+
+class Resources(NamedTuple):
+    """What one program of a kernel takes of the device."""
+
+    registers: int  # a thread
+    spilled_bytes: int  # a thread, stored and loaded
+    shared_bytes: int
+
+
+def resources(ptx: str, shared_bytes: int, capability: int) -> Resources:
+    """Assemble PTX and read the assembler's report."""
+    # Matrix instructions of Hopper and later belong to the `a` variants of an architecture.
+    architecture = f"sm_{capability}" + "a" * (capability >= 90)
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "kernel.ptx"
+        source.write_text(ptx)
+        command = [triton.knobs.nvidia.ptxas.path, "-v", f"--gpu-name={architecture}", str(source)]
+        done = subprocess.run(  # noqa: S603
+            [*command, "-o", str(Path(folder) / "kernel.cubin")],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+    if done.returncode:
+        raise RuntimeError(f"ptxas for {architecture} failed:\n{done.stderr}")
+    registers = re.search(r"Used (\d+) registers", done.stderr)
+    spilled = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", done.stderr)
+    if registers is None or spilled is None:
+        raise RuntimeError(f"ptxas reports in a way that is not known here:\n{done.stderr}")
+    return Resources(int(registers[1]), int(spilled[1]) + int(spilled[2]), shared_bytes)
+
+
+def calls(case: KernelCase) -> Iterator[Any]:
+    """The kernel calls, as equations of a traced program, that a case's operations make."""
+    heads = KV_HEADS * case.group
+    cache = shape(cache_shape(2, 10_000, case.block_size, KV_HEADS, case.head_dim), case.dtype)
+    integer = partial(shape, dtype="int32")
+    options: dict[str, Any] = {"head_dim": case.head_dim, "implementation": "triton"}
+    if case.options:
+        options |= {"window": 1000, "soft_cap": 50.0, "sinks": jnp.zeros(heads)}
+    tokens = ROWS * PREFILL_TILE
+    new = shape((ROWS, KV_HEADS, case.head_dim), "float32")
+    qkv = shape((ROWS, KV_HEADS, case.group + 2, case.head_dim), "float32")
+    half = shape((ROWS, case.head_dim // 2), "float32")
+    weight = shape((case.head_dim,), case.dtype)
+    yield from traced(
+        partial(decode_attention, **options),
+        shape((ROWS, heads, case.head_dim), "float32"), cache, integer(()),
+        integer((ROWS, PAGES)), integer((ROWS,)), integer((ROWS,)),
+    )  # fmt: skip
+    yield from traced(
+        partial(decode_attention, **options),
+        shape((2, heads, case.head_dim), "float32"), cache, integer(()),
+        integer((2, PAGES)), integer((2,)), integer((2,)),
+    )  # fmt: skip
+    yield from traced(
+        partial(prefill_attention, **options),
+        shape((tokens, heads, case.head_dim), "float32"), cache, integer(()),
+        integer((ROWS, PAGES)), integer((ROWS,)), integer((tokens,)),
+    )  # fmt: skip
+    yield from traced(
+        partial(write_cache, implementation="triton"), cache, integer(()), new, new,
+        integer((ROWS,)),
+    )  # fmt: skip
+    yield from traced(
+        lambda cache, layer, qkv, slots, cos, sin, q_weight, k_weight: rotate_and_write(
+            cache, layer, qkv, slots, rotation=(cos, sin), norms=(q_weight, k_weight),
+            implementation="triton",
+        ),
+        cache, integer(()), qkv, integer((ROWS,)), half, half, weight, weight,
+    )  # fmt: skip
+
+
+def shape(sizes: tuple[int, ...], dtype: str) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(sizes, jnp.dtype(dtype))
+
+
+def traced(function: Any, *arguments: Any) -> Iterator[Any]:
+    """The kernel calls of a function, however deep."""
+    yield from inside(jax.make_jaxpr(function)(*arguments).jaxpr)
+
+
+def inside(jaxpr: Any) -> Iterator[Any]:
+    for equation in jaxpr.eqns:
+        if equation.primitive is kernel_call:
+            yield equation
+        for value in equation.params.values():
+            if hasattr(value, "jaxpr"):
+                yield from inside(value.jaxpr)
+
+
+def measured(equation: Any, capability: int) -> dict[str, Any]:
+    """What one kernel call takes on a device."""
+    parameters = equation.params
+    kernel, launch = parameters["kernel"], launch_for(parameters["launch"], capability)
+    arrays = [*(variable.aval for variable in equation.invars), *parameters["out"]]
+    compiled = compile_kernel(
+        kernel, pointer_types(kernel, arrays), launch.constants, launch.num_warps,
+        launch.num_stages, capability,
+    )  # fmt: skip
+    constants = dict(launch.constants)
+    return {
+        "kernel": kernel.__name__,
+        "capability": capability,
+        **{name.lower(): constants[name] for name in SHOWN if name in constants},
+        "warps": launch.num_warps,
+        "stages": launch.num_stages,
+        **resources(compiled.ptx, compiled.shared_bytes, capability)._asdict(),
+    }
+
+
+def main() -> None:
+    """Print one list as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("capability", type=int)
+    parser.add_argument("--dtype", help="only cases of this type")
+    parser.add_argument("--head-dim", type=int, help="only cases of this head size")
+    args = parser.parse_args()
+    rows = [
+        {"case": str(case), **measured(equation, args.capability)}
+        for case in kernel_cases()
+        if args.dtype in (None, case.dtype) and args.head_dim in (None, case.head_dim)
+        for equation in calls(case)
+    ]
+    print(json.dumps(rows))
+
+
+if __name__ == "__main__":
+    main()

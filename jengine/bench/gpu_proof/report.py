@@ -1,0 +1,110 @@
+"""Results as tables for people, and what got worse between two of them. No jax."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+STEP_COLUMNS = {
+    "step": "step",
+    "launches": "launches",
+    "launches_a_layer": "a layer",
+    "kernel_calls": "ours",
+    "command_buffers": "command buffers",
+    "outside_command_buffers": "launches outside",
+    "rematerialized": "recomputed",
+    "cache_copies": "cache copies",
+    "cache_gb": "cache GB",
+    "temporary_mb": "temporaries MB",
+}
+KERNEL_COLUMNS = {
+    "kernel": "kernel",
+    "case": "case",
+    "tokens": "tokens",
+    "splits": "splits",
+    "part_tokens": "tokens of queries",
+    "warps": "warps",
+    "stages": "stages",
+}
+# A step may not need more than this beyond what it did, which other versions' fusions account for.
+SLACK = 1.1
+
+
+def markdown(result: Mapping[str, Any]) -> str:
+    """Everything as Markdown."""
+    versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
+    parts = [f"Compiled without a GPU; nothing was run or timed. {versions}.\n"]
+    if result["steps"]:
+        parts.append("## Steps on an H200\n\n" + step_table(result["steps"]))
+    if result["kernels"]:
+        parts.append(
+            "## Kernels\n\nRegisters a thread, spilled bytes a thread, shared memory a program.\n\n"
+            + kernel_table(result["kernels"])
+        )
+    return "\n".join(parts)
+
+
+def step_table(steps: Sequence[Mapping[str, Any]]) -> str:
+    """One line a step."""
+    return table(list(STEP_COLUMNS.values()), ([row[key] for key in STEP_COLUMNS] for row in steps))
+
+
+def kernel_table(kernels: Sequence[Mapping[str, Any]]) -> str:
+    """One line a kernel and case, the devices side by side."""
+    capabilities = sorted({row["capability"] for row in kernels})
+    lines: dict[tuple[Any, ...], dict[int, str]] = {}
+    for row in kernels:
+        key = tuple(row.get(name, "") for name in KERNEL_COLUMNS)
+        cell = f"{row['registers']} / {row['spilled_bytes']} / {row['shared_bytes']:,}"
+        lines.setdefault(key, {})[row["capability"]] = cell
+    head = [*KERNEL_COLUMNS.values(), *(f"sm_{capability}" for capability in capabilities)]
+    body = ([*key, *(cells.get(c, "") for c in capabilities)] for key, cells in lines.items())
+    return table(head, body)
+
+
+def table(head: Sequence[str], body: Iterator[Sequence[Any]]) -> str:
+    """A Markdown table."""
+    rows = [head, ["---"] * len(head), *body]
+    return "".join("| " + " | ".join(map(str, row)) + " |\n" for row in rows)
+
+
+def worse(new: Mapping[str, Any], old: Mapping[str, Any]) -> list[str]:
+    """What a change made worse. What was not measured again, or not before, is not compared."""
+    before = {row["step"]: row for row in old["steps"]}
+    pairs = [(row, before[row["step"]]) for row in new["steps"] if row["step"] in before]
+    return [
+        *(problem for row in new["kernels"] for problem in kernel_problems(row)),
+        *(problem for row in new["steps"] for problem in step_problems(row)),
+        *(problem for pair in pairs for problem in growth(*pair)),
+    ]
+
+
+def kernel_problems(row: Mapping[str, Any]) -> Iterator[str]:
+    """No kernel may spill registers, on any device."""
+    if row["spilled_bytes"]:
+        yield (
+            f"{row['kernel']} for {row['case']} on sm_{row['capability']} spills "
+            f"{row['spilled_bytes']} bytes"
+        )
+
+
+def step_problems(row: Mapping[str, Any]) -> Iterator[str]:
+    """What must hold for every step with our kernels."""
+    if not row["kernel_calls"]:
+        return
+    for name, wanted in (
+        ("command_buffers", 1),
+        ("outside_command_buffers", 0),
+        ("cache_copies", 0),
+        ("rematerialized", 0),
+        ("cache_aliased", True),
+    ):
+        if row[name] != wanted:
+            yield f"{row['step']}: {name} is {row[name]}, expected {wanted}"
+
+
+def growth(row: Mapping[str, Any], before: Mapping[str, Any]) -> Iterator[str]:
+    """Launches and temporaries may vary a little between versions of XLA."""
+    for name in ("launches", "temporary_mb"):
+        if row[name] > before[name] * SLACK:
+            yield f"{row['step']}: {name} is {row[name]}, and was {before[name]}"

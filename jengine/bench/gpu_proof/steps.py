@@ -1,0 +1,156 @@
+"""Compiles one step for an H200 that is not there; prints what XLA made of it as JSON.
+
+    python -m jengine.bench.gpu_proof.steps 0 DUMP
+
+The number is a step case. The environment must be `device.environment(DUMP)`: XLA reads it when it
+is loaded. Needs jax's CUDA plugin and triton, and no GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.experimental import topologies
+
+from jengine.bench.gpu_proof.cases import MODELS, StepCase, step_cases
+from jengine.bench.gpu_proof.device import H200
+from jengine.config import CacheConfig, ModelConfig
+from jengine.models.registry import model_config
+from jengine.runner.buckets import Bucket, StepShapes
+from jengine.runner.build import split_model
+from jengine.runner.features import variants
+from jengine.runner.programs import StepCompiler
+from jengine.runner.state import empty_state, placed_state, state_bytes
+from jengine.weights.abstract import abstract_model
+from sharding.mesh import engine_mesh
+from sharding.placement import Placement
+
+BLOCK_SIZE = 16
+PREFILL_TILE = 32
+MAX_ROWS = 64
+# What our kernels are called where XLA calls them.
+KERNEL_TARGET = "triton_kernel_call_ffi"
+# A line of XLA's list of thunks: deeper ones are inside a command buffer or a loop.
+THUNK = re.compile(r"( *)\d+: (k\w+)")
+# Kinds that only hold others, or that happen on the host.
+NO_LAUNCH = {"kCommandBuffer", "kSequential", "kWhile", "kConditional", "kAsyncStart", "kAsyncDone"}
+
+
+def compiler_for(case: StepCase, config: ModelConfig, placement: Placement) -> StepCompiler:
+    """The engine's own compiler of steps, over shapes without data."""
+    blocks = case.cache_tokens // BLOCK_SIZE
+    shapes = StepShapes(
+        config.groups, BLOCK_SIZE, PREFILL_TILE, MAX_ROWS, case.max_model_len,
+        attention=case.attention,
+    )  # fmt: skip
+    cache = CacheConfig(config.groups, BLOCK_SIZE, (blocks,) * len(config.groups))
+    state = jax.eval_shape(
+        lambda: empty_state(cache, jnp.bfloat16, MAX_ROWS, config.vocab_size, case.max_model_len)
+    )
+    leaves, rebuild = split_model(abstract_model(config))
+    return StepCompiler(
+        shapes, rebuild, placed_leaves(config, leaves, placement), placed_state(state, placement),
+        placement,
+    )  # fmt: skip
+
+
+def placed_leaves(
+    config: ModelConfig, leaves: tuple[Any, ...], placement: Placement
+) -> tuple[jax.ShapeDtypeStruct, ...]:
+    """The shapes of parameters, each with where it lies."""
+    parameters = jax.tree.leaves(nnx.state(abstract_model(config), nnx.Param), is_leaf=is_parameter)
+    return tuple(
+        jax.ShapeDtypeStruct(
+            leaf.shape, leaf.dtype,
+            sharding=placement.sharding(parameter.get_metadata()["axes"], leaf.shape),
+        )
+        for leaf, parameter in zip(leaves, parameters, strict=True)
+    )  # fmt: skip
+
+
+def is_parameter(node: Any) -> bool:
+    return isinstance(node, nnx.Variable)
+
+
+def compiled_step(case: StepCase) -> tuple[Any, int]:
+    """The executable, and the bytes of cache on each device."""
+    topology = topologies.get_topology_desc(
+        platform="cuda", target_config=H200, topology=f"1x1x{case.devices}"
+    )
+    config = model_config(MODELS[case.model])
+    kv_heads = tuple(spec.kv_heads for spec in config.layers)
+    placement = Placement(engine_mesh(np.array(topology.devices), kv_heads))
+    compiler = compiler_for(case, config, placement)
+    pages = -(-case.max_model_len // BLOCK_SIZE)
+    bucket = Bucket(case.decode_rows, case.prefill_tokens, pages)
+    compiled, _ = compiler.compile(bucket, variants(5, "raw_logprobs")["greedy"])
+    return compiled, state_bytes(compiler.state.caches)
+
+
+def program_facts(compiled: Any, dump: Path, case: StepCase, cache_bytes: int) -> dict[str, Any]:
+    """Launches, command buffers, copies and memory of a compiled step."""
+    text = compiled.as_text()
+    memory = compiled.memory_analysis()
+    layers = MODELS[case.model]["num_hidden_layers"]
+    launches, buffers, outside = thunks(dump)
+    copies = [size for size in copied_bytes(text) if size >= cache_bytes // (2 * layers)]
+    return {
+        "launches": launches.total(),
+        "launches_a_layer": round(launches.total() / layers, 1),
+        "kernel_calls": text.count(f'custom_call_target="{KERNEL_TARGET}"'),
+        "command_buffers": buffers,
+        "outside_command_buffers": outside,
+        "rematerialized": len(re.findall(r"%\S*remat\S* =", text)),
+        "cache_copies": len(copies),
+        "cache_gb": round(cache_bytes / 1e9, 2),
+        "cache_aliased": memory.alias_size_in_bytes >= cache_bytes,
+        "temporary_mb": round(memory.temp_size_in_bytes / 1e6, 1),
+        "thunks": dict(launches.most_common()),
+    }
+
+
+def thunks(dump: Path) -> tuple[Counter[str], int, int]:
+    """Launches by kind, command buffers, and launches that lie in none, from XLA's own list."""
+    (listing,) = dump.glob("*jit_step.thunk_sequence_after_thunk_passes.txt")
+    lines = [line for line in listing.read_text().splitlines() if THUNK.match(line)]
+    found = [THUNK.match(line) for line in lines]
+    kinds = [(len(match[1]), match[2]) for match in found if match]
+    launches = Counter(kind for _, kind in kinds if kind not in NO_LAUNCH)
+    buffers = sum(kind == "kCommandBuffer" for _, kind in kinds)
+    outside = sum(depth == 0 and kind not in NO_LAUNCH for depth, kind in kinds)
+    return launches, buffers, outside
+
+
+def copied_bytes(text: str) -> list[int]:
+    """Bytes of every array that the program copies by an operation of its own."""
+    found = re.findall(r"= \(?(\w+?)(\d+)?\[([\d,]*)\]\S*(?: [^=]*?)? copy(?:-start)?\(", text)
+    return [
+        math.prod(int(size) for size in sizes.split(",") if size) * int(bits or 8) // 8
+        for _, bits, sizes in found
+    ]
+
+
+def main() -> None:
+    """Print one object as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("number", type=int)
+    parser.add_argument("dump", type=Path)
+    args = parser.parse_args()
+    case = list(step_cases())[args.number]
+    compiled, cache_bytes = compiled_step(case)
+    facts = program_facts(compiled, args.dump, case, cache_bytes)
+    print(json.dumps({"step": str(case), **facts}))
+
+
+if __name__ == "__main__":
+    main()
