@@ -1,0 +1,57 @@
+"""Token sampling in plain XLA, by one sort a row: short, and slow for large vocabularies.
+
+Noise is Gumbel from threefry bits of (key, token id), all 32 of them: a float made of 23 bits is
+too coarse where noise is large, and unlikely tokens would be drawn far too rarely.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+GREEDY_BELOW = 1e-5
+
+
+def sample_tokens_xla(
+    logits: Array, keys: Array, temperature: Array, top_k: Array, top_p: Array, min_p: Array
+) -> Array:
+    """See `sample_tokens`."""
+    logits = logits.astype(jnp.float32)
+    # Asked by itself: on CPUs XLA's maximum may pass over a NaN.
+    usable = jnp.isfinite(jnp.max(logits, axis=-1)) & ~jnp.any(jnp.isnan(logits), axis=-1)
+    random = temperature >= GREEDY_BELOW
+    scaled = logits / jnp.where(random, temperature, 1.0)[:, None]
+    drawn = jnp.where(kept(scaled, top_k, top_p, min_p), scaled + gumbel(keys, logits), -jnp.inf)
+    best = jnp.argmax(jnp.where(random[:, None], drawn, logits), axis=-1)
+    return jnp.where(usable, best.astype(jnp.int32), -1)
+
+
+def kept(logits: Array, top_k: Array, top_p: Array, min_p: Array) -> Array:
+    """bool[S, V]: tokens that min-p, top-k and top-p leave, by a stable descending sort."""
+    vocab = logits.shape[1]
+    weights = jnp.exp(logits - jnp.max(logits, axis=-1, keepdims=True))
+    left = (weights >= jnp.minimum(min_p, 1.0)[:, None]) & (logits > -jnp.inf)
+    order = jnp.argsort(jnp.where(left, -logits, jnp.inf), axis=-1, stable=True)
+    ordered = jnp.take_along_axis(jnp.where(left, weights, 0.0), order, axis=-1)
+    rank = lax.broadcasted_iota(jnp.int32, logits.shape, 1)
+    limit = jnp.where((top_k > 0) & (top_k < vocab), top_k, vocab)[:, None]
+    within = rank < limit
+    mass = jnp.cumsum(jnp.where(within, ordered, 0.0), axis=-1)
+    # A token stays while those before it fall short of p of the mass; the first one always does.
+    before = jnp.concatenate([jnp.zeros_like(mass[:, :1]), mass[:, :-1]], axis=-1)
+    within &= (before < top_p[:, None] * mass[:, -1:]) | (top_p >= 1)[:, None] | (rank == 0)
+    rows = lax.broadcasted_iota(jnp.int32, logits.shape, 0)
+    return left & jnp.zeros_like(left).at[rows, order].set(within, unique_indices=True)
+
+
+def gumbel(keys: Array, logits: Array) -> Array:
+    """Finite Gumbel noise f32[S, V] from keys u32[S, 2]."""
+
+    def row_bits(words: Array) -> Array:
+        key = jax.random.wrap_key_data(words, impl="threefry2x32")
+        return jax.random.bits(key, logits.shape[1:], jnp.uint32)
+
+    uniform = (jax.vmap(row_bits)(keys).astype(jnp.float32) + 0.5) * 2.0**-32
+    uniform = jnp.minimum(uniform, 1 - 2.0**-24)
+    return -jnp.log(-jnp.log1p(-uniform))
