@@ -1,0 +1,112 @@
+"""Hundreds of random cases against float64: every head size, group, block size, type and option.
+
+The default run takes the first few; the others are marked slow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels.decode_attention import decode_attention
+from pallas_kernels.decode_attention.triton import num_splits
+from pallas_kernels.prefill_attention import prefill_attention
+from tests.pallas_kernels.generated import Generated, decode_case, prefill_case
+from tests.pallas_kernels.implementations import TRITON
+
+FIRST_DECODE, FIRST_PREFILL, ALL = 30, 20, 200
+RELATIVE = 1e-4
+
+
+def seeds(first: int) -> list[Any]:
+    return [pytest.param(seed, marks=[pytest.mark.slow] * (seed >= first)) for seed in range(ALL)]
+
+
+def check(case: Generated, operation: Callable[..., Any], implementation: str) -> None:
+    arguments = {
+        name: value if value is None or name == "layer" else jnp.asarray(value)
+        for name, value in case.arguments.items()
+    }
+    out, lse = operation(
+        **arguments, **case.options, return_lse=True, implementation=implementation
+    )
+    out, lse = np.asarray(out, np.float64), np.asarray(lse, np.float64)
+    allowed = case.tolerance + RELATIVE * np.abs(case.expected) + 1e-5
+    wrong = ~(np.abs(out - case.expected) <= allowed)  # NaN is wrong too
+    assert not wrong.any(), f"{wrong.sum()} of {wrong.size} at {np.argwhere(wrong)[:5].tolist()}"
+    np.testing.assert_allclose(lse, case.lse, rtol=RELATIVE, atol=1e-4)
+
+
+@pytest.mark.parametrize("implementation", [TRITON])
+@pytest.mark.parametrize("seed", seeds(FIRST_DECODE))
+def test_decode(seed: int, implementation: str) -> None:
+    check(decode_case(seed), decode_attention, implementation)
+
+
+@pytest.mark.parametrize("implementation", [TRITON])
+@pytest.mark.parametrize("seed", seeds(FIRST_PREFILL))
+def test_prefill(seed: int, implementation: str) -> None:
+    check(prefill_case(seed), prefill_attention, implementation)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("implementation", [TRITON, "xla"])
+@pytest.mark.parametrize("seed", range(4))
+def test_decode_of_16k_tokens(seed: int, implementation: str) -> None:
+    case = decode_case(seed, longest=16_384)
+    if implementation == "xla" and case.dtype != "float32":
+        pytest.skip("XLA keeps queries and weights in float32, the case rounds them")
+    check(case, decode_attention, implementation)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("implementation", [TRITON])
+@pytest.mark.parametrize("seed", range(2))
+def test_prefill_after_4k_tokens(seed: int, implementation: str) -> None:
+    check(prefill_case(seed, longest=4096), prefill_attention, implementation)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_reference_agrees(seed: int) -> None:
+    """Float32 cases through the XLA implementation: the expected numbers are not our own only."""
+    for make, operation in ((decode_case, decode_attention), (prefill_case, prefill_attention)):
+        case = make(seed)
+        if case.dtype == "float32":
+            check(case, operation, "xla")
+
+
+def test_cases_are_what_they_claim() -> None:
+    cases = [decode_case(seed) for seed in range(FIRST_DECODE)]
+    sizes = [case.arguments["cache"].shape for case in cases]
+    assert {case.options["head_dim"] for case in cases} == {64, 80, 96, 128, 256}
+    assert {size[3] for size in sizes} == {16, 24, 32, 64, 128}
+    assert {case.dtype for case in cases} == {"float32", "float16", "bfloat16"}
+    assert any((case.arguments["lengths"] == 0).any() for case in cases)
+    assert any((case.arguments["lengths"] == 1).any() for case in cases)
+    assert all(np.isnan(case.arguments["cache"].astype(np.float32)).any() for case in cases)
+    splits = [
+        num_splits(
+            len(case.arguments["q"]) * (size[-1] // case.options["head_dim"]),
+            case.arguments["tables"].shape[1] * size[3],
+        )
+        for case, size in zip(cases, sizes, strict=True)
+    ]
+    assert min(splits) == 1
+    assert max(splits) >= 4
+    shared = [case.arguments["tables"] for case in cases]
+    assert any(len(table) > 1 and (table[0, 0] == table[1:, 0]).any() for table in shared)
+
+
+def test_a_wrong_result_is_seen() -> None:
+    case = decode_case(3)
+
+    def reads_too_far(q: Any, **arguments: Any) -> Any:
+        arguments["lengths"] = arguments["lengths"] + 1
+        return decode_attention(q, **arguments)
+
+    with pytest.raises(AssertionError):
+        check(case, reads_too_far, "xla")
