@@ -113,7 +113,8 @@ def _read(
     rows = bucket.decode_rows
     tables, starts, positions = view.tables, view.table_starts, view.positions
     options = {"head_dim": spec.head_dim, "window": spec.window, **scores}
-    options["implementation"] = implementation
+    # The type of the product that comes next, so that nothing has to convert in between.
+    options |= {"dtype": cache.dtype, "implementation": implementation}
     decoded = decode_attention(
         q[:rows], cache, layer, tables[:rows], starts[:rows], positions[:rows] + 1, **options
     )

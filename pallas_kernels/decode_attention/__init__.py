@@ -5,7 +5,9 @@ from __future__ import annotations
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 from jax import Array
+from jax.typing import DTypeLike
 
 from pallas_kernels.choice import choose
 from pallas_kernels.decode_attention.xla import decode_attention_xla
@@ -19,7 +21,15 @@ IMPLEMENTATIONS = {
 # Traced once for all layers of a step: the layer is a run-time scalar.
 @partial(
     jax.jit,
-    static_argnames=("head_dim", "window", "scale", "soft_cap", "return_lse", "implementation"),
+    static_argnames=(
+        "head_dim",
+        "window",
+        "scale",
+        "soft_cap",
+        "return_lse",
+        "dtype",
+        "implementation",
+    ),
 )
 def decode_attention(
     q: Array,
@@ -35,9 +45,10 @@ def decode_attention(
     soft_cap: float | None = None,
     sinks: Array | None = None,
     return_lse: bool = False,
+    dtype: DTypeLike = jnp.float32,
     implementation: str | None = None,
 ) -> Array | tuple[Array, Array]:
-    """Attend q [R, heads, dim] to each row's cached tokens, float32 [R, heads, dim].
+    """Attend q [R, heads, dim] to each row's cached tokens; [R, heads, dim] of type `dtype`.
 
     tables [R, pages] are block ids; the first block of row r begins at position starts[r].
     lengths [R] count the tokens a row may see, its own included; 0 marks padding, whose result is
@@ -49,5 +60,6 @@ def decode_attention(
     """
     run = choose("decode_attention", implementation, IMPLEMENTATIONS)
     options = {"window": window, "scale": scale, "soft_cap": soft_cap, "sinks": sinks}
+    options["dtype"] = jnp.dtype(dtype)
     out, lse = run(q, cache, layer, tables, starts, lengths, head_dim=head_dim, **options)
     return (out, lse) if return_lse else out

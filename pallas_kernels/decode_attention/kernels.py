@@ -23,7 +23,7 @@ def decode_part(
     starts_ptr,  # i32[rows]
     lengths_ptr,  # i32[rows]
     sinks_ptr,  # f32[heads], read if HAS_SINKS
-    out_ptr,  # f32[rows, heads, SPLITS, dim]
+    out_ptr,  # [rows, heads, SPLITS, dim]
     lse_ptr,  # f32[rows, heads, SPLITS], base 2 unless this is all
     LAYER_STRIDE: tl.constexpr,
     PLANE_STRIDE: tl.constexpr,
@@ -95,6 +95,7 @@ def decode_part(
         lse = lse / LOG2_E
     part = (row * heads + query_head) * SPLITS + split
     tl.store(lse_ptr + part, lse, mask=member < GROUP)
+    mixed = mixed.to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + part[:, None] * HEAD_DIM + lane[None, :], mixed, mask=real)
 
 
@@ -105,7 +106,7 @@ def merge_parts(
     starts_ptr,  # i32[rows]
     lengths_ptr,  # i32[rows]
     sinks_ptr,  # f32[heads], read if HAS_SINKS
-    out_ptr,  # f32[rows, heads, dim]
+    out_ptr,  # [rows, heads, dim]
     lse_ptr,  # f32[rows, heads]
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -139,6 +140,7 @@ def merge_parts(
     seen = end > first
     total = tl.where(total > 0.0, total, 1.0)
     mixed = tl.where(seen, tl.sum(parts * weights[:, None], 0) / total, 0.0)
+    mixed = mixed.to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + program * HEAD_DIM + lane, mixed, mask=lane < HEAD_DIM)
     whole = tl.where(seen, (highest + tl.log2(total)) / LOG2_E, -float("inf"))
     tl.store(lse_ptr + program, whole)

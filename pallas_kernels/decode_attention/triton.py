@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from pallas_kernels.decode_attention.kernels import decode_part, merge_parts
@@ -69,6 +70,7 @@ def decode_attention_triton(
     scale: float | None,
     soft_cap: float | None,
     sinks: Array | None,
+    dtype: np.dtype,
 ) -> tuple[Array, Array]:
     """See `decode_attention`; returns the log-sum-exp as well."""
     rows, heads, _ = q.shape
@@ -98,7 +100,10 @@ def decode_attention_triton(
     parts, lse = call_kernel(
         decode_part, q, cache, as_scalar(layer), tables, starts, lengths, sink,
         out=[
-            jax.ShapeDtypeStruct((rows, heads, splits, head_dim), jnp.float32),
+            # Parts stay in float32 until they are merged.
+            jax.ShapeDtypeStruct(
+                (rows, heads, splits, head_dim), dtype if splits == 1 else jnp.float32
+            ),
             jax.ShapeDtypeStruct((rows, heads, splits), jnp.float32),
         ],
         launch=launch,
@@ -109,7 +114,7 @@ def decode_attention_triton(
     out, lse = call_kernel(
         merge_parts, parts, lse, starts, lengths, sink,
         out=[
-            jax.ShapeDtypeStruct(q.shape, jnp.float32),
+            jax.ShapeDtypeStruct(q.shape, dtype),
             jax.ShapeDtypeStruct((rows, heads), jnp.float32),
         ],
         launch=MergeLaunch(launch, tuple(merge.items())),

@@ -31,6 +31,7 @@ def decode_attention_xla(
     scale: float | None,
     soft_cap: float | None,
     sinks: Array | None,
+    dtype: np.dtype,
 ) -> tuple[Array, Array]:
     """See `decode_attention`; returns the log-sum-exp as well."""
     rows = q.shape[0]
@@ -54,7 +55,7 @@ def decode_attention_xla(
     used = jnp.sum((lengths > 0).astype(jnp.int32))
     nothing = jnp.zeros_like(wide), jnp.full(wide.shape[:2], -jnp.inf, jnp.float32)
     wide_out, lse = lax.fori_loop(0, -(-used // step), some_rows, nothing)
-    out = gather_heads(wide_out, cache.shape[-1] // head_dim)
+    out = gather_heads(wide_out, cache.shape[-1] // head_dim).astype(dtype)
     # A padding row beside a used one has been through the loop too.
     real = jnp.broadcast_to(lengths[:, None] > 0, lse.shape)
     return out, jnp.where(real, lse, -jnp.inf)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 from jax import Array
+from jax.typing import DTypeLike
 
 from pallas_kernels.choice import choose
 from pallas_kernels.prefill_attention.xla import prefill_attention_xla
@@ -19,7 +21,15 @@ IMPLEMENTATIONS = {
 # Traced once for all layers of a step: the layer is a run-time scalar.
 @partial(
     jax.jit,
-    static_argnames=("head_dim", "window", "scale", "soft_cap", "return_lse", "implementation"),
+    static_argnames=(
+        "head_dim",
+        "window",
+        "scale",
+        "soft_cap",
+        "return_lse",
+        "dtype",
+        "implementation",
+    ),
 )
 def prefill_attention(
     q: Array,
@@ -35,9 +45,10 @@ def prefill_attention(
     soft_cap: float | None = None,
     sinks: Array | None = None,
     return_lse: bool = False,
+    dtype: DTypeLike = jnp.float32,
     implementation: str | None = None,
 ) -> Array | tuple[Array, Array]:
-    """Attend q [T, heads, dim] causally to cached tokens, float32 [T, heads, dim].
+    """Attend q [T, heads, dim] causally to cached tokens; [T, heads, dim] of type `dtype`.
 
     Queries lie in tiles of T / len(tables) tokens; a tile belongs to one row, whose blocks are
     tables[tile], the first of them at position starts[tile]. positions [T] is -1 for padding, which
@@ -46,5 +57,6 @@ def prefill_attention(
     """
     run = choose("prefill_attention", implementation, IMPLEMENTATIONS)
     options = {"window": window, "scale": scale, "soft_cap": soft_cap, "sinks": sinks}
+    options["dtype"] = jnp.dtype(dtype)
     out, lse = run(q, cache, layer, tables, starts, positions, head_dim=head_dim, **options)
     return (out, lse) if return_lse else out

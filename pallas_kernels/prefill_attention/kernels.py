@@ -24,7 +24,7 @@ def prefill_tiles(
     starts_ptr,  # i32[TILES]
     positions_ptr,  # i32[TILES * TILE], -1 for padding
     sinks_ptr,  # f32[heads], read if HAS_SINKS
-    out_ptr,  # f32[TILES * TILE, heads, dim]
+    out_ptr,  # [TILES * TILE, heads, dim]
     lse_ptr,  # f32[TILES * TILE, heads]
     LAYER_STRIDE: tl.constexpr,
     PLANE_STRIDE: tl.constexpr,
@@ -72,7 +72,8 @@ def prefill_tiles(
     stored = real[:, None] & (lane < HEAD_DIM)[None, :]
     last = tl.max(own, 0)
     if last < 0:
-        tl.store(out_ptr + at, tl.zeros([QUERIES, PADDED_DIM], tl.float32), mask=stored)
+        zeros = tl.zeros([QUERIES, PADDED_DIM], out_ptr.dtype.element_ty)
+        tl.store(out_ptr + at, zeros, mask=stored)
         nothing = tl.full([QUERIES], -float("inf"), tl.float32)
         tl.store(lse_ptr + token * heads + query_head, nothing, mask=real)
         return
@@ -129,4 +130,4 @@ def prefill_tiles(
     mixed = tl.where(used[:, None], mixed / total[:, None], 0.0)
     lse = tl.where(used, (highest + tl.log2(total)) / LOG2_E, -float("inf"))
     tl.store(lse_ptr + token * heads + query_head, lse, mask=real)
-    tl.store(out_ptr + at, mixed, mask=stored)
+    tl.store(out_ptr + at, mixed.to(out_ptr.dtype.element_ty), mask=stored)

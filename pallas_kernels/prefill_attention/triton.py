@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from pallas_kernels.decode_attention.triton import SMALLEST_TILE, attention_constants
@@ -64,6 +65,7 @@ def prefill_attention_triton(
     scale: float | None,
     soft_cap: float | None,
     sinks: Array | None,
+    dtype: np.dtype,
 ) -> tuple[Array, Array]:
     """See `prefill_attention`; returns the log-sum-exp as well."""
     tiles, pages = tables.shape
@@ -85,7 +87,7 @@ def prefill_attention_triton(
     out, lse = call_kernel(
         prefill_tiles, q, cache, as_scalar(layer), tables, starts, positions, sink,
         out=[
-            jax.ShapeDtypeStruct(q.shape, jnp.float32),
+            jax.ShapeDtypeStruct(q.shape, dtype),
             jax.ShapeDtypeStruct((tokens, heads), jnp.float32),
         ],
         launch=PrefillLaunch(

@@ -6,6 +6,7 @@ Both loops run as far as the tiles in use need, so padding costs nothing here.
 from __future__ import annotations
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from pallas_kernels.decode_attention.xla import (
@@ -33,6 +34,7 @@ def prefill_attention_xla(
     scale: float | None,
     soft_cap: float | None,
     sinks: Array | None,
+    dtype: np.dtype,
 ) -> tuple[Array, Array]:
     """See `prefill_attention`; returns the log-sum-exp as well."""
     tiles = tables.shape[0]
@@ -64,7 +66,8 @@ def prefill_attention_xla(
     lse = lse.transpose(0, 2, 1, 3).reshape(tokens, heads)
     real = jnp.broadcast_to(positions[:, None] >= 0, lse.shape)
     lse = jnp.where(real, lse, -jnp.inf)
-    return out.transpose(0, 2, 1, 3, 4).reshape(tokens, heads, head_dim), lse
+    out = out.transpose(0, 2, 1, 3, 4).reshape(tokens, heads, head_dim)
+    return out.astype(dtype), lse
 
 
 def spread_sinks(sinks: Array, kv_heads: int, tile: int) -> Array:

@@ -6,6 +6,7 @@ The default run takes the first few; the others are marked slow.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -16,7 +17,7 @@ from pallas_kernels.decode_attention import decode_attention
 from pallas_kernels.decode_attention.triton import num_splits
 from pallas_kernels.prefill_attention import prefill_attention
 from tests.pallas_kernels.generated import Generated, decode_case, prefill_case
-from tests.pallas_kernels.implementations import TRITON
+from tests.pallas_kernels.implementations import IMPLEMENTATIONS, TRITON
 
 FIRST_DECODE, FIRST_PREFILL, ALL = 30, 20, 200
 RELATIVE = 1e-4
@@ -110,3 +111,17 @@ def test_a_wrong_result_is_seen() -> None:
 
     with pytest.raises(AssertionError):
         check(case, reads_too_far, "xla")
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("seed", [0, 4])
+def test_the_type_of_results(seed: int, implementation: str) -> None:
+    """Asked for in bfloat16: the float32 result, rounded once."""
+    case, rows = decode_case(seed), 3
+    arrays = {name: case.arguments[name][:1] for name in ("q", "tables", "starts", "lengths")}
+    many = {name: jnp.asarray(np.repeat(value, rows, axis=0)) for name, value in arrays.items()}
+    rest = {"cache": jnp.asarray(case.arguments["cache"]), "layer": case.arguments["layer"]}
+    run = partial(
+        decode_attention, **many, **rest, **case.options, implementation=implementation
+    )  # fmt: skip
+    np.testing.assert_array_equal(run(dtype="bfloat16"), run().astype("bfloat16"))
