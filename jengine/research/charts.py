@@ -120,7 +120,7 @@ def scatter(clouds: Sequence[Dots], x_name: str, y_name: str, *, title: str) -> 
     size = 300.0
     x = Axis(low - room, high + room, LEFT, LEFT + size)
     y = Axis(low - room, high + room, TOP + size, TOP)
-    parts = [grid(y, right=LEFT + size), grid_below(x, TOP, TOP + size)]
+    parts = [grid(y, right=LEFT + size + RIGHT), grid_below(x, TOP, TOP + size)]
     parts.append(
         f'<line class="diagonal" x1="{x.start:.1f}" y1="{y.start:.1f}" x2="{x.end:.1f}" '
         f'y2="{y.end:.1f}"/>'
@@ -144,7 +144,7 @@ def bars(groups: Sequence[str], series: Sequence[Series], *, title: str) -> str:
     """Shares between 0 and 1 as bars, a group for each name. The axis begins near the smallest."""
     values = [value for one in series for value in one.values]
     low = min(math.floor(min(values) * 20) / 20, 0.9) if values else 0.0
-    height, width = 300.0, 330.0
+    height, width = 300.0, 420.0
     y = Axis(max(low, 0.0), 1.0, height, TOP)
     parts = [grid(y, right=width, percent=True)]
     each = (width - LEFT - RIGHT) / max(len(groups), 1)
@@ -281,6 +281,8 @@ def number(value: float) -> str:
     """A number in few characters."""
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
-    if 1e-3 <= abs(value) < 1e5:
-        return f"{value:.4g}"
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    if abs(value) >= 1e-3:
+        return f"{value:.3g}"
     return f"{value:.2g}".replace("e-0", "e-").replace("e+0", "e")

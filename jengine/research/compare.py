@@ -38,6 +38,7 @@ from jengine.research.runs import ModelFacts, Reference, Run
 from jengine.research.subject import Subject, folder_subject, live_subject
 from jengine.research.sweeps import Measure, run_sweeps
 from jengine.research.torch_process import Job, find_python, make_bundle, wider
+from jengine.research.verdict import NOISE, noise_limit
 from jengine.weights.save import new_folder
 
 TORCH = "torch"
@@ -280,6 +281,12 @@ def notes(config: ModelConfig, reference: Reference) -> list[str]:
         f"All three use the same weights, rounded to {dtype}; the truth widens them to {truth} and "
         f"computes there. So errors are those of arithmetic in {dtype}, not of rounding weights."
     ]
+    positions = sum(map(len, reference.prompts))
+    if noise_limit(positions) > NOISE:
+        found.append(
+            f"There are only {positions} positions, so that chance moves the ratios: up to "
+            f"{noise_limit(positions):.2f} counts as noise here. Longer prompts say more."
+        )
     if truth != "float64":
         found.append(
             f"What is smaller than the noise of {dtype} does not show here, a rotation that is off "

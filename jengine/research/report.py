@@ -77,7 +77,7 @@ def body(results: Results) -> str:
 
 LAYERS_TEXT = (
     "Relative error of each tensor against the truth, |x - truth| / |truth|, at the median "
-    "position. The question is whether jengine lies above torch."
+    "position; zeros lie on the lowest line. The question is whether jengine lies above torch."
 )
 STRIP_TEXT = "KL(truth || run) after each token of each prompt, in nats. Rest on a cell to read it."
 AGREEMENT_TEXT = (
@@ -183,8 +183,9 @@ def layer_chart(
         for name, (look, field) in names.items()
     ]
     labels = [short_name(point.name) for point in points]
-    marked = [short_name(offender)] if offender else []
-    marked = marked if offender in [point.name for point in points] else []
+    # The offender itself, and its layer in the residual stream.
+    output = f"layers.{short_name(offender)}.output" if offender else ""
+    marked = [short_name(p.name) for p in points if p.name in (offender, output)]
     width = charts.WIDTH if points[0].name.startswith("layers.") else FULL_WIDTH
     return charts.line_chart(series, labels, marked=marked, title=title, width=width)
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from jengine.errors import ConfigError, nearest_name
 from jengine.research.metrics import VectorErrors, quantiles
-from jengine.research.verdict import NOISE, Band, Ratios
+from jengine.research.verdict import Band, Ratios, noise_limit
 
 LOGITS = "logits"
 
@@ -196,7 +196,8 @@ class Results:
     def _distance(self, name: str) -> str:
         point = self.point(name)
         truth = f"the {self.inputs.truth_dtype} truth"
-        if point.band is Band.SUSPICIOUS and point.ratios.worst <= NOISE:
+        limit = noise_limit(len(point.ours.relative))
+        if point.band is Band.SUSPICIOUS and point.ratios.worst <= limit:
             return (
                 f"{name}: at single positions {shown(point.ratios.extreme)} times as far from "
                 f"{truth} as torch's worst"

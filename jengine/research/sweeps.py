@@ -26,6 +26,9 @@ from jengine.scheduler.scheduler import Scheduler
 
 Logits = np.ndarray  # f32 [positions, vocab]
 
+# Tokens of a piece; an engine may cut into whole tiles only.
+SHORTEST_PIECE = 32
+
 
 class Pair(NamedTuple):
     """The same positions computed in two ways."""
@@ -56,15 +59,16 @@ def run_sweeps(
         results.append(
             result("batch", f"one prompt alone or {len(prompts)} at once", pairs, measure)
         )
-    tile = llm.engine.schedule.prefill_tile
-    longer = [number for number, ids in enumerate(prompts) if len(ids) > tile]
-    if longer:
-        with short_pieces(llm, tile):
+    piece = max(llm.engine.schedule.prefill_tile, SHORTEST_PIECE)
+    longer = [number for number, ids in enumerate(prompts) if len(ids) > piece]
+    # An engine of several processes has its scheduler in one of them only.
+    if longer and isinstance(llm.engine.session.core, EngineCore):
+        with short_pieces(llm, piece):
             pairs = [
                 Pair(plain[number], teacher_forced(ask(llm, [prompts[number]], steps)[0]))
                 for number in longer
             ]
-        meaning = f"a prompt in one piece or in pieces of {tile} tokens"
+        meaning = f"a prompt in one piece or in pieces of {piece} tokens"
         results.append(result("chunks", meaning, pairs, measure))
     pairs = [pair for output in alone for pair in decode_pair(llm, output)]
     meaning = "tokens generated one by one or scored as part of the prompt"
@@ -115,16 +119,17 @@ def same_steps(first: RequestOutput, second: RequestOutput) -> int:
 def short_pieces(llm: LLM, tokens: int) -> Iterator[None]:
     """The same compiled steps behind a scheduler that cuts prompts into pieces."""
     engine = llm.engine
-    session = engine.session
-    usual = session.core
+    session, usual = engine.session, engine.session.core
+    # The other scheduler writes over what this one believes to be cached.
+    llm.reset_prefix_cache()
     schedule = replace(engine.schedule, long_prefill_token_threshold=tokens)
     scheduler = Scheduler(schedule, CacheManager(engine.cache), depth=0)
-    session.core = EngineCore(scheduler, LocalExecutor(engine.runner), 0)
+    other = EngineCore(scheduler, LocalExecutor(engine.runner), 0)
+    session.core = other
     try:
         yield
     finally:
-        session.core.reset()
-        usual.reset()
+        other.reset()
         session.core = usual
 
 

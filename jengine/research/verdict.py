@@ -18,6 +18,8 @@ NOISE, SUSPICIOUS = 1.5, 5.0
 # A single position may stand out this much before it is pointed at.
 EXTREME = 10.0
 TAIL = 0.9
+# Errors at single positions differ by such factors that a ratio of few of them says little.
+CHANCE = 2.5
 
 
 class Band(enum.IntEnum):
@@ -70,12 +72,18 @@ def judge(
     ratios = Ratios(*values)
     if equal:
         return Judgement(ratios, Band.BIT_EQUAL)
-    if ratios.worst > SUSPICIOUS:
+    noise = noise_limit(min(len(ours), len(peer)))
+    if ratios.worst > max(SUSPICIOUS, noise):
         return Judgement(ratios, Band.WRONG)
     stands_out = outliers_count and ratios.extreme > EXTREME
-    if ratios.worst > NOISE or stands_out:
+    if ratios.worst > noise or stands_out:
         return Judgement(ratios, Band.SUSPICIOUS)
     return Judgement(ratios, Band.WITHIN_NOISE)
+
+
+def noise_limit(positions: int) -> float:
+    """The largest ratio that is noise: more than NOISE only where there are few positions."""
+    return max(NOISE, float(np.exp(CHANCE / np.sqrt(positions))))
 
 
 def quantile(values: np.ndarray, share: float) -> float:

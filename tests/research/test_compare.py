@@ -102,6 +102,13 @@ def test_every_way_of_computing_the_same_is_tried(good: Comparison) -> None:
     assert all(sweep.max_abs < 1e-4 for sweep in sweeps.values())
 
 
+@pytest.mark.slow
+def test_deterministic_mode_moves_no_bit(pair: Pair) -> None:
+    found = compare_folder(pair.model, Options(against=pair.bundle), {"deterministic": True})
+    assert found.passed, found.verdict
+    assert [sweep.band for sweep in found.results.sweeps] == [Band.BIT_EQUAL] * 4
+
+
 def test_a_layer_with_another_rope_base_is_named(pair: Pair, tmp_path: Path) -> None:
     """One percent, in one layer; those before it are right, those behind it all suffer."""
     broken = write_tiny_native(tmp_path / "broken", "gemma3", **FAMILY | BROKEN)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jengine.research.metrics import unit_roundoff
-from jengine.research.verdict import EXTREME, NOISE, SUSPICIOUS, Band, judge
+from jengine.research.verdict import EXTREME, NOISE, SUSPICIOUS, Band, judge, noise_limit
 
 PEER = np.random.default_rng(0).uniform(0.5e-2, 1.5e-2, 400)
 
@@ -25,6 +25,13 @@ def test_bands_follow_the_ratio(times: float, band: Band) -> None:
     judged = judge(PEER * times, PEER, "bfloat16", equal=False)
     assert judged.band is band
     assert judged.ratios.typical == pytest.approx(times)
+
+
+def test_few_positions_are_judged_less_strictly() -> None:
+    few = PEER[:3]
+    assert judge(few * 3, few, "bfloat16", equal=False).band is Band.WITHIN_NOISE
+    assert judge(few * 10, few, "bfloat16", equal=False).band is Band.WRONG
+    assert noise_limit(3) > noise_limit(10) > noise_limit(40) == NOISE == noise_limit(10**6)
 
 
 def test_equal_bits_are_a_band_of_their_own() -> None:
