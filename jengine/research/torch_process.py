@@ -23,7 +23,7 @@ SCRIPT = Path(__file__).with_name("torch_reference.py")
 MOST_LOGITS = 4096
 LOOK = (
     "import importlib.util, sys; "
-    f"sys.exit(' '.join(n for n in {NEEDED!r} if importlib.util.find_spec(n) is None))"
+    f"sys.exit(' '.join(n for n in {NEEDED!r} if importlib.util.find_spec(n) is None) or 0)"
 )
 LAST_LINES = 5
 

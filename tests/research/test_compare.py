@@ -7,6 +7,7 @@ import io
 import json
 import re
 import shutil
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from html.parser import HTMLParser
@@ -20,8 +21,10 @@ from jengine import LLM
 from jengine.cli.main import main
 from jengine.cli.terminal import Terminal
 from jengine.errors import ConfigError
+from jengine.research import torch_process
 from jengine.research.compare import Options, compare_folder
 from jengine.research.comparison import Comparison
+from jengine.research.torch_process import lacking_here, lacking_there
 from jengine.research.verdict import Band
 from tests.models.tiny_models import write_tiny_native
 from tests.research.bundles import NEW_TOKENS, PROMPTS, write_bundle
@@ -371,6 +374,13 @@ def test_pythons_without_torch(pair: Pair, tmp_path: Path, text: str, message: s
     said = command(pair.model, "--torch-python", script(tmp_path / "python", text))
     assert said.status == 2
     assert message in said.err
+
+
+def test_another_python_is_asked_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert lacking_there(sys.executable) == lacking_here()
+    monkeypatch.setattr(torch_process, "LOOK", torch_process.LOOK.replace("torch", "torchh"))
+    monkeypatch.setattr(torch_process, "NEEDED", ("torchh", "transformers", "safetensors"))
+    assert lacking_there(sys.executable) == ["torchh"]
 
 
 def test_a_python_that_is_not_there(pair: Pair, tmp_path: Path) -> None:
