@@ -31,10 +31,16 @@ from sharding.placement import Placement
 logger = logging.getLogger(__name__)
 Compiled = Any  # jax.stages.Compiled
 ProgressBar = Callable[..., Any]
-# XLA takes every kernel's write into the cache for a second cache, and to save memory that is not
-# used it would compute small things again in each layer. The engine sizes memory by what XLA says
-# after compiling, so its limit is put out of reach; in percent.
-COMPILER_OPTIONS = {"gpu": {"xla_gpu_memory_limit_slop_factor": 1000}}
+COMPILER_OPTIONS = {
+    "gpu": {
+        # XLA takes every kernel's write into the cache for a second cache, and to save memory that
+        # is not used it would compute small things again in each layer. The engine sizes memory by
+        # what XLA says after compiling, so this limit is put out of reach; in percent.
+        "xla_gpu_memory_limit_slop_factor": 1000,
+        # A kernel that reads a slice of the packed input would leave the CUDA graph for it.
+        "xla_gpu_enable_dynamic_slice_fusion": False,
+    }
+}
 
 
 @dataclass(frozen=True)
