@@ -1,0 +1,130 @@
+"""The proof without a GPU: what it reads from compilers, what it calls worse, and the proof itself.
+
+The proof needs the extra `gpuproof` and takes minutes; CI runs it in an environment of its own.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jengine.bench.gpu_proof.cases import MODELS, kernel_cases, step_cases
+from jengine.bench.gpu_proof.report import markdown, worse
+
+RESULTS = Path(__file__).parents[2] / "jengine" / "bench" / "results" / "gpu-proof.json"
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+HAS_PLUGIN = any(
+    importlib.util.find_spec(f"jax_cuda{version}_plugin") is not None for version in (12, 13)
+)
+needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed")
+needs_plugin = pytest.mark.skipif(
+    not (HAS_TRITON and HAS_PLUGIN),
+    reason="triton and jax's CUDA plugin are not installed: pip install 'jengine[gpuproof]'",
+)
+LISTING = """\
+000: kCommandBuffer [source | sink]
+    001: kCustomKernel [source       | next=002 (1)] loop_fusion grid: [1, 1, 1]
+    002: kCustomCall   [prev=001 (1) | next=003 (1)] kCustomCall
+    003: kCustomKernel [prev=002 (1) | sink] gemm grid: [4, 1, 1]
+001: kCopy [source | sink] kCopy
+"""
+
+
+@pytest.fixture
+def result() -> dict[str, Any]:
+    return json.loads(RESULTS.read_text("utf-8"))
+
+
+def test_the_committed_results_are_good(result: dict[str, Any]) -> None:
+    assert worse(result, result) == []
+    assert {row["step"] for row in result["steps"]} == {str(case) for case in step_cases()}
+    assert {row["case"] for row in result["kernels"]} == {str(case) for case in kernel_cases()}
+    assert {row["capability"] for row in result["kernels"]} == {80, 89, 90}
+    assert set(MODELS) == {"qwen3-0.6b", "llama-8b"}
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "value", "said"),
+    [
+        ("kernels", "spilled_bytes", 8, "spills 8 bytes"),
+        ("steps", "command_buffers", 2, "command_buffers is 2, expected 1"),
+        ("steps", "outside_command_buffers", 1, "outside_command_buffers is 1"),
+        ("steps", "cache_copies", 1, "cache_copies is 1, expected 0"),
+        ("steps", "cache_aliased", False, "cache_aliased is False"),
+        ("steps", "rematerialized", 3, "rematerialized is 3"),
+        ("steps", "launches", 10_000, "launches is 10000, and was"),
+        ("steps", "temporary_mb", 1e5, "temporary_mb is 100000.0, and was"),
+    ],
+)
+def test_what_gets_worse_is_named(
+    result: dict[str, Any], part: str, name: str, value: Any, said: str
+) -> None:
+    changed = copy.deepcopy(result)
+    changed[part][0][name] = value
+    problems = worse(changed, result)
+    assert len(problems) == 1
+    assert said in problems[0]
+    assert str(changed[part][0].get("step", changed[part][0].get("case"))) in problems[0]
+
+
+def test_tables_hold_every_step_and_device(result: dict[str, Any]) -> None:
+    text = markdown(result)
+    assert all(f"| {case} |" in text for case in step_cases())
+    assert "| sm_80 | sm_89 | sm_90 |" in text
+    assert "not" in text.splitlines()[0] and "timed" in text.splitlines()[0]
+
+
+@needs_triton
+def test_thunks_are_counted(tmp_path: Path) -> None:
+    from jengine.bench.gpu_proof.steps import thunks
+
+    name = "module_1.jit_step.thunk_sequence_after_thunk_passes.txt"
+    (tmp_path / name).write_text(LISTING)
+    launches, buffers, outside = thunks(tmp_path)
+    assert (launches.total(), buffers, outside) == (4, 1, 1)
+    assert launches["kCustomKernel"] == 2
+
+
+def test_copies_are_found() -> None:
+    from jengine.bench.gpu_proof.steps import copied_bytes
+
+    text = """
+      %copy.1 = bf16[2,10]{1,0} copy(%x)
+      %y = f32[4]{0} add(%a, %b)
+      %copy-start = (s8[100]{0}, s8[100]{0}, u32[]) copy-start(%z)
+    """
+    assert sorted(copied_bytes(text)) == [40, 100]
+
+
+def worker(module: str, *arguments: str) -> Any:
+    command = [sys.executable, "-m", f"jengine.bench.gpu_proof.{module}", *arguments]
+    environment = {"PATH": "/usr/bin:/bin", "JAX_PLATFORMS": "cpu", "HOME": str(Path.home())}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@needs_triton
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_kernels_compile_for_a_gpu(result: dict[str, Any]) -> None:
+    """A part of the proof that needs nothing but triton."""
+    rows = worker("kernels", "90", "--dtype", "float16")
+    assert {row["kernel"] for row in rows} >= {"decode_part", "merge_parts", "prefill_tiles"}
+    assert worse({"kernels": rows, "steps": []}, result) == []
+
+
+@needs_plugin
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_nothing_got_worse() -> None:
+    command = [sys.executable, "-m", "jengine.bench.gpu_proof", "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
