@@ -24,6 +24,12 @@ pytest.importorskip("transformers")
 from jengine.research import torch_reference  # noqa: E402 - a program: it needs torch
 
 LENGTHS = (1, 40)
+# Families whose layers are built in a way of their own; the others are built like Llama.
+OWN_LAYERS = {"llama", "mixtral", "gemma2", "olmo2", "gpt2"}
+ALL_FAMILIES = [
+    pytest.param(family, marks=[pytest.mark.slow] * (family not in OWN_LAYERS))
+    for family in FAMILIES
+]
 
 
 def job(model: Path, out: Path, dtype: str, truth_dtype: str, **changes: Any) -> dict[str, Any]:
@@ -36,7 +42,7 @@ def job(model: Path, out: Path, dtype: str, truth_dtype: str, **changes: Any) ->
     return vars(Job(**settings))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ALL_FAMILIES)
 def test_tap_points_of_every_family(family: str, tmp_path: Path) -> None:
     folder = write_tiny(tmp_path / "model", family)
     torch_reference.write_bundle(job(folder, tmp_path / "bundle", "float32", "float64"))
