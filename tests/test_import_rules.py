@@ -54,6 +54,7 @@ DEVICE_LIBRARIES = {"jax", "flax", "orbax"}
 # Programs of their own, which nothing imports: torch may be there.
 OTHER_PROCESSES = {
     "jengine.research.torch_reference",
+    "jengine.bench.gpu.torch_peer",
     "jengine.bench.peers.transformers_peer",
     "jengine.bench.peers.vllm_peer",
 }

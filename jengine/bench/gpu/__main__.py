@@ -1,0 +1,189 @@
+"""Runs the stages one after the other within a deadline; one JSON object and one table.
+
+python -m jengine.bench.gpu --out DIR
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jengine.bench.gpu.part import write_json
+from jengine.bench.gpu.report import printed, shares, succeeded
+from jengine.bench.gpu.stages import (
+    STAGES,
+    Settings,
+    Stage,
+    checkout,
+    command,
+    environment,
+    obstacle,
+    part_file,
+)
+
+# What a stage may take beyond its time to finish what it has begun.
+GRACE = 20
+# Less than this is not worth the start of a process.
+LEAST = 10
+EPILOG = """\
+What is missing is said and left out: without triton the kernels' stages measure plain XLA, and the
+sweep is skipped; without torch or transformers (or --torch-python PYTHON, which has them) so is
+their stage; without msgspec, flax, safetensors, tokenizers or transformers so are the models.
+On a machine without network, carry the wheel: on another one
+    pip download msgspec --no-deps --dest wheels --python-version 3.12 --platform \
+manylinux2014_x86_64 --only-binary :all:
+and there
+    pip install --no-index --find-links wheels msgspec
+The package itself need not be installed: run from the checkout.
+
+A run that was stopped keeps what it has. Give the same --out and the stages still wanted in
+--stages; the table is of all of them.
+"""
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """0: nothing is wrong and no stage failed."""
+    args = arguments(words)
+    args.out.mkdir(parents=True, exist_ok=True)
+    if problem := other_kind(args.out / "gpu.json", dry_run=args.dry_run):
+        print(problem, file=sys.stderr)
+        return 2
+    settings = Settings(args.out.absolute(), args.dry_run, args.torch_python)
+    end = time.monotonic() + args.deadline
+    chosen = [stage for stage in STAGES if stage.name in args.stages]
+    asked = sys.argv[1:] if words is None else words
+    run = {
+        "dry_run": args.dry_run,
+        "command": shlex.join(["python", "-m", "jengine.bench.gpu", *asked]),
+    }
+    for stage in chosen:
+        print(f"{stage.name} ...", file=sys.stderr, flush=True)
+        part = run_one(stage, settings, end - time.monotonic())
+        print(f"{stage.name}: {part['status']}", file=sys.stderr, flush=True)
+        write_report(run, settings)
+        if problem := wrong_device(part, settings):
+            print(problem, file=sys.stderr)
+            return 2
+    if args.install_tables:
+        install_tables(settings)
+    whole = write_report(run, settings)
+    print(printed(whole))
+    return 0 if succeeded(whole["parts"]) else 1
+
+
+def arguments(words: Sequence[str] | None) -> argparse.Namespace:
+    """What was asked for."""
+    names = [stage.name for stage in STAGES]
+    parser = argparse.ArgumentParser(
+        prog="python -m jengine.bench.gpu", description="The GPU check.", epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("--out", type=Path, required=True, help="a folder for what is found")
+    parser.add_argument("--deadline", type=float, default=520, help="seconds for all [520]")
+    parser.add_argument("--stages", nargs="+", choices=names, default=names, metavar="STAGE",
+                        help=f"which to run: {', '.join(names)} [all]")  # fmt: skip
+    parser.add_argument("--torch-python", default=sys.executable, metavar="PYTHON",
+                        help="a Python that has torch and transformers [this one]")  # fmt: skip
+    parser.add_argument("--install-tables", action="store_true",
+                        help="copy the swept tuning tables into this checkout")  # fmt: skip
+    parser.add_argument("--dry-run", action="store_true",
+                        help="tiny sizes on the CPU, to see that everything runs")  # fmt: skip
+    args = parser.parse_args(words)
+    if args.install_tables and args.dry_run:
+        parser.error("--install-tables with --dry-run: a dry run measures nothing to install.")
+    return args
+
+
+def other_kind(earlier: Path, *, dry_run: bool) -> str | None:
+    """Why figures of this run must not lie beside those that are there."""
+    if not earlier.is_file() or read(earlier)["dry_run"] == dry_run:
+        return None
+    kinds = ("a dry run", "a real one") if dry_run else ("a real run", "a dry one")
+    return f"{earlier} is of {kinds[1]}, and this is {kinds[0]}: give another --out."
+
+
+def run_one(stage: Stage, settings: Settings, left: float) -> dict[str, Any]:
+    """Run a stage's process; what it wrote, and how it ended."""
+    file = part_file(stage, settings)
+    if left < LEAST:
+        return ended(file, "skipped", "no time left for this stage")
+    if reason := obstacle(stage, settings):
+        return ended(file, "skipped", reason)
+    file.unlink(missing_ok=True)
+    seconds = min(stage.seconds, left - LEAST / 2)
+    log = file.with_suffix(".log")
+    with log.open("w", encoding="utf-8") as output:
+        process = subprocess.Popen(  # noqa: S603 - our own stages
+            command(stage, settings, seconds), env=environment(stage, settings, os.environ),
+            stdout=output, stderr=subprocess.STDOUT, cwd=checkout(),
+        )  # fmt: skip
+        try:
+            status = process.wait(min(seconds + GRACE, left))
+        except subprocess.TimeoutExpired:
+            return ended(file, "stopped", f"stopped after {seconds + GRACE:.0f} s; see {log.name}")
+        finally:
+            process.kill()
+            process.wait()
+    if status:
+        last = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-4:]
+        return ended(file, "failed", f"ended with status {status}: {' / '.join(last)}")
+    return read(file)
+
+
+def ended(file: Path, status: str, reason: str) -> dict[str, Any]:
+    """Write how a stage ended beside what it had found. A stage that is skipped keeps what an
+    earlier run found."""
+    part = read(file) if file.is_file() else {"lines": [], "left_out": []}
+    if status != "skipped" or not part["lines"]:
+        part.update(status=status, reason=reason)
+        write_json(file, part)
+    return part
+
+
+def read(file: Path) -> dict[str, Any]:
+    """A stage's file."""
+    return json.loads(file.read_text(encoding="utf-8"))
+
+
+def wrong_device(part: dict[str, Any], settings: Settings) -> str | None:
+    """Why there is no use in going on, once the device is known."""
+    for line in part["lines"]:
+        if line["what"] == "device" and line["platform"] == "cpu" and not settings.dry_run:
+            return (
+                "There is no GPU that jax can use: it sees CPUs only. Install the CUDA build of "
+                "jax (jengine[cuda12] or jengine[cuda13]), or use --dry-run to see that the check "
+                "itself runs."
+            )
+    return None
+
+
+def write_report(run: dict[str, Any], settings: Settings) -> dict[str, Any]:
+    """DIR/gpu.json and DIR/gpu.txt over all the parts there are."""
+    files = {stage.name: part_file(stage, settings) for stage in STAGES}
+    parts = {name: read(file) for name, file in files.items() if file.is_file()}
+    shares(parts)
+    whole = {"bench": "gpu", **run, "parts": parts}
+    write_json(settings.out / "gpu.json", whole)
+    (settings.out / "gpu.txt").write_text(printed(whole) + "\n", encoding="utf-8")
+    return whole
+
+
+def install_tables(settings: Settings) -> None:
+    """Copy the tables of the sweep over those of the checkout."""
+    for table in sorted((settings.out / "tuning").glob("*.json")):
+        target = checkout() / "pallas_kernels" / table.stem / "tuning.json"
+        shutil.copyfile(table, target)
+        print(f"{target} now holds what was timed here", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,170 @@
+"""What is measured, in real sizes and in tiny ones for a dry run. No jax here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from jengine.bench.gpu_proof.cases import MODELS as REAL_MODELS
+
+
+@dataclass(frozen=True)
+class AttentionCase:
+    """Rows of one length, and how many new tokens each has: 1 is decoding."""
+
+    rows: int
+    context: int  # new tokens included
+    new_tokens: int = 1
+    kv_heads: int = 8
+    group: int = 4
+    head_dim: int = 128
+    block_size: int = 16
+    dtype: str = "bfloat16"
+
+    def __str__(self) -> str:
+        new = f", {self.new_tokens} of them new" * (self.new_tokens > 1)
+        return f"{self.rows} x {self.context} tokens{new}"
+
+    @property
+    def cache_bytes(self) -> int:
+        """Keys and values that one layer reads."""
+        size = 4 if self.dtype == "float32" else 2
+        return self.rows * self.context * 2 * self.kv_heads * self.head_dim * size
+
+    @property
+    def operations(self) -> int:
+        """Multiplications and additions of causal attention."""
+        first, last = self.context - self.new_tokens + 1, self.context
+        seen = (first + last) * self.new_tokens // 2
+        return 4 * self.rows * seen * self.kv_heads * self.group * self.head_dim
+
+
+@dataclass(frozen=True)
+class SamplingCase:
+    """Rows that all sample alike."""
+
+    rows: int
+    vocab: int
+    name: str
+    settings: tuple[float, int, float, float]  # temperature, top_k, top_p, min_p
+
+    def __str__(self) -> str:
+        return f"{self.rows} x {self.vocab}, {self.name}"
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Everything that differs between a real run and a dry one."""
+
+    copy_bytes: int
+    product: int
+    layer_bytes: int  # how much cache all layers of a kernel's case may take
+    calls: int  # of an operation in one program
+    repeats: int  # runs of that program
+    decode: tuple[AttentionCase, ...]
+    prefill: tuple[AttentionCase, ...]
+    sampling: tuple[SamplingCase, ...]
+    written_tokens: tuple[int, ...]
+    models: dict[str, dict[str, Any]]
+    model_rows: tuple[int, ...]
+    model_contexts: tuple[int, ...]
+    prompts: tuple[tuple[int, int], ...]  # how many, tokens of each
+    answers: tuple[tuple[int, int, int], ...]  # rows, prompt tokens, answer tokens
+    step_tokens: tuple[int, ...]  # compiled numbers of prompt tokens of one step
+    steps: int
+    max_model_len: int
+    peer: tuple[tuple[int, int], ...]  # rows, context
+
+
+SAMPLERS = {
+    "greedy": (0.0, 0, 1.0, 0.0),
+    "temperature": (0.8, 0, 1.0, 0.0),
+    "top-p": (1.0, 0, 0.95, 0.0),
+    "top-k and top-p": (0.8, 50, 0.95, 0.0),
+}
+
+
+def sampling_cases(rows: tuple[int, ...], vocab: int) -> tuple[SamplingCase, ...]:
+    """Every way of sampling for every number of rows."""
+    return tuple(
+        SamplingCase(count, vocab, name, settings)
+        for count in rows
+        for name, settings in SAMPLERS.items()
+    )
+
+
+REAL = Sizes(
+    copy_bytes=4 << 30,
+    product=8192,
+    layer_bytes=12 << 30,
+    calls=16,
+    repeats=7,
+    decode=tuple(
+        AttentionCase(rows, context)
+        for rows, context in (
+            (64, 4096), (1, 1024), (1, 16_384), (8, 4096), (32, 4096), (128, 1024), (128, 4096),
+            (64, 16_384),
+        )
+    ),
+    prefill=(
+        AttentionCase(1, 8192, 8192),
+        AttentionCase(4, 2048, 2048),
+        AttentionCase(1, 16_384, 2048),
+        AttentionCase(16, 512, 512),
+    ),
+    sampling=sampling_cases((1, 64), 151_936),
+    written_tokens=(64, 8192),
+    models=REAL_MODELS,
+    model_rows=(1, 8, 32, 64, 128),
+    model_contexts=(1024, 4096, 16_384),
+    prompts=((1, 1024), (1, 4096), (1, 16_000), (8, 2048)),
+    answers=((1, 1024, 128), (32, 1024, 128)),
+    step_tokens=(1024, 4096),
+    steps=40,
+    max_model_len=16_384,
+    peer=((1, 1024), (32, 1024), (8, 4096)),  # each takes torch a while to compile
+)  # fmt: skip
+
+
+def tiny_model(real: dict[str, Any]) -> dict[str, Any]:
+    """The same family, small enough for an interpreter."""
+    return {
+        **real,
+        "vocab_size": 96,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": 256,
+        "torch_dtype": "float32",
+    }
+
+
+SMALL = AttentionCase(2, 40, kv_heads=2, group=2, head_dim=16, dtype="float32")
+DRY = Sizes(
+    copy_bytes=1 << 16,
+    product=64,
+    layer_bytes=1 << 16,
+    calls=1,
+    repeats=1,
+    decode=(SMALL,),
+    prefill=(replace(SMALL, new_tokens=33),),
+    sampling=sampling_cases((1,), 70)[1::2],
+    written_tokens=(3,),
+    models={name: tiny_model(model) for name, model in REAL_MODELS.items()},
+    model_rows=(1, 2),
+    model_contexts=(32, 4096),  # the second does not fit, and must be said so
+    prompts=((1, 40),),
+    answers=((2, 16, 4),),
+    step_tokens=(64,),
+    steps=4,
+    max_model_len=128,
+    peer=((2, 8),),
+)
+
+
+def sizes(*, dry_run: bool) -> Sizes:
+    """The sizes of this run."""
+    return DRY if dry_run else REAL

@@ -1,0 +1,47 @@
+"""Stage: what this is measured on: device, versions, commit."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import shutil
+import subprocess
+
+import jax
+
+from jengine.bench.gpu.part import Part, run_stage
+from jengine.bench.surroundings import surroundings
+
+PACKAGES = ("jaxlib", "jax-triton", "triton", "flax", "transformers", "torch", "numpy")
+QUESTION = "name,driver_version,power.limit,clocks.max.sm,clocks.max.mem,memory.total"
+
+
+def measure(part: Part, args: argparse.Namespace) -> None:
+    """One line, for the head of the table."""
+    device = jax.devices()[0]
+    installed = {dist.metadata["Name"]: dist.version for dist in importlib.metadata.distributions()}
+    part.add(
+        what="device",
+        platform=device.platform,
+        kind=device.device_kind,
+        count=len(jax.devices()),
+        capability=getattr(device, "compute_capability", None),
+        memory_gb=round((device.memory_stats() or {}).get("bytes_limit", 0) / 1e9, 1),
+        packages={name: installed[name] for name in PACKAGES if name in installed},
+        driver=driver(),
+        **surroundings(),
+    )
+
+
+def driver() -> str | None:
+    """What the driver says about the device, clocks and power included."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return None
+    words = [program, f"--query-gpu={QUESTION}", "--format=csv,noheader"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)  # noqa: S603
+    return done.stdout.strip() or done.stderr.strip()
+
+
+if __name__ == "__main__":
+    run_stage(measure)

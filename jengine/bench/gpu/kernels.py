@@ -1,0 +1,171 @@
+"""Stage: how fast each kernel is, and what share of the device's ceilings that is.
+
+Bytes are those of the keys, values and logits that must be read once; operations those of causal
+attention. Rates are of these, not of what a kernel really does.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from jengine.bench.gpu.arrays import (
+    attention_arrays,
+    attention_program,
+    implementation_here,
+    random_normal,
+)
+from jengine.bench.gpu.cases import AttentionCase, SamplingCase, Sizes, sizes
+from jengine.bench.gpu.clock import Seconds, seconds_of
+from jengine.bench.gpu.part import Part, run_stage
+from jengine.sampling import SamplingFeatures, SamplingInput, sample
+from pallas_kernels.cache_write import rotate_and_write
+from pallas_kernels.layout import cache_shape
+from pallas_kernels.token_sampling import sample_tokens
+
+ENGINE = "the engine's sampler"
+
+
+def measure(part: Part, args: argparse.Namespace) -> None:
+    """One line a case."""
+    chosen, implementation = sizes(dry_run=args.dry_run), implementation_here()
+    if implementation == "xla":
+        part.note("triton is not installed: these are the plain XLA implementations")
+    for case in part.in_time(chosen.decode + chosen.prefill):
+        took = time_attention(case, chosen, implementation)
+        if case.new_tokens == 1:
+            name, reached = "decode attention", rates(took, moved=case.cache_bytes)
+        else:
+            name, reached = "prefill attention", rates(took, operations=case.operations)
+        part.add(what=name, case=str(case), implementation=implementation, **reached)
+    for case in part.in_time(chosen.sampling):
+        read = case.rows * case.vocab * 4
+        for name, took in time_sampling(case, chosen, (implementation, ENGINE)):
+            reached = rates(took, moved=read)
+            part.add(what="sampling", case=str(case), implementation=name, **reached)
+    for tokens in part.in_time(chosen.written_tokens):
+        took, moved = time_write(tokens, chosen, implementation)
+        part.add(what="rotate and write", case=f"{tokens} tokens", implementation=implementation,
+                 **rates(took, moved=moved))  # fmt: skip
+
+
+def rates(took: Seconds, *, moved: int = 0, operations: int = 0) -> dict[str, Any]:
+    """Microseconds, and GB/s or TFLOP/s."""
+    line: dict[str, Any] = took.as_microseconds()
+    if moved:
+        line["gb_s"] = round(moved / took.best / 1e9, 1)
+    if operations:
+        line["tflop_s"] = round(operations / took.best / 1e12, 2)
+    return line
+
+
+def timed(chosen: Sizes, program: Callable[..., Any], *arrays: Any) -> Seconds:
+    """A program that makes as many calls as these sizes say."""
+    return seconds_of(program, *arrays, repeats=chosen.repeats, calls=chosen.calls)
+
+
+def time_attention(case: AttentionCase, chosen: Sizes, implementation: str) -> Seconds:
+    """One attention call, layer after layer, so that nothing is found in the device's cache."""
+    arrays = attention_arrays(case, chosen.layer_bytes)
+    program = attention_program(case, arrays.layers, chosen.calls, implementation)
+    return timed(chosen, program, *arrays[:-1])
+
+
+def time_sampling(
+    case: SamplingCase, chosen: Sizes, implementations: tuple[str, ...]
+) -> Iterator[tuple[str, Seconds]]:
+    """Our kernels, or the engine's sampler in XLA, on the same work."""
+    temperature, top_k, top_p, min_p = (
+        jnp.full(case.rows, value, kind)
+        for value, kind in zip(
+            case.settings, (jnp.float32, jnp.int32, jnp.float32, jnp.float32), strict=True
+        )
+    )
+    keys = jnp.asarray(np.random.default_rng(0).integers(0, 2**32, (case.rows, 2), np.uint32))
+    logits = random_normal((case.rows, case.vocab), "float32", 0) * 3
+
+    for name in implementations:
+        draw = (
+            engine_sampler(case, keys)
+            if name == ENGINE
+            else partial(
+                sample_tokens,
+                keys=keys,
+                temperature=temperature,
+                top_k=top_k,
+                top_p=top_p,
+                min_p=min_p,
+                implementation=name,
+            )
+        )
+        yield name, timed(chosen, repeated(draw, chosen.calls), logits)
+
+
+def engine_sampler(case: SamplingCase, seeds: Array) -> Callable[[Array], Array]:
+    """What the engine runs today: logits -> tokens."""
+    temperature, top_k, top_p, min_p = case.settings
+    row, count = jnp.zeros(case.rows), jnp.zeros(case.rows, jnp.int32)
+    inputs = SamplingInput(
+        rows=jnp.arange(case.rows, dtype=jnp.int32), positions=count, temperature=row + temperature,
+        top_k=count + top_k, top_p=row + top_p, min_p=row + min_p, seed=seeds, adjusted=count,
+        repetition=row + 1, presence=row, frequency=row, prompt_length=count, min_position=count,
+    )  # fmt: skip
+    features = SamplingFeatures(random=temperature > 0)
+
+    def draw(logits: Array) -> Array:
+        base = jnp.zeros(2, jnp.uint32)
+        return sample(logits, None, inputs, features=features, key_data=base)[0].tokens
+
+    return draw
+
+
+def repeated(draw: Callable[[Array], Array], calls: int) -> Callable[[Array], Array]:
+    """Calls that wait for each other: each changes one logit by a little for the next."""
+
+    @jax.jit
+    def program(logits: Array) -> Array:
+        tokens = draw(logits)
+        for _ in range(calls - 1):
+            logits = logits.at[0, 0].set(tokens[0].astype(jnp.float32) * 1e-9)
+            tokens = draw(logits)
+        return tokens
+
+    return program
+
+
+def time_write(tokens: int, chosen: Sizes, implementation: str) -> tuple[Seconds, int]:
+    """Rotating queries and keys and writing keys and values, and the bytes that moves."""
+    case = chosen.decode[0]
+    blocks = -(-tokens // case.block_size)
+    shape = cache_shape(2, blocks, case.block_size, case.kv_heads, case.head_dim)
+    cache = random_normal(shape, case.dtype, 0)
+    qkv = random_normal((tokens, case.kv_heads * (case.group + 2), case.head_dim), "float32", 1)
+    qkv = qkv.reshape(tokens, case.kv_heads, case.group + 2, case.head_dim)
+    angles = random_normal((tokens, case.head_dim // 2), "float32", 2)
+    slots = jnp.asarray(np.random.default_rng(0).permutation(tokens).astype(np.int32))
+
+    @jax.jit
+    def program(cache: Array, qkv: Array) -> tuple[Array, Array]:
+        turns = jnp.cos(angles), jnp.sin(angles)
+        q = qkv
+        for call in range(chosen.calls):
+            q, cache = rotate_and_write(
+                cache, call % 2, qkv, slots, rotation=turns, implementation=implementation
+            )
+            qkv = qkv.at[0, 0, 0, 0].set(q[0, 0, 0])  # the next call waits for this one
+        return q, cache
+
+    moved = qkv.nbytes * (2 * case.group + 2) // (case.group + 2)
+    moved += 2 * tokens * case.kv_heads * case.head_dim * cache.dtype.itemsize
+    return timed(chosen, program, cache, qkv), moved
+
+
+if __name__ == "__main__":
+    run_stage(measure)

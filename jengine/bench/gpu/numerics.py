@@ -1,0 +1,256 @@
+"""Stage: every kernel against float64 on the host, on this device, in every type and head size.
+
+Blocks that nobody owns hold NaN. A line is right if the largest error, relative to the largest
+number, stays below what the type's rounding explains.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from jengine.bench.gpu.arrays import PREFILL_TILE, attend, implementation_here
+from jengine.bench.gpu.cases import AttentionCase, SamplingCase, sampling_cases
+from jengine.bench.gpu.part import Part, run_stage
+from pallas_kernels.cache_write import rotate_and_write, write_cache
+from pallas_kernels.layout import KEYS, VALUES, cache_shape
+from pallas_kernels.token_sampling import sample_tokens
+
+# Weights of softmax are rounded to the cache's type before they meet the values.
+TOLERANCES = {"float32": 1e-4, "float16": 4e-3, "bfloat16": 2e-2}
+LENGTHS = (1, 17, 300, 1000)
+
+
+class Options(NamedTuple):
+    """What attention can be asked for beside the plain thing."""
+
+    window: int | None = None
+    soft_cap: float | None = None
+    sinks: bool = False
+
+    def __str__(self) -> str:
+        given = [f"{k} {v}" for k, v in self._asdict().items() if v]
+        return ", ".join(given) or "plain"
+
+
+class Check(NamedTuple):
+    """One comparison of attention."""
+
+    case: AttentionCase
+    options: Options
+
+    def __str__(self) -> str:
+        case = self.case
+        kind = "decode" if case.new_tokens == 1 else "prefill"
+        return (
+            f"{kind} {case.dtype} dim {case.head_dim} group {case.group} "
+            f"block {case.block_size}, {self.options}"
+        )
+
+
+def checks(*, dry_run: bool) -> list[Check]:
+    """The most telling first: the stage may be stopped."""
+    plain, all_options = Options(), Options(100, 20.0, True)
+    base = AttentionCase(len(LENGTHS), max(LENGTHS), kv_heads=2)
+    if dry_run:
+        base = AttentionCase(2, 40, kv_heads=2, group=2, head_dim=16, dtype="float32")
+        return [
+            Check(replace(base, new_tokens=new), options)
+            for new in (1, 20)
+            for options in (plain, Options(10, 20.0, True))
+        ]
+    found = [Check(replace(base, dtype=dtype), plain) for dtype in TOLERANCES]
+    found += [Check(replace(base, head_dim=dim), plain) for dim in (64, 80, 96, 256)]
+    found += [Check(replace(base, group=group), plain) for group in (1, 7, 16)]
+    found += [Check(replace(base, block_size=size), plain) for size in (32, 128)]
+    found += [Check(replace(base, dtype=dtype), all_options) for dtype in ("bfloat16", "float32")]
+    return [
+        Check(replace(check.case, new_tokens=new), check.options)
+        for check in found
+        for new in (1, 100)
+    ]
+
+
+def measure(part: Part, args: argparse.Namespace) -> None:
+    """One line a comparison; `right` says how it ended."""
+    implementation = implementation_here()
+    if implementation == "xla":
+        part.note("triton is not installed: these are the plain XLA implementations")
+    for dtype in part.in_time(("float32",) if args.dry_run else tuple(TOLERANCES)):
+        add(part, "rotate and write", dtype, write_error(dtype, implementation), dtype)
+    rows, vocab = (3, 70) if args.dry_run else (64, 151_936)
+    for case in part.in_time(sampling_cases((rows,), vocab)):
+        part.add(what="sampling", case=str(case), **sampling_differences(case, implementation))
+    for check in part.in_time(checks(dry_run=args.dry_run)):
+        lengths = (7, 40) if args.dry_run else LENGTHS
+        error = attention_error(check, lengths, implementation)
+        add(part, "attention", str(check), error, check.case.dtype)
+
+
+def add(part: Part, what: str, case: str, error: float, dtype: str) -> None:
+    """A line about a relative error."""
+    tolerance = TOLERANCES[dtype]
+    part.add(what=what, case=case, error=error, tolerance=tolerance, right=bool(error < tolerance))
+
+
+class Paged(NamedTuple):
+    """Rows of several lengths over one cache; a table's unused blocks hold NaN."""
+
+    cache: np.ndarray
+    tables: np.ndarray
+    keys: list[np.ndarray]  # float64 [length, kv_heads, dim] a row
+    values: list[np.ndarray]
+
+
+def paged(case: AttentionCase, lengths: tuple[int, ...]) -> Paged:
+    """Random keys and values, rounded to the case's type."""
+    rng = np.random.default_rng(case.head_dim + case.group)
+    pages = -(-max(lengths) // case.block_size)
+    shape = cache_shape(2, len(lengths) * pages + 1, case.block_size, case.kv_heads, case.head_dim)
+    cache = np.full(shape, np.nan, np.float32)
+    tables = rng.permutation(np.arange(1, shape[2], dtype=np.int32)).reshape(len(lengths), pages)
+    rows: list[list[np.ndarray]] = [[], []]
+    for row, length in enumerate(lengths):
+        positions = np.arange(length)
+        blocks, slots = tables[row, positions // case.block_size], positions % case.block_size
+        for plane, kept in ((KEYS, rows[0]), (VALUES, rows[1])):
+            exact = rng.normal(size=(length, case.kv_heads, case.head_dim)).astype(np.float32)
+            exact = rounded(exact, case.dtype)
+            cache[1, plane, blocks, slots] = exact.reshape(length, -1)
+            kept.append(exact.astype(np.float64))
+    return Paged(cache, tables, *rows)
+
+
+def rounded(x: np.ndarray, dtype: str) -> np.ndarray:
+    """What is left of float32 numbers in a type."""
+    return np.asarray(jnp.asarray(x).astype(dtype).astype(jnp.float32))
+
+
+def attention_error(check: Check, lengths: tuple[int, ...], implementation: str) -> float:
+    """The largest error of decode or prefill attention, relative to the largest number."""
+    case, options = check
+    data = paged(case, lengths)
+    rng = np.random.default_rng(1)
+    heads = case.kv_heads * case.group
+    sinks = rng.normal(size=heads).astype(np.float32) if options.sinks else None
+    tile = 1 if case.new_tokens == 1 else PREFILL_TILE
+    owners, positions = tiles_of(lengths, case.new_tokens, tile)
+    q = rng.normal(size=(positions.size, heads, case.head_dim)).astype(np.float32)
+    run = attend(
+        case, implementation, window=options.window, soft_cap=options.soft_cap,
+        sinks=None if sinks is None else jnp.asarray(sinks),
+    )  # fmt: skip
+    last = positions.reshape(-1)
+    found = run(
+        jnp.asarray(q), jnp.asarray(data.cache).astype(case.dtype), 1,
+        jnp.asarray(data.tables[owners]), jnp.zeros(len(owners), jnp.int32),
+        jnp.asarray(last + 1 if tile == 1 else last),
+    )  # fmt: skip
+    expected = np.zeros(q.shape)
+    exact = rounded(q, case.dtype).astype(np.float64)
+    for token in np.flatnonzero(last >= 0):
+        row = owners[token // tile]
+        expected[token] = attended(
+            exact[token], data.keys[row], data.values[row], int(last[token]), options, sinks
+        )
+    return relative_error(np.asarray(found), expected)
+
+
+def tiles_of(lengths: tuple[int, ...], new_tokens: int, tile: int) -> tuple[np.ndarray, np.ndarray]:
+    """The row of each tile, and the positions of its queries [tiles, tile], -1 for padding."""
+    owners, positions = [], []
+    for row, length in enumerate(lengths):
+        new = np.arange(max(length - new_tokens, 0), length)
+        tiles = np.full((-(-len(new) // tile), tile), -1, np.int32)
+        tiles.reshape(-1)[: len(new)] = new
+        owners += [row] * len(tiles)
+        positions.append(tiles)
+    return np.asarray(owners, np.int32), np.concatenate(positions)
+
+
+def attended(
+    q: np.ndarray, keys: np.ndarray, values: np.ndarray, position: int, options: Options,
+    sinks: np.ndarray | None,
+) -> np.ndarray:  # fmt: skip
+    """One token's queries [heads, dim] in float64."""
+    first = 0 if options.window is None else max(position + 1 - options.window, 0)
+    group = len(q) // keys.shape[1]
+    k, v = (np.repeat(x[first : position + 1], group, axis=1) for x in (keys, values))
+    scores = np.einsum("hd,shd->hs", q, k) * q.shape[1] ** -0.5
+    if options.soft_cap is not None:
+        scores = options.soft_cap * np.tanh(scores / options.soft_cap)
+    highest = scores.max(axis=1, keepdims=True)
+    weights = np.exp(scores - highest)
+    total = weights.sum(axis=1, keepdims=True)
+    if sinks is not None:
+        total += np.exp(sinks[:, None] - highest)
+    return np.einsum("hs,shd->hd", weights / total, v)
+
+
+def relative_error(found: np.ndarray, expected: np.ndarray) -> float:
+    """Infinite if anything is not finite."""
+    difference = np.abs(found.astype(np.float64) - expected).max() / np.abs(expected).max()
+    return float(difference) if np.isfinite(difference) else float("inf")
+
+
+def write_error(dtype: str, implementation: str) -> float:
+    """Rotated queries and what lies in the cache afterwards; what must not change, must not."""
+    rng = np.random.default_rng(3)
+    tokens, kv_heads, group, dim = 37, 2, 3, 64
+    shape = cache_shape(2, 8, 16, kv_heads, dim)
+    before = rounded(rng.normal(size=shape).astype(np.float32), dtype)
+    qkv = rng.normal(size=(tokens, kv_heads, group + 2, dim)).astype(np.float32)
+    angle = rng.normal(size=(tokens, dim // 2)).astype(np.float32)
+    slots = rng.permutation(8 * 16)[:tokens].astype(np.int32)
+    slots[5] = -1
+    turns = jnp.cos(angle), jnp.sin(angle)
+    q, after = rotate_and_write(
+        jnp.asarray(before).astype(dtype), 1, jnp.asarray(qkv), jnp.asarray(slots),
+        rotation=turns, implementation=implementation,
+    )  # fmt: skip
+    turned = rotated(qkv[:, :, :-1].astype(np.float64), angle.astype(np.float64))
+    expected = before.astype(np.float64)
+    flat = expected.reshape(2, 2, 8 * 16, -1)
+    for token in np.flatnonzero(slots >= 0):
+        flat[1, KEYS, slots[token]] = turned[token, :, -1].reshape(-1)
+        flat[1, VALUES, slots[token]] = qkv[token, :, -1].reshape(-1)
+    alone = write_cache(
+        jnp.asarray(before).astype(dtype), 1, jnp.asarray(turned[:, :, -1], jnp.float32),
+        jnp.asarray(qkv[:, :, -1]), jnp.asarray(slots), implementation,
+    )  # fmt: skip
+    return max(
+        relative_error(np.asarray(q).reshape(turned[:, :, :-1].shape), turned[:, :, :-1]),
+        *(relative_error(np.asarray(x.astype(jnp.float32)), expected) for x in (after, alone)),
+    )
+
+
+def rotated(x: np.ndarray, angle: np.ndarray) -> np.ndarray:
+    """Each half of a head turned against the other; x is [tokens, kv_heads, members, dim]."""
+    first, second = np.split(x, 2, axis=-1)
+    cos, sin = (function(angle)[:, None, None] for function in (np.cos, np.sin))
+    return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+
+
+def sampling_differences(case: SamplingCase, implementation: str) -> dict[str, Any]:
+    """Rows whose token differs from that of sorting; the last bits of a logarithm may decide one.
+
+    More than one row in fifty would be more than that.
+    """
+    rng = np.random.default_rng(5)
+    logits = jnp.asarray(rng.normal(size=(case.rows, case.vocab)).astype(np.float32) * 3)
+    keys = jnp.asarray(rng.integers(0, 2**32, (case.rows, 2), np.uint32))
+    kinds = (jnp.float32, jnp.int32, jnp.float32, jnp.float32)
+    settings = [jnp.full(case.rows, x, k) for x, k in zip(case.settings, kinds, strict=True)]
+    run = functools.partial(sample_tokens, logits, keys, *settings)
+    found, expected = (np.asarray(run(implementation=name)) for name in (implementation, "xla"))
+    different = int((found != expected).sum())
+    return {"different": different, "of": case.rows, "right": different <= case.rows / 50}
+
+
+if __name__ == "__main__":
+    run_stage(measure)

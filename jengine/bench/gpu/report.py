@@ -1,0 +1,127 @@
+"""The parts of a run as one JSON object and as one table for people. No jax here.
+
+In: what the stages wrote. Out: text. Must not know how anything was measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+DRY_RUN = "DRY RUN on a CPU with tiny sizes: no figure below means anything."
+# What a line may say beside its name, in the order of the columns.
+SHOWN = (
+    "model", "case", "implementation", "rows", "context", "new_tokens", "best_us", "queued_ms",
+    "reading_ms", "gap_ms", "submit_ms", "ms", "tok_s", "gb_s", "of_copy", "tflop_s", "of_product",
+    "error", "different", "of", "right",
+)  # fmt: skip
+Part = Mapping[str, Any]
+
+
+def shares(parts: Mapping[str, Part]) -> None:
+    """Give lines that have rates their share of this device's ceilings, where those are known."""
+    copy, product = ceiling(parts, "copy", "gb_s"), ceiling(parts, "product bfloat16", "tflop_s")
+    for name, part in parts.items():
+        for line in part.get("lines", []):
+            if name == "ceilings":
+                continue
+            if copy and "gb_s" in line:
+                line["of_copy"] = round(line["gb_s"] / copy, 3)
+            if product and "tflop_s" in line:
+                line["of_product"] = round(line["tflop_s"] / product, 3)
+
+
+def ceiling(parts: Mapping[str, Part], what: str, unit: str) -> float | None:
+    """One measured ceiling."""
+    lines = parts.get("ceilings", {}).get("lines", [])
+    return next((line[unit] for line in lines if line["what"] == what), None)
+
+
+def printed(run: Mapping[str, Any]) -> str:
+    """Everything a person looks for."""
+    parts = run["parts"]
+    return "\n".join([
+        *([DRY_RUN] if run["dry_run"] else []),
+        *head(parts.get("device", {})),
+        f"command: {run['command']}",
+        *(line for name, part in parts.items() for line in section(name, part)),
+        "",
+        verdict(parts),
+    ])  # fmt: skip
+
+
+def head(part: Part) -> Iterator[str]:
+    """Hardware, versions, commit."""
+    for line in part.get("lines", []):
+        yield f"{line['count']} x {line['kind']} ({line['capability']}), {line['driver']}"
+        packages = ", ".join(f"{name} {version}" for name, version in line["packages"].items())
+        yield f"jengine {line['commit']}, jax {line['jax']}, python {line['python']}, {packages}"
+
+
+def section(name: str, part: Part) -> Iterator[str]:
+    """One stage."""
+    yield ""
+    yield f"{name}: {part['status']}, {part.get('seconds', 0)} s"
+    yield from (f"  {note}" for note in part.get("notes", []))
+    if name != "device":
+        for what, lines in by_kind(part.get("lines", [])):
+            yield from (f"  {row}" for row in table(what, lines))
+    yield from (f"  left out: {what}" for what in part.get("left_out", []))
+    if part.get("reason"):
+        yield f"  {part['reason']}"
+
+
+def by_kind(lines: list[Mapping[str, Any]]) -> Iterator[tuple[str, list[Mapping[str, Any]]]]:
+    """Lines of one kind together; of a sweep only what it ended with."""
+    kinds: dict[str, list[Mapping[str, Any]]] = {}
+    for line in lines:
+        if "trial" not in line:
+            kinds.setdefault(line["what"], []).append(line)
+    yield from kinds.items()
+
+
+def table(what: str, lines: list[Mapping[str, Any]]) -> Iterator[str]:
+    """Aligned columns, of those that some line fills."""
+    columns = [name for name in SHOWN if any(name in line for line in lines)]
+    others = [name for line in lines for name in line if name not in SHOWN and name not in HIDDEN]
+    columns += list(dict.fromkeys(others))
+    rows = [columns, *([shown(line.get(name)) for name in columns] for line in lines)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    yield what
+    for row in rows:
+        yield "  " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+
+
+HIDDEN = ("what", "median_us", "tolerance", "bytes")
+
+
+def shown(value: Any) -> str:
+    """A cell."""
+    if value is None:
+        return ""
+    return f"{value:.4g}" if isinstance(value, float) and abs(value) < 1 else str(value)
+
+
+def verdict(parts: Mapping[str, Part]) -> str:
+    """Whether everything ran and was right."""
+    wrong = [
+        f"{line['what']} {line['case']}"
+        for part in parts.values()
+        for line in part.get("lines", [])
+        if line.get("right") is False
+    ]
+    ended = {name: part["status"] for name, part in parts.items() if part["status"] != "done"}
+    words = [f"{name} {status}" for name, status in ended.items()]
+    checked = sum("right" in line for part in parts.values() for line in part.get("lines", []))
+    return (
+        f"numerics: {'WRONG: ' + '; '.join(wrong) if wrong else f'none wrong of {checked}'}. "
+        f"stages: {', '.join(words) if words else 'all done'}."
+    )
+
+
+def succeeded(parts: Mapping[str, Part]) -> bool:
+    """Whether nothing was wrong and no stage failed. Skipped and stopped stages are no failure."""
+    right = all(
+        line.get("right", True) for part in parts.values() for line in part.get("lines", [])
+    )
+    return right and all(part["status"] != "failed" for part in parts.values())

@@ -1,0 +1,334 @@
+"""The GPU check runs everywhere, finds what is wrong, and keeps what it has when it is stopped."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jengine.bench.gpu import __main__ as check
+from jengine.bench.gpu import ceilings, kernels, models, numerics, stages
+from jengine.bench.gpu.cases import DRY, REAL, AttentionCase
+from jengine.bench.gpu.part import Part
+from jengine.bench.gpu.report import printed, shares, succeeded
+from jengine.bench.gpu.stages import STAGES, Settings, Stage
+from pallas_kernels.tuning import first_match, table
+
+needs_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="triton is not installed"
+)
+
+
+def measured(
+    module: Any, tmp_path: Path, *, seconds: float = 1000.0, **arguments: Any
+) -> dict[str, Any]:
+    """What a stage writes in a dry run, in this process."""
+    part = Part(tmp_path / "part.json", seconds)
+    given = {"part": part.path, "dry_run": True, "model": "", "few": False, **arguments}
+    module.measure(part, argparse.Namespace(**given))
+    written = json.loads(part.path.read_text())
+    assert written == part.content
+    return written
+
+
+def kinds(part: dict[str, Any]) -> set[str]:
+    return {line["what"] for line in part["lines"]}
+
+
+def test_ceilings(tmp_path: Path) -> None:
+    part = measured(ceilings, tmp_path)
+    assert kinds(part) == {"copy", "product bfloat16", "product float16"}
+    assert all(line["best_us"] > 0 for line in part["lines"])
+
+
+def test_numerics_are_right(tmp_path: Path) -> None:
+    part = measured(numerics, tmp_path)
+    assert kinds(part) == {"attention", "rotate and write", "sampling"}
+    assert len(part["lines"]) >= 9
+    assert all(line["right"] is True for line in part["lines"])
+
+
+def test_numerics_find_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    attend, sample, write = numerics.attend, numerics.sample_tokens, numerics.write_cache
+    monkeypatch.setattr(
+        numerics, "attend",
+        lambda *a, **k: lambda *arrays: attend(*a, **k)(*arrays) * np.float32(1.001),
+    )  # fmt: skip
+    monkeypatch.setattr(
+        numerics, "sample_tokens",
+        lambda *a, implementation: sample(*a, implementation="xla") + (implementation != "xla"),
+    )  # fmt: skip
+    monkeypatch.setattr(
+        numerics, "write_cache",
+        lambda cache, layer, k, v, slots, name: write(cache, layer, v, k, slots, name),
+    )  # fmt: skip
+    monkeypatch.setattr(numerics, "implementation_here", lambda: "triton")
+    if importlib.util.find_spec("triton") is None:
+        pytest.skip("triton is not installed")
+    part = measured(numerics, tmp_path)
+    assert all(line["right"] is False for line in part["lines"])
+    parts = {"numerics": {**part, "status": "done"}}
+    assert not succeeded(parts)
+    assert "WRONG: rotate and write float32" in printed(
+        {"dry_run": False, "command": "", "parts": parts}
+    )
+
+
+def test_a_result_that_is_not_finite_is_wrong() -> None:
+    assert numerics.relative_error(np.array([1.0, np.nan]), np.ones(2)) == np.inf
+
+
+def test_numerics_cover_what_kernels_promise() -> None:
+    found = numerics.checks(dry_run=False)
+    assert {check.case.head_dim for check in found} == {64, 80, 96, 128, 256}
+    assert {check.case.dtype for check in found} == {"float32", "float16", "bfloat16"}
+    assert {check.case.group for check in found} >= {1, 4, 7, 16}
+    assert {check.case.new_tokens == 1 for check in found} == {True, False}
+    assert any(check.options.sinks for check in found)
+
+
+def test_kernels(tmp_path: Path) -> None:
+    part = measured(kernels, tmp_path)
+    assert kinds(part) == {"decode attention", "prefill attention", "sampling", "rotate and write"}
+    assert {line["implementation"] for line in part["lines"] if line["what"] == "sampling"} > {
+        kernels.ENGINE
+    }
+    for line in part["lines"]:
+        assert ("tflop_s" in line) == (line["what"] == "prefill attention")
+
+
+@needs_triton
+def test_sweep_writes_tables_and_leaves_ours_alone(tmp_path: Path) -> None:
+    from jengine.bench.gpu import sweep
+
+    operations = ("decode_attention", "prefill_attention", "cache_write", "token_sampling")
+    before = {name: json.dumps(table(name)) for name in operations}
+    wanted = sweep.searches(DRY, dry_run=True)
+    search = wanted[0]
+    with sweep.in_use(search, {"tokens": 99}):
+        assert table(search.operation)["entries"][0]["use"] == {"tokens": 99}
+    assert json.dumps(table(search.operation)) == before[search.operation]
+    try:
+        part = measured(sweep, tmp_path)
+    finally:
+        changed = {name: json.loads(json.dumps(table(name))) for name in operations}
+        for name in operations:
+            table(name)["entries"][:] = json.loads(before[name])["entries"]
+    best = [line for line in part["lines"] if "best" in line]
+    assert [line["what"] for line in best] == [search.operation for search in wanted]
+    for line in best:
+        written = json.loads((tmp_path / "tuning" / f"{line['what']}.json").read_text())
+        assert written["entries"] == changed[line["what"]]["entries"]
+        facts = {"group": 4, "tile": 32, "lanes": 8, **line["when"]}
+        assert first_match(written["entries"], facts)["use"] == line["best"]
+        old = json.loads(before[line["what"]])
+        assert written["entries"][-1] == old["entries"][-1], "the last resort stays"
+        assert {k: written[k] for k in written if k not in ("note", "entries")} == {
+            k: old[k] for k in old if k not in ("note", "entries")
+        }
+
+
+@pytest.mark.parametrize("few", [False, True])
+def test_models(few: bool, tmp_path: Path) -> None:
+    part = measured(models, tmp_path, model="qwen3-0.6b", few=few)
+    assert kinds(part) == {"start", "decode"} | (set() if few else {"prompts", "answers"})
+    decodes = [line for line in part["lines"] if line["what"] == "decode"]
+    assert [(line["rows"], line["context"]) for line in decodes] == [(1, 32), (2, 32)]
+    assert len(part["left_out"]) == (0 if few else 2), "contexts that do not fit are named"
+    for line in decodes:
+        assert line["queued_ms"] > 0
+        assert line["gap_ms"] == pytest.approx(line["reading_ms"] - line["queued_ms"], abs=2e-3)
+
+
+def test_rows_that_claim_a_past_have_blocks_of_their_own(tmp_path: Path) -> None:
+    folder = models.write_config(tmp_path / "model", DRY.models["llama-8b"])
+    with models.open_llm(folder, DRY, [(2, 32)]) as llm:
+        driver = models.Driver(llm)
+        plans = list(driver.plans(2, 32, 4))
+        blocks = [block for new in plans[0].new_blocks for block in new.blocks]
+        assert len(set(blocks)) == len(blocks)
+        assert 0 not in blocks, "the null block is nobody's"
+        assert len(blocks) * llm.engine.cache.block_size >= 2 * (32 + len(plans))
+        assert [plan.starts for plan in plans[:3]] == [[31, 31], [32, 32], [33, 33]]
+        longest = llm.engine.schedule.max_model_len
+        assert max(plan.starts[0] for plan in driver.plans(1, longest, 4)) == longest - 1
+        assert driver.fits(2, 32, 4)
+        assert not driver.fits(2, longest + 1, 4)
+        leaves = models.weight_bytes(llm)
+        assert models.read_bytes(llm) == leaves - 96 * 32 * 4, "an embedding is not read whole"
+
+
+def test_operations_and_bytes_of_attention() -> None:
+    case = AttentionCase(3, 50, 20, kv_heads=2, group=5, head_dim=16)
+    pairs = sum(position + 1 for position in range(30, 50))
+    assert case.operations == 3 * 2 * 5 * pairs * 16 * 2 * 2
+    assert case.cache_bytes == 3 * 50 * 2 * 2 * 16 * 2
+
+
+def test_real_sizes_are_what_was_promised() -> None:
+    assert REAL.model_rows == (1, 8, 32, 64, 128)
+    assert REAL.model_contexts == (1024, 4096, 16_384)
+    assert set(REAL.models) == {"qwen3-0.6b", "llama-8b"}
+    assert max(case.cache_bytes for case in REAL.decode) > 100e6
+
+
+# --- the main program ------------------------------------------------------------------------
+
+
+def test_stages_run_one_after_the_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--out", str(tmp_path), "--dry-run", "--stages"]
+    assert check.main([*words, "device"]) == 0
+    assert check.main([*words, "ceilings"]) == 0
+    whole = json.loads((tmp_path / "gpu.json").read_text())
+    assert list(whole["parts"]) == ["device", "ceilings"], "what an earlier run found stays"
+    assert whole["command"].endswith("--stages ceilings")
+    device = whole["parts"]["device"]["lines"][0]
+    assert device["platform"] == "cpu"
+    assert {"commit", "jax", "python", "driver", "packages"} <= set(device)
+    text = capsys.readouterr().out
+    assert "DRY RUN" in text
+    assert "gb_s" in text
+    assert (tmp_path / "gpu.txt").read_text() in text
+    assert check.main(["--out", str(tmp_path), "--stages", "device"]) == 2
+    assert "give another --out" in capsys.readouterr().err
+
+
+def test_without_a_gpu_a_real_run_ends_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert check.main(["--out", str(tmp_path), "--stages", "device", "ceilings"]) == 2
+    error = capsys.readouterr().err
+    assert "no GPU that jax can use" in error
+    assert "--dry-run" in error
+    assert not (tmp_path / "ceilings.json").exists()
+
+
+def test_torch_does_the_same_work(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    assert check.main(["--out", str(tmp_path), "--dry-run", "--stages", "torch"]) == 0
+    part = json.loads((tmp_path / "torch.json").read_text())
+    assert kinds(part) == {"decode attention", "prefill attention", "decode"}
+    assert {line["model"] for line in part["lines"] if "model" in line} == set(DRY.models)
+    assert all(line.get("reading_ms", 1) > 0 for line in part["lines"])
+
+
+def test_what_is_missing_is_said(tmp_path: Path) -> None:
+    settings = Settings(tmp_path, True, str(tmp_path / "no-python"))
+    stage = Stage("sweep", "sweep", 10, ("jax", "no_such_package"))
+    part = check.run_one(stage, settings, 100)
+    assert part["status"] == "skipped"
+    assert "not installed: no_such_package" in part["reason"]
+    assert "pip install --no-index" in part["reason"]
+    torch = next(stage for stage in STAGES if stage.name == "torch")
+    assert "cannot be run" in check.run_one(torch, settings, 100)["reason"]
+    without = Settings(tmp_path, True, sys.executable)
+    obstacle = stages.torch_obstacle(without.torch_python)
+    assert (obstacle is None) == (importlib.util.find_spec("torch") is not None)
+    assert check.run_one(stage, settings, 1)["reason"] == "no time left for this stage"
+
+
+WRITES_AND = """
+import sys, time
+from pathlib import Path
+from jengine.bench.gpu.part import Part
+part = Part(Path(sys.argv[1]), 5)
+part.add(what="copy", gb_s=1.0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("then", "status", "reason"),
+    [
+        ("time.sleep(60)", "stopped", "stopped after"),
+        ("raise ValueError('no such device')", "failed", "status 1: .*no such device"),
+    ],
+)
+def test_a_stage_that_does_not_end_well_keeps_its_lines(
+    then: str, status: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, stage = Settings(tmp_path, True, sys.executable), STAGES[1]
+    file = stages.part_file(stage, settings)
+    words = [sys.executable, "-c", WRITES_AND + then, str(file)]
+    monkeypatch.setattr(check, "command", lambda *_: words)
+    monkeypatch.setattr(check, "GRACE", 1)
+    part = check.run_one(Stage(stage.name, stage.module, 3, ()), settings, 60)
+    assert part == json.loads(file.read_text())
+    assert part["status"] == status
+    assert part["lines"] == [{"what": "copy", "gb_s": 1.0}]
+    assert re.search(reason, part["reason"])
+    assert succeeded({stage.name: part}) == (status != "failed")
+
+
+def test_a_stage_out_of_time_names_what_it_left_out(tmp_path: Path) -> None:
+    part = measured(ceilings, tmp_path, seconds=-1)
+    assert kinds(part) == {"copy"}
+    assert part["left_out"] == [
+        "bfloat16: no time left", "float16: no time left",
+    ]  # fmt: skip
+
+
+def test_shares_of_the_ceilings() -> None:
+    line = {"what": "decode attention", "gb_s": 30.0}
+    parts = {
+        "ceilings": {"lines": [{"what": "copy", "gb_s": 40.0}]},
+        "kernels": {"lines": [line, {"what": "prefill attention", "tflop_s": 3.0}]},
+    }
+    shares(parts)
+    assert line["of_copy"] == 0.75
+    assert "of_product" not in parts["kernels"]["lines"][1], "no product was measured"
+
+
+def test_only_its_stage_runs_without_command_buffers() -> None:
+    settings = Settings(Path("out"), False, sys.executable)
+    given = {"XLA_FLAGS": "--mine", "TRITON_INTERPRET": "1", "PATH": "x"}
+    for stage in STAGES:
+        made = stages.environment(stage, settings, given)
+        without = "--xla_gpu_enable_command_buffer=" in made["XLA_FLAGS"].split()
+        assert without == (stage.name == "without-command-buffers")
+        assert "--mine" in made["XLA_FLAGS"]
+        assert "TRITON_INTERPRET" not in made, "the kernels run on the device"
+        assert made["XLA_CLIENT_MEM_FRACTION"] == "0.92"
+    kept = stages.environment(STAGES[0], settings, {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.5"})
+    assert "XLA_CLIENT_MEM_FRACTION" not in kept
+
+
+def test_stages_fit_into_nine_minutes() -> None:
+    assert check.arguments(["--out", "x"]).deadline < 540
+    assert len({stage.name for stage in STAGES}) == len(STAGES)
+
+
+def test_tables_of_a_dry_run_are_not_installed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        check.arguments(["--out", "x", "--dry-run", "--install-tables"])
+    assert "a dry run measures nothing" in capsys.readouterr().err
+
+
+def test_tables_are_installed_where_kernels_read_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "out/tuning").mkdir(parents=True)
+    (tmp_path / "out/tuning/cache_write.json").write_text("{}")
+    (tmp_path / "pallas_kernels/cache_write").mkdir(parents=True)
+    monkeypatch.setattr(check, "checkout", lambda: tmp_path)
+    check.install_tables(Settings(tmp_path / "out", False, sys.executable))
+    assert (tmp_path / "pallas_kernels/cache_write/tuning.json").read_text() == "{}"
+    assert (stages.checkout() / "pallas_kernels/cache_write/tuning.json").is_file()
+
+
+@pytest.mark.slow
+def test_the_whole_dry_run(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "jengine.bench.gpu", "--out", str(tmp_path), "--dry-run"]
+    done = subprocess.run(words, cwd=stages.checkout(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    parts = json.loads((tmp_path / "gpu.json").read_text())["parts"]
+    assert list(parts) == [stage.name for stage in STAGES]
+    statuses = {part["status"] for part in parts.values()}
+    assert statuses <= {"done", "skipped"}
