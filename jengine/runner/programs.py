@@ -31,7 +31,7 @@ from sharding.placement import Placement
 logger = logging.getLogger(__name__)
 Compiled = Any  # jax.stages.Compiled
 ProgressBar = Callable[..., Any]
-COMPILER_OPTIONS = {
+COMPILER_OPTIONS: dict[str, dict[str, Any]] = {
     "gpu": {
         # XLA takes every kernel's write into the cache for a second cache, and to save memory that
         # is not used it would compute small things again in each layer. The engine sizes memory by

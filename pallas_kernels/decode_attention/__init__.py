@@ -59,7 +59,7 @@ def decode_attention(
     padding.
     """
     run = choose("decode_attention", implementation, IMPLEMENTATIONS)
-    options = {"window": window, "scale": scale, "soft_cap": soft_cap, "sinks": sinks}
-    options["dtype"] = jnp.dtype(dtype)
-    out, lse = run(q, cache, layer, tables, starts, lengths, head_dim=head_dim, **options)
+    options = {"window": window, "scale": scale, "soft_cap": soft_cap}
+    given = {"sinks": sinks, "dtype": jnp.dtype(dtype)}
+    out, lse = run(q, cache, layer, tables, starts, lengths, head_dim=head_dim, **options, **given)
     return (out, lse) if return_lse else out

@@ -56,7 +56,9 @@ def prefill_attention(
     as in `decode_attention`; return_lse adds float32 [T, heads].
     """
     run = choose("prefill_attention", implementation, IMPLEMENTATIONS)
-    options = {"window": window, "scale": scale, "soft_cap": soft_cap, "sinks": sinks}
-    options["dtype"] = jnp.dtype(dtype)
-    out, lse = run(q, cache, layer, tables, starts, positions, head_dim=head_dim, **options)
+    options = {"window": window, "scale": scale, "soft_cap": soft_cap}
+    given = {"sinks": sinks, "dtype": jnp.dtype(dtype)}
+    out, lse = run(
+        q, cache, layer, tables, starts, positions, head_dim=head_dim, **options, **given
+    )
     return (out, lse) if return_lse else out

@@ -40,6 +40,7 @@ device_description_str: "NVIDIA H200"
 def environment(dump: Path, devices: int) -> dict[str, str]:
     """Variables for a process that compiles for a GPU it does not have, and dumps what it made."""
     flags = [
+        os.environ.get("XLA_FLAGS", ""),
         f"--xla_dump_to={dump}",
         "--xla_dump_hlo_module_re=.*step.*",
         # Without this every exchange between devices would end a command buffer.
@@ -52,5 +53,5 @@ def environment(dump: Path, devices: int) -> dict[str, str]:
         "JAX_PLATFORMS": "cpu",
         "JAX_ENABLE_COMPILATION_CACHE": "false",
         "TF_CPP_MIN_LOG_LEVEL": "3",
-        "XLA_FLAGS": " ".join(filter(None, [os.environ.get("XLA_FLAGS", ""), *flags])),
+        "XLA_FLAGS": " ".join(filter(None, flags)),
     }
