@@ -61,6 +61,17 @@ class TokenDelta(msgspec.Struct, kw_only=True, gc=False):
     message: str | None = None
 
 
+class Counts(msgspec.Struct, frozen=True, kw_only=True):
+    """What the scheduler is doing, in numbers."""
+
+    running: int = 0
+    waiting: int = 0
+    preemptions: int = 0
+    cache_usage: float = 0.0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+
+
 @dataclass
 class Logprob:
     """One token's log-probability at one position."""

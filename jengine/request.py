@@ -25,6 +25,7 @@ class WireRequest(msgspec.Struct, frozen=True, kw_only=True):
     min_tokens: int = 0
     priority: int = 0
     arrival: float = 0.0
+    drawn_seed: bool = False  # the seed is not the user's: the engine drew it
     cache_salt: str | None = None
     adapter: str | None = None
     adapter_path: str = ""  # the same name with another path is other content

@@ -22,9 +22,13 @@ def engine_mesh(devices: np.ndarray, kv_heads: tuple[int, ...]) -> Mesh:
 
 
 def tensor_devices(count: int | None, mesh: Mesh | None) -> np.ndarray:
-    """The devices to split a model over: those of a mesh, or the first `count`."""
+    """The devices to split a model over: those of a mesh, or the first `count`.
+
+    If nothing is said: one device, or, in a program of several processes, all that they have.
+    """
     if mesh is None:
-        return first_devices(1 if count is None else count)
+        usual = jax.device_count() if jax.process_count() > 1 else 1
+        return first_devices(usual if count is None else count)
     if not isinstance(mesh, Mesh):
         raise ValueError(f"mesh is a {type(mesh).__name__}; expected a jax.sharding.Mesh.")
     split = [name for name, size in mesh.shape.items() if size > 1]

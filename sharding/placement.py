@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -19,6 +19,13 @@ class Placement:
     """Where arrays lie on a mesh."""
 
     mesh: Mesh
+    # Told of every parameter before it is placed.
+    observe: Callable[[str, Any], None] | None = field(default=None, compare=False)
+
+    @property
+    def processes(self) -> list[int]:
+        """The processes whose devices these are."""
+        return sorted({device.process_index for device in self.mesh.devices.flat})
 
     def spec(self, axes: Axes, shape: tuple[int, ...]) -> PartitionSpec:
         """How an array with these logical axes is split."""
@@ -39,8 +46,10 @@ class Placement:
 
     def __call__(self, path: str, axes: Axes, values: np.ndarray | jax.Array) -> jax.Array:
         """Place one parameter, without a copy if it lies there already; `path` is for errors."""
+        if self.observe is not None:
+            self.observe(path, values)
         try:
-            return jax.device_put(values, self.sharding(axes, np.shape(values)))
+            return put(values, self.sharding(axes, np.shape(values)))
         except ValueError as error:
             raise ValueError(f"{path} {np.shape(values)} does not fit its mesh: {error}") from error
 
@@ -63,3 +72,11 @@ class Placement:
         return jax.shard_map(
             function, mesh=self.mesh, in_specs=inputs, out_specs=outputs, check_vma=False
         )
+
+
+def put(values: np.ndarray | jax.Array, sharding: NamedSharding) -> jax.Array:
+    """The values where they belong; a process touches no other parts than its devices hold."""
+    spans_processes = isinstance(values, jax.Array) and not values.is_fully_addressable
+    if sharding.is_fully_addressable or spans_processes:
+        return jax.device_put(values, sharding)
+    return jax.make_array_from_callback(np.shape(values), sharding, lambda part: values[part])

@@ -63,6 +63,8 @@ class EngineArgs:
     # The devices that the model is split over: how many, or a jax.sharding.Mesh of one's own.
     tensor_parallel_size: int | None = None
     mesh: Any = None
+    # How the processes of one mesh work together: see MultihostSettings.
+    multihost: Mapping[str, Any] | None = None
     load_format: Literal["auto", "safetensors", "orbax", "dummy"] = "auto"
     seed: int = 0
     # Sizes may also be given as text: "4096", "32k" (32,000) or "32K" (32,768).

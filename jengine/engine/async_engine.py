@@ -15,7 +15,7 @@ from typing import Any
 from jengine.engine.args import EngineArgs
 from jengine.engine.configure import Engine, build_engine
 from jengine.engine.progress import progress_factory
-from jengine.errors import EngineDead, RequestError
+from jengine.errors import EngineDead, RequestError, UnsupportedFeature
 from jengine.outputs import RequestOutput
 from jengine.sampling_params import SamplingParams
 
@@ -29,6 +29,12 @@ class AsyncLLM:
         self._engine: Engine | None = None
         args = EngineArgs.checked("AsyncLLM", model=model, **settings)
         self._engine = build_engine(args, progress_factory(args.show_progress))
+        if len(self._engine.placement.processes) > 1:
+            self._engine.session.core.shutdown()
+            raise UnsupportedFeature(
+                "AsyncLLM over several processes is not built yet: their requests would come in "
+                "different orders. Use LLM, or a mesh of this process's own devices."
+            )
         self._worker = ThreadPoolExecutor(1, "jengine-step")
         self._listeners: dict[str, asyncio.Queue[Delivery]] = {}
         self._driver: asyncio.Task[None] | None = None

@@ -14,22 +14,21 @@ from typing import Any
 import jax
 from flax import nnx
 
+import jengine
 from jengine.config import CacheConfig, ModelConfig, ScheduleConfig
 from jengine.engine.args import EngineArgs
-from jengine.engine.core import EngineCore
 from jengine.engine.intake import Intake, Limits
 from jengine.engine.session import Session
 from jengine.engine.sizes import OVERLAP_DEPTH, runner_config, schedule_config
 from jengine.engine.source import load_parameters, open_source
 from jengine.engine.stats_log import StatsLog
+from jengine.engine.team import CoreParts, team_of
 from jengine.errors import ConfigError
-from jengine.executor.local import LocalExecutor
-from jengine.kvcache.manager import CacheManager
+from jengine.executor.multihost.settings import MultihostSettings
 from jengine.runner.build import build_runner
 from jengine.runner.compile_cache import enable_compile_cache
 from jengine.runner.runner import Runner
 from jengine.sampling_params import SamplingParams
-from jengine.scheduler.scheduler import Scheduler
 from jengine.text.tokenizer import Tokenizer
 from jengine.weights.abstract import declaration
 from sharding.mesh import engine_mesh, tensor_devices
@@ -61,28 +60,32 @@ def build_engine(args: EngineArgs, bar: Callable[..., Any]) -> Engine:
     enable_compile_cache(compilation.get("cache_dir"))
     source = open_source(args)
     schedule = schedule_config(args, source.config)
+    steps = runner_config(args, source.config, schedule, compilation)
     placement = placement_for(args, source.config)
-    model = load_parameters(args, source, placement, bar)
-    runner, cache = build_runner(
-        model,
-        source.config,
-        runner_config(args, source.config, schedule, compilation),
-        placement,
-        bar,
-    )
-    _log_capacity(cache, schedule)
     depth = OVERLAP_DEPTH if args.overlap and may_overlap(placement) else 0
-    scheduler = Scheduler(schedule, CacheManager(cache), depth=depth)
+    settings = MultihostSettings.checked(args.multihost)
+    with team_of(placement, settings) as team:
+        team.agree(
+            versions=(jengine.__version__, jax.__version__),
+            model=source.config,
+            schedule=(schedule, depth, args.seed),
+            steps=steps,
+            devices=[device.id for device in placement.mesh.devices.flat],
+            multihost=replace(settings, address=None),
+        )
+        placement = team.observed(placement)
+        model = load_parameters(args, source, placement, bar)
+        team.agree_on_weights(model)
+        runner, cache = build_runner(model, source.config, steps, placement, bar, team.least)
+        team.agree(cache=cache)
+        core = team.core(CoreParts(runner, schedule, cache, depth))
+    _log_capacity(cache, schedule)
     limits = Limits(
         source.config.vocab_size, schedule.max_model_len, args.max_logprobs, source.eos_token_ids
     )
-    log = None if args.disable_log_stats else StatsLog(scheduler, jax.default_backend())
+    log = None if args.disable_log_stats else StatsLog(core.counts, jax.default_backend())
     return Engine(
-        session=Session(
-            Intake(limits, source.tokenizer, args.seed),
-            EngineCore(scheduler, LocalExecutor(runner), depth),
-            log,
-        ),
+        session=Session(Intake(limits, source.tokenizer, args.seed), core, log),
         runner=runner,
         # Without the user's arrays: the engine must not keep old parameters alive.
         args=replace(args, model=str(source.folder), params=None),

@@ -11,7 +11,7 @@ from typing import Any
 
 from jengine.errors import EngineDead, UnexpectedCompile
 from jengine.executor.protocol import Executor, PendingOutput
-from jengine.outputs import TokenDelta
+from jengine.outputs import Counts, TokenDelta
 from jengine.plan import Plan
 from jengine.request import WireRequest
 from jengine.scheduler.scheduler import Scheduler
@@ -69,6 +69,11 @@ class EngineCore:
         done, pending = self.in_flight.popleft()
         return self.scheduler.commit(done, pending.result())
 
+    @property
+    def weights_version(self) -> int:
+        """How often the parameters were replaced."""
+        return self.scheduler.cache.weights_version
+
     def update_weights(self, leaves: Any) -> int:
         """Use other parameters from the next step on. Returns the new version of the weights.
 
@@ -76,7 +81,7 @@ class EngineCore:
         """
         self.check_alive()
         self.executor.update_weights(leaves)
-        version = self.scheduler.cache.weights_version + 1
+        version = self.weights_version + 1
         self.scheduler.set_weights_version(version)
         return version
 
@@ -88,6 +93,22 @@ class EngineCore:
         deltas = self.scheduler.reset()
         self.scheduler.reset_prefix_cache()
         return deltas
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget cached prefixes. False if requests are using the cache."""
+        return self.scheduler.reset_prefix_cache()
+
+    def counts(self) -> Counts:
+        """What the scheduler is doing."""
+        scheduler, cache = self.scheduler, self.scheduler.cache
+        return Counts(
+            running=scheduler.num_running,
+            waiting=scheduler.num_waiting,
+            preemptions=scheduler.num_preemptions,
+            cache_usage=cache.usage,
+            prefix_queries=cache.stats.queries,
+            prefix_hits=cache.stats.hits,
+        )
 
     def check_alive(self) -> None:
         """Raise EngineDead if a step has failed before."""

@@ -113,6 +113,7 @@ class Intake:
                 min_tokens=self._at_most_the_context(params.min_tokens),
                 priority=priority,
                 arrival=arrival,
+                drawn_seed=params.seed is None,
                 cache_salt=prompt.cache_salt,
                 # Every token of a tapped request runs: a cached one would not pass the taps.
                 skip_reading_prefix_cache=bool(params.skip_reading_prefix_cache or prompt.taps),

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 import jax
+import msgspec
 
 from jengine.engine import arrays
 from jengine.engine.args import EngineArgs, one_of
@@ -252,7 +253,7 @@ class LLM:
     @property
     def weights_version(self) -> int:
         """How often the parameters were replaced."""
-        return self.engine.session.core.scheduler.cache.weights_version
+        return self.engine.session.core.weights_version
 
     def compute_logprobs(
         self, token_ids: Any, lengths: Any = None, top_k: int = 0
@@ -305,19 +306,12 @@ class LLM:
 
     def reset_prefix_cache(self) -> bool:
         """Forget cached prefixes. False if requests are using the cache."""
-        return self.engine.session.core.scheduler.reset_prefix_cache()
+        return self.engine.session.core.reset_prefix_cache()
 
     def stats(self) -> EngineStats:
         """What the engine is doing."""
-        scheduler = self.engine.session.core.scheduler
-        cache = scheduler.cache
         return EngineStats(
-            running=scheduler.num_running,
-            waiting=scheduler.num_waiting,
-            preemptions=scheduler.num_preemptions,
-            cache_usage=cache.usage,
-            prefix_queries=cache.stats.queries,
-            prefix_hits=cache.stats.hits,
+            **msgspec.structs.asdict(self.engine.session.core.counts()),
             programs=len(self.ledger.entries),
             compiles_after_warm_up=self.ledger.compiles_after_warm_up,
         )

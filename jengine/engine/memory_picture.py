@@ -84,7 +84,7 @@ class MemoryPicture:
 
 def memory_picture(engine: Engine) -> MemoryPicture:
     """The picture of this engine as it is now."""
-    device = engine.placement.mesh.devices.flat[0]
+    device = engine.placement.mesh.local_devices[0]
     stats = device.memory_stats() or {}
     limit = stats.get("bytes_limit")
     return MemoryPicture(

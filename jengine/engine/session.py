@@ -9,8 +9,8 @@ import itertools
 from typing import Any
 
 from jengine.engine.answers import AnswerBook
-from jengine.engine.core import EngineCore
 from jengine.engine.intake import Intake, Prompt
+from jengine.engine.protocol import Core
 from jengine.engine.stats_log import StatsLog
 from jengine.errors import RequestError
 from jengine.outputs import RequestOutput, TokenDelta
@@ -20,7 +20,7 @@ from jengine.sampling_params import SamplingParams
 class Session:
     """Submit prompts, call `step` while there is work, get outputs."""
 
-    def __init__(self, intake: Intake, core: EngineCore, log: StatsLog | None = None) -> None:
+    def __init__(self, intake: Intake, core: Core, log: StatsLog | None = None) -> None:
         self.intake = intake
         self.core = core
         self.log = log

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 
-from jengine.outputs import RequestOutput, TokenDelta
-from jengine.scheduler.scheduler import Scheduler
+from jengine.outputs import Counts, RequestOutput, TokenDelta
 
 logger = logging.getLogger(__name__)
 INTERVAL = 10.0
@@ -18,8 +18,8 @@ INTERVAL = 10.0
 class StatsLog:
     """Call `count` for each step; it logs once an interval."""
 
-    def __init__(self, scheduler: Scheduler, device: str) -> None:
-        self.scheduler = scheduler
+    def __init__(self, counts: Callable[[], Counts], device: str) -> None:
+        self.counts = counts
         self.device = device.upper()
         self._start_interval()
 
@@ -36,18 +36,18 @@ class StatsLog:
 
     def line(self, seconds: float) -> str:
         """The log line for the interval so far."""
-        scheduler, stats = self.scheduler, self.scheduler.cache.stats
+        counts = self.counts()
         parts = [
             f"Engine 000: Avg prompt throughput: {self._read / seconds:.1f} tokens/s",
             f"Avg generation throughput: {self._written / seconds:.1f} tokens/s",
-            f"Running: {scheduler.num_running} reqs",
-            f"Waiting: {scheduler.num_waiting} reqs",
+            f"Running: {counts.running} reqs",
+            f"Waiting: {counts.waiting} reqs",
         ]
-        if scheduler.num_preemptions:
-            parts.append(f"Preemptions: {scheduler.num_preemptions}")
-        parts.append(f"{self.device} KV cache usage: {scheduler.cache.usage:.1%}")
-        if stats.queries:
-            parts.append(f"Prefix cache hit rate: {stats.hits / stats.queries:.1%}")
+        if counts.preemptions:
+            parts.append(f"Preemptions: {counts.preemptions}")
+        parts.append(f"{self.device} KV cache usage: {counts.cache_usage:.1%}")
+        if counts.prefix_queries:
+            parts.append(f"Prefix cache hit rate: {counts.prefix_hits / counts.prefix_queries:.1%}")
         return ", ".join(parts)
 
     def _start_interval(self) -> None:

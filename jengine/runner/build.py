@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -69,13 +69,17 @@ def build_runner(
     config: RunnerConfig,
     placement: Placement,
     bar: ProgressBar,
+    agree_on_bytes: Callable[[int], int] = int,
 ) -> tuple[Runner, CacheConfig]:
-    """A runner ready to serve, and the cache it has room for."""
+    """A runner ready to serve, and the cache it has room for.
+
+    `agree_on_bytes` turns the memory available here into what is available everywhere.
+    """
     leaves, rebuild = split_model(model)
     abstract = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), leaves
     )
-    sizing = Sizing(model_config, config, abstract, rebuild, placement)
+    sizing = Sizing(model_config, config, abstract, rebuild, placement, agree_on_bytes)
     compiler, cache, first = sizing.settle(placement.mesh.local_devices[0])
     programs = Programs(compiler, [*config.tiers, *config.late_tiers], strict=config.strict)
     programs.keep(*first)
@@ -112,6 +116,7 @@ class Sizing:
     leaves: Any
     rebuild: Any
     placement: Placement
+    agree_on_bytes: Callable[[int], int]
 
     def settle(
         self, device: jax.Device
@@ -119,7 +124,7 @@ class Sizing:
         """The compiler for the final cache size, that size, and the program that proved it."""
         demands = self._demands()
         wished = wished_blocks(demands, self.config.kv_cache_memory_bytes)
-        available = available_bytes(device, self.config.memory_share)
+        available = self.agree_on_bytes(available_bytes(device, self.config.memory_share))
         cache = self._cache(wished)
         first = self._largest(cache)
         if self.config.kv_cache_memory_bytes is None:

@@ -1,0 +1,54 @@
+"""What a session needs of an engine core, wherever the requests are scheduled."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from jengine.outputs import Counts, TokenDelta
+from jengine.request import WireRequest
+
+
+class Core(Protocol):
+    """Requests in, token deltas out, one step at a time."""
+
+    @property
+    def has_work(self) -> bool:
+        """Whether some request still waits for its final answer."""
+        ...
+
+    @property
+    def weights_version(self) -> int:
+        """How often the parameters were replaced."""
+        ...
+
+    def add(self, wire: WireRequest) -> None:
+        """Queue a request."""
+        ...
+
+    def abort(self, request_id: str) -> TokenDelta | None:
+        """End a request; its final delta, or None if it has ended already."""
+        ...
+
+    def step(self) -> list[TokenDelta]:
+        """What the next step brings the requests."""
+        ...
+
+    def update_weights(self, leaves: Any) -> int:
+        """Use other parameters from the next step on. Returns the new version of the weights."""
+        ...
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget cached prefixes. False if requests are using the cache."""
+        ...
+
+    def counts(self) -> Counts:
+        """What the scheduler is doing."""
+        ...
+
+    def check_alive(self) -> None:
+        """Raise EngineDead if the engine has stopped."""
+        ...
+
+    def shutdown(self) -> None:
+        """Abort everything and give the device memory back."""
+        ...

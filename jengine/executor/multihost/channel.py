@@ -1,0 +1,251 @@
+"""The two ends of the channel between processes: the leader's and a follower's.
+
+In and out: messages, in order. Both ends notice who is lost or stuck and then end the process.
+Must not know requests, weights or devices.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import queue
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import NoReturn
+
+from jengine.errors import EngineDead, UnexpectedCompile
+from jengine.executor.multihost.agreement import listed, plural, problem_in
+from jengine.executor.multihost.connection import Connection
+from jengine.executor.multihost.ending import end_process
+from jengine.executor.multihost.messages import (
+    Ask,
+    End,
+    Fatal,
+    Goodbye,
+    Message,
+    Report,
+    Sampled,
+    Verdict,
+    encode,
+)
+from jengine.executor.multihost.peer import Peer
+from jengine.executor.multihost.settings import MultihostSettings
+
+logger = logging.getLogger(__name__)
+# A step that fails because another process died is that process's fault: wait to hear of it.
+GRACE = 2.0
+
+
+class LeaderChannel:
+    """Speaks to all followers at once, and hears each."""
+
+    def __init__(
+        self, rank: int, connections: Mapping[int, Connection], settings: MultihostSettings
+    ) -> None:
+        self.rank = rank
+        self.step = -1
+        self.ends: deque[tuple[int, str]] = deque()  # (process, request) that it no longer wants
+        self.samples: deque[tuple[int, Sampled]] = deque()
+        self._settings = settings
+        self._peers = {other: Peer(other, one, settings) for other, one in connections.items()}
+        self._inbox: queue.SimpleQueue[tuple[int, Message]] = queue.SimpleQueue()
+        self._reports: dict[int, deque[Report]] = defaultdict(deque)
+        self._asked = 0
+        self._step_began: float | None = None
+        self._ending = threading.Lock()
+        for peer in self._peers.values():
+            peer.start(self._receive, self.end_all, self._step_in_time)
+        atexit.register(self.leave, "its program has ended")
+
+    def broadcast(self, message: Message) -> None:
+        """Send to every follower, in order."""
+        data = encode(message)
+        for peer in self._peers.values():
+            peer.send(data)
+
+    def tell(self, rank: int, message: Message) -> None:
+        """Send to one follower."""
+        self._peers[rank].send(encode(message))
+
+    @contextmanager
+    def inside_step(self) -> Iterator[None]:
+        """While a step runs nobody may leave, and it may not take for ever."""
+        self._step_began = time.monotonic()
+        try:
+            self.check_nobody_left()
+            yield
+        finally:
+            self._step_began = None
+
+    def check_nobody_left(self) -> None:
+        """Raise EngineDead if a follower takes no further part."""
+        for peer in self._peers.values():
+            if peer.farewell is not None:
+                raise EngineDead(f"process {peer.rank} has left this engine: {peer.farewell}")
+
+    def read(self, timeout: float | None = None) -> bool:
+        """Sort one message; False if there is none (for so long). Without a timeout: at once."""
+        try:
+            rank, message = self._inbox.get(timeout is not None, timeout)
+        except queue.Empty:
+            return False
+        if isinstance(message, Report):
+            self._reports[rank].append(message)
+        elif isinstance(message, End):
+            self.ends.append((rank, message.request_id))
+        elif isinstance(message, Sampled):
+            self.samples.append((rank, message))
+        elif not isinstance(message, Goodbye):  # of which the peer itself knows
+            self.end_all(f"process {rank} sent a {type(message).__name__} to the leader")
+        return True
+
+    @property
+    def has_report(self) -> bool:
+        """Whether a follower is waiting for an agreement."""
+        return any(self._reports.values())
+
+    def agree(
+        self, report: Report, meanwhile: Callable[[], None], names: Sequence[str] = ()
+    ) -> Verdict:
+        """Compare everybody's report and tell everybody; `meanwhile` deals with what else comes.
+
+        `names` are what this process calls the things reported, for the others to call them so.
+        """
+        self.broadcast(Ask(self._asked))
+        self._asked += 1
+        while missing := [rank for rank in self._peers if not self._reports[rank]]:
+            if not self.read(self._settings.silence):
+                logger.warning("waiting for %s %s", plural(missing), listed(missing))
+            meanwhile()
+            self.check_nobody_left()
+        reports = {rank: self._reports[rank].popleft() for rank in self._peers}
+        reports = {self.rank: report, **reports}
+        least = min(report.number for report in reports.values())
+        verdict = Verdict(problem_in(reports), least, list(names))
+        self.broadcast(verdict)
+        return verdict
+
+    def leave(self, reason: str) -> None:
+        """Take no further part; calling it twice is harmless."""
+        atexit.unregister(self.leave)
+        for peer in self._peers.values():
+            peer.leave(reason)
+
+    def failed(self, reason: str) -> NoReturn:
+        """A step of this process failed: end everybody, unless another one turns out to be why."""
+        time.sleep(GRACE)
+        self.end_all(f"process {self.rank} failed: {reason}")
+
+    def end_all(self, reason: str) -> NoReturn:
+        """End every process of this engine, this one as well. From any thread."""
+        with self._ending:  # the first reason is the cause
+            for peer in self._peers.values():
+                peer.send_last(encode(Fatal(reason)))
+            end_process(f"process {self.rank} stops: {reason}")
+
+    def _receive(self, rank: int, message: Message) -> None:
+        if isinstance(message, Goodbye) and self._step_began is not None:
+            self.end_all(f"process {rank} left in the middle of a step: {message.reason}")
+        self._inbox.put((rank, message))
+
+    def _step_in_time(self) -> int:
+        """The step begun last, for a sign of life. This is also where its time is watched."""
+        began = self._step_began
+        if began is not None and time.monotonic() - began > self._settings.stuck:
+            behind = [peer.rank for peer in self._peers.values() if peer.step < self.step]
+            who = f"{plural(behind)} {listed(behind)} did not" if behind else "all processes did"
+            self.end_all(f"step {self.step} has run for {self._settings.stuck:g} s; {who} begin it")
+        return self.step
+
+
+class FollowerChannel:
+    """Speaks to the leader and hears it."""
+
+    def __init__(
+        self, rank: int, leader: int, connection: Connection, settings: MultihostSettings
+    ) -> None:
+        self.rank = rank
+        self.leader = leader
+        self.step = -1
+        self._settings = settings
+        self._peer = Peer(leader, connection, settings)
+        self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._reported = 0
+        self._ending = threading.Lock()
+        self._peer.start(self._receive, self.end, lambda: self.step)
+        atexit.register(self.leave, "its program has ended")
+
+    def send(self, message: Message) -> None:
+        """Send to the leader."""
+        self._peer.send(encode(message))
+
+    def agree(self, report: Report, take: Callable[[Message], None]) -> Verdict:
+        """Report what this process is about to do; `take` deals with what comes before the verdict.
+
+        A leader that asks for the report itself has no other message for `take`.
+        """
+        self._reported += 1
+        self.send(report)
+        while not isinstance(message := self.next(), Verdict):
+            if not (isinstance(message, Ask) and self.answers(message)):
+                take(message)
+        return message
+
+    def answers(self, ask: Ask) -> bool:
+        """Whether this report was sent already."""
+        return ask.number < self._reported
+
+    def next(self) -> Message:
+        """The next message of the leader, in the order in which they were sent."""
+        while True:
+            try:
+                message = self._inbox.get(timeout=self._settings.silence)
+            except queue.Empty:
+                logger.warning("waiting for process %d", self.leader)
+                continue
+            if isinstance(message, Goodbye):
+                self._inbox.put(message)  # it is the last one, for whoever asks again
+                raise EngineDead(f"process {self.leader} has left this engine: {message.reason}")
+            return message
+
+    def leave(self, reason: str) -> None:
+        """Take no further part; calling it twice is harmless."""
+        atexit.unregister(self.leave)
+        self._peer.leave(reason)
+
+    def failed(self, reason: str) -> NoReturn:
+        """A step of this process failed: end everybody, unless another one turns out to be why."""
+        time.sleep(GRACE)
+        self._peer.send(encode(Fatal(f"process {self.rank} failed: {reason}")))
+        self.end(f"process {self.rank} failed: {reason}")
+
+    def end(self, reason: str) -> NoReturn:
+        """End this process. From any thread."""
+        with self._ending:
+            end_process(f"process {self.rank} stops: {reason}")
+
+    def _receive(self, _rank: int, message: Message) -> None:
+        self._inbox.put(message)
+
+
+Channel = LeaderChannel | FollowerChannel
+
+
+@contextmanager
+def failing_together(channel: Channel) -> Iterator[None]:
+    """A failure inside ends every process: others may run this step, and would wait for ever."""
+    try:
+        yield
+    except UnexpectedCompile:
+        raise  # before anything has run, and in all processes alike
+    except BaseException as error:
+        channel.failed(f"{type(error).__name__}: {error}")
+        raise
+
+
+def reports(subject: str, items: Sequence[tuple[str, bytes]], number: int = 0) -> Report:
+    """A report of named digests."""
+    return Report(subject, [name for name, _ in items], [value for _, value in items], number)

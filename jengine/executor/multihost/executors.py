@@ -1,0 +1,113 @@
+"""Plans run in every process: the leader sends each before it runs it, followers run what comes.
+
+In: plans. Out: steps of the local runner, the same ones everywhere. Must not know requests.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from jengine.executor.local import LocalExecutor
+from jengine.executor.multihost.channel import FollowerChannel, LeaderChannel
+from jengine.executor.multihost.messages import Run, Sampled
+from jengine.executor.multihost.trace import Trace
+from jengine.executor.protocol import PendingOutput
+from jengine.outputs import StepOutput
+from jengine.plan import Plan
+
+# Nobody can be further behind: a step runs everywhere or nowhere.
+DIGESTS_KEPT = 64
+
+
+class LeadingExecutor:
+    """The leader's executor: what the engine core sees is a local one."""
+
+    def __init__(self, local: LocalExecutor, channel: LeaderChannel, compare_every: int) -> None:
+        self.read = -1  # the last step whose results were read
+        self._local = local
+        self._channel = channel
+        self._trace = Trace(compare_every)
+        self._digests: dict[int, bytes] = {}
+
+    def submit(self, plan: Plan) -> LeadingStep:
+        """Send the plan to everybody, then queue its step here."""
+        self._channel.step = plan.step
+        self._channel.broadcast(Run(plan))
+        return LeadingStep(self, plan, self._local.submit(plan))
+
+    def note(self, plan: Plan, output: StepOutput) -> None:
+        """A step has been read."""
+        self.read = plan.step
+        self._digests.update(self._trace.add(plan, output))
+        while len(self._digests) > DIGESTS_KEPT:
+            del self._digests[next(iter(self._digests))]
+
+    def compare_samples(self) -> None:
+        """End everybody if a follower has sampled other tokens than this process."""
+        samples = self._channel.samples
+        while samples and samples[0][1].step <= self.read:
+            rank, sampled = samples.popleft()
+            if sampled.digest != self._digests[sampled.step]:
+                self._channel.end_all(
+                    f"by step {sampled.step} process {rank} has run or sampled something else "
+                    f"than process {self._channel.rank}; are its weights, devices and versions the "
+                    "same?"
+                )
+
+    def update_weights(self, leaves: Any) -> None:
+        """Use these parameters from the next plan on; the others do the same themselves."""
+        self._local.update_weights(leaves)
+
+    def shutdown(self) -> None:
+        """Give memory back and leave the others."""
+        self._channel.leave("it was shut down")
+        self._local.shutdown()
+
+
+class LeadingStep:
+    """A queued step of the leader."""
+
+    def __init__(self, executor: LeadingExecutor, plan: Plan, pending: PendingOutput) -> None:
+        self._executor = executor
+        self._plan = plan
+        self._pending = pending
+
+    def result(self) -> StepOutput:
+        """Wait for the step and read what it sampled."""
+        output = self._pending.result()
+        self._executor.note(self._plan, output)
+        return output
+
+
+class FollowingExecutor:
+    """A follower's executor: runs the leader's plans, and reads them when the leader has."""
+
+    def __init__(self, local: LocalExecutor, channel: FollowerChannel, compare_every: int) -> None:
+        self._local = local
+        self._channel = channel
+        self._trace = Trace(compare_every)
+        self._pending: deque[tuple[Plan, PendingOutput]] = deque()
+
+    def submit(self, plan: Plan) -> None:
+        """Queue the step of a plan that has come."""
+        assert plan.step == self._channel.step + 1, f"{plan.step} follows {self._channel.step}"
+        self._channel.step = plan.step
+        self._pending.append((plan, self._local.submit(plan)))
+
+    def read_up_to(self, step: int) -> None:
+        """Wait for the steps that the leader has read."""
+        while self._pending and self._pending[0][0].step <= step:
+            plan, pending = self._pending.popleft()
+            for number, digest in self._trace.add(plan, pending.result()):
+                self._channel.send(Sampled(number, digest))
+
+    def update_weights(self, leaves: Any) -> None:
+        """Use these parameters from the next plan on."""
+        self._local.update_weights(leaves)
+
+    def shutdown(self) -> None:
+        """Give memory back and leave the others."""
+        self._pending.clear()
+        self._channel.leave("it was shut down")
+        self._local.shutdown()

@@ -1,0 +1,95 @@
+"""Another process at the end of a connection, and the threads that watch over it.
+
+In: bytes and silence. Out: messages in an inbox, and one word when it is lost. Must not know what
+the messages are for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+
+import msgspec
+
+from jengine.executor.multihost.connection import Connection
+from jengine.executor.multihost.messages import Beat, Fatal, Goodbye, Message, decode, encode
+from jengine.executor.multihost.settings import MultihostSettings
+
+Receive = Callable[[int, Message], None]
+Lost = Callable[[str], None]
+
+
+class Peer:
+    """Sends and receives until one of both says goodbye."""
+
+    def __init__(self, rank: int, connection: Connection, settings: MultihostSettings) -> None:
+        self.rank = rank
+        self.step = -1  # the last step that it is known to have begun
+        self.farewell: str | None = None  # why it left, once it has
+        self._connection = connection
+        self._settings = settings
+        self._left = threading.Event()  # this side has said goodbye
+
+    def start(self, receive: Receive, lost: Lost, own_step: Callable[[], int]) -> None:
+        """Begin to listen and to show signs of life."""
+        threads = (
+            threading.Thread(target=self._listen, args=(receive, lost), daemon=True),
+            threading.Thread(target=self._beat, args=(own_step,), daemon=True),
+        )
+        for thread in threads:
+            thread.start()
+
+    def send(self, data: bytes) -> None:
+        """Send an encoded message. A connection that breaks is found by the listener."""
+        if self.farewell is None and not self._left.is_set():
+            try:
+                self._connection.send(data)
+            except OSError:
+                # Whatever reached us is still read, and then the end: it says why.
+                self._connection.close_sending()
+
+    def send_last(self, data: bytes) -> None:
+        """Send without waiting for a message that may be stuck on its way."""
+        with contextlib.suppress(OSError):  # this process ends in any case
+            self._connection.send_if_free(data)
+
+    def leave(self, reason: str) -> None:
+        """Say goodbye; calling it twice is harmless."""
+        if self._left.is_set():
+            return
+        self._left.set()  # first: the other side may close the connection as soon as it hears
+        if self.farewell is None:
+            with contextlib.suppress(OSError):  # it has gone before us
+                self._connection.send(encode(Goodbye(reason)))
+        self._connection.close_sending()
+
+    def _listen(self, receive: Receive, lost: Lost) -> None:
+        try:
+            while self.farewell is None:
+                message = decode(self._connection.receive())
+                if isinstance(message, Beat):
+                    self.step = message.step
+                elif isinstance(message, Fatal):
+                    lost(message.reason)
+                else:
+                    if isinstance(message, Goodbye):
+                        self.farewell = message.reason
+                    receive(self.rank, message)
+        except TimeoutError:
+            self._report(lost, f"showed no sign of life for {self._settings.silence:g} s")
+        except (OSError, msgspec.MsgspecError) as error:
+            self._report(lost, f"was lost ({error})")
+        finally:
+            self._connection.close()
+
+    def _report(self, lost: Lost, how: str) -> None:
+        if not self._left.is_set():
+            lost(f"process {self.rank} {how}")
+
+    def _beat(self, own_step: Callable[[], int]) -> None:
+        while not self._left.wait(self._settings.beat) and self.farewell is None:
+            try:
+                self._connection.send_if_free(encode(Beat(own_step())))
+            except OSError:
+                return  # the listener says what happened

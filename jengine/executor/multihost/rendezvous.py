@@ -1,0 +1,109 @@
+"""How processes of one JAX program find each other: through JAX's own coordination service.
+
+In: the processes of a mesh. Out: this process's end of their channel. The leader's address and a
+secret of this one engine are exchanged there; nothing listens on more than that one address.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import secrets
+import socket
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+from jax._src import distributed  # the coordination service has no public name
+
+from jengine.errors import ConfigError
+from jengine.executor.multihost.agreement import listed, plural
+from jengine.executor.multihost.channel import Channel, FollowerChannel, LeaderChannel
+from jengine.executor.multihost.connection import Connection, accept, connect, listen
+from jengine.executor.multihost.settings import MultihostSettings
+
+SECRET = 32
+# Engines that the same processes have made together so far: each has a name of its own.
+_numbers: dict[tuple[int, ...], Iterator[int]] = defaultdict(itertools.count)
+
+
+def meet(processes: Sequence[int], settings: MultihostSettings) -> Channel:
+    """Wait for the others; the first of these processes leads."""
+    rank, leader = jax.process_index(), processes[0]
+    client = distributed.global_state.client
+    if client is None:
+        raise ConfigError(
+            f"the mesh has devices of processes {listed(list(processes))}, but jax.distributed is "
+            "not initialised here. Call jax.distributed.initialize() in every process first."
+        )
+    name = "-".join(map(str, processes))
+    key = f"jengine/{name}/{next(_numbers[tuple(processes)])}"
+    if rank == leader:
+        return LeaderChannel(rank, _gather(client, key, processes, settings), settings)
+    return FollowerChannel(rank, leader, _find(client, key, rank, leader, settings), settings)
+
+
+def _gather(
+    client: Any, key: str, processes: Sequence[int], settings: MultihostSettings
+) -> dict[int, Connection]:
+    """Publish where this process listens, and wait until everybody is there."""
+    address = settings.address or address_towards(distributed.global_state.coordinator_address)
+    secret = secrets.token_bytes(SECRET)
+    ends = time.monotonic() + settings.meet
+    found: dict[int, Connection] = {}
+    try:
+        server = listen(address)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen on {address} ({error.strerror}). Give an address of this host with "
+            "multihost={'address': ...}."
+        ) from error
+    with server:
+        where = {"address": address, "port": server.getsockname()[1], "secret": secret.hex()}
+        client.key_value_set(key, json.dumps(where))
+        try:
+            while missing := [rank for rank in processes[1:] if rank not in found]:
+                server.settimeout(max(ends - time.monotonic(), 0.001))
+                try:
+                    joined = accept(server, secret, settings.silence)
+                except TimeoutError as error:
+                    raise ConfigError(
+                        f"{plural(missing)} {listed(missing)} did not begin this engine within "
+                        f"{settings.meet:g} s. Every process must make it, in the same order."
+                    ) from error
+                if joined is not None and joined[0] in missing:
+                    found[joined[0]] = joined[1]
+        finally:
+            client.key_value_delete(key)
+    return found
+
+
+def _find(client: Any, key: str, rank: int, leader: int, settings: MultihostSettings) -> Connection:
+    """Connect to where the leader says that it listens."""
+    try:
+        where = json.loads(client.blocking_key_value_get(key, int(settings.meet * 1000)))
+    except jax.errors.JaxRuntimeError as error:
+        raise ConfigError(
+            f"process {leader} did not begin this engine within {settings.meet:g} s. Every process "
+            "must make it, in the same order."
+        ) from error
+    address = (where["address"], where["port"])
+    try:
+        return connect(address, rank, bytes.fromhex(where["secret"]), settings.silence)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot reach process {leader} at {address[0]}:{address[1]} ({error}). Give another "
+            "address of its host with multihost={'address': ...}, or open its ports to this host."
+        ) from error
+
+
+def address_towards(coordinator: str | None) -> str:
+    """The address of this host from which JAX's coordinator is reached. Sends nothing."""
+    host, _, port = (coordinator or "127.0.0.1:1").rpartition(":")
+    found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)
+    family, kind, protocol, _, address = found[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(address)
+        return probe.getsockname()[0]

@@ -1,0 +1,59 @@
+"""How processes find each other and how long they wait for one another. No jax."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from jengine.errors import ConfigError, nearest_name
+
+BEATS_IN_SILENCE = 5
+# Nothing, or every address of the host: the channel listens on one network only.
+NO_ADDRESS = ("", "0.0.0.0", "::")  # noqa: S104 - refused
+
+
+@dataclass(frozen=True)
+class MultihostSettings:
+    """Seconds, unless it says otherwise. Every process must have the same."""
+
+    # The leader's own address that the others connect to. None: the one it reaches JAX's
+    # coordinator from.
+    address: str | None = None
+    # Until every process has begun its engine.
+    meet: float = 300.0
+    # A process that shows no sign of life for so long is taken for dead.
+    silence: float = 10.0
+    # A step that takes longer is taken for stuck, although every process shows signs of life.
+    stuck: float = 600.0
+    # Steps after which the tokens that the processes have sampled are compared.
+    compare_every: int = 16
+
+    @property
+    def beat(self) -> float:
+        """Between two signs of life."""
+        return self.silence / BEATS_IN_SILENCE
+
+    @classmethod
+    def checked(cls, given: Mapping[str, Any] | None) -> MultihostSettings:
+        """Settings from what a user says; unknown names and impossible values are refused."""
+        given = given or {}
+        known = [item.name for item in fields(cls)]
+        for name, value in given.items():
+            if name not in known:
+                raise ConfigError(
+                    f"multihost has no key {name!r}. Known: {', '.join(known)}."
+                    f"{nearest_name(str(name), known)}"
+                )
+            if name == "address":
+                fits = value is None or (isinstance(value, str) and value not in NO_ADDRESS)
+            else:
+                whole = name == "compare_every"
+                kinds = int if whole else (int, float)
+                fits = isinstance(value, kinds) and not isinstance(value, bool) and value > 0
+            if not fits:
+                raise ConfigError(
+                    f"multihost[{name!r}]={value!r}: expected "
+                    + ("one address of process 0." if name == "address" else "a number above 0.")
+                )
+        return cls(**given)

@@ -1,0 +1,29 @@
+"""A running digest of plans and sampled tokens: equal in all processes, or something is wrong."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+
+import msgspec
+
+from jengine.outputs import StepOutput
+from jengine.plan import Plan
+
+DIGEST_SIZE = 16
+
+
+class Trace:
+    """Takes in steps in order; a digest of all of them after every `every` steps."""
+
+    def __init__(self, every: int) -> None:
+        self._every = every
+        self._digest = hashlib.blake2b(digest_size=DIGEST_SIZE)
+        self._steps = 0
+
+    def add(self, plan: Plan, output: StepOutput) -> Iterator[tuple[int, bytes]]:
+        """Take in a step that has ended; yields its number and the digest when one is due."""
+        self._digest.update(msgspec.msgpack.encode((plan, output.tokens)))
+        self._steps += 1
+        if self._steps % self._every == 0:
+            yield plan.step, self._digest.digest()

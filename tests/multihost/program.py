@@ -1,0 +1,188 @@
+"""What each process of a test runs: `python -m tests.multihost.program SCENARIO RANK COUNT PORT
+FOLDER`. Each scenario is what a user would write, the same in every process. Says JSON lines.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+# Collectives of several devices of one CPU need a thread each, however few cores there are.
+os.environ["NPROC"] = "16"
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+import jengine
+from jengine import SamplingParams
+from jengine.errors import ConfigError, RequestError
+from jengine.models.parameter import named_parameters
+from tests.engine.engines import answers, random_prompts, tiny_engine
+
+PROMPTS = random_prompts(1, 17, 60, 130)
+KINDS: list[dict[str, Any]] = [
+    {"temperature": 0},
+    {"temperature": 1.0, "seed": 5},
+    {"temperature": 0.8, "seed": 7, "top_k": 20, "top_p": 0.9},
+    {"temperature": 0, "repetition_penalty": 1.3, "logit_bias": {5: 2.0}},
+]
+PARAMS = [SamplingParams(max_tokens=10, ignore_eos=True, logprobs=2, **kind) for kind in KINDS]
+LONG = SamplingParams(max_tokens=200, temperature=0, ignore_eos=True)
+MULTIHOST = {"silence": 8, "meet": 120, "compare_every": 4}
+
+
+def engine(folder: Path, **settings: Any) -> jengine.LLM:
+    return tiny_engine(folder, max_model_len=256, multihost=MULTIHOST, **settings)
+
+
+def run(llm: jengine.LLM) -> list[Any]:
+    outputs = llm.generate(PROMPTS, PARAMS)
+    assert all(output.outputs[0].logprobs for output in outputs)
+    return answers(outputs)
+
+
+def say(**values: Any) -> None:
+    print(json.dumps(values), flush=True)
+
+
+def refused(error: type[Exception], action: Any) -> str:
+    """What an action that must fail says."""
+    try:
+        action()
+    except error as found:
+        return str(found)
+    raise AssertionError(f"no {error.__name__}")
+
+
+def same(folder: Path, rank: int) -> None:
+    """Everything that must work, one after the other in one engine."""
+    with engine(folder) as llm:
+        assert set(llm.mesh.devices.flat) == set(jax.devices())
+        first, again = run(llm), run(llm)
+        stopped = llm.generate(PROMPTS[:2], SamplingParams(max_tokens=9, seed=1, temperature=1))
+        updated = zeroed(llm)
+        version = llm.update_params(updated)
+        say(
+            tokens=first,
+            again=again,
+            hits=llm.stats().prefix_hits,
+            stopped=answers(stopped),
+            version=version,
+            zeroed=answers(llm.generate(PROMPTS[:1], SamplingParams(max_tokens=3, temperature=0))),
+        )
+
+
+def zeroed(llm: jengine.LLM) -> dict[str, np.ndarray]:
+    """Parameters as a user's own program may have them: on the host, whole."""
+    return {
+        path: np.zeros(parameter.shape, parameter.dtype)
+        for path, parameter in named_parameters(llm.engine.declared)
+    }
+
+
+def differing(folder: Path, rank: int) -> None:
+    """Differences are found and named everywhere, and the engine goes on."""
+    with engine(folder) as llm:
+        prompts = PROMPTS if rank == 0 else [*PROMPTS[:2], [9] * 60, PROMPTS[3]]
+        other_prompts = refused(RequestError, lambda: llm.generate(prompts, PARAMS))
+        fewer = refused(RequestError, lambda: llm.generate(PROMPTS[: 4 - rank], PARAMS[: 4 - rank]))
+        params = zeroed(llm)
+        if rank == 1:
+            params["layers.1.mlp.down"] += 1
+        other_weights = refused(ConfigError, lambda: llm.update_params(params))
+        if rank == 0:
+            other_calls = refused(RequestError, lambda: llm.generate(PROMPTS, PARAMS))
+        else:
+            other_calls = refused(ConfigError, lambda: llm.update_params(zeroed(llm)))
+        say(
+            other_prompts=other_prompts,
+            fewer=fewer,
+            other_weights=other_weights,
+            other_calls=other_calls,
+            version=llm.weights_version,
+            tokens=run(llm),
+        )
+
+
+def at_start(folder: Path, rank: int) -> None:
+    """Settings and weights that differ are found while the engine is built."""
+    settings = refused(ConfigError, lambda: engine(folder, max_num_seqs=8 - rank))
+    read = folder if rank == 0 else folder.parent / "other"
+    say(settings=settings, weights=refused(ConfigError, lambda: engine(read)))
+
+
+def joined(folder: Path, rank: int) -> None:
+    """A program with a mesh and arrays of its own over all processes; both go on afterwards."""
+    devices = np.array(jax.devices())
+    mesh = Mesh(devices, ("fsdp",), axis_types=(AxisType.Auto,))
+    split = NamedSharding(mesh, PartitionSpec("fsdp"))
+    own = jax.make_array_from_callback(
+        (devices.size, 4), split, lambda part: np.ones((devices.size, 4), np.float32)[part]
+    )
+    with engine(folder, mesh=mesh) as llm:
+        first = run(llm)
+        total = float(jax.jit(jnp.sum, out_shardings=NamedSharding(mesh, PartitionSpec()))(own))
+        live = {
+            path: leaf
+            for (path, _), leaf in zip(
+                named_parameters(llm.engine.declared), llm.engine.runner.leaves, strict=True
+            )
+        }
+        version = llm.update_params(live)
+        captured = llm.generate(
+            PROMPTS[:1], SamplingParams(max_tokens=3, prompt_logprobs=1), capture=["norm"]
+        )[0]
+        assert captured.captured["norm"].shape[0] >= 1
+        say(
+            tokens=first,
+            again=run(llm),
+            total=total,
+            version=version,
+            captured=float(np.abs(captured.captured["norm"]).sum()),
+        )
+    alone = Mesh(np.array(jax.local_devices()[:1]), ("own",), axis_types=(AxisType.Auto,))
+    with engine(folder, mesh=alone) as llm:  # an engine of each process alone
+        say(alone=run(llm))
+
+
+def streaming(folder: Path, rank: int) -> None:
+    """Runs until something is done to it."""
+    with engine(folder, variant="greedy") as llm:
+        while True:
+            for _ in llm.stream(PROMPTS, LONG):
+                say(running=True)
+
+
+def idle_then_leaves(folder: Path, rank: int) -> None:
+    """One process leaves; the others hear of it when they next need it."""
+    llm = engine(folder)
+    if rank == 1:
+        llm.shutdown()
+        return
+    time.sleep(1)
+    try:
+        llm.generate(PROMPTS, PARAMS)
+    except jengine.errors.EngineDead as error:
+        say(error=str(error))
+
+
+SCENARIOS = {
+    function.__name__: function
+    for function in (same, differing, at_start, joined, streaming, idle_then_leaves)
+}
+
+
+def main() -> None:
+    scenario, rank, processes, port, folder = sys.argv[1:]
+    jax.distributed.initialize(f"127.0.0.1:{port}", int(processes), int(rank))
+    SCENARIOS[scenario](Path(folder), int(rank))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+"""Several real processes answer as one does, find what differs, and never hang when one is lost."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jengine.executor.multihost.ending import EXIT_STATUS
+from tests.engine.engines import answers, tiny_engine
+from tests.models.tiny_models import write_tiny_native
+from tests.multihost.launch import launched
+from tests.multihost.program import MULTIHOST, PARAMS, PROMPTS
+
+SECONDS = 240  # for a scenario, on cores that are shared with others
+# Named within 10 s: silence is noticed after 8 s here, a closed connection at once.
+NAMED_WITHIN = 10
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model, and beside it another one of the same shapes."""
+    base = tmp_path_factory.mktemp("models")
+    for name, seed in (("llama", 0), ("other", 1)):
+        write_tiny_native(
+            base / name, "llama", seed=seed, max_position_embeddings=1024, vocab_size=128
+        )
+    return base / "llama"
+
+
+@pytest.fixture(scope="module")
+def on_one(folder: Path) -> list[Any]:
+    with tiny_engine(folder, max_model_len=256) as llm:
+        return answers(llm.generate(PROMPTS, PARAMS))
+
+
+def said(scenario: str, folder: Path, processes: int = 2, devices: int = 1) -> dict[str, Any]:
+    """What the processes say in a scenario that ends well: all the same."""
+    with launched(scenario, folder, processes, devices) as launch:
+        assert launch.wait(SECONDS) == [0] * processes, str(launch)
+        first, *others = [process.said() for process in launch.processes]
+    assert all(other == first for other in others)
+    return {name: value for line in first for name, value in line.items()}
+
+
+SIZES = [
+    (2, 1),
+    pytest.param(2, 2, marks=pytest.mark.slow),
+    pytest.param(4, 1, marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("processes", "devices"), SIZES)
+def test_same_tokens_as_one_process(
+    folder: Path, on_one: list[Any], processes: int, devices: int
+) -> None:
+    found = said("same", folder, processes, devices)
+    assert found["tokens"] == found["again"] == on_one
+    assert found["hits"] > 0
+    assert found["version"] == 1
+    assert found["zeroed"] == [[[0, 0, 0]]]
+
+
+@pytest.mark.slow
+def test_the_same_tokens_twenty_times(folder: Path, on_one: list[Any]) -> None:
+    for _ in range(20):
+        found = said("same", folder)
+        assert found["tokens"] == found["again"] == on_one
+
+
+@pytest.mark.slow
+def test_a_program_with_arrays_and_a_mesh_of_its_own(folder: Path, on_one: list[Any]) -> None:
+    found = said("joined", folder, 2, 2)
+    assert found["tokens"] == found["again"] == found["alone"] == on_one
+    assert found["total"] == 16
+    assert found["captured"] > 0
+    assert found["version"] == 1
+
+
+def test_differences_are_named_and_the_engine_goes_on(folder: Path, on_one: list[Any]) -> None:
+    with launched("differing", folder) as launch:
+        assert launch.wait(SECONDS) == [0, 0], str(launch)
+        said = [process.said()[0] for process in launch.processes]
+    for found in said:
+        assert "process 1 differs from process 0" in found["other_prompts"]
+        assert "differ first at 'request 3'" in found["other_prompts"]
+        assert "it has 3 requests where the others have 4" in found["fewer"]
+        assert "weights differ first at 'layers.1.mlp.down'" in found["other_weights"]
+        assert "Nothing was changed" in found["other_weights"]
+        assert (
+            "is reading or replacing parameters while the others are generating"
+            in (found["other_calls"])
+        )
+        assert found["version"] == 0
+        assert found["tokens"] == on_one
+
+
+@pytest.mark.slow
+def test_differences_are_found_while_the_engine_is_built(folder: Path) -> None:
+    found = said("at_start", folder)
+    assert "its settings differ first at 'schedule'" in found["settings"]
+    assert "process 1 differs from process 0: its weights differ first at" in found["weights"]
+
+
+@pytest.mark.slow
+def test_one_that_leaves_is_named_when_it_is_needed(folder: Path) -> None:
+    with launched("idle_then_leaves", folder) as launch:
+        assert launch.wait(SECONDS) == [0, 0], str(launch)
+        found = launch.processes[0].said()
+    assert found == [{"error": "process 1 has left this engine: it was shut down"}]
+
+
+FAULTS = [
+    (1, signal.SIGKILL, "process 1 was lost"),
+    pytest.param(0, signal.SIGKILL, "process 0 was lost", marks=pytest.mark.slow),
+    pytest.param(
+        1,
+        signal.SIGSTOP,
+        f"process 1 showed no sign of life for {MULTIHOST['silence']} s",
+        marks=pytest.mark.slow,
+    ),
+    pytest.param(
+        0,
+        signal.SIGSTOP,
+        f"process 0 showed no sign of life for {MULTIHOST['silence']} s",
+        marks=pytest.mark.slow,
+    ),
+]
+
+
+@pytest.mark.parametrize(("rank", "fault", "message"), FAULTS)
+def test_a_lost_process_is_named_and_everyone_ends(
+    folder: Path, rank: int, fault: signal.Signals, message: str
+) -> None:
+    with launched("streaming", folder) as launch:
+        launch.until(lambda: all(len(p.said()) > 3 for p in launch.processes), SECONDS)
+        lost, other = launch.processes[rank], launch.processes[1 - rank]
+        began = time.monotonic()
+        lost.handle.send_signal(fault)
+        assert other.handle.wait(NAMED_WITHIN + 5) == EXIT_STATUS, str(launch)
+        took = time.monotonic() - began
+        assert message in other.read()[1]
+        if fault is signal.SIGSTOP:  # when it goes on it finds that the others have left
+            lost.handle.send_signal(signal.SIGCONT)
+            assert lost.handle.wait(NAMED_WITHIN) == EXIT_STATUS
+        else:
+            assert lost.handle.wait(1) == -fault
+    print(f"{fault.name} of process {rank}: {took:.1f} s")
+    assert took < NAMED_WITHIN
