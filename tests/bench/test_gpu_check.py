@@ -36,6 +36,7 @@ def measured(
     module.measure(part, argparse.Namespace(**given))
     written = json.loads(part.path.read_text())
     assert written == part.content
+    assert not part.failed, [line for line in part.content["lines"] if "failed" in line]
     return written
 
 
@@ -83,7 +84,13 @@ def test_numerics_find_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_result_that_is_not_finite_is_wrong() -> None:
-    assert numerics.relative_error(np.array([1.0, np.nan]), np.ones(2)) == np.inf
+    assert numerics.relative_error(np.array([[1.0, np.nan]]), np.ones((1, 2))) == np.inf
+    assert numerics.relative_error(np.array([[1e-9], [1.0]]), np.array([[0.0], [1.0]])) > 1
+
+
+def test_every_token_counts_by_its_own_size() -> None:
+    expected = np.array([[100.0, 1.0], [0.1, 0.01]])
+    assert numerics.relative_error(expected + 0.001, expected) == pytest.approx(0.01)
 
 
 def test_numerics_cover_what_kernels_promise() -> None:
@@ -267,6 +274,32 @@ def test_a_stage_that_does_not_end_well_keeps_its_lines(
     assert succeeded({stage.name: part}) == (status != "failed")
 
 
+def test_an_error_is_a_line_and_the_next_case_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempted = []
+
+    def broken(check: numerics.Check, *_: Any) -> float:
+        attempted.append(check)
+        if len(attempted) == 1:
+            raise RuntimeError("no such instruction")
+        return 0.0
+
+    monkeypatch.setattr(numerics, "attention_error", broken)
+    monkeypatch.setattr(numerics, "sampling_cases", lambda *_: ())
+    part = Part(tmp_path / "part.json", 100)
+    arguments = argparse.Namespace(part=part.path, dry_run=True)
+    numerics.measure(part, arguments)
+    assert len(attempted) == 4
+    lines = [line for line in part.content["lines"] if line["what"] == "attention"]
+    assert lines[0]["failed"] == "RuntimeError: no such instruction"
+    assert [line.get("right") for line in lines] == [None, True, True, True]
+    assert part.failed
+    text = printed({"dry_run": True, "command": "", "parts": {
+        "numerics": {**part.content, "status": "failed"}}})  # fmt: skip
+    assert "no such instruction" in text
+
+
 def test_a_stage_out_of_time_names_what_it_left_out(tmp_path: Path) -> None:
     part = measured(ceilings, tmp_path, seconds=-1)
     assert kinds(part) == {"copy"}
@@ -286,6 +319,17 @@ def test_shares_of_the_ceilings() -> None:
     assert "of_product" not in parts["kernels"]["lines"][1], "no product was measured"
 
 
+def test_steps_with_and_without_command_buffers_lie_side_by_side() -> None:
+    line = {"what": "decode", "rows": 8, "context": 1024, "queued_ms": 2.0}
+    parts = {
+        "small-model": {"lines": [line, {**line, "rows": 1}], "status": "done"},
+        "without-command-buffers": {"lines": [{**line, "queued_ms": 3.0}], "status": "done"},
+    }
+    text = printed({"dry_run": False, "command": "", "parts": parts})
+    assert "command buffers, 8 x 1024: 2.0 ms a step with, 3.0 without (1.50 x)" in text
+    assert text.count("command buffers,") == 1
+
+
 def test_only_its_stage_runs_without_command_buffers() -> None:
     settings = Settings(Path("out"), False, sys.executable)
     given = {"XLA_FLAGS": "--mine", "TRITON_INTERPRET": "1", "PATH": "x"}
@@ -294,6 +338,7 @@ def test_only_its_stage_runs_without_command_buffers() -> None:
         without = "--xla_gpu_enable_command_buffer=" in made["XLA_FLAGS"].split()
         assert without == (stage.name == "without-command-buffers")
         assert "--mine" in made["XLA_FLAGS"]
+        assert ("--xla_dump_to=out/compiled-for" in made["XLA_FLAGS"]) == (stage.name == "device")
         assert "TRITON_INTERPRET" not in made, "the kernels run on the device"
         assert made["XLA_CLIENT_MEM_FRACTION"] == "0.92"
     kept = stages.environment(STAGES[0], settings, {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.5"})

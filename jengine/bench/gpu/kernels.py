@@ -7,7 +7,7 @@ attention. Rates are of these, not of what a kernel really does.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -39,21 +39,30 @@ def measure(part: Part, args: argparse.Namespace) -> None:
     if implementation == "xla":
         part.note("triton is not installed: these are the plain XLA implementations")
     for case in part.in_time(chosen.decode + chosen.prefill):
-        took = time_attention(case, chosen, implementation)
-        if case.new_tokens == 1:
-            name, reached = "decode attention", rates(took, moved=case.cache_bytes)
-        else:
-            name, reached = "prefill attention", rates(took, operations=case.operations)
-        part.add(what=name, case=str(case), implementation=implementation, **reached)
+        decodes = case.new_tokens == 1
+        name = "decode attention" if decodes else "prefill attention"
+        with part.attempt(name, case):
+            took = time_attention(case, chosen, implementation)
+            reached = (
+                rates(took, moved=case.cache_bytes)
+                if decodes
+                else rates(took, operations=case.operations)
+            )
+            part.add(what=name, case=str(case), implementation=implementation, **reached)
     for case in part.in_time(chosen.sampling):
-        read = case.rows * case.vocab * 4
-        for name, took in time_sampling(case, chosen, (implementation, ENGINE)):
-            reached = rates(took, moved=read)
-            part.add(what="sampling", case=str(case), implementation=name, **reached)
+        for name in (implementation, ENGINE):
+            with part.attempt(f"sampling by {name}", case):
+                took = time_sampling(case, chosen, name)
+                reached = rates(took, moved=case.rows * case.vocab * 4)
+                part.add(what="sampling", case=str(case), implementation=name, **reached)
     for tokens in part.in_time(chosen.written_tokens):
-        took, moved = time_write(tokens, chosen, implementation)
-        part.add(what="rotate and write", case=f"{tokens} tokens", implementation=implementation,
-                 **rates(took, moved=moved))  # fmt: skip
+        with part.attempt("rotate and write", tokens):
+            took, moved = time_write(tokens, chosen, implementation)
+            reached = rates(took, moved=moved)
+            part.add(
+                what="rotate and write", case=f"{tokens} tokens", implementation=implementation,
+                **reached,
+            )  # fmt: skip
 
 
 def rates(took: Seconds, *, moved: int = 0, operations: int = 0) -> dict[str, Any]:
@@ -78,9 +87,7 @@ def time_attention(case: AttentionCase, chosen: Sizes, implementation: str) -> S
     return timed(chosen, program, *arrays[:-1])
 
 
-def time_sampling(
-    case: SamplingCase, chosen: Sizes, implementations: tuple[str, ...]
-) -> Iterator[tuple[str, Seconds]]:
+def time_sampling(case: SamplingCase, chosen: Sizes, implementation: str) -> Seconds:
     """Our kernels, or the engine's sampler in XLA, on the same work."""
     temperature, top_k, top_p, min_p = (
         jnp.full(case.rows, value, kind)
@@ -91,21 +98,11 @@ def time_sampling(
     keys = jnp.asarray(np.random.default_rng(0).integers(0, 2**32, (case.rows, 2), np.uint32))
     logits = random_normal((case.rows, case.vocab), "float32", 0) * 3
 
-    for name in implementations:
-        draw = (
-            engine_sampler(case, keys)
-            if name == ENGINE
-            else partial(
-                sample_tokens,
-                keys=keys,
-                temperature=temperature,
-                top_k=top_k,
-                top_p=top_p,
-                min_p=min_p,
-                implementation=name,
-            )
-        )
-        yield name, timed(chosen, repeated(draw, chosen.calls), logits)
+    draw = engine_sampler(case, keys) if implementation == ENGINE else partial(
+        sample_tokens, keys=keys, temperature=temperature, top_k=top_k, top_p=top_p,
+        min_p=min_p, implementation=implementation,
+    )  # fmt: skip
+    return timed(chosen, repeated(draw, chosen.calls), logits)
 
 
 def engine_sampler(case: SamplingCase, seeds: Array) -> Callable[[Array], Array]:

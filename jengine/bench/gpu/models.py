@@ -39,16 +39,19 @@ def measure(part: Part, args: argparse.Namespace) -> None:
                  programs=len(llm.ledger.entries), weights_gb=weight_bytes(llm) / 1e9)  # fmt: skip
         driver = Driver(llm)
         for rows, context in part.in_time(grid):
-            if driver.fits(rows, context, chosen.steps):
+            if not driver.fits(rows, context, chosen.steps):
+                part.leave_out(f"decode {rows} x {context}", "does not fit into the cache")
+                continue
+            with part.attempt("decode", f"{rows} x {context}"):
                 line = driver.decode(rows, context, chosen.steps)
                 part.add(what="decode", model=args.model, **line)
-            else:
-                part.leave_out(f"decode {rows} x {context}", "does not fit into the cache")
         if not args.few:
             for count, tokens in part.in_time(chosen.prompts):
-                part.add(what="prompts", model=args.model, **prompts(llm, count, tokens))
+                with part.attempt("prompts", f"{count} x {tokens}"):
+                    part.add(what="prompts", model=args.model, **prompts(llm, count, tokens))
             for rows, tokens, new in part.in_time(chosen.answers):
-                part.add(what="answers", model=args.model, **answers(llm, rows, tokens, new))
+                with part.attempt("answers", f"{rows} x {tokens}"):
+                    part.add(what="answers", model=args.model, **answers(llm, rows, tokens, new))
 
 
 def decode_grid(chosen: Sizes, *, few: bool) -> list[Decode]:

@@ -1,7 +1,7 @@
 """Stage: every kernel against float64 on the host, on this device, in every type and head size.
 
-Blocks that nobody owns hold NaN. A line is right if the largest error, relative to the largest
-number, stays below what the type's rounding explains.
+Blocks that nobody owns hold NaN. A line is right if the largest error of any token, relative to its
+largest number, stays below what the type's rounding explains.
 """
 
 from __future__ import annotations
@@ -82,14 +82,17 @@ def measure(part: Part, args: argparse.Namespace) -> None:
     if implementation == "xla":
         part.note("triton is not installed: these are the plain XLA implementations")
     for dtype in part.in_time(("float32",) if args.dry_run else tuple(TOLERANCES)):
-        add(part, "rotate and write", dtype, write_error(dtype, implementation), dtype)
+        with part.attempt("rotate and write", dtype):
+            add(part, "rotate and write", dtype, write_error(dtype, implementation), dtype)
     rows, vocab = (3, 70) if args.dry_run else (64, 151_936)
     for case in part.in_time(sampling_cases((rows,), vocab)):
-        part.add(what="sampling", case=str(case), **sampling_differences(case, implementation))
+        with part.attempt("sampling", case):
+            part.add(what="sampling", case=str(case), **sampling_differences(case, implementation))
     for check in part.in_time(checks(dry_run=args.dry_run)):
         lengths = (7, 40) if args.dry_run else LENGTHS
-        error = attention_error(check, lengths, implementation)
-        add(part, "attention", str(check), error, check.case.dtype)
+        with part.attempt("attention", check):
+            error = attention_error(check, lengths, implementation)
+            add(part, "attention", str(check), error, check.case.dtype)
 
 
 def add(part: Part, what: str, case: str, error: float, dtype: str) -> None:
@@ -179,23 +182,27 @@ def attended(
 ) -> np.ndarray:  # fmt: skip
     """One token's queries [heads, dim] in float64."""
     first = 0 if options.window is None else max(position + 1 - options.window, 0)
-    group = len(q) // keys.shape[1]
-    k, v = (np.repeat(x[first : position + 1], group, axis=1) for x in (keys, values))
-    scores = np.einsum("hd,shd->hs", q, k) * q.shape[1] ** -0.5
+    kv_heads, dim = keys.shape[1:]
+    k, v = (x[first : position + 1].transpose(1, 0, 2) for x in (keys, values))  # [KV, S, D]
+    scores = q.reshape(kv_heads, -1, dim) @ k.transpose(0, 2, 1) * dim**-0.5  # [KV, G, S]
     if options.soft_cap is not None:
         scores = options.soft_cap * np.tanh(scores / options.soft_cap)
-    highest = scores.max(axis=1, keepdims=True)
+    highest = scores.max(axis=2, keepdims=True)
     weights = np.exp(scores - highest)
-    total = weights.sum(axis=1, keepdims=True)
+    total = weights.sum(axis=2, keepdims=True)
     if sinks is not None:
-        total += np.exp(sinks[:, None] - highest)
-    return np.einsum("hs,shd->hd", weights / total, v)
+        total += np.exp(sinks.reshape(kv_heads, -1, 1) - highest)
+    return (weights / total @ v).reshape(q.shape)
 
 
 def relative_error(found: np.ndarray, expected: np.ndarray) -> float:
-    """Infinite if anything is not finite."""
-    difference = np.abs(found.astype(np.float64) - expected).max() / np.abs(expected).max()
-    return float(difference) if np.isfinite(difference) else float("inf")
+    """The largest of any token, or layer, relative to its own largest number; infinite if anything
+    is not finite. Where zeros are expected only zeros are right."""
+    inner = tuple(range(1, expected.ndim))
+    difference = np.abs(found.astype(np.float64) - expected).max(axis=inner)
+    largest = np.abs(expected).max(axis=inner)
+    relative = np.where(difference == 0, 0, difference / np.maximum(largest, 1e-300))
+    return float(relative.max()) if np.isfinite(relative).all() else float("inf")
 
 
 def write_error(dtype: str, implementation: str) -> float:

@@ -10,8 +10,12 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+# Of an error, enough to know it by; the log has the rest.
+MOST_TEXT = 600
 
 
 class Part:
@@ -28,6 +32,21 @@ class Part:
         """Keep one measurement."""
         self.content["lines"].append(line)
         self.write()
+
+    @contextmanager
+    def attempt(self, what: str, case: object) -> Iterator[None]:
+        """Go on after an error: it becomes a line, and the stage one that failed. There may be no
+        second chance on this device, and the next case may well work."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - kept, told and counted
+            text = f"{type(error).__name__}: {error}".strip()
+            self.add(what=what, case=str(case), failed=text[:MOST_TEXT])
+
+    @property
+    def failed(self) -> bool:
+        """Whether an attempt has failed."""
+        return any("failed" in line for line in self.content["lines"])
 
     def note(self, text: str) -> None:
         """Keep what a reader has to know about the whole stage."""
@@ -73,5 +92,5 @@ def run_stage(measure: Callable[[Part, argparse.Namespace], None]) -> None:
     args = parser.parse_args()
     part = Part(args.part, args.seconds)
     measure(part, args)
-    part.content["status"] = "done"
+    part.content["status"] = "failed" if part.failed else "done"
     part.write()

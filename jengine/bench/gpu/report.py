@@ -13,7 +13,7 @@ DRY_RUN = "DRY RUN on a CPU with tiny sizes: no figure below means anything."
 SHOWN = (
     "model", "case", "implementation", "rows", "context", "new_tokens", "best_us", "queued_ms",
     "reading_ms", "gap_ms", "submit_ms", "ms", "tok_s", "gb_s", "of_copy", "tflop_s", "of_product",
-    "error", "different", "of", "right",
+    "error", "different", "of", "right", "failed",
 )  # fmt: skip
 Part = Mapping[str, Any]
 
@@ -45,6 +45,7 @@ def printed(run: Mapping[str, Any]) -> str:
         *head(parts.get("device", {})),
         f"command: {run['command']}",
         *(line for name, part in parts.items() for line in section(name, part)),
+        *command_buffers(parts),
         "",
         verdict(parts),
     ])  # fmt: skip
@@ -100,6 +101,24 @@ def shown(value: Any) -> str:
     if value is None:
         return ""
     return f"{value:.4g}" if isinstance(value, float) and abs(value) < 1 else str(value)
+
+
+def command_buffers(parts: Mapping[str, Part]) -> Iterator[str]:
+    """Steps with and without them, side by side."""
+    apart, together = (
+        {
+            (line["rows"], line["context"]): line["queued_ms"]
+            for line in parts.get(name, {}).get("lines", [])
+            if "queued_ms" in line
+        }
+        for name in ("without-command-buffers", "small-model")
+    )
+    for rows, context in sorted(apart.keys() & together.keys()):
+        one, other = together[rows, context], apart[rows, context]
+        yield (
+            f"command buffers, {rows} x {context}: {one} ms a step with, {other} without "
+            f"({other / one:.2f} x)"
+        )
 
 
 def verdict(parts: Mapping[str, Part]) -> str:

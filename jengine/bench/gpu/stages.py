@@ -18,6 +18,7 @@ from pathlib import Path
 from jengine.bench.gpu.cases import AttentionCase, sizes
 
 ENGINE_NEEDS = ("jax", "numpy", "flax", "msgspec", "safetensors", "tokenizers", "transformers")
+COMPILED_FOR = "compiled-for"
 WITHOUT_COMMAND_BUFFERS = "--xla_gpu_enable_command_buffer="
 
 
@@ -30,11 +31,11 @@ class Stage:
     seconds: int
     needs: tuple[str, ...]
     arguments: tuple[str, ...] = ()
-    xla_flags: str = ""
+    xla_flags: str = ""  # {out}: the folder of this run
 
 
 STAGES = (
-    Stage("device", "device", 30, ("jax",)),
+    Stage("device", "device", 30, ("jax",), xla_flags=f"--xla_dump_to={{out}}/{COMPILED_FOR}"),
     Stage("ceilings", "ceilings", 30, ("jax",)),
     Stage("numerics", "numerics", 80, ("jax", "numpy")),
     Stage("kernels", "kernels", 60, ("jax", "numpy")),
@@ -104,7 +105,9 @@ def part_file(stage: Stage, settings: Settings) -> Path:
 
 def environment(stage: Stage, settings: Settings, given: Mapping[str, str]) -> dict[str, str]:
     """The caller's variables, and those that this stage is about."""
-    flags = " ".join(filter(None, [given.get("XLA_FLAGS", ""), stage.xla_flags]))
+    flags = " ".join(
+        filter(None, [given.get("XLA_FLAGS", ""), stage.xla_flags.format(out=settings.out)])
+    )
     mine = {
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",

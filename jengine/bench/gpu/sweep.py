@@ -19,7 +19,7 @@ import jax
 from jengine.bench.gpu.arrays import attention_arrays, attention_program
 from jengine.bench.gpu.cases import AttentionCase, Sizes, sizes
 from jengine.bench.gpu.kernels import time_sampling, time_write, timed
-from jengine.bench.gpu.part import Part, run_stage, write_json
+from jengine.bench.gpu.part import MOST_TEXT, Part, run_stage, write_json
 from jengine.bench.surroundings import commit
 from pallas_kernels.launch import KernelError
 from pallas_kernels.launch.call import INTERPRETED_CAPABILITY
@@ -112,10 +112,7 @@ def sampling_times(kernel: str, chosen: Sizes) -> Times:
     cases = [case for case in chosen.sampling if case.name == name]
 
     def times() -> dict[str, float]:
-        return {
-            str(case): dict(time_sampling(case, chosen, ("triton",)))["triton"].best
-            for case in cases
-        }
+        return {str(case): time_sampling(case, chosen, "triton").best for case in cases}
 
     return times
 
@@ -159,8 +156,9 @@ def tried(
         try:
             with in_use(search, trial):
                 times = search.times()
-        except KernelError as error:
-            part.add(**line, refused=str(error))
+        except (KernelError, jax.errors.JaxRuntimeError) as error:
+            # Too much shared memory, or more registers than a program of so many warps may have.
+            part.add(**line, refused=str(error)[:MOST_TEXT])
             continue
         part.add(**line, us={case: round(time * 1e6, 2) for case, time in times.items()})
         yield tuple(trial.items()), math.exp(sum(map(math.log, times.values())) / len(times))

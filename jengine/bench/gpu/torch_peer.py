@@ -12,7 +12,8 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,14 @@ class Lines:
         """Keep one measurement."""
         self.content["lines"].append(line)
         self.write()
+
+    @contextmanager
+    def attempt(self, what: str, case: str) -> Iterator[None]:
+        """Go on after an error: it becomes a line, and the stage one that failed."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - kept, told and counted
+            self.add(what=what, case=case, failed=f"{type(error).__name__}: {error}"[:600])
 
     def in_time(self, what: str) -> bool:
         """Whether there is time for it; says so if not."""
@@ -169,17 +178,22 @@ def main() -> None:
         for case in work["attention"]:
             if lines.in_time(f"attention {case['name']}"):
                 what = "decode attention" if case["new_tokens"] == 1 else "prefill attention"
-                line = attention(case, work["repeats"], work["calls"], device)
-                lines.add(what=what, case=case["name"], implementation="torch SDPA", **line)
+                with lines.attempt(what, case["name"]):
+                    line = attention(case, work["repeats"], work["calls"], device)
+                    lines.add(what=what, case=case["name"], implementation="torch SDPA", **line)
         models: dict[str, Any] = {}
         for rows, context in work["decode"]:
             for name, config in work["models"].items():
-                if lines.in_time(f"{name} decode {rows} x {context}"):
+                shape = f"{name} decode {rows} x {context}"
+                if not lines.in_time(shape):
+                    continue
+                with lines.attempt("decode", shape):
                     if name not in models:
                         models[name] = build(config, device)
                     line = decode(models[name], rows, context, work["steps"], device)
                     lines.add(what="decode", model=name, implementation="transformers", **line)
-    lines.content["status"] = "done"
+    failed = any("failed" in line for line in lines.content["lines"])
+    lines.content["status"] = "failed" if failed else "done"
     lines.write()
 
 
