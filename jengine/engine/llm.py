@@ -238,6 +238,11 @@ class LLM:
         anything else.
         """
         engine = self.engine
+        if len(engine.placement.processes) > 1:
+            raise UnsupportedFeature(
+                "save: writing parameters that are spread over several processes is not built yet. "
+                "Save them from the program that owns them."
+            )
         engine.runner.check_leaves()
         _, rebuild = split_model(engine.declared)
         save_model(

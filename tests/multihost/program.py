@@ -159,6 +159,19 @@ def streaming(folder: Path, rank: int) -> None:
                 say(running=True)
 
 
+def interrupted(folder: Path, rank: int) -> None:
+    """Ctrl-C in one process ends the requests in all; the engine goes on."""
+    with engine(folder) as llm:
+        reasons: list[str | None] = []
+        try:
+            for output in llm.stream(PROMPTS, LONG):
+                say(running=True)
+                reasons += [output.outputs[0].finish_reason] if output.finished else []
+        except KeyboardInterrupt:
+            reasons.append("interrupt")
+        say(reasons=sorted(map(str, reasons)), tokens=run(llm), running=llm.stats().running)
+
+
 def idle_then_leaves(folder: Path, rank: int) -> None:
     """One process leaves; the others hear of it when they next need it."""
     llm = engine(folder)
@@ -174,7 +187,7 @@ def idle_then_leaves(folder: Path, rank: int) -> None:
 
 SCENARIOS = {
     function.__name__: function
-    for function in (same, differing, at_start, joined, streaming, idle_then_leaves)
+    for function in (same, differing, at_start, joined, streaming, interrupted, idle_then_leaves)
 }
 
 

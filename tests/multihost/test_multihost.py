@@ -113,6 +113,21 @@ def test_one_that_leaves_is_named_when_it_is_needed(folder: Path) -> None:
     assert found == [{"error": "process 1 has left this engine: it was shut down"}]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ctrl_c_in_one_process(folder: Path, on_one: list[Any], rank: int) -> None:
+    with launched("interrupted", folder) as launch:
+        launch.until(lambda: all(len(p.said()) > 3 for p in launch.processes), SECONDS)
+        launch.processes[rank].handle.send_signal(signal.SIGINT)
+        assert launch.wait(SECONDS) == [0, 0], str(launch)
+        last = [process.said()[-1] for process in launch.processes]
+    assert last[rank]["reasons"] == ["interrupt"]
+    assert last[1 - rank]["reasons"] == ["abort"] * len(PROMPTS)
+    for found in last:
+        assert found["tokens"] == on_one
+        assert found["running"] == 0
+
+
 FAULTS = [
     (1, signal.SIGKILL, "process 1 was lost"),
     pytest.param(0, signal.SIGKILL, "process 0 was lost", marks=pytest.mark.slow),

@@ -38,7 +38,9 @@ def problem_in(reports: Mapping[int, Report]) -> str | None:
         return None
     alike = [rank for rank in reports if rank not in odd]
     rank, report = next(iter(odd.items()))
-    others = "" if len(odd) == 1 else f" (and so do processes {listed(list(odd)[1:])})"
+    rest = list(odd)[1:]
+    verb = "differs" if len(rest) == 1 else "differ"
+    others = f"; {plural(rest)} {listed(rest)} {verb} as well" if rest else ""
     return (
         f"process {rank} differs from {plural(alike)} {listed(alike)}: "
         f"{difference(report, usual)}{others}. Every process must do the same in the same order."

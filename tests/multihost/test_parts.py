@@ -1,0 +1,249 @@
+"""The parts of the channel between processes, in one process."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jengine.errors import ConfigError, EngineDead
+from jengine.executor.multihost import channel as channels
+from jengine.executor.multihost.agreement import problem_in
+from jengine.executor.multihost.channel import FollowerChannel, LeaderChannel, reports
+from jengine.executor.multihost.connection import Connection, accept, connect, listen
+from jengine.executor.multihost.messages import Done, Ended, Run, Sampled, decode, encode
+from jengine.executor.multihost.rendezvous import address_towards
+from jengine.executor.multihost.settings import MultihostSettings
+from jengine.executor.multihost.trace import Trace
+from jengine.executor.multihost.witness import Witness
+from jengine.outputs import Counts, StepLogprobs, StepOutput, TokenDelta
+from jengine.plan import NewBlocks, NewRow, Plan, RowSampling
+
+SETTINGS = MultihostSettings(silence=1.0, stuck=0.5)
+PLAN = Plan(
+    3, [0, 2], [5, 0], [1, 7], [True, False], 1,
+    [NewRow(2, [1, 2, 3], 3, RowSampling(seed=2**64 - 1, logit_bias={5: 0.5}))],
+    [NewBlocks(2, 0, 0, [4, 9])], [1],
+)  # fmt: skip
+
+ends_a_thread = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+
+
+@pytest.fixture
+def ends(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Why a process would have ended; only the thread that says so does."""
+    reasons: list[str] = []
+
+    def end(reason: str) -> None:
+        reasons.append(reason)
+        raise SystemExit
+
+    monkeypatch.setattr(channels, "end_process", end)
+    return reasons
+
+
+@pytest.fixture
+def pair(ends: list[str]) -> Iterator[tuple[LeaderChannel, FollowerChannel]]:
+    ours, theirs = sockets()
+    leader = LeaderChannel(0, {1: ours}, SETTINGS)
+    follower = FollowerChannel(1, 0, theirs, replace(SETTINGS, stuck=60.0))
+    yield leader, follower
+    leader.leave("the test has ended")
+    follower.leave("the test has ended")
+
+
+def sockets() -> tuple[Connection, Connection]:
+    with listen("127.0.0.1") as server:
+        theirs = socket.create_connection(server.getsockname())
+        ours, _ = server.accept()
+    return Connection(ours, SETTINGS.silence), Connection(theirs, SETTINGS.silence)
+
+
+def eventually(ready: Callable[[], Any], seconds: float = 10.0) -> None:
+    began = time.monotonic()
+    while not ready():
+        assert time.monotonic() - began < seconds
+        time.sleep(0.01)
+
+
+def test_messages_survive_the_journey() -> None:
+    scores = StepLogprobs(
+        np.arange(4, dtype=np.float32).reshape(2, 2), np.ones((2, 2), np.int32), np.arange(2)
+    )
+    delta = TokenDelta(
+        request_id="0_7",
+        token_ids=[5],
+        stop_reason="end",
+        logprobs=scores,
+        captured={"norm": np.ones((2, 3), np.float32)},
+    )
+    assert decode(encode(Run(PLAN))) == Run(PLAN)
+    for message in (Done(4, [delta], Counts(running=2, cache_usage=0.5)), Ended("0_7", delta)):
+        found = decode(encode(message))
+        (got,) = found.deltas if isinstance(found, Done) else [found.delta]
+        assert isinstance(got.logprobs, StepLogprobs)
+        for mine, theirs in zip(got.logprobs, scores, strict=True):
+            assert mine.dtype == theirs.dtype
+            np.testing.assert_array_equal(mine, theirs)
+        np.testing.assert_array_equal(got.captured["norm"], delta.captured["norm"])
+        assert (got.request_id, got.token_ids, got.stop_reason) == ("0_7", [5], "end")
+
+
+def test_who_does_not_know_the_secret_is_not_let_in() -> None:
+    secret, joined = b"s" * 32, []
+    with listen("127.0.0.1") as server:
+        server.settimeout(10)
+        door = threading.Thread(
+            target=lambda: joined.extend(accept(server, secret, 1.0) for _ in range(3))
+        )
+        door.start()
+        address = server.getsockname()
+        with pytest.raises(ConnectionError):
+            connect(address, 1, b"other", 1.0)
+        with socket.create_connection(address) as stranger:
+            stranger.sendall(b"GET / HTTP/1.1\r\n\r\n" + bytes(100))
+        connection = connect(address, 2, secret, 1.0)
+        door.join()
+    assert joined[:2] == [None, None]
+    assert joined[2] is not None
+    assert joined[2][0] == 2
+    connection.send(b"hello")
+    assert joined[2][1].receive() == b"hello"
+
+
+def test_a_leader_that_does_not_know_the_secret_is_not_followed() -> None:
+    with listen("127.0.0.1") as server:
+        imposter = threading.Thread(target=lambda: server.accept()[0].sendall(bytes(64)))
+        imposter.start()
+        with pytest.raises(ConnectionError, match="does not know the secret"):
+            connect(server.getsockname(), 1, b"secret", 2.0)
+        imposter.join()
+
+
+def test_the_channel_listens_on_the_address_that_reaches_the_coordinator() -> None:
+    assert address_towards("127.0.0.1:1234") == "127.0.0.1"
+    assert address_towards("localhost:1234") in ("127.0.0.1", "::1")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"silense": 3}, "no key 'silense'.*Did you mean 'silence'"),
+        ({"silence": 0}, "a number above 0"),
+        ({"compare_every": 1.5}, "a number above 0"),
+        ({"meet": True}, "a number above 0"),
+        ({"address": "0.0.0.0"}, "one address of process 0"),
+        ({"address": ""}, "one address of process 0"),
+    ],
+)
+def test_settings_are_checked(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        MultihostSettings.checked(given)
+
+
+def test_the_odd_one_is_named() -> None:
+    usual = reports("requests", [("request 1", b"a"), ("request 2", b"b")])
+    odd = reports("requests", [("request 1", b"a"), ("request 2", b"c")])
+    assert problem_in({0: usual, 1: usual, 2: usual}) is None
+    problem = problem_in({0: usual, 1: odd})
+    assert problem and problem.startswith("process 1 differs from process 0: its requests differ")
+    problem = problem_in({0: odd, 1: usual, 2: usual, 3: usual})
+    assert problem and problem.startswith("process 0 differs from processes 1, 2 and 3: ")
+    problem = problem_in({0: usual, 1: odd, 2: usual, 3: odd, 4: usual})
+    assert problem and "'request 2'; process 3 differs as well." in problem
+    fewer = problem_in({0: usual, 1: reports("requests", [])})
+    assert fewer and "it has 0 requests where the others have 2" in fewer
+
+
+def test_agreement_and_least(pair: tuple[LeaderChannel, FollowerChannel]) -> None:
+    leader, follower = pair
+    found = []
+    other = threading.Thread(
+        target=lambda: found.append(
+            follower.agree(reports("cache", [("a", b"1")], 5), lambda message: None)
+        )
+    )
+    other.start()
+    verdict = leader.agree(reports("cache", [("a", b"1")], 7), lambda: None, ["x"])
+    other.join()
+    assert found == [verdict]
+    assert (verdict.problem, verdict.least, verdict.names) == (None, 5, ["x"])
+
+
+def test_who_leaves_is_named_to_who_needs_it(pair: tuple[LeaderChannel, FollowerChannel]) -> None:
+    leader, follower = pair
+    follower.leave("it had enough")
+    with pytest.raises(EngineDead, match="process 1 has left this engine: it had enough"):
+        leader.agree(reports("cache", []), lambda: None)
+    with pytest.raises(EngineDead, match="process 1 has left"), leader.inside_step():
+        pass
+
+
+def test_a_leader_that_leaves_is_named(pair: tuple[LeaderChannel, FollowerChannel]) -> None:
+    leader, follower = pair
+    leader.leave("it had enough")
+    for _ in range(2):
+        with pytest.raises(EngineDead, match="process 0 has left this engine: it had enough"):
+            follower.next()
+
+
+@ends_a_thread
+def test_leaving_in_the_middle_of_a_step_ends_all(
+    pair: tuple[LeaderChannel, FollowerChannel], ends: list[str]
+) -> None:
+    leader, follower = pair
+    with leader.inside_step():
+        follower.leave("its program has ended")
+        eventually(lambda: ends)
+    assert "process 1 left in the middle of a step: its program has ended" in ends[0]
+
+
+@ends_a_thread
+def test_a_stuck_step_is_noticed(
+    pair: tuple[LeaderChannel, FollowerChannel], ends: list[str]
+) -> None:
+    leader, _ = pair
+    leader.step = 7
+    with leader.inside_step():
+        eventually(lambda: ends)
+    assert "step 7 has run for 0.5 s; process 1 did not begin it" in ends[0]
+
+
+@ends_a_thread
+def test_silence_is_noticed(ends: list[str]) -> None:
+    ours, theirs = sockets()
+    leader = LeaderChannel(0, {1: ours}, SETTINGS)
+    eventually(lambda: ends)
+    assert "process 1 showed no sign of life for 1 s" in ends[0]
+    leader.leave("the test has ended")
+    theirs.close()
+
+
+def test_other_tokens_make_another_digest() -> None:
+    traces = [Trace(2) for _ in range(3)]
+    for step in range(4):
+        plan = Plan(step, [0], [step], [1], [True], 1)
+        outputs = [StepOutput([token]) for token in (1, 1, 2 if step == 2 else 1)]
+        found = [list(trace.add(plan, out)) for trace, out in zip(traces, outputs, strict=True)]
+        assert [len(one) for one in found] == [step % 2] * 3
+        assert found[0] == found[1]
+        assert (found[0] == found[2]) == (step < 3)
+
+
+def test_a_witness_sees_shape_dtype_and_contents() -> None:
+    array = np.arange(6000, dtype=np.float32).reshape(60, 100)
+    changed = array + (np.arange(6000).reshape(60, 100) == 5999)
+    notes = set()
+    for values in (array, array.reshape(100, 60), array.astype(np.float64), changed):
+        witness = Witness()
+        witness.note("a", values)
+        notes.add(witness.take()[0][1])
+        assert witness.take() == []
+    assert len(notes) == 4
+    assert Sampled(1, b"x") == decode(encode(Sampled(1, b"x")))
