@@ -42,6 +42,18 @@ COMPILER_OPTIONS: dict[str, dict[str, Any]] = {
     }
 }
 
+# What XLA puts into CUDA graphs by itself, and exchanges between devices, each of which would
+# otherwise end a graph.
+GRAPHS_OF_SEVERAL_DEVICES = "FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,COLLECTIVES"
+
+
+def compiler_options(platform: str, devices: int) -> dict[str, Any] | None:
+    """What XLA is told beside the program; None for a platform where nothing needs saying."""
+    options = COMPILER_OPTIONS.get(platform)
+    if options is None or devices == 1:
+        return options
+    return {**options, "xla_gpu_enable_command_buffer": GRAPHS_OF_SEVERAL_DEVICES}
+
 
 @dataclass(frozen=True)
 class StepCompiler:
@@ -66,9 +78,10 @@ class StepCompiler:
             # The state comes back as it went in, so that the next step finds it in place.
             out_shardings=(jax.tree.map(lambda x: x.sharding, self.state), everywhere),
         )
-        platform = self.placement.mesh.devices.flat[0].platform
+        devices = self.placement.mesh.devices
+        platform = devices.flat[0].platform
         lowered = jitted.lower(self.leaves, self.state, packed)
-        compiled = lowered.compile(compiler_options=COMPILER_OPTIONS.get(platform))
+        compiled = lowered.compile(compiler_options=compiler_options(platform, devices.size))
         memory = compiled.memory_analysis()
         return compiled, LedgerEntry(
             bucket,

@@ -28,7 +28,7 @@ RESULTS = Path(__file__).parent.parent / "results" / "gpu-proof.json"
 PACKAGES = ("jax", "jaxlib", "triton", "jax-triton", "jax-cuda12-plugin", "jax-cuda13-plugin")
 
 
-def run_worker(module: str, *arguments: str, devices: int = 1) -> Any:
+def run_worker(module: str, *arguments: str) -> Any:
     """What a worker prints as its last line. A worker that fails ends everything."""
     with tempfile.TemporaryDirectory() as folder:
         dump = Path(folder)
@@ -36,7 +36,7 @@ def run_worker(module: str, *arguments: str, devices: int = 1) -> Any:
             arguments = (*arguments, folder)
         command = [sys.executable, "-m", f"jengine.bench.gpu_proof.{module}", *arguments]
         done = subprocess.run(  # noqa: S603
-            command, env=environment(dump, devices), stdout=subprocess.PIPE, text=True, check=False
+            command, env=environment(dump), stdout=subprocess.PIPE, text=True, check=False
         )
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} failed; see above.")
@@ -53,7 +53,7 @@ def step_row(numbered: tuple[int, StepCase]) -> dict[str, Any]:
     """One step."""
     number, case = numbered
     print(f"step of {case}", file=sys.stderr)
-    return run_worker("steps", str(number), devices=case.devices)
+    return run_worker("steps", str(number))
 
 
 def versions() -> dict[str, str]:

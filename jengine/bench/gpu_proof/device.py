@@ -37,14 +37,12 @@ device_description_str: "NVIDIA H200"
 """
 
 
-def environment(dump: Path, devices: int) -> dict[str, str]:
+def environment(dump: Path) -> dict[str, str]:
     """Variables for a process that compiles for a GPU it does not have, and dumps what it made."""
     flags = [
         os.environ.get("XLA_FLAGS", ""),
         f"--xla_dump_to={dump}",
         "--xla_dump_hlo_module_re=.*step.*",
-        # Without this every exchange between devices would end a command buffer.
-        "--xla_gpu_enable_command_buffer=+COLLECTIVES" * (devices > 1),
     ]
     return {
         **{name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"},
