@@ -8,6 +8,7 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -343,6 +344,18 @@ def test_only_its_stage_runs_without_command_buffers() -> None:
         assert made["XLA_CLIENT_MEM_FRACTION"] == "0.92"
     kept = stages.environment(STAGES[0], settings, {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.5"})
     assert "XLA_CLIENT_MEM_FRACTION" not in kept
+
+
+def test_the_models_stage_names_everything_it_imports() -> None:
+    """What is missing must be said, not be the end of a process."""
+    code = "import sys, jengine.bench.gpu.models; print(*{n.split('.')[0] for n in sys.modules})"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=stages.checkout(), capture_output=True, text=True,
+        check=True,
+    )  # fmt: skip
+    project = tomllib.loads((stages.checkout() / "pyproject.toml").read_text())
+    declared = {re.split("[^a-z0-9]", name)[0] for name in project["project"]["dependencies"]}
+    assert declared & set(done.stdout.split()) <= set(stages.ENGINE_NEEDS)
 
 
 def test_stages_fit_into_nine_minutes() -> None:

@@ -37,7 +37,8 @@ LEAST = 10
 EPILOG = """\
 What is missing is said and left out: without triton the kernels' stages measure plain XLA, and the
 sweep is skipped; without torch or transformers (or --torch-python PYTHON, which has them) so is
-their stage; without msgspec, flax, safetensors, tokenizers or transformers so are the models.
+their stage; without msgspec, flax, psutil, tqdm, jinja2, tokenizers or transformers so are the
+models.
 On a machine without network, carry the wheel: on another one
     pip download msgspec --no-deps --dest wheels --python-version 3.12 --platform \
 manylinux2014_x86_64 --only-binary :all:

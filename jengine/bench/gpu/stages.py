@@ -17,7 +17,9 @@ from pathlib import Path
 
 from jengine.bench.gpu.cases import AttentionCase, sizes
 
-ENGINE_NEEDS = ("jax", "numpy", "flax", "msgspec", "safetensors", "tokenizers", "transformers")
+ENGINE_NEEDS = (
+    "jax", "numpy", "flax", "msgspec", "psutil", "tqdm", "jinja2", "tokenizers", "transformers",
+)  # fmt: skip
 COMPILED_FOR = "compiled-for"
 WITHOUT_COMMAND_BUFFERS = "--xla_gpu_enable_command_buffer="
 
