@@ -25,7 +25,7 @@ from jengine.executor.multihost.witness import Witness
 from jengine.outputs import Counts, StepLogprobs, StepOutput, TokenDelta
 from jengine.plan import NewBlocks, NewRow, Plan, RowSampling
 
-SETTINGS = MultihostSettings(silence=1.0, stuck=0.5)
+SETTINGS = MultihostSettings(silence=5.0, stuck=0.5)
 PLAN = Plan(
     3, [0, 2], [5, 0], [1, 7], [True, False], 1,
     [NewRow(2, [1, 2, 3], 3, RowSampling(seed=2**64 - 1, logit_bias={5: 0.5}))],
@@ -58,11 +58,11 @@ def pair(ends: list[str]) -> Iterator[tuple[LeaderChannel, FollowerChannel]]:
     follower.leave("the test has ended")
 
 
-def sockets() -> tuple[Connection, Connection]:
+def sockets(silence: float = SETTINGS.silence) -> tuple[Connection, Connection]:
     with listen("127.0.0.1") as server:
         theirs = socket.create_connection(server.getsockname())
         ours, _ = server.accept()
-    return Connection(ours, SETTINGS.silence), Connection(theirs, SETTINGS.silence)
+    return Connection(ours, silence), Connection(theirs, silence)
 
 
 def eventually(ready: Callable[[], Any], seconds: float = 10.0) -> None:
@@ -217,8 +217,8 @@ def test_a_stuck_step_is_noticed(
 
 @ends_a_thread
 def test_silence_is_noticed(ends: list[str]) -> None:
-    ours, theirs = sockets()
-    leader = LeaderChannel(0, {1: ours}, SETTINGS)
+    ours, theirs = sockets(1.0)
+    leader = LeaderChannel(0, {1: ours}, replace(SETTINGS, silence=1.0))
     eventually(lambda: ends)
     assert "process 1 showed no sign of life for 1 s" in ends[0]
     leader.leave("the test has ended")
