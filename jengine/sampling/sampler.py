@@ -82,8 +82,9 @@ def _state_in_use(state: RowState | None, features: SamplingFeatures) -> RowStat
 
 
 def _usable(logits: Array) -> Array:
-    # The maximum is NaN if anything is, +inf if anything is, and -inf if everything is.
-    return jnp.isfinite(jnp.max(logits, axis=-1))
+    # The maximum is +inf if anything is, and -inf if everything is. NaN is made +inf, because XLA's
+    # maximum on the CPU passes over NaN where rows are long.
+    return jnp.isfinite(jnp.max(jnp.where(jnp.isnan(logits), jnp.inf, logits), axis=-1))
 
 
 def _is_random(inputs: SamplingInput) -> Array:

@@ -65,14 +65,15 @@ def test_greedy_rows_ignore_filters_and_temperatures_of_others() -> None:
 
 @pytest.mark.parametrize("features", [GREEDY, SamplingFeatures(random=True, adjust=True)])
 @pytest.mark.parametrize("poison", ["nan", "inf", "all -inf"])
+@pytest.mark.parametrize("vocab", [101, 5000])  # XLA reduces long rows by other code
 def test_a_row_that_is_not_finite_answers_minus_one_alone(
-    features: SamplingFeatures, poison: str
+    features: SamplingFeatures, poison: str, vocab: int
 ) -> None:
-    logits = random_logits(4, vocab=101)
+    logits = random_logits(4, vocab=vocab)
     inputs = make_inputs(range(4), [1] * 4, temperature=0.9, top_k=50, top_p=0.9, adjusted=1)
-    state = empty_row_state(4, 101, 8) if features.adjust else None
+    state = empty_row_state(4, vocab, 8) if features.adjust else None
     clean, _ = jit_sample(logits, state, inputs, features=features, key_data=KEY)
-    for place in (0, 63, 100):
+    for place in (0, 63, 100, vocab - 1):
         bad = logits.copy()
         if poison == "all -inf":
             bad[2] = -np.inf
