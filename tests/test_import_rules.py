@@ -27,7 +27,7 @@ HOST_HALF = {
 }
 DEVICE_HALF = {
     "layers": {"nouns"},
-    "sampling": {"nouns"},
+    "sampling": {"nouns", "pallas_kernels"},
     "models": {"nouns", "layers"},
     "weights": {"nouns", "models", "sharding"},
 }

@@ -46,6 +46,12 @@ class Program:
     rebuild: Callable[[Leaves], Any]  # flat leaves -> the model; called only while tracing
     placement: Placement
 
+    @property
+    def sampler(self) -> str | None:
+        """Kernels draw from whole rows of logits, which a device has only where it is alone."""
+        alone = self.placement.mesh.size == 1
+        return "triton" if self.shapes.attention == "triton" and alone else None
+
 
 def step(
     leaves: Leaves, state: StepState, packed: Array, *, program: Program
@@ -73,6 +79,7 @@ def step(
             inputs.sampling,
             features=program.features.sampling,
             key_data=jnp.zeros(2, jnp.uint32),
+            implementation=program.sampler,
         )
     # A row whose logits are not finite fails on the host; until then it runs on a harmless token.
     fed_back = jnp.maximum(sampled.tokens, 0)

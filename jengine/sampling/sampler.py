@@ -19,6 +19,7 @@ from jengine.sampling.inputs import SamplingInput
 from jengine.sampling.logprobs import Logprobs, gather_logprobs
 from jengine.sampling.noise import gumbel, row_keys
 from jengine.sampling.state import RowState, record
+from pallas_kernels.token_sampling import sample_tokens
 
 GREEDY_BELOW = 1e-5  # a lower temperature means greedy
 
@@ -37,11 +38,13 @@ def sample(
     *,
     features: SamplingFeatures,
     key_data: Array,
+    implementation: str | None = None,
 ) -> tuple[SampleOutput, RowState | None]:
     """Sample one token for each row of logits [S, V].
 
     key_data is the engine seed as u32[2] (`seed_words`). The state comes back updated if
-    `features.adjust`, otherwise as it was.
+    `features.adjust`, otherwise as it was. `implementation` is that of `sample_tokens`, for rows
+    that are whole on each device; None: what XLA makes of the same, over rows that may be split.
     """
     kept = _state_in_use(state, features)
     raw = logits.astype(jnp.float32)
@@ -52,11 +55,11 @@ def sample(
             processed = adjust(raw, kept, inputs)
             # Asked again, since a mask can hide a NaN and a sum can overflow.
             usable = usable & _usable(processed)
-    with jax.named_scope("greedy"):
-        tokens = best_token(processed)
-    if features.random:
-        drawn, processed = _draw(processed, inputs, key_data)
-        tokens = jnp.where(_is_random(inputs), drawn, tokens)
+    if features.random and implementation is not None and not _shows_filtered(features):
+        with jax.named_scope("draw"):
+            tokens = _draw_whole_rows(processed, inputs, key_data, implementation)
+    else:
+        tokens, processed = _choose(processed, inputs, features, key_data)
     tokens = jnp.where(usable, tokens, -1)
     if kept is not None:
         counted = usable & inputs.adjusted.astype(bool)
@@ -89,6 +92,33 @@ def _usable(logits: Array) -> Array:
 
 def _is_random(inputs: SamplingInput) -> Array:
     return inputs.temperature >= GREEDY_BELOW
+
+
+def _shows_filtered(features: SamplingFeatures) -> bool:
+    """Whether log-probabilities of the filtered distribution are wanted, not only its tokens."""
+    return features.logprobs is not None and features.logprobs_mode.startswith("processed")
+
+
+def _draw_whole_rows(
+    logits: Array, inputs: SamplingInput, key_data: Array, implementation: str
+) -> Array:
+    keys = jax.random.key_data(row_keys(key_data, inputs.seed, inputs.positions))
+    return sample_tokens(
+        logits, keys, inputs.temperature, inputs.top_k, inputs.top_p, inputs.min_p,
+        implementation=implementation,
+    )  # fmt: skip
+
+
+def _choose(
+    logits: Array, inputs: SamplingInput, features: SamplingFeatures, key_data: Array
+) -> tuple[Array, Array]:
+    """Tokens, and the logits of the distribution that they come from."""
+    with jax.named_scope("greedy"):
+        tokens = best_token(logits)
+    if features.random:
+        drawn, logits = _draw(logits, inputs, key_data)
+        tokens = jnp.where(_is_random(inputs), drawn, tokens)
+    return tokens, logits
 
 
 def _draw(logits: Array, inputs: SamplingInput, key_data: Array) -> tuple[Array, Array]:

@@ -14,6 +14,7 @@ import jengine
 from jengine.config import CacheGroup, CacheSpec
 from jengine.errors import ConfigError
 from jengine.runner import attention_backend as backends
+from jengine.sampling import sampler
 from tests.models.tiny_models import write_tiny_native
 from tests.pallas_kernels.implementations import TRITON
 
@@ -54,6 +55,40 @@ def test_the_engine_writes_the_same(
 ) -> None:
     folder = write_tiny_native(tmp_path, family)
     assert generate(folder, backend, **options) == generate(folder, "xla", **options)
+
+
+@pytest.mark.parametrize("backend", [TRITON])
+def test_tokens_are_drawn_alike(
+    backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same noise, filters and settings a row, by kernels and by XLA."""
+    used: list[str] = []
+    kernels = sampler.sample_tokens
+
+    def recorded(*arrays: object, implementation: str) -> object:
+        used.append(implementation)
+        return kernels(*arrays, implementation=implementation)
+
+    monkeypatch.setattr(sampler, "sample_tokens", recorded)
+    folder = write_tiny_native(tmp_path, "llama")
+    kinds = [
+        {"temperature": 0.0},
+        {"temperature": 1.0, "seed": 3},
+        {"temperature": 0.8, "seed": 4, "top_k": 20, "top_p": 0.9, "min_p": 0.02},
+        {"temperature": 1.3, "seed": 5, "top_p": 0.7, "repetition_penalty": 1.2, "logprobs": 2},
+    ]
+    params = [jengine.SamplingParams(max_tokens=4, ignore_eos=True, **kind) for kind in kinds]
+    found = []
+    for chosen in (backend, "xla"):
+        with jengine.LLM(
+            folder, skip_tokenizer_init=True, max_model_len=32, max_num_seqs=4,
+            enforce_eager=True, attention_backend=chosen, show_progress=False,
+            compilation_config={"variants": ["full"], "prefill_tokens": [32], "decode_rows": [4]},
+        ) as llm:  # fmt: skip
+            outputs = llm.generate([[5, 6, 7]] * 4, params)
+            found.append([output.outputs[0].token_ids for output in outputs])
+    assert set(used) == {backend}
+    assert found[0] == found[1]
 
 
 def test_the_cpu_uses_xla_and_says_nothing(caplog: pytest.LogCaptureFixture) -> None:

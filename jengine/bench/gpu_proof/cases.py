@@ -51,6 +51,7 @@ class StepCase:
     prefill_tokens: int
     attention: str
     devices: int = 1
+    variant: str = "greedy"
     max_model_len: int = 16_384
     cache_tokens: int = 500_000
 
@@ -58,7 +59,8 @@ class StepCase:
         size = f"{self.decode_rows} rows"
         size += f" + {self.prefill_tokens} prompt tokens" * bool(self.prefill_tokens)
         split = f", {self.devices} devices" * (self.devices > 1)
-        return f"{self.model}, {size}, {self.attention}{split}"
+        drawn = f", {self.variant}" * (self.variant != "greedy")
+        return f"{self.model}, {size}, {self.attention}{split}{drawn}"
 
 
 def step_cases() -> Iterator[StepCase]:
@@ -66,6 +68,8 @@ def step_cases() -> Iterator[StepCase]:
     for model in ("qwen3-0.6b", "llama-8b"):
         yield StepCase(model, 64, 0, "triton")
         yield StepCase(model, 64, 2048, "triton")
+    yield StepCase("qwen3-0.6b", 64, 0, "triton", variant="sampled")
+    yield StepCase("qwen3-0.6b", 64, 0, "xla", variant="sampled")
     yield StepCase("llama-8b", 64, 0, "triton", devices=4)
     # The same step without our kernels, for comparison.
     yield StepCase("llama-8b", 64, 0, "xla")

@@ -28,10 +28,13 @@ from pallas_kernels.launch.bridge import compile_kernel, pointer_types
 from pallas_kernels.launch.call import kernel_call, launch_for
 from pallas_kernels.layout import cache_shape
 from pallas_kernels.prefill_attention import prefill_attention
+from pallas_kernels.token_sampling import sample_tokens
 
 PREFILL_TILE = 32
 # Constants that tell two programs of one kernel apart for a reader.
 SHOWN = ("TOKENS", "PART_TOKENS", "SPLITS")
+# Rows and vocabularies that tokens are drawn from.
+SAMPLED = [(1, 151_936), (64, 32_000), (64, 151_936)]
 
 
 class Resources(NamedTuple):
@@ -104,6 +107,15 @@ def calls(case: KernelCase) -> Iterator[Any]:
     )  # fmt: skip
 
 
+def sampling_calls(rows: int, vocab: int) -> Iterator[Any]:
+    """The kernel calls that draw a token for each row of logits."""
+    settings = [shape((rows,), kind) for kind in ("float32", "int32", "float32", "float32")]
+    yield from traced(
+        partial(sample_tokens, implementation="triton"),
+        shape((rows, vocab), "float32"), shape((rows, 2), "uint32"), *settings,
+    )  # fmt: skip
+
+
 def shape(sizes: tuple[int, ...], dtype: str) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(sizes, jnp.dtype(dtype))
 
@@ -155,6 +167,12 @@ def main() -> None:
         if args.dtype in (None, case.dtype) and args.head_dim in (None, case.head_dim)
         for equation in calls(case)
     ]
+    if args.dtype in (None, "float32") and args.head_dim is None:
+        rows += [
+            {"case": f"float32 {count} x {vocab} logits", **measured(equation, args.capability)}
+            for count, vocab in SAMPLED
+            for equation in sampling_calls(count, vocab)
+        ]
     print(json.dumps(rows))
 
 

@@ -93,7 +93,7 @@ def compiled_step(case: StepCase) -> tuple[Any, int]:
     compiler = compiler_for(case, config, placement)
     pages = -(-case.max_model_len // BLOCK_SIZE)
     bucket = Bucket(case.decode_rows, case.prefill_tokens, pages)
-    compiled, _ = compiler.compile(bucket, variants(5, "raw_logprobs")["greedy"])
+    compiled, _ = compiler.compile(bucket, variants(5, "raw_logprobs")[case.variant])
     return compiled, state_bytes(compiler.state.caches)
 
 
