@@ -67,7 +67,7 @@ SAMPLING_HELP = {
     "ignore_eos": "go on after the end token",
 }
 # Fields that only make sense from Python.
-NO_ENGINE_FLAG = ("model", "params", "mesh", "skip_tokenizer_init")
+NO_ENGINE_FLAG = ("model", "params", "mesh", "multihost", "skip_tokenizer_init")
 # Read from one field but meant for both: a request is repeated with the seed that was given.
 SHARED = ("seed",)
 

@@ -131,6 +131,7 @@ def test_latency(model: str) -> None:
     assert found["command"].startswith(f"jengine bench latency {model} --input-len 4")
 
 
+@pytest.mark.slow
 def test_startup_measures_cold_and_warm(model: str) -> None:
     found = result("startup", model, "--num-iters-cold", "0", "--num-iters-warm", "1", *ENGINE)
     assert 0 < found["warm"]["imports_s"] < found["warm"]["ready_s"]

@@ -219,6 +219,7 @@ def test_without_a_gpu_a_real_run_ends_at_once(
     assert not (tmp_path / "ceilings.json").exists()
 
 
+@pytest.mark.slow
 def test_torch_does_the_same_work(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     assert check.main(["--out", str(tmp_path), "--dry-run", "--stages", "torch"]) == 0
@@ -346,6 +347,7 @@ def test_only_its_stage_runs_without_command_buffers() -> None:
     assert "XLA_CLIENT_MEM_FRACTION" not in kept
 
 
+@pytest.mark.slow
 def test_the_models_stage_names_everything_it_imports() -> None:
     """What is missing must be said, not be the end of a process."""
     code = "import sys, jengine.bench.gpu.models; print(*{n.split('.')[0] for n in sys.modules})"

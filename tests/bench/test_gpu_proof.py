@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from jengine.bench.gpu_proof.cases import MODELS, kernel_cases, step_cases
+from jengine.bench.gpu_proof.cases import MODELS, kernel_cases, sample_cases, step_cases
 from jengine.bench.gpu_proof.report import markdown, worse
 
 RESULTS = Path(__file__).parents[2] / "jengine" / "bench" / "results" / "gpu-proof.json"
@@ -45,7 +45,8 @@ def result() -> dict[str, Any]:
 def test_the_committed_results_are_good(result: dict[str, Any]) -> None:
     assert worse(result, result) == []
     assert {row["step"] for row in result["steps"]} == {str(case) for case in step_cases()}
-    assert {row["case"] for row in result["kernels"]} == {str(case) for case in kernel_cases()}
+    cases = {str(case) for case in (*kernel_cases(), *sample_cases())}
+    assert {row["case"] for row in result["kernels"]} == cases
     assert {row["capability"] for row in result["kernels"]} == {80, 89, 90}
     assert set(MODELS) == {"qwen3-0.6b", "llama-8b"}
 

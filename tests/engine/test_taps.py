@@ -87,6 +87,7 @@ def test_chunks_and_preemption_leave_every_token_once(llm: jengine.LLM) -> None:
         assert_captured(llm, output, ["layers.0.output"])
 
 
+@pytest.mark.slow
 def test_each_answer_has_its_own(llm: jengine.LLM) -> None:
     params = SamplingParams(temperature=1.0, seed=3, n=2, max_tokens=5, ignore_eos=True)
     output = llm.generate([PROMPTS[1]], params, capture="norm")[0]
@@ -147,6 +148,7 @@ def test_changed_keys_and_values_are_never_found_by_others(llm: jengine.LLM) -> 
     assert answers(llm.generate(prompt, GREEDY, intervene={"layers.0.output": double})) == changed
 
 
+@pytest.mark.slow
 def test_the_same_function_is_compiled_once_and_old_ones_are_forgotten(
     llm: jengine.LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,6 +189,7 @@ def test_arguments_that_a_function_must_be_given() -> None:
     assert takes(lambda *values: values[0]) == 1
 
 
+@pytest.mark.slow
 def test_deterministic_mode_captures_too(full_folder: Any) -> None:
     with jengine.LLM(
         full_folder, skip_tokenizer_init=True, enforce_eager=True, deterministic=True,

@@ -209,6 +209,7 @@ def test_given_tokens_are_scored(rollout: Any, setup: Setup) -> None:
         rollout.get_per_token_logps(prompts.at[0].set(PAD), completions)
 
 
+@pytest.mark.slow
 def test_an_end_of_text_that_is_also_padding_is_scored(setup: Setup) -> None:
     tokenizer = word_tokenizer(pad="</s>")
     with LLM(setup.actor, tokenizer=tokenizer, max_model_len=64, **SETTINGS) as llm:
@@ -256,6 +257,7 @@ def test_wrong_parameters_change_nothing(rollout: Any, setup: Setup) -> None:
     assert tokens(rollout.generate(PROMPTS, GREEDY)) == before
 
 
+@pytest.mark.slow
 def test_a_given_engine_takes_over_the_actor(setup: Setup) -> None:
     with LLM(setup.actor, tokenizer=word_tokenizer(), max_model_len=64, **SETTINGS) as llm:
         other = build(1)

@@ -80,6 +80,7 @@ def test_a_program_with_arrays_and_a_mesh_of_its_own(folder: Path, on_one: list[
     assert found["version"] == 1
 
 
+@pytest.mark.slow
 def test_differences_are_named_and_the_engine_goes_on(folder: Path, on_one: list[Any]) -> None:
     with launched("differing", folder) as launch:
         assert launch.wait(SECONDS) == [0, 0], str(launch)

@@ -164,6 +164,7 @@ def test_equals_the_engine_sampler(rows: int, vocab: int, implementation: str) -
     np.testing.assert_array_equal(tokens[clear], expected[clear])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_many_draws_equal_the_engine_sampler(implementation: str) -> None:
     rows, vocab = (600 if implementation == "xla" else 16), 60

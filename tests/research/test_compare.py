@@ -154,6 +154,7 @@ def test_a_cut_vocabulary(pair: Pair, tmp_path: Path) -> None:
     assert "keeps the 30 likeliest tokens" in " ".join(found.results.notes)
 
 
+@pytest.mark.slow
 def test_live_parameters_and_the_engine_that_holds_them(pair: Pair, good: Comparison) -> None:
     with LLM(pair.model, skip_tokenizer_init=True, enforce_eager=True, max_model_len=64) as llm:
         before = llm.stats()

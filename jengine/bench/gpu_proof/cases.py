@@ -43,6 +43,22 @@ def kernel_cases() -> Iterator[KernelCase]:
 
 
 @dataclass(frozen=True)
+class SampleCase:
+    """One shape of logits that the kernels of token sampling are compiled for."""
+
+    rows: int
+    vocab: int
+
+    def __str__(self) -> str:
+        return f"float32 {self.rows} x {self.vocab} logits"
+
+
+def sample_cases() -> tuple[SampleCase, ...]:
+    """One row and many, a usual vocabulary and a large one."""
+    return SampleCase(1, 151_936), SampleCase(64, 32_000), SampleCase(64, 151_936)
+
+
+@dataclass(frozen=True)
 class StepCase:
     """One step of a model with real shapes."""
 

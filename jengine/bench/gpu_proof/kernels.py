@@ -21,7 +21,14 @@ import jax
 import jax.numpy as jnp
 import triton
 
-from jengine.bench.gpu_proof.cases import KV_HEADS, PAGES, ROWS, KernelCase, kernel_cases
+from jengine.bench.gpu_proof.cases import (
+    KV_HEADS,
+    PAGES,
+    ROWS,
+    KernelCase,
+    kernel_cases,
+    sample_cases,
+)
 from pallas_kernels.cache_write import rotate_and_write, write_cache
 from pallas_kernels.decode_attention import decode_attention
 from pallas_kernels.launch.bridge import compile_kernel, pointer_types
@@ -33,8 +40,6 @@ from pallas_kernels.token_sampling import sample_tokens
 PREFILL_TILE = 32
 # Constants that tell two programs of one kernel apart for a reader.
 SHOWN = ("TOKENS", "PART_TOKENS", "SPLITS")
-# Rows and vocabularies that tokens are drawn from.
-SAMPLED = [(1, 151_936), (64, 32_000), (64, 151_936)]
 
 
 class Resources(NamedTuple):
@@ -169,9 +174,9 @@ def main() -> None:
     ]
     if args.dtype in (None, "float32") and args.head_dim is None:
         rows += [
-            {"case": f"float32 {count} x {vocab} logits", **measured(equation, args.capability)}
-            for count, vocab in SAMPLED
-            for equation in sampling_calls(count, vocab)
+            {"case": str(case), **measured(equation, args.capability)}
+            for case in sample_cases()
+            for equation in sampling_calls(case.rows, case.vocab)
         ]
     print(json.dumps(rows))
 

@@ -27,6 +27,7 @@ def tunix() -> Iterator[Any]:
         sys.modules.pop("jengine.integrations.tunix")
 
 
+@pytest.mark.slow
 def test_split_parameters_are_taken_and_answer_as_on_one_device(tunix: Any, tmp_path: Path) -> None:
     ours, theirs = models(tmp_path, "qwen3")
     mesh = Mesh(np.array(jax.devices()[:4]).reshape(4, 1), ("fsdp", "tp"))
