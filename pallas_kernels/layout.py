@@ -1,7 +1,8 @@
 """The one place that knows how keys and values lie in the paged cache.
 
 A cache group is one array [layers, 2, blocks, block_size, kv_heads * head_dim]; keys are plane 0,
-values plane 1. A token's vector of all its kv heads is one contiguous run.
+values plane 1. A token's vector of all its kv heads is one contiguous run. An array of uint16 holds
+the bits of bfloat16.
 """
 
 from __future__ import annotations
@@ -9,9 +10,19 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from jax import Array
+import numpy as np
+from jax import Array, lax
 
 KEYS, VALUES = PLANES = (0, 1)
+
+
+# XLA on the CPU would convert a whole array of bfloat16 for every write into a part of it.
+BFLOAT16_BITS = np.dtype(np.uint16)
+
+
+def held_dtype(cache: Array) -> np.dtype:
+    """The type of the keys and values that an array holds."""
+    return jnp.dtype(jnp.bfloat16) if cache.dtype == BFLOAT16_BITS else cache.dtype
 
 
 def cache_shape(
@@ -49,6 +60,8 @@ def read_blocks(cache: Array, layer: int | Array, blocks: Array) -> tuple[Array,
     flat = cache.reshape(-1, block_size * width)
     index = jnp.stack([blocks + plane_start(layer, plane, num_blocks) for plane in PLANES])
     both = flat.at[index].get(mode="promise_in_bounds")
+    if both.dtype == BFLOAT16_BITS:
+        both = lax.bitcast_convert_type(both, jnp.bfloat16)
     both = both.reshape(2, *blocks.shape[:-1], -1, width)
     return both[KEYS], both[VALUES]
 
@@ -64,7 +77,9 @@ def write_slots(cache: Array, layer: int | Array, k: Array, v: Array, slots: Arr
         for start in starts
     ])  # fmt: skip
     flat = cache.reshape(-1, width)
-    both = jnp.concatenate([k, v]).astype(cache.dtype)
+    both = jnp.concatenate([k, v]).astype(held_dtype(cache))
+    if cache.dtype == BFLOAT16_BITS:
+        both = lax.bitcast_convert_type(both, BFLOAT16_BITS)
     return flat.at[index].set(both, mode="drop", unique_indices=True).reshape(cache.shape)
 
 

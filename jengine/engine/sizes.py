@@ -10,13 +10,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from jengine.config import ModelConfig, ScheduleConfig
 from jengine.engine.args import EngineArgs
 from jengine.errors import ConfigError, nearest_name
 from jengine.kvcache.specs import blocks_needed
-from jengine.runner.attention_backend import attention_backend
+from jengine.runner.attention_backend import attention_backend, cache_dtype
 from jengine.runner.buckets import Ladders, StepShapes, default_ladders
 from jengine.runner.build import RunnerConfig
 from jengine.runner.features import Features, variants
@@ -128,7 +127,6 @@ def runner_config(
         blocks_needed(group.spec, schedule.max_model_len, shapes.block_size, in_flight)
         for group in config.groups
     ]
-    on_cpu = jax.default_backend() == "cpu"
     most = config.vocab_size if args.max_logprobs < 0 else min(args.max_logprobs, config.vocab_size)
     known = variants(most, args.logprobs_mode)
     if args.deterministic:
@@ -142,8 +140,7 @@ def runner_config(
         ladders=ladders,
         tiers=tiers,
         late_tiers=late,
-        # XLA's products on the CPU leave their fast path for a bfloat16 cache.
-        cache_dtype=jnp.float32 if on_cpu else jnp.dtype(config.dtype),
+        cache_dtype=cache_dtype(config.dtype, str(shapes.attention)),
         kv_cache_memory_bytes=args.kv_cache_memory_bytes,
         memory_share=args.gpu_memory_utilization,
         demands=tuple((schedule.max_num_seqs * need, need) for need in needs),

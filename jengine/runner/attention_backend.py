@@ -5,10 +5,13 @@ from __future__ import annotations
 import logging
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from jengine.config import CacheGroup
 from jengine.errors import ConfigError
 from pallas_kernels.choice import triton_problem
+from pallas_kernels.layout import BFLOAT16_BITS
 
 logger = logging.getLogger(__name__)
 
@@ -31,3 +34,11 @@ def attention_backend(wanted: str, groups: tuple[CacheGroup, ...]) -> str:
         logger.warning("Attention runs on XLA, which is slow on a GPU: %s", problem)
     logger.info("Attention backend: %s", chosen)
     return chosen
+
+
+def cache_dtype(model_dtype: str, backend: str) -> np.dtype:
+    """The type of the cache's arrays."""
+    if jax.default_backend() != "cpu":
+        return jnp.dtype(model_dtype)
+    as_bits = backend == "xla" and model_dtype == "bfloat16"
+    return BFLOAT16_BITS if as_bits else jnp.dtype(jnp.float32)

@@ -19,6 +19,7 @@ from jengine.runner.state import CACHE_AXES
 from jengine.runner.step_input import StepInput, tile_of_token
 from pallas_kernels.cache_write import write_cache
 from pallas_kernels.decode_attention import decode_attention
+from pallas_kernels.layout import held_dtype
 from pallas_kernels.prefill_attention import prefill_attention
 from sharding.placement import Placement
 
@@ -114,7 +115,7 @@ def _read(
     tables, starts, positions = view.tables, view.table_starts, view.positions
     options = {"head_dim": spec.head_dim, "window": spec.window, **scores}
     # The type of the product that comes next, so that nothing has to convert in between.
-    options |= {"dtype": cache.dtype, "implementation": implementation}
+    options |= {"dtype": held_dtype(cache), "implementation": implementation}
     decoded = decode_attention(
         q[:rows], cache, layer, tables[:rows], starts[:rows], positions[:rows] + 1, **options
     )

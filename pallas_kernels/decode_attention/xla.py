@@ -2,7 +2,8 @@
 
 A few rows at a time, so that their gathered keys stay in the processor's cache; all kv heads of a
 token as one wide contraction, with each query laid into its own head's lanes: more arithmetic, but
-one real matrix product instead of many tiny ones. Loops run as far as the longest row needs.
+one real matrix product instead of many tiny ones, in the type of the cache. Loops run as far as the
+longest row needs.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from pallas_kernels.layout import read_blocks
+from pallas_kernels.layout import held_dtype, read_blocks
 
-ROWS_AT_ONCE = 4
+ROWS_AT_ONCE = 8, 4
 TOKENS_AT_ONCE = 256
 FAR_BELOW = -1e30  # finite, so that a fully masked tile stays free of NaN
 
@@ -35,25 +36,26 @@ def decode_attention_xla(
 ) -> tuple[Array, Array]:
     """See `decode_attention`; returns the log-sum-exp as well."""
     rows = q.shape[0]
-    step = ROWS_AT_ONCE if rows % ROWS_AT_ONCE == 0 else rows
+    step = next((few for few in ROWS_AT_ONCE if rows % few == 0), rows)
     block_size = cache.shape[3]
     pages = max(1, TOKENS_AT_ONCE // block_size)
     tables = pad_pages(tables, pages)
-    wide = spread_heads(q, cache.shape[-1] // head_dim)  # [R, H, W]
-    wide = wide * (head_dim**-0.5 if scale is None else scale)
+    wide = spread_heads(q.astype(held_dtype(cache)), cache.shape[-1] // head_dim)  # [R, H, W]
+    scale = head_dim**-0.5 if scale is None else scale
 
     def some_rows(index: Array, out: tuple[Array, Array]) -> tuple[Array, Array]:
         first = index * step
         cut = lambda x: lax.dynamic_slice_in_dim(x, first, step)  # noqa: E731
         highest, total, mixed = _attend_rows(
-            cut(wide), cache, layer, cut(tables), cut(starts), cut(lengths), pages, window, soft_cap
-        )
+            cut(wide), cache, layer, cut(tables), cut(starts), cut(lengths),
+            pages, window, scale, soft_cap,
+        )  # fmt: skip
         done = normalized(highest, total, mixed, sinks)
         put = lambda into, part: lax.dynamic_update_slice_in_dim(into, part, first, 0)  # noqa: E731
         return put(out[0], done[0]), put(out[1], done[1])
 
     used = jnp.sum((lengths > 0).astype(jnp.int32))
-    nothing = jnp.zeros_like(wide), jnp.full(wide.shape[:2], -jnp.inf, jnp.float32)
+    nothing = jnp.zeros_like(wide, jnp.float32), jnp.full(wide.shape[:2], -jnp.inf, jnp.float32)
     wide_out, lse = lax.fori_loop(0, -(-used // step), some_rows, nothing)
     out = gather_heads(wide_out, cache.shape[-1] // head_dim).astype(dtype)
     # A padding row beside a used one has been through the loop too.
@@ -70,6 +72,7 @@ def _attend_rows(
     lengths: Array,
     pages: int,
     window: int | None,
+    scale: float,
     soft_cap: float | None,
 ) -> tuple[Array, Array, Array]:
     """Running softmax over page runs for a few rows; q is [r, H, W]."""
@@ -83,8 +86,8 @@ def _attend_rows(
         seen = position < lengths[:, None]
         if window is not None:
             seen &= position >= lengths[:, None] - window
-        scores = capped(jnp.einsum("rhw,rsw->rhs", q, keys.astype(jnp.float32)), soft_cap)
-        values = jnp.where(broadcast(seen, values), values, 0).astype(jnp.float32)
+        scores = capped(scale * product("rhw,rsw->rhs", q, keys), soft_cap)
+        values = jnp.where(broadcast(seen, values), values, 0)
         return accumulate(carry, scores, values, seen[:, None, :], "rhs,rsw->rhw")
 
     carry = (
@@ -132,9 +135,14 @@ def accumulate(
     new_highest = jnp.maximum(highest, jnp.max(scores, axis=-1))
     weights = jnp.where(seen, jnp.exp(scores - new_highest[..., None]), 0.0)
     shrink = jnp.exp(highest - new_highest)
-    added = jnp.einsum(equation, weights, values)
+    added = product(equation, weights.astype(values.dtype), values)
     mixed = mixed * jnp.broadcast_to(shrink[..., None], mixed.shape) + added
     return new_highest, total * shrink + jnp.sum(weights, axis=-1), mixed
+
+
+def product(equation: str, left: Array, right: Array) -> Array:
+    """einsum of two arrays of one type, bfloat16 or float32, summed up in float32."""
+    return jnp.einsum(equation, left, right, preferred_element_type=jnp.float32)
 
 
 def broadcast(flags: Array, like: Array) -> Array:
@@ -153,7 +161,7 @@ def spread_heads(q: Array, kv_heads: int) -> Array:
     heads, dim = q.shape[-2:]
     full = jnp.broadcast_to(q[..., None, :], (*q.shape[:-1], kv_heads, dim))
     lanes = jnp.broadcast_to(own_lanes(heads, kv_heads), full.shape)
-    return jnp.where(lanes, full, 0.0).reshape(*q.shape[:-1], kv_heads * dim)
+    return jnp.where(lanes, full, 0).reshape(*q.shape[:-1], kv_heads * dim)
 
 
 def gather_heads(wide: Array, kv_heads: int) -> Array:

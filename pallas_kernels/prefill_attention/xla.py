@@ -17,8 +17,9 @@ from pallas_kernels.decode_attention.xla import (
     capped,
     normalized,
     pad_pages,
+    product,
 )
-from pallas_kernels.layout import read_blocks
+from pallas_kernels.layout import held_dtype, read_blocks
 
 
 def prefill_attention_xla(
@@ -44,15 +45,16 @@ def prefill_attention_xla(
     pages = max(1, TOKENS_AT_ONCE // cache.shape[3])
     tables = pad_pages(tables, pages)
     grouped = q.reshape(tiles, tile, kv_heads, heads // kv_heads, head_dim)
-    grouped = grouped * (head_dim**-0.5 if scale is None else scale)
-    grouped = grouped.transpose(0, 2, 1, 3, 4)  # [tiles, KV, tile, G, D]
+    scale = head_dim**-0.5 if scale is None else scale
+    # [tiles, KV, tile, G, D]
+    grouped = grouped.astype(held_dtype(cache)).transpose(0, 2, 1, 3, 4)
     tile_positions = positions.reshape(tiles, tile)
 
     def one_tile(index: Array, out: tuple[Array, Array]) -> tuple[Array, Array]:
         queries = grouped[index].reshape(kv_heads, -1, head_dim)  # [KV, tile * G, D]
         highest, total, mixed = _attend_tile(
             queries, cache, layer, tables[index], starts[index], tile_positions[index],
-            pages, window, soft_cap,
+            pages, window, scale, soft_cap,
         )  # fmt: skip
         shape = grouped.shape[1:]
         spread = None if sinks is None else spread_sinks(sinks, kv_heads, tile)
@@ -86,6 +88,7 @@ def _attend_tile(
     positions: Array,
     pages: int,
     window: int | None,
+    scale: float,
     soft_cap: float | None,
 ) -> tuple[Array, Array, Array]:
     """Running softmax of q [KV, tile * G, D] over one row's blocks."""
@@ -103,10 +106,9 @@ def _attend_tile(
             seen &= position > own_position - window
         values = jnp.where(broadcast(position[0] < end, values), values, 0)
         keys, values = (
-            x.astype(jnp.float32).reshape(span, kv_heads, dim).transpose(1, 0, 2)
-            for x in (keys, values)
+            x.reshape(span, kv_heads, dim).transpose(1, 0, 2) for x in (keys, values)
         )  # [KV, S, D]
-        scores = capped(jnp.einsum("kqd,ksd->kqs", q, keys), soft_cap)
+        scores = capped(scale * product("kqd,ksd->kqs", q, keys), soft_cap)
         return accumulate(carry, scores, values, seen[None], "kqs,ksd->kqd")
 
     carry = (

@@ -59,10 +59,7 @@ def test_prefill(seed: int, implementation: str) -> None:
 @pytest.mark.parametrize("implementation", [TRITON, "xla"])
 @pytest.mark.parametrize("seed", range(4))
 def test_decode_of_16k_tokens(seed: int, implementation: str) -> None:
-    case = decode_case(seed, longest=16_384)
-    if implementation == "xla" and case.dtype != "float32":
-        pytest.skip("XLA keeps queries and weights in float32, the case rounds them")
-    check(case, decode_attention, implementation)
+    check(decode_case(seed, longest=16_384), decode_attention, implementation)
 
 
 @pytest.mark.slow
@@ -74,11 +71,21 @@ def test_prefill_after_4k_tokens(seed: int, implementation: str) -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_the_reference_agrees(seed: int) -> None:
-    """Float32 cases through the XLA implementation: the expected numbers are not our own only."""
+    """The same cases through the XLA implementation."""
     for make, operation in ((decode_case, decode_attention), (prefill_case, prefill_attention)):
-        case = make(seed)
-        if case.dtype == "float32":
-            check(case, operation, "xla")
+        check(make(seed), operation, "xla")
+
+
+@pytest.mark.parametrize("make", [decode_case, prefill_case])
+def test_bfloat16_kept_as_bits(make: Callable[[int], Generated]) -> None:
+    """As the engine keeps it on the CPU."""
+    operation = decode_attention if make is decode_case else prefill_attention
+    cases = [case for case in map(make, range(20)) if case.dtype == "bfloat16"]
+    assert len(cases) > 1
+    for case in cases:
+        check(case, operation, "xla")
+        case.arguments["cache"] = case.arguments["cache"].view(np.uint16)
+        check(case, operation, "xla")
 
 
 def test_cases_are_what_they_claim() -> None:
