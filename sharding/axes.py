@@ -10,6 +10,8 @@ from jax.sharding import PartitionSpec
 # The mesh of an engine. Devices along REPLICAS hold the same key-value heads, because a model has
 # fewer of those than there are devices; everything else is split over both axes.
 TENSOR, REPLICAS = "tp", "tp_replicas"
+# Along this axis stand whole copies of the model. No logical axis is split over it.
+DATA = "dp"
 
 # Logical axis -> the mesh axes it is split over (none: every device holds all of it).
 MESH_AXES: dict[str, tuple[str, ...]] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -12,6 +12,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from sharding.axes import MESH_AXES, Axes, partition_spec
+from sharding.replicas import replica_meshes
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,16 @@ class Placement:
     def processes(self) -> list[int]:
         """The processes whose devices these are."""
         return sorted({device.process_index for device in self.mesh.devices.flat})
+
+    @property
+    def replicas(self) -> tuple[Placement, ...]:
+        """The same for each data-parallel replica; one that is this where there are no others."""
+        return tuple(replace(self, mesh=mesh) for mesh in replica_meshes(self.mesh))
+
+    def part(self, array: jax.Array) -> jax.Array:
+        """An array of the mesh of all replicas as this one sees it: the same memory."""
+        assert isinstance(array.sharding, NamedSharding), "placed arrays lie on a mesh"
+        return seen_as(array, NamedSharding(self.mesh, array.sharding.spec))
 
     def spec(self, axes: Axes, shape: tuple[int, ...]) -> PartitionSpec:
         """How an array with these logical axes is split."""
@@ -77,6 +88,31 @@ class Placement:
 def put(values: np.ndarray | jax.Array, sharding: NamedSharding) -> jax.Array:
     """The values where they belong; a process touches no other parts than its devices hold."""
     spans_processes = isinstance(values, jax.Array) and not values.is_fully_addressable
+    if isinstance(values, jax.Array) and lies_as(values, sharding):
+        return seen_as(values, sharding)
     if sharding.is_fully_addressable or spans_processes:
         return jax.device_put(values, sharding)
     return jax.make_array_from_callback(np.shape(values), sharding, lambda part: values[part])
+
+
+def lies_as(array: jax.Array, sharding: NamedSharding) -> bool:
+    """Whether each device holds what it should already, in whatever order a mesh names them."""
+    if not array.is_fully_addressable or array.sharding.device_set != sharding.device_set:
+        return False
+    there, wanted = (
+        {
+            device: [part.indices(size) for part, size in zip(parts, array.shape, strict=True)]
+            for device, parts in one.devices_indices_map(array.shape).items()
+        }
+        for one in (array.sharding, sharding)
+    )
+    return there == wanted
+
+
+def seen_as(array: jax.Array, sharding: NamedSharding) -> jax.Array:
+    """The same memory, of all its devices or of some, under a sharding that fits it."""
+    if array.sharding == sharding:
+        return array
+    data = {shard.device: shard.data for shard in array.addressable_shards}
+    own = [data[device] for device in sharding.mesh.devices.flat]
+    return jax.make_array_from_single_device_arrays(array.shape, sharding, own)

@@ -246,6 +246,7 @@ def test_exceptions_are_still_needed() -> None:
         "jengine.engine.args",
         "jengine.sampling.features",
         "jengine.executor.scripted",
+        "jengine.engine.data_parallel",
         "jengine.demo",
     ],
 )

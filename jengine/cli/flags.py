@@ -26,6 +26,7 @@ ENGINE_HELP = {
     "chat_template": "file or text of a chat template, if it is not the tokenizer's",
     "dtype": "type of weights and cache: auto, float32, bfloat16, float16",
     "tensor_parallel_size": "devices to split the model over",
+    "data_parallel_size": "copies of the model, each on devices of its own",
     "load_format": "where weights come from; auto: what the folder holds, dummy: at random",
     "seed": "seed of sampling and of dummy weights",
     "max_model_len": "longest prompt and answer together, in tokens",

@@ -18,7 +18,6 @@ LATER_FEATURES: dict[str, tuple[str, tuple[Any, ...]]] = {
     "quantization": ("quantization", (None,)),
     "quantization_config": ("quantization", (None,)),
     "pipeline_parallel_size": ("pipeline parallelism", (None, 1)),
-    "data_parallel_size": ("data parallelism", (None, 1)),
     "enable_lora": ("LoRA adapters", (None, False)),
     "max_loras": ("LoRA adapters", (None,)),
     "max_lora_rank": ("LoRA adapters", (None,)),
@@ -62,6 +61,9 @@ class EngineArgs:
     dtype: Any = "auto"
     # The devices that the model is split over: how many, or a jax.sharding.Mesh of one's own.
     tensor_parallel_size: int | None = None
+    # Copies of the model, each on so many devices of its own: the axis "dp" of a mesh. Limits of
+    # requests and memory are each copy's.
+    data_parallel_size: int | None = None
     mesh: Any = None
     # How the processes of one mesh work together: see MultihostSettings.
     multihost: Mapping[str, Any] | None = None
@@ -128,6 +130,7 @@ class EngineArgs:
         )
         self.block_size = human_integer("block_size", self.block_size)
         self.tensor_parallel_size = human_integer("tensor_parallel_size", self.tensor_parallel_size)
+        self.data_parallel_size = human_integer("data_parallel_size", self.data_parallel_size)
         self._check_choices()
         for key in self.compilation_config or {}:
             if key not in COMPILATION_KEYS:

@@ -23,16 +23,17 @@ from jengine.engine.sizes import OVERLAP_DEPTH, runner_config, schedule_config
 from jengine.engine.source import load_parameters, open_source
 from jengine.engine.stats_log import StatsLog
 from jengine.engine.team import CoreParts, team_of
-from jengine.errors import ConfigError
+from jengine.errors import ConfigError, UnsupportedFeature
 from jengine.executor.multihost.settings import MultihostSettings
-from jengine.runner.build import build_runner
+from jengine.runner.build import build_runners
 from jengine.runner.compile_cache import enable_compile_cache
 from jengine.runner.runner import Runner
 from jengine.sampling_params import SamplingParams
 from jengine.text.tokenizer import Tokenizer
 from jengine.weights.abstract import declaration
-from sharding.mesh import engine_mesh, tensor_devices
+from sharding.mesh import engine_mesh
 from sharding.placement import Placement
+from sharding.replicas import mesh_of_replicas, replica_devices
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +43,7 @@ class Engine:
     """Everything that `LLM` and `AsyncLLM` hold."""
 
     session: Session
-    runner: Runner
+    runners: tuple[Runner, ...]  # of each data-parallel replica
     args: EngineArgs
     folder: Path | None  # where the model came from; None: it was live
     model: ModelConfig
@@ -53,6 +54,16 @@ class Engine:
     tokenizer: Tokenizer | None
     default_params: Mapping[str, Any]
 
+    @property
+    def runner(self) -> Runner:
+        """The first replica's runner: programs, parameters and taps are the same in all."""
+        return self.runners[0]
+
+    def check_leaves(self) -> None:
+        """Refuse to run on parameters that somebody else has donated meanwhile."""
+        for runner in self.runners:
+            runner.check_leaves()
+
 
 def build_engine(args: EngineArgs, bar: Callable[..., Any]) -> Engine:
     """Load the model and build an engine that is ready to serve."""
@@ -62,7 +73,8 @@ def build_engine(args: EngineArgs, bar: Callable[..., Any]) -> Engine:
     schedule = schedule_config(args, source.config)
     steps = runner_config(args, source.config, schedule, compilation)
     placement = placement_for(args, source.config)
-    depth = OVERLAP_DEPTH if args.overlap and may_overlap(placement) else 0
+    independent = may_overlap(placement)
+    depth = OVERLAP_DEPTH if args.overlap and independent else 0
     settings = MultihostSettings.checked(args.multihost)
     with team_of(placement, settings) as team:
         team.agree(
@@ -76,17 +88,18 @@ def build_engine(args: EngineArgs, bar: Callable[..., Any]) -> Engine:
         placement = team.observed(placement)
         model = load_parameters(args, source, placement, bar)
         team.agree_on_weights(model)
-        runner, cache = build_runner(model, source.config, steps, placement, bar, team.least)
+        runners, cache = build_runners(model, source.config, steps, placement, bar, team.least)
         team.agree(cache=cache)
-        core = team.core(CoreParts(runner, schedule, cache, depth))
-    _log_capacity(cache, schedule)
+        at_once = len(runners) if independent else 1
+        core = team.core(CoreParts(runners, placement, schedule, cache, depth, at_once))
+    _log_capacity(cache, schedule, len(runners))
     limits = Limits(
         source.config.vocab_size, schedule.max_model_len, args.max_logprobs, source.eos_token_ids
     )
     log = None if args.disable_log_stats else StatsLog(core.counts, jax.default_backend())
     return Engine(
         session=Session(Intake(limits, source.tokenizer, args.seed), core, log),
-        runner=runner,
+        runners=runners,
         # Without the user's arrays: the engine must not keep old parameters alive.
         args=replace(args, model=str(source.folder), params=None),
         folder=source.folder,
@@ -103,19 +116,28 @@ def build_engine(args: EngineArgs, bar: Callable[..., Any]) -> Engine:
 def placement_for(args: EngineArgs, config: ModelConfig) -> Placement:
     """Where this model's arrays lie, on the devices that were asked for."""
     try:
-        devices = tensor_devices(args.tensor_parallel_size, args.mesh)
+        replicas = replica_devices(args.data_parallel_size, args.tensor_parallel_size, args.mesh)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    return Placement(engine_mesh(devices, tuple(spec.kv_heads for spec in config.layers)))
+    heads = tuple(spec.kv_heads for spec in config.layers)
+    mesh = mesh_of_replicas([engine_mesh(devices, heads) for devices in replicas])
+    placement = Placement(mesh)
+    if len(replicas) > 1 and len(placement.processes) > 1:
+        raise UnsupportedFeature(
+            f"data parallelism over several processes is not built yet: {len(replicas)} replicas "
+            f"are asked for on devices of the processes {placement.processes}. Make one engine a "
+            "process, with mesh= of its own devices, and divide the prompts among them."
+        )
+    return placement
 
 
 def may_overlap(placement: Placement) -> bool:
-    """Whether a step may be queued while another runs.
+    """Whether a step may be queued while another runs, here or in another replica.
 
     Devices that XLA makes of one CPU wait for each other in threads of one pool: two steps with
     exchanges between devices can each hold threads that the other needs, for ever.
     """
-    return placement.mesh.size == 1 or jax.default_backend() != "cpu"
+    return placement.replicas[0].mesh.size == 1 or jax.default_backend() != "cpu"
 
 
 def _default_params(generation: Mapping[str, Any]) -> dict[str, Any]:
@@ -126,9 +148,11 @@ def _default_params(generation: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in named.items() if key in fields}
 
 
-def _log_capacity(cache: CacheConfig, schedule: ScheduleConfig) -> None:
+def _log_capacity(cache: CacheConfig, schedule: ScheduleConfig, replicas: int) -> None:
     tokens = (min(cache.num_blocks) - 1) * cache.block_size
     device = jax.default_backend().upper()
+    if replicas > 1:
+        logger.info("%d data-parallel replicas, each with:", replicas)
     logger.info("%s KV cache size: %s tokens", device, f"{tokens:,}")
     logger.info(
         "Maximum concurrency for %s tokens per request: %.2fx",

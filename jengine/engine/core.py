@@ -7,6 +7,8 @@ the last one are read. Must not know text, devices, or who is waiting for the an
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from jengine.errors import EngineDead, UnexpectedCompile
@@ -33,10 +35,10 @@ class EngineCore:
         """Whether some request still waits for its final answer."""
         return self.scheduler.has_unfinished or bool(self.untold)
 
-    def add(self, wire: WireRequest) -> None:
-        """Queue a request."""
+    def add(self, wire: WireRequest, block_hashes: Sequence[bytes] = ()) -> None:
+        """Queue a request, with the hashes of its first blocks as far as somebody has made them."""
         self.check_alive()
-        self.scheduler.add(wire)
+        self.scheduler.add(wire, block_hashes)
 
     def abort(self, request_id: str) -> TokenDelta | None:
         """End a request; its final delta, or None if it has ended already."""
@@ -44,12 +46,27 @@ class EngineCore:
 
     def step(self) -> list[TokenDelta]:
         """Queue the next step, then read back the one before it."""
+        return self.read(self.queue())
+
+    def queue(self) -> bool:
+        """Queue the next step; whether there was one. `read` is told so."""
         self.check_alive()
+        with self._failing():
+            return not self.untold and self._queue()
+
+    def read(self, queued: bool) -> list[TokenDelta]:
+        """Read back the step before what is queued, waiting for it."""
         if self.untold:
             untold, self.untold = self.untold, []
             return untold
+        with self._failing():
+            return self._read(queued)
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        """A step that fails ends the engine; one that never ran ends its requests."""
         try:
-            return self._step()
+            yield
         except (UnexpectedCompile, KeyboardInterrupt):
             # The plan never ran, so what was scheduled with it is not in the cache. Others whose
             # requests end here hear of it from the next step. (Ctrl-C comes here only when it is
@@ -60,11 +77,14 @@ class EngineCore:
             self.failure = error
             raise EngineDead(f"a step failed: {type(error).__name__}: {error}") from error
 
-    def _step(self) -> list[TokenDelta]:
+    def _queue(self) -> bool:
         plan = self.scheduler.schedule()
         if plan:
             self.in_flight.append((plan, self.executor.submit(plan)))
-        if not self.in_flight or (plan and len(self.in_flight) <= self.depth):
+        return plan is not None
+
+    def _read(self, queued: bool) -> list[TokenDelta]:
+        if not self.in_flight or (queued and len(self.in_flight) <= self.depth):
             return []
         done, pending = self.in_flight.popleft()
         return self.scheduler.commit(done, pending.result())

@@ -27,7 +27,7 @@ from jengine.engine.tapping import opened_taps
 from jengine.errors import EngineDead, RequestError, UnsupportedFeature, unknown_argument
 from jengine.models.parameter import named_parameters
 from jengine.models.taps import TapPoint, tap_points
-from jengine.outputs import RequestOutput
+from jengine.outputs import Counts, RequestOutput
 from jengine.runner.build import split_model
 from jengine.runner.ledger import CompileLedger
 from jengine.runner.taps import Intervention
@@ -72,14 +72,24 @@ class EngineStats:
     prefix_hits: int
     programs: int
     compiles_after_warm_up: int
+    replicas: tuple[Counts, ...] = ()  # each data-parallel replica's own, where there are several
 
     def __str__(self) -> str:
-        rate = self.prefix_hits / self.prefix_queries if self.prefix_queries else 0.0
-        return (
-            f"running {self.running}, waiting {self.waiting}, preemptions {self.preemptions}, "
-            f"cache in use {self.cache_usage:.1%}, prefix cache hit rate {rate:.1%}, "
+        programs = (
             f"programs {self.programs} ({self.compiles_after_warm_up} compiled after warm-up)"
         )
+        each = [f"\n  replica {i}: {in_words(one)}" for i, one in enumerate(self.replicas)]
+        return f"{in_words(self)}, {programs}{''.join(each)}"
+
+
+def in_words(counts: Counts | EngineStats) -> str:
+    """What an engine or one of its replicas is doing."""
+    queries = counts.prefix_queries
+    rate = counts.prefix_hits / queries if queries else 0.0
+    return (
+        f"running {counts.running}, waiting {counts.waiting}, preemptions {counts.preemptions}, "
+        f"cache in use {counts.cache_usage:.1%}, prefix cache hit rate {rate:.1%}"
+    )
 
 
 class LLM:
@@ -243,7 +253,7 @@ class LLM:
                 "save: writing parameters that are spread over several processes is not built yet. "
                 "Save them from the program that owns them."
             )
-        engine.runner.check_leaves()
+        engine.check_leaves()
         _, rebuild = split_model(engine.declared)
         save_model(
             rebuild(engine.runner.leaves),
@@ -335,8 +345,10 @@ class LLM:
     def param_shardings(self) -> dict[str, jax.sharding.Sharding]:
         """Parameter -> how it is split over the mesh."""
         engine = self.engine
-        names = (path for path, _ in named_parameters(engine.declared))
-        return {name: leaf.sharding for name, leaf in zip(names, engine.runner.leaves, strict=True)}
+        return {
+            path: engine.placement.sharding(leaf.get_metadata()["axes"], leaf.shape)
+            for path, leaf in named_parameters(engine.declared)
+        }
 
     @property
     def tap_points(self) -> list[TapPoint]:
@@ -459,7 +471,7 @@ class LLM:
     ) -> None:
         """Check and queue all prompts, or, with an error, none of them."""
         engine = self.engine
-        engine.runner.check_leaves()
+        engine.check_leaves()
         given = as_list(prompts)
         default = self.get_default_sampling_params()
         params = [

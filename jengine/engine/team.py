@@ -15,6 +15,7 @@ from flax import nnx
 
 from jengine.config import CacheConfig, ScheduleConfig
 from jengine.engine.core import EngineCore
+from jengine.engine.data_parallel import DataParallelCore
 from jengine.engine.follower import FollowingCore
 from jengine.engine.leader import LeadingCore
 from jengine.engine.protocol import Core
@@ -31,6 +32,7 @@ from jengine.kvcache.manager import CacheManager
 from jengine.models.parameter import named_parameters
 from jengine.request import WireRequest
 from jengine.runner.runner import Runner
+from jengine.runner.step import Leaves
 from jengine.scheduler.refusal import refuse_impossible
 from jengine.scheduler.scheduler import Scheduler
 from sharding.placement import Placement
@@ -40,14 +42,36 @@ from sharding.placement import Placement
 class CoreParts:
     """What a core is built from."""
 
-    runner: Runner
+    runners: tuple[Runner, ...]  # of each data-parallel replica
+    placement: Placement
     schedule: ScheduleConfig
     cache: CacheConfig
     depth: int
+    replicas_at_once: int
 
     def scheduler(self) -> Scheduler:
         """The scheduler, where there is one."""
         return Scheduler(self.schedule, CacheManager(self.cache), depth=self.depth)
+
+    def local_core(self) -> Core:
+        """The core of an engine that is this process alone."""
+        cores = [
+            EngineCore(self.scheduler(), LocalExecutor(runner), self.depth)
+            for runner in self.runners
+        ]
+        if len(cores) == 1:
+            return cores[0]
+        replicas = self.placement.replicas
+        names = [
+            f"data-parallel replica {i} of {len(cores)}, on "
+            + ", ".join(str(device) for device in replica.mesh.devices.flat)
+            for i, replica in enumerate(replicas)
+        ]
+
+        def split(leaves: Leaves) -> list[Leaves]:
+            return [tuple(map(replica.part, leaves)) for replica in replicas]
+
+        return DataParallelCore(cores, names, split, self.replicas_at_once)
 
 
 class Team(Protocol):
@@ -118,7 +142,7 @@ class Alone:
         return number
 
     def core(self, parts: CoreParts) -> Core:
-        return EngineCore(parts.scheduler(), LocalExecutor(parts.runner), parts.depth)
+        return parts.local_core()
 
     def leave(self, reason: str) -> None:
         pass
@@ -148,7 +172,8 @@ class Together:
 
     def core(self, parts: CoreParts) -> Core:
         channel, every = self._channel, self._settings.compare_every
-        local = LocalExecutor(parts.runner)
+        (runner,) = parts.runners
+        local = LocalExecutor(runner)
         if isinstance(channel, FollowerChannel):
             cache = CacheManager(parts.cache)
 

@@ -194,12 +194,13 @@ def settings_from(config: RolloutConfig | None, mesh: Any) -> dict[str, Any]:
             "rollout_mapping_config leads to Hugging Face names; give JengineRollout a mapping to"
             " jengine's instead, such as jengine.integrations.tunix_models.dense_decoder."
         )
-    for name in ("data_parallel_size", "expert_parallel_size"):
-        size = getattr(config, name)
-        if size not in (-1, 1):
-            raise UnsupportedFeature(f"{name}={size}: not built yet; use 1 or -1.")
-    if config.tensor_parallel_size != -1:
-        settings["tensor_parallel_size"] = config.tensor_parallel_size
+    if config.expert_parallel_size not in (-1, 1):
+        raise UnsupportedFeature(
+            f"expert_parallel_size={config.expert_parallel_size}: not built yet; use 1 or -1."
+        )
+    for name in ("tensor_parallel_size", "data_parallel_size"):
+        if getattr(config, name) != -1:
+            settings[name] = getattr(config, name)
     if config.data_type is not None:
         settings["dtype"] = jnp.dtype(config.data_type)
     return {**settings, "max_model_len": config.kv_cache_size}

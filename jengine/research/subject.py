@@ -63,7 +63,7 @@ def folder_subject(model: str | Path, given: Mapping[str, Any], open_llm: OpenLL
 def live_subject(llm: LLM) -> Subject:
     """The parameters that an engine uses now. They are not copied; the engine stays as it is."""
     engine = llm.engine
-    engine.runner.check_leaves()
+    engine.check_leaves()
     _, rebuild = split_model(engine.declared)
     module = rebuild(engine.runner.leaves)
     kept = ("deterministic", "block_size", "tensor_parallel_size", "mesh")

@@ -1,9 +1,9 @@
-"""Builds a runner: splits the model, sizes the cache, compiles the steps, allocates the state."""
+"""Builds runners: splits the model, sizes the cache, compiles the steps, allocates the state."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,14 +14,14 @@ from flax import nnx
 from jengine.config import CacheConfig, ModelConfig
 from jengine.runner.buckets import Bucket, Ladders, StepShapes
 from jengine.runner.features import Features
-from jengine.runner.ledger import LedgerEntry
+from jengine.runner.ledger import CompileLedger, LedgerEntry
 from jengine.runner.memory import (
     BlockDemand,
     affordable_blocks,
-    available_bytes,
+    available_on_each,
     wished_blocks,
 )
-from jengine.runner.programs import Compiled, Programs, ProgressBar, StepCompiler
+from jengine.runner.programs import Compiled, Programs, ProgressBar, StepCompiler, warm_up
 from jengine.runner.runner import Runner
 from jengine.runner.state import (
     StepState,
@@ -30,6 +30,7 @@ from jengine.runner.state import (
     placed_state,
     state_bytes,
 )
+from jengine.runner.taps import TapSet, TapSets
 from sharding.placement import Placement
 
 logger = logging.getLogger(__name__)
@@ -63,34 +64,66 @@ def split_model(model: nnx.Module) -> tuple[tuple[jax.Array, ...], Any]:
     return tuple(leaves), rebuild
 
 
-def build_runner(
+def build_runners(
     model: nnx.Module,
     model_config: ModelConfig,
     config: RunnerConfig,
     placement: Placement,
     bar: ProgressBar,
     agree_on_bytes: Callable[[int], int] = int,
-) -> tuple[Runner, CacheConfig]:
-    """A runner ready to serve, and the cache it has room for.
+) -> tuple[tuple[Runner, ...], CacheConfig]:
+    """A runner for each replica, ready to serve, and the cache that each has room for.
 
     `agree_on_bytes` turns the memory available here into what is available everywhere.
     """
     leaves, rebuild = split_model(model)
-    abstract = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), leaves
+    parts = placement.replicas
+    own_leaves = [tuple(map(part.part, leaves)) for part in parts]
+    sizings = [
+        Sizing(model_config, config, described(own), rebuild, part, agree_on_bytes)
+        for own, part in zip(own_leaves, parts, strict=True)
+    ]
+    cache, first = sizings[0].settle([part.mesh.local_devices[0] for part in parts])
+    ledger = CompileLedger()
+    programs = [
+        Programs(
+            sizing.compiler(cache),
+            [*config.tiers, *config.late_tiers],
+            ledger,
+            strict=config.strict,
+        )
+        for sizing in sizings
+    ]
+    programs[0].keep(*first)
+
+    def forget(taps: TapSet) -> None:
+        for one in programs:
+            one.forget(taps)
+
+    tap_sets = TapSets(forget)
+    runners = tuple(
+        Runner(
+            own,
+            sizing.made_state(cache),
+            compiled,
+            config.shapes,
+            config.ladders,
+            model_config.vocab_size,
+            tap_sets,
+        )
+        for own, sizing, compiled in zip(own_leaves, sizings, programs, strict=True)
     )
-    sizing = Sizing(model_config, config, abstract, rebuild, placement, agree_on_bytes)
-    compiler, cache, first = sizing.settle(placement.mesh.local_devices[0])
-    programs = Programs(compiler, [*config.tiers, *config.late_tiers], strict=config.strict)
-    programs.keep(*first)
-    shardings = jax.tree.map(lambda x: x.sharding, compiler.state)
-    state = jax.jit(lambda: sizing.empty_state(cache), out_shardings=shardings)()
-    runner = Runner(leaves, state, programs, config.shapes, config.ladders, model_config.vocab_size)
     if config.warm_up:
-        programs.warm_up(wanted_programs(config), bar)
+        warm_up(programs, wanted_programs(config), bar)
         if any(tier.sampling.adjust for tier in config.tiers):
-            runner.warm_up_admission()
-    return runner, cache
+            for runner in runners:
+                runner.warm_up_admission()
+    return runners, cache
+
+
+def described(leaves: Iterable[jax.Array]) -> tuple[jax.ShapeDtypeStruct, ...]:
+    """The shapes of arrays, and where they lie."""
+    return tuple(jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding) for x in leaves)
 
 
 def wanted_programs(config: RunnerConfig) -> Iterator[tuple[Bucket, Features]]:
@@ -119,12 +152,12 @@ class Sizing:
     agree_on_bytes: Callable[[int], int]
 
     def settle(
-        self, device: jax.Device
-    ) -> tuple[StepCompiler, CacheConfig, tuple[Compiled, LedgerEntry]]:
-        """The compiler for the final cache size, that size, and the program that proved it."""
+        self, devices: Sequence[jax.Device]
+    ) -> tuple[CacheConfig, tuple[Compiled, LedgerEntry]]:
+        """The final cache size and the program that proved it. `devices` has one a replica."""
         demands = self._demands()
         wished = wished_blocks(demands, self.config.kv_cache_memory_bytes)
-        available = self.agree_on_bytes(available_bytes(device, self.config.memory_share))
+        available = self.agree_on_bytes(available_on_each(devices, self.config.memory_share))
         cache = self._cache(wished)
         first = self._largest(cache)
         if self.config.kv_cache_memory_bytes is None:
@@ -133,7 +166,7 @@ class Sizing:
             if blocks != wished:
                 cache = replace(cache, num_blocks=blocks)
                 first = self._largest(cache)
-        return self._compiler(cache), cache, first
+        return cache, first
 
     def _demands(self) -> list[BlockDemand]:
         shapes, split = self.config.shapes, self.placement.ways("kv_heads")
@@ -153,9 +186,10 @@ class Sizing:
         )
 
     def _largest(self, cache: CacheConfig) -> tuple[Compiled, LedgerEntry]:
-        return self._compiler(cache).compile(self.config.ladders.largest, self.config.tiers[-1])
+        return self.compiler(cache).compile(self.config.ladders.largest, self.config.tiers[-1])
 
-    def _compiler(self, cache: CacheConfig) -> StepCompiler:
+    def compiler(self, cache: CacheConfig) -> StepCompiler:
+        """Compiles steps for a cache of this size."""
         return StepCompiler(
             self.config.shapes, self.rebuild, self.leaves, self.state(cache), self.placement
         )
@@ -163,6 +197,11 @@ class Sizing:
     def state(self, cache: CacheConfig) -> StepState:
         """The shapes of the state for a cache of this size, and where they lie."""
         return placed_state(jax.eval_shape(lambda: self.empty_state(cache)), self.placement)
+
+    def made_state(self, cache: CacheConfig) -> StepState:
+        """The empty state, on the devices."""
+        shardings = jax.tree.map(lambda x: x.sharding, self.state(cache))
+        return jax.jit(lambda: self.empty_state(cache), out_shardings=shardings)()
 
     def empty_state(self, cache: CacheConfig) -> StepState:
         """The state for a cache of this size, with nothing in it."""

@@ -24,6 +24,7 @@ class LedgerEntry:
     temp_bytes: int  # scratch memory of one run
     code_bytes: int
     after_warm_up: bool = False
+    compiles: int = 1  # once for each data-parallel replica
     hits: int = 0
     useful_tokens: int = 0
 
@@ -41,19 +42,24 @@ class LedgerEntry:
 
 @dataclass
 class CompileLedger:
-    """All programs of one engine, in the order they were made."""
+    """All programs of one engine, in the order they were made. Its replicas share it."""
 
     entries: dict[tuple[Bucket, Features], LedgerEntry] = field(default_factory=dict)
     warm_up_seconds: float = 0.0
 
     def add(self, entry: LedgerEntry) -> None:
-        """Enter a new program."""
-        self.entries[entry.bucket, entry.features] = entry
+        """Enter a program, or what it cost to compile it for one more replica."""
+        key = (entry.bucket, entry.features)
+        known = self.entries.setdefault(key, entry)
+        if known is not entry:
+            known.compiles += 1
+            known.seconds += entry.seconds
+            known.after_warm_up |= entry.after_warm_up
 
     @property
     def compiles_after_warm_up(self) -> int:
         """Programs that a step had to wait for."""
-        return sum(entry.after_warm_up for entry in self.entries.values())
+        return sum(entry.compiles for entry in self.entries.values() if entry.after_warm_up)
 
     def as_dicts(self) -> list[dict[str, object]]:
         """For JSON."""
@@ -77,8 +83,11 @@ class CompileLedger:
             for entry in self.entries.values()
         ]
         total = sum(entry.seconds for entry in self.entries.values())
+        compiles = sum(entry.compiles for entry in self.entries.values())
+        times = f" compiled {compiles} times" if compiles > len(lines) else ""
         foot = (
-            f"{len(lines)} programs, {total:.1f} s of compiling in {self.warm_up_seconds:.1f} s of "
-            f"warm-up; buckets are decode rows + prefill tokens x cache pages"
+            f"{len(lines)} programs{times}, {total:.1f} s of compiling in "
+            f"{self.warm_up_seconds:.1f} s of warm-up; "
+            f"buckets are decode rows + prefill tokens x cache pages"
         )
         return "\n".join([head, *lines, foot])

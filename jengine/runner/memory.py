@@ -7,6 +7,7 @@ stays and nothing is compiled twice. Otherwise the measured scratch memory decid
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import jax
@@ -36,6 +37,13 @@ def available_bytes(device: jax.Device, gpu_share: float) -> int:
     if stats and "bytes_limit" in stats:
         return int(stats["bytes_limit"] * gpu_share) - stats.get("bytes_in_use", 0)
     return int(psutil.virtual_memory().available * CPU_SHARE)
+
+
+def available_on_each(devices: Sequence[jax.Device], gpu_share: float) -> int:
+    """Bytes that the engine may take on every one of these devices."""
+    least = min(available_bytes(device, gpu_share) for device in devices)
+    # The devices that XLA makes of one CPU take from one memory.
+    return least // len(devices) if devices[0].platform == "cpu" else least
 
 
 def blocks_for(demands: list[BlockDemand], budget: int) -> tuple[int, ...]:

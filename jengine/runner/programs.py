@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from functools import partial
@@ -31,6 +31,7 @@ from sharding.placement import Placement
 logger = logging.getLogger(__name__)
 Compiled = Any  # jax.stages.Compiled
 ProgressBar = Callable[..., Any]
+Key = tuple[Bucket, Features]
 COMPILER_OPTIONS: dict[str, dict[str, Any]] = {
     "gpu": {
         # XLA takes every kernel's write into the cache for a second cache, and to save memory that
@@ -68,19 +69,9 @@ class StepCompiler:
     def compile(self, bucket: Bucket, features: Features) -> tuple[Compiled, LedgerEntry]:
         """The executable and what it cost."""
         began = time.perf_counter()
-        program = Program(bucket, features, self.shapes, self.rebuild, self.placement)
-        everywhere = self.placement.everywhere
-        size = (packed_size(bucket, self.shapes),)
-        packed = jax.ShapeDtypeStruct(size, np.int32, sharding=everywhere)
-        jitted = jax.jit(
-            partial(step, program=program),
-            donate_argnums=1,
-            # The state comes back as it went in, so that the next step finds it in place.
-            out_shardings=(jax.tree.map(lambda x: x.sharding, self.state), everywhere),
-        )
         devices = self.placement.mesh.devices
         platform = devices.flat[0].platform
-        lowered = jitted.lower(self.leaves, self.state, packed)
+        lowered = self.lower(bucket, features)
         compiled = lowered.compile(compiler_options=compiler_options(platform, devices.size))
         memory = compiled.memory_analysis()
         return compiled, LedgerEntry(
@@ -91,16 +82,32 @@ class StepCompiler:
             code_bytes=memory.generated_code_size_in_bytes if memory else 0,
         )
 
+    def lower(self, bucket: Bucket, features: Features) -> jax.stages.Lowered:
+        """The program as XLA gets it: the same text for every replica, whatever its devices."""
+        program = Program(bucket, features, self.shapes, self.rebuild, self.placement)
+        everywhere = self.placement.everywhere
+        size = (packed_size(bucket, self.shapes),)
+        packed = jax.ShapeDtypeStruct(size, np.int32, sharding=everywhere)
+        jitted = jax.jit(
+            partial(step, program=program),
+            donate_argnums=1,
+            # The state comes back as it went in, so that the next step finds it in place.
+            out_shardings=(jax.tree.map(lambda x: x.sharding, self.state), everywhere),
+        )
+        return jitted.lower(self.leaves, self.state, packed)
+
 
 class Programs:
-    """The compiled steps of one engine, by bucket and features."""
+    """The compiled steps of one replica, by bucket and features. All replicas share a ledger."""
 
-    def __init__(self, compiler: StepCompiler, tiers: list[Features], *, strict: bool) -> None:
+    def __init__(
+        self, compiler: StepCompiler, tiers: list[Features], ledger: CompileLedger, *, strict: bool
+    ) -> None:
         self.compiler = compiler
         self.tiers = tiers
         self.strict = strict
-        self.ledger = CompileLedger()
-        self._compiled: dict[tuple[Bucket, Features], Compiled] = {}
+        self.ledger = ledger
+        self._compiled: dict[Key, Compiled] = {}
         self._warm = False
 
     def keep(self, compiled: Compiled, entry: LedgerEntry) -> None:
@@ -108,24 +115,13 @@ class Programs:
         self._compiled[entry.bucket, entry.features] = compiled
         self.ledger.add(entry)
 
-    def warm_up(self, wanted: Iterable[tuple[Bucket, Features]], bar: ProgressBar) -> None:
-        """Compile everything in `wanted` that is not there yet, with a progress bar."""
-        began = time.perf_counter()
-        missing = [key for key in wanted if key not in self._compiled]
-        with (
-            ThreadPoolExecutor(max(1, os.cpu_count() or 1), "compile") as pool,
-            bar(total=len(missing), desc="Compiling steps", unit="program") as progress,
-        ):
-            jobs = [pool.submit(self.compiler.compile, *key) for key in missing]
-            try:
-                for job in as_completed(jobs):
-                    self.keep(*job.result())
-                    progress.update(1)
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+    def missing(self, wanted: Iterable[Key]) -> list[Key]:
+        """Those that are not there yet."""
+        return [key for key in wanted if key not in self._compiled]
+
+    def end_warm_up(self) -> None:
+        """What is compiled from now on, a step has to wait for."""
         self._warm = True
-        self.ledger.warm_up_seconds += time.perf_counter() - began
 
     def find(self, bucket: Bucket, needed: Features) -> tuple[Compiled, LedgerEntry]:
         """The cheapest program that can run this step; compiled now if there is none."""
@@ -142,7 +138,8 @@ class Programs:
     def forget(self, taps: TapSet) -> None:
         """Drop the programs of taps that will not be used again."""
         for bucket, features in [key for key in self._compiled if taps in key[1].taps]:
-            del self._compiled[bucket, features], self.ledger.entries[bucket, features]
+            del self._compiled[bucket, features]
+            self.ledger.entries.pop((bucket, features), None)  # replicas have it in common
 
     def _late(self, bucket: Bucket, features: Features) -> None:
         if self.strict and self._warm:
@@ -159,3 +156,41 @@ class Programs:
                 bucket, features, entry.seconds,
             )  # fmt: skip
         self.keep(compiled, entry)
+
+
+def warm_up(replicas: Sequence[Programs], wanted: Iterable[Key], bar: ProgressBar) -> None:
+    """Compile everything in `wanted` that is not there yet, with a progress bar.
+
+    Different programs are compiled at once, one program for its replicas in turn: all but the
+    first find it in the persistent cache where that does not tell devices apart, as on GPUs.
+    """
+    began = time.perf_counter()
+    jobs: dict[Key, list[Programs]] = {}
+    keys = list(wanted)
+    for programs in replicas:
+        for key in programs.missing(keys):
+            jobs.setdefault(key, []).append(programs)
+    total = sum(map(len, jobs.values()))
+    with (
+        ThreadPoolExecutor(max(1, os.cpu_count() or 1), "compile") as pool,
+        bar(total=total, desc="Compiling steps", unit="program") as progress,
+    ):
+        futures = [pool.submit(compile_in_turn, owners, key) for key, owners in jobs.items()]
+        try:
+            for future in as_completed(futures):
+                for programs, compiled, entry in future.result():
+                    programs.keep(compiled, entry)
+                    progress.update(1)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    for programs in replicas:
+        programs.end_warm_up()
+    replicas[0].ledger.warm_up_seconds += time.perf_counter() - began
+
+
+def compile_in_turn(
+    owners: Sequence[Programs], key: Key
+) -> list[tuple[Programs, Compiled, LedgerEntry]]:
+    """One program for each of these replicas."""
+    return [(programs, *programs.compiler.compile(*key)) for programs in owners]

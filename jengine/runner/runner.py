@@ -80,6 +80,7 @@ class Runner:
         shapes: StepShapes,
         ladders: Ladders,
         vocab_size: int,
+        taps: TapSets,
     ) -> None:
         self.leaves = leaves
         self.state = state
@@ -88,7 +89,7 @@ class Runner:
         self.ladders = ladders
         self.vocab_size = vocab_size
         self.rows = Rows(shapes)
-        self.taps = TapSets(programs.forget)
+        self.taps = taps
         self._admit: Compiled | None = None
 
     def submit(self, plan: Plan) -> PendingStep:

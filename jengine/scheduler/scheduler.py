@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
+from collections.abc import Sequence
 from enum import Enum, auto
 from typing import NamedTuple
 
@@ -95,13 +96,18 @@ class Scheduler:
         """Whether any request still lacks its final answer."""
         return bool(self._requests)
 
-    def add(self, wire: WireRequest) -> None:
-        """Queue a request, or raise a RequestError if it could never run."""
+    def add(self, wire: WireRequest, block_hashes: Sequence[bytes] = ()) -> None:
+        """Queue a request, or raise a RequestError if it could never run.
+
+        `block_hashes` are those of its first blocks, if somebody has asked this cache for them.
+        """
         if wire.request_id in self._requests:
             raise RequestError(f"request_id={wire.request_id!r} is being answered already.")
         refuse_impossible(wire, self.config, self.cache)
         request = Request(wire, self.config.max_model_len, self._num_admitted)
         self._num_admitted += 1
+        request.block_hashes = list(block_hashes)
+        request.weights_version = self.cache.weights_version
         self._requests[request.request_id] = request
         self._side_results.expect(request)
         self._waiting.push(request)

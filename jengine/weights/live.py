@@ -94,8 +94,10 @@ def release_moved(params: Any, placed: Mapping[str, jax.Array]) -> None:
 
 
 def shares_memory(one: jax.Array, other: jax.Array) -> bool:
-    """Whether two arrays are the same buffers."""
-    pairs = zip(one.addressable_shards, other.addressable_shards, strict=False)
-    return one is other or all(
-        a.data.unsafe_buffer_pointer() == b.data.unsafe_buffer_pointer() for a, b in pairs
-    )
+    """Whether two arrays have a buffer in common."""
+    return one is other or bool(buffers(one) & buffers(other))
+
+
+def buffers(array: jax.Array) -> set[tuple[int, int]]:
+    """The device and the address of each of an array's buffers."""
+    return {(s.device.id, s.data.unsafe_buffer_pointer()) for s in array.addressable_shards}

@@ -290,7 +290,7 @@ def test_a_mapping_turns_the_trainers_parameters_into_ours(setup: Setup) -> None
     [
         ({"rollout_mapping_config": object()}, UnsupportedFeature, "give JengineRollout a mapping"),
         ({"tensor_parallel_size": 64, "kv_cache_size": 64}, ConfigError, "tensor_parallel_size=64"),
-        ({"data_parallel_size": 2}, UnsupportedFeature, "data_parallel_size=2"),
+        ({"data_parallel_size": 64, "kv_cache_size": 64}, ConfigError, "data_parallel_size=64"),
         ({"expert_parallel_size": 4}, UnsupportedFeature, "expert_parallel_size=4"),
         ({"data_type": jnp.bfloat16}, ConfigError, "dtype="),
         ({"kv_cache_size": 10_000}, ConfigError, "max_model_len"),

@@ -1,0 +1,68 @@
+"""Data parallelism: one mesh of all replicas, and the mesh of each, which no other axis crosses.
+
+In: how many replicas of how many devices, or a mesh of the user's with an axis "dp". Out: devices
+of each replica, one mesh of all, and back. Must not know what lies on the devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh
+
+from sharding.axes import DATA
+from sharding.mesh import first_devices, tensor_devices
+
+
+def replica_devices(
+    replicas: int | None, tensor: int | None, mesh: Mesh | None
+) -> list[np.ndarray]:
+    """The devices of each replica, over which one copy of the model is split."""
+    if mesh is None:
+        return _of_all_devices(replicas or 1, tensor)
+    names = mesh.axis_names if isinstance(mesh, Mesh) else ()
+    found = mesh.shape[DATA] if DATA in names else 1
+    if replicas not in (None, found):
+        raise ValueError(
+            f"data_parallel_size={replicas} and a mesh whose axis {DATA!r} has the size {found}; "
+            f"give one, or a mesh with {DATA}={replicas}."
+        )
+    if DATA not in names:
+        return [tensor_devices(tensor, mesh)]
+    return [tensor_devices(tensor, part) for part in replica_meshes(mesh)]
+
+
+def _of_all_devices(replicas: int, tensor: int | None) -> list[np.ndarray]:
+    if replicas == 1:
+        return [tensor_devices(tensor, None)]
+    tensor = tensor or max(tensor_devices(None, None).size // replicas, 1)
+    there = jax.device_count()
+    if replicas * tensor > there:
+        raise ValueError(
+            f"data_parallel_size={replicas} with tensor_parallel_size={tensor} takes "
+            f"{replicas * tensor} devices; JAX sees {there} "
+            f"{jax.default_backend().upper()} devices."
+        )
+    return list(first_devices(replicas * tensor).reshape(replicas, tensor))
+
+
+def mesh_of_replicas(meshes: Sequence[Mesh]) -> Mesh:
+    """One mesh of the meshes of all replicas, which are of one shape; of one: that mesh."""
+    if len(meshes) == 1:
+        return meshes[0]
+    grid = np.stack([mesh.devices for mesh in meshes])
+    names = (DATA, *meshes[0].axis_names)
+    return Mesh(grid, names, axis_types=(AxisType.Auto,) * len(names))
+
+
+def replica_meshes(mesh: Mesh) -> tuple[Mesh, ...]:
+    """The mesh of each replica, with the other axes; the mesh itself if it has no such axis."""
+    if DATA not in mesh.axis_names:
+        return (mesh,)
+    at = mesh.axis_names.index(DATA)
+    names = tuple(name for name in mesh.axis_names if name != DATA)
+    kinds = (AxisType.Auto,) * len(names)
+    grids = np.moveaxis(mesh.devices, at, 0)
+    return tuple(Mesh(grid, names, axis_types=kinds) for grid in grids)
