@@ -33,6 +33,7 @@ class PackedOnly:
     """A step that was packed and sampled token 7 everywhere."""
 
     count: int
+    ready = True
 
     def result(self) -> StepOutput:
         """Nothing to wait for."""

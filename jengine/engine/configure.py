@@ -90,8 +90,8 @@ def build_engine(args: EngineArgs, bar: Callable[..., Any]) -> Engine:
         team.agree_on_weights(model)
         runners, cache = build_runners(model, source.config, steps, placement, bar, team.least)
         team.agree(cache=cache)
-        at_once = len(runners) if independent else 1
-        core = team.core(CoreParts(runners, placement, schedule, cache, depth, at_once))
+        parts = CoreParts(runners, placement, schedule, cache, depth, in_turn=not independent)
+        core = team.core(parts)
     _log_capacity(cache, schedule, len(runners))
     limits = Limits(
         source.config.vocab_size, schedule.max_model_len, args.max_logprobs, source.eos_token_ids

@@ -83,8 +83,14 @@ class EngineCore:
             self.in_flight.append((plan, self.executor.submit(plan)))
         return plan is not None
 
-    def _read(self, queued: bool) -> list[TokenDelta]:
+    def due(self, queued: bool) -> PendingOutput | None:
+        """The step that `read` waits for, if it waits for any."""
         if not self.in_flight or (queued and len(self.in_flight) <= self.depth):
+            return None
+        return self.in_flight[0][1]
+
+    def _read(self, queued: bool) -> list[TokenDelta]:
+        if self.due(queued) is None:
             return []
         done, pending = self.in_flight.popleft()
         return self.scheduler.commit(done, pending.result())

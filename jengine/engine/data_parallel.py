@@ -6,31 +6,41 @@ with a scheduler, a cache and devices of its own. Must not know devices.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from jengine.engine.core import EngineCore
 from jengine.engine.placing import Placed, Placing
 from jengine.errors import EngineDead, RequestError
+from jengine.executor.protocol import PendingOutput
 from jengine.outputs import Counts, TokenDelta
 from jengine.request import Request, WireRequest
 
+# Seconds between two looks at steps that run. Each replica has its next step queued meanwhile.
+GLANCE = 1e-4
+
+
+def not_ready(steps: Mapping[int, PendingOutput]) -> set[int]:
+    """The replicas whose step still runs."""
+    return {index for index, step in steps.items() if not step.ready}
+
 
 class DataParallelCore:
-    """Several engine cores as one. `at_once` of them may compute at the same time."""
+    """Several engine cores as one. They compute at the same time, or, with depth 0, in turn."""
 
     def __init__(
         self,
         replicas: Sequence[EngineCore],
         names: Sequence[str],
         split: Callable[[Any], Sequence[Any]],
-        at_once: int,
+        in_turn: bool,
     ) -> None:
         self.replicas = replicas
         self.names = names  # for errors
         self.split = split  # parameters -> those of each replica
-        self.at_once = at_once
+        self.in_turn = in_turn
         block_size = replicas[0].scheduler.cache.block_size
         self.placing = Placing(len(replicas), block_size)
         self.untold: list[TokenDelta] = []  # what was read in a step that was then interrupted
@@ -70,22 +80,39 @@ class DataParallelCore:
     def step(self) -> list[TokenDelta]:
         """One step of every replica that has something to do."""
         self.check_alive()
-        for first in range(0, len(self.replicas), self.at_once):
-            self._step(range(first, min(first + self.at_once, len(self.replicas))))
+        everyone = range(len(self.replicas))
+        for together in [[index] for index in everyone] if self.in_turn else [everyone]:
+            self._step(together)
         told, self.untold = self.untold, []
         for delta in told:
             self.placing.note(delta)
         return told
 
     def _step(self, together: Sequence[int]) -> None:
-        """Queue a step in each of these replicas, and only then wait for one of them."""
+        """Queue a step in each of these replicas, and only then read those that have run."""
         queued = {}
         for index in together:
             with self._naming(index):
                 queued[index] = self.replicas[index].queue()
+        running = self._still_running(queued)
         for index in together:
-            with self._naming(index):
-                self.untold += self.replicas[index].read(queued[index])
+            if index not in running:
+                with self._naming(index):
+                    self.untold += self.replicas[index].read(queued[index])
+
+    def _still_running(self, queued: Mapping[int, bool]) -> set[int]:
+        """The replicas not to wait for now: one that reads a long prompt must not hold up others.
+
+        If nothing was queued, somebody has run at the end.
+        """
+        due = {index: self.replicas[index].due(new) for index, new in queued.items()}
+        steps = {index: step for index, step in due.items() if step is not None}
+        idle = not any(queued.values())
+        if self.in_turn or (idle and len(steps) == 1):
+            return set()
+        while idle and steps and len(not_ready(steps)) == len(steps):
+            time.sleep(GLANCE)
+        return not_ready(steps)
 
     @contextmanager
     def _naming(self, index: int) -> Iterator[None]:

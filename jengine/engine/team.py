@@ -47,7 +47,7 @@ class CoreParts:
     schedule: ScheduleConfig
     cache: CacheConfig
     depth: int
-    replicas_at_once: int
+    in_turn: bool  # replicas must not compute at the same time
 
     def scheduler(self) -> Scheduler:
         """The scheduler, where there is one."""
@@ -71,7 +71,7 @@ class CoreParts:
         def split(leaves: Leaves) -> list[Leaves]:
             return [tuple(map(replica.part, leaves)) for replica in replicas]
 
-        return DataParallelCore(cores, names, split, self.replicas_at_once)
+        return DataParallelCore(cores, names, split, self.in_turn)
 
 
 class Team(Protocol):

@@ -11,6 +11,11 @@ from jengine.plan import Plan
 class PendingOutput(Protocol):
     """A step that has been queued."""
 
+    @property
+    def ready(self) -> bool:
+        """Whether `result` returns at once."""
+        ...
+
     def result(self) -> StepOutput:
         """Wait for the step and read what it sampled."""
         ...

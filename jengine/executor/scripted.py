@@ -53,6 +53,10 @@ class ScriptedResult(NamedTuple):
 
     output: StepOutput
 
+    @property
+    def ready(self) -> bool:
+        return True
+
     def result(self) -> StepOutput:
         return self.output
 

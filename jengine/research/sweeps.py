@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jengine.engine.core import EngineCore
+from jengine.engine.data_parallel import DataParallelCore
 from jengine.engine.llm import LLM
 from jengine.executor.local import LocalExecutor
 from jengine.kvcache.manager import CacheManager
@@ -62,7 +63,7 @@ def run_sweeps(
     piece = max(llm.engine.schedule.prefill_tile, SHORTEST_PIECE)
     longer = [number for number, ids in enumerate(prompts) if len(ids) > piece]
     # An engine of several processes has its scheduler in one of them only.
-    if longer and isinstance(llm.engine.session.core, EngineCore):
+    if longer and isinstance(llm.engine.session.core, (EngineCore, DataParallelCore)):
         with short_pieces(llm, piece):
             pairs = [
                 Pair(plain[number], teacher_forced(ask(llm, [prompts[number]], steps)[0]))

@@ -77,40 +77,18 @@ def build_runners(
     `agree_on_bytes` turns the memory available here into what is available everywhere.
     """
     leaves, rebuild = split_model(model)
-    parts = placement.replicas
-    own_leaves = [tuple(map(part.part, leaves)) for part in parts]
-    sizings = [
-        Sizing(model_config, config, described(own), rebuild, part, agree_on_bytes)
-        for own, part in zip(own_leaves, parts, strict=True)
-    ]
-    cache, first = sizings[0].settle([part.mesh.local_devices[0] for part in parts])
-    ledger = CompileLedger()
-    programs = [
-        Programs(
-            sizing.compiler(cache),
-            [*config.tiers, *config.late_tiers],
-            ledger,
-            strict=config.strict,
-        )
-        for sizing in sizings
-    ]
+    own_leaves, sizings = [], []
+    for part in placement.replicas:
+        own_leaves.append(tuple(map(part.part, leaves)))
+        abstract = described(own_leaves[-1])
+        sizings.append(Sizing(model_config, config, abstract, rebuild, part, agree_on_bytes))
+    cache, first = sizings[0].settle([one.device for one in sizings])
+    programs = replica_programs([one.compiler(cache) for one in sizings], config)
     programs[0].keep(*first)
-
-    def forget(taps: TapSet) -> None:
-        for one in programs:
-            one.forget(taps)
-
-    tap_sets = TapSets(forget)
+    shapes, ladders, vocab = config.shapes, config.ladders, model_config.vocab_size
+    taps = taps_of(programs)
     runners = tuple(
-        Runner(
-            own,
-            sizing.made_state(cache),
-            compiled,
-            config.shapes,
-            config.ladders,
-            model_config.vocab_size,
-            tap_sets,
-        )
+        Runner(own, sizing.made_state(cache), compiled, shapes, ladders, vocab, taps)
         for own, sizing, compiled in zip(own_leaves, sizings, programs, strict=True)
     )
     if config.warm_up:
@@ -119,6 +97,22 @@ def build_runners(
             for runner in runners:
                 runner.warm_up_admission()
     return runners, cache
+
+
+def replica_programs(compilers: Iterable[StepCompiler], config: RunnerConfig) -> list[Programs]:
+    """The programs of each replica, written down in one ledger."""
+    tiers, ledger = [*config.tiers, *config.late_tiers], CompileLedger()
+    return [Programs(compiler, tiers, ledger, strict=config.strict) for compiler in compilers]
+
+
+def taps_of(programs: Sequence[Programs]) -> TapSets:
+    """Sets of taps with the same numbers in every replica."""
+
+    def forget(taps: TapSet) -> None:
+        for one in programs:
+            one.forget(taps)
+
+    return TapSets(forget)
 
 
 def described(leaves: Iterable[jax.Array]) -> tuple[jax.ShapeDtypeStruct, ...]:
@@ -150,6 +144,11 @@ class Sizing:
     rebuild: Any
     placement: Placement
     agree_on_bytes: Callable[[int], int]
+
+    @property
+    def device(self) -> jax.Device:
+        """One of the devices, which are all alike."""
+        return self.placement.mesh.local_devices[0]
 
     def settle(
         self, devices: Sequence[jax.Device]

@@ -35,6 +35,12 @@ class PendingStep(NamedTuple):
     taps: np.ndarray  # the tap set of each entry
     sets: tuple[TapSet, ...]
 
+    @property
+    def ready(self) -> bool:
+        """Whether the step has run."""
+        tokens = self.output.sampled.tokens
+        return tokens.is_ready()  # pyrefly: ignore[missing-attribute] - of every array with data
+
     def result(self) -> StepOutput:
         """The sampled tokens and what else was asked for, side by side with the plan."""
         sampled = self.output.sampled

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import hypothesis.strategies as st
@@ -37,6 +38,7 @@ class Watched:
         self.events = events
         self.weights: Any = None
         self.problem: BaseException | None = None
+        self.is_ready: Callable[[], bool] = lambda: True
 
     def submit(self, plan: Plan) -> Reading:
         self.events.append(("submit", self.number))
@@ -58,6 +60,10 @@ class Reading:
         self.executor = executor
         self.scripted = result
 
+    @property
+    def ready(self) -> bool:
+        return self.executor.is_ready()
+
     def result(self) -> StepOutput:
         self.executor.events.append(("read", self.executor.number))
         if self.executor.problem is not None:
@@ -73,7 +79,7 @@ def split(leaves: Any) -> list[Any]:
 class Replicas:
     """Three replicas, and what their requests were told."""
 
-    def __init__(self, depth: int = 1, at_once: int = 3) -> None:
+    def __init__(self, depth: int = 1, in_turn: bool = False) -> None:
         self.events: list[tuple[str, int]] = []
         self.executors = [Watched(number, self.events) for number in range(3)]
         cores = [
@@ -81,7 +87,7 @@ class Replicas:
             for executor in self.executors
         ]
         names = [f"replica {number}" for number in range(3)]
-        self.core = DataParallelCore(cores, names, split, at_once)
+        self.core = DataParallelCore(cores, names, split, in_turn)
         self.tokens: dict[str, list[int]] = {}
         self.finals: dict[str, TokenDelta] = {}
 
@@ -115,9 +121,9 @@ class Replicas:
         return self.core.placing.replica_of(name)
 
 
-@pytest.mark.parametrize(("depth", "at_once"), [(0, 1), (0, 3), (1, 3), (1, 1), (2, 2)])
-def test_answers_are_the_same_wherever_they_come_from(depth: int, at_once: int) -> None:
-    replicas = Replicas(depth, at_once)
+@pytest.mark.parametrize(("depth", "in_turn"), [(0, True), (0, False), (1, False), (2, False)])
+def test_answers_are_the_same_wherever_they_come_from(depth: int, in_turn: bool) -> None:
+    replicas = Replicas(depth, in_turn)
     wires = [make_wire(3 + 2 * i, f"r{i}", max_tokens=9 + i) for i in range(17)]
     replicas.add(*wires)
     assert {replicas.where(wire.request_id) for wire in wires} == {0, 1, 2}
@@ -133,10 +139,38 @@ def test_every_replica_has_its_step_before_one_is_waited_for() -> None:
     replicas.core.step()
     kinds = [kind for kind, _ in replicas.events]
     assert kinds == ["submit"] * 3 + ["read"] * 3
-    alone = Replicas(depth=0, at_once=1)
+    alone = Replicas(depth=0, in_turn=True)
     alone.add(*(make_wire(5, name) for name in "abc"))
     alone.core.step()
     assert alone.events == [(kind, i) for i in range(3) for kind in ("submit", "read")]
+
+
+def test_a_replica_that_takes_long_does_not_hold_up_the_others() -> None:
+    replicas = Replicas()
+    replicas.add(*(make_wire(5, name, max_tokens=12) for name in "abc"))
+    replicas.executors[1].is_ready = lambda: False
+    for _ in range(60):
+        replicas.take(replicas.core.step())
+        if len(replicas.finals) == 2:
+            break
+    assert sorted(replicas.finals) == ["a", "c"] and replicas.tokens["b"] == []
+    # Its steps are queued, but no more of them than may be.
+    assert replicas.events.count(("submit", 1)) == 2
+    replicas.take(replicas.core.step())  # nobody else has work: it is waited for
+    assert len(replicas.tokens["b"]) == 1
+    replicas.drain()
+    assert replicas.finals["b"].finish_reason == "length"
+
+
+def test_somebody_is_waited_for_when_nobody_is_ready() -> None:
+    replicas = Replicas()
+    replicas.add(*(make_wire(5, name, max_tokens=12) for name in "abc"))
+    glances = iter([False] * 12 + [True] * 1000)
+    for executor in replicas.executors:
+        executor.is_ready = lambda: next(glances)
+    assert replicas.core.step() == replicas.core.step() == []
+    assert ("read", 0) not in replicas.events
+    assert len(replicas.core.step()) > 0
 
 
 def test_a_prompt_goes_where_its_beginning_is() -> None:
@@ -265,9 +299,11 @@ def test_after_shutdown_nothing_is_left() -> None:
 class ReplicasMachine(RuleBasedStateMachine):
     """Requests come and go in any order; every answer is what any schedule must give."""
 
-    @initialize(depth=st.integers(0, 2), at_once=st.integers(1, 3))
-    def begin(self, depth, at_once):
-        self.replicas = Replicas(depth, at_once)
+    @initialize(depth=st.integers(0, 2), in_turn=st.booleans(), slow=st.randoms())
+    def begin(self, depth, in_turn, slow):
+        self.replicas = Replicas(depth, in_turn)
+        for executor in self.replicas.executors:
+            executor.is_ready = lambda: slow.random() < 0.4
         self.wires: dict[str, WireRequest] = {}
         self.aborted: set[str] = set()
 

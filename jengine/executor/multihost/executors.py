@@ -73,6 +73,11 @@ class LeadingStep:
         self._plan = plan
         self._pending = pending
 
+    @property
+    def ready(self) -> bool:
+        """Whether the step has run here."""
+        return self._pending.ready
+
     def result(self) -> StepOutput:
         """Wait for the step and read what it sampled."""
         output = self._pending.result()

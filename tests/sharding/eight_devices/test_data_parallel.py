@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -82,7 +83,7 @@ def rescheduled(llm: jengine.LLM, num_blocks: int, **schedule: Any) -> Iterator[
         )
         for runner in engine.runners
     ]
-    engine.session.core = DataParallelCore(replicas, core.names, core.split, core.at_once)
+    engine.session.core = DataParallelCore(replicas, core.names, core.split, core.in_turn)
     yield
     assert core.reset_prefix_cache()  # others have written over what it believes to have
     engine.session.core = core
@@ -107,7 +108,7 @@ def test_two_replicas_answer_as_one(
     two: jengine.LLM, expected: tuple[list[Any], list[Any]]
 ) -> None:
     assert two.mesh.shape == {"dp": 2, "tp": 1, "tp_replicas": 1}
-    assert core_of(two).replicas[0].depth == 1 and core_of(two).at_once == 2
+    assert core_of(two).replicas[0].depth == 1 and not core_of(two).in_turn
     answers_alike(two, expected)
 
 
@@ -118,6 +119,8 @@ def test_replicas_of_two_devices(
 ) -> None:
     with copies(folder, replicas, 2) as llm:
         assert llm.mesh.shape == {"dp": replicas, "tp": 2, "tp_replicas": 1}
+        # Exchanges of two replicas would wait for the same threads of one CPU.
+        assert core_of(llm).replicas[0].depth == 0 and core_of(llm).in_turn
         answers_alike(llm, expected)
 
 
@@ -246,6 +249,26 @@ def test_taps_are_the_same_set_in_every_replica(one: jengine.LLM, two: jengine.L
 
 def halved(values: jax.Array) -> jax.Array:
     return 0.5 * values
+
+
+def test_requests_that_come_one_by_one(
+    two: jengine.LLM, expected: tuple[list[Any], list[Any]]
+) -> None:
+    async def answer(llm: jengine.AsyncLLM, number: int) -> list[int]:
+        await asyncio.sleep(number / 100)
+        async for output in llm.generate(MANY[number], MANY_PARAMS[number]):
+            last = output
+        return last.outputs[0].token_ids
+
+    async def main() -> list[list[int]]:
+        llm = jengine.AsyncLLM.from_engine_args(two.engine.args)
+        try:
+            found = await asyncio.gather(*(answer(llm, number) for number in range(len(MANY))))
+        finally:
+            await llm.shutdown()
+        return found
+
+    assert [[tokens] for tokens in asyncio.run(main())] == expected[1]
 
 
 def test_ctrl_c_ends_the_requests_of_every_replica(
