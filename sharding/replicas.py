@@ -42,8 +42,8 @@ def _of_all_devices(replicas: int, tensor: int | None) -> list[np.ndarray]:
     if replicas * tensor > there:
         raise ValueError(
             f"data_parallel_size={replicas} with tensor_parallel_size={tensor} takes "
-            f"{replicas * tensor} devices; JAX sees {there} "
-            f"{jax.default_backend().upper()} devices."
+            f"{replicas * tensor} devices; JAX sees {there} {jax.default_backend().upper()} "
+            "devices. Lower one of them."
         )
     return list(first_devices(replicas * tensor).reshape(replicas, tensor))
 

@@ -338,12 +338,15 @@ class LLM:
 
     @property
     def mesh(self) -> jax.sharding.Mesh:
-        """The devices of this engine, as its arrays are split over them."""
+        """The devices of this engine, as its arrays are split over them.
+
+        With data parallelism the first axis, `dp`, numbers the replicas.
+        """
         return self.engine.placement.mesh
 
     @property
     def param_shardings(self) -> dict[str, jax.sharding.Sharding]:
-        """Parameter -> how it is split over the mesh."""
+        """Parameter -> how it is split over the mesh; over `dp` it is not, each replica has it."""
         engine = self.engine
         return {
             path: engine.placement.sharding(leaf.get_metadata()["axes"], leaf.shape)

@@ -70,9 +70,8 @@ class StepCompiler:
         """The executable and what it cost."""
         began = time.perf_counter()
         devices = self.placement.mesh.devices
-        platform = devices.flat[0].platform
-        lowered = self.lower(bucket, features)
-        compiled = lowered.compile(compiler_options=compiler_options(platform, devices.size))
+        options = compiler_options(devices.flat[0].platform, devices.size)
+        compiled = self.lower(bucket, features).compile(compiler_options=options)
         memory = compiled.memory_analysis()
         return compiled, LedgerEntry(
             bucket,
@@ -83,7 +82,7 @@ class StepCompiler:
         )
 
     def lower(self, bucket: Bucket, features: Features) -> jax.stages.Lowered:
-        """The program as XLA gets it: the same text for every replica, whatever its devices."""
+        """The program as XLA gets it: the same text for every replica, as it names no devices."""
         program = Program(bucket, features, self.shapes, self.rebuild, self.placement)
         everywhere = self.placement.everywhere
         size = (packed_size(bucket, self.shapes),)

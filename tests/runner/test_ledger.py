@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 from jengine.runner.buckets import Bucket
 from jengine.runner.features import Features
@@ -31,6 +32,18 @@ def test_padding_is_what_was_computed_in_vain() -> None:
 
 def test_compiles_after_warm_up_are_counted() -> None:
     assert example().compiles_after_warm_up == 1
+
+
+def test_replicas_share_an_entry() -> None:
+    ledger = example()
+    decode = next(iter(ledger.entries.values()))
+    ledger.add(LedgerEntry(decode.bucket, decode.features, 0.25, 2_000_000, 10))
+    late = LedgerEntry(Bucket(2, 0, 4), Features(), 1.0, 0, 0, after_warm_up=True)
+    for _ in range(3):
+        ledger.add(replace(late))
+    assert (decode.seconds, decode.compiles, decode.hits) == (1.5, 2, 3)
+    assert len(ledger.entries) == 3 and ledger.compiles_after_warm_up == 1 + 3
+    assert "3 programs compiled 6 times, 5.0 s" in str(ledger)
 
 
 def test_it_prints_one_line_a_program_and_a_sum() -> None:

@@ -14,6 +14,7 @@ from jengine.runner.memory import (
     BlockDemand,
     affordable_blocks,
     available_bytes,
+    available_on_each,
     blocks_for,
     wished_blocks,
 )
@@ -68,8 +69,9 @@ def test_too_little_memory_names_both_sizes() -> None:
 class Device:
     """A device that says this about its memory."""
 
-    def __init__(self, stats: dict[str, int] | None) -> None:
+    def __init__(self, stats: dict[str, int] | None, platform: str = "gpu") -> None:
         self.stats = stats
+        self.platform = platform
 
     def memory_stats(self) -> dict[str, int] | None:
         return self.stats
@@ -89,3 +91,15 @@ def test_a_device_that_says_nothing_shares_the_hosts_memory(
     monkeypatch.setattr("psutil.virtual_memory", Memory)
     device: Any = Device(None)
     assert available_bytes(device, 0.9) == int(1000 * CPU_SHARE)
+
+
+def test_replicas_have_what_the_fullest_device_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    devices: Any = [Device({"bytes_limit": 1000, "bytes_in_use": used}) for used in (300, 500, 0)]
+    assert available_on_each(devices, 0.9) == 400
+
+    class Memory:
+        available = 1000
+
+    monkeypatch.setattr("psutil.virtual_memory", Memory)
+    halves: Any = [Device(None, "cpu"), Device(None, "cpu")]  # of one memory
+    assert available_on_each(halves, 0.9) == int(1000 * CPU_SHARE) // 2

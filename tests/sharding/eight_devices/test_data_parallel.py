@@ -24,6 +24,7 @@ from jengine.errors import ConfigError, EngineDead, UnsupportedFeature
 from jengine.executor.local import LocalExecutor
 from jengine.kvcache.manager import CacheManager
 from jengine.models.parameter import named_parameters
+from jengine.research.sweeps import short_pieces
 from jengine.runner.build import split_model
 from jengine.scheduler.scheduler import Scheduler
 from jengine.weights.live import shares_memory
@@ -234,6 +235,16 @@ def test_what_else_an_engine_does(
     stream.close()
     assert two.stats().running == two.stats().waiting == 0
     assert two.reset_prefix_cache()
+
+
+def test_the_comparison_cuts_prompts_in_one_replica(two: jengine.LLM) -> None:
+    """Its own scheduler writes over what the first replica had cached."""
+    whole = answers(two.generate(MANY, GREEDY))
+    with short_pieces(two, 32):
+        assert answers(two.generate(MANY, GREEDY)) == whole
+        assert two.stats().replicas == ()
+    outputs = two.generate(MANY, GREEDY)
+    assert answers(outputs) == whole and not any(one.num_cached_tokens for one in outputs)
 
 
 @pytest.mark.slow
