@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import hypothesis.strategies as st
@@ -15,6 +15,7 @@ from jengine.engine.core import EngineCore
 from jengine.engine.data_parallel import DataParallelCore
 from jengine.errors import EngineDead, RequestError, UnexpectedCompile
 from jengine.executor.scripted import ScriptedExecutor, ScriptedResult
+from jengine.kvcache.hashing import block_hash
 from jengine.kvcache.manager import CacheManager
 from jengine.outputs import StepOutput, TokenDelta
 from jengine.plan import Plan
@@ -197,6 +198,24 @@ def test_a_prompt_goes_where_its_beginning_is() -> None:
     replicas.add(make_wire([*texts[2], 9], "aside", skip_reading_prefix_cache=True, priority=3))
     replicas.add(make_wire([*texts[2], 8], "adapted", adapter="a"))
     assert [replicas.where(name) for name in ("aside", "adapted")] == [0, 1]
+
+
+def test_blocks_are_hashed_once_for_all_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[Sequence[int]] = []
+
+    def counted(parent: bytes, tokens: Sequence[int], extra: Any) -> bytes:
+        hashed.append(tokens)
+        return block_hash(parent, tokens, extra)
+
+    monkeypatch.setattr("jengine.kvcache.manager.block_hash", counted)
+    replicas = Replicas()
+    wire = make_wire(21, "a", max_tokens=12)
+    replicas.add(wire)
+    assert len(hashed) == 5
+    replicas.drain()
+    replicas.assert_truth(wire)
+    assert hashed == [[*wire.prompt_token_ids, *replicas.tokens["a"]][i : i + BLOCK]
+                      for i in range(0, 32, BLOCK)]  # fmt: skip
 
 
 def test_weights_change_in_every_replica_or_in_none() -> None:
