@@ -7,15 +7,19 @@ from collections.abc import Mapping
 
 from jax.sharding import PartitionSpec
 
-# The mesh of an engine. Devices along REPLICAS hold the same key-value heads, because a model has
-# fewer of those than there are devices; everything else is split over both axes.
-TENSOR, REPLICAS = "tp", "tp_replicas"
+# The mesh of an engine. Along STAGES lie different layers. Devices along REPLICAS hold the same
+# key-value heads, because a model has fewer of those than there are devices; everything else of a
+# layer is split over TENSOR and REPLICAS.
+STAGES, TENSOR, REPLICAS = "pp", "tp", "tp_replicas"
 # Along this axis stand whole copies of the model. No logical axis is split over it.
 DATA = "dp"
 
 # Logical axis -> the mesh axes it is split over (none: every device holds all of it).
 MESH_AXES: dict[str, tuple[str, ...]] = {
-    "vocab": (TENSOR, REPLICAS),
+    # The head belongs to no stage: all of them work on the logits.
+    "vocab": (STAGES, TENSOR, REPLICAS),
+    # What the layers of all stages have, one stage after the other.
+    "stage": (STAGES,),
     "mlp": (TENSOR, REPLICAS),
     "kv_heads": (TENSOR,),
     "queries_of_kv_head": (REPLICAS,),

@@ -8,53 +8,83 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
-from sharding.axes import REPLICAS, TENSOR
+from sharding.axes import REPLICAS, STAGES, TENSOR
 
 
 def engine_mesh(devices: np.ndarray, kv_heads: tuple[int, ...]) -> Mesh:
-    """A mesh of these devices, in their order, for layers with these numbers of kv heads.
+    """A mesh of devices [stages, devices a stage], for layers with these numbers of kv heads.
 
-    As many devices as divide all of them hold different heads; the others hold copies.
+    As many devices of a stage as divide all of them hold different heads; the others hold copies.
     """
-    tensor = math.gcd(devices.size, *kv_heads)
-    grid = devices.reshape(tensor, devices.size // tensor)
-    return Mesh(grid, (TENSOR, REPLICAS), axis_types=(AxisType.Auto, AxisType.Auto))
+    stages, size = devices.shape
+    tensor = math.gcd(size, *kv_heads)
+    grid = devices.reshape(stages, tensor, size // tensor)
+    return Mesh(grid, (STAGES, TENSOR, REPLICAS), axis_types=(AxisType.Auto,) * 3)
 
 
-def tensor_devices(count: int | None, mesh: Mesh | None) -> np.ndarray:
-    """The devices to split a model over: those of a mesh, or the first `count`.
+def chosen_devices(tensor: int | None, stages: int | None, mesh: Mesh | None) -> np.ndarray:
+    """The devices of an engine, [stages, devices a stage]: those of a mesh, or the first so many.
 
     If nothing is said: one device, or, in a program of several processes, all that they have.
     """
-    if mesh is None:
-        usual = jax.device_count() if jax.process_count() > 1 else 1
-        return first_devices(usual if count is None else count)
+    if mesh is not None:
+        return _devices_of(mesh, tensor, stages)
+    stages = stages or 1
+    usual = jax.device_count() // stages if jax.process_count() > 1 else 1
+    return first_devices(usual if tensor is None else tensor, stages)
+
+
+def _devices_of(mesh: Mesh, tensor: int | None, stages: int | None) -> np.ndarray:
+    """A mesh's devices, its axis of stages first."""
     if not isinstance(mesh, Mesh):
         raise ValueError(f"mesh is a {type(mesh).__name__}; expected a jax.sharding.Mesh.")
-    split = [name for name, size in mesh.shape.items() if size > 1]
+    split = [name for name, size in mesh.shape.items() if size > 1 and name != STAGES]
     if len(split) > 1:
         raise ValueError(
-            f"mesh has the axes {dict(mesh.shape)}; expected one axis larger than 1, which the "
-            "model is split over. Use a mesh of a part of the devices."
+            f"mesh has the axes {dict(mesh.shape)}; expected one axis larger than 1, which layers "
+            f"are split over, and perhaps one called {STAGES!r}, along which lie stages of layers. "
+            "Use a mesh of a part of the devices."
         )
-    if count not in (None, mesh.devices.size):
-        raise ValueError(
-            f"tensor_parallel_size={count} and a mesh of {mesh.devices.size} devices; give one."
-        )
-    return mesh.devices.reshape(-1)
+    names = list(mesh.axis_names)
+    devices = mesh.devices
+    if STAGES in names:
+        devices = np.moveaxis(devices, names.index(STAGES), 0)
+    grid = devices.reshape(mesh.shape.get(STAGES, 1), -1)
+    for name, given, size in (
+        ("tensor_parallel_size", tensor, grid.shape[1]),
+        ("pipeline_parallel_size", stages, grid.shape[0]),
+    ):
+        if given not in (None, size):
+            raise ValueError(
+                f"{name}={given} and a mesh of {mesh.devices.size} devices; give one. (The mesh "
+                f"has the axes {dict(mesh.shape)}, which means {name}={size}.)"
+            )
+    return grid
 
 
-def first_devices(count: int) -> np.ndarray:
-    """That many devices, as JAX numbers them."""
+def first_devices(tensor: int, stages: int) -> np.ndarray:
+    """That many devices a stage, as JAX numbers them."""
     devices = jax.devices()
-    if not 1 <= count <= len(devices):
+    wanted = f"tensor_parallel_size={tensor}"
+    if stages > 1:
+        wanted += f" x pipeline_parallel_size={stages}"
+    if not 1 <= tensor * stages <= len(devices):
         raise ValueError(
-            f"tensor_parallel_size={count}: expected 1 to {len(devices)}, the number of "
+            f"{wanted}: expected 1 to {len(devices)}, the number of "
             f"{devices[0].platform.upper()} devices that JAX sees."
         )
-    return np.array(devices[:count])
+    return np.array(devices[: tensor * stages]).reshape(stages, tensor)
 
 
 def one_device_mesh(device: jax.Device | None = None) -> Mesh:
     """A mesh of one device, so that one device is not a special case anywhere else."""
-    return engine_mesh(np.array([jax.devices()[0] if device is None else device]), (1,))
+    return engine_mesh(np.array([[jax.devices()[0] if device is None else device]]), (1,))
+
+
+def steps_may_queue(mesh: Mesh) -> bool:
+    """Whether a step may be queued while another runs.
+
+    Devices that XLA makes of one CPU wait for each other in threads of one pool: two steps with
+    exchanges between devices can each hold threads that the other needs, for ever.
+    """
+    return mesh.size == 1 or jax.default_backend() != "cpu"

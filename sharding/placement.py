@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from sharding.axes import MESH_AXES, Axes, partition_spec
+from sharding.axes import MESH_AXES, STAGES, Axes, partition_spec
 from sharding.replicas import replica_meshes
 
 
@@ -22,6 +22,35 @@ class Placement:
     mesh: Mesh
     # Told of every parameter before it is placed.
     observe: Callable[[str, Any], None] | None = field(default=None, compare=False)
+    # Whether this is the view from inside a stage, whose arrays are its own parts already.
+    inside_stage: bool = False
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The mesh's axes, and over how many parts arrays are split along each."""
+        sizes = dict(self.mesh.shape)
+        return {**sizes, STAGES: 1} if self.inside_stage else sizes
+
+    @property
+    def is_split(self) -> bool:
+        """Whether there is more than one part."""
+        return math.prod(self.sizes.values()) > 1
+
+    @property
+    def num_stages(self) -> int:
+        """Parts that the layers are split into."""
+        return self.mesh.shape[STAGES]
+
+    def in_stage(self) -> Placement:
+        """This placement as a function sees it that `on_each_stage` calls."""
+        return replace(self, inside_stage=True)
+
+    def stage(self, index: int) -> Placement:
+        """The placement on the devices of one stage."""
+        axis = self.mesh.axis_names.index(STAGES)
+        devices = np.take(self.mesh.devices, [index], axis)
+        axes = {"axis_names": self.mesh.axis_names, "axis_types": self.mesh.axis_types}
+        return replace(self, mesh=Mesh(devices, **axes))
 
     @property
     def processes(self) -> list[int]:
@@ -40,7 +69,7 @@ class Placement:
 
     def spec(self, axes: Axes, shape: tuple[int, ...]) -> PartitionSpec:
         """How an array with these logical axes is split."""
-        return partition_spec(axes, shape, self.mesh.shape)
+        return partition_spec(axes, shape, self.sizes)
 
     def sharding(self, axes: Axes, shape: tuple[int, ...]) -> NamedSharding:
         """Where an array with these logical axes lies."""
@@ -66,9 +95,12 @@ class Placement:
 
     def held(self, array: jax.Array, axes: Axes) -> jax.Array:
         """The array inside a compiled program, split in this way and no other."""
-        if self.mesh.size == 1:
+        if not self.is_split:
             return array
-        return jax.lax.with_sharding_constraint(array, self.sharding(axes, array.shape))
+        spec = self.spec(axes, array.shape)
+        # Inside a stage the mesh is the surrounding function's.
+        where = spec if self.inside_stage else NamedSharding(self.mesh, spec)
+        return jax.lax.with_sharding_constraint(array, where)
 
     def on_each_device(
         self, function: Callable[..., Any], inputs: Any, outputs: Any
@@ -78,11 +110,28 @@ class Placement:
         `inputs` and `outputs` are partition specs. The parts of the results must be those that the
         function would give on whole arrays.
         """
-        if self.mesh.size == 1:
+        if not self.is_split:
             return function
+        names = {name for name, size in self.sizes.items() if size > 1}
+        inside: dict[str, Any] = {"axis_names": names} if self.inside_stage else {"mesh": self.mesh}
         return jax.shard_map(
-            function, mesh=self.mesh, in_specs=inputs, out_specs=outputs, check_vma=False
+            function, in_specs=inputs, out_specs=outputs, check_vma=False, **inside
         )
+
+    def on_each_stage(
+        self, function: Callable[..., Any], inputs: Any, outputs: Any
+    ) -> Callable[..., Any]:
+        """The function, called on every stage with its own parts of the arrays.
+
+        What goes on between the devices of a stage is left to XLA, as it is outside.
+        """
+        # An axis without a second part may as well be the function's: then nothing is left to XLA
+        # where stages are one device each.
+        names = {name for name, size in self.mesh.shape.items() if name == STAGES or size == 1}
+        return jax.shard_map(
+            function, mesh=self.mesh, in_specs=inputs, out_specs=outputs, axis_names=names,
+            check_vma=False,
+        )  # fmt: skip
 
 
 def put(values: np.ndarray | jax.Array, sharding: NamedSharding) -> jax.Array:
@@ -92,7 +141,9 @@ def put(values: np.ndarray | jax.Array, sharding: NamedSharding) -> jax.Array:
         return seen_as(values, sharding)
     if sharding.is_fully_addressable or spans_processes:
         return jax.device_put(values, sharding)
-    return jax.make_array_from_callback(np.shape(values), sharding, lambda part: values[part])
+    return jax.make_array_from_callback(
+        np.shape(values), sharding, lambda part: values[part], dtype=values.dtype
+    )
 
 
 def lies_as(array: jax.Array, sharding: NamedSharding) -> bool:

@@ -13,15 +13,16 @@ import numpy as np
 from jax.sharding import AxisType, Mesh
 
 from sharding.axes import DATA
-from sharding.mesh import first_devices, tensor_devices
+from sharding.mesh import chosen_devices, first_devices
 
 
 def replica_devices(
-    replicas: int | None, tensor: int | None, mesh: Mesh | None
+    replicas: int | None, tensor: int | None, stages: int | None, mesh: Mesh | None
 ) -> list[np.ndarray]:
-    """The devices of each replica, over which one copy of the model is split."""
+    """The devices of each replica [stages, devices a stage], over which one copy of the model is
+    split."""
     if mesh is None:
-        return _of_all_devices(replicas or 1, tensor)
+        return _of_all_devices(replicas or 1, tensor, stages or 1)
     names = mesh.axis_names if isinstance(mesh, Mesh) else ()
     found = mesh.shape[DATA] if DATA in names else 1
     if replicas not in (None, found):
@@ -30,22 +31,23 @@ def replica_devices(
             f"give one, or a mesh with {DATA}={replicas}."
         )
     if DATA not in names:
-        return [tensor_devices(tensor, mesh)]
-    return [tensor_devices(tensor, part) for part in replica_meshes(mesh)]
+        return [chosen_devices(tensor, stages, mesh)]
+    return [chosen_devices(tensor, stages, part) for part in replica_meshes(mesh)]
 
 
-def _of_all_devices(replicas: int, tensor: int | None) -> list[np.ndarray]:
+def _of_all_devices(replicas: int, tensor: int | None, stages: int) -> list[np.ndarray]:
     if replicas == 1:
-        return [tensor_devices(tensor, None)]
-    tensor = tensor or max(tensor_devices(None, None).size // replicas, 1)
-    there = jax.device_count()
-    if replicas * tensor > there:
+        return [chosen_devices(tensor, stages, None)]
+    tensor = tensor or max(chosen_devices(None, stages, None).shape[1] // replicas, 1)
+    there, wanted = jax.device_count(), f"tensor_parallel_size={tensor}"
+    if stages > 1:
+        wanted += f" and pipeline_parallel_size={stages}"
+    if replicas * stages * tensor > there:
         raise ValueError(
-            f"data_parallel_size={replicas} with tensor_parallel_size={tensor} takes "
-            f"{replicas * tensor} devices; JAX sees {there} {jax.default_backend().upper()} "
-            "devices. Lower one of them."
+            f"data_parallel_size={replicas} with {wanted} takes {replicas * stages * tensor} "
+            f"devices; JAX sees {there} {jax.default_backend().upper()} devices. Lower one of them."
         )
-    return list(first_devices(replicas * tensor).reshape(replicas, tensor))
+    return list(first_devices(replicas * tensor, stages).reshape(replicas, stages, tensor))
 
 
 def mesh_of_replicas(meshes: Sequence[Mesh]) -> Mesh:

@@ -35,6 +35,11 @@ class PackedOnly:
     count: int
     ready = True
 
+    @property
+    def has_left(self) -> bool:
+        """There is one stage."""
+        return True
+
     def result(self) -> StepOutput:
         """Nothing to wait for."""
         return StepOutput([7] * self.count)

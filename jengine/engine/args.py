@@ -17,7 +17,6 @@ from jengine.errors import ConfigError, UnsupportedFeature, unknown_argument
 LATER_FEATURES: dict[str, tuple[str, tuple[Any, ...]]] = {
     "quantization": ("quantization", (None,)),
     "quantization_config": ("quantization", (None,)),
-    "pipeline_parallel_size": ("pipeline parallelism", (None, 1)),
     "enable_lora": ("LoRA adapters", (None, False)),
     "max_loras": ("LoRA adapters", (None,)),
     "max_lora_rank": ("LoRA adapters", (None,)),
@@ -59,8 +58,10 @@ class EngineArgs:
     trust_remote_code: bool = False
     chat_template: str | None = None
     dtype: Any = "auto"
-    # The devices that the model is split over: how many, or a jax.sharding.Mesh of one's own.
+    # The devices that the model is split over: how many share each layer, in how many stages of
+    # layers, or a jax.sharding.Mesh of one's own, whose axis "pp" is that of the stages.
     tensor_parallel_size: int | None = None
+    pipeline_parallel_size: int | None = None
     # Copies of the model, each on so many devices of its own: the axis "dp" of a mesh. Limits of
     # requests and memory are each copy's.
     data_parallel_size: int | None = None
@@ -130,6 +131,9 @@ class EngineArgs:
         )
         self.block_size = human_integer("block_size", self.block_size)
         self.tensor_parallel_size = human_integer("tensor_parallel_size", self.tensor_parallel_size)
+        self.pipeline_parallel_size = human_integer(
+            "pipeline_parallel_size", self.pipeline_parallel_size
+        )
         self.data_parallel_size = human_integer("data_parallel_size", self.data_parallel_size)
         self._check_choices()
         for key in self.compilation_config or {}:

@@ -25,13 +25,16 @@ from jengine.engine.stats_log import StatsLog
 from jengine.engine.team import CoreParts, team_of
 from jengine.errors import ConfigError, UnsupportedFeature
 from jengine.executor.multihost.settings import MultihostSettings
+from jengine.models.stages import StageLayout, stage_layout
 from jengine.runner.build import build_runners
 from jengine.runner.compile_cache import enable_compile_cache
+from jengine.runner.leaves import LeafOrder
 from jengine.runner.runner import Runner
 from jengine.sampling_params import SamplingParams
 from jengine.text.tokenizer import Tokenizer
 from jengine.weights.abstract import declaration
-from sharding.mesh import engine_mesh
+from jengine.weights.stages import StagePlaces
+from sharding.mesh import engine_mesh, steps_may_queue
 from sharding.placement import Placement
 from sharding.replicas import mesh_of_replicas, replica_devices
 
@@ -50,7 +53,7 @@ class Engine:
     schedule: ScheduleConfig
     cache: CacheConfig
     declared: nnx.Module  # the model with shapes for arrays: what new parameters must fit
-    placement: Placement
+    order: LeafOrder  # of the parameters of all replicas
     tokenizer: Tokenizer | None
     default_params: Mapping[str, Any]
 
@@ -58,6 +61,16 @@ class Engine:
     def runner(self) -> Runner:
         """The first replica's runner: programs, parameters and taps are the same in all."""
         return self.runners[0]
+
+    @property
+    def places(self) -> StagePlaces:
+        """Where parameters lie."""
+        return self.order.places
+
+    @property
+    def placement(self) -> Placement:
+        """Where arrays lie that belong to no stage, and which devices there are."""
+        return self.places.whole
 
     def check_leaves(self) -> None:
         """Refuse to run on parameters that somebody else has donated meanwhile."""
@@ -71,10 +84,14 @@ def build_engine(args: EngineArgs, bar: Callable[..., Any]) -> Engine:
     enable_compile_cache(compilation.get("cache_dir"))
     source = open_source(args)
     schedule = schedule_config(args, source.config)
-    steps = runner_config(args, source.config, schedule, compilation)
     placement = placement_for(args, source.config)
-    independent = may_overlap(placement)
-    depth = OVERLAP_DEPTH if args.overlap and independent else 0
+    layout = stage_layout(source.config, placement.num_stages)
+    _log_stages(layout, len(source.config.layers))
+    # Whether a step may be queued while another runs, here or in another replica.
+    independent = steps_may_queue(placement.replicas[0].mesh)
+    overlap = OVERLAP_DEPTH if args.overlap and independent else 0
+    depth = overlap + layout.num_stages - 1
+    steps = runner_config(args, source.config, schedule, compilation, layout.num_stages)
     settings = MultihostSettings.checked(args.multihost)
     with team_of(placement, settings) as team:
         team.agree(
@@ -85,12 +102,15 @@ def build_engine(args: EngineArgs, bar: Callable[..., Any]) -> Engine:
             devices=[device.id for device in placement.mesh.devices.flat],
             multihost=replace(settings, address=None),
         )
-        placement = team.observed(placement)
-        model = load_parameters(args, source, placement, bar)
+        places = StagePlaces(team.observed(placement), layout)
+        model = load_parameters(args, source, places, bar)
         team.agree_on_weights(model)
-        runners, cache = build_runners(model, source.config, steps, placement, bar, team.least)
+        order = LeafOrder(model, places)
+        runners, cache = build_runners(model, source.config, steps, order, bar, team.least)
         team.agree(cache=cache)
-        parts = CoreParts(runners, placement, schedule, cache, depth, in_turn=not independent)
+        parts = CoreParts(
+            runners, placement, schedule, cache, depth, layout.num_stages, in_turn=not independent
+        )
         core = team.core(parts)
     _log_capacity(cache, schedule, len(runners))
     limits = Limits(
@@ -107,7 +127,7 @@ def build_engine(args: EngineArgs, bar: Callable[..., Any]) -> Engine:
         schedule=schedule,
         cache=cache,
         declared=declaration(model),
-        placement=placement,
+        order=order,
         tokenizer=source.tokenizer,
         default_params=_default_params(source.generation),
     )
@@ -116,7 +136,12 @@ def build_engine(args: EngineArgs, bar: Callable[..., Any]) -> Engine:
 def placement_for(args: EngineArgs, config: ModelConfig) -> Placement:
     """Where this model's arrays lie, on the devices that were asked for."""
     try:
-        replicas = replica_devices(args.data_parallel_size, args.tensor_parallel_size, args.mesh)
+        replicas = replica_devices(
+            args.data_parallel_size,
+            args.tensor_parallel_size,
+            args.pipeline_parallel_size,
+            args.mesh,
+        )
     except ValueError as error:
         raise ConfigError(str(error)) from error
     heads = tuple(spec.kv_heads for spec in config.layers)
@@ -131,21 +156,19 @@ def placement_for(args: EngineArgs, config: ModelConfig) -> Placement:
     return placement
 
 
-def may_overlap(placement: Placement) -> bool:
-    """Whether a step may be queued while another runs, here or in another replica.
-
-    Devices that XLA makes of one CPU wait for each other in threads of one pool: two steps with
-    exchanges between devices can each hold threads that the other needs, for ever.
-    """
-    return placement.replicas[0].mesh.size == 1 or jax.default_backend() != "cpu"
-
-
 def _default_params(generation: Mapping[str, Any]) -> dict[str, Any]:
     """SamplingParams fields that the model's generation_config.json sets."""
     names = {"max_new_tokens": "max_tokens"}
     fields = set(SamplingParams.__dataclass_fields__)
     named = {names.get(key, key): value for key, value in generation.items()}
     return {key: value for key, value in named.items() if key in fields}
+
+
+def _log_stages(layout: StageLayout, layers: int) -> None:
+    if layout.num_stages > 1:
+        slots = layout.num_stages * layout.num_slots
+        logger.info("%d layers in %d stages of %d slots, %d of which stay empty",
+                    layers, layout.num_stages, layout.num_slots, slots - layers)  # fmt: skip
 
 
 def _log_capacity(cache: CacheConfig, schedule: ScheduleConfig, replicas: int) -> None:

@@ -19,10 +19,10 @@ from jengine.executor.multihost.executors import FollowingExecutor
 from jengine.executor.multihost.messages import (
     Ask,
     Done,
-    Emptied,
     End,
     Ended,
     Message,
+    Read,
     Run,
     Verdict,
 )
@@ -174,7 +174,7 @@ class FollowingCore:
                     self.executor.read_up_to(read)
                 self._counts = counts
                 self._outcomes.append(deltas)
-            case Emptied(read):
+            case Read(read):
                 with failing_together(self.channel):
                     self.executor.read_up_to(read)
             case Ended(request_id, delta):

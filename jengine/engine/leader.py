@@ -13,7 +13,7 @@ from jengine.engine.shared import ParameterNotes, digests_of
 from jengine.errors import ConfigError, RequestError, UnexpectedCompile
 from jengine.executor.multihost.channel import LeaderChannel, failing_together, reports
 from jengine.executor.multihost.executors import LeadingExecutor
-from jengine.executor.multihost.messages import Done, Emptied, Ended
+from jengine.executor.multihost.messages import Done, Ended, Read
 from jengine.outputs import Counts, TokenDelta
 from jengine.request import WireRequest
 
@@ -70,7 +70,7 @@ class LeadingCore:
             with failing_together(self.channel):
                 return self.core.step()
         except UnexpectedCompile:  # the others meet the same, and nothing of it has run
-            self.channel.broadcast(Emptied(self.executor.read))
+            self.channel.broadcast(Read(self.executor.read))
             raise
 
     def _agree_on_requests(self) -> None:

@@ -28,11 +28,11 @@ from jengine.errors import EngineDead, RequestError, UnsupportedFeature, unknown
 from jengine.models.parameter import named_parameters
 from jengine.models.taps import TapPoint, tap_points
 from jengine.outputs import Counts, RequestOutput
-from jengine.runner.build import split_model
 from jengine.runner.ledger import CompileLedger
 from jengine.runner.taps import Intervention
 from jengine.sampling_params import RequestOutputKind, SamplingParams
 from jengine.text.chat_template import render_chat
+from jengine.weights.abstract import with_values
 from jengine.weights.live import fitting_arrays, release_moved
 from jengine.weights.save import save_model
 
@@ -224,12 +224,12 @@ class LLM:
         """
         engine = self.engine
         one_of("on_inflight", on_inflight, ("finish", "abort", "continue"))
-        values = fitting_arrays(engine.declared, params, engine.placement)
+        values = fitting_arrays(engine.declared, params, engine.places)
         if on_inflight == "finish":
             self._batches.finish_all()
         if on_inflight == "abort":
             self._batches.abort_all()
-        leaves = tuple(values[path] for path, _ in named_parameters(engine.declared))
+        leaves = engine.order.leaves(values)
         if donate:
             release_moved(params, values)
         return engine.session.core.update_weights(leaves)
@@ -254,9 +254,8 @@ class LLM:
                 "Save them from the program that owns them."
             )
         engine.check_leaves()
-        _, rebuild = split_model(engine.declared)
         save_model(
-            rebuild(engine.runner.leaves),
+            with_values(engine.declared, engine.runner.parameters()),
             engine.model,
             path,
             format,
@@ -346,10 +345,11 @@ class LLM:
 
     @property
     def param_shardings(self) -> dict[str, jax.sharding.Sharding]:
-        """Parameter -> how it is split over the mesh; over `dp` it is not, each replica has it."""
+        """Parameter -> how it is split over the mesh, or over its stage's part of it. Over `dp` it
+        is not: each replica has it."""
         engine = self.engine
         return {
-            path: engine.placement.sharding(leaf.get_metadata()["axes"], leaf.shape)
+            path: engine.places.sharding(path, leaf.get_metadata()["axes"], leaf.shape)
             for path, leaf in named_parameters(engine.declared)
         }
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import jax
 
 from jengine.engine.configure import Engine
+from jengine.models.parameter import named_parameters
 
 # One hue a part, readable on light and on dark pages.
 COLOURS = ("#4c78a8", "#f58518", "#eeca3b", "#b279a2", "#54a24b", "#9d755d")
@@ -96,7 +97,7 @@ def memory_picture(engine: Engine) -> MemoryPicture:
 
 def _parts(engine: Engine) -> Iterator[MemoryPart]:
     runner, cache = engine.runner, engine.cache
-    count = sum(leaf.size for leaf in runner.leaves)
+    count = sum(math.prod(leaf.shape) for _, leaf in named_parameters(engine.declared))
     kinds = ", ".join(sorted({str(leaf.dtype) for leaf in runner.leaves}))
     yield MemoryPart("weights", on_one_device(runner.leaves), f"{count:,} parameters, {kinds}")
     groups = zip(cache.groups, cache.num_blocks, runner.state.caches, strict=True)
@@ -108,10 +109,14 @@ def _parts(engine: Engine) -> Iterator[MemoryPart]:
             f"tokens, {array.dtype}"
         )
         yield MemoryPart("cache", on_one_device([array]), detail)
-    rest = runner.state._replace(caches=())
+    rest = runner.state._replace(caches=(), held=None)
     rows = runner.shapes.max_rows
     detail = f"last tokens, penalties and masks of {rows} rows"
     yield MemoryPart("row state", on_one_device(jax.tree.leaves(rest)), detail)
+    if runner.state.held is not None:
+        stages, tokens, _ = runner.state.held.shape
+        detail = f"{tokens:,} tokens on their way to the next of {stages} stages"
+        yield MemoryPart("hand-over", on_one_device([runner.state.held]), detail)
     yield from _program_parts(engine)
 
 

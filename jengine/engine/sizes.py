@@ -11,10 +11,11 @@ from typing import Any
 
 import jax
 
-from jengine.config import ModelConfig, ScheduleConfig
+from jengine.config import ModelConfig, ScheduleConfig, cache_groups
 from jengine.engine.args import EngineArgs
 from jengine.errors import ConfigError, nearest_name
 from jengine.kvcache.specs import blocks_needed
+from jengine.models.stages import stage_layout
 from jengine.runner.attention_backend import attention_backend, cache_dtype
 from jengine.runner.buckets import Ladders, StepShapes, default_ladders
 from jengine.runner.build import RunnerConfig
@@ -110,22 +111,28 @@ def _batched_tokens(
 
 
 def runner_config(
-    args: EngineArgs, config: ModelConfig, schedule: ScheduleConfig, compilation: dict[str, Any]
+    args: EngineArgs,
+    config: ModelConfig,
+    schedule: ScheduleConfig,
+    compilation: dict[str, Any],
+    stages: int = 1,
 ) -> RunnerConfig:
+    # A stage's slots are built like the first layers of the model.
+    groups = cache_groups(config.layers[: stage_layout(config, stages).num_slots])
     shapes = StepShapes(
-        groups=config.groups,
+        groups=groups,
         block_size=args.block_size or BLOCK_SIZE,
         prefill_tile=schedule.prefill_tile,
         max_rows=schedule.max_num_seqs,
         max_model_len=schedule.max_model_len,
         one_segment=args.deterministic,
-        attention=attention_backend(args.attention_backend, config.groups),
+        attention=attention_backend(args.attention_backend, groups),
     )
     # A window moves on when a step has been read, so chunks in flight hold blocks as well.
-    in_flight = (OVERLAP_DEPTH + 1) * schedule.max_num_batched_tokens
+    in_flight = (OVERLAP_DEPTH + stages) * schedule.max_num_batched_tokens
     needs = [
         blocks_needed(group.spec, schedule.max_model_len, shapes.block_size, in_flight)
-        for group in config.groups
+        for group in groups
     ]
     most = config.vocab_size if args.max_logprobs < 0 else min(args.max_logprobs, config.vocab_size)
     known = variants(most, args.logprobs_mode)

@@ -30,7 +30,7 @@ from jengine.weights.folder import (
 from jengine.weights.live import fitting_arrays
 from jengine.weights.orbax_folder import is_orbax
 from jengine.weights.safetensors_io import load_model
-from sharding.placement import Placement
+from jengine.weights.stages import StagePlaces
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ def open_source(args: EngineArgs) -> Source:
 
 
 def load_parameters(
-    args: EngineArgs, source: Source, place: Placement, bar: Callable[..., Any]
+    args: EngineArgs, source: Source, place: StagePlaces, bar: Callable[..., Any]
 ) -> nnx.Module:
     """The model with its arrays where they belong. Live arrays that lie right are not copied."""
     if source.folder is None:
@@ -83,6 +83,7 @@ def load_parameters(
         # Importing Orbax takes two seconds, so only those who use it do.
         from jengine.weights.orbax_io import load_orbax
 
+        place.refuse_several_processes("an Orbax checkpoint")
         keeps_dtype = isinstance(args.dtype, str) and args.dtype == "auto"
         return load_orbax(source.folder, source.config, place.sharding, cast=not keeps_dtype)
 

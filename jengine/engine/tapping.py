@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from jengine.config import ModelConfig
-from jengine.errors import RequestError, nearest_name
+from jengine.errors import RequestError, UnsupportedFeature, nearest_name
 from jengine.models.taps import tap_points
 from jengine.runner.runner import Runner
 from jengine.runner.taps import Intervention, call_intervention
@@ -25,6 +25,8 @@ def opened_taps(
     runner: Runner, config: ModelConfig, capture: Any, intervene: Any
 ) -> AbstractContextManager[int]:
     """The taps as the runner knows them, for as long as requests use them."""
+    given = {"capture": capture, "intervene": intervene}
+    refuse_stages(runner, [name for name, value in given.items() if value])
     points = [point.name for point in tap_points(config)]
     wanted = [capture] if isinstance(capture, str) else capture or ()
     if not isinstance(wanted, Sequence) or not all(isinstance(name, str) for name in wanted):
@@ -38,6 +40,16 @@ def opened_taps(
         for count in tokens:
             check_function(name, function, (count, config.hidden_size))
     return runner.taps.opened(list(dict.fromkeys(names)), changes)
+
+
+def refuse_stages(runner: Runner, given: Sequence[str]) -> None:
+    """Tap points lie in stages that run different tokens, and nothing brings them together yet."""
+    stages = runner.order.places.layout.num_stages
+    if given and stages > 1:
+        raise UnsupportedFeature(
+            f"{given[0]} with pipeline_parallel_size={stages} is not built yet. Use "
+            "tensor_parallel_size, or one device."
+        )
 
 
 def interventions(given: Any, points: list[str]) -> dict[str, Intervention]:

@@ -47,11 +47,13 @@ class CoreParts:
     schedule: ScheduleConfig
     cache: CacheConfig
     depth: int
+    stages: int
     in_turn: bool  # replicas must not compute at the same time
 
     def scheduler(self) -> Scheduler:
         """The scheduler, where there is one."""
-        return Scheduler(self.schedule, CacheManager(self.cache), depth=self.depth)
+        cache = CacheManager(self.cache)
+        return Scheduler(self.schedule, cache, depth=self.depth, spacing=self.stages)
 
     def local_core(self) -> Core:
         """The core of an engine that is this process alone."""

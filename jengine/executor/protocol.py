@@ -13,7 +13,12 @@ class PendingOutput(Protocol):
 
     @property
     def ready(self) -> bool:
-        """Whether `result` returns at once."""
+        """Whether nothing has to be waited for before `result` goes on."""
+        ...
+
+    @property
+    def has_left(self) -> bool:
+        """Whether nothing more has to be queued before it can be read."""
         ...
 
     def result(self) -> StepOutput:

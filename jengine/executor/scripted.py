@@ -57,6 +57,10 @@ class ScriptedResult(NamedTuple):
     def ready(self) -> bool:
         return True
 
+    @property
+    def has_left(self) -> bool:
+        return True
+
     def result(self) -> StepOutput:
         return self.output
 

@@ -74,13 +74,20 @@ class Decoder(nnx.Module):
         """Hidden states after the final norm, [..., hidden], and the new cache."""
         with jax.named_scope("embed"):
             x = tap("embed", self.embedded(tokens, positions))
+        x, cache = self.through_layers(x, positions, cache, attend, tap)
+        return tap("norm", self.norm(x)), cache
+
+    def through_layers(
+        self, x: Array, positions: Array, cache: Any, attend: AttentionFunction, tap: Tap
+    ) -> tuple[Array, Any]:
+        """What the layers make of the residual stream, and the new cache."""
         rotations = {
             rope: rotation(positions, rope, self.config.head_dim) for rope in self.config.ropes
         }
         for index, layer in enumerate(self.layers):
             with jax.named_scope(f"layer_{index}"):
                 x, cache = layer(x, rotations, cache, attend, within(tap, f"layers.{index}"))
-        return tap("norm", self.norm(x)), cache
+        return x, cache
 
     def embedded(self, tokens: Array, positions: Array) -> Array:
         """What enters the first layer, float32."""

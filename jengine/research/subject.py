@@ -18,8 +18,8 @@ from jengine.engine.args import EngineArgs, human_integer
 from jengine.engine.llm import LLM
 from jengine.engine.sizes import PREFILL_TILE
 from jengine.engine.source import open_source, stored_format
-from jengine.runner.build import split_model
 from jengine.text.tokenizer import Tokenizer, has_tokenizer
+from jengine.weights.abstract import with_values
 from jengine.weights.folder import resolve_model
 
 OpenLLM = Callable[..., LLM]
@@ -64,9 +64,8 @@ def live_subject(llm: LLM) -> Subject:
     """The parameters that an engine uses now. They are not copied; the engine stays as it is."""
     engine = llm.engine
     engine.check_leaves()
-    _, rebuild = split_model(engine.declared)
-    module = rebuild(engine.runner.leaves)
-    kept = ("deterministic", "block_size", "tensor_parallel_size", "mesh")
+    module: Any = with_values(engine.declared, engine.runner.parameters())
+    kept = ("deterministic", "block_size", "tensor_parallel_size", "pipeline_parallel_size", "mesh")
     same = {name: getattr(engine.args, name) for name in kept}
 
     def open_with(**sizes: Any) -> LLM:

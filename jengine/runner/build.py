@@ -14,6 +14,7 @@ from flax import nnx
 from jengine.config import CacheConfig, ModelConfig
 from jengine.runner.buckets import Bucket, Ladders, StepShapes
 from jengine.runner.features import Features
+from jengine.runner.leaves import LeafOrder
 from jengine.runner.ledger import CompileLedger, LedgerEntry
 from jengine.runner.memory import (
     BlockDemand,
@@ -24,13 +25,16 @@ from jengine.runner.memory import (
 from jengine.runner.programs import Compiled, Programs, ProgressBar, StepCompiler, warm_up
 from jengine.runner.runner import Runner
 from jengine.runner.state import (
+    Held,
     StepState,
     block_bytes,
     empty_state,
     placed_state,
     state_bytes,
 )
+from jengine.runner.step import Stages
 from jengine.runner.taps import TapSet, TapSets
+from jengine.weights.live import named_arrays
 from sharding.placement import Placement
 
 logger = logging.getLogger(__name__)
@@ -68,7 +72,7 @@ def build_runners(
     model: nnx.Module,
     model_config: ModelConfig,
     config: RunnerConfig,
-    placement: Placement,
+    order: LeafOrder,
     bar: ProgressBar,
     agree_on_bytes: Callable[[int], int] = int,
 ) -> tuple[tuple[Runner, ...], CacheConfig]:
@@ -76,20 +80,22 @@ def build_runners(
 
     `agree_on_bytes` turns the memory available here into what is available everywhere.
     """
-    leaves, rebuild = split_model(model)
+    leaves = order.leaves(named_arrays(model))
     own_leaves, sizings = [], []
-    for part in placement.replicas:
+    for part in order.places.whole.replicas:
         own_leaves.append(tuple(map(part.part, leaves)))
-        abstract = described(own_leaves[-1])
-        sizings.append(Sizing(model_config, config, abstract, rebuild, part, agree_on_bytes))
+        own = LeafOrder(model, replace(order.places, whole=part))
+        sizings.append(Sizing(model_config, config, own, agree_on_bytes))
     cache, first = sizings[0].settle([one.device for one in sizings])
     programs = replica_programs([one.compiler(cache) for one in sizings], config)
     programs[0].keep(*first)
     shapes, ladders, vocab = config.shapes, config.ladders, model_config.vocab_size
     taps = taps_of(programs)
     runners = tuple(
-        Runner(own, sizing.made_state(cache), compiled, shapes, ladders, vocab, taps)
-        for own, sizing, compiled in zip(own_leaves, sizings, programs, strict=True)
+        Runner(
+            leaves, sizing.made_state(cache), compiled, shapes, ladders, vocab, taps, sizing.order
+        )
+        for leaves, sizing, compiled in zip(own_leaves, sizings, programs, strict=True)
     )
     if config.warm_up:
         warm_up(programs, wanted_programs(config), bar)
@@ -115,11 +121,6 @@ def taps_of(programs: Sequence[Programs]) -> TapSets:
     return TapSets(forget)
 
 
-def described(leaves: Iterable[jax.Array]) -> tuple[jax.ShapeDtypeStruct, ...]:
-    """The shapes of arrays, and where they lie."""
-    return tuple(jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding) for x in leaves)
-
-
 def wanted_programs(config: RunnerConfig) -> Iterator[tuple[Bucket, Features]]:
     """Every program of warm-up: all buckets in the variants asked for."""
     for tier in config.tiers:
@@ -140,10 +141,13 @@ class Sizing:
 
     model: ModelConfig
     config: RunnerConfig
-    leaves: Any
-    rebuild: Any
-    placement: Placement
+    order: LeafOrder
     agree_on_bytes: Callable[[int], int]
+
+    @property
+    def placement(self) -> Placement:
+        """Where arrays lie."""
+        return self.order.places.whole
 
     @property
     def device(self) -> jax.Device:
@@ -190,7 +194,12 @@ class Sizing:
     def compiler(self, cache: CacheConfig) -> StepCompiler:
         """Compiles steps for a cache of this size."""
         return StepCompiler(
-            self.config.shapes, self.rebuild, self.leaves, self.state(cache), self.placement
+            self.config.shapes,
+            self.order.rebuild,
+            self.order.shapes(),
+            self.state(cache),
+            self.placement,
+            stages_of(self.order, self.config.ladders),
         )
 
     def state(self, cache: CacheConfig) -> StepState:
@@ -211,4 +220,18 @@ class Sizing:
             shapes.max_rows,
             self.model.vocab_size,
             shapes.max_model_len,
+            held_by(self.placement, self.config.ladders, self.model.hidden_size),
         )
+
+
+def stages_of(order: LeafOrder, ladders: Ladders) -> Stages | None:
+    """What a step needs to know of its stages, if there are several."""
+    layout = order.places.layout
+    return None if layout.num_stages == 1 else Stages(layout, order.staged, ladders.largest)
+
+
+def held_by(placement: Placement, ladders: Ladders, hidden: int) -> Held | None:
+    """Several stages hold the largest bucket's tokens between steps."""
+    if placement.num_stages == 1:
+        return None
+    return Held(placement.num_stages, ladders.largest.num_tokens, hidden)

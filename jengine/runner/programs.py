@@ -21,9 +21,11 @@ import numpy as np
 from jengine.errors import UnexpectedCompile
 from jengine.runner.buckets import Bucket, StepShapes
 from jengine.runner.features import Features
+from jengine.runner.leaves import Leaves
 from jengine.runner.ledger import CompileLedger, LedgerEntry
+from jengine.runner.pipeline import PACKED_AXES, pipeline_step
 from jengine.runner.state import StepState
-from jengine.runner.step import Leaves, Program, step
+from jengine.runner.step import Program, Stages, step
 from jengine.runner.step_input import packed_size
 from jengine.runner.taps import TapSet
 from sharding.placement import Placement
@@ -65,6 +67,7 @@ class StepCompiler:
     leaves: Any  # abstract leaves, with shardings
     state: StepState  # abstract state, with shardings
     placement: Placement
+    stages: Stages | None = None  # None: there is one
 
     def compile(self, bucket: Bucket, features: Features) -> tuple[Compiled, LedgerEntry]:
         """The executable and what it cost."""
@@ -83,17 +86,23 @@ class StepCompiler:
 
     def lower(self, bucket: Bucket, features: Features) -> jax.stages.Lowered:
         """The program as XLA gets it: the same text for every replica, as it names no devices."""
-        program = Program(bucket, features, self.shapes, self.rebuild, self.placement)
+        program = Program(bucket, features, self.shapes, self.rebuild, self.placement, self.stages)
         everywhere = self.placement.everywhere
-        size = (packed_size(bucket, self.shapes),)
-        packed = jax.ShapeDtypeStruct(size, np.int32, sharding=everywhere)
         jitted = jax.jit(
-            partial(step, program=program),
+            partial(step if self.stages is None else pipeline_step, program=program),
             donate_argnums=1,
             # The state comes back as it went in, so that the next step finds it in place.
             out_shardings=(jax.tree.map(lambda x: x.sharding, self.state), everywhere),
         )
-        return jitted.lower(self.leaves, self.state, packed)
+        return jitted.lower(self.leaves, self.state, self._packed(bucket))
+
+    def _packed(self, bucket: Bucket) -> jax.ShapeDtypeStruct:
+        """The packed input, of which every stage has a row of its own, with its number."""
+        size = packed_size(bucket, self.shapes)
+        shape = (size,) if self.stages is None else (self.placement.num_stages, size + 1)
+        axes = PACKED_AXES[-len(shape) :]
+        where = self.placement.sharding(axes, shape)
+        return jax.ShapeDtypeStruct(shape, np.int32, sharding=where)
 
 
 class Programs:
@@ -133,6 +142,11 @@ class Programs:
         features = next((tier for tier in tiers if tier.covers(needed)), needed)
         self._late(bucket, features)
         return self._compiled[bucket, features], self.ledger.entries[bucket, features]
+
+    def expect(self, bucket: Bucket, needed: Features) -> None:
+        """Refuse what strict mode would refuse later, when a plan can no longer be left out."""
+        if self.strict:
+            self.find(bucket, needed)
 
     def forget(self, taps: TapSet) -> None:
         """Drop the programs of taps that will not be used again."""

@@ -1,12 +1,14 @@
 """The runner: takes plans, queues compiled steps, hands out results that are not awaited yet.
 
-Owns the device state and the rows' mirror. Steps are queued in the order they are submitted, so a
-plan may rely on everything the plans before it did.
+Owns the device state and the rows' mirror. Plans pass every stage in the order in which they are
+submitted, so a plan may rely on everything the plans before it did.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import jax
 import numpy as np
@@ -14,46 +16,66 @@ import numpy as np
 from jengine.errors import ConfigError
 from jengine.outputs import StepLogprobs, StepOutput
 from jengine.plan import NewRow, Plan
-from jengine.runner.buckets import Ladders, StepShapes
-from jengine.runner.features import needed
+from jengine.runner.buckets import Bucket, Ladders, StepShapes
+from jengine.runner.features import Features, needed
+from jengine.runner.leaves import LeafOrder, Leaves
+from jengine.runner.line import common_bucket, joined, moved
 from jengine.runner.packing import PackedStep, bucket_for, pack
+from jengine.runner.pipeline import PACKED_AXES
 from jengine.runner.programs import Compiled, Programs
 from jengine.runner.rows import Rows
 from jengine.runner.state import StepState
-from jengine.runner.step import DeviceOutput, Leaves
-from jengine.runner.taps import TapSet, TapSets
-from jengine.sampling import Admission, admit, pack_admission
+from jengine.runner.step import DeviceOutput
+from jengine.runner.taps import TapSets
+from jengine.sampling import Admission, Logprobs, admit, pack_admission
+from sharding.mesh import steps_may_queue
+from sharding.placement import put
+
+# What a step needs in which nobody samples.
+NOTHING = Features()
 
 
-class PendingStep(NamedTuple):
-    """A queued step; `result()` waits for it."""
+@dataclass
+class PendingStep:
+    """A plan that was submitted; `result()` waits for it."""
 
     plan: Plan
     packed: PackedStep
-    output: DeviceOutput
+    features: Features
     prompt_lengths: np.ndarray
     taps: np.ndarray  # the tap set of each entry
-    sets: tuple[TapSet, ...]
+    advance: Callable[[], None]  # runs the stages once more
+    output: DeviceOutput | None = None  # None: it has not left the last stage
+
+    @property
+    def has_left(self) -> bool:
+        """Whether it has left the last stage, so that there is something to wait for."""
+        return self.output is not None
 
     @property
     def ready(self) -> bool:
-        """Whether the step has run."""
+        """Whether the step has run. One that has not left runs on when it is read."""
+        if self.output is None:
+            return True
         tokens = self.output.sampled.tokens
         return tokens.is_ready()  # pyrefly: ignore[missing-attribute] - of every array with data
 
     def result(self) -> StepOutput:
         """The sampled tokens and what else was asked for, side by side with the plan."""
-        sampled = self.output.sampled
-        tokens = np.asarray(sampled.tokens)[self.packed.slots].tolist()
+        while self.output is None:
+            self.advance()
+        sampled, slots = self.output.sampled, self.packed.slots
+        tokens = np.asarray(sampled.tokens)[slots].tolist()
         logprobs = None
         if sampled.logprobs is not None:
-            logprobs = StepLogprobs(*(np.asarray(x)[self.packed.slots] for x in sampled.logprobs))
-        return StepOutput(tokens, logprobs, self._prompt_logprobs(), self._captured())
+            logprobs = StepLogprobs(*(np.asarray(x)[slots] for x in sampled.logprobs))
+        prompts = self._prompt_logprobs(self.output.prompt)
+        return StepOutput(tokens, logprobs, prompts, self._captured(self.output.captured))
 
-    def _prompt_logprobs(self) -> dict[int, StepLogprobs]:
-        if self.output.prompt is None:
+    def _prompt_logprobs(self, output: Logprobs | None) -> dict[int, StepLogprobs]:
+        if output is None:
             return {}
-        scores = StepLogprobs(*(np.asarray(x) for x in self.output.prompt))
+        scores = StepLogprobs(*(np.asarray(x) for x in output))
         return {entry: self._chunk(scores, entry) for entry in self.packed.chunk_offsets}
 
     def _chunk(self, scores: StepLogprobs, entry: int) -> StepLogprobs:
@@ -63,11 +85,11 @@ class PendingStep(NamedTuple):
         count = max(end - start, 0)
         return StepLogprobs(*(x[offset : offset + count] for x in scores))
 
-    def _captured(self) -> dict[int, dict[str, np.ndarray]]:
+    def _captured(self, output: dict[str, jax.Array]) -> dict[int, dict[str, np.ndarray]]:
         """What each entry's tokens left at the tap points that its request asked for."""
-        values = {name: np.asarray(array) for name, array in self.output.captured.items()}
+        values = {name: np.asarray(array) for name, array in output.items()}
         parts: dict[int, dict[str, np.ndarray]] = {}
-        for taps in filter(lambda taps: taps.capture, self.sets):
+        for taps in filter(lambda taps: taps.capture, self.features.taps):
             for entry in np.flatnonzero(self.taps == taps.number).tolist():
                 begin = self.packed.first_token(entry)
                 end = begin + self.plan.lengths[entry]
@@ -76,7 +98,12 @@ class PendingStep(NamedTuple):
 
 
 class Runner:
-    """Turns plans into steps on one process's devices."""
+    """Turns plans into steps on one process's devices.
+
+    A plan is in the first stage in the step that it is submitted for and in one further on in each
+    step after; with one stage it leaves at once. Its blocks and row settings are packed when it
+    comes, since its row may be somebody else's when it leaves.
+    """
 
     def __init__(
         self,
@@ -87,6 +114,7 @@ class Runner:
         ladders: Ladders,
         vocab_size: int,
         taps: TapSets,
+        order: LeafOrder,
     ) -> None:
         self.leaves = leaves
         self.state = state
@@ -94,28 +122,59 @@ class Runner:
         self.shapes = shapes
         self.ladders = ladders
         self.vocab_size = vocab_size
+        self.order = order
         self.rows = Rows(shapes)
         self.taps = taps
         self._admit: Compiled | None = None
+        self._placement = programs.compiler.placement
+        # What the second stage and those behind it will run next.
+        self._line: tuple[PendingStep | None, ...] = (None,) * (self._placement.num_stages - 1)
+        self._may_queue = steps_may_queue(self._placement.mesh)
 
     def submit(self, plan: Plan) -> PendingStep:
         """Queue the step of this plan. Does not wait for it, nor for those before it."""
         self.rows.apply(plan)
-        for new in plan.new_rows:
-            if new.sampling.adjusts_logits:
-                self._admit_row(new)
-        bucket = bucket_for(plan, self.shapes, self.ladders)
-        packed = pack(plan, self.rows, bucket, self.shapes)
+        pending = self._prepared(plan)
+        if self._line:
+            self.programs.expect(pending.packed.bucket, pending.features)
+        self._advance(pending)
+        return pending
+
+    def _prepared(self, plan: Plan) -> PendingStep:
+        packed = pack(plan, self.rows, bucket_for(plan, self.shapes, self.ladders), self.shapes)
         scheduled = np.asarray(plan.rows, np.int32)
         taps = self.rows.taps[scheduled]
         features = needed(plan, self.rows, self.vocab_size, self.taps.of(taps))
-        program, entry = self.programs.find(bucket, features)
-        self.state, output = program(self.leaves, self.state, packed.buffer)
-        entry.count(plan.num_tokens)
-        for array in jax.tree.leaves(output):
-            array.copy_to_host_async()
         lengths = self.rows.settings["prompt_length"][scheduled]
-        return PendingStep(plan, packed, output, lengths, taps, features.taps)
+        return PendingStep(plan, packed, features, lengths, taps, self._advance)
+
+    def _advance(self, entering: PendingStep | None = None) -> None:
+        """Queue one step of all stages; without a new plan only those before it go on."""
+        line = (entering, *self._line)
+        leaving = line[-1]
+        held = [None if pending is None else pending.packed for pending in line]
+        bucket = common_bucket(held, self.ladders)
+        features = NOTHING if leaving is None else leaving.features
+        program, entry = self.programs.find(bucket, features)
+        held = [None if packed is None else moved(packed, bucket, self.shapes) for packed in held]
+        self._line = line[:-1]
+        if leaving is not None:
+            self._admit_rows(leaving.plan)
+        self.state, output = program(self.leaves, self.state, self._input(held, bucket))
+        entry.count(sum(pending.plan.num_tokens for pending in line if pending) // len(line))
+        if leaving is not None and held[-1] is not None:
+            leaving.packed, leaving.output = held[-1], output
+            for array in jax.tree.leaves(output):
+                array.copy_to_host_async()
+        if not self._may_queue:
+            jax.block_until_ready(self.state.last_token)
+
+    def _input(self, held: Sequence[PackedStep | None], bucket: Bucket) -> Any:
+        """What a step reads from the host."""
+        if len(held) == 1 and held[0] is not None:
+            return held[0].buffer
+        rows = joined(held, bucket, self.shapes)
+        return put(rows, self._placement.sharding(PACKED_AXES, rows.shape))
 
     def check_leaves(self) -> None:
         """Refuse to run on parameters that somebody else has donated meanwhile."""
@@ -126,13 +185,26 @@ class Runner:
             )
 
     def update_leaves(self, leaves: Leaves) -> None:
-        """Use other parameters from the next step on; shapes and dtypes were checked before."""
+        """Use other parameters for the plans to come; shapes and dtypes were checked before."""
+        while any(self._line):  # what is on its way goes the rest of it with the old ones
+            self._advance()
         self.leaves = leaves
+
+    def parameters(self) -> dict[str, jax.Array]:
+        """The parameters in use, by path. They are not copied."""
+        return self.order.values(self.leaves)
 
     def warm_up_admission(self) -> None:
         """Compile the program that admits rows with penalties, biases or masks."""
         nothing = pack_admission([], 0, vocab=self.vocab_size, max_len=self.shapes.max_model_len)
         self._place_row(0, nothing)
+
+    def _admit_rows(self, plan: Plan) -> None:
+        """Only when the plan is sampled, which is all that this is for: those before it may still
+        sample for the rows' former requests."""
+        for new in plan.new_rows:
+            if new.sampling.adjusts_logits:
+                self._admit_row(new)
 
     def _admit_row(self, new: NewRow) -> None:
         sampling = new.sampling
@@ -153,7 +225,7 @@ class Runner:
         if self._admit is None:
             # Compiled once by shape: jit would compile again where a step's output is sharded
             # in other words than the first state was.
-            everywhere = self.programs.compiler.placement.everywhere
+            everywhere = self._placement.everywhere
             kept, *new = jax.tree.map(
                 lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), arguments
             )

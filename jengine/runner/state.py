@@ -16,7 +16,8 @@ from pallas_kernels.layout import cache_shape
 from sharding.placement import Placement
 
 # Logical axes of a cache array: its vectors hold the kv heads one after the other.
-CACHE_AXES = (None, None, None, None, "kv_heads")
+CACHE_AXES = ("stage", None, None, None, "kv_heads")
+HELD_AXES = ("stage", None, None)
 
 
 class StepState(NamedTuple):
@@ -25,35 +26,54 @@ class StepState(NamedTuple):
     caches: tuple[Array, ...]
     last_token: Array  # i32[rows]
     rows: RowState
+    # f32[stages, tokens, hidden]: what each stage will work on next. None: there is one stage.
+    held: Array | None = None
 
 
-def group_shape(group: CacheGroup, num_blocks: int, block_size: int) -> tuple[int, ...]:
-    """Shape of a group's cache array."""
-    spec = group.spec
-    return cache_shape(len(group.layers), num_blocks, block_size, spec.kv_heads, spec.head_dim)
+class Held(NamedTuple):
+    """The shape of what a pipeline's stages hold between steps."""
+
+    stages: int
+    tokens: int
+    hidden: int
+
+
+def group_shape(
+    group: CacheGroup, num_blocks: int, block_size: int, stages: int = 1
+) -> tuple[int, ...]:
+    """Shape of a group's cache array, whose layers are those of one stage."""
+    spec, layers = group.spec, stages * len(group.layers)
+    return cache_shape(layers, num_blocks, block_size, spec.kv_heads, spec.head_dim)
 
 
 def block_bytes(group: CacheGroup, block_size: int, dtype: Any) -> int:
-    """Bytes that one block of a group takes over all its layers."""
+    """Bytes that one block of a group takes over all its layers (of one stage)."""
     return math.prod(group_shape(group, 1, block_size)) * np.dtype(jnp.dtype(dtype)).itemsize
 
 
 def empty_state(
-    cache: CacheConfig, cache_dtype: Any, max_rows: int, vocab_size: int, max_model_len: int
-) -> StepState:
-    """A state with nothing in it. `jax.eval_shape` of this very function sizes the engine."""
+    cache: CacheConfig, cache_dtype: Any, max_rows: int, vocab_size: int, max_model_len: int,
+    held: Held | None = None,
+) -> StepState:  # fmt: skip
+    """A state with nothing in it. `jax.eval_shape` of this very function sizes the engine.
+
+    The cache's layers are those of one stage; without `held` there is only one.
+    """
+    stages = 1 if held is None else held.stages
     return StepState(
         caches=tuple(
-            jnp.zeros(group_shape(group, blocks, cache.block_size), cache_dtype)
+            jnp.zeros(group_shape(group, blocks, cache.block_size, stages), cache_dtype)
             for group, blocks in zip(cache.groups, cache.num_blocks, strict=True)
         ),
         last_token=jnp.zeros(max_rows, jnp.int32),
         rows=empty_row_state(max_rows, vocab_size, max_model_len),
+        held=None if held is None else jnp.zeros(held, jnp.float32),
     )
 
 
 def placed_state(state: StepState, placement: Placement) -> StepState:
-    """The shapes of a state, each with where it lies: caches by kv head, row state by token id."""
+    """The shapes of a state, each with where it lies: caches by kv head, row state by token id,
+    and what belongs to a stage on that stage."""
 
     def placed(x: Any, axes: tuple[str | None, ...]) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=placement.sharding(axes, x.shape))
@@ -65,6 +85,7 @@ def placed_state(state: StepState, placement: Placement) -> StepState:
     return whole._replace(
         caches=tuple(placed(cache, CACHE_AXES) for cache in state.caches),
         rows=whole.rows._replace(**by_token),
+        held=None if state.held is None else placed(state.held, HELD_AXES),
     )
 
 

@@ -14,8 +14,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from jengine.models.stages import StageLayout
 from jengine.runner.buckets import Bucket, StepShapes
 from jengine.runner.features import Features
+from jengine.runner.leaves import Leaves
 from jengine.runner.paged import paged_attention
 from jengine.runner.state import StepState
 from jengine.runner.step_input import StepInput, tile_of_token
@@ -23,7 +25,6 @@ from jengine.runner.taps import StepTaps
 from jengine.sampling import Logprobs, SampleOutput, sample, score_tokens
 from sharding.placement import Placement
 
-Leaves = tuple[Array, ...]
 # Prompt tokens whose logits exist at the same time, where prompt log-probabilities are wanted.
 SCORED_AT_ONCE = 64
 
@@ -37,6 +38,16 @@ class DeviceOutput(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Stages:
+    """What a step of several stages needs to know of them."""
+
+    layout: StageLayout
+    staged: tuple[bool, ...]  # whether a leaf is split by stage
+    # What a stage holds between steps is laid out for this bucket: [decode rows | prefill tokens].
+    largest: Bucket
+
+
+@dataclass(frozen=True)
 class Program:
     """What one compiled step is made of, all of it static."""
 
@@ -45,6 +56,7 @@ class Program:
     shapes: StepShapes
     rebuild: Callable[[Leaves], Any]  # flat leaves -> the model; called only while tracing
     placement: Placement
+    stages: Stages | None = None  # None: there is one
 
     @property
     def sampler(self) -> str | None:
@@ -59,17 +71,32 @@ def step(
     """Run the packed plan."""
     model = program.rebuild(leaves)
     inputs = StepInput.over(packed, program.bucket, program.shapes)
-    # Decode tokens never leave the device: each row's last sample is its next input.
-    own_tokens = state.last_token.at[inputs.decode_rows].get(mode="clip")
-    decode_tokens = jnp.where(inputs.decode_tokens >= 0, inputs.decode_tokens, own_tokens)
-    tokens = jnp.concatenate([decode_tokens, inputs.prefill_tokens])
+    tokens = input_tokens(inputs, state)
     attend = paged_attention(inputs, program.bucket, program.shapes, program.placement)
     positions = jnp.maximum(inputs.positions, 0)
     owners = inputs.taps[tile_of_token(program.bucket, program.shapes)]
     taps = StepTaps(program.features.taps, owners, positions)
     hidden, caches = model(tokens, positions, state.caches, attend, taps)
+    prompts = hidden[program.bucket.decode_rows :]
+    state = state._replace(caches=caches)
+    state, output = answer(model, hidden[inputs.logit_index], prompts, inputs, state, program)
+    return state, output._replace(captured=taps.captured)
 
-    logits = model.logits(hidden[inputs.logit_index])  # [S, V]
+
+def input_tokens(inputs: StepInput, state: StepState) -> Array:
+    """The tokens that a step runs, i32[D + T]."""
+    # Decode tokens never leave the device: each row's last sample is its next input.
+    own_tokens = state.last_token.at[inputs.decode_rows].get(mode="clip")
+    decode_tokens = jnp.where(inputs.decode_tokens >= 0, inputs.decode_tokens, own_tokens)
+    return jnp.concatenate([decode_tokens, inputs.prefill_tokens])
+
+
+def answer(
+    model: Any, ends: Array, prompts: Array, inputs: StepInput, state: StepState, program: Program
+) -> tuple[StepState, DeviceOutput]:
+    """Sample after the hidden states `ends` [S, hidden], and score what follows `prompts`
+    [T, hidden] where that is wanted."""
+    logits = model.logits(ends)  # [S, V]
     with jax.named_scope("sample"):
         # One base key for all engines: a request's seed alone decides its noise, and requests
         # without one got theirs from the engine's seed.
@@ -84,13 +111,13 @@ def step(
     # A row whose logits are not finite fails on the host; until then it runs on a harmless token.
     fed_back = jnp.maximum(sampled.tokens, 0)
     last_token = state.last_token.at[inputs.sampling.rows].set(fed_back, mode="drop")
-    prompt = _score_prompts(model, hidden, logits, inputs, program)
-    output = DeviceOutput(sampled, prompt, taps.captured)
-    return StepState(caches, last_token, rows or state.rows), output
+    scores = _score_prompts(model, prompts, logits, inputs, program)
+    state = state._replace(last_token=last_token, rows=rows or state.rows)
+    return state, DeviceOutput(sampled, scores, {})
 
 
 def _score_prompts(
-    model: Any, hidden: Array, logits: Array, inputs: StepInput, program: Program
+    model: Any, prompts: Array, logits: Array, inputs: StepInput, program: Program
 ) -> Logprobs | None:
     """Log-probabilities of the token after each prompt token, a few at a time."""
     wanted, tokens = program.features.prompt_logprobs, program.bucket.prefill_tokens
@@ -100,7 +127,7 @@ def _score_prompts(
         return None
     parts = -(-tokens // SCORED_AT_ONCE)
     padding = parts * SCORED_AT_ONCE - tokens
-    states = jnp.pad(hidden[program.bucket.decode_rows :], ((0, padding), (0, 0)))
+    states = jnp.pad(prompts, ((0, padding), (0, 0)))
     targets = jnp.pad(inputs.targets, (0, padding))
     with jax.named_scope("score_prompts"):
         scored = lax.map(

@@ -96,9 +96,18 @@ def packed_size(bucket: Bucket, shapes: StepShapes) -> int:
     return cursor.offset
 
 
+def packed_parts(bucket: Bucket, shapes: StepShapes) -> tuple[slice, slice, slice]:
+    """The packed buffer's parts: what is embedded, what layers read, what is sampled."""
+    embedded = 2 * bucket.decode_rows + bucket.prefill_tokens
+    size = packed_size(bucket, shapes)
+    cursor = Cursor(None, numpy_view)
+    _lay_out_sampling(cursor, bucket, shapes)
+    sampled = size - cursor.offset
+    return slice(embedded), slice(embedded, sampled), slice(sampled, size)
+
+
 def _lay_out(cursor: Cursor, bucket: Bucket, shapes: StepShapes) -> StepInput:
     tiles = bucket.decode_rows + shapes.num_tiles(bucket)
-    slots = shapes.num_slots(bucket)
     return StepInput(
         decode_rows=cursor.take(bucket.decode_rows),
         decode_tokens=cursor.take(bucket.decode_rows),
@@ -109,13 +118,20 @@ def _lay_out(cursor: Cursor, bucket: Bucket, shapes: StepShapes) -> StepInput:
         ),
         table_starts=tuple(cursor.take(tiles) for _ in shapes.groups),
         taps=cursor.take(tiles),
-        logit_index=cursor.take(slots),
-        targets=cursor.take(
+        **_lay_out_sampling(cursor, bucket, shapes),
+    )
+
+
+def _lay_out_sampling(cursor: Cursor, bucket: Bucket, shapes: StepShapes) -> dict[str, Any]:
+    slots = shapes.num_slots(bucket)
+    return {
+        "logit_index": cursor.take(slots),
+        "targets": cursor.take(
             bucket.decode_rows if shapes.one_segment else bucket.prefill_tokens
         ),
-        sampling=SamplingInput(**{name: _sampling_field(cursor, name, slots)
-                                  for name in SamplingInput._fields}),
-    )  # fmt: skip
+        "sampling": SamplingInput(**{name: _sampling_field(cursor, name, slots)
+                                     for name in SamplingInput._fields}),
+    }  # fmt: skip
 
 
 def _sampling_field(cursor: Cursor, name: str, slots: int) -> Any:

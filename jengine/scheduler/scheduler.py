@@ -47,8 +47,10 @@ class Flight(NamedTuple):
 class Scheduler:
     """Plans steps and commits their results, at most `depth` + 1 plans apart.
 
-    `max_in_flight` is how many tokens of one request may be sampled but not yet committed;
-    1 keeps plans in flight disjoint once a request decodes, as pipeline stages need.
+    `max_in_flight` is how many tokens of one request may be sampled but not yet committed.
+    `spacing` is how many plans further on a token that was sampled may be run before it is
+    committed. More than 1 means that plans run beside each other, so that each takes its share of
+    the rows.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class Scheduler:
         *,
         depth: int = 1,
         max_in_flight: int | None = None,
+        spacing: int = 1,
     ) -> None:
         if not 1 <= config.prefill_tile <= config.max_num_batched_tokens:
             raise ConfigError(
@@ -68,6 +71,7 @@ class Scheduler:
         self.cache = cache
         self.depth = depth
         self.max_in_flight = depth + 1 if max_in_flight is None else max_in_flight
+        self.spacing = spacing
         self.pause = Pause.OFF
         self.num_preemptions = 0
         self._requests: dict[str, Request] = {}
@@ -179,6 +183,8 @@ class Scheduler:
 
     def _schedule_running(self, draft: Draft) -> None:
         """In list order; one that cannot run now does not hold up those after it."""
+        share = -(-len(self._running) // self.spacing)
+        sampled = self._next_step - self.spacing  # the last plan whose tokens can be run
         for request in tuple(self._running):
             if draft.budget <= 0:
                 break
@@ -189,6 +195,10 @@ class Scheduler:
                 self._schedule_fill(request, draft)
             elif computed + 1 >= request.cap or request.num_in_flight >= self.max_in_flight:
                 continue  # the tokens in flight reach the cap, or must come back first
+            elif request.last_step > sampled and request.num_in_flight:
+                continue  # its last token is not there yet
+            elif len(draft.decodes) >= share:
+                continue  # the others are the next plans' share
             elif computed < request.capacity or self._make_room(request, 1, draft):
                 draft.decodes.append(request)
                 draft.budget -= 1

@@ -34,9 +34,8 @@ from jengine.weights.orbax_folder import ARRAYS_FOLDER, find_checkpoint, is_orba
 
 __all__ = ["is_orbax", "load_orbax", "save_orbax"]
 
-# Where an array with these logical axes belongs.
-# Where an array with these logical axes and this shape lies.
-Shardings = Callable[[tuple[str | None, ...], tuple[int, ...]], Sharding]
+# Where the parameter of this path lies, which has these logical axes and this shape.
+Shardings = Callable[[str, tuple[str | None, ...], tuple[int, ...]], Sharding]
 # Keys that parameters may lie under. Any other may be a moment of the optimizer or an average.
 ABOVE_PARAMETERS = (
     "params", "parameters", "model", "weights", "state", "train_state", "default", "pytree",
@@ -64,7 +63,7 @@ def load_orbax(
         above + path: jax.ShapeDtypeStruct(
             parameter.shape,
             parameter.dtype,
-            sharding=shardings(parameter.get_metadata()["axes"], parameter.shape),
+            sharding=shardings(path, parameter.get_metadata()["axes"], parameter.shape),
         )
         for path, parameter in declared.items()
     }

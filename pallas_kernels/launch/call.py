@@ -128,8 +128,10 @@ def lowered_for(context: Any) -> tuple[Any, int]:
     """The device that a program is being lowered for, and its compute capability as 90 for 9.0."""
     module = context.module_context
     mesh = getattr(module.axis_context, "mesh", None)
-    # Inside shard_map the mesh says where; elsewhere all devices of the backend are alike.
-    device = module.backend.devices()[0] if mesh is None else mesh.devices.flat[0]
+    # Inside shard_map the mesh says where, unless it is inside another one and has no devices of
+    # its own; elsewhere all devices of the backend are alike.
+    has_devices = isinstance(mesh, jax.sharding.Mesh)
+    device = mesh.devices.flat[0] if has_devices else module.backend.devices()[0]
     major, minor = device.compute_capability.split(".")
     return device, int(major) * 10 + int(minor)
 

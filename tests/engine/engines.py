@@ -56,8 +56,11 @@ def rebuilt(
     blocks = tuple(num_blocks or most for most in engine.cache.num_blocks)
     assert all(map(int.__le__, blocks, engine.cache.num_blocks)), "more than the device holds"
     cache = replace(engine.cache, num_blocks=blocks, enable_prefix_caching=prefix_caching)
-    depth = 1 if overlap else 0
-    scheduler = Scheduler(replace(engine.schedule, **schedule), CacheManager(cache), depth=depth)
+    stages = engine.placement.num_stages
+    depth = stages - 1 + overlap
+    scheduler = Scheduler(
+        replace(engine.schedule, **schedule), CacheManager(cache), depth=depth, spacing=stages
+    )
     # Rows that a former scheduler used start again in the runner, so nothing of it is left.
     engine.session.core = EngineCore(scheduler, LocalExecutor(engine.runner), depth)
     try:

@@ -357,8 +357,6 @@ def test_unknown_call_arguments_suggest_the_nearest(still_answers: jengine.LLM) 
     ("options", "feature"),
     [
         ({"quantization": "fp8"}, "quantization"),
-        ({"pipeline_parallel_size": 2}, "pipeline parallelism"),
-        ({"pipeline_parallel_size": 2}, "pipeline parallelism"),
         ({"enable_lora": True}, "LoRA"),
         ({"speculative_config": {"method": "ngram"}}, "speculative decoding"),
         ({"runner": "pooling"}, "pooling"),

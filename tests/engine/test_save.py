@@ -21,12 +21,14 @@ from jengine.engine.args import EngineArgs
 from jengine.engine.source import load_parameters, open_source
 from jengine.errors import CheckpointError, ConfigError, EngineDead
 from jengine.models.parameter import named_parameters
+from jengine.models.stages import stage_layout
 from jengine.runner.build import split_model
 from jengine.weights import save as save_room
 from jengine.weights.folder import open_checkpoint
 from jengine.weights.orbax_io import save_orbax
 from jengine.weights.safetensors_io import load_model
 from jengine.weights.save import new_folder
+from jengine.weights.stages import StagePlaces
 from sharding.mesh import one_device_mesh
 from sharding.placement import Placement
 from tests.models.tiny_models import write_tiny_native
@@ -54,8 +56,9 @@ def tensors(folder: Path) -> dict[str, bytes]:
 def loaded(folder: Path, **settings: Any) -> tuple[jax.Array, ...]:
     """The parameters that an engine would have, without building one."""
     args = EngineArgs.checked("LLM", model=folder, skip_tokenizer_init=True, **settings)
-    placement = Placement(one_device_mesh())
-    return split_model(load_parameters(args, open_source(args), placement, tqdm))[0]
+    source = open_source(args)
+    places = StagePlaces(Placement(one_device_mesh()), stage_layout(source.config, 1))
+    return split_model(load_parameters(args, source, places, tqdm))[0]
 
 
 def names(folder: Path) -> set[str]:

@@ -61,8 +61,18 @@ def refused(error: type[Exception], action: Any) -> str:
 
 
 def same(folder: Path, rank: int) -> None:
+    """A model whose layers all processes share."""
+    everything(engine(folder))
+
+
+def staged(folder: Path, rank: int) -> None:
+    """A model in two stages of layers."""
+    everything(engine(folder, pipeline_parallel_size=2))
+
+
+def everything(built: jengine.LLM) -> None:
     """Everything that must work, one after the other in one engine."""
-    with engine(folder) as llm:
+    with built as llm:
         assert set(llm.mesh.devices.flat) == set(jax.devices())
         first, again = run(llm), run(llm)
         stopped = llm.generate(PROMPTS[:2], SamplingParams(max_tokens=9, seed=1, temperature=1))
@@ -187,7 +197,16 @@ def idle_then_leaves(folder: Path, rank: int) -> None:
 
 SCENARIOS = {
     function.__name__: function
-    for function in (same, differing, at_start, joined, streaming, interrupted, idle_then_leaves)
+    for function in (
+        same,
+        staged,
+        differing,
+        at_start,
+        joined,
+        streaming,
+        interrupted,
+        idle_then_leaves,
+    )
 }
 
 

@@ -65,6 +65,16 @@ def test_same_tokens_as_one_process(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("processes", "devices"), [(2, 2), (4, 1)])
+def test_stages_of_layers(folder: Path, on_one: list[Any], processes: int, devices: int) -> None:
+    found = said("staged", folder, processes, devices)
+    assert found["tokens"] == found["again"] == on_one
+    assert found["hits"] > 0
+    assert found["version"] == 1
+    assert found["zeroed"] == [[[0, 0, 0]]]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("time", range(4))
 def test_the_same_tokens_every_time(folder: Path, on_one: list[Any], time: int) -> None:
     """What goes wrong between processes goes wrong now and then."""

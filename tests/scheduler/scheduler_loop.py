@@ -58,6 +58,7 @@ class Loop:
         block_size: int = 4,
         prefix: bool = True,
         max_in_flight: int | None = None,
+        spacing: int = 1,
         breaks: Callable[[Sequence[int]], bool] | None = None,
         **schedule: Any,
     ) -> None:
@@ -71,7 +72,11 @@ class Loop:
         self.depth = depth
         self.cache = CacheManager(config)
         self.scheduler = Scheduler(
-            ScheduleConfig(**settings), self.cache, depth=depth, max_in_flight=max_in_flight
+            ScheduleConfig(**settings),
+            self.cache,
+            depth=depth,
+            max_in_flight=max_in_flight,
+            spacing=spacing,
         )
         self.executor = ScriptedExecutor(config, VOCAB, breaks=breaks)
         self.in_flight: deque[tuple[Plan, ScriptedResult]] = deque()
@@ -90,6 +95,7 @@ class Loop:
         self.check()
         if plan is not None:
             self._check_cost(plan)
+            self._check_spacing(plan)
             self.plans.append(plan)
             self.in_flight.append((plan, self.executor.submit(plan)))
         return plan
@@ -134,6 +140,13 @@ class Loop:
 
     def check(self) -> None:
         self.cache.check()
+
+    def _check_spacing(self, plan: Plan) -> None:
+        """A decode row's token has been committed, or was sampled so many plans before."""
+        for before, _ in self.in_flight:
+            if plan.step - before.step < self.scheduler.spacing:
+                sampled = {row for row, one in zip(before.rows, before.samples, strict=True) if one}
+                assert not sampled & set(plan.rows[: plan.num_decodes])
 
     def _check_cost(self, plan: Plan) -> None:
         config = self.scheduler.config

@@ -272,3 +272,21 @@ def test_an_identity_in_use_is_refused():
 def test_a_tile_larger_than_a_step_is_refused():
     with pytest.raises(ConfigError, match="prefill_tile=32"):
         Loop(prefill_tile=32, max_num_batched_tokens=16)
+
+
+def test_stages_get_a_share_of_the_rows_each():
+    """Plans that run beside each other decode other rows, and a row's token waits to be sampled."""
+    loop = Loop(depth=2, spacing=3)
+    loop.add(*many(6, 3, max_tokens=9))
+    loop.step()  # all prompts; nothing else can run before their tokens are there
+    assert loop.step() is None
+    decoded = [loop.step().rows for _ in range(6)]
+    assert decoded == [[0, 1], [2, 3], [4, 5]] * 2
+    loop.drain()
+
+
+def test_chunks_of_one_prompt_follow_each_other_through_the_stages():
+    loop = Loop(depth=2, spacing=3, max_num_batched_tokens=8)
+    loop.add(make_wire(20, "a"))
+    assert [loop.step().lengths for _ in range(3)] == [[8], [8], [4]]
+    loop.drain()

@@ -58,6 +58,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             {
                 "prefix": st.booleans(),
                 "max_in_flight": st.sampled_from([None, None, 1]),
+                "spacing": st.sampled_from([1, 1, 2, 3]),
                 "enable_chunked_prefill": st.sampled_from([True, True, False]),
                 "long_prefill_token_threshold": st.sampled_from([0, 0, 3]),
                 "watermark_blocks": st.sampled_from([0, 0, 2]),

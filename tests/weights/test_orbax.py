@@ -23,20 +23,22 @@ from orbax.checkpoint import v1
 from jengine.errors import CheckpointError
 from jengine.models.decoder import Decoder
 from jengine.models.parameter import named_parameters
+from jengine.models.stages import StageLayout
 from jengine.weights.abstract import with_dtype
 from jengine.weights.orbax_folder import find_checkpoint, is_orbax
 from jengine.weights.orbax_io import load_orbax, nested, save_orbax
 from jengine.weights.safetensors_io import load_model, save_pretrained
+from jengine.weights.stages import StagePlaces
 from sharding.mesh import one_device_mesh
 from sharding.placement import Placement
 from tests.models.tiny_models import write_tiny_native
 from tests.weights.test_load import assert_same_values
 
-PLACEMENT = Placement(one_device_mesh())
+PLACES = StagePlaces(Placement(one_device_mesh()), StageLayout(((0,),)))
 
 
 def load(folder: Path, like: Decoder, **options: Any) -> Decoder:
-    return load_orbax(folder, like.config, PLACEMENT.sharding, **options)
+    return load_orbax(folder, like.config, PLACES.sharding, **options)
 
 
 def tree_of(model: Decoder) -> dict[str, Any]:
@@ -124,7 +126,7 @@ def test_arrays_are_read_to_where_they_belong(
         "vocab": NamedSharding(mesh, PartitionSpec("tp")),
     }
 
-    def where(axes: tuple[str | None, ...], shape: tuple[int, ...]) -> NamedSharding:
+    def where(path: str, axes: tuple[str | None, ...], shape: tuple[int, ...]) -> NamedSharding:
         if len(shape) != 2:
             return NamedSharding(mesh, PartitionSpec())
         return shardings["vocab" if axes[0] == "vocab" else "embed"]
@@ -138,7 +140,7 @@ def test_arrays_are_read_to_where_they_belong(
     assert {target.sharding for target in asked} == held
     again = load(tmp_path, model)
     for path, leaf in named_parameters(again):
-        expected = PLACEMENT.sharding(leaf.get_metadata()["axes"], leaf.shape)
+        expected = PLACES.whole.sharding(leaf.get_metadata()["axes"], leaf.shape)
         assert leaf.get_value().sharding == expected, path
 
 
@@ -287,8 +289,8 @@ def test_types_are_converted_when_asked_for(
     v1.save(tmp_path / "run", values)
     config = with_dtype(model.config, wanted)
     with pytest.raises(CheckpointError, match=f"given {stored}, expected {wanted}.*dtype="):
-        load_orbax(tmp_path, config, PLACEMENT.sharding)
-    found = flat_of(load_orbax(tmp_path, config, PLACEMENT.sharding, cast=True))
+        load_orbax(tmp_path, config, PLACES.sharding)
+    found = flat_of(load_orbax(tmp_path, config, PLACES.sharding, cast=True))
     assert {str(array.dtype) for array in found.values()} == {wanted}
     expected = np.asarray(values["embed"].astype(wanted))
     np.testing.assert_array_equal(np.asarray(found["embed"]), expected)
@@ -300,7 +302,7 @@ def test_what_does_not_fit_into_float16_is_refused(tmp_path: Path, model: Decode
     v1.save(tmp_path / "run", tree)
     config = with_dtype(model.config, "float16")
     with pytest.raises(CheckpointError, match=r"norm\.weight' holds values beyond float16"):
-        load_orbax(tmp_path, config, PLACEMENT.sharding, cast=True)
+        load_orbax(tmp_path, config, PLACES.sharding, cast=True)
 
 
 def test_integers_are_never_converted(tmp_path: Path, model: Decoder) -> None:

@@ -67,6 +67,7 @@ class StepCase:
     prefill_tokens: int
     attention: str
     devices: int = 1
+    stages: int = 1
     variant: str = "greedy"
     max_model_len: int = 16_384
     cache_tokens: int = 500_000
@@ -75,6 +76,7 @@ class StepCase:
         size = f"{self.decode_rows} rows"
         size += f" + {self.prefill_tokens} prompt tokens" * bool(self.prefill_tokens)
         split = f", {self.devices} devices" * (self.devices > 1)
+        split += f" in {self.stages} stages" * (self.stages > 1)
         drawn = f", {self.variant}" * (self.variant != "greedy")
         return f"{self.model}, {size}, {self.attention}{split}{drawn}"
 
@@ -87,6 +89,9 @@ def step_cases() -> Iterator[StepCase]:
     yield StepCase("qwen3-0.6b", 64, 0, "triton", variant="sampled")
     yield StepCase("qwen3-0.6b", 64, 0, "xla", variant="sampled")
     yield StepCase("llama-8b", 64, 0, "triton", devices=4)
+    yield StepCase("llama-8b", 64, 0, "triton", devices=4, stages=2)
+    yield StepCase("llama-8b", 64, 2048, "triton", devices=4, stages=2)
+    yield StepCase("llama-8b", 64, 0, "triton", devices=3, stages=3)
     # The same step without our kernels, for comparison.
     yield StepCase("llama-8b", 64, 0, "xla")
 

@@ -19,25 +19,28 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 from jax.experimental import topologies
 
 from jengine.bench.gpu_proof.cases import MODELS, StepCase, step_cases
 from jengine.bench.gpu_proof.device import H200
-from jengine.config import CacheConfig, ModelConfig
+from jengine.config import CacheConfig, ModelConfig, cache_groups
 from jengine.models.registry import model_config
-from jengine.runner.buckets import Bucket, StepShapes
-from jengine.runner.build import split_model
+from jengine.models.stages import stage_layout
+from jengine.runner.buckets import Bucket, Ladders, StepShapes
+from jengine.runner.build import held_by, stages_of
 from jengine.runner.features import variants
+from jengine.runner.leaves import LeafOrder
 from jengine.runner.programs import StepCompiler
 from jengine.runner.state import empty_state, placed_state, state_bytes
 from jengine.weights.abstract import abstract_model
+from jengine.weights.stages import StagePlaces
 from sharding.mesh import engine_mesh
 from sharding.placement import Placement
 
 BLOCK_SIZE = 16
 PREFILL_TILE = 32
 MAX_ROWS = 64
+PREFILL_TOKENS = 2048
 # What our kernels are called where XLA calls them.
 KERNEL_TARGET = "triton_kernel_call_ffi"
 # A line of XLA's list of thunks: deeper ones are inside a command buffer or a loop.
@@ -46,40 +49,25 @@ THUNK = re.compile(r"( *)\d+: (k\w+)")
 NO_LAUNCH = {"kCommandBuffer", "kSequential", "kWhile", "kConditional", "kAsyncStart", "kAsyncDone"}
 
 
-def compiler_for(case: StepCase, config: ModelConfig, placement: Placement) -> StepCompiler:
+def compiler_for(case: StepCase, config: ModelConfig, devices: np.ndarray) -> StepCompiler:
     """The engine's own compiler of steps, over shapes without data."""
+    placement = Placement(engine_mesh(devices, tuple(spec.kv_heads for spec in config.layers)))
+    layout = stage_layout(config, case.stages)
+    groups = cache_groups(config.layers[: layout.num_slots])
     blocks = case.cache_tokens // BLOCK_SIZE
     shapes = StepShapes(
-        config.groups, BLOCK_SIZE, PREFILL_TILE, MAX_ROWS, case.max_model_len,
-        attention=case.attention,
-    )  # fmt: skip
-    cache = CacheConfig(config.groups, BLOCK_SIZE, (blocks,) * len(config.groups))
-    state = jax.eval_shape(
-        lambda: empty_state(cache, jnp.bfloat16, MAX_ROWS, config.vocab_size, case.max_model_len)
+        groups, BLOCK_SIZE, PREFILL_TILE, MAX_ROWS, case.max_model_len, attention=case.attention
     )
-    leaves, rebuild = split_model(abstract_model(config))
+    ladders = Ladders((MAX_ROWS,), (PREFILL_TOKENS,), (shapes.max_pages,))
+    cache = CacheConfig(groups, BLOCK_SIZE, (blocks,) * len(groups))
+    held = held_by(placement, ladders, config.hidden_size)
+    sizes = (MAX_ROWS, config.vocab_size, case.max_model_len)
+    state = jax.eval_shape(lambda: empty_state(cache, jnp.bfloat16, *sizes, held))
+    order = LeafOrder(abstract_model(config), StagePlaces(placement, layout))
     return StepCompiler(
-        shapes, rebuild, placed_leaves(config, leaves, placement), placed_state(state, placement),
-        placement,
+        shapes, order.rebuild, order.shapes(), placed_state(state, placement), placement,
+        stages_of(order, ladders),
     )  # fmt: skip
-
-
-def placed_leaves(
-    config: ModelConfig, leaves: tuple[Any, ...], placement: Placement
-) -> tuple[jax.ShapeDtypeStruct, ...]:
-    """The shapes of parameters, each with where it lies."""
-    parameters = jax.tree.leaves(nnx.state(abstract_model(config), nnx.Param), is_leaf=is_parameter)
-    return tuple(
-        jax.ShapeDtypeStruct(
-            leaf.shape, leaf.dtype,
-            sharding=placement.sharding(parameter.get_metadata()["axes"], leaf.shape),
-        )
-        for leaf, parameter in zip(leaves, parameters, strict=True)
-    )  # fmt: skip
-
-
-def is_parameter(node: Any) -> bool:
-    return isinstance(node, nnx.Variable)
 
 
 def compiled_step(case: StepCase) -> tuple[Any, int]:
@@ -88,9 +76,8 @@ def compiled_step(case: StepCase) -> tuple[Any, int]:
         platform="cuda", target_config=H200, topology=f"1x1x{case.devices}"
     )
     config = model_config(MODELS[case.model])
-    kv_heads = tuple(spec.kv_heads for spec in config.layers)
-    placement = Placement(engine_mesh(np.array(topology.devices), kv_heads))
-    compiler = compiler_for(case, config, placement)
+    devices = np.array(topology.devices).reshape(case.stages, -1)
+    compiler = compiler_for(case, config, devices)
     pages = -(-case.max_model_len // BLOCK_SIZE)
     bucket = Bucket(case.decode_rows, case.prefill_tokens, pages)
     compiled, _ = compiler.compile(bucket, variants(5, "raw_logprobs")[case.variant])
@@ -101,7 +88,7 @@ def program_facts(compiled: Any, dump: Path, case: StepCase, cache_bytes: int) -
     """Launches, command buffers, copies and memory of a compiled step."""
     text = compiled.as_text()
     memory = compiled.memory_analysis()
-    layers = MODELS[case.model]["num_hidden_layers"]
+    layers = -(-MODELS[case.model]["num_hidden_layers"] // case.stages)  # of one device
     launches, buffers, outside = thunks(dump)
     copies = [size for size in copied_bytes(text) if size >= cache_bytes // (2 * layers)]
     return {
@@ -121,7 +108,7 @@ def program_facts(compiled: Any, dump: Path, case: StepCase, cache_bytes: int) -
 
 def thunks(dump: Path) -> tuple[Counter[str], int, int]:
     """Launches by kind, command buffers, and launches that lie in none, from XLA's own list."""
-    (listing,) = dump.glob("*jit_step.thunk_sequence_after_thunk_passes.txt")
+    (listing,) = dump.glob("*step.thunk_sequence_after_thunk_passes.txt")
     lines = [line for line in listing.read_text().splitlines() if THUNK.match(line)]
     found = [THUNK.match(line) for line in lines]
     kinds = [(len(match[1]), match[2]) for match in found if match]

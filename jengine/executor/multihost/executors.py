@@ -10,7 +10,7 @@ from typing import Any
 
 from jengine.executor.local import LocalExecutor
 from jengine.executor.multihost.channel import FollowerChannel, LeaderChannel
-from jengine.executor.multihost.messages import Run, Sampled
+from jengine.executor.multihost.messages import Read, Run, Sampled
 from jengine.executor.multihost.trace import Trace
 from jengine.executor.protocol import PendingOutput
 from jengine.outputs import StepOutput
@@ -35,6 +35,10 @@ class LeadingExecutor:
         self._channel.step = plan.step
         self._channel.broadcast(Run(plan))
         return LeadingStep(self, plan, self._local.submit(plan))
+
+    def announce(self, plan: Plan) -> None:
+        """The others must help: stages have to run before this plan can be read."""
+        self._channel.broadcast(Read(plan.step))
 
     def note(self, plan: Plan, output: StepOutput) -> None:
         """A step has been read."""
@@ -78,8 +82,15 @@ class LeadingStep:
         """Whether the step has run here."""
         return self._pending.ready
 
+    @property
+    def has_left(self) -> bool:
+        """Whether the step has left the last stage."""
+        return self._pending.has_left
+
     def result(self) -> StepOutput:
         """Wait for the step and read what it sampled."""
+        if not self._pending.has_left:
+            self._executor.announce(self._plan)
         output = self._pending.result()
         self._executor.note(self._plan, output)
         return output

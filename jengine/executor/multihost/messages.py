@@ -40,8 +40,8 @@ class Done(Message, frozen=True):
     counts: Counts
 
 
-class Emptied(Message, frozen=True):
-    """Leader: the last plan could not be compiled, all requests end. Steps up to `read` ran."""
+class Read(Message, frozen=True):
+    """Leader: steps up to `read` are being read, without anything to be told of them yet."""
 
     read: int
 
@@ -102,7 +102,7 @@ class Goodbye(Message, frozen=True):
 
 
 AnyMessage = (
-    Beat | Run | Done | Emptied | End | Ended | Ask | Report | Verdict | Sampled | Fatal | Goodbye
+    Beat | Run | Done | Read | End | Ended | Ask | Report | Verdict | Sampled | Fatal | Goodbye
 )
 
 

@@ -1,0 +1,86 @@
+"""Which layers each stage of a pipeline runs.
+
+In: a ModelConfig and a number of stages. Out: for every stage the same row of slots, each with one
+of its layers or nothing. All stages run one program, so a slot's layers must be alike.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from jengine.config import ModelConfig
+from jengine.errors import ConfigError
+
+LAYER_PATH = re.compile(r"layers\.(\d+)\.(.+)")
+
+
+@dataclass(frozen=True)
+class StageLayout:
+    """The layer in each slot of each stage; None: the stage leaves the slot out.
+
+    Slot i of every stage is built like layer i of the model.
+    """
+
+    stages: tuple[tuple[int | None, ...], ...]
+
+    @property
+    def num_stages(self) -> int:
+        """Parts of the model, which run different tokens at the same time."""
+        return len(self.stages)
+
+    @property
+    def num_slots(self) -> int:
+        """Layers that a stage runs in a step, those left out included."""
+        return len(self.stages[0])
+
+    @property
+    def runs(self) -> tuple[tuple[bool, ...], ...]:
+        """Whether a slot of a stage holds a layer."""
+        return tuple(tuple(layer is not None for layer in slots) for slots in self.stages)
+
+    @property
+    def is_even(self) -> bool:
+        """Whether no slot is left out."""
+        return all(map(all, self.runs))
+
+    def stage_of(self, layer: int) -> int:
+        """The stage that runs a layer of the model."""
+        return next(stage for stage, slots in enumerate(self.stages) if layer in slots)
+
+
+def stage_layout(config: ModelConfig, stages: int) -> StageLayout:
+    """As few slots as the order of the layers allows; every stage gets at least one layer."""
+    count = len(config.layers)
+    if not 1 <= stages <= count:
+        raise ConfigError(
+            f"pipeline_parallel_size={stages}: expected 1 to {count}, the number of layers of this "
+            "model."
+        )
+    kinds = [layer_kind(config, layer) for layer in range(count)]
+    slots = -(-count // stages)
+    while (found := laid_out(kinds, stages, slots)) is None:
+        slots += 1  # ends at `count`, where each layer has a slot of its own
+    return StageLayout(found)
+
+
+def layer_kind(config: ModelConfig, layer: int) -> tuple[object, ...]:
+    """What must be equal for two layers to be run by one program."""
+    return config.layers[layer], config.layer_rope(layer), config.layer_moe(layer)
+
+
+def laid_out(
+    kinds: list[tuple[object, ...]], stages: int, slots: int
+) -> tuple[tuple[int | None, ...], ...] | None:
+    """Every stage takes the next layers that fit its slots; None if some are left over."""
+    rows: list[tuple[int | None, ...]] = []
+    layer = 0
+    for stage in range(stages):
+        end = len(kinds) - (stages - 1 - stage)  # one layer for each stage to come
+        row: list[int | None] = []
+        for kind in kinds[:slots]:
+            fits = layer < end and kinds[layer] == kind
+            row.append(layer if fits else None)
+            layer += fits
+        rows.append(tuple(row))
+    return tuple(rows) if layer == len(kinds) else None

@@ -1,0 +1,157 @@
+"""A model's parameters as the flat leaves that a step takes, and back. Nothing is copied.
+
+With several stages the leaf of a slot holds that slot's layers of all stages, one stage after the
+other along the first axis: every device's part of it is the very array of its stage's layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jengine.errors import UnsupportedFeature
+from jengine.models.decoder import Decoder
+from jengine.models.parameter import named_variables
+from jengine.models.stages import LAYER_PATH
+from jengine.weights.abstract import declaration
+from jengine.weights.stages import StagePlaces
+from sharding.axes import STAGES
+
+Leaves = tuple[jax.Array, ...]
+
+
+class LeafOrder:
+    """The leaves of one model: which parameters are in each, and how they lie."""
+
+    def __init__(self, model: nnx.Module, places: StagePlaces) -> None:
+        self.places = places
+        self._layout = places.layout
+        declared = declaration(model)
+        self._declared = dict(named_variables(nnx.state(declared)))
+        stage = first_layers(declared, self._layout.num_slots) if self._in_stages else declared
+        self._graph, parameters = nnx.split(stage)
+        _, self._tree = jax.tree.flatten(parameters)
+        self.names = tuple(name for name, _ in named_variables(parameters))
+        # Whether a leaf is split by stage.
+        self.staged = tuple(
+            self._in_stages and LAYER_PATH.fullmatch(name) is not None for name in self.names
+        )
+
+    @property
+    def _in_stages(self) -> bool:
+        return self._layout.num_stages > 1
+
+    def rebuild(self, leaves: Any) -> Any:
+        """The model, or what one stage sees of it, with these leaves."""
+        return nnx.merge(self._graph, jax.tree.unflatten(self._tree, leaves))
+
+    def leaves(self, values: Mapping[str, jax.Array]) -> Leaves:
+        """The leaves of parameters that lie where `places` puts them."""
+        return tuple(
+            self._stacked(name, values) if staged else values[name]
+            for name, staged in zip(self.names, self.staged, strict=True)
+        )
+
+    def values(self, leaves: Leaves) -> dict[str, jax.Array]:
+        """The parameters in these leaves, by path."""
+        found = {}
+        for name, staged, leaf in zip(self.names, self.staged, leaves, strict=True):
+            found.update(self._unstacked(name, leaf) if staged else {name: leaf})
+        return {name: found[name] for name in self._declared}
+
+    def shapes(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+        """The leaves without data, each with where it lies."""
+        return tuple(map(self._shape, self.names, self.staged))
+
+    def _shape(self, name: str, staged: bool) -> jax.ShapeDtypeStruct:
+        declared = self._declared[name]
+        shape, axes = declared.shape, declared.get_metadata()["axes"]
+        sharding = self.places.sharding(name, axes, shape)
+        if staged:
+            shape, sharding = self._stacked_shape(shape, sharding)
+        return jax.ShapeDtypeStruct(shape, declared.dtype, sharding=sharding)
+
+    def _stacked_shape(
+        self, shape: tuple[int, ...], sharding: NamedSharding
+    ) -> tuple[tuple[int, ...], NamedSharding]:
+        """Of all stages' arrays of this shape, each split like this over its stage's devices."""
+        first, *others = (*sharding.spec, *([None] * (len(shape) - len(sharding.spec))))
+        names = () if first is None else (first,) if isinstance(first, str) else tuple(first)
+        spec = PartitionSpec((STAGES, *names), *others)
+        stacked = (self._layout.num_stages * shape[0], *shape[1:])
+        return stacked, NamedSharding(self.places.whole.mesh, spec)
+
+    def _stacked(self, name: str, values: Mapping[str, jax.Array]) -> jax.Array:
+        parts = [self._part(name, stage, values) for stage in range(self._layout.num_stages)]
+        like = self._shape(name, True)
+        shards = [shard.data for part in parts for shard in part.addressable_shards]
+        sharding = like.sharding
+        assert isinstance(sharding, NamedSharding)
+        return jax.make_array_from_single_device_arrays(
+            like.shape, sharding, shards, dtype=like.dtype
+        )
+
+    def _part(self, name: str, stage: int, values: Mapping[str, jax.Array]) -> jax.Array:
+        """A stage's array for a slot. A slot that is left out borrows another layer's, or zeros."""
+        own = self._own_name(name, stage)
+        if own is not None:
+            return values[own]
+        wanted = self._declared[name]
+        for borrowed in self._names_in(stage, rest=self._slot(name)[1]):
+            if self._declared[borrowed].shape == wanted.shape:
+                return values[borrowed]
+        axes = wanted.get_metadata()["axes"]
+        sharding = self.places.whole.stage(stage).sharding(axes, wanted.shape)
+        return jax.make_array_from_callback(
+            wanted.shape, sharding, lambda part: np.zeros(wanted.shape, wanted.dtype)[part],
+            dtype=jnp.dtype(wanted.dtype),
+        )  # fmt: skip
+
+    def _unstacked(self, name: str, leaf: jax.Array) -> dict[str, jax.Array]:
+        found: dict[str, jax.Array] = {}
+        for stage in range(self._layout.num_stages):
+            own = self._own_name(name, stage)
+            if own is None:
+                continue
+            declared = self._declared[own]
+            axes, shape = declared.get_metadata()["axes"], declared.shape
+            sharding = self.places.sharding(own, axes, shape)
+            shards = [s.data for s in leaf.addressable_shards if s.device in sharding.device_set]
+            found[own] = jax.make_array_from_single_device_arrays(
+                shape, sharding, shards, dtype=leaf.dtype
+            )
+        return found
+
+    def _names_in(self, stage: int, rest: str) -> list[str]:
+        """The same parameter of all layers of a stage that have it."""
+        names = (f"layers.{layer}.{rest}" for layer in self._layout.stages[stage])
+        return [name for name in names if name in self._declared]
+
+    def _own_name(self, name: str, stage: int) -> str | None:
+        """The path of a slot's parameter in a stage, None where the stage leaves the slot out."""
+        slot, rest = self._slot(name)
+        layer = self._layout.stages[stage][slot]
+        return None if layer is None else f"layers.{layer}.{rest}"
+
+    def _slot(self, name: str) -> tuple[int, str]:
+        match = LAYER_PATH.fullmatch(name)
+        assert match is not None, f"{name} is no layer's"
+        return int(match[1]), match[2]
+
+
+def first_layers(model: nnx.Module, count: int) -> nnx.Module:
+    """The (abstract) model with its first layers only: what one stage is built like."""
+    if not isinstance(model, Decoder):
+        raise UnsupportedFeature(
+            f"pipeline_parallel_size with a model that is a {type(model).__name__}: stages are "
+            "built for jengine's own decoder only. Use tensor_parallel_size."
+        )
+    stage = nnx.merge(*nnx.split(model))
+    stage.layers = nnx.List(list(stage.layers)[:count])
+    return stage

@@ -1,0 +1,133 @@
+"""A step of a pipeline: every stage runs its layers on the plan it holds, then hands it on.
+
+A plan enters at the first stage and leaves the last one so many steps later, when it is sampled by
+all devices together. State in, state out, as in step.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.sharding import PartitionSpec
+
+from jengine.models.taps import Tap, untapped
+from jengine.runner.buckets import Bucket
+from jengine.runner.leaves import Leaves
+from jengine.runner.paged import paged_attention
+from jengine.runner.state import StepState
+from jengine.runner.step import DeviceOutput, Program, Stages, answer, input_tokens
+from jengine.runner.step_input import StepInput
+from sharding.axes import STAGES
+
+# Logical axes of the packed input of all stages.
+PACKED_AXES = ("stage", None)
+BY_STAGE, EVERYWHERE = PartitionSpec(STAGES), PartitionSpec()
+
+
+def pipeline_step(
+    leaves: Leaves, state: StepState, packed: Array, *, program: Program
+) -> tuple[StepState, DeviceOutput]:
+    """Run what all stages hold; `packed` has a row for each."""
+    assert program.stages is not None, "a step of one stage is step.step"
+    model = program.rebuild(leaves)
+    inputs = _shared_inputs(packed, program)
+    with jax.named_scope("embed"):
+        entering = model.embedded(input_tokens(inputs, state), jnp.maximum(inputs.positions, 0))
+    run = program.placement.on_each_stage(
+        lambda *parts: _stage(*parts, program=program),
+        (BY_STAGE, BY_STAGE, BY_STAGE, EVERYWHERE, BY_STAGE),
+        (BY_STAGE, BY_STAGE, EVERYWHERE),
+    )
+    own = tuple(x for x, staged in zip(leaves, program.stages.staged, strict=True) if staged)
+    caches, held, (ends, prompts) = run(own, state.caches, state.held, entering, packed)
+    state = state._replace(caches=caches, held=held)
+    return answer(model, model.norm(ends), model.norm(prompts), inputs, state, program)
+
+
+def _shared_inputs(packed: Array, program: Program) -> StepInput:
+    """What enters, and what is sampled: the same in every stage's row. What layers read is not in
+    it, but for the positions of the tokens that enter."""
+
+    def own(packed: Array) -> StepInput:
+        inputs = StepInput.over(packed[0], program.bucket, program.shapes)
+        first = _number(packed) == 0
+        positions = lax.psum(jnp.where(first, inputs.positions, 0), STAGES)
+        return inputs._replace(positions=positions, tables=(), table_starts=(), taps=())
+
+    return program.placement.on_each_stage(own, (BY_STAGE,), EVERYWHERE)(packed)
+
+
+def _stage(
+    leaves: Leaves,
+    caches: tuple[Array, ...],
+    held: Array,
+    entering: Array,
+    packed: Array,
+    *,
+    program: Program,
+) -> tuple[tuple[Array, ...], Array, tuple[Array, Array]]:
+    """One stage's layers on its own parts of the arrays; held and packed are [1, ...]."""
+    stages, placement, bucket = program.stages, program.placement.in_stage(), program.bucket
+    assert stages is not None, "a step of one stage is step.step"
+    stage, count = _number(packed), placement.num_stages
+    inputs = StepInput.over(packed[0], bucket, program.shapes)
+    x = jnp.where(stage == 0, entering, _taken(held[0], bucket, stages.largest))
+    positions = jnp.maximum(inputs.positions, 0)
+    attend = paged_attention(inputs, bucket, program.shapes, placement)
+    model = program.rebuild(_with_gaps(leaves, stages.staged))
+    x, caches = model.through_layers(x, positions, caches, attend, _left_out(stages, stage))
+    ends, prompts = x[inputs.logit_index], x[bucket.decode_rows :]
+    if program.features.prompt_logprobs is None:
+        prompts = prompts[:0]
+    last = stage == count - 1
+    leaving = jax.tree.map(lambda x: lax.psum(jnp.where(last, x, 0.0), STAGES), (ends, prompts))
+    x = lax.ppermute(x, STAGES, [(one, one + 1) for one in range(count - 1)])
+    # Nothing comes to the first stage. Said once more, since XLA leaves a bare copy of what has
+    # come out of the CUDA graph, and not one with arithmetic.
+    x = jnp.where(stage == 0, 0.0, x)
+    return caches, _kept(held, x, bucket, stages.largest), leaving
+
+
+def _number(packed: Array) -> Array:
+    """The stage's number, which stands behind its input: a CUDA graph cannot ask for it."""
+    return packed[0, -1]
+
+
+def _with_gaps(leaves: Leaves, staged: tuple[bool, ...]) -> tuple[Any, ...]:
+    """The leaves of a stage in their places; the others' places are empty."""
+    own = iter(leaves)
+    return tuple(next(own) if is_own else None for is_own in staged)
+
+
+def _left_out(stages: Stages, stage: Array) -> Tap:
+    """A tap that takes away what layers add in the slots that a stage leaves out."""
+    if stages.layout.is_even:
+        return untapped
+    runs = jnp.asarray(stages.layout.runs)[stage]  # bool[slots]
+
+    def tap(name: str, value: Array) -> Array:
+        _, slot, point = name.split(".")
+        return value if point == "output" else jnp.where(runs[int(slot)], value, 0.0)
+
+    return tap
+
+
+def _taken(held: Array, bucket: Bucket, largest: Bucket) -> Array:
+    """The bucket's tokens among those that a stage holds room for."""
+    first = largest.decode_rows
+    return jnp.concatenate([
+        held[: bucket.decode_rows], held[first : first + bucket.prefill_tokens]
+    ])  # fmt: skip
+
+
+def _kept(held: Array, x: Array, bucket: Bucket, largest: Bucket) -> Array:
+    """What is held, with the bucket's tokens in their places."""
+    held = held.at[0, : bucket.decode_rows].set(x[: bucket.decode_rows])
+    if not bucket.prefill_tokens:
+        return held
+    first = largest.decode_rows
+    prompts = slice(first, first + bucket.prefill_tokens)
+    return held.at[0, prompts].set(x[bucket.decode_rows :])

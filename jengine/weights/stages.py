@@ -1,0 +1,53 @@
+"""Where parameters lie when a model runs in stages: each layer on its stage's devices only.
+
+In: a parameter's path, logical axes and values. Out: an array in its place. With one stage that is
+what the placement alone would say.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+
+from jengine.errors import UnsupportedFeature
+from jengine.models.stages import LAYER_PATH, StageLayout
+from sharding.axes import Axes
+from sharding.placement import Placement
+
+
+@dataclass(frozen=True)
+class StagePlaces:
+    """Puts parameters where they belong."""
+
+    whole: Placement
+    layout: StageLayout
+
+    def __call__(self, path: str, axes: Axes, values: np.ndarray | jax.Array) -> jax.Array:
+        """Place one parameter."""
+        if isinstance(values, jax.Array):
+            self.refuse_several_processes(f"{path} as a JAX array")
+        return self.of(path)(path, axes, values)
+
+    def sharding(self, path: str, axes: Axes, shape: tuple[int, ...]) -> NamedSharding:
+        """Where one parameter lies."""
+        return self.of(path).sharding(axes, shape)
+
+    def refuse_several_processes(self, what: str) -> None:
+        """Some arrays would have to reach processes that hold no part of their stage."""
+        processes = self.whole.processes
+        if self.layout.num_stages > 1 and len(processes) > 1:
+            raise UnsupportedFeature(
+                f"{what}, with pipeline_parallel_size={self.layout.num_stages} over "
+                f"{len(processes)} processes, is not built yet. Give every process the parameters "
+                "as NumPy arrays, or as safetensors."
+            )
+
+    def of(self, path: str) -> Placement:
+        """The placement that a parameter follows."""
+        match = LAYER_PATH.fullmatch(path)
+        if match is None or self.layout.num_stages == 1:
+            return self.whole
+        return self.whole.stage(self.layout.stage_of(int(match[1])))
