@@ -108,7 +108,7 @@ def answers_alike(llm: jengine.LLM, expected: tuple[list[Any], list[Any]]) -> No
 def test_two_replicas_answer_as_one(
     two: jengine.LLM, expected: tuple[list[Any], list[Any]]
 ) -> None:
-    assert two.mesh.shape == {"dp": 2, "tp": 1, "tp_replicas": 1}
+    assert two.mesh.shape == {"dp": 2, "pp": 1, "tp": 1, "tp_replicas": 1}
     assert core_of(two).replicas[0].depth == 1 and not core_of(two).in_turn
     answers_alike(two, expected)
 
@@ -119,7 +119,7 @@ def test_replicas_of_two_devices(
     folder: Path, expected: tuple[list[Any], list[Any]], replicas: int
 ) -> None:
     with copies(folder, replicas, 2) as llm:
-        assert llm.mesh.shape == {"dp": replicas, "tp": 2, "tp_replicas": 1}
+        assert llm.mesh.shape == {"dp": replicas, "pp": 1, "tp": 2, "tp_replicas": 1}
         # Exchanges of two replicas would wait for the same threads of one CPU.
         assert core_of(llm).replicas[0].depth == 0 and core_of(llm).in_turn
         answers_alike(llm, expected)
