@@ -17,9 +17,15 @@ def engine_mesh(devices: np.ndarray, kv_heads: tuple[int, ...]) -> Mesh:
     As many devices of a stage as divide all of them hold different heads; the others hold copies.
     """
     stages, size = devices.shape
-    tensor = math.gcd(size, *kv_heads)
-    grid = devices.reshape(stages, tensor, size // tensor)
-    return Mesh(grid, (STAGES, TENSOR, REPLICAS), axis_types=(AxisType.Auto,) * 3)
+    sizes = mesh_sizes(size, stages, kv_heads)
+    grid = devices.reshape(tuple(sizes.values()))
+    return Mesh(grid, tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
+
+
+def mesh_sizes(devices: int, stages: int, kv_heads: tuple[int, ...]) -> dict[str, int]:
+    """The axes of the mesh of so many devices a stage, with their sizes."""
+    tensor = math.gcd(devices, *kv_heads)
+    return {STAGES: stages, TENSOR: tensor, REPLICAS: devices // tensor}
 
 
 def chosen_devices(tensor: int | None, stages: int | None, mesh: Mesh | None) -> np.ndarray:

@@ -13,6 +13,7 @@ from typing import Any
 from jengine.bench.surroundings import surroundings
 from jengine.config import CacheConfig, CacheGroup, CacheSpec, ScheduleConfig
 from jengine.engine.core import EngineCore
+from jengine.executor.protocol import WorkerHealth
 from jengine.kvcache.manager import CacheManager
 from jengine.outputs import StepOutput
 from jengine.plan import Plan, RowSampling
@@ -66,6 +67,14 @@ class PackingExecutor:
 
     def update_weights(self, leaves: object) -> None:
         """There are none."""
+
+    def call_workers(self, method: str, arguments: bytes) -> list[bytes]:
+        """There are none."""
+        return []
+
+    def health(self) -> list[WorkerHealth]:
+        """Of nobody."""
+        return []
 
     def shutdown(self) -> None:
         """Nothing to give back."""

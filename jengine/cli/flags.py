@@ -28,6 +28,7 @@ ENGINE_HELP = {
     "tensor_parallel_size": "devices to split each layer over",
     "pipeline_parallel_size": "stages of layers, each on devices of its own",
     "data_parallel_size": "copies of the model, each on devices of its own",
+    "executor": "what runs the steps: auto, local, multihost, ray, or package.module:Class",
     "load_format": "where weights come from; auto: what the folder holds, dummy: at random",
     "seed": "seed of sampling and of dummy weights",
     "max_model_len": "longest prompt and answer together, in tokens",
@@ -69,7 +70,7 @@ SAMPLING_HELP = {
     "ignore_eos": "go on after the end token",
 }
 # Fields that only make sense from Python.
-NO_ENGINE_FLAG = ("model", "params", "mesh", "multihost", "skip_tokenizer_init")
+NO_ENGINE_FLAG = ("model", "params", "mesh", "multihost", "executor_options", "skip_tokenizer_init")
 # Read from one field but meant for both: a request is repeated with the seed that was given.
 SHARED = ("seed",)
 

@@ -33,6 +33,7 @@ COMMANDS = {
     "compare": "compare the numbers with torch's",
     "bench": "measure speed: tokens a second, latency, start-up",
     "doctor": "check this machine, or whether a model fits it",
+    "plan": "what a model needs and could do on devices that need not be here",
 }
 OVERVIEW = """\
 jengine runs language models with JAX.

@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from jengine.errors import ConfigError, UnsupportedFeature, unknown_argument
+from jengine.executor.choice import checked_executor
 
 # name -> (feature, values that mean "not in use")
 LATER_FEATURES: dict[str, tuple[str, tuple[Any, ...]]] = {
@@ -68,6 +69,9 @@ class EngineArgs:
     mesh: Any = None
     # How the processes of one mesh work together: see MultihostSettings.
     multihost: Mapping[str, Any] | None = None
+    # What runs the steps: "auto", "local", "multihost", "ray", or "package.module:Class".
+    executor: str = "auto"
+    executor_options: Mapping[str, Any] | None = None
     load_format: Literal["auto", "safetensors", "orbax", "dummy"] = "auto"
     seed: int = 0
     # Sizes may also be given as text: "4096", "32k" (32,000) or "32K" (32,768).
@@ -102,6 +106,8 @@ class EngineArgs:
         """EngineArgs from keyword arguments; unknown and unbuilt names are refused by name."""
         if "memory_utilization" in given:
             given["gpu_memory_utilization"] = given.pop("memory_utilization")
+        if given.get("distributed_executor_backend") == "ray":
+            given["executor"] = given.pop("distributed_executor_backend")
         known = [item.name for item in fields(cls)]
         for name in [name for name in given if name in LATER_FEATURES]:
             feature, unused = LATER_FEATURES[name]
@@ -151,6 +157,7 @@ class EngineArgs:
                 "strict=True forbids compiling after warm-up, and enforce_eager=True leaves the "
                 "warm-up out; give one of them."
             )
+        checked_executor(self.executor)
         one_of("load_format", self.load_format, ("auto", "safetensors", "orbax", "dummy"))
         one_of("scheduling_policy", self.scheduling_policy, ("fcfs", "priority"))
         one_of("attention_backend", self.attention_backend, ("auto", "xla", "triton"))

@@ -29,7 +29,7 @@ class AsyncLLM:
         self._engine: Engine | None = None
         args = EngineArgs.checked("AsyncLLM", model=model, **settings)
         self._engine = build_engine(args, progress_factory(args.show_progress))
-        if len(self._engine.placement.processes) > 1:
+        if self._engine.processes > 1:
             self._engine.session.core.shutdown()
             raise UnsupportedFeature(
                 "AsyncLLM over several processes is not built yet: their requests would come in "

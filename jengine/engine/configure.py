@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 from flax import nnx
@@ -17,20 +17,26 @@ from flax import nnx
 import jengine
 from jengine.config import CacheConfig, ModelConfig, ScheduleConfig
 from jengine.engine.args import EngineArgs
+from jengine.engine.core import EngineCore
+from jengine.engine.elsewhere import EngineInWorkers, RunnerInWorkers, job_of, started
 from jengine.engine.intake import Intake, Limits
+from jengine.engine.protocol import Core
 from jengine.engine.session import Session
 from jengine.engine.sizes import OVERLAP_DEPTH, runner_config, schedule_config
-from jengine.engine.source import load_parameters, open_source
+from jengine.engine.source import Source, load_parameters, open_source
 from jengine.engine.stats_log import StatsLog
 from jengine.engine.team import CoreParts, team_of
 from jengine.errors import ConfigError, UnsupportedFeature
+from jengine.executor.choice import OWN_PROCESSES, starting_executor
 from jengine.executor.multihost.settings import MultihostSettings
+from jengine.kvcache.manager import CacheManager
 from jengine.models.stages import StageLayout, stage_layout
 from jengine.runner.build import build_runners
 from jengine.runner.compile_cache import enable_compile_cache
 from jengine.runner.leaves import LeafOrder
 from jengine.runner.runner import Runner
 from jengine.sampling_params import SamplingParams
+from jengine.scheduler.scheduler import Scheduler
 from jengine.text.tokenizer import Tokenizer
 from jengine.weights.abstract import declaration
 from jengine.weights.stages import StagePlaces
@@ -77,12 +83,77 @@ class Engine:
         for runner in self.runners:
             runner.check_leaves()
 
+    @property
+    def processes(self) -> int:
+        """How many make the same calls."""
+        return len(self.placement.processes)
+
+
+@dataclass(frozen=True)
+class DeviceSide:
+    """What is built where the devices are."""
+
+    core: Core
+    runners: tuple[Runner, ...]  # of each data-parallel replica
+    schedule: ScheduleConfig
+    cache: CacheConfig
+    depth: int
+    declared: nnx.Module
+    order: LeafOrder
+
 
 def build_engine(args: EngineArgs, bar: Callable[..., Any]) -> Engine:
     """Load the model and build an engine that is ready to serve."""
-    compilation = dict(args.compilation_config or {})
-    enable_compile_cache(compilation.get("cache_dir"))
+    checked_options(args)
+    if args.executor not in OWN_PROCESSES:
+        return cast(Engine, engine_in_workers(args))  # what it lacks says so when it is asked for
+    enable_compile_cache((args.compilation_config or {}).get("cache_dir"))
     source = open_source(args)
+    side = device_side(args, source, bar)
+    _log_capacity(side.cache, side.schedule, len(side.runners), jax.default_backend())
+    return Engine(
+        session=_session(args, source, side.core, side.schedule, jax.default_backend()),
+        runners=side.runners,
+        # Without the user's arrays: the engine must not keep old parameters alive.
+        args=replace(args, model=str(source.folder), params=None),
+        folder=source.folder,
+        model=source.config,
+        schedule=side.schedule,
+        cache=side.cache,
+        declared=side.declared,
+        order=side.order,
+        tokenizer=source.tokenizer,
+        default_params=_default_params(source.generation),
+    )
+
+
+def engine_in_workers(args: EngineArgs) -> EngineInWorkers:
+    """Start workers, and schedule here what runs there."""
+    kind = starting_executor(args.executor)
+    source = open_source(args)
+    if source.folder is None:
+        raise ConfigError(f"executor={args.executor!r}: expected a model folder, not a live model.")
+    executor = started(kind, job_of(args, str(source.folder), source.config.dtype))
+    capacity = executor.capacity
+    scheduler = Scheduler(capacity.schedule, CacheManager(capacity.cache), depth=capacity.depth)
+    core = EngineCore(scheduler, executor, capacity.depth)
+    _log_capacity(capacity.cache, capacity.schedule, 1, capacity.platform)
+    return EngineInWorkers(
+        session=_session(args, source, core, capacity.schedule, capacity.platform),
+        runner=RunnerInWorkers(executor),
+        args=replace(args, model=str(source.folder)),
+        folder=source.folder,
+        model=source.config,
+        schedule=capacity.schedule,
+        cache=capacity.cache,
+        tokenizer=source.tokenizer,
+        default_params=_default_params(source.generation),
+    )
+
+
+def device_side(args: EngineArgs, source: Source, bar: Callable[..., Any]) -> DeviceSide:
+    """Load the model onto this process's devices and compile its steps."""
+    compilation = dict(args.compilation_config or {})
     schedule = schedule_config(args, source.config)
     placement = placement_for(args, source.config)
     layout = stage_layout(source.config, placement.num_stages)
@@ -93,6 +164,7 @@ def build_engine(args: EngineArgs, bar: Callable[..., Any]) -> Engine:
     depth = overlap + layout.num_stages - 1
     steps = runner_config(args, source.config, schedule, compilation, layout.num_stages)
     settings = MultihostSettings.checked(args.multihost)
+    check_processes(args.executor, placement.processes)
     with team_of(placement, settings) as team:
         team.agree(
             versions=(jengine.__version__, jax.__version__),
@@ -112,25 +184,40 @@ def build_engine(args: EngineArgs, bar: Callable[..., Any]) -> Engine:
             runners, placement, schedule, cache, depth, layout.num_stages, in_turn=not independent
         )
         core = team.core(parts)
-    _log_capacity(cache, schedule, len(runners))
+    return DeviceSide(core, runners, schedule, cache, depth, declaration(model), order)
+
+
+def _session(
+    args: EngineArgs, source: Source, core: Core, schedule: ScheduleConfig, platform: str
+) -> Session:
     limits = Limits(
         source.config.vocab_size, schedule.max_model_len, args.max_logprobs, source.eos_token_ids
     )
-    log = None if args.disable_log_stats else StatsLog(core.counts, jax.default_backend())
-    return Engine(
-        session=Session(Intake(limits, source.tokenizer, args.seed), core, log),
-        runners=runners,
-        # Without the user's arrays: the engine must not keep old parameters alive.
-        args=replace(args, model=str(source.folder), params=None),
-        folder=source.folder,
-        model=source.config,
-        schedule=schedule,
-        cache=cache,
-        declared=declaration(model),
-        order=order,
-        tokenizer=source.tokenizer,
-        default_params=_default_params(source.generation),
-    )
+    log = None if args.disable_log_stats else StatsLog(core.counts, platform)
+    return Session(Intake(limits, source.tokenizer, args.seed), core, log)
+
+
+def checked_options(args: EngineArgs) -> None:
+    """Refuse options of an executor that has none."""
+    if args.executor in OWN_PROCESSES and args.executor_options is not None:
+        raise ConfigError(
+            f"executor_options with executor={args.executor!r}: expected an executor that starts "
+            "workers, such as 'ray'. Leave executor_options out."
+        )
+
+
+def check_processes(executor: str, processes: list[int]) -> None:
+    """Refuse an executor that does not fit the processes whose devices are used."""
+    if executor == "local" and len(processes) > 1:
+        raise ConfigError(
+            f"executor='local', but the devices are of processes {processes}: give mesh= with "
+            "devices of this process alone, or leave executor out."
+        )
+    if executor == "multihost" and len(processes) == 1:
+        raise ConfigError(
+            "executor='multihost', but all devices are of this process. Call "
+            "jax.distributed.initialize() in every process first, or leave executor out."
+        )
 
 
 def placement_for(args: EngineArgs, config: ModelConfig) -> Placement:
@@ -171,12 +258,13 @@ def _log_stages(layout: StageLayout, layers: int) -> None:
                     layers, layout.num_stages, layout.num_slots, slots - layers)  # fmt: skip
 
 
-def _log_capacity(cache: CacheConfig, schedule: ScheduleConfig, replicas: int) -> None:
+def _log_capacity(
+    cache: CacheConfig, schedule: ScheduleConfig, replicas: int, platform: str
+) -> None:
     tokens = (min(cache.num_blocks) - 1) * cache.block_size
-    device = jax.default_backend().upper()
     if replicas > 1:
         logger.info("%d data-parallel replicas, each with:", replicas)
-    logger.info("%s KV cache size: %s tokens", device, f"{tokens:,}")
+    logger.info("%s KV cache size: %s tokens", platform.upper(), f"{tokens:,}")
     logger.info(
         "Maximum concurrency for %s tokens per request: %.2fx",
         f"{schedule.max_model_len:,}", tokens / schedule.max_model_len,

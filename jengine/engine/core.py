@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from jengine.errors import EngineDead, UnexpectedCompile
-from jengine.executor.protocol import Executor, PendingOutput
+from jengine.executor.protocol import Executor, PendingOutput, WorkerHealth
 from jengine.outputs import Counts, TokenDelta
 from jengine.plan import Plan
 from jengine.request import WireRequest
@@ -135,6 +135,22 @@ class EngineCore:
             prefix_queries=cache.stats.queries,
             prefix_hits=cache.stats.hits,
         )
+
+    def call_workers(self, method: str, arguments: bytes) -> list[bytes]:
+        """What a call returns in every process that runs steps, by rank."""
+        self.check_alive()
+        return self.executor.call_workers(method, arguments)
+
+    def health(self) -> list[WorkerHealth]:
+        """What is known of every process that runs steps."""
+        self.check_alive()
+        return self.executor.health()
+
+    def probe(self) -> None:
+        """Run a step with nothing in it, to its end. Only while no request runs."""
+        self.check_alive()
+        with self._failing():
+            self.executor.submit(self.scheduler.empty_plan()).result()
 
     def check_alive(self) -> None:
         """Raise EngineDead if a step has failed before."""

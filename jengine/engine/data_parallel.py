@@ -14,7 +14,7 @@ from typing import Any
 from jengine.engine.core import EngineCore
 from jengine.engine.placing import Placed, Placing
 from jengine.errors import EngineDead, RequestError
-from jengine.executor.protocol import PendingOutput
+from jengine.executor.protocol import PendingOutput, WorkerHealth
 from jengine.outputs import Counts, TokenDelta
 from jengine.request import Request, WireRequest
 
@@ -152,6 +152,23 @@ class DataParallelCore:
             prefix_hits=sum(one.prefix_hits for one in each),
             replicas=each,
         )
+
+    def call_workers(self, method: str, arguments: bytes) -> list[bytes]:
+        """What a call returns in this one process: of the first replica."""
+        self.check_alive()
+        return self.replicas[0].call_workers(method, arguments)
+
+    def health(self) -> list[WorkerHealth]:
+        """This one process."""
+        self.check_alive()
+        return self.replicas[0].health()
+
+    def probe(self) -> None:
+        """Run a step with nothing in it in every replica. Only while no request runs."""
+        self.check_alive()
+        for index, replica in enumerate(self.replicas):
+            with self._naming(index):
+                replica.probe()
 
     def check_alive(self) -> None:
         """Raise EngineDead if a replica has failed before."""

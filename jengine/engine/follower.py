@@ -18,14 +18,17 @@ from jengine.executor.multihost.channel import FollowerChannel, failing_together
 from jengine.executor.multihost.executors import FollowingExecutor
 from jengine.executor.multihost.messages import (
     Ask,
+    Call,
     Done,
     End,
     Ended,
     Message,
     Read,
+    Report,
     Run,
     Verdict,
 )
+from jengine.executor.protocol import WorkerHealth
 from jengine.outputs import Counts, TokenDelta
 from jengine.plan import Plan
 from jengine.request import WireRequest
@@ -128,6 +131,23 @@ class FollowingCore:
         """What the leader's scheduler was doing after the last step."""
         return self._counts
 
+    def call_workers(self, method: str, arguments: bytes) -> list[bytes]:
+        """What a call returns in every process; all of them make it."""
+        self.check_alive()
+        verdict = self._report(self.executor.report(method, arguments))
+        if verdict.problem is not None:
+            raise RequestError(verdict.problem)
+        return verdict.answers
+
+    def health(self) -> list[WorkerHealth]:
+        """This process, and what it knows of the leader."""
+        self.check_alive()
+        return self.executor.health()
+
+    def probe(self) -> None:
+        """An empty step in every process; all of them ask for it."""
+        self.step()
+
     def check_alive(self) -> None:
         """Raise EngineDead if the engine has stopped."""
         if self.failure is not None:
@@ -151,8 +171,11 @@ class FollowingCore:
         self._names.update(zip(wires, verdict.names, strict=True))
 
     def _agree(self, subject: str, items: list[tuple[str, bytes]]) -> Verdict:
+        return self._report(reports(subject, items))
+
+    def _report(self, report: Report) -> Verdict:
         try:
-            return self.channel.agree(reports(subject, items), self._take)
+            return self.channel.agree(report, self._take)
         except EngineDead as error:
             self.failure = error
             raise
@@ -179,6 +202,8 @@ class FollowingCore:
                     self.executor.read_up_to(read)
             case Ended(request_id, delta):
                 self._note_end(request_id, delta)
+            case Call(method, arguments):  # of a driver, which asks all through the leader
+                self._report(self.executor.report(method, arguments))
             case Ask():
                 if not self.channel.answers(message):
                     # The leader wants to compare what this process does not have.

@@ -14,6 +14,7 @@ from jengine.errors import ConfigError, RequestError, UnexpectedCompile
 from jengine.executor.multihost.channel import LeaderChannel, failing_together, reports
 from jengine.executor.multihost.executors import LeadingExecutor
 from jengine.executor.multihost.messages import Done, Ended, Read
+from jengine.executor.protocol import WorkerHealth
 from jengine.outputs import Counts, TokenDelta
 from jengine.request import WireRequest
 
@@ -113,6 +114,21 @@ class LeadingCore:
     def counts(self) -> Counts:
         """What the scheduler is doing."""
         return self.core.counts()
+
+    def call_workers(self, method: str, arguments: bytes) -> list[bytes]:
+        """What a call returns in every process; all of them make it."""
+        self.core.check_alive()
+        return self.executor.call_workers(method, arguments, self._serve)
+
+    def health(self) -> list[WorkerHealth]:
+        """This process, and what it knows of the others."""
+        return self.core.health()
+
+    def probe(self) -> None:
+        """An empty step in every process; all of them ask for it."""
+        with self.channel.inside_step(), failing_together(self.channel):
+            self.core.probe()
+        self.channel.broadcast(Done(self.executor.read, [], self.counts()))
 
     def check_alive(self) -> None:
         """Raise EngineDead if the engine has stopped."""

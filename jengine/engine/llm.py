@@ -25,6 +25,8 @@ from jengine.engine.memory_picture import MemoryPicture, memory_picture
 from jengine.engine.progress import ProgressFactory, progress_factory
 from jengine.engine.tapping import opened_taps
 from jengine.errors import EngineDead, RequestError, UnsupportedFeature, unknown_argument
+from jengine.executor.calls import decoded_answers, encoded_arguments
+from jengine.executor.protocol import WorkerHealth
 from jengine.models.parameter import named_parameters
 from jengine.models.taps import TapPoint, tap_points
 from jengine.outputs import Counts, RequestOutput
@@ -248,7 +250,7 @@ class LLM:
         anything else.
         """
         engine = self.engine
-        if len(engine.placement.processes) > 1:
+        if engine.processes > 1:
             raise UnsupportedFeature(
                 "save: writing parameters that are spread over several processes is not built yet. "
                 "Save them from the program that owns them."
@@ -326,9 +328,32 @@ class LLM:
         """What the engine is doing."""
         return EngineStats(
             **msgspec.structs.asdict(self.engine.session.core.counts()),
-            programs=len(self.ledger.entries),
-            compiles_after_warm_up=self.ledger.compiles_after_warm_up,
+            **msgspec.structs.asdict(self.engine.runner.program_counts()),
         )
+
+    def health(self, *, probe: bool = False) -> list[WorkerHealth]:
+        """What is known of every process that runs steps. Raises EngineDead if one is lost.
+
+        `probe` runs a step with nothing in it first, through every device. In a program of several
+        processes all of them ask for it.
+        """
+        if probe:
+            if self.engine.session.has_work:
+                raise RequestError(
+                    "health(probe=True) while requests run: their steps show as much. Finish them "
+                    "first, or leave probe out."
+                )
+            self.engine.session.core.probe()
+        return self.engine.session.core.health()
+
+    def call_workers(self, method: str, **arguments: Any) -> list[Any]:
+        """Do something in every process that runs steps; what each returns, by rank.
+
+        "memory": bytes on their devices; "programs": what was compiled; "start_profile" (folder)
+        and "stop_profile". In a program of several processes all of them make the call.
+        """
+        data = encoded_arguments(method, arguments)
+        return decoded_answers(method, self.engine.session.core.call_workers(method, data))
 
     @property
     def ledger(self) -> CompileLedger:

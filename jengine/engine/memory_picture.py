@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import jax
 
 from jengine.engine.configure import Engine
 from jengine.models.parameter import named_parameters
+from jengine.runner.reports import on_one_device
 
 # One hue a part, readable on light and on dark pages.
 COLOURS = ("#4c78a8", "#f58518", "#eeca3b", "#b279a2", "#54a24b", "#9d755d")
@@ -130,14 +131,6 @@ def _program_parts(engine: Engine) -> Iterator[MemoryPart]:
     code = sum(entry.code_bytes for entry in entries)
     if code:
         yield MemoryPart("programs", code, f"code of {len(entries)} compiled steps")
-
-
-def on_one_device(arrays: Iterable[jax.Array]) -> int:
-    """Bytes that these arrays take on one of their devices."""
-    return sum(
-        math.prod(array.sharding.shard_shape(array.shape)) * array.dtype.itemsize
-        for array in arrays
-    )
 
 
 def in_units(count: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from jengine.executor.protocol import WorkerHealth
 from jengine.outputs import Counts, TokenDelta
 from jengine.request import WireRequest
 
@@ -43,6 +44,18 @@ class Core(Protocol):
 
     def counts(self) -> Counts:
         """What the scheduler is doing."""
+        ...
+
+    def call_workers(self, method: str, arguments: bytes) -> list[bytes]:
+        """What a call returns in every process that runs steps, by rank."""
+        ...
+
+    def health(self) -> list[WorkerHealth]:
+        """What is known of every process that runs steps."""
+        ...
+
+    def probe(self) -> None:
+        """Run a step with nothing in it, to its end. Only while no request runs."""
         ...
 
     def check_alive(self) -> None:

@@ -53,9 +53,11 @@ def device_defaults() -> DeviceDefaults:
     return DEVICE_DEFAULTS["cpu" if jax.default_backend() == "cpu" else "gpu"]
 
 
-def schedule_config(args: EngineArgs, config: ModelConfig) -> ScheduleConfig:
-    """Limits of a step, from what was asked for, the model and the device."""
-    defaults = device_defaults()
+def schedule_config(
+    args: EngineArgs, config: ModelConfig, defaults: DeviceDefaults | None = None
+) -> ScheduleConfig:
+    """Limits of a step, from what was asked for, the model and the device (here: JAX's)."""
+    defaults = defaults or device_defaults()
     max_model_len = args.max_model_len or config.max_position
     if max_model_len > config.max_position:
         raise ConfigError(

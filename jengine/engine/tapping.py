@@ -7,7 +7,7 @@ A function that fails later would stop the engine, so each is tried on every sha
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -25,6 +25,8 @@ def opened_taps(
     runner: Runner, config: ModelConfig, capture: Any, intervene: Any
 ) -> AbstractContextManager[int]:
     """The taps as the runner knows them, for as long as requests use them."""
+    if capture is None and intervene is None:
+        return nullcontext(0)
     given = {"capture": capture, "intervene": intervene}
     refuse_stages(runner, [name for name, value in given.items() if value])
     points = [point.name for point in tap_points(config)]

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import platform
+
 from jengine.errors import EngineDead
+from jengine.executor.calls import answer
+from jengine.executor.protocol import WorkerHealth
 from jengine.plan import Plan
 from jengine.runner.runner import PendingStep, Runner
 from jengine.runner.step import Leaves
@@ -12,6 +17,7 @@ class LocalExecutor:
     """Owns the runner, and with it the device memory, until it is shut down."""
 
     def __init__(self, runner: Runner) -> None:
+        self.step = -1  # the last one begun
         self._runner: Runner | None = runner
 
     @property
@@ -23,12 +29,26 @@ class LocalExecutor:
 
     def submit(self, plan: Plan) -> PendingStep:
         """Queue the plan's step."""
+        self.step = plan.step
         return self.runner.submit(plan)
 
     def update_weights(self, leaves: Leaves) -> None:
         """Use these parameters from the next plan on."""
         self.runner.update_leaves(leaves)
 
+    def call_workers(self, method: str, arguments: bytes) -> list[bytes]:
+        """What this one process answers."""
+        return [answer(self.runner, method, arguments)]
+
+    def health(self) -> list[WorkerHealth]:
+        """This process asks itself, so it lives."""
+        return [WorkerHealth(0, this_process(), self.step, 0.0)]
+
     def shutdown(self) -> None:
         """Drop the runner; its arrays go with the last step in flight."""
         self._runner = None
+
+
+def this_process() -> str:
+    """This host and process, for people."""
+    return f"{platform.node()} process {os.getpid()}"

@@ -1,11 +1,53 @@
-"""What the engine core needs of an executor: it runs plans, in order, without waiting."""
+"""The contract of executors: plans run somewhere, in order, without waiting.
+
+`local` runs them in this process, `multihost` in every process of one program, `ray` in processes
+that it starts; `executor="package.module:Class"` may name another one. Each wait has an end, after
+which there is an EngineDead (alone in a process there is nobody to wait for). Knows no requests.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
+import msgspec
+
+from jengine.config import CacheConfig, ScheduleConfig
 from jengine.outputs import StepOutput
 from jengine.plan import Plan
+
+
+class WorkerHealth(msgspec.Struct, frozen=True):
+    """What is known of one process that runs steps."""
+
+    rank: int
+    where: str  # host and process, for people
+    step: int  # the last step that it is known to have begun; -1: none
+    silent: float  # seconds since its last sign of life
+
+
+class Capacity(msgspec.Struct, frozen=True):
+    """What workers turned out to have room for, when they had loaded and compiled everything.
+
+    The cache is the same in all of them, so it is sized by the one with the least memory.
+    """
+
+    schedule: ScheduleConfig
+    cache: CacheConfig
+    depth: int  # plans that may be in flight while one is read
+    platform: str  # cpu, gpu
+
+
+@dataclass(frozen=True)
+class EngineJob:
+    """What an executor that starts workers is given."""
+
+    settings: Mapping[str, Any]  # keyword arguments of jengine.LLM, all of them plain data
+    options: Mapping[str, Any]  # executor_options=, which only this executor understands
+    multihost: Mapping[str, Any]  # multihost=, where several processes work together
+    # "package.module:function" that a worker process calls with a Job as bytes.
+    program: str
 
 
 class PendingOutput(Protocol):
@@ -22,7 +64,11 @@ class PendingOutput(Protocol):
         ...
 
     def result(self) -> StepOutput:
-        """Wait for the step and read what it sampled."""
+        """Wait for the step and read what it sampled.
+
+        Raises EngineDead when the workers are lost or do not answer in time, and UnexpectedCompile
+        if nothing of the step has run. Results may be read while later steps are queued.
+        """
         ...
 
 
@@ -30,13 +76,42 @@ class Executor(Protocol):
     """Runs plans. A plan may rely on everything the plans submitted before it did."""
 
     def submit(self, plan: Plan) -> PendingOutput:
-        """Queue the plan's step and return at once."""
+        """Queue the plan's step and return at once. A plan without rows is a step as well."""
         ...
 
     def update_weights(self, leaves: Any) -> None:
         """Use these parameters for every plan submitted from now on."""
         ...
 
+    def call_workers(self, method: str, arguments: bytes) -> list[bytes]:
+        """What one of `executor.calls.CALLS` returns in every worker, by rank, in its bytes.
+
+        Runs between steps: after those submitted before it.
+        """
+        ...
+
+    def health(self) -> list[WorkerHealth]:
+        """What is known of every worker; also answered while a step runs."""
+        ...
+
     def shutdown(self) -> None:
-        """Give memory back. No step is submitted afterwards; calling it twice is harmless."""
+        """Give memory back, end what was started. No step is submitted afterwards; calling it twice
+        is harmless."""
+        ...
+
+
+class StartedExecutor(Executor, Protocol):
+    """An executor that starts its own workers. Its class is what `executor=` names."""
+
+    @property
+    def capacity(self) -> Capacity:
+        """What the workers have room for."""
+        ...
+
+    @classmethod
+    def start(cls, job: EngineJob) -> StartedExecutor:
+        """Start workers, load the model, size the cache, compile. Returns when steps can run.
+
+        Raises a ConfigError, within a deadline of its own, if that cannot be; nothing is left then.
+        """
         ...

@@ -33,7 +33,7 @@ def bucket_for(plan: Plan, shapes: StepShapes, ladders: Ladders) -> Bucket:
         return ladders.smallest_for(plan.num_tokens, 0, ladders.pages[-1])
     tile = shapes.prefill_tile
     prefill = sum(-(-length // tile) for length in plan.lengths[plan.num_decodes :]) * tile
-    longest = max(map(int.__add__, plan.starts, plan.lengths))
+    longest = max(map(int.__add__, plan.starts, plan.lengths), default=0)
     return ladders.smallest_for(plan.num_decodes, prefill, -(-longest // shapes.block_size))
 
 
@@ -94,7 +94,7 @@ def _pack_one_segment(
     """Every token as a decode row of its own, in plan order; all of them have logits."""
     lengths = np.asarray(plan.lengths, np.int32)
     ends = np.cumsum(lengths)
-    count, first_chunk = int(ends[-1]), plan.num_decodes
+    count, first_chunk = plan.num_tokens, plan.num_decodes
     owners = np.repeat(np.asarray(plan.rows, np.int32), lengths)
     within = np.arange(count, dtype=np.int32) - np.repeat(ends - lengths, lengths)
     positions = np.repeat(np.asarray(plan.starts, np.int32), lengths) + within

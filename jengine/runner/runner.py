@@ -23,6 +23,7 @@ from jengine.runner.line import common_bucket, joined, moved
 from jengine.runner.packing import PackedStep, bucket_for, pack
 from jengine.runner.pipeline import PACKED_AXES
 from jengine.runner.programs import Compiled, Programs
+from jengine.runner.reports import ProgramCounts
 from jengine.runner.rows import Rows
 from jengine.runner.state import StepState
 from jengine.runner.step import DeviceOutput
@@ -183,6 +184,11 @@ class Runner:
                 "the engine's parameters were deleted: another computation donated them, such as a "
                 "training step. Call update_params with the new ones first."
             )
+
+    def program_counts(self) -> ProgramCounts:
+        """How many programs this runner has."""
+        ledger = self.programs.ledger
+        return ProgramCounts(len(ledger.entries), ledger.compiles_after_warm_up)
 
     def update_leaves(self, leaves: Leaves) -> None:
         """Use other parameters for the plans to come; shapes and dtypes were checked before."""

@@ -152,6 +152,12 @@ class Scheduler:
         """Steps planned from now on use other weights."""
         self.cache.set_weights_version(version)
 
+    def empty_plan(self) -> Plan:
+        """A step that runs nobody, to see whether one runs at all. It is not committed."""
+        plan = Plan(self._next_step, [], [], [], [], 0)
+        self._next_step += 1
+        return plan
+
     def schedule(self) -> Plan | None:
         """The next step: running requests first, waiting ones second. None: nothing can run now."""
         if len(self._flights) > self.depth or self.pause is Pause.ALL:

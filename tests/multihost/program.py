@@ -75,6 +75,8 @@ def everything(built: jengine.LLM) -> None:
     with built as llm:
         assert set(llm.mesh.devices.flat) == set(jax.devices())
         first, again = run(llm), run(llm)
+        health = llm.health(probe=True)
+        memory = llm.call_workers("memory")
         stopped = llm.generate(PROMPTS[:2], SamplingParams(max_tokens=9, seed=1, temperature=1))
         updated = zeroed(llm)
         version = llm.update_params(updated)
@@ -83,6 +85,8 @@ def everything(built: jengine.LLM) -> None:
             again=again,
             hits=llm.stats().prefix_hits,
             stopped=answers(stopped),
+            ranks=sorted(worker.rank for worker in health),
+            held=[worker.weights for worker in memory],
             version=version,
             zeroed=answers(llm.generate(PROMPTS[:1], SamplingParams(max_tokens=3, temperature=0))),
         )
@@ -110,7 +114,10 @@ def differing(folder: Path, rank: int) -> None:
             other_calls = refused(RequestError, lambda: llm.generate(PROMPTS, PARAMS))
         else:
             other_calls = refused(ConfigError, lambda: llm.update_params(zeroed(llm)))
+        name = "memory" if rank == 0 else "programs"
+        other_methods = refused(RequestError, lambda: llm.call_workers(name))
         say(
+            other_methods=other_methods,
             other_prompts=other_prompts,
             fewer=fewer,
             other_weights=other_weights,

@@ -42,6 +42,9 @@ def said(scenario: str, folder: Path, processes: int = 2, devices: int = 1) -> d
     with launched(scenario, folder, processes, devices) as launch:
         assert launch.wait(SECONDS) == [0] * processes, str(launch)
         first, *others = [process.said() for process in launch.processes]
+    if scenario == "same":  # the first knows all, the others the first and themselves
+        known = [line.pop("ranks") for (line,) in (first, *others)]
+        assert known == [list(range(processes)), *([0, i] for i in range(1, processes))]
     assert all(other == first for other in others)
     return {name: value for line in first for name, value in line.items()}
 
@@ -61,6 +64,8 @@ def test_same_tokens_as_one_process(
     assert found["tokens"] == found["again"] == on_one
     assert found["hits"] > 0
     assert found["version"] == 1
+    assert len(found["held"]) == processes
+    assert len(set(found["held"])) == 1
     assert found["zeroed"] == [[[0, 0, 0]]]
 
 
@@ -99,6 +104,10 @@ def test_differences_are_named_and_the_engine_goes_on(folder: Path, on_one: list
     for found in said:
         assert "process 1 differs from process 0" in found["other_prompts"]
         assert "differ first at 'request 3'" in found["other_prompts"]
+        assert (
+            "it has 'programs' among its calls where the others have 'memory'"
+            in found["other_methods"]
+        )
         assert "it has 3 requests where the others have 4" in found["fewer"]
         assert "weights differ first at 'layers.1.mlp.down'" in found["other_weights"]
         assert "Nothing was changed" in found["other_weights"]

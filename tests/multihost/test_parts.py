@@ -200,7 +200,7 @@ def test_leaving_in_the_middle_of_a_step_ends_all(
     leader, follower = pair
     with leader.inside_step():
         follower.leave("its program has ended")
-        eventually(lambda: ends)
+        eventually(lambda: len(ends) == 2)  # the follower is told, and ends as well
     assert "process 1 left in the middle of a step: its program has ended" in ends[0]
 
 
@@ -211,7 +211,8 @@ def test_a_stuck_step_is_noticed(
     leader, _ = pair
     leader.step = 7
     with leader.inside_step():
-        eventually(lambda: ends)
+        # The follower is told and ends as well, which the leader then notices.
+        eventually(lambda: len(ends) == 3)
     assert "step 7 has run for 0.5 s; process 1 did not begin it" in ends[0]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -10,8 +11,8 @@ import pytest
 
 from jengine.config import CacheGroup, CacheSpec
 from jengine.plan import NewBlocks, NewRow, Plan, RowSampling
-from jengine.runner.buckets import Bucket, StepShapes
-from jengine.runner.packing import PackedStep, pack
+from jengine.runner.buckets import Bucket, Ladders, StepShapes
+from jengine.runner.packing import PackedStep, bucket_for, pack
 from jengine.runner.rows import SETTINGS, Rows
 from jengine.runner.step_input import StepInput, packed_size
 
@@ -45,6 +46,19 @@ def test_an_empty_input_is_all_padding() -> None:
     assert (inputs.sampling.rows == ROWS).all()
     inputs.targets[0] = 7
     assert 7 in buffer, "the views write into the buffer"
+
+
+@pytest.mark.parametrize("one_segment", [False, True])
+def test_a_plan_without_rows_is_all_padding(one_segment: bool) -> None:
+    shapes = replace(SHAPES, one_segment=one_segment)
+    ladders = Ladders((4,), (32,), (CONTEXT // BLOCK,))
+    plan = Plan(0, [], [], [], [], 0)
+    bucket = bucket_for(plan, shapes, ladders)
+    packed = pack(plan, Rows(shapes), bucket, shapes)
+    inputs = StepInput.over(packed.buffer, bucket, shapes)
+    assert len(packed.slots) == 0
+    assert (inputs.positions == -1).all()
+    assert (inputs.sampling.rows == ROWS).all()
 
 
 def start(row: int, tokens: list[int], **sampling: Any) -> NewRow:

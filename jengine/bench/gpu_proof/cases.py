@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from jengine.models.published import PUBLISHED
+
 CAPABILITIES = (80, 89, 90)
 KV_HEADS = 8
 ROWS = 64
@@ -96,37 +98,4 @@ def step_cases() -> Iterator[StepCase]:
     yield StepCase("llama-8b", 64, 0, "xla")
 
 
-# Settings of config.json files, as their models' makers publish them.
-MODELS = {
-    "qwen3-0.6b": {
-        "architectures": ["Qwen3ForCausalLM"],
-        "model_type": "qwen3",
-        "vocab_size": 151_936,
-        "hidden_size": 1024,
-        "intermediate_size": 3072,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "max_position_embeddings": 40_960,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1_000_000.0,
-        "tie_word_embeddings": True,
-        "torch_dtype": "bfloat16",
-    },
-    "llama-8b": {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "vocab_size": 128_256,
-        "hidden_size": 4096,
-        "intermediate_size": 14_336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "max_position_embeddings": 131_072,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 500_000.0,
-        "tie_word_embeddings": False,
-        "torch_dtype": "bfloat16",
-    },
-}
+MODELS = {name: PUBLISHED[name] for name in ("qwen3-0.6b", "llama-8b")}

@@ -107,12 +107,18 @@ def measure(args: EngineArgs, config: ModelConfig) -> Sizes:
     return Sizes(args, config, parameters, budget)
 
 
-def scratch_bytes(config: ModelConfig, schedule: ScheduleConfig) -> int:
-    """About what the largest step needs beside parameters and cache: activations and logits."""
+def scratch_bytes(config: ModelConfig, schedule: ScheduleConfig, devices: int = 1) -> int:
+    """About what the largest step needs beside parameters and cache: activations and logits.
+
+    `devices` share what is as wide as the MLP or the vocabulary; each has whole hidden states.
+    """
     tokens = schedule.max_num_batched_tokens + schedule.max_num_seqs
-    activations = tokens * (6 * config.hidden_size + 3 * config.intermediate_size)
+    inner = config.intermediate_size
+    if config.moe is not None:
+        inner = max(inner, config.moe.experts_per_token * config.moe.intermediate_size)
+    activations = tokens * (6 * config.hidden_size + 3 * inner // devices)
     rows = schedule.max_num_seqs + schedule.max_num_batched_tokens // schedule.prefill_tile
-    return 4 * (activations + 3 * rows * config.vocab_size)
+    return 4 * (activations + 3 * rows * config.vocab_size // devices)
 
 
 def describe(sizes: Sizes) -> Finding:

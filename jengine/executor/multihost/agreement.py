@@ -18,6 +18,7 @@ ACTIVITIES = {
     "weights": "reading or replacing parameters",
     "cache": "sizing the cache",
     "requests": "generating",
+    "calls": "calling workers",
 }
 
 
@@ -69,7 +70,7 @@ def difference(odd: Report, usual: Report) -> str:
     rows = zip(odd.names, usual.names, odd.digests, usual.digests, strict=True)
     for name, other, digest, expected in rows:
         if name != other:
-            return f"its {odd.subject} have {name!r} where the others have {other!r}"
+            return f"it has {name!r} among its {odd.subject} where the others have {other!r}"
         if digest != expected:
             return f"its {odd.subject} differ first at {name!r}"
     raise AssertionError("these reports are the same")

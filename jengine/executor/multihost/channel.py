@@ -33,6 +33,7 @@ from jengine.executor.multihost.messages import (
 )
 from jengine.executor.multihost.peer import Peer
 from jengine.executor.multihost.settings import MultihostSettings
+from jengine.executor.protocol import WorkerHealth
 
 logger = logging.getLogger(__name__)
 # A step that fails because another process died is that process's fault: wait to hear of it.
@@ -49,6 +50,7 @@ class LeaderChannel:
         self.step = -1
         self.ends: deque[tuple[int, str]] = deque()  # (process, request) that it no longer wants
         self.samples: deque[tuple[int, Sampled]] = deque()
+        self.observers: list[Callable[[str], None]] = []  # told why, when all are ended
         self._settings = settings
         self._peers = {other: Peer(other, one, settings) for other, one in connections.items()}
         self._inbox: queue.SimpleQueue[tuple[int, Message]] = queue.SimpleQueue()
@@ -124,9 +126,17 @@ class LeaderChannel:
         reports = {rank: self._reports[rank].popleft() for rank in self._peers}
         reports = {self.rank: report, **reports}
         least = min(report.number for report in reports.values())
-        verdict = Verdict(problem_in(reports), least, list(names))
+        answers = [reports[rank].answer for rank in sorted(reports)]
+        verdict = Verdict(problem_in(reports), least, list(names), answers)
         self.broadcast(verdict)
         return verdict
+
+    def health(self) -> list[WorkerHealth]:
+        """What is known of the others."""
+        return [
+            WorkerHealth(peer.rank, peer.name, peer.step, peer.silent)
+            for peer in self._peers.values()
+        ]
 
     def leave(self, reason: str) -> None:
         """Take no further part; calling it twice is harmless."""
@@ -144,6 +154,8 @@ class LeaderChannel:
         with self._ending:  # the first reason is the cause
             for peer in self._peers.values():
                 peer.send_last(encode(Fatal(reason)))
+            for observer in self.observers:
+                observer(reason)
             end_process(f"process {self.rank} stops: {reason}")
 
     def _receive(self, rank: int, message: Message) -> None:
@@ -211,6 +223,10 @@ class FollowerChannel:
                 raise EngineDead(f"process {self.leader} has left this engine: {message.reason}")
             return message
 
+    def health(self) -> list[WorkerHealth]:
+        """What is known of the leader."""
+        return [WorkerHealth(self.leader, self._peer.name, self._peer.step, self._peer.silent)]
+
     def leave(self, reason: str) -> None:
         """Take no further part; calling it twice is harmless."""
         atexit.unregister(self.leave)
@@ -246,6 +262,9 @@ def failing_together(channel: Channel) -> Iterator[None]:
         raise
 
 
-def reports(subject: str, items: Sequence[tuple[str, bytes]], number: int = 0) -> Report:
+def reports(
+    subject: str, items: Sequence[tuple[str, bytes]], number: int = 0, answer: bytes = b""
+) -> Report:
     """A report of named digests."""
-    return Report(subject, [name for name, _ in items], [value for _, value in items], number)
+    names, digests = [name for name, _ in items], [value for _, value in items]
+    return Report(subject, names, digests, number, answer)

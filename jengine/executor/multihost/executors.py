@@ -6,13 +6,18 @@ In: plans. Out: steps of the local runner, the same ones everywhere. Must not kn
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
+from msgspec import structs
+
+from jengine.errors import RequestError
 from jengine.executor.local import LocalExecutor
-from jengine.executor.multihost.channel import FollowerChannel, LeaderChannel
-from jengine.executor.multihost.messages import Read, Run, Sampled
+from jengine.executor.multihost.agreement import digest_of
+from jengine.executor.multihost.channel import FollowerChannel, LeaderChannel, reports
+from jengine.executor.multihost.messages import Read, Report, Run, Sampled
 from jengine.executor.multihost.trace import Trace
-from jengine.executor.protocol import PendingOutput
+from jengine.executor.protocol import PendingOutput, WorkerHealth
 from jengine.outputs import StepOutput
 from jengine.plan import Plan
 
@@ -62,6 +67,20 @@ class LeadingExecutor:
     def update_weights(self, leaves: Any) -> None:
         """Use these parameters from the next plan on; the others do the same themselves."""
         self._local.update_weights(leaves)
+
+    def call_workers(
+        self, method: str, arguments: bytes, meanwhile: Callable[[], None] = lambda: None
+    ) -> list[bytes]:
+        """What every process answers, when all of them are asked the same."""
+        verdict = self._channel.agree(call_report(self._local, method, arguments), meanwhile)
+        if verdict.problem is not None:
+            raise RequestError(verdict.problem)
+        return verdict.answers
+
+    def health(self) -> list[WorkerHealth]:
+        """This process, and what it knows of the others."""
+        (own,) = self._local.health()
+        return [structs.replace(own, rank=self._channel.rank), *self._channel.health()]
 
     def shutdown(self) -> None:
         """Give memory back and leave the others."""
@@ -118,6 +137,15 @@ class FollowingExecutor:
             for number, digest in self._trace.add(plan, pending.result()):
                 self._channel.send(Sampled(number, digest))
 
+    def report(self, method: str, arguments: bytes) -> Report:
+        """What this process answers to a call, for the agreement of all on it."""
+        return call_report(self._local, method, arguments)
+
+    def health(self) -> list[WorkerHealth]:
+        """What this process knows of the leader, and itself."""
+        (own,) = self._local.health()
+        return [*self._channel.health(), structs.replace(own, rank=self._channel.rank)]
+
     def update_weights(self, leaves: Any) -> None:
         """Use these parameters from the next plan on."""
         self._local.update_weights(leaves)
@@ -127,3 +155,9 @@ class FollowingExecutor:
         self._pending.clear()
         self._channel.leave("it was shut down")
         self._local.shutdown()
+
+
+def call_report(local: LocalExecutor, method: str, arguments: bytes) -> Report:
+    """What is called, to be compared, with this process's answer."""
+    (own,) = local.call_workers(method, arguments)
+    return reports("calls", [(method, digest_of(arguments))], answer=own)

@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from jengine.outputs import Counts, StepLogprobs, TokenDelta
+from jengine.executor.protocol import Capacity, WorkerHealth
+from jengine.outputs import Counts, StepLogprobs, StepOutput, TokenDelta
 from jengine.plan import Plan
 
 ARRAY = 1
@@ -66,12 +67,13 @@ class Ask(Message, frozen=True):
 
 
 class Report(Message, frozen=True):
-    """Follower: what this process is about to do, as digests; a number where one is asked for."""
+    """Follower: what this process is about to do, as digests; a number or an answer where asked."""
 
     subject: str
     names: list[str]
     digests: list[bytes]
     number: int = 0
+    answer: bytes = b""
 
 
 class Verdict(Message, frozen=True):
@@ -80,6 +82,48 @@ class Verdict(Message, frozen=True):
     problem: str | None
     least: int
     names: list[str]
+    answers: list[bytes] = []  # what the reports answered, by rank
+
+
+class Call(Message, frozen=True):
+    """To the leader, and from it to all: do one of `executor.calls.CALLS`."""
+
+    method: str
+    arguments: bytes
+
+
+class Answers(Message, frozen=True):
+    """Leader to driver: what each process answered to a call, by rank."""
+
+    answers: list[bytes]
+
+
+class AskHealth(Message, frozen=True):
+    """Driver: how is everybody?"""
+
+
+class Health(Message, frozen=True):
+    """Leader to driver: what it knows of everybody."""
+
+    workers: list[WorkerHealth]
+
+
+class Ready(Message, frozen=True):
+    """Leader to driver: plans can run now."""
+
+    capacity: Capacity
+
+
+class Stepped(Message, frozen=True):
+    """Leader to driver: what the next of its plans sampled."""
+
+    output: StepOutput
+
+
+class Refused(Message, frozen=True):
+    """Leader to driver: nothing of the next of its plans has run, because of this."""
+
+    problem: str
 
 
 class Sampled(Message, frozen=True):
@@ -102,7 +146,25 @@ class Goodbye(Message, frozen=True):
 
 
 AnyMessage = (
-    Beat | Run | Done | Read | End | Ended | Ask | Report | Verdict | Sampled | Fatal | Goodbye
+    Beat
+    | Run
+    | Done
+    | Read
+    | End
+    | Ended
+    | Ask
+    | Report
+    | Verdict
+    | Sampled
+    | Fatal
+    | Goodbye
+    | Call
+    | Answers
+    | AskHealth
+    | Health
+    | Ready
+    | Stepped
+    | Refused
 )
 
 

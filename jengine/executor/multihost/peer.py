@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable
 
 import msgspec
@@ -23,8 +24,12 @@ Lost = Callable[[str], None]
 class Peer:
     """Sends and receives until one of both says goodbye."""
 
-    def __init__(self, rank: int, connection: Connection, settings: MultihostSettings) -> None:
+    def __init__(
+        self, rank: int, connection: Connection, settings: MultihostSettings, name: str = ""
+    ) -> None:
         self.rank = rank
+        self.name = name or f"process {rank}"
+        self.heard = time.monotonic()
         self.step = -1  # the last step that it is known to have begun
         self.farewell: str | None = None  # why it left, once it has
         self._connection = connection
@@ -64,10 +69,16 @@ class Peer:
                 self._connection.send(encode(Goodbye(reason)))
         self._connection.close_sending()
 
+    @property
+    def silent(self) -> float:
+        """Seconds since its last sign of life."""
+        return time.monotonic() - self.heard
+
     def _listen(self, receive: Receive, lost: Lost) -> None:
         try:
             while self.farewell is None:
                 message = decode(self._connection.receive())
+                self.heard = time.monotonic()
                 if isinstance(message, Beat):
                     self.step = message.step
                 elif isinstance(message, Fatal):
@@ -85,7 +96,7 @@ class Peer:
 
     def _report(self, lost: Lost, how: str) -> None:
         if not self._left.is_set():
-            lost(f"process {self.rank} {how}")
+            lost(f"{self.name} {how}")
 
     def _beat(self, own_step: Callable[[], int]) -> None:
         while not self._left.wait(self._settings.beat) and self.farewell is None:

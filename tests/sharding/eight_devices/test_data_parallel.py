@@ -237,6 +237,16 @@ def test_what_else_an_engine_does(
     assert two.reset_prefix_cache()
 
 
+def test_one_process_answers_for_all_replicas(two: jengine.LLM) -> None:
+    replicas = two.engine.session.core.replicas
+    before = [replica.health()[0].step for replica in replicas]
+    (own,) = two.health(probe=True)
+    assert (own.rank, own.silent) == (0, 0.0)
+    assert [replica.health()[0].step for replica in replicas] == [step + 1 for step in before]
+    (memory,) = two.call_workers("memory")
+    assert memory.cache > 0
+
+
 def test_the_comparison_cuts_prompts_in_one_replica(two: jengine.LLM) -> None:
     """Its own scheduler writes over what the first replica had cached."""
     whole = answers(two.generate(MANY, GREEDY))

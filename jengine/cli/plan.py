@@ -1,0 +1,73 @@
+"""`jengine plan`: whether a model fits devices that need not be there, and how fast it could be."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+from typing import TYPE_CHECKING
+
+from jengine.cli.flags import add_engine_flags, engine_arguments
+from jengine.cli.interrupts import interrupts_end_the_process
+from jengine.cli.parser import Parser
+from jengine.cli.planning.accelerators import ACCELERATORS
+from jengine.cli.terminal import Terminal
+from jengine.models.published import PUBLISHED
+
+if TYPE_CHECKING:
+    from jengine.cli.main import OpenLLM
+
+USAGE = "MODEL [flags]"
+EXAMPLES = f"""\
+MODEL is a folder with a config.json (weights are not read), or one of these shapes:
+  {", ".join(PUBLISHED)}
+
+examples:
+  jengine plan llama-70b --tp 8 --device h200
+  jengine plan llama-70b --tp 8 --pp 2 --hosts 2 --batch 256 --context 8192
+  jengine plan ./model --tp 2 --device a100 --json
+"""
+ENGINE_FLAGS = (
+    "dtype", "max_model_len", "max_num_batched_tokens", "block_size", "gpu_memory_utilization",
+)  # fmt: skip
+
+
+def add_flags(parser: Parser) -> None:
+    """The flags of this command."""
+    parser.add_argument("model", metavar="MODEL", help="a model folder, or the name of a shape")
+    devices = parser.add_argument_group("devices")
+    devices.add_argument("--device", choices=sorted(ACCELERATORS), default="h200", help="[h200]")
+    devices.add_argument("--tp", type=int, default=1, metavar="N", help="devices a layer [1]")
+    devices.add_argument("--pp", type=int, default=1, metavar="N", help="stages [1]")
+    devices.add_argument("--dp", type=int, default=1, metavar="N", help="replicas [1]")
+    devices.add_argument("--hosts", type=int, metavar="N", help="hosts [one for 8 devices]")
+    devices.add_argument(
+        "--network", type=float, default=400, metavar="GBIT",
+        help="network port of each device, Gbit/s [400]",
+    )  # fmt: skip
+    work = parser.add_argument_group("work")
+    work.add_argument(
+        "--batch", type=int, default=64, metavar="N", help="requests that a replica answers [64]"
+    )
+    work.add_argument(
+        "--context", type=int, default=4096, metavar="N", help="tokens of each, on average [4096]"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_engine_flags(parser, only=ENGINE_FLAGS)
+
+
+def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) -> int:
+    """Calculate and print. The status is 1 if the work does not fit."""
+    settings = engine_arguments(arguments)
+    with interrupts_end_the_process():
+        # Importing jax takes a second: after the flags have been checked.
+        paper = importlib.import_module("jengine.cli.planning.paper").paper_plan(
+            arguments.model,
+            settings,
+            ACCELERATORS[arguments.device],
+            (arguments.tp, arguments.pp, arguments.dp, arguments.hosts),
+            (arguments.batch, arguments.context),
+            arguments.network,
+        )
+    terminal.say(json.dumps(paper.as_json(), indent=2) if arguments.json else str(paper))
+    return 0 if paper.fits else 1

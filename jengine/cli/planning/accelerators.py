@@ -1,0 +1,31 @@
+"""What devices can do, from their vendor's data sheets. Data only.
+
+Memory and rates are the printed ones: 1 GB is 1e9 bytes, bfloat16 without sparsity, and a link in
+one direction (data sheets print both directions together).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Accelerator:
+    """One device and the link to the others of its host."""
+
+    name: str
+    memory: float  # bytes
+    bandwidth: float  # bytes a second
+    flops: float  # bfloat16 operations a second
+    link: float  # bytes a second to the other devices of the host, one way
+    link_name: str = "NVLink"
+    source: str = "vendor's data sheet"
+
+
+ACCELERATORS = {
+    "b200": Accelerator("B200 180 GB", 180e9, 8.0e12, 2250e12, 900e9),
+    "h200": Accelerator("H200 SXM 141 GB", 141e9, 4.8e12, 989e12, 450e9),
+    "h100": Accelerator("H100 SXM 80 GB", 80e9, 3.35e12, 989e12, 450e9),
+    "a100": Accelerator("A100 SXM 80 GB", 80e9, 2.039e12, 312e12, 300e9),
+    "l40s": Accelerator("L40S 48 GB", 48e9, 0.864e12, 362e12, 32e9, "PCIe"),
+}

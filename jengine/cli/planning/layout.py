@@ -1,0 +1,64 @@
+"""How devices are divided: replicas of pipelines of stages of devices that share each layer.
+
+In: sizes that a user gives. Out: a Layout, or a ConfigError. Must not know models.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jengine.errors import ConfigError
+
+DEVICES_A_HOST = 8
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Devices in the order dp, pp, tp: neighbours share a layer."""
+
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+    hosts: int = 1
+
+    @property
+    def devices(self) -> int:
+        """All of them."""
+        return self.tp * self.pp * self.dp
+
+    @property
+    def devices_a_host(self) -> int:
+        """The same on every host."""
+        return self.devices // self.hosts
+
+    @property
+    def tensor_hosts(self) -> int:
+        """Hosts that the devices of one layer are spread over."""
+        return -(-self.tp // self.devices_a_host)
+
+    @property
+    def stages_cross_hosts(self) -> bool:
+        """Whether some stage hands its results to another host."""
+        return self.pp > 1 and self.tp * self.pp > self.devices_a_host
+
+
+def checked_layout(tp: int, pp: int, dp: int, hosts: int | None) -> Layout:
+    """A layout that real hosts can have. Without a number of hosts: eight devices on each."""
+    for name, value in (("tp", tp), ("pp", pp), ("dp", dp), ("hosts", hosts)):
+        if value is not None and value < 1:
+            raise ConfigError(f"--{name} {value}: expected 1 or more.")
+    devices = tp * pp * dp
+    hosts = hosts or -(-devices // DEVICES_A_HOST)
+    if devices % hosts:
+        raise ConfigError(
+            f"{devices} devices (tp {tp} x pp {pp} x dp {dp}) on {hosts} hosts: expected the same "
+            "number on each. Give another --hosts."
+        )
+    layout = Layout(tp, pp, dp, hosts)
+    here = layout.devices_a_host
+    if tp % here and here % tp:
+        raise ConfigError(
+            f"--tp {tp} with {here} devices a host: expected one to divide the other, so that "
+            "no host holds parts of two groups unevenly."
+        )
+    return layout

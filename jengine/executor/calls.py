@@ -1,0 +1,99 @@
+"""What may be called in every worker: a list of names, each with the types of both directions.
+
+In: a name and arguments. Out: bytes, and back; nothing else can be called. Must not know where the
+workers are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from jengine.errors import RequestError, nearest_name
+from jengine.runner.reports import (
+    DeviceMemory,
+    ProgramCounts,
+    device_memory,
+    start_profile,
+    stop_profile,
+)
+from jengine.runner.runner import Runner
+
+
+class Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """No arguments."""
+
+
+class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where a worker writes its profile, on its own host."""
+
+    folder: str
+
+
+@dataclass(frozen=True)
+class WorkerCall:
+    """One thing that workers do when they are asked."""
+
+    arguments: Any
+    result: Any
+    run: Callable[[Runner, Any], Any]
+
+
+CALLS = {
+    "memory": WorkerCall(Nothing, DeviceMemory, lambda runner, _: device_memory(runner)),
+    "programs": WorkerCall(Nothing, ProgramCounts, lambda runner, _: runner.program_counts()),
+    "start_profile": WorkerCall(Profile, None, lambda _, given: start_profile(given.folder)),
+    "stop_profile": WorkerCall(Nothing, None, lambda _, __: stop_profile()),
+}
+
+
+class Outcome(msgspec.Struct, frozen=True, array_like=True):
+    """What a call came to in one worker."""
+
+    value: bytes
+    problem: str | None = None
+
+
+def encoded_arguments(method: str, arguments: Mapping[str, Any]) -> bytes:
+    """The arguments of a call, if there is such a call and they fit it."""
+    if method not in CALLS:
+        raise RequestError(
+            f"call_workers({method!r}): workers know {', '.join(CALLS)}."
+            f"{nearest_name(method, CALLS)}"
+        )
+    try:
+        given = msgspec.convert(dict(arguments), CALLS[method].arguments)
+    except msgspec.ValidationError as error:
+        raise RequestError(f"call_workers({method!r}): {error}.") from error
+    return msgspec.msgpack.encode(given)
+
+
+def answer(runner: Runner, method: str, arguments: bytes) -> bytes:
+    """Do what is asked in this worker. What goes wrong is told to the caller, not raised here."""
+    call = CALLS[method]
+    given = msgspec.msgpack.decode(arguments, type=call.arguments)
+    try:
+        value = call.run(runner, given)
+    except Exception as error:  # noqa: BLE001 - the caller raises it
+        return msgspec.msgpack.encode(Outcome(b"", f"{type(error).__name__}: {error}"))
+    return encoded_answer(value)
+
+
+def encoded_answer(value: Any) -> bytes:
+    """What a call has returned, as bytes."""
+    return msgspec.msgpack.encode(Outcome(msgspec.msgpack.encode(value)))
+
+
+def decoded_answers(method: str, answers: list[bytes]) -> list[Any]:
+    """What every worker has returned; an error if it failed in one."""
+    outcomes = [msgspec.msgpack.decode(one, type=Outcome) for one in answers]
+    for rank, outcome in enumerate(outcomes):
+        if outcome.problem is not None:
+            raise RequestError(
+                f"call_workers({method!r}) failed in worker {rank}: {outcome.problem}"
+            )
+    kind = CALLS[method].result
+    return [msgspec.msgpack.decode(outcome.value, type=kind) for outcome in outcomes]

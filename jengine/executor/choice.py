@@ -1,0 +1,61 @@
+"""Which executor `executor=` means: one that we have, or a class somewhere else.
+
+In: the argument. Out: a class that was checked against the contract. Must not know engines.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any, cast
+
+from jengine.errors import ConfigError, nearest_name
+
+if TYPE_CHECKING:
+    from jengine.executor.protocol import StartedExecutor
+
+# These run in processes that the user has started, around the devices JAX sees there.
+OWN_PROCESSES = ("auto", "local", "multihost")
+# These start workers. Imported when asked for: what they need may not be installed.
+STARTING = {"ray": "jengine.executor.ray.executor:RayExecutor"}
+INSTALL = {"ray": "pip install 'jengine[ray]'"}
+METHODS = ("start", "submit", "update_weights", "call_workers", "health", "shutdown")
+
+
+def checked_executor(value: Any) -> str:
+    """The argument, if it can mean an executor. Imports nothing."""
+    known = (*OWN_PROCESSES, *STARTING)
+    if isinstance(value, str) and (value in known or is_import_path(value)):
+        return value
+    hint = nearest_name(value, known) if isinstance(value, str) else ""
+    raise ConfigError(
+        f"executor={value!r}: expected one of {', '.join(map(repr, known))}, or an import path "
+        f"such as 'package.module:Class'.{hint}"
+    )
+
+
+def is_import_path(value: str) -> bool:
+    """Whether this has the form package.module:Class."""
+    module, colon, name = value.partition(":")
+    return bool(colon) and name.isidentifier() and all(map(str.isidentifier, module.split(".")))
+
+
+def starting_executor(value: str) -> type[StartedExecutor]:
+    """The class that starts workers. Imports its module."""
+    path = STARTING.get(value, value)
+    module, _, name = path.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except ImportError as error:
+        advice = f" Install: {INSTALL[value]}" if value in INSTALL else ""
+        raise ConfigError(f"executor={value!r}: cannot import it: {error}.{advice}") from error
+    except AttributeError as error:
+        raise ConfigError(f"executor={value!r}: {module} has no {name}.") from error
+    if not isinstance(found, type):
+        raise ConfigError(f"executor={value!r}: {name} is not a class.")
+    missing = [method for method in METHODS if not callable(getattr(found, method, None))]
+    if missing:
+        raise ConfigError(
+            f"executor={value!r}: {name} lacks {', '.join(missing)}. "
+            "jengine/executor/protocol.py says what an executor does."
+        )
+    return cast("type[StartedExecutor]", found)

@@ -1,0 +1,214 @@
+"""Starts workers on a Ray cluster and stops them: a placement group, and one actor a host.
+
+In: an EngineJob. Out: an executor whose plans go to the first actor over a connection of our own.
+Ray carries bytes only, and only while workers start and end.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+import msgspec
+import ray
+from ray.util import get_node_ip_address, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from jengine.errors import ConfigError, EngineDead, JengineError
+from jengine.executor.multihost.connection import Connection, accept, listen
+from jengine.executor.multihost.rendezvous import SECRET
+from jengine.executor.multihost.settings import MultihostSettings
+from jengine.executor.protocol import EngineJob
+from jengine.executor.ray.actor import Where, Worker
+from jengine.executor.ray.options import RayOptions
+from jengine.executor.remote.driver import RemoteExecutor
+from jengine.executor.remote.job import Job, error_in
+
+# Between two looks at whether a worker has failed while it starts.
+LOOK_SECONDS = 0.5
+# For workers that another engine has just given back.
+PLACE_SECONDS = 60.0
+# Once one worker has failed the others say in this time whether they know why.
+GRACE = 5.0
+
+
+class RayExecutor(RemoteExecutor):
+    """Runs plans in Ray actors."""
+
+    @classmethod
+    def start(cls, job: EngineJob) -> RayExecutor:
+        """Start actors and wait until they can run steps."""
+        options = RayOptions.checked(job.options)
+        settings = MultihostSettings.checked(job.multihost)
+        cluster = Cluster(options)
+        try:
+            cluster.place(devices_wanted(job.settings))
+            connection = cluster.run(job, settings)
+            return cls(connection, settings, cluster.workers, cluster.stop)
+        except BaseException:
+            cluster.stop()
+            raise
+
+
+class Cluster:
+    """Everything that was started on Ray for one engine."""
+
+    def __init__(self, options: RayOptions) -> None:
+        self._options = options
+        self._deadline = time.monotonic() + options.start
+        self._actors: list[Any] = []
+        self._where: list[Where] = []
+        self._ends: list[Any] = []  # what each actor's program will have returned
+        self._group: Any = None
+        self._stopping = threading.Lock()
+        self._joined = not ray.is_initialized()
+        if self._joined:
+            join(options.address)
+
+    @property
+    def workers(self) -> list[str]:
+        """Where each runs, by rank."""
+        return [f"{where.host} process {where.process}" for where in self._where]
+
+    def place(self, devices: int | None) -> None:
+        """Reserve room for all workers at once, and start them."""
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        gpus = [int(node.get("GPU", 0)) for node in nodes]
+        count, each = self._options.shape(gpus, devices)
+        self._reserve(count, {"CPU": self._options.cpus, **({"GPU": each} if each else {})}, nodes)
+        self._actors = [self._started(number, each) for number in range(count)]
+        found = self._first_answers([actor.where.remote() for actor in self._actors])
+        self._where = [msgspec.msgpack.decode(one, type=Where) for one in found]
+
+    def _reserve(self, count: int, bundle: dict[str, float], nodes: list[Any]) -> None:
+        self._group = placement_group([bundle] * count, strategy="SPREAD")
+        if not self._group.wait(min(self._seconds_left, PLACE_SECONDS)):
+            raise ConfigError(
+                f"Ray has no room for {count} workers with {bundle} each; its nodes have "
+                f"{nodes}. Say executor_options={{'workers': ..., 'gpus': ..., 'cpus': ...}}."
+            )
+
+    def _started(self, number: int, gpus: int) -> Any:
+        return (
+            ray.remote(Worker)
+            .options(
+                num_cpus=self._options.cpus,
+                num_gpus=gpus,
+                max_restarts=0,
+                scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, number),
+                runtime_env={"env_vars": dict(self._options.environment)},
+            )
+            .remote()
+        )
+
+    def _first_answers(self, asked: Sequence[Any]) -> list[bytes]:
+        """What actors say as soon as they run."""
+        try:
+            return ray.get(asked, timeout=self._seconds_left)
+        except ray.exceptions.GetTimeoutError as error:
+            raise self._too_slow() from error
+        except ray.exceptions.RayError as error:
+            raise ConfigError(f"Ray could not start the workers: {last_line(error)}") from error
+
+    @property
+    def _seconds_left(self) -> float:
+        return max(self._deadline - time.monotonic(), 0.0)
+
+    def _too_slow(self) -> ConfigError:
+        return ConfigError(
+            f"the workers were not ready within {self._options.start:g} s. Loading and compiling "
+            "take long? Raise executor_options={'start': ...}."
+        )
+
+    def run(self, job: EngineJob, settings: MultihostSettings) -> Connection:
+        """Run the program in every actor, and wait until the first one connects."""
+        address, secret = get_node_ip_address(), secrets.token_bytes(SECRET)
+        first = self._where[0]
+        with listen(address) as server:
+            for rank, actor in enumerate(self._actors):
+                part = Job(
+                    settings=dict(job.settings),
+                    rank=rank,
+                    workers=len(self._actors),
+                    coordinator=f"{first.host}:{first.port}",
+                    driver=address,
+                    port=server.getsockname()[1],
+                    secret=secret,
+                    multihost=dict(job.multihost),
+                )
+                data = msgspec.msgpack.encode(part)
+                self._ends.append(actor.run.remote(job.program, data))
+            return self._accepted(server, secret, settings)
+
+    def _accepted(
+        self, server: socket.socket, secret: bytes, settings: MultihostSettings
+    ) -> Connection:
+        server.settimeout(LOOK_SECONDS)
+        while self._seconds_left:
+            try:
+                joined = accept(server, secret, settings.silence)
+            except TimeoutError:
+                if ray.wait(self._ends, timeout=0)[0]:
+                    self._explain()
+                continue
+            if joined is not None:
+                return joined[1]
+        raise self._too_slow()
+
+    def _explain(self) -> NoReturn:
+        """Raise what kept a worker from starting: the error that is not about another worker."""
+        ended, _ = ray.wait(self._ends, num_returns=len(self._ends), timeout=GRACE)
+        found = [self._error_of(end) for end in ended]
+        errors = [error for error in found if error is not None]
+        errors.sort(key=lambda error: isinstance(error, EngineDead))
+        raise errors[0] if errors else ConfigError("a worker ended while it was starting.")
+
+    def _error_of(self, end: Any) -> JengineError | None:
+        rank = self._ends.index(end)
+        where = self.workers[rank]
+        try:
+            return error_in(ray.get(end))
+        except ray.exceptions.RayError as error:
+            kind = EngineDead if isinstance(error, ray.exceptions.RayActorError) else ConfigError
+            return kind(f"worker {rank} ({where}) failed: {last_line(error)}")
+
+    def stop(self) -> None:
+        """End actors and placement group, and leave the cluster if it was joined for this."""
+        with self._stopping:
+            if ray.is_initialized():
+                if self._ends:
+                    ray.wait(self._ends, num_returns=len(self._ends), timeout=self._options.stop)
+                for actor in self._actors:
+                    ray.kill(actor, no_restart=True)
+                if self._group is not None:
+                    remove_placement_group(self._group)
+                if self._joined:
+                    ray.shutdown()
+            self._actors, self._ends, self._group, self._joined = [], [], None, False
+
+
+def devices_wanted(settings: Mapping[str, Any]) -> int | None:
+    """How many devices the model is to be split over, if that was said."""
+    kinds = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+    given = [settings[name] for name in kinds if settings.get(name)]
+    return math.prod(given) if given else None
+
+
+def join(address: str | None) -> None:
+    """Join a cluster, or start a local one, which then tells nobody that it is used."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        ray.init(address=address, include_dashboard=None if address else False)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"cannot join a Ray cluster at {address!r}: {error}") from error
+
+
+def last_line(error: Exception) -> str:
+    """What an error says, without the traceback that Ray puts before it."""
+    return str(error).strip().splitlines()[-1]

@@ -1,0 +1,197 @@
+"""The driver's end: plans go to the first worker, results come back in the same order.
+
+In: plans. Out: StepOutputs, or EngineDead with the reason as soon as a worker is lost. Nothing here
+needs jax or a device. Must not know who started the workers.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from msgspec import structs
+
+from jengine.errors import EngineDead, UnexpectedCompile, UnsupportedFeature
+from jengine.executor.multihost.connection import Connection
+from jengine.executor.multihost.messages import (
+    Answers,
+    AskHealth,
+    Call,
+    Goodbye,
+    Health,
+    Message,
+    Ready,
+    Refused,
+    Run,
+    Stepped,
+    encode,
+)
+from jengine.executor.multihost.peer import Peer
+from jengine.executor.multihost.settings import MultihostSettings
+from jengine.executor.protocol import Capacity, WorkerHealth
+from jengine.outputs import StepOutput
+from jengine.plan import Plan
+
+T = TypeVar("T")
+# Workers answer between two steps, whatever they do.
+CALL_SECONDS = 120.0
+READY_SECONDS = 60.0
+
+
+class RemoteStep:
+    """A step that a worker has queued, or will."""
+
+    def __init__(self, executor: RemoteExecutor, arrived: Future[StepOutput]) -> None:
+        self.void = False  # a step before it was refused, so nobody uses what it sampled
+        self._executor = executor
+        self._arrived = arrived
+
+    @property
+    def ready(self) -> bool:
+        """Whether `result` returns at once."""
+        return self._arrived.done()
+
+    @property
+    def has_left(self) -> bool:
+        """Whether nothing more has to be queued before it can be read."""
+        return True  # workers run no stages
+
+    def result(self) -> StepOutput:
+        """Wait for what it sampled."""
+        executor = self._executor
+        executor.in_flight.remove(self)
+        try:
+            return executor.wait(self._arrived, executor.settings.stuck, "a step")
+        except UnexpectedCompile:
+            if self.void:  # whoever waits for it only waits for its end
+                return StepOutput([])
+            for step in executor.in_flight:
+                step.void = True
+            raise
+
+
+class RemoteExecutor:
+    """Runs plans in workers that somebody else has started and will stop."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        settings: MultihostSettings,
+        workers: Sequence[str],
+        stop: Callable[[], None],
+    ) -> None:
+        """`workers` are where they run, by rank; `stop` ends all that was started with them."""
+        self.settings = settings
+        self.workers = tuple(workers)
+        self._stop = stop
+        self._failure: str | None = None
+        self._step = -1
+        self.in_flight: list[RemoteStep] = []  # whose results nobody has asked for
+        self._changing = threading.Lock()
+        self._steps: deque[Future[StepOutput]] = deque()
+        self._answers: deque[Future[list[bytes]]] = deque()
+        self._health: deque[Future[list[WorkerHealth]]] = deque()
+        self._ready: Future[Capacity] = Future()
+        self._peer = Peer(0, connection, settings)
+        self._peer.start(self._receive, self._fail, lambda: self._step)
+        atexit.register(self.shutdown)
+        self.capacity = self.wait(self._ready, READY_SECONDS, "the first message")
+
+    def submit(self, plan: Plan) -> RemoteStep:
+        """Send the plan."""
+        self._step = plan.step
+        step = RemoteStep(self, self._ask(Run(plan), self._steps))
+        self.in_flight.append(step)
+        return step
+
+    def update_weights(self, leaves: Any) -> None:
+        """The driver has no arrays that workers could reach."""
+        raise UnsupportedFeature(
+            "the parameters of this engine lie in its workers' memory, so arrays of this process "
+            "cannot replace them. Make a new engine of a folder that has the new ones."
+        )
+
+    def call_workers(self, method: str, arguments: bytes) -> list[bytes]:
+        """What every worker answers."""
+        return self.wait(self._ask(Call(method, arguments), self._answers), CALL_SECONDS, method)
+
+    def health(self) -> list[WorkerHealth]:
+        """What the first worker knows of all."""
+        answer = self._ask(AskHealth(), self._health)
+        found = self.wait(answer, self.settings.silence, "a question after their health")
+        return [structs.replace(one, where=self.workers[one.rank]) for one in found]
+
+    def shutdown(self) -> None:
+        """End the workers."""
+        atexit.unregister(self.shutdown)
+        with self._changing:
+            self._failure = self._failure or "the engine was shut down"
+        self._peer.leave("it was shut down")
+        self._stop()
+
+    def wait(self, arrived: Future[T], seconds: float, what: str) -> T:
+        """What has come of it; an error if that takes too long or the workers are lost."""
+        try:
+            return arrived.result(seconds)
+        except TimeoutError:
+            self._fail(f"workers have not answered {what} for {seconds:g} s")
+            return arrived.result(READY_SECONDS)  # which has failed, or comes at the last moment
+
+    def _ask(self, message: Message, waiting: deque[Future[T]]) -> Future[T]:
+        arrived: Future[T] = Future()
+        with self._changing:  # answers come in the order of the questions
+            if self._failure is not None:
+                raise EngineDead(self._failure)
+            waiting.append(arrived)
+            self._peer.send(encode(message))
+        return arrived
+
+    def _receive(self, _rank: int, message: Message) -> None:
+        match message:
+            case Stepped(output):
+                self._deliver(self._steps, output)
+            case Refused(problem):
+                self._deliver(self._steps, UnexpectedCompile(problem))
+            case Answers(answers):
+                self._deliver(self._answers, answers)
+            case Health(workers):
+                self._deliver(self._health, workers)
+            case Ready(capacity):
+                self._deliver(deque([self._ready]), capacity)
+            case Goodbye(reason):
+                self._fail(f"the workers have left: {reason}")
+            case _:
+                self._fail(f"a worker does not send {type(message).__name__} to its driver")
+
+    def _deliver(self, waiting: deque[Future[T]], answer: T | Exception) -> None:
+        """Give the oldest who waits its answer; who has been told of a failure gets no other."""
+        with self._changing:
+            arrived = waiting.popleft()
+            if self._failure is None:
+                settle(arrived, answer)
+
+    def _fail(self, reason: str) -> None:
+        """Whoever waits is told; then nothing is left running. The first reason is the cause."""
+        with self._changing:
+            if self._failure is not None:
+                return
+            self._failure = reason
+            where = ", ".join(f"process {i}: {name}" for i, name in enumerate(self.workers))
+            error = EngineDead(f"{reason}. Workers were {where}. Create a new engine.")
+            for arrived in (*self._steps, *self._answers, *self._health, self._ready):
+                if not arrived.done():
+                    settle(arrived, error)
+        self._peer.leave(reason)
+        self._stop()
+
+
+def settle(arrived: Future[Any], answer: Any) -> None:
+    """End the wait with an answer or with an error."""
+    if isinstance(answer, Exception):
+        arrived.set_exception(answer)
+    else:
+        arrived.set_result(answer)

@@ -1,0 +1,48 @@
+"""What a worker process is told, and what it says when it has ended: as bytes, never as objects.
+
+In: plain data. Out: bytes, and back. Must not know how they travel.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from jengine import errors
+from jengine.errors import JengineError
+
+
+class Job(msgspec.Struct, frozen=True):
+    """One worker's part of an engine."""
+
+    settings: dict[str, Any]
+    rank: int
+    workers: int
+    coordinator: str  # of jax.distributed: host:port of the first worker
+    driver: str  # address that the first worker connects to
+    port: int
+    secret: bytes
+    multihost: dict[str, Any]
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """How a worker has ended: in peace, or with one of our errors."""
+
+    kind: str | None = None
+    problem: str = ""
+
+
+def ended_with(error: JengineError) -> bytes:
+    """An error on its way to the driver."""
+    return msgspec.msgpack.encode(Ended(type(error).__name__, str(error)))
+
+
+def error_in(data: bytes) -> JengineError | None:
+    """The error that a worker ended with, of the same class as there."""
+    ended = msgspec.msgpack.decode(data, type=Ended)
+    if ended.kind is None:
+        return None
+    kind = getattr(errors, ended.kind, None)
+    known = isinstance(kind, type) and issubclass(kind, JengineError)
+    return (kind if known else JengineError)(ended.problem)

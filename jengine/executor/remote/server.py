@@ -1,0 +1,204 @@
+"""The first worker's end: runs the driver's plans, with the other workers if there are some.
+
+One thread queues steps as plans come, another waits for their results, so that the next step is
+queued while one runs. Must not know requests, or who started this process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import NoReturn, Protocol
+
+from jengine.errors import UnexpectedCompile
+from jengine.executor.local import LocalExecutor
+from jengine.executor.multihost.channel import LeaderChannel, failing_together
+from jengine.executor.multihost.connection import Connection
+from jengine.executor.multihost.ending import end_process
+from jengine.executor.multihost.executors import LeadingExecutor
+from jengine.executor.multihost.messages import (
+    Answers,
+    AskHealth,
+    Call,
+    Done,
+    Fatal,
+    Goodbye,
+    Health,
+    Message,
+    Ready,
+    Refused,
+    Run,
+    Stepped,
+    encode,
+)
+from jengine.executor.multihost.peer import Peer
+from jengine.executor.multihost.settings import MultihostSettings
+from jengine.executor.protocol import Capacity, PendingOutput, WorkerHealth
+from jengine.outputs import Counts, StepOutput
+from jengine.plan import Plan
+
+DRIVER = "the driver"
+
+
+class Workers(Protocol):
+    """All workers, as the first of them reaches them."""
+
+    def submit(self, plan: Plan) -> PendingOutput:
+        """Queue a step everywhere."""
+        ...
+
+    def read(self, pending: PendingOutput) -> StepOutput:
+        """Wait for the oldest step that was not read yet."""
+        ...
+
+    def call(self, method: str, arguments: bytes) -> list[bytes]:
+        """What everybody answers."""
+        ...
+
+    def health(self) -> list[WorkerHealth]:
+        """How everybody is."""
+        ...
+
+    def leave(self) -> None:
+        """Give memory back, in peace."""
+        ...
+
+    def end(self, reason: str) -> NoReturn:
+        """End everybody, because it cannot go on."""
+        ...
+
+
+class OneWorker:
+    """This process alone. What its methods promise is above."""
+
+    def __init__(self, executor: LocalExecutor, tell: Callable[[str], None]) -> None:
+        self._executor = executor
+        self._tell = tell
+
+    def submit(self, plan: Plan) -> PendingOutput:
+        return self._executor.submit(plan)
+
+    def read(self, pending: PendingOutput) -> StepOutput:
+        return pending.result()
+
+    def call(self, method: str, arguments: bytes) -> list[bytes]:
+        return self._executor.call_workers(method, arguments)
+
+    def health(self) -> list[WorkerHealth]:
+        return self._executor.health()
+
+    def leave(self) -> None:
+        self._executor.shutdown()
+
+    def end(self, reason: str) -> NoReturn:
+        self._tell(reason)
+        end_process(f"process 0 stops: {reason}")
+
+
+class SeveralWorkers:
+    """This process leads. What its methods promise is above."""
+
+    def __init__(
+        self, executor: LeadingExecutor, channel: LeaderChannel, tell: Callable[[str], None]
+    ) -> None:
+        self._executor = executor
+        self._channel = channel
+        channel.observers.append(tell)
+
+    def submit(self, plan: Plan) -> PendingOutput:
+        with failing_together(self._channel):
+            return self._executor.submit(plan)
+
+    def read(self, pending: PendingOutput) -> StepOutput:
+        channel, executor = self._channel, self._executor
+        while channel.read():
+            pass
+        with channel.inside_step(), failing_together(channel):
+            output = pending.result()
+        executor.compare_samples()
+        channel.broadcast(Done(executor.read, [], Counts()))
+        return output
+
+    def call(self, method: str, arguments: bytes) -> list[bytes]:
+        self._channel.broadcast(Call(method, arguments))
+        return self._executor.call_workers(method, arguments)
+
+    def health(self) -> list[WorkerHealth]:
+        return self._executor.health()
+
+    def leave(self) -> None:
+        self._executor.shutdown()
+
+    def end(self, reason: str) -> NoReturn:
+        self._channel.end_all(reason)
+
+
+class PlanServer:
+    """Serves one driver until it says goodbye."""
+
+    def __init__(self, connection: Connection, settings: MultihostSettings) -> None:
+        self._peer = Peer(0, connection, settings, DRIVER)
+        self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._to_read: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._step = -1
+
+    def tell_end(self, reason: str) -> None:
+        """Tell the driver why everything ends."""
+        self._peer.send_last(encode(Fatal(reason)))
+
+    def serve(self, workers: Workers, capacity: Capacity) -> None:
+        """Run what comes."""
+        self._peer.start(lambda _, message: self._inbox.put(message), workers.end, self._begun)
+        self._peer.send(encode(Ready(capacity)))
+        reader = threading.Thread(target=self._read, args=(workers,), daemon=True)
+        reader.start()
+        with self._ending_all(workers):
+            while not isinstance(message := self._inbox.get(), Goodbye):
+                self._take(workers, message)
+        self._to_read.put(None)
+        reader.join()
+        workers.leave()
+        self._peer.leave("it was shut down")
+
+    def _begun(self) -> int:
+        return self._step
+
+    def _take(self, workers: Workers, message: Message) -> None:
+        match message:
+            case Run(plan):
+                self._step = plan.step
+                self._to_read.put(self._submitted(workers, plan))
+            case Call(method, arguments):
+                self._to_read.put(lambda: self._send(Answers(workers.call(method, arguments))))
+            case AskHealth():
+                self._send(Health(workers.health()))
+            case _:
+                workers.end(f"the driver does not send {type(message).__name__}")
+
+    def _submitted(self, workers: Workers, plan: Plan) -> Callable[[], None]:
+        """Queue a step; what is left to do when it has ended."""
+        try:
+            pending = workers.submit(plan)
+        except UnexpectedCompile as error:  # before anything of it has run, in all alike
+            return partial(self._send, Refused(str(error)))
+        return lambda: self._send(Stepped(workers.read(pending)))
+
+    def _send(self, message: Message) -> None:
+        self._peer.send(encode(message))
+
+    def _read(self, workers: Workers) -> None:
+        with self._ending_all(workers):
+            while (job := self._to_read.get()) is not None:
+                job()
+
+    @contextlib.contextmanager
+    def _ending_all(self, workers: Workers) -> Iterator[None]:
+        """Nobody waits for a thread that has failed."""
+        try:
+            yield
+        except BaseException as error:
+            workers.end(f"process 0 failed: {type(error).__name__}: {error}")
+            raise

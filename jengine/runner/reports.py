@@ -1,0 +1,69 @@
+"""What a runner tells about its process's devices, as plain data that can travel; and profiles.
+
+In: a runner. Out: structs of numbers. Must not know who asks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import jax
+import msgspec
+
+if TYPE_CHECKING:
+    from jengine.runner.runner import Runner
+
+
+class DeviceMemory(msgspec.Struct, frozen=True):
+    """Bytes on the first device of a process; the last two where the device tells."""
+
+    platform: str
+    devices: int  # of this process
+    weights: int
+    cache: int
+    row_state: int
+    in_use: int | None
+    limit: int | None
+
+
+class ProgramCounts(msgspec.Struct, frozen=True):
+    """How many programs were compiled."""
+
+    programs: int
+    compiles_after_warm_up: int
+
+
+def device_memory(runner: Runner) -> DeviceMemory:
+    """What the runner's arrays take, and what the device says."""
+    state = runner.state
+    devices = runner.programs.compiler.placement.mesh.local_devices
+    stats = devices[0].memory_stats() or {}
+    return DeviceMemory(
+        platform=devices[0].platform,
+        devices=len(devices),
+        weights=on_one_device(runner.leaves),
+        cache=on_one_device(state.caches),
+        row_state=on_one_device(jax.tree.leaves(state._replace(caches=()))),
+        in_use=stats.get("bytes_in_use"),
+        limit=stats.get("bytes_limit"),
+    )
+
+
+def on_one_device(arrays: Iterable[jax.Array]) -> int:
+    """Bytes that these arrays take on one of their devices."""
+    return sum(
+        math.prod(array.sharding.shard_shape(array.shape)) * array.dtype.itemsize
+        for array in arrays
+    )
+
+
+def start_profile(folder: str) -> None:
+    """Begin to record what this process and its devices do."""
+    jax.profiler.start_trace(folder)
+
+
+def stop_profile() -> None:
+    """Write what was recorded."""
+    jax.profiler.stop_trace()

@@ -1,0 +1,177 @@
+"""`jengine plan`: bytes and times against arithmetic done by hand, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jengine.cli.planning.layout import checked_layout
+from jengine.errors import ConfigError
+from jengine.models.published import PUBLISHED
+from jengine.models.registry import model_config
+from tests.cli.fake_llm import FakeLLM, Result, run
+
+ROOT = Path(__file__).parent.parent.parent
+LLAMA_8B_PARAMETERS = 8_030_261_248  # as its makers count them
+
+
+def plan(*words: str) -> dict[str, Any]:
+    return json.loads(planned(*words, "--json").out)
+
+
+def planned(*words: str) -> Result:
+    return run(FakeLLM(), "plan", *words)
+
+
+def test_one_device_by_hand() -> None:
+    found = plan("llama-8b", "--batch", "32", "--context", "1000")
+    sizes = found["bytes_a_device"]
+    assert sizes["weights"] == 2 * LLAMA_8B_PARAMETERS
+    assert sizes["cache_token"] == 2 * 32 * 8 * 128 * 2  # keys and values, layers, heads, width
+    assert sizes["usable"] == int(0.92 * 141e9)
+    assert sum(sizes[k] for k in ("weights", "row_state", "scratch", "cache")) == sizes["usable"]
+    decode = found["decode"]
+    embedding = 2 * 128_256 * 4096  # of which a step reads a few rows only
+    assert decode["weights_read"] == sizes["weights"] - embedding
+    assert decode["cache_read"] == 32 * 1000 * sizes["cache_token"]
+    read = decode["weights_read"] + decode["cache_read"]
+    assert decode["floor"] == pytest.approx(read / 4.8e12)
+    assert decode["expected"] == pytest.approx(read / (0.9 * 4.8e12) + 32 * 16 * 1e-6)
+    assert found["decode_tokens_a_second"] == pytest.approx(32 / decode["expected"])
+    # Two operations a weight; the attention of a token in the middle of its prompt beside it.
+    weights = LLAMA_8B_PARAMETERS - 2 * 128_256 * 4096 - 65 * 4096  # no embedding, head or norms
+    operations = 8192 * (2 * weights + 32 * 4 * 4096 * 500)
+    assert found["prefill"]["operations"] == pytest.approx(operations, rel=1e-4)
+    assert not found["prefill"]["memory_bound"]
+
+
+def test_devices_that_share_layers() -> None:
+    one, four, sixteen = (plan("llama-8b", "--tp", tp) for tp in ("1", "4", "16"))
+    whole = one["bytes_a_device"]
+    part = four["bytes_a_device"]
+    norms = 2 * 65 * 4096  # which every device holds
+    assert part["weights"] == (whole["weights"] - norms) / 4 + norms
+    assert part["cache_token"] == whole["cache_token"] / 4
+    # Eight heads of keys and values: sixteen devices hold each twice.
+    assert sixteen["bytes_a_device"]["cache_token"] == whole["cache_token"] / 8
+    (sums,) = four["decode"]["exchanges"]
+    hidden = 64 * 4096 * 4
+    assert sums["count"] == 2 * 32 + 1
+    assert sums["bytes"] == 65 * int(2 * 3 / 4 * hidden)
+    assert sums["seconds"] == pytest.approx(65 * (2 * 3 / 4 * hidden / 450e9 + 10e-6))
+    assert sums["link"] == "NVLink"
+    assert sixteen["decode"]["exchanges"][0]["link"] == "NVLink and network"
+
+
+def test_stages() -> None:
+    flat = plan("llama-8b", "--tp", "8", "--hosts", "1")
+    deep = plan("llama-8b", "--tp", "8", "--pp", "2", "--hosts", "2")
+    norms = 2 * 65 * 4096
+    weights = flat["bytes_a_device"]["weights"] - norms
+    assert deep["bytes_a_device"]["weights"] == weights / 2 + 2 * 33 * 4096
+    assert deep["bytes_a_device"]["cache_token"] == flat["bytes_a_device"]["cache_token"] / 2
+    assert deep["decode"]["tokens"] == 32
+    assert deep["seconds_a_token"] == 2 * deep["decode"]["expected"]
+    sums, handed, last = deep["decode"]["exchanges"]
+    assert (sums["count"], sums["link"]) == (33, "NVLink")
+    assert (handed["bytes"], handed["link"]) == (32 * 4096 * 4, "network")
+    assert last["link"] == "NVLink and network"
+
+
+def test_replicas_only_multiply() -> None:
+    one, three = plan("llama-8b"), plan("llama-8b", "--dp", "3")
+    assert three["bytes_a_device"] == one["bytes_a_device"]
+    assert three["decode"] == one["decode"]
+    assert three["decode_tokens_a_second"] == 3 * one["decode_tokens_a_second"]
+
+
+def test_experts_are_read_when_they_are_picked() -> None:
+    few, many = (plan("mixtral-8x7b", "--tp", "8", "--batch", batch) for batch in ("1", "512"))
+    experts = 2 * 32 * 8 * 3 * 4096 * 14_336 // 8
+    read = many["decode"]["weights_read"] - few["decode"]["weights_read"]
+    assert read == pytest.approx(experts * (1 - 2 / 8), rel=1e-3)
+
+
+def test_windows_bound_what_is_read(tmp_path: Path) -> None:
+    settings = {
+        **PUBLISHED["llama-8b"],
+        "architectures": ["MistralForCausalLM"],
+        "model_type": "mistral",
+        "sliding_window": 1024,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    found = plan(
+        str(tmp_path), "--batch", "2", "--context", "4096", "--max-num-batched-tokens", "256"
+    )
+    assert found["decode"]["cache_read"] == 2 * 1024 * found["bytes_a_device"]["cache_token"]
+
+
+def test_what_does_not_fit_says_so() -> None:
+    result = planned("mixtral-8x7b", "--device", "l40s")
+    assert result.status == 1
+    assert "too much: it does not fit" in result.out
+    result = planned("llama-8b", "--device", "l40s", "--batch", "500")
+    assert result.status == 1
+    assert "fewer than asked for" in result.out
+    assert planned("llama-8b", "--device", "l40s", "--batch", "8").status == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--tp", "0"], "--tp 0: expected 1 or more"),
+        (["--tp", "8", "--hosts", "3"], "8 devices (tp 8 x pp 1 x dp 1) on 3 hosts"),
+        (["--tp", "6", "--pp", "4", "--hosts", "6"], "expected one to divide the other"),
+        (["--pp", "40"], "this model has only 32 layers"),
+        (["--context", "200000"], "takes at most 131072 tokens"),
+        (["--batch", "0"], "--batch 0: expected 1 or more"),
+        (["--dtype", "int3"], "dtype: given 'int3'"),
+    ],
+)
+def test_what_cannot_be_is_refused(words: list[str], message: str) -> None:
+    result = planned("llama-8b", *words)
+    assert result.status == 1
+    assert message in result.err
+
+
+def test_hosts_have_eight_devices_unless_told() -> None:
+    assert checked_layout(8, 2, 2, None).hosts == 4
+    assert checked_layout(4, 1, 1, None).hosts == 1
+    with pytest.raises(ConfigError, match="the same number on each"):
+        checked_layout(3, 3, 1, None)
+
+
+def test_every_published_shape_is_understood() -> None:
+    for settings in PUBLISHED.values():
+        assert model_config(settings).dtype == "bfloat16"
+
+
+@pytest.mark.slow
+def test_what_the_readme_shows_is_what_is_printed() -> None:
+    text = (ROOT / "examples" / "multihost" / "README.md").read_text()
+    shown = re.findall(r"\$ jengine plan (.*)\n((?:.*\n)*?)```", text)
+    assert len(shown) == 2
+    for words, expected in shown:
+        assert planned(*words.split()).out == expected
+
+
+def test_no_device_is_started() -> None:
+    """A platform that does not exist would fail as soon as JAX looked for devices."""
+    done = subprocess.run(
+        [sys.executable, "-m", "jengine", "plan", "qwen3-0.6b", "--tp", "2"],
+        cwd=ROOT,
+        env={**os.environ, "JAX_PLATFORMS": "nowhere", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "2 x H200" in done.stdout
+    assert "Assumptions" in done.stdout

@@ -1,0 +1,153 @@
+"""A driver of Ray workers: `python -m tests.executor.ray_program SCENARIO FOLDER`. Says JSON lines.
+
+JAX's platform in this process does not exist, so any use of a device here would fail.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.util import placement_group_table
+
+from jengine import LLM, SamplingParams
+from jengine.errors import ConfigError, EngineDead
+from tests.engine.engines import answers, random_prompts, tiny_engine
+
+PROMPTS = random_prompts(1, 17, 60, 130)
+KINDS: list[dict[str, Any]] = [
+    {"temperature": 0},
+    {"temperature": 1.0, "seed": 5},
+    {"temperature": 0.8, "seed": 7, "top_k": 20, "top_p": 0.9},
+    {"temperature": 0, "repetition_penalty": 1.3, "logit_bias": {5: 2.0}},
+]
+PARAMS = [SamplingParams(max_tokens=10, ignore_eos=True, logprobs=2, **kind) for kind in KINDS]
+LONG = SamplingParams(max_tokens=200, temperature=0, ignore_eos=True)
+CPUS = 2
+# Collectives of several processes need threads, however few cores there are.
+ENVIRONMENT = {"JAX_PLATFORMS": "cpu", "NPROC": "16"}
+
+
+def say(**values: Any) -> None:
+    print(json.dumps(values), flush=True)
+
+
+def engine(
+    folder: Path,
+    *,
+    environment: dict[str, str] | None = None,
+    cpus: float = 0.5,
+    start: float = 120,
+    **settings: Any,
+) -> LLM:
+    options = {
+        "workers": 2,
+        "cpus": cpus,
+        "start": start,
+        "environment": {**ENVIRONMENT, **(environment or {})},
+    }
+    return tiny_engine(
+        folder,
+        executor="ray",
+        executor_options=options,
+        multihost={"silence": 8, "meet": 120, "compare_every": 4},
+        **{"max_model_len": 256, **settings},
+    )
+
+
+def left_over() -> list[str]:
+    """Placement groups that are still there, and what is not free again."""
+    groups = [group["state"] for group in placement_group_table().values()]
+    found = [state for state in groups if state != "REMOVED"]
+    missing = CPUS - ray.available_resources().get("CPU", 0)
+    return [*found, f"{missing} CPUs"] if missing else found
+
+
+def until_nothing_is_left() -> list[str]:
+    """What is left over, for some seconds at most."""
+    ends = time.monotonic() + 10
+    while left_over() and time.monotonic() < ends:
+        time.sleep(0.1)
+    return left_over()
+
+
+def alive(process: int) -> bool:
+    """Whether there is such a process, which has not ended yet."""
+    status = Path(f"/proc/{process}/stat")
+    return status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def processes(llm: LLM) -> list[int]:
+    """The workers' processes."""
+    return [int(worker.where.split()[-1]) for worker in llm.health()]
+
+
+def same(folder: Path) -> None:
+    """Everything that must work, then an engine that cannot be built, then nothing is left."""
+    with engine(folder) as llm:
+        workers = processes(llm)
+        first = llm.generate(PROMPTS, PARAMS)
+        say(
+            tokens=answers(first),
+            again=answers(llm.generate(PROMPTS, PARAMS)),
+            logprobs=all(output.outputs[0].logprobs for output in first),
+            hits=llm.stats().prefix_hits,
+            programs=llm.stats().programs,
+            ranks=[worker.rank for worker in llm.health(probe=True)],
+            devices=[one.devices for one in llm.call_workers("memory")],
+        )
+    say(left=until_nothing_is_left(), alive=[one for one in workers if alive(one)])
+    say(
+        model=refused(folder, max_model_len=5000),
+        room=refused(folder, cpus=1.5, start=3),
+        platform=refused(folder, environment={"JAX_PLATFORMS": "nowhere"}),
+        before=until_nothing_is_left(),
+        slow=refused(folder, start=3),
+        left=until_nothing_is_left(),
+    )
+
+
+def refused(folder: Path, **given: Any) -> str:
+    """What an engine that cannot be built says."""
+    try:
+        engine(folder, **given)
+    except ConfigError as error:
+        return str(error)
+    raise AssertionError(f"an engine was built with {given}")
+
+
+def killed(folder: Path) -> None:
+    """Each worker is lost once, while requests run."""
+    for rank in (1, 0):
+        llm = engine(folder, variant="greedy")
+        workers = processes(llm)
+        began = 0.0
+        try:
+            for number, _ in enumerate(llm.stream(PROMPTS, LONG)):
+                if number == 8:
+                    began = time.monotonic()
+                    os.kill(workers[rank], signal.SIGKILL)
+        except EngineDead as error:
+            seconds = time.monotonic() - began
+            say(error=str(error), seconds=seconds)
+        say(left=until_nothing_is_left(), alive=[one for one in workers if alive(one)])
+        llm.shutdown()
+
+
+def main() -> None:
+    scenario, folder = sys.argv[1:]
+    ray.init(num_cpus=CPUS, include_dashboard=False, log_to_driver=False)
+    try:
+        {"same": same, "killed": killed}[scenario](Path(folder))
+    finally:
+        ray.shutdown()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+"""What `jengine plan` calculates is what devices of a real engine hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from jengine.cli.planning.layout import Layout
+from jengine.cli.planning.memory import Memory
+from tests.engine.engines import tiny_engine
+from tests.models.tiny_models import write_tiny_native
+
+SLOWER = [("gemma3", 2), ("mixtral", 8)]
+
+
+@pytest.mark.parametrize(
+    ("family", "devices"),
+    [("llama", 8), *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOWER)],
+)
+def test_bytes_of_a_device(tmp_path: Path, family: str, devices: int) -> None:
+    folder = write_tiny_native(tmp_path, family)
+    with tiny_engine(folder, tensor_parallel_size=devices, max_model_len=256) as llm:
+        engine = llm.engine
+        memory = Memory(
+            engine.model, Layout(tp=devices), engine.schedule, engine.cache.block_size, 10**9
+        )
+        held = {"cache": 0}
+        for part in llm.memory().parts:
+            held[part.name] = held.get(part.name, 0) + part.bytes
+        assert memory.weights == held["weights"]
+        assert memory.row_state == held["row state"]
+        blocks = zip(memory.groups, engine.cache.num_blocks, strict=True)
+        assert sum(size * count for (_, size), count in blocks) == held["cache"]
