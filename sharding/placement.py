@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -84,14 +84,14 @@ class Placement:
         """Where an array lies that every device holds whole."""
         return NamedSharding(self.mesh, PartitionSpec())
 
-    def __call__(self, path: str, axes: Axes, values: np.ndarray | jax.Array) -> jax.Array:
+    def __call__(self, path: str, axes: Axes, values: Readable) -> jax.Array:
         """Place one parameter, without a copy if it lies there already; `path` is for errors."""
         if self.observe is not None:
             self.observe(path, values)
         try:
-            return put(values, self.sharding(axes, np.shape(values)))
+            return put(values, self.sharding(axes, values.shape))
         except ValueError as error:
-            raise ValueError(f"{path} {np.shape(values)} does not fit its mesh: {error}") from error
+            raise ValueError(f"{path} {values.shape} does not fit its mesh: {error}") from error
 
     def held(self, array: jax.Array, axes: Axes) -> jax.Array:
         """The array inside a compiled program, split in this way and no other."""
@@ -134,15 +134,28 @@ class Placement:
         )  # fmt: skip
 
 
-def put(values: np.ndarray | jax.Array, sharding: NamedSharding) -> jax.Array:
+class Readable(Protocol):
+    """An array, or something of which parts can be read."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> Any: ...
+
+    def __getitem__(self, part: Any, /) -> Any: ...
+
+
+def put(values: Readable, sharding: NamedSharding) -> jax.Array:
     """The values where they belong; a process touches no other parts than its devices hold."""
     spans_processes = isinstance(values, jax.Array) and not values.is_fully_addressable
     if isinstance(values, jax.Array) and lies_as(values, sharding):
         return seen_as(values, sharding)
     if sharding.is_fully_addressable or spans_processes:
-        return jax.device_put(values, sharding)
+        given = values if isinstance(values, jax.Array) else np.asarray(values)
+        return jax.device_put(given, sharding)
     return jax.make_array_from_callback(
-        np.shape(values), sharding, lambda part: values[part], dtype=values.dtype
+        values.shape, sharding, lambda part: values[part], dtype=values.dtype
     )
 
 

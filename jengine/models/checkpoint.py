@@ -37,20 +37,21 @@ class Piece:
     transpose: bool = False
     source: Index = ()
 
-    def fill(self, parameter: np.ndarray, tensor: np.ndarray) -> None:
-        """Write the checkpoint's tensor into its part of the parameter."""
-        part = parameter[self.index]
+    def place(self, shape: tuple[int, ...]) -> list[slice]:
+        """Where its part lies in a parameter of this shape, along each axis."""
+        index = (*self.index, *[EVERY] * (len(shape) - len(self.index)))
+        return [
+            slice(*one.indices(size)[:2]) if isinstance(one, slice) else slice(one, one + 1)
+            for one, size in zip(index, shape, strict=True)
+        ]
+
+    def turned(self, tensor: np.ndarray) -> np.ndarray:
+        """A view of the checkpoint's tensor, to be split as its part of the parameter is."""
         tensor = tensor[self.source]
-        if not self.transpose:
-            part[...] = tensor.reshape(part.shape)
-            return
-        turned = tensor.T.reshape(part.shape)
-        for start in range(0, part.shape[-1], STRIPE):
-            stripe = slice(start, start + STRIPE)
-            part[..., stripe] = turned[..., stripe]
+        return tensor.T if self.transpose else tensor
 
     def take(self, parameter: np.ndarray) -> np.ndarray:
-        """The inverse of `fill`: the checkpoint's tensor, or `source` of it."""
+        """The other way round: the checkpoint's tensor, or `source` of it."""
         part = parameter[self.index]
         if not self.transpose:
             return part.reshape(self.source_shape)

@@ -23,15 +23,14 @@ from jengine.models.hf_config import DTYPES
 from jengine.models.parameter import named_variables
 
 M = TypeVar("M", bound=nnx.Module)
-# Puts one parameter where it belongs, given its path and its logical axes.
-Place = Callable[[str, tuple[str | None, ...], np.ndarray], jax.Array]
+# Puts one parameter where it belongs, given its path and its logical axes. What is still in a file
+# is an array when numpy makes one of it, or of a part.
+Place = Callable[[str, tuple[str | None, ...], Any], jax.Array]
 
 
-def place_on_default_device(
-    path: str, axes: tuple[str | None, ...], array: np.ndarray
-) -> jax.Array:
+def place_on_default_device(path: str, axes: tuple[str | None, ...], array: Any) -> jax.Array:
     """The placement of a model that is not sharded."""
-    return jax.device_put(array)
+    return jax.device_put(np.asarray(array))
 
 
 def abstract_model(config: ModelConfig) -> Decoder:

@@ -34,6 +34,7 @@ from jengine.weights.abstract import (
 from jengine.weights.folder import open_checkpoint, read_model_config
 from jengine.weights.progress import ProgressFactory
 from jengine.weights.safetensors_file import READABLE, StoredTensor, write_file
+from jengine.weights.stored_parameter import StoredParameter
 
 Pieces = Mapping[str, tuple[Piece, ...]]
 # Bytes of a tied head compared with the embedding at a time.
@@ -103,7 +104,8 @@ def _stream(
     place: Place | None,
     progress: ProgressFactory | None,
 ) -> dict[str, jax.Array]:
-    """One parameter after the other, so that the host never holds more than one of them."""
+    """One parameter after the other, so that the host never holds more than one of them, and of
+    that no more than its devices do."""
     declared = dict(named_parameters(model))
     if set(declared) != set(pieces):
         raise ValueError(f"pieces and parameters differ: {set(declared) ^ set(pieces)}")
@@ -113,13 +115,11 @@ def _stream(
     values = {}
     try:
         for path, parameter in declared.items():
-            buffer = np.empty(parameter.shape, parameter.dtype)
-            for piece in pieces[path]:
-                _fill(buffer, piece, tensors[piece.name])
-                if bar:
-                    share = math.prod(piece.source_shape) / math.prod(piece.shape)
-                    bar.update(share * tensors[piece.name].size)
-            values[path] = place(path, parameter.get_metadata()["axes"], buffer)
+            parts = tuple((piece, tensors[piece.name]) for piece in pieces[path])
+            stored = StoredParameter(parameter.shape, np.dtype(parameter.dtype), parts)
+            values[path] = place(path, parameter.get_metadata()["axes"], stored)
+            if bar:
+                bar.update(sum(_bytes_of(piece, tensor) for piece, tensor in parts))
     finally:
         if bar:
             bar.close()
@@ -155,21 +155,9 @@ def check_tensors(
             _check_copy(tensors[name], tensors[rule.same_as], rule.reason)
 
 
-def _fill(buffer: np.ndarray, piece: Piece, tensor: StoredTensor) -> None:
-    stored = tensor.read()
-    if buffer.dtype != np.float16 or stored.dtype == np.float16:
-        piece.fill(buffer, stored)
-        return
-    # float16 is the only type here with a smaller range than the stored one.
-    wide = np.asarray(stored, np.float32)
-    with np.errstate(over="ignore"):
-        narrow = wide.astype(np.float16)
-    if np.any(np.isinf(narrow) & np.isfinite(wide)):
-        raise CheckpointError(
-            f"{tensor.file}: {tensor.name!r} holds values beyond float16; load it as bfloat16 or"
-            " float32."
-        )
-    piece.fill(buffer, narrow)
+def _bytes_of(piece: Piece, tensor: StoredTensor) -> float:
+    """Bytes that a piece takes of its tensor."""
+    return tensor.size * math.prod(piece.source_shape) / math.prod(piece.shape)
 
 
 def _by_name(pieces: Pieces) -> dict[str, Piece]:

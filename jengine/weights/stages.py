@@ -9,13 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import jax
-import numpy as np
 from jax.sharding import NamedSharding
 
 from jengine.errors import UnsupportedFeature
 from jengine.models.stages import LAYER_PATH, StageLayout
 from sharding.axes import Axes
-from sharding.placement import Placement
+from sharding.placement import Placement, Readable
 
 
 @dataclass(frozen=True)
@@ -25,7 +24,7 @@ class StagePlaces:
     whole: Placement
     layout: StageLayout
 
-    def __call__(self, path: str, axes: Axes, values: np.ndarray | jax.Array) -> jax.Array:
+    def __call__(self, path: str, axes: Axes, values: Readable) -> jax.Array:
         """Place one parameter."""
         if isinstance(values, jax.Array):
             self.refuse_several_processes(f"{path} as a JAX array")

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import tracemalloc
+from collections.abc import Iterable
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pytest
@@ -11,6 +14,7 @@ from jengine.models import registry
 from jengine.models.checkpoint import Names, Piece, take_tensors, with_prefix
 from jengine.models.parameter import named_parameters
 from jengine.weights.abstract import abstract_model
+from jengine.weights.stored_parameter import StoredParameter
 from tests.models.tiny_models import FAMILIES, tiny_settings
 
 
@@ -38,6 +42,24 @@ def test_pieces_fill_each_parameter_exactly_once(family: str, tied: bool) -> Non
         assert (touched == 1).all(), path
 
 
+class InMemory(NamedTuple):
+    """A tensor as a file would have it."""
+
+    name: str
+    values: np.ndarray
+    file: str = "none"
+
+    def read(self) -> np.ndarray:
+        return self.values
+
+
+def stored(shape: tuple[int, ...], pieces: Iterable[Piece], tensors: Any) -> StoredParameter:
+    """A parameter made of these tensors."""
+    parts = tuple((piece, InMemory(piece.name, tensors[piece.name])) for piece in pieces)
+    dtype = next(iter(tensors.values())).dtype
+    return StoredParameter(shape, dtype, cast(Any, parts))
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_pieces_can_be_undone(family: str) -> None:
     settings = tiny_settings(family, attention_bias=True)
@@ -45,13 +67,11 @@ def test_pieces_can_be_undone(family: str) -> None:
     declared = dict(named_parameters(abstract_model(config)))
     random = np.random.default_rng(0)
     for path, found in registry.checkpoint_map(config).items():
-        parameter = np.empty(declared[path].shape, np.float32)
         shapes = {piece.name: piece.shape for piece in found}
         tensors = {
             name: random.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()
         }
-        for piece in found:
-            piece.fill(parameter, tensors[piece.name])
+        parameter = np.asarray(stored(declared[path].shape, found, tensors))
         taken = zip(tensors.items(), take_tensors(parameter, found), strict=True)
         for (name, tensor), back in taken:
             np.testing.assert_array_equal(back, tensor, err_msg=name)
@@ -59,8 +79,8 @@ def test_pieces_can_be_undone(family: str) -> None:
 
 def test_a_transposed_piece_splits_rows_into_heads() -> None:
     tensor = np.arange(6 * 3).reshape(6, 3)  # 2 heads of 3, hidden 3
-    parameter = np.zeros((3, 2, 1, 3), int)
-    Piece("x", (6, 3), (slice(None), slice(None), 0), transpose=True).fill(parameter, tensor)
+    piece = Piece("x", (6, 3), (slice(None), slice(None), 0), transpose=True)
+    parameter = np.asarray(stored((3, 2, 1, 3), [piece], {"x": tensor}))
     assert (parameter[1, 1, 0] == tensor[3:6, 1]).all()
 
 
@@ -77,3 +97,35 @@ def test_files_of_a_bare_model_get_their_full_names() -> None:
     }
     whole = {"transformer.wte.weight": 1, "lm_head.weight": 2}
     assert with_prefix(whole, names) == whole
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_any_part_of_a_parameter_can_be_read_alone(family: str) -> None:
+    settings = tiny_settings(family, attention_bias=True)
+    config = registry.model_config({**settings, "architectures": [FAMILIES[family]]})
+    declared = dict(named_parameters(abstract_model(config)))
+    random = np.random.default_rng(0)
+    for path, found in registry.checkpoint_map(config).items():
+        tensors = {piece.name: random.standard_normal(piece.shape) for piece in found}
+        parameter = stored(declared[path].shape, found, tensors)
+        whole = np.asarray(parameter)
+        assert whole.shape == parameter.shape
+        for _ in range(4):
+            ends = [np.sort(random.integers(0, size + 1, 2)) for size in parameter.shape]
+            region = tuple(slice(*map(int, pair)) for pair in ends)
+            np.testing.assert_array_equal(parameter[region], whole[region], err_msg=path)
+            np.testing.assert_array_equal(parameter[region[:1]], whole[region[:1]])
+        indices = random.integers(0, parameter.size, 50)
+        np.testing.assert_array_equal(parameter.elements(indices), whole.reshape(-1)[indices])
+
+
+def test_a_part_takes_no_more_memory_than_it_has_numbers() -> None:
+    tensor = np.ones((1024, 1024), np.float32)
+    piece = Piece("x", tensor.shape, transpose=True)
+    parameter = stored((1024, 8, 128), [piece], {"x": tensor})
+    tracemalloc.start()
+    part = parameter[slice(None), slice(0, 1), slice(None)]
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert part.shape == (1024, 1, 128)
+    assert most < 1.2 * part.nbytes

@@ -7,6 +7,7 @@ Must not know where they go.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import jax
 import numpy as np
@@ -23,7 +24,7 @@ class Witness:
     def __init__(self) -> None:
         self._notes: dict[str, bytes] = {}
 
-    def note(self, name: str, values: np.ndarray | jax.Array) -> None:
+    def note(self, name: str, values: Any) -> None:
         """Look at one parameter."""
         self._notes[name] = digest_of(
             str(values.shape).encode(), str(values.dtype).encode(), sampled(values)
@@ -41,12 +42,14 @@ class Witness:
         return sorted(notes.items())
 
 
-def sampled(values: np.ndarray | jax.Array) -> bytes:
+def sampled(values: Any) -> bytes:
     """The bytes of elements at fixed places; of an array that spans processes only what each
-    process holds whole, as it is one array already."""
+    process holds whole, as it is one array already. Of a parameter in a file no more is read."""
     if isinstance(values, jax.Array) and not values.is_fully_addressable:
         if not values.is_fully_replicated:
             return b""
         values = values.addressable_shards[0].data
     indices = np.linspace(0, max(values.size - 1, 0), min(SAMPLES, values.size), dtype=np.int64)
+    if not isinstance(values, (jax.Array, np.ndarray)):
+        return values.elements(indices).tobytes()
     return np.asarray(values.reshape(-1)[indices]).tobytes()
