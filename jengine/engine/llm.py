@@ -23,6 +23,7 @@ from jengine.engine.configure import Engine, build_engine
 from jengine.engine.intake import Prompt
 from jengine.engine.memory_picture import MemoryPicture, memory_picture
 from jengine.engine.progress import ProgressFactory, progress_factory
+from jengine.engine.sharding_picture import ParamShardings
 from jengine.engine.tapping import opened_taps
 from jengine.errors import EngineDead, RequestError, UnsupportedFeature, unknown_argument
 from jengine.executor.calls import decoded_answers, encoded_arguments
@@ -369,14 +370,17 @@ class LLM:
         return self.engine.placement.mesh
 
     @property
-    def param_shardings(self) -> dict[str, jax.sharding.Sharding]:
-        """Parameter -> how it is split over the mesh, or over its stage's part of it. Over `dp` it
-        is not: each replica has it."""
-        engine = self.engine
-        return {
-            path: engine.places.sharding(path, leaf.get_metadata()["axes"], leaf.shape)
-            for path, leaf in named_parameters(engine.declared)
-        }
+    def param_shardings(self) -> ParamShardings:
+        """Parameter -> how it is split over the mesh, or over its stage's part of it; a picture in
+        a notebook. Over `dp` it is not split: each replica has it."""
+        places, leaves = self.engine.places, dict(named_parameters(self.engine.declared))
+        return ParamShardings(
+            {
+                path: places.sharding(path, leaf.get_metadata()["axes"], leaf.shape)
+                for path, leaf in leaves.items()
+            },
+            {path: leaf.shape for path, leaf in leaves.items()},
+        )
 
     @property
     def tap_points(self) -> list[TapPoint]:

@@ -122,6 +122,10 @@ def test_each_device_holds_its_part(folder: Path) -> None:
     assert parts["embed"] == parts["layers.0.mlp.down"] == parts["layers.1.mlp.gate_up"] == 4
     assert parts["layers.0.attention.qkv"] == 2  # as many as there are heads to share
     assert parts["norm.weight"] == 1
+    said = {line.split()[0]: line for line in str(shardings).splitlines()}
+    assert said["embed"].endswith("4 parts on 4 devices")
+    assert said["layers.0-1.attention.qkv"].endswith("2 parts on 4 devices")
+    assert len(set(re.findall(r"part (\d)", shardings._repr_html_()))) == 4
 
 
 def test_a_mesh_of_ones_own(folder: Path, on_one: list[Any]) -> None:

@@ -1,0 +1,112 @@
+"""How an engine's parameters lie on its devices, as a dict, as text and as a picture for notebooks.
+
+In: shapes and shardings by parameter. Out: ParamShardings. Layers that lie alike are one line.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from jax.sharding import NamedSharding
+
+# A device's colour is that of the part it holds; parts of more than these begin anew.
+COLOURS = ("#4c78a8", "#f58518", "#54a24b", "#e45756", "#72b7b2", "#eeca3b", "#b279a2", "#9d755d")
+LAYER = re.compile(r"layers\.(\d+)\.")
+
+
+@dataclass(frozen=True)
+class Line:
+    """Parameters that lie alike."""
+
+    name: str
+    shape: tuple[int, ...]
+    sharding: NamedSharding
+
+    @property
+    def holders(self) -> dict[int, int]:
+        """Device -> which part it holds."""
+        parts: dict[tuple[tuple[int, int, int], ...], int] = {}
+        found = {}
+        for device, index in self.sharding.devices_indices_map(self.shape).items():
+            place = tuple(one.indices(n) for one, n in zip(index, self.shape, strict=True))
+            found[device.id] = parts.setdefault(place, len(parts))
+        return found
+
+    @property
+    def split(self) -> str:
+        """The shape, with what each axis is split over."""
+        spec = (*self.sharding.spec, *[None] * len(self.shape))
+        return " x ".join(
+            f"{size:,}" if not (ways := self._over(names)) else f"{size:,} / {ways}"
+            for size, names in zip(self.shape, spec, strict=False)
+        )
+
+    def _over(self, names: str | tuple[str, ...] | None) -> str:
+        """The mesh axes of one axis that have more than one device."""
+        named = (names,) if isinstance(names, str) else names or ()
+        return " ".join(name for name in named if self.sharding.mesh.shape[name] > 1)
+
+
+class ParamShardings(dict[str, NamedSharding]):
+    """Parameter -> how it is split. Shown in a notebook, it is a picture."""
+
+    def __init__(self, shardings: Mapping[str, NamedSharding], shapes: Mapping[str, tuple]) -> None:
+        super().__init__(shardings)
+        self.shapes = dict(shapes)
+
+    def lines(self) -> Iterator[Line]:
+        """One for each kind of parameter, in the model's order."""
+        alike: dict[tuple[str, tuple[int, ...], NamedSharding], list[str]] = {}
+        for path, sharding in self.items():
+            key = (LAYER.sub("layers.*.", path), self.shapes[path], sharding)
+            alike.setdefault(key, []).append(path)
+        for (name, shape, sharding), paths in alike.items():
+            layers = [int(found[1]) for found in map(LAYER.match, paths) if found]
+            yield Line(name.replace("*", in_words(layers)), shape, sharding)
+
+    def __str__(self) -> str:
+        rows = []
+        for line in self.lines():
+            parts = line.holders
+            held = counted(len(set(parts.values())), "part")
+            rows.append((line.name, line.split, f"{held} on {counted(len(parts), 'device')}"))
+        widths = [max((len(row[column]) for row in rows), default=0) for column in range(2)]
+        return "\n".join(f"{a:<{widths[0]}}  {b:<{widths[1]}}  {c}" for a, b, c in rows)
+
+    def _repr_html_(self) -> str:
+        return f"<table>{''.join(map(row_in_html, self.lines()))}</table>"
+
+
+def row_in_html(line: Line) -> str:
+    """The name, the shape, and a cell for each device."""
+    cells = "".join(
+        f'<span title="device {device}: part {part}" style="display: inline-block; width: 1em; '
+        f'height: 1em; margin-right: 1px; background: {COLOURS[part % len(COLOURS)]}"></span>'
+        for device, part in line.holders.items()
+    )
+    held = math.prod(line.sharding.shard_shape(line.shape))
+    return (
+        f'<tr><td style="text-align: left">{html.escape(line.name)}</td>'
+        f'<td style="text-align: left">{html.escape(line.split)}</td>'
+        f"<td>{held:,} each</td><td>{cells}</td></tr>"
+    )
+
+
+def counted(count: int, noun: str) -> str:
+    """1 part, 2 parts."""
+    return f"{count} {noun}" + "s" * (count != 1)
+
+
+def in_words(layers: list[int]) -> str:
+    """Numbers of layers, runs of them shortened."""
+    runs: list[list[int]] = []
+    for layer in layers:
+        if runs and layer == runs[-1][-1] + 1:
+            runs[-1] = [runs[-1][0], layer]
+        else:
+            runs.append([layer, layer])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
