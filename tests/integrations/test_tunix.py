@@ -308,7 +308,7 @@ def test_settings_that_cannot_be_honoured_are_refused(
 def test_the_clusters_mesh_is_the_engines(setup: Setup) -> None:
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ("fsdp", "tp"))
     rollout = setup.tunix.JengineRollout(setup.actor, word_tokenizer(), mesh, CONFIG, **SETTINGS)
-    assert rollout.llm.mesh.devices.tolist() == [mesh.devices.tolist()[0]]
+    assert list(rollout.llm.mesh.devices.flat) == list(mesh.devices.flat)
     rollout.llm.shutdown()
     with pytest.raises(ConfigError, match=r"expected a jax\.sharding\.Mesh"):
         setup.tunix.JengineRollout(setup.actor, word_tokenizer(), "mesh", CONFIG, **SETTINGS)
