@@ -42,7 +42,8 @@ def said(scenario: str, folder: Path, processes: int = 2, devices: int = 1) -> d
     with launched(scenario, folder, processes, devices) as launch:
         assert launch.wait(SECONDS) == [0] * processes, str(launch)
         first, *others = [process.said() for process in launch.processes]
-    if any("ranks" in line for line in first):  # the first knows all, the others the first and themselves
+    # The first process knows of all, the others of the first and themselves.
+    if any("ranks" in line for line in first):
         known = [line.pop("ranks") for (line,) in (first, *others)]
         assert known == [list(range(processes)), *([0, i] for i in range(1, processes))]
     assert all(other == first for other in others)
