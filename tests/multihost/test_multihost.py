@@ -81,7 +81,7 @@ def test_stages_of_layers(folder: Path, on_one: list[Any], processes: int, devic
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("time", range(4))
+@pytest.mark.parametrize("time", range(2))
 def test_the_same_tokens_every_time(folder: Path, on_one: list[Any], time: int) -> None:
     """What goes wrong between processes goes wrong now and then."""
     found = said("same", folder)

@@ -20,7 +20,7 @@ from tests.pallas_kernels.generated import Generated, decode_case, prefill_case
 from tests.pallas_kernels.implementations import IMPLEMENTATIONS, TRITON
 
 # How many of each there are, and how many of them the default run takes.
-DECODE, PREFILL = (150, 16), (100, 5)
+DECODE, PREFILL = (150, 16), (60, 5)
 RELATIVE = 1e-4
 
 

@@ -49,7 +49,7 @@ def test_every_family_is_within_the_noise_of_torch(family: str, dtype: str, tmp_
     # Where two experts are all but equally likely, rounding may choose the other one, and the token
     # is another from there on, in torch as here. With this seed nobody meets such a token.
     folder = write_tiny(tmp_path, family, seed=1 if family == "mixtral" else 0)
-    found = compare_folder(folder, Options(), {"dtype": dtype})
+    found = compare_folder(folder, Options(sweeps=family == "llama"), {"dtype": dtype})
     assert found.passed, found.verdict
     assert found.results.logit_ratio <= NOISE
 
