@@ -22,6 +22,7 @@ from jengine.executor.calls import decoded_answers, encoded_arguments
 from jengine.executor.protocol import Capacity, EngineJob, Executor, StartedExecutor
 from jengine.runner.reports import ProgramCounts
 from jengine.text.tokenizer import Tokenizer
+from jengine.weights.stages import StagePlaces
 from sharding.placement import Placement
 
 WORKER_PROGRAM = "jengine.engine.worker:run"
@@ -129,5 +130,10 @@ class EngineInWorkers:
 
     @property
     def placement(self) -> Placement:
+        """Not here."""
+        refuse()
+
+    @property
+    def places(self) -> StagePlaces:
         """Not here."""
         refuse()
