@@ -150,6 +150,8 @@ class ScheduleConfig:
     prefill_tile: int = 32
     # Blocks kept free when a waiting request is admitted while others run.
     watermark_blocks: int = 0
+    # Decode steps that one plan may run at most, where nobody waits.
+    num_scheduler_steps: int = 1
 
     @property
     def largest_chunk(self) -> int:

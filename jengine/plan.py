@@ -21,7 +21,7 @@ class RowSampling(msgspec.Struct, frozen=True, kw_only=True):
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     min_tokens: int = 0
-    # Masked until min_tokens is reached: end-of-sequence and stop ids.
+    # End-of-sequence and stop ids, which end the row; masked until min_tokens is reached.
     stop_ids: list[int] = []
     logit_bias: dict[int, float] = {}
     allowed_ids: list[int] | None = None
@@ -71,6 +71,9 @@ class Plan(msgspec.Struct, frozen=True, array_like=True):
     The first `num_decodes` entries run one token that the device itself sampled in an earlier
     step; the others run tokens that the host knows (prompt chunks, and recomputed outputs).
     A row samples where the tokens scheduled reach the end of what is known.
+
+    A burst has decodes only and runs them `repeats` times, each time a token further; `lengths` say
+    so too. It may end early, when every row has sampled one of its ending ids.
     """
 
     step: int
@@ -82,6 +85,7 @@ class Plan(msgspec.Struct, frozen=True, array_like=True):
     new_rows: list[NewRow] = []
     new_blocks: list[NewBlocks] = []
     released: list[int] = []
+    repeats: int = 1
 
     @property
     def num_tokens(self) -> int:

@@ -1,7 +1,7 @@
 """A request on its way in (`WireRequest`) and while it is being answered (`Request`).
 
-Three counters describe a running request: tokens known, tokens computed (in the cache), and tokens
-in flight (sampled by a step whose result is not back). The rest is derived or saves looking up.
+Three counters describe a running request: tokens known, tokens computed (in the cache), and plans
+in flight (that sample for it and are not back). The rest is derived or saves looking up.
 """
 
 from __future__ import annotations

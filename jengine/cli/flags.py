@@ -43,6 +43,7 @@ ENGINE_HELP = {
     "scheduling_policy": "who runs first",
     "overlap": "end a step before the next is prepared",
     "attention_backend": "what attention runs on; auto: Triton on NVIDIA GPUs, else XLA",
+    "num_scheduler_steps": "decode steps in one call of the device while nobody waits",
     "enforce_eager": "compile steps when they are first needed, not at the start",
     "strict": "make a compile after the start an error",
     "deterministic": "bitwise equal log-probabilities in any batch; slower",

@@ -86,6 +86,8 @@ class EngineArgs:
     long_prefill_token_threshold: int = 0
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     overlap: bool = True
+    # Decode steps that the device may run in one call while no request waits for a row.
+    num_scheduler_steps: int = 1
     # auto: Triton kernels on NVIDIA GPUs, XLA everywhere else.
     attention_backend: Literal["auto", "xla", "triton"] = "auto"
     enforce_eager: bool = False

@@ -13,7 +13,7 @@ import jax
 
 from jengine.config import ModelConfig, ScheduleConfig, cache_groups
 from jengine.engine.args import EngineArgs
-from jengine.errors import ConfigError, nearest_name
+from jengine.errors import ConfigError, UnsupportedFeature, nearest_name
 from jengine.kvcache.specs import blocks_needed
 from jengine.models.stages import stage_layout
 from jengine.runner.attention_backend import attention_backend, cache_dtype
@@ -75,7 +75,21 @@ def schedule_config(
         enable_chunked_prefill=args.enable_chunked_prefill,
         long_prefill_token_threshold=args.long_prefill_token_threshold,
         prefill_tile=prefill_tile(args),
+        num_scheduler_steps=_steps_at_once(args),
     )
+
+
+def _steps_at_once(args: EngineArgs) -> int:
+    """Decode steps in one call of the device."""
+    steps = args.num_scheduler_steps
+    if type(steps) is not int or steps < 1:
+        raise ConfigError(f"num_scheduler_steps={steps!r}: expected an integer of at least 1.")
+    if steps > 1 and args.deterministic:
+        raise ConfigError(
+            f"num_scheduler_steps={steps} with deterministic=True, which computes everything in "
+            "one program that runs one step. Leave one of them out."
+        )
+    return steps
 
 
 def prefill_tile(args: EngineArgs) -> int:
@@ -119,6 +133,12 @@ def runner_config(
     compilation: dict[str, Any],
     stages: int = 1,
 ) -> RunnerConfig:
+    if stages > 1 and schedule.num_scheduler_steps > 1:
+        raise UnsupportedFeature(
+            f"num_scheduler_steps={schedule.num_scheduler_steps} with {stages} pipeline stages: "
+            "several steps in one call are not built for stages, which run other plans meanwhile. "
+            "Leave num_scheduler_steps out."
+        )
     # A stage's slots are built like the first layers of the model.
     groups = cache_groups(config.layers[: stage_layout(config, stages).num_slots])
     shapes = StepShapes(
@@ -131,7 +151,9 @@ def runner_config(
         attention=attention_backend(args.attention_backend, groups),
     )
     # A window moves on when a step has been read, so chunks in flight hold blocks as well.
-    in_flight = (OVERLAP_DEPTH + stages) * schedule.max_num_batched_tokens
+    in_flight = (OVERLAP_DEPTH + stages) * max(
+        schedule.max_num_batched_tokens, schedule.num_scheduler_steps
+    )
     needs = [
         blocks_needed(group.spec, schedule.max_model_len, shapes.block_size, in_flight)
         for group in groups
@@ -208,7 +230,8 @@ def _ladders(schedule: ScheduleConfig, shapes: StepShapes, compilation: dict[str
         for name in ("decode_rows", "prefill_tokens", "pages")
         if name in compilation
     }
-    ladders = replace(ladders, **given)
+    repeats = tuple(sorted({1, schedule.num_scheduler_steps}))
+    ladders = replace(ladders, repeats=repeats, **given)
     tokens = schedule.max_num_batched_tokens // shapes.prefill_tile * shapes.prefill_tile
     enough = {"decode_rows": schedule.max_num_seqs, "prefill_tokens": tokens,
               "pages": shapes.max_pages}  # fmt: skip

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 
 from jengine.config import CacheConfig
 from jengine.outputs import StepLogprobs, StepOutput
@@ -76,6 +77,16 @@ class MirrorRow:
         self.marks: list[int] = []  # of each token from position 0 on
         self.tables: list[list[int]] = [[] for _ in range(num_groups)]
         self.computed: int | None = None  # None until its first entry says where it starts
+        self.lost = False  # a burst ended before its turn, so the host must not want it any more
+        self.failed = False
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has sampled a token that ends it."""
+        sampled = len(self.token_ids) > self.num_given
+        return (
+            self.lost or self.failed or (sampled and self.token_ids[-1] in self.sampling.stop_ids)
+        )
 
     def mark_up_to(self, end: int) -> None:
         """Know the mark of every position before `end`."""
@@ -109,15 +120,42 @@ class ScriptedExecutor:
         self._last_step = plan.step
         self._update_rows(plan)
         self._check_shape(plan)
+        if plan.repeats > 1:
+            return ScriptedResult(self._burst(plan))
+        return ScriptedResult(self._run(plan))
+
+    def _burst(self, plan: Plan) -> StepOutput:
+        """All runs of a burst, which ends when every row has ended."""
+        assert plan.num_decodes == len(plan.rows), "a burst runs more than decodes"
+        assert plan.lengths == [plan.repeats] * len(plan.rows), "a burst's entries differ in length"
+        runs = []
+        for number in range(plan.repeats):
+            if all(self._rows[row].has_ended for row in plan.rows):
+                break
+            starts = [start + number for start in plan.starts]
+            runs.append(self._run(replace(plan, starts=starts, lengths=[1] * len(plan.rows))))
+        missing = plan.repeats - len(runs)
+        for row in plan.rows if missing else ():
+            self._rows[row].lost = True  # what it runs from now on has a gap before it
+        tokens = [token for one in runs for token in one.tokens]
+        scores = [one.logprobs for one in runs if one.logprobs is not None]
+        return StepOutput(
+            tokens + [-1] * (missing * len(plan.rows)),
+            StepLogprobs.joined(scores) if scores else None,
+        )
+
+    def _run(self, plan: Plan) -> StepOutput:
         entries = list(zip(plan.rows, plan.starts, plan.lengths, strict=True))
         for entry, (row, start, length) in enumerate(entries):
-            self._check_entry(plan, entry)
-            self._write(self._rows[row], start, length)
+            if not self._rows[row].lost:
+                self._check_entry(plan, entry)
+                self._write(self._rows[row], start, length)
         for row, start, length in entries:
-            self._read(row, start, length)
+            if not self._rows[row].lost:
+                self._read(row, start, length)
         prompt_logprobs = self._score_prompts(entries)
         tokens = [self._sample(row) for row, on in zip(plan.rows, plan.samples, strict=True) if on]
-        return ScriptedResult(StepOutput(tokens, self._logprobs(plan, tokens), prompt_logprobs))
+        return StepOutput(tokens, self._logprobs(plan, tokens), prompt_logprobs)
 
     def _update_rows(self, plan: Plan) -> None:
         for row in plan.released:
@@ -182,6 +220,7 @@ class ScriptedExecutor:
     def _sample(self, row: int) -> int:
         mirror = self._rows[row]
         if self._breaks is not None and self._breaks(mirror.token_ids):
+            mirror.failed = True
             mirror.token_ids.append(0)  # what the device feeds itself does not matter any more
             return -1
         token = next_token(mirror.marks[-1], self.vocab_size)

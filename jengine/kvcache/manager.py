@@ -7,6 +7,7 @@ something does not fit. Must not know: why a request runs, steps, arrays.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import cycle
 
@@ -140,6 +141,17 @@ class CacheManager:
         if holding is None:
             return self._start(request, length, hit, keep_free)
         return self._extend(request, holding, length, keep_free)
+
+    def has_room(self, requests: Iterable[Request], num_new_tokens: int) -> bool:
+        """Whether all of these running requests can take so many more tokens.
+
+        Without what their windows would give back, so `allocate` succeeds where this says yes.
+        """
+        fresh = 0
+        for request in requests:
+            length = -(-(request.num_computed + num_new_tokens) // self.block_size)
+            fresh += max(length - len(self._holdings[request.request_id].tables[0]), 0)
+        return all(fresh <= group.pool.num_unowned for group in self.groups)
 
     def publish(self, request: Request, up_to: int) -> None:
         """Let others find the full blocks among the first `up_to` tokens that are known."""

@@ -25,13 +25,20 @@ class Bucket:
     decode_rows: int
     prefill_tokens: int
     pages: int
+    repeats: int = 1  # how often the step runs at most: more than once is a burst
 
     def __str__(self) -> str:
-        return f"{self.decode_rows}+{self.prefill_tokens}x{self.pages}"
+        times = f"*{self.repeats}" if self.is_burst else ""
+        return f"{self.decode_rows}+{self.prefill_tokens}x{self.pages}{times}"
+
+    @property
+    def is_burst(self) -> bool:
+        """Whether the step is run several times in one call."""
+        return self.repeats > 1
 
     @property
     def num_tokens(self) -> int:
-        """Tokens the step computes, padding included."""
+        """Tokens one run of the step computes, padding included."""
         return self.decode_rows + self.prefill_tokens
 
 
@@ -67,7 +74,8 @@ class StepShapes:
         """Pages a tile reads in a group: a window needs only what it can see."""
         if group.spec.window is None:
             return bucket.pages
-        span = group.spec.window - 1 + (self.prefill_tile if bucket.prefill_tokens else 1)
+        tile = self.prefill_tile if bucket.prefill_tokens else bucket.repeats
+        span = group.spec.window - 1 + tile
         return min(bucket.pages, (span - 1) // self.block_size + 2)
 
 
@@ -78,6 +86,7 @@ class Ladders:
     decode_rows: tuple[int, ...]
     prefill_tokens: tuple[int, ...]
     pages: tuple[int, ...]
+    repeats: tuple[int, ...] = (1,)
 
     def __post_init__(self) -> None:
         for name, rungs in vars(self).items():
@@ -90,7 +99,8 @@ class Ladders:
         """Every bucket, smallest first."""
         for pages in self.pages:
             for rows in self.decode_rows:
-                yield Bucket(rows, 0, pages)
+                for repeats in self.repeats:
+                    yield Bucket(rows, 0, pages, repeats)
             for tokens in self.prefill_tokens:
                 for rows in self.mixed_decode_rows:
                     yield Bucket(rows, tokens, pages)
@@ -108,14 +118,19 @@ class Ladders:
         tokens = self.prefill_tokens[-1] if self.prefill_tokens else 0
         return Bucket(self.decode_rows[-1], tokens, self.pages[-1])
 
-    def smallest_for(self, decode_rows: int, prefill_tokens: int, pages: int) -> Bucket:
+    def smallest_for(
+        self, decode_rows: int, prefill_tokens: int, pages: int, repeats: int = 1
+    ) -> Bucket:
         """The bucket a plan of this size runs in."""
         rows = self.mixed_decode_rows if prefill_tokens else self.decode_rows
         tokens = (
             rung("prefill tokens", self.prefill_tokens, prefill_tokens) if prefill_tokens else 0
         )
         return Bucket(
-            rung("decode rows", rows, decode_rows), tokens, rung("pages", self.pages, pages)
+            rung("decode rows", rows, decode_rows),
+            tokens,
+            rung("pages", self.pages, pages),
+            rung("repeats", self.repeats, repeats),
         )
 
 

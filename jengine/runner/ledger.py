@@ -26,17 +26,19 @@ class LedgerEntry:
     after_warm_up: bool = False
     compiles: int = 1  # once for each data-parallel replica
     hits: int = 0
+    runs: int = 0  # of the step: a burst has several a hit
     useful_tokens: int = 0
 
     @property
     def padded_share(self) -> float:
         """Share of the computed tokens that were padding."""
-        computed = self.hits * self.bucket.num_tokens
+        computed = self.runs * self.bucket.num_tokens
         return 1 - self.useful_tokens / computed if computed else 0.0
 
-    def count(self, tokens: int) -> None:
-        """Note one run with this many real tokens."""
+    def count(self, tokens: int, repeats: int = 1) -> None:
+        """Note one call with this many real tokens. (A burst may have ended early.)"""
         self.hits += 1
+        self.runs += repeats
         self.useful_tokens += tokens
 
 

@@ -34,7 +34,8 @@ def bucket_for(plan: Plan, shapes: StepShapes, ladders: Ladders) -> Bucket:
     tile = shapes.prefill_tile
     prefill = sum(-(-length // tile) for length in plan.lengths[plan.num_decodes :]) * tile
     longest = max(map(int.__add__, plan.starts, plan.lengths), default=0)
-    return ladders.smallest_for(plan.num_decodes, prefill, -(-longest // shapes.block_size))
+    pages = -(-longest // shapes.block_size)
+    return ladders.smallest_for(plan.num_decodes, prefill, pages, plan.repeats)
 
 
 def pack(plan: Plan, rows: Rows, bucket: Bucket, shapes: StepShapes) -> PackedStep:
@@ -52,6 +53,9 @@ def pack(plan: Plan, rows: Rows, bucket: Bucket, shapes: StepShapes) -> PackedSt
     inputs.logit_index[slots[: plan.num_decodes]] = slots[: plan.num_decodes]
     inputs.logit_index[slots[plan.num_decodes :]] = last_tokens
     _pack_sampling(plan, rows, inputs, slots)
+    if bucket.is_burst:
+        inputs.repeats[0] = plan.repeats
+        inputs.endings[slots] = rows.endings[np.asarray(plan.rows, np.int32)]
     return PackedStep(buffer, bucket, slots, chunk_offsets, bucket.decode_rows)
 
 
@@ -142,6 +146,7 @@ def _pack_sampling(plan: Plan, rows: Rows, inputs: StepInput, slots: np.ndarray)
     samples = np.asarray(plan.samples, bool)
     owners = np.asarray(plan.rows, np.int32)[samples]
     ends = np.asarray(plan.starts, np.int32) + np.asarray(plan.lengths, np.int32)
+    ends -= plan.repeats - 1  # of a burst's first run
     sampling = inputs.sampling
     sampling.rows[slots] = owners
     sampling.positions[slots] = ends[samples]

@@ -20,6 +20,7 @@ import numpy as np
 
 from jengine.errors import UnexpectedCompile
 from jengine.runner.buckets import Bucket, StepShapes
+from jengine.runner.burst import burst
 from jengine.runner.features import Features
 from jengine.runner.leaves import Leaves
 from jengine.runner.ledger import CompileLedger, LedgerEntry
@@ -89,12 +90,17 @@ class StepCompiler:
         program = Program(bucket, features, self.shapes, self.rebuild, self.placement, self.stages)
         everywhere = self.placement.everywhere
         jitted = jax.jit(
-            partial(step if self.stages is None else pipeline_step, program=program),
+            partial(self._body(bucket), program=program),
             donate_argnums=1,
             # The state comes back as it went in, so that the next step finds it in place.
             out_shardings=(jax.tree.map(lambda x: x.sharding, self.state), everywhere),
         )
         return jitted.lower(self.leaves, self.state, self._packed(bucket))
+
+    def _body(self, bucket: Bucket) -> Callable[..., Any]:
+        if self.stages is not None:
+            return pipeline_step
+        return burst if bucket.is_burst else step
 
     def _packed(self, bucket: Bucket) -> jax.ShapeDtypeStruct:
         """The packed input, of which every stage has a row of its own, with its number."""

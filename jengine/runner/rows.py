@@ -9,6 +9,7 @@ import numpy as np
 
 from jengine.plan import NewBlocks, NewRow, Plan
 from jengine.runner.buckets import StepShapes
+from jengine.runner.step_input import ENDINGS
 from jengine.sampling.admission import seed_words
 
 # SamplingInput's fields that stay the same for as long as a request keeps its row.
@@ -36,6 +37,7 @@ class Rows:
         self.tables = [np.zeros((rows, shapes.max_pages), np.int32) for _ in shapes.groups]
         self.settings = {name: np.zeros(rows, kind) for name, kind in SETTINGS.items()}
         self.seeds = np.zeros((rows, 2), np.uint32)
+        self.endings = np.zeros((rows, ENDINGS), np.int32)
         # 0: not wanted; otherwise 1 + k, and -1 for the whole vocabulary.
         self.logprobs = np.zeros(rows, np.int32)
         self.prompt_logprobs = np.zeros(rows, np.int32)
@@ -66,6 +68,8 @@ class Rows:
         }
         for name, value in values.items():
             self.settings[name][row] = value
+        endings = sampling.stop_ids[:ENDINGS]
+        self.endings[row] = endings + [-1] * (ENDINGS - len(endings))
         self.logprobs[row] = wanted_columns(sampling.logprobs)
         self.prompt_logprobs[row] = wanted_columns(sampling.prompt_logprobs)
         self.taps[row] = new.taps

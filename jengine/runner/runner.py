@@ -65,13 +65,20 @@ class PendingStep:
         """The sampled tokens and what else was asked for, side by side with the plan."""
         while self.output is None:
             self.advance()
-        sampled, slots = self.output.sampled, self.packed.slots
-        tokens = np.asarray(sampled.tokens)[slots].tolist()
+        sampled = self.output.sampled
+        tokens = self._of_slots(sampled.tokens).tolist()
         logprobs = None
         if sampled.logprobs is not None:
-            logprobs = StepLogprobs(*(np.asarray(x)[slots] for x in sampled.logprobs))
+            logprobs = StepLogprobs(*map(self._of_slots, sampled.logprobs))
         prompts = self._prompt_logprobs(self.output.prompt)
         return StepOutput(tokens, logprobs, prompts, self._captured(self.output.captured))
+
+    def _of_slots(self, array: jax.Array) -> np.ndarray:
+        """What belongs to the plan's entries; that of a burst run by run."""
+        found, slots = np.asarray(array), self.packed.slots
+        if not self.packed.bucket.is_burst:
+            return found[slots]
+        return found[: self.plan.repeats, slots].reshape(-1, *found.shape[2:])
 
     def _prompt_logprobs(self, output: Logprobs | None) -> dict[int, StepLogprobs]:
         if output is None:
@@ -162,7 +169,9 @@ class Runner:
         if leaving is not None:
             self._admit_rows(leaving.plan)
         self.state, output = program(self.leaves, self.state, self._input(held, bucket))
-        entry.count(sum(pending.plan.num_tokens for pending in line if pending) // len(line))
+        plans = [pending.plan for pending in line if pending]
+        repeats = max((plan.repeats for plan in plans), default=1)
+        entry.count(sum(plan.num_tokens for plan in plans) // len(line), repeats)
         if leaving is not None and held[-1] is not None:
             leaving.packed, leaving.output = held[-1], output
             for array in jax.tree.leaves(output):

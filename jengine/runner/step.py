@@ -69,8 +69,14 @@ def step(
     leaves: Leaves, state: StepState, packed: Array, *, program: Program
 ) -> tuple[StepState, DeviceOutput]:
     """Run the packed plan."""
-    model = program.rebuild(leaves)
     inputs = StepInput.over(packed, program.bucket, program.shapes)
+    return run(program.rebuild(leaves), inputs, state, program)
+
+
+def run(
+    model: Any, inputs: StepInput, state: StepState, program: Program
+) -> tuple[StepState, DeviceOutput]:
+    """Run the step of these inputs."""
     tokens = input_tokens(inputs, state)
     attend = paged_attention(inputs, program.bucket, program.shapes, program.placement)
     positions = jnp.maximum(inputs.positions, 0)

@@ -17,6 +17,8 @@ from jax import Array, lax
 from jengine.runner.buckets import Bucket, StepShapes
 from jengine.sampling import SamplingInput
 
+# Ending ids of a row that a burst looks for. With more of them it only ends later than it could.
+ENDINGS = 8
 FLOAT_FIELDS = {"temperature", "top_p", "min_p", "repetition", "presence", "frequency"}
 
 
@@ -33,6 +35,8 @@ class StepInput(NamedTuple):
     tables: Any  # a group: i32[tiles, pages] block ids
     table_starts: Any  # a group: i32[tiles] position of the table's first token
     taps: Any  # i32[tiles] id of the tap set of the tile's row; 0: none
+    repeats: Any  # i32[1] how often a burst runs at most; [0] where a step is none
+    endings: Any  # i32[S, ENDINGS] tokens that end a slot's row, and -1; [0, ENDINGS] likewise
     logit_index: Any  # i32[S] which of the D + T tokens a slot samples after
     targets: Any  # i32[T] the token after each prompt token, for prompt log-probabilities
     sampling: SamplingInput  # [S] each
@@ -45,6 +49,7 @@ class StepInput(NamedTuple):
         views.decode_rows[...] = shapes.max_rows
         views.decode_tokens[...] = -1
         views.positions[...] = -1
+        views.endings[...] = -1
         views.sampling.rows[...] = shapes.max_rows
         return buffer, views
 
@@ -118,6 +123,8 @@ def _lay_out(cursor: Cursor, bucket: Bucket, shapes: StepShapes) -> StepInput:
         ),
         table_starts=tuple(cursor.take(tiles) for _ in shapes.groups),
         taps=cursor.take(tiles),
+        repeats=cursor.take(1 if bucket.is_burst else 0),
+        endings=cursor.take(shapes.num_slots(bucket) if bucket.is_burst else 0, ENDINGS),
         **_lay_out_sampling(cursor, bucket, shapes),
     )
 

@@ -13,7 +13,9 @@ from jengine.request import Request
 class Draft:
     """Entries of one step. A decode costs 1 token of the budget, a fill costs whole tiles."""
 
-    __slots__ = ("budget", "decodes", "fills", "new_blocks", "new_rows", "preempted", "tile")
+    __slots__ = (
+        "budget", "decodes", "fills", "new_blocks", "new_rows", "preempted", "repeats", "tile",
+    )  # fmt: skip
 
     def __init__(self, budget: int, tile: int) -> None:
         self.budget = budget
@@ -23,6 +25,7 @@ class Draft:
         self.new_rows: list[NewRow] = []
         self.new_blocks: list[NewBlocks] = []
         self.preempted = False  # somebody lost its row in this step
+        self.repeats = 1  # how often its decodes run
 
     def cost(self, length: int) -> int:
         """Budget of a fill: the tiles it touches."""
@@ -46,7 +49,7 @@ class Draft:
     def seal(self, step: int, released: list[int]) -> tuple[Plan, list[Request]]:
         """The plan and the request of each entry. What it runs counts as computed from now on."""
         requests = self.decodes + [request for request, _ in self.fills]
-        lengths = [1] * len(self.decodes) + [length for _, length in self.fills]
+        lengths = [self.repeats] * len(self.decodes) + [length for _, length in self.fills]
         rows = [request.row for request in requests]
         starts = [request.num_computed for request in requests]
         samples = []
@@ -66,5 +69,6 @@ class Draft:
             new_rows=self.new_rows,
             new_blocks=self.new_blocks,
             released=released,
+            repeats=self.repeats,
         )
         return plan, requests

@@ -19,6 +19,7 @@ from jengine.kvcache.manager import CacheManager
 from jengine.outputs import StepLogprobs, StepOutput, TokenDelta
 from jengine.plan import NewRow, Plan
 from jengine.request import Request, Status, WireRequest
+from jengine.scheduler.burst import Bursts
 from jengine.scheduler.draft import Draft
 from jengine.scheduler.prompt_scores import trim
 from jengine.scheduler.queue import waiting_queue
@@ -47,7 +48,7 @@ class Flight(NamedTuple):
 class Scheduler:
     """Plans steps and commits their results, at most `depth` + 1 plans apart.
 
-    `max_in_flight` is how many tokens of one request may be sampled but not yet committed.
+    `max_in_flight` is how many plans may sample tokens of one request that are not yet committed.
     `spacing` is how many plans further on a token that was sampled may be run before it is
     committed. More than 1 means that plans run beside each other, so that each takes its share of
     the rows.
@@ -72,6 +73,7 @@ class Scheduler:
         self.depth = depth
         self.max_in_flight = depth + 1 if max_in_flight is None else max_in_flight
         self.spacing = spacing
+        self._bursts = Bursts(config.num_scheduler_steps, cache)
         self.pause = Pause.OFF
         self.num_preemptions = 0
         self._requests: dict[str, Request] = {}
@@ -169,6 +171,7 @@ class Scheduler:
             self._publish(request, request.num_computed + length)
         if not draft.preempted and self.pause is Pause.OFF:
             self._schedule_waiting(draft)
+        self._bursts.lengthen(draft, len(self._waiting))
         return self._seal(draft)
 
     def commit(self, plan: Plan, output: StepOutput) -> list[TokenDelta]:
@@ -178,7 +181,8 @@ class Scheduler:
             return []  # forgotten by reset
         flight = self._flights.popleft()
         self._committed_step = plan.step
-        assert len(output.tokens) == sum(plan.samples), "one token for each entry that samples"
+        sampled = sum(plan.samples) * plan.repeats
+        assert len(output.tokens) == sampled, "one token for each run of an entry that samples"
         self._side_results.gather(plan, flight.requests, output)
         deltas = self._commit_tokens(flight, output)
         if any(delta.finish_reason is not None for delta in deltas):
@@ -333,9 +337,10 @@ class Scheduler:
     # Committing
 
     def _commit_tokens(self, flight: Flight, output: StepOutput) -> list[TokenDelta]:
+        """The tokens of a plan lie run by run, and in each run entry by entry."""
         plan = flight.plan
         deltas: list[TokenDelta] = []
-        index = 0
+        index, stride = 0, sum(plan.samples)
         for request, start, length, samples in zip(
             flight.requests, plan.starts, plan.lengths, plan.samples, strict=True
         ):
@@ -343,70 +348,75 @@ class Scheduler:
                 request.num_processed = start + length
             if samples:
                 if request.status is not Status.FINISHED:
-                    delta = self._commit_token(request, output.tokens[index], flight)
+                    delta = self._commit_own(request, output.tokens[index::stride], flight)
                     if output.logprobs is not None:
-                        self._attach_logprobs(delta, request, output.logprobs, index)
+                        self._attach_logprobs(delta, request, output.logprobs, index, stride)
                     deltas.append(delta)
                 index += 1
         return deltas
 
-    def _commit_token(self, request: Request, token: int, flight: Flight) -> TokenDelta:
-        """Append one sampled token, publish what it completes, and stop where it says so."""
+    def _commit_own(self, request: Request, tokens: list[int], flight: Flight) -> TokenDelta:
+        """Append a request's sampled tokens as far as they count, and publish what they complete.
+
+        Its last token may not have run, as a burst ends where all have ended: so that one is never
+        published with them.
+        """
         request.num_in_flight -= 1
-        if token == NOT_FINITE:
-            return self._fail(request, flight)
-        token_ids = request.token_ids
-        token_ids.append(token)
-        known = len(token_ids)
-        computed = request.num_computed
-        if computed >= request.publish_at <= known and request.status is Status.RUNNING:
-            self.cache.publish(request, computed)
-        delta = TokenDelta(
-            request_id=request.request_id,
-            token_ids=[token],
-            num_cached_tokens=request.num_cached_tokens,
-            weights_version=flight.weights_version,
-        )
-        self._side_results.deliver(request, delta)
-        if token in request.ending_ids or known >= request.cap:
-            self._stop(request, token, delta)
-        return delta
-
-    def _stop(self, request: Request, token: int, delta: TokenDelta) -> None:
-        """End of sequence, then stop ids, then the length cap."""
-        reason = "length"
-        if token in request.ending_ids:
-            reason = "stop"
-            if token not in request.wire.eos_token_ids:
-                delta.stop_reason = token
-        request.stop_reason = delta.stop_reason
-        delta.finish_reason = reason
-        self._finish(request, reason)
-
-    def _fail(self, request: Request, flight: Flight) -> TokenDelta:
-        """End one request whose logits were not finite; its blocks are never found again."""
-        self.cache.distrust(request)
         delta = TokenDelta(
             request_id=request.request_id,
             token_ids=[],
-            finish_reason="error",
             num_cached_tokens=request.num_cached_tokens,
             weights_version=flight.weights_version,
-            message=(
-                f"The logits at position {request.num_known} were not finite, so no token could "
-                "be sampled. Other requests are not affected; check the weights and the dtype."
-            ),
+        )
+        ending = self._take_tokens(request, tokens, delta.token_ids)
+        if ending == NOT_FINITE:
+            self._fail(request, delta)
+            return delta
+        computed, known = request.num_computed, request.num_known - (ending is not None)
+        if computed >= request.publish_at <= known and request.status is Status.RUNNING:
+            self.cache.publish(request, min(computed, known))
+        self._side_results.deliver(request, delta)
+        if ending is not None or request.num_known >= request.cap:
+            self._stop(request, ending, delta)
+        return delta
+
+    @staticmethod
+    def _take_tokens(request: Request, tokens: list[int], taken: list[int]) -> int | None:
+        """Append tokens up to the one that ends the request, which is returned if there is one."""
+        for token in tokens:
+            if token == NOT_FINITE:
+                return token
+            request.token_ids.append(token)
+            taken.append(token)
+            if token in request.ending_ids:
+                return token
+        return None
+
+    def _stop(self, request: Request, ending: int | None, delta: TokenDelta) -> None:
+        """End of sequence, then stop ids, then the length cap."""
+        delta.finish_reason = "length" if ending is None else "stop"
+        if ending is not None and ending not in request.wire.eos_token_ids:
+            delta.stop_reason = ending
+        request.stop_reason = delta.stop_reason
+        self._finish(request, delta.finish_reason)
+
+    def _fail(self, request: Request, delta: TokenDelta) -> None:
+        """End one request whose logits were not finite; its blocks are never found again."""
+        self.cache.distrust(request)
+        delta.finish_reason = "error"
+        delta.message = (
+            f"The logits at position {request.num_known} were not finite, so no token could "
+            "be sampled. Other requests are not affected; check the weights and the dtype."
         )
         self._side_results.deliver(request, delta)
         self._finish(request, "error")
-        return delta
 
     def _attach_logprobs(
-        self, delta: TokenDelta, request: Request, scores: StepLogprobs, index: int
+        self, delta: TokenDelta, request: Request, scores: StepLogprobs, index: int, stride: int
     ) -> None:
-        wanted = request.wire.sampling.logprobs
-        if wanted is not None and delta.token_ids:
-            delta.logprobs = trim(scores, slice(index, index + 1), wanted)
+        wanted, kept = request.wire.sampling.logprobs, len(delta.token_ids)
+        if wanted is not None and kept:
+            delta.logprobs = trim(scores, slice(index, index + stride * kept, stride), wanted)
 
     def _finish(self, request: Request, reason: str) -> None:
         """Free everything at once; what is in flight for it will be ignored.

@@ -26,7 +26,11 @@ from sharding.placement import Placement
 
 VOCAB = 64
 BLOCKS = 20_000
-BUCKETS = {"decode": Bucket(8, 0, 16), "mixed": Bucket(8, 64, 16)}
+BUCKETS = {
+    "decode": Bucket(8, 0, 16),
+    "mixed": Bucket(8, 64, 16),
+    "burst": Bucket(8, 0, 16, repeats=4),
+}
 
 
 def compiled_step(bucket: Bucket, variant: str, dtype: str) -> tuple[Compiled, CacheConfig, int]:
@@ -60,6 +64,8 @@ def compiled_step(bucket: Bucket, variant: str, dtype: str) -> tuple[Compiled, C
     [
         ("decode", "greedy", "float32"),
         ("mixed", "full", "bfloat16"),
+        ("burst", "greedy", "bfloat16"),
+        pytest.param("burst", "full", "float32", marks=pytest.mark.slow),
         pytest.param("decode", "full", "float32", marks=pytest.mark.slow),
         pytest.param("mixed", "greedy", "float32", marks=pytest.mark.slow),
         pytest.param("decode", "greedy", "bfloat16", marks=pytest.mark.slow),

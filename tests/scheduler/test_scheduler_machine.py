@@ -62,6 +62,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 "enable_chunked_prefill": st.sampled_from([True, True, False]),
                 "long_prefill_token_threshold": st.sampled_from([0, 0, 3]),
                 "watermark_blocks": st.sampled_from([0, 0, 2]),
+                "num_scheduler_steps": st.sampled_from([1, 1, 2, 5]),
             }
         ),
     )
@@ -100,7 +101,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             eos_token_ids=eos,
             priority=priority,
             cache_salt=salt,
-            sampling=RowSampling(prompt_logprobs=scored, logprobs=scored),
+            sampling=RowSampling(prompt_logprobs=scored, logprobs=scored, stop_ids=eos),
             skip_reading_prefix_cache=scored is not None,
         )
         try:
