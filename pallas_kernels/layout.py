@@ -53,17 +53,35 @@ def strides(shape: tuple[int, ...], head_dim: int) -> Strides:
     return Strides(planes * blocks * block, blocks * block, block, width, head_dim)
 
 
-def read_blocks(cache: Array, layer: int | Array, blocks: Array) -> tuple[Array, Array]:
-    """Keys and values of whole blocks: [..., n] -> two of [..., n * block_size, width]."""
+def read_heads(
+    cache: Array, layer: int | Array, blocks: Array, head_dim: int, seen: Array
+) -> tuple[Array, Array]:
+    """Keys and values of whole blocks [b, n], head by head: [b, KV, n * block_size, head_dim] each.
+
+    Those of tokens that are not seen, bool [b, n * block_size], are zero.
+    """
     _, _, num_blocks, block_size, width = cache.shape
-    # One gather of rows out of a flat view compiles to far less than indexing five dimensions.
+    # Gathers of rows out of a flat view compile to far less than indexing five dimensions.
     flat = cache.reshape(-1, block_size * width)
-    index = jnp.stack([blocks + plane_start(layer, plane, num_blocks) for plane in PLANES])
-    both = flat.at[index].get(mode="promise_in_bounds")
-    if both.dtype == BFLOAT16_BITS:
-        both = lax.bitcast_convert_type(both, jnp.bfloat16)
-    both = both.reshape(2, *blocks.shape[:-1], -1, width)
-    return both[KEYS], both[VALUES]
+
+    def plane(which: int) -> Array:
+        found = flat.at[blocks + plane_start(layer, which, num_blocks)].get(
+            mode="promise_in_bounds"
+        )
+        heads = found.reshape(*seen.shape, -1, head_dim).swapaxes(1, 2)
+        if cache.dtype == BFLOAT16_BITS:
+            heads = lax.bitcast_convert_type(heads, jnp.bfloat16)
+        # The mask comes last, for keys too: XLA on the CPU would fold a swap of axes into the
+        # product that follows, and then computes that in float32.
+        return jnp.where(jnp.broadcast_to(seen[:, None, :, None], heads.shape), heads, 0)
+
+    return plane(KEYS), plane(VALUES)
+
+
+def pad_pages(tables: Array, multiple: int) -> Array:
+    """Tables widened with the null block, so that whole runs of pages can be cut."""
+    missing = -tables.shape[1] % multiple
+    return jnp.pad(tables, ((0, 0), (0, missing)))
 
 
 def write_slots(cache: Array, layer: int | Array, k: Array, v: Array, slots: Array) -> Array:

@@ -1,6 +1,6 @@
 """A plan in the making: what one step runs so far, and what is left of its budget.
 
-In: requests with the tokens they run. Out: the finished Plan, decode entries first.
+In: requests with the tokens they run. Out: the finished Plan, decodes first, by their lengths.
 Must not know: who should run, or why.
 """
 
@@ -48,6 +48,9 @@ class Draft:
 
     def seal(self, step: int, released: list[int]) -> tuple[Plan, list[Request]]:
         """The plan and the request of each entry. What it runs counts as computed from now on."""
+        # Side by side with their like: attention takes several rows at a time, all of them as far
+        # as the longest needs.
+        self.decodes.sort(key=lambda request: request.num_computed)
         requests = self.decodes + [request for request, _ in self.fills]
         lengths = [self.repeats] * len(self.decodes) + [length for _, length in self.fills]
         rows = [request.row for request in requests]

@@ -1,0 +1,83 @@
+"""Softmax over keys that come in runs, as both kinds of attention in plain XLA take it.
+
+In: queries [batch, KV, q, D], and keys and values [batch, KV, S, D] run by run. Out: the weighted
+values and the logarithm of the sum. A query that sees nothing gets zeros.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import Array
+
+FAR_BELOW = -1e30  # finite, so that a run in which a query sees nothing stays free of NaN
+
+
+class Running(NamedTuple):
+    """What the runs so far came to."""
+
+    highest: Array  # f32 [batch, KV, q]
+    total: Array  # f32 [batch, KV, q]
+    mixed: Array  # f32 [batch, KV, q, D]
+
+    @classmethod
+    def of_nothing(cls, queries: Array) -> Running:
+        """Before the first run."""
+        lowest = jnp.full(queries.shape[:-1], FAR_BELOW, jnp.float32)
+        return cls(lowest, jnp.zeros_like(lowest), jnp.zeros(queries.shape, jnp.float32))
+
+    def with_run(
+        self,
+        queries: Array,
+        keys: Array,
+        values: Array,
+        seen: Array,
+        scale: float,
+        soft_cap: float | None,
+    ) -> Running:
+        """One run more; seen is [batch, 1, q or 1, S].
+
+        Keys and values that no query sees must be zero: what an unused slot holds may be NaN. Where
+        a query has seen nothing yet, whatever it adds up here is multiplied by exactly zero later.
+        """
+        scores = capped(scale * product("bkqd,bksd->bkqs", queries, keys), soft_cap)
+        scores = jnp.where(seen, scores, FAR_BELOW)
+        highest = jnp.maximum(self.highest, jnp.max(scores, axis=-1))
+        weights = jnp.exp(scores - highest[..., None])
+        added = product("bkqs,bksd->bkqd", weights.astype(values.dtype), values)
+        shrink = jnp.exp(self.highest - highest)
+        return Running(
+            highest,
+            self.total * shrink + jnp.sum(weights, axis=-1),
+            self.mixed * shrink[..., None] + added,
+        )
+
+    def result(self, sinks: Array | None) -> tuple[Array, Array]:
+        """The weighted values, and the logarithm of the sum.
+
+        Sinks [KV, q] are one more score for each query, whose value is zero.
+        """
+        highest, total, mixed = self
+        # Of a query that saw nothing the sum counts keys that were not its own.
+        total = jnp.where(highest > FAR_BELOW, total, 0.0)
+        mixed = jnp.where((highest > FAR_BELOW)[..., None], mixed, 0.0)
+        if sinks is not None:
+            sinks = jnp.broadcast_to(sinks.astype(jnp.float32), highest.shape)
+            new_highest = jnp.maximum(highest, sinks)
+            shrink = jnp.exp(highest - new_highest)
+            total = total * shrink + jnp.exp(sinks - new_highest)
+            mixed = mixed * shrink[..., None]
+            highest = new_highest
+        total = jnp.maximum(total, 1e-30)
+        return mixed / total[..., None], highest + jnp.log(total)
+
+
+def capped(scores: Array, soft_cap: float | None) -> Array:
+    """Scores bent smoothly into (-soft_cap, soft_cap); None leaves them alone."""
+    return scores if soft_cap is None else soft_cap * jnp.tanh(scores / soft_cap)
+
+
+def product(equation: str, left: Array, right: Array) -> Array:
+    """einsum of two arrays of one type, bfloat16 or float32, summed up in float32."""
+    return jnp.einsum(equation, left, right, preferred_element_type=jnp.float32)
