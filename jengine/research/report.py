@@ -10,8 +10,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from jengine.research import charts
-from jengine.research.charts import Dots, Row, Series, number
+from jengine.pictures import charts
+from jengine.pictures.charts import Dots, Row, Series, number
+from jengine.pictures.page import document, section
 from jengine.research.metrics import quantiles
 from jengine.research.results import (
     LOGITS,
@@ -38,13 +39,7 @@ FULL_WIDTH = 1140.0
 
 def page(results: Results) -> str:
     """The whole document."""
-    title = html.escape(f"{results.band.label}: {results.inputs.model}")
-    return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{title}</title><style>{STYLE}</style></head>"
-        f"<body>{body(results)}</body></html>\n"
-    )
+    return document(f"{results.band.label}: {results.inputs.model}", body(results), STYLE)
 
 
 def framed(results: Results) -> str:
@@ -72,7 +67,7 @@ def body(results: Results) -> str:
         section("Every tensor", details(point_table(results), "the table")),
         section("How it was made", environment(results)),
     ]
-    return f"<main>{''.join(parts)}</main>"
+    return "".join(parts)
 
 
 LAYERS_TEXT = (
@@ -92,12 +87,6 @@ SWEEP_TEXT = (
     "The same tokens computed in another way. The difference is judged like an error: by how far "
     "torch is from the truth."
 )
-
-
-def section(title: str, content: str, text: str = "") -> str:
-    """One part of the page."""
-    lead = f"<p>{html.escape(text)}</p>" if text else ""
-    return f"<section><h2>{html.escape(title)}</h2>{lead}{content}</section>"
 
 
 def columns_of(*parts: str) -> str:

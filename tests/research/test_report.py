@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jengine.research import charts
+from jengine.pictures import charts
+from jengine.pictures.charts import Axis, Row, Series
 from jengine.research.bundle import read_bundle
-from jengine.research.charts import Axis, Row, Series
 from jengine.research.comparison import Comparison
 from jengine.research.measure import (
     continuation_results,

@@ -1,0 +1,1 @@
+"""Charts and pages that open offline: for the comparison with torch and for measurements."""
