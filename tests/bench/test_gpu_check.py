@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jengine.bench.driver import Driver, read_bytes, weight_bytes
 from jengine.bench.gpu import __main__ as check
 from jengine.bench.gpu import ceilings, kernels, models, numerics, stages
 from jengine.bench.gpu.cases import DRY, REAL, AttentionCase
@@ -159,7 +160,7 @@ def test_models(few: bool, tmp_path: Path) -> None:
 def test_rows_that_claim_a_past_have_blocks_of_their_own(tmp_path: Path) -> None:
     folder = models.write_config(tmp_path / "model", DRY.models["llama-8b"])
     with models.open_llm(folder, DRY, [(2, 32)]) as llm:
-        driver = models.Driver(llm)
+        driver = Driver(llm)
         plans = list(driver.plans(2, 32, 4))
         blocks = [block for new in plans[0].new_blocks for block in new.blocks]
         assert len(set(blocks)) == len(blocks)
@@ -170,8 +171,8 @@ def test_rows_that_claim_a_past_have_blocks_of_their_own(tmp_path: Path) -> None
         assert max(plan.starts[0] for plan in driver.plans(1, longest, 4)) == longest - 1
         assert driver.fits(2, 32, 4)
         assert not driver.fits(2, longest + 1, 4)
-        leaves = models.weight_bytes(llm)
-        assert models.read_bytes(llm) == leaves - 96 * 32 * 4, "an embedding is not read whole"
+        leaves = weight_bytes(llm)
+        assert read_bytes(llm) == leaves - 96 * 32 * 4, "an embedding is not read whole"
 
 
 def test_operations_and_bytes_of_attention() -> None:
