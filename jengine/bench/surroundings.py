@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import platform
 import resource
@@ -10,29 +11,61 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import psutil
 
 from jengine import __version__
+
+PACKAGES = ("jax", "jaxlib", "numpy")
 
 
 def surroundings() -> dict[str, Any]:
     """Commit, hardware and versions."""
     return {
-        "version": __version__,
         "commit": commit(),
-        "processor": processor(),
-        "cores": len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else os.cpu_count(),
-        "devices": sorted({device.device_kind for device in jax.devices()}),
-        "python": platform.python_version(),
-        "jax": jax.__version__,
+        "hardware": {
+            **machine(),
+            "devices": sorted({device.device_kind for device in jax.devices()}),
+        },
+        "versions": {
+            "jengine": __version__,
+            "python": platform.python_version(),
+            **{package: importlib.metadata.version(package) for package in PACKAGES},
+        },
     }
 
 
+def machine() -> dict[str, Any]:
+    """The host's part of the hardware; starts no device."""
+    return {
+        "processor": processor(),
+        "cores": cores(),
+        "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
+    }
+
+
+def hardware_of(result: dict[str, Any]) -> str:
+    """In words, what a result was measured on."""
+    found = result["hardware"]
+    accelerators = [device for device in found["devices"] if device != "cpu"]
+    cores = f"{found['cores']} core{'s' * (found['cores'] != 1)}"
+    return ", ".join([*accelerators, f"{cores} of {found['processor']}"])
+
+
+def cores() -> int | None:
+    """Of those that there are, the ones this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count()
+
+
 def commit() -> str | None:
-    """The commit that runs, where this is a checkout; with a + if files have changed since."""
+    """The commit that runs, where this is a checkout; with a + if files have changed since.
+
+    Results and texts may have: one that was just measured does not change what is measured next.
+    """
     found = git("rev-parse", "--short", "HEAD")
-    return found and found + "+" * bool(git("status", "--porcelain", "--untracked-files=no"))
+    here = ("--", ":(top)", ":(top,exclude)jengine/bench/results", ":(top,exclude)*.md")
+    return found and found + "+" * bool(git("status", "--porcelain", "--untracked-files=no", *here))
 
 
 def git(*words: str) -> str | None:

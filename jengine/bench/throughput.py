@@ -1,23 +1,31 @@
 """Output tokens a second on a workload, alone or in turn with a peer on the same work.
 
 All requests are greedy and ignore the end token, so the amount of work is fixed. The prefix cache
-is emptied before each run.
+is emptied before each run. Programs, padding, prefix hits and the peak of memory are of all runs of
+this process, an uncounted first one and an opponent's of ours included; times are of counted runs.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Protocol
 
+from jengine.bench import step_clock
 from jengine.bench.against import Peer, PeerSettings
-from jengine.bench.surroundings import peak_bytes, surroundings
+from jengine.bench.memory import peak_memory
+from jengine.bench.step_clock import StepClock
+from jengine.bench.surroundings import surroundings
 from jengine.bench.workloads import Item, read_trace, write_trace
+from jengine.engine.core import EngineCore
 from jengine.engine.llm import LLM
+from jengine.models.parameter import named_parameters
+from jengine.runner.ledger import CompileLedger
 from jengine.sampling_params import SamplingParams
 
 
@@ -83,21 +91,43 @@ def run_once(llm: LLM, items: list[Item]) -> tuple[float, int]:
     return seconds, sum(len(output.outputs[0].token_ids) for output in outputs)
 
 
+class Ours:
+    """Counted runs of the engine that is measured."""
+
+    def __init__(self, llm: LLM, items: list[Item]) -> None:
+        self.llm, self.items = llm, items
+        self.clock = StepClock()
+        core = llm.engine.session.core
+        # Of several replicas, and of processes that share a step, no one core knows the time.
+        self.core = core if isinstance(core, EngineCore) else None
+
+    def run(self) -> tuple[float, int]:
+        """Seconds of one run, and the tokens it made."""
+        timed = nullcontext() if self.core is None else self.clock.running(self.core)
+        with timed:
+            return run_once(self.llm, self.items)
+
+    @property
+    def time(self) -> dict[str, Any] | None:
+        """Where the seconds of all runs went."""
+        return None if self.core is None else self.clock.as_dict()
+
+
 def measure(
     llm: LLM, items: list[Item], repeats: int, challenge: Challenge | None = None
 ) -> dict[str, Any]:
     """Everything about `repeats` runs; those of an opponent come between ours."""
+    ours = Ours(llm, items)
     if challenge is None:
-        ours = [run_once(llm, items) for _ in range(repeats)]
-        return report(llm, items, ours)
+        return report(ours, [ours.run() for _ in range(repeats)])
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "trace.jsonl"
         write_trace(items, trace)
         with challenge(llm, trace) as opponent:
             run_once(llm, items)  # both have run once before anything counts
             opponent.run()
-            pairs = [(run_once(llm, items), opponent.run()) for _ in range(repeats)]
-    result = report(llm, items, [ours for ours, _ in pairs])
+            pairs = [(ours.run(), opponent.run()) for _ in range(repeats)]
+    result = report(ours, [mine for mine, _ in pairs])
     theirs = summary(items, [theirs for _, theirs in pairs])
     result["peer"] = {
         "engine": opponent.version,
@@ -134,12 +164,14 @@ def summary(items: list[Item], runs: list[tuple[float, int]]) -> dict[str, Any]:
     }
 
 
-def report(llm: LLM, items: list[Item], runs: list[tuple[float, int]]) -> dict[str, Any]:
+def report(ours: Ours, runs: list[tuple[float, int]]) -> dict[str, Any]:
     """What was run, on what, and how fast it was."""
-    stats = llm.stats()
+    llm, items = ours.llm, ours.items
+    stats, ledger = llm.stats(), llm.ledger
     return {
         "bench": "throughput",
         **surroundings(),
+        "parameters": parameter_count(llm),
         "dtype": llm.engine.model.dtype,
         "max_num_seqs": llm.engine.schedule.max_num_seqs,
         "requests": len(items),
@@ -147,13 +179,30 @@ def report(llm: LLM, items: list[Item], runs: list[tuple[float, int]]) -> dict[s
         **summary(items, runs),
         "preemptions": stats.preemptions,
         "prefix_hit_rate": round(stats.prefix_hits / max(stats.prefix_queries, 1), 3),
-        "peak_rss_gb": round(peak_bytes() / 1e9, 2),
-        "programs": llm.ledger.as_dicts(),
+        "time": ours.time,
+        "memory": peak_memory(llm),
+        "compile_s": round(sum(entry.seconds for entry in ledger.entries.values()), 2),
+        "warm_up_s": round(ledger.warm_up_seconds, 2),
+        "padded_share": padded_share(ledger),
+        "programs": ledger.as_dicts(),
     }
 
 
+def parameter_count(llm: LLM) -> int:
+    """Numbers in the model."""
+    return sum(math.prod(leaf.shape) for _, leaf in named_parameters(llm.engine.declared))
+
+
+def padded_share(ledger: CompileLedger) -> float:
+    """Share of all computed tokens that were padding."""
+    entries = ledger.entries.values()
+    computed = sum(entry.hits * entry.bucket.num_tokens for entry in entries)
+    useful = sum(entry.useful_tokens for entry in entries)
+    return round(1 - useful / computed, 4) if computed else 0.0
+
+
 def printed(result: dict[str, Any]) -> str:
-    """The lines that people look for."""
+    """The lines that people look for, and where the time and the memory went."""
     lines = [
         f"Throughput: {result['requests_s']:.2f} requests/s, {result['total_tok_s']:.2f} total "
         f"tokens/s, {result['output_tok_s']:.2f} output tokens/s",
@@ -164,4 +213,35 @@ def printed(result: dict[str, Any]) -> str:
         peer = result["peer"]
         lines.append(f"{peer['engine']}: {peer['output_tok_s']:.2f} output tokens/s")
         lines.append(f"Ratio: {result['ratio']:.2f} x")
+    lines += [
+        step_clock.printed(result["time"]),
+        f"Prefix hit rate: {result['prefix_hit_rate']:.1%}, preemptions: {result['preemptions']}",
+        memory_line(result["memory"]),
+        f"Compiling: {result['compile_s']:.2f} s for {len(result['programs'])} programs, in "
+        f"{result['warm_up_s']:.2f} s of warm-up",
+        f"Padding: {result['padded_share']:.1%} of the tokens computed",
+        bucket_table(result["programs"]),
+    ]
     return "\n".join(lines)
+
+
+def memory_line(memory: dict[str, float | None]) -> str:
+    """The peak, and what it is made of."""
+    peak, where = memory["peak_device_gb"], "on the device"
+    if peak is None:
+        peak, where = memory["peak_resident_gb"], "resident"
+    return (
+        f"Peak memory: {peak:.2f} GB {where}, of which weights {memory['weights_gb']:.2f}, cache "
+        f"{memory['cache_gb']:.2f}, everything else {memory['over_weights_and_cache_gb']:.2f}"
+    )
+
+
+def bucket_table(programs: list[dict[str, Any]]) -> str:
+    """The programs: what they cost and how they were used."""
+    names = f"{'bucket':>16} {'features':>12} {'compile s':>10} {'steps':>7} {'padded':>7}"
+    lines = [
+        f"{one['bucket']:>16} {one['features']:>12} {one['seconds']:>10.2f} {one['hits']:>7} "
+        f"{one['padded_share']:>7.1%}"
+        for one in programs
+    ]
+    return "\n".join([names, *lines])

@@ -20,7 +20,7 @@ from jengine.errors import ConfigError
 if TYPE_CHECKING:
     from jengine.cli.main import OpenLLM
 
-USAGE = "throughput|latency|startup|host [MODEL] [flags]"
+USAGE = "throughput|latency|startup|growth|host [MODEL] [flags]"
 EXAMPLES = """\
 examples:
   jengine bench throughput demo
@@ -28,9 +28,11 @@ examples:
   jengine bench throughput ./model --trace work.jsonl --against vllm --peer-python vllm/bin/python
   jengine bench latency ./model --input-len 512 --output-len 64 --batch-size 8
   jengine bench startup ./model
+  jengine bench growth demo --plots ./plots --output-json growth.json
+  jengine bench growth --from growth.json --plots ./plots
   jengine bench host
 """
-KINDS = ("throughput", "latency", "startup", "host")
+KINDS = ("throughput", "latency", "startup", "growth", "host")
 # Flags of our own, and what they are if they are not given.
 USUAL = {
     "workload": "mixed",
@@ -45,7 +47,8 @@ USUAL = {
     "num_iters": 10,
     "num_iters_cold": 3,
     "num_iters_warm": 3,
-    "running": [16, 256, 1024],
+    "contexts": [128, 256, 512, 1024, 2048, 4096, 8192],
+    "running": [16, 64, 256, 1024],
     "steps": 200,
 }
 
@@ -54,7 +57,9 @@ def add_flags(parser: Parser) -> None:
     """The flags of this command."""
     parser.add_argument("kind", metavar="KIND", choices=KINDS, help="what to measure")
     parser.add_argument("model", metavar="MODEL", nargs="?", help="a model folder, or demo")
-    parser.add_argument("--json", metavar="FILE", help="also write the JSON to a file")
+    parser.add_argument(
+        "--output-json", "--json", metavar="FILE", help="also write the JSON to a file"
+    )
     group = parser.add_argument_group("throughput")
     group.add_argument(
         "--workload", metavar="NAME", help="mixed, decode, prefill or shared [mixed]"
@@ -79,7 +84,17 @@ def add_flags(parser: Parser) -> None:
     group = parser.add_argument_group("startup")
     group.add_argument("--num-iters-cold", metavar="N", type=int, help="processes [3]")
     group.add_argument("--num-iters-warm", metavar="N", type=int, help="processes [3]")
-    group = parser.add_argument_group("host")
+    group = parser.add_argument_group(
+        "growth", "also --batch-size rows and --num-iters steps of decoding, --input-len prompts"
+    )
+    group.add_argument(
+        "--contexts", metavar="N", type=int, nargs="+", help="tokens [128 to 8192, what fits]"
+    )
+    group.add_argument("--plots", metavar="FOLDER", help="write a page of charts there")
+    group.add_argument(
+        "--from", dest="from_file", metavar="FILE", help="draw an earlier --output-json again"
+    )
+    group = parser.add_argument_group("host and growth")
     group.add_argument("--running", metavar="N", type=int, nargs="+", help="requests")
     group.add_argument("--steps", metavar="N", type=int, help="steps of each [200]")
     add_engine_flags(parser)
@@ -93,19 +108,28 @@ def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) ->
         "throughput": throughput,
         "latency": latency,
         "startup": startup,
+        "growth": growth,
         "host": host,
     }[arguments.kind](arguments, open_llm)
     result = {"command": command_line(arguments), **measured}
     terminal.say(printed)
+    if arguments.output_json:
+        text = json.dumps(result, indent=1) + "\n"
+        Path(arguments.output_json).write_text(text, encoding="utf-8")
+    if arguments.plots:
+        page = importlib.import_module("jengine.bench.growth").draw(result, Path(arguments.plots))
+        terminal.say(f"charts: {page}")
     terminal.say(json.dumps(result))
-    if arguments.json:
-        Path(arguments.json).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     return 0
 
 
 def check(arguments: argparse.Namespace) -> None:
     """What argparse cannot see."""
-    if (arguments.model is None) != (arguments.kind == "host"):
+    for flag, value in (("--from", arguments.from_file), ("--plots", arguments.plots)):
+        if value is not None and arguments.kind != "growth":
+            raise ConfigError(f"{flag}: only bench growth draws charts.")
+    without = arguments.kind == "host" or arguments.from_file is not None
+    if (arguments.model is None) != without:
         problem = "needs a model" if arguments.model is None else "has no model"
         raise ConfigError(f"bench {arguments.kind} {problem}: {USAGE}")
     for name in ("repeats", "num_iters", "batch_size", "input_len", "output_len", "steps"):
@@ -113,8 +137,12 @@ def check(arguments: argparse.Namespace) -> None:
             raise ConfigError(
                 f"--{name.replace('_', '-')} {getattr(arguments, name)}: expected 1 or more."
             )
-    if arguments.json and not Path(arguments.json).absolute().parent.is_dir():
-        raise ConfigError(f"--json {arguments.json!r}: expected a file in a folder that exists.")
+    for name in ("contexts", "running"):
+        if min(getattr(arguments, name)) < 1:
+            raise ConfigError(f"--{name} {min(getattr(arguments, name))}: expected 1 or more.")
+    file = arguments.output_json
+    if file and not Path(file).absolute().parent.is_dir():
+        raise ConfigError(f"--output-json {file!r}: expected a file in a folder that exists.")
 
 
 def throughput(arguments: argparse.Namespace, open_llm: OpenLLM) -> tuple[dict[str, Any], str]:
@@ -172,6 +200,25 @@ def startup(arguments: argparse.Namespace, open_llm: OpenLLM) -> tuple[dict[str,
     return result, bench.printed(result)
 
 
+def growth(arguments: argparse.Namespace, open_llm: OpenLLM) -> tuple[dict[str, Any], str]:
+    """How time and memory grow; or what an earlier run has found of it."""
+    bench = importlib.import_module("jengine.bench.growth")
+    if arguments.from_file is not None:
+        result = bench.read(Path(arguments.from_file))
+        return result, bench.printed(result)
+    with open_llm(arguments.model, **token_engine(arguments, ["greedy"])) as llm:
+        result = bench.measure(
+            llm,
+            running=arguments.running,
+            steps=arguments.steps,
+            contexts=arguments.contexts,
+            rows=arguments.batch_size,
+            iterations=arguments.num_iters,
+            prompt_length=arguments.input_len,
+        )
+    return result, bench.printed(result)
+
+
 def host(arguments: argparse.Namespace, open_llm: OpenLLM) -> tuple[dict[str, Any], str]:
     """Milliseconds of Python a step."""
     bench = importlib.import_module("jengine.bench.host")
@@ -191,13 +238,20 @@ def token_engine(
 
 
 def command_line(arguments: argparse.Namespace) -> str:
-    """The command, as it may be typed again; paths of this machine's Pythons are left out."""
-    words = ["jengine", "bench", arguments.kind, *([arguments.model] if arguments.model else [])]
+    """The command, as it may be typed again where the model and the trace lie; other paths of this
+    machine are left out."""
+    words = ["jengine", "bench", arguments.kind]
+    words += [own_name(arguments.model)] if arguments.model else []
     for name, usual in USUAL.items():
         value = getattr(arguments, name)
         if value != usual:
             given = value if isinstance(value, list) else [value]
-            words += ["--" + name.replace("_", "-"), *map(str, given)]
+            words += ["--" + name.replace("_", "-"), *(own_name(str(one)) for one in given)]
     flag_words = importlib.import_module("jengine.cli.doctor").flag_words
     settings = engine_arguments(arguments) if arguments.model else {}
     return shlex.join([*words, *flag_words(settings)])
+
+
+def own_name(word: str) -> str:
+    """A word of the command; of a path that begins at the root, only what is last."""
+    return Path(word).name if Path(word).is_absolute() else word

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from jengine.bench import against
+from jengine import LLM
+from jengine.bench import against, memory, step_clock
 from jengine.bench.against import Peer, PeerFailed, PeerSettings
+from jengine.bench.throughput import Ours, memory_line
 from jengine.bench.workloads import WORKLOADS, generated, read_trace, write_trace
 from jengine.cli.main import main
 from jengine.cli.terminal import Terminal
@@ -63,9 +67,19 @@ def bench(*words: str) -> tuple[int, list[str], str]:
 
 
 def result(*words: str) -> dict[str, Any]:
+    """What the last line says; whatever was measured, it says where as well."""
+    return lines_and_result(*words)[1]
+
+
+def lines_and_result(*words: str) -> tuple[list[str], dict[str, Any]]:
     status, lines, errors = bench(*words)
     assert status == 0, errors
-    return json.loads(lines[-1])
+    found = json.loads(lines[-1])
+    assert found["bench"] == words[0]
+    assert {"command", "commit"} <= set(found)
+    assert set(found["hardware"]) == {"processor", "cores", "memory_gb", "devices"}
+    assert {"jengine", "python", "jax", "jaxlib", "numpy"} == set(found["versions"])
+    return lines[:-1], found
 
 
 def test_host_measures_every_size() -> None:
@@ -79,14 +93,75 @@ def test_host_measures_every_size() -> None:
 
 def test_throughput_counts_the_work_of_a_trace(model: str, trace: Path, tmp_path: Path) -> None:
     file = tmp_path / "out.json"
-    words = ["--trace", str(trace), "--repeats", "2", "--json", str(file)]
-    found = result("throughput", model, *words, *ENGINE)
+    words = ["--trace", str(trace), "--repeats", "2", "--output-json", str(file)]
+    lines, found = lines_and_result("throughput", model, *words, *ENGINE)
     assert found["requests"] == 3 and found["prompt_tokens"] == 24
     assert found["generated"] == 12, "greedy, with the end token ignored"
     assert len(found["seconds"]) == 2 and found["output_tok_s"] > 0
     assert all(program["hits"] >= 0 for program in found["programs"])
     assert json.loads(file.read_text()) == found
-    assert {"commit", "processor", "jax", "cores"} <= set(found)
+    computed = sum(one["hits"] * tokens_of(one["bucket"]) for one in found["programs"])
+    useful = sum(one["useful_tokens"] for one in found["programs"])
+    # The last token of each answer is sampled and never computed.
+    assert useful == 2 * (24 + 12 - 3)
+    assert found["padded_share"] == pytest.approx(1 - useful / computed, abs=1e-4)
+    assert found["compile_s"] == pytest.approx(
+        sum(one["seconds"] for one in found["programs"]), abs=0.01
+    )
+    shown = "\n".join(lines)
+    for words_of in ("Prefix hit rate: 0.0%", "Peak memory: ", "Compiling: ", "Padding: "):
+        assert words_of in shown
+    assert all(program["bucket"] in shown for program in found["programs"])
+
+
+def tokens_of(bucket: str) -> int:
+    """2+32x4 -> 34."""
+    rows, rest = bucket.split("+")
+    return int(rows) + int(rest.split("x")[0])
+
+
+def test_throughput_divides_time_and_memory(model: str, trace: Path) -> None:
+    found = result("throughput", model, "--trace", str(trace), "--repeats", "2", *ENGINE)
+    time, held = found["time"], found["memory"]
+    steps = sum(program["hits"] for program in found["programs"])
+    assert time["steps"] == steps, "the clock sees every step"
+    assert time["wall_s"] == pytest.approx(sum(found["seconds"]), abs=0.05)
+    assert time["host_s"] + time["waiting_s"] == pytest.approx(time["wall_s"], abs=1e-3)
+    assert 0 < time["packing_s"] < time["host_s"] and time["waiting_s"] > 0
+    assert 0 <= time["idle_at_least_s"] <= time["idle_at_most_s"] <= time["wall_s"]
+    rest = held["peak_resident_gb"] - held["weights_gb"] - held["cache_gb"]
+    assert held["over_weights_and_cache_gb"] == pytest.approx(rest, abs=1e-3)
+    assert held["peak_resident_gb"] > 0.05 and held["peak_device_gb"] is None
+
+
+def test_replicas_divide_no_time() -> None:
+    session = SimpleNamespace(core="of several replicas")
+    llm: Any = SimpleNamespace(engine=SimpleNamespace(session=session))
+    assert Ours(llm, []).time is None
+    assert step_clock.printed(None).startswith("Time: not divided")
+
+
+def test_the_peak_is_the_devices_where_it_tells(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peak = {"peak_bytes_in_use": 3_000_000_000}
+    monkeypatch.setattr(memory, "device_stats", lambda _: peak)
+    with LLM(model, skip_tokenizer_init=True, max_num_seqs=2, max_model_len=64,
+             enforce_eager=True, show_progress=False) as llm:  # fmt: skip
+        found = memory.peak_memory(llm)
+    assert found["peak_device_gb"] == 3.0
+    assert found["weights_gb"] > 0 and found["cache_gb"] >= 0
+    rest = 3.0 - found["weights_gb"] - found["cache_gb"]
+    assert found["over_weights_and_cache_gb"] == pytest.approx(rest, abs=2e-4)
+    assert memory_line(found).startswith("Peak memory: 3.00 GB on the device")
+
+
+def test_prefix_hits_are_told(model: str, tmp_path: Path) -> None:
+    same = list(range(5, 45))
+    lines = [json.dumps({"prompt_token_ids": same, "max_tokens": 2})] * 4
+    (tmp_path / "same").write_text("\n".join(lines))
+    found = result("throughput", model, "--trace", str(tmp_path / "same"), *ENGINE)
+    assert 0.3 < found["prefix_hit_rate"] < 0.9, "all but the first two find whole blocks"
 
 
 def test_a_peer_runs_in_turn(model: str, trace: Path, fake_peer: None) -> None:
@@ -126,9 +201,14 @@ def test_a_peer_that_fails_says_why(trace: Path, fake_peer: None) -> None:
 
 def test_latency(model: str) -> None:
     words = ["--input-len", "4", "--output-len", "3", "--batch-size", "2", "--num-iters", "3"]
-    found = result("latency", model, *words, *ENGINE)
+    lines, found = lines_and_result("latency", model, *words, *ENGINE)
     assert len(found["latencies"]) == 3 and found["percentiles"]["50"] > 0
-    assert found["command"].startswith(f"jengine bench latency {model} --input-len 4")
+    name = Path(model).name
+    assert found["command"].startswith(f"jengine bench latency {name} --input-len 4")
+    assert re.fullmatch(r"Avg latency: \d+\.\d+ seconds", lines[0])
+    assert [line.split("%")[0] for line in lines[1:]] == ["10", "25", "50", "75", "90", "99"]
+    for line in lines[1:]:
+        assert re.fullmatch(r"\d+% percentile latency: \d+\.\d+ seconds", line)
 
 
 @pytest.mark.slow
@@ -153,8 +233,13 @@ def test_workloads_are_the_same_every_time(name: str, tmp_path: Path) -> None:
     [
         (["throughput"], "bench throughput needs a model"),
         (["host", "demo"], "bench host has no model"),
+        (["growth"], "bench growth needs a model"),
+        (["growth", "demo", "--from", "x.json"], "bench growth has no model"),
+        (["growth", "--from", "/nowhere.json"], "expected what bench growth --output-json wrote"),
+        (["growth", "demo", "--contexts", "0"], "--contexts 0: expected 1 or more"),
+        (["host", "--plots", "here"], "--plots: only bench growth draws"),
         (["latency", "demo", "--batch-size", "0"], "--batch-size 0: expected 1 or more"),
-        (["latency", "demo", "--json", "/nowhere/at/all"], "in a folder that exists"),
+        (["latency", "demo", "--output-json", "/nowhere/at/all"], "in a folder that exists"),
     ],
 )
 def test_bad_input(words: list[str], message: str) -> None:

@@ -201,8 +201,13 @@ def test_stages_run_one_after_the_other(tmp_path: Path, capsys: pytest.CaptureFi
     assert whole["command"].endswith("--stages ceilings")
     device = whole["parts"]["device"]["lines"][0]
     assert device["platform"] == "cpu"
-    assert {"commit", "jax", "python", "driver", "packages"} <= set(device)
+    assert {"commit", "hardware", "versions", "driver"} <= set(device)
+    assert {name: whole[name] for name in ("commit", "hardware", "versions")}.items() <= (
+        device.items()
+    )
     text = capsys.readouterr().out
+    assert json.loads(text.splitlines()[-1]) == whole, "the last line says it all"
+    assert f"jax {device['versions']['jax']}" in text
     assert "DRY RUN" in text
     assert "gb_s" in text
     assert (tmp_path / "gpu.txt").read_text() in text

@@ -37,6 +37,19 @@ LISTING = """\
 """
 
 
+def test_the_last_line_says_what_and_where() -> None:
+    """Of a run that has nothing to compile."""
+    words = ["--parts", "steps", "--only", "no such step"]
+    done = subprocess.run(
+        [sys.executable, "-m", "jengine.bench.gpu_proof", *words],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["command"].endswith("--parts steps --only 'no such step'")
+    assert {"commit", "processor", "cores", "jax"} <= {*told, *told["hardware"], *told["versions"]}
+    assert told["steps"] == told["kernels"] == 0
+
+
 @pytest.fixture
 def result() -> dict[str, Any]:
     return json.loads(RESULTS.read_text("utf-8"))

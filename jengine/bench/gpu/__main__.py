@@ -1,4 +1,4 @@
-"""Runs the stages one after the other within a deadline; one JSON object and one table.
+"""Runs the stages one after the other within a deadline; a table, and one JSON object at the end.
 
 python -m jengine.bench.gpu --out DIR
 """
@@ -78,6 +78,7 @@ def main(words: Sequence[str] | None = None) -> int:
         install_tables(settings)
     whole = write_report(run, settings)
     print(printed(whole))
+    print(json.dumps(whole))
     return 0 if succeeded(whole["parts"]) else 1
 
 
@@ -172,10 +173,16 @@ def write_report(run: dict[str, Any], settings: Settings) -> dict[str, Any]:
     files = {stage.name: part_file(stage, settings) for stage in STAGES}
     parts = {name: read(file) for name, file in files.items() if file.is_file()}
     shares(parts)
-    whole = {"bench": "gpu", **run, "parts": parts}
+    whole = {"bench": "gpu", **run, **surroundings_in(parts), "parts": parts}
     write_json(settings.out / "gpu.json", whole)
     (settings.out / "gpu.txt").write_text(printed(whole) + "\n", encoding="utf-8")
     return whole
+
+
+def surroundings_in(parts: dict[str, Any]) -> dict[str, Any]:
+    """Commit, hardware and versions, once the first stage has found them."""
+    lines = parts.get("device", {}).get("lines", [])
+    return {name: line[name] for line in lines for name in ("commit", "hardware", "versions")}
 
 
 def install_tables(settings: Settings) -> None:

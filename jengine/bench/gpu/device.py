@@ -13,7 +13,7 @@ from jengine.bench.gpu.part import Part, run_stage
 from jengine.bench.gpu.stages import COMPILED_FOR
 from jengine.bench.surroundings import surroundings
 
-PACKAGES = ("jaxlib", "jax-triton", "triton", "flax", "transformers", "torch", "numpy")
+PACKAGES = ("jax-triton", "triton", "flax", "transformers", "torch")
 TARGET = "*gpu_target_config.pbtxt"
 QUESTION = "name,driver_version,power.limit,clocks.max.sm,clocks.max.mem,memory.total"
 
@@ -23,6 +23,8 @@ def measure(part: Part, args: argparse.Namespace) -> None:
     device = jax.devices()[0]
     jax.block_until_ready(jax.jit(lambda x: x + 1)(0))  # makes XLA describe the device, see below
     installed = {dist.metadata["Name"]: dist.version for dist in importlib.metadata.distributions()}
+    around = surroundings()
+    around["versions"] |= {name: installed[name] for name in PACKAGES if name in installed}
     part.add(
         what="device",
         platform=device.platform,
@@ -30,13 +32,12 @@ def measure(part: Part, args: argparse.Namespace) -> None:
         count=len(jax.devices()),
         capability=getattr(device, "compute_capability", None),
         memory_gb=round((device.memory_stats() or {}).get("bytes_limit", 0) / 1e9, 1),
-        packages={name: installed[name] for name in PACKAGES if name in installed},
         driver=driver(),
         # What XLA must be told to compile for this device where it is not.
         target_config=[
             file.name for file in sorted((args.part.parent / COMPILED_FOR).glob(TARGET))
         ],
-        **surroundings(),
+        **around,
     )
 
 

@@ -55,8 +55,8 @@ def head(part: Part) -> Iterator[str]:
     """Hardware, versions, commit."""
     for line in part.get("lines", []):
         yield f"{line['count']} x {line['kind']} ({line['capability']}), {line['driver']}"
-        packages = ", ".join(f"{name} {version}" for name, version in line["packages"].items())
-        yield f"jengine {line['commit']}, jax {line['jax']}, python {line['python']}, {packages}"
+        versions = ", ".join(f"{name} {version}" for name, version in line["versions"].items())
+        yield f"commit {line['commit']}, {versions}"
 
 
 def section(name: str, part: Part) -> Iterator[str]:

@@ -12,6 +12,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -23,6 +24,7 @@ from typing import Any
 from jengine.bench.gpu_proof.cases import CAPABILITIES, StepCase, step_cases
 from jengine.bench.gpu_proof.device import environment
 from jengine.bench.gpu_proof.report import markdown, worse
+from jengine.bench.surroundings import commit, machine
 
 RESULTS = Path(__file__).parent.parent / "results" / "gpu-proof.json"
 PACKAGES = ("jax", "jaxlib", "triton", "jax-triton", "jax-cuda12-plugin", "jax-cuda13-plugin")
@@ -67,6 +69,13 @@ def versions() -> dict[str, str]:
     return found
 
 
+def command_of(parts: list[str], only: str) -> str:
+    """The command again, without folders of this machine."""
+    words = ["python", "-m", "jengine.bench.gpu_proof"]
+    words += [] if parts == ["kernels", "steps"] else ["--parts", *parts]
+    return shlex.join([*words, *(["--only", only] if only else [])])
+
+
 def main() -> None:
     """Compile, write, and compare if asked."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -84,6 +93,9 @@ def main() -> None:
     result = {
         "bench": "gpu_proof",
         "note": "compiled on a machine without a GPU; nothing here was run or timed",
+        "command": command_of(args.parts, args.only),
+        "commit": commit(),
+        "hardware": machine(),
         "versions": versions(),
         "kernels": [row for rows in kernels for row in rows],
         "steps": list(compiled),
@@ -94,6 +106,8 @@ def main() -> None:
         args.out.mkdir(parents=True, exist_ok=True)
         (args.out / RESULTS.name).write_text(json.dumps(result, indent=1) + "\n", "utf-8")
         (args.out / RESULTS.with_suffix(".md").name).write_text(markdown(result), "utf-8")
+    told = {name: len(it) if isinstance(it, list) else it for name, it in result.items()}
+    print(json.dumps(told))  # what was compiled is counted only: --out has all of it
     if args.check:
         problems = worse(result, json.loads(RESULTS.read_text("utf-8")))
         if problems:

@@ -1,0 +1,236 @@
+"""How time and memory grow: the host's with requests, a step's with its context, the cache's.
+
+In: an engine in which nothing runs. Out: a dict of tables, and from such a dict a page of charts.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jengine.bench import host
+from jengine.bench.driver import Driver
+from jengine.bench.memory import device_stats, resident_bytes
+from jengine.bench.surroundings import hardware_of, surroundings
+from jengine.engine.core import EngineCore
+from jengine.engine.llm import LLM
+from jengine.errors import ConfigError
+from jengine.pictures.charts import Series, line_chart
+from jengine.pictures.page import document, section
+from jengine.sampling_params import SamplingParams
+
+# Each number of requests is so many times the one before.
+FACTOR = 4
+Column = tuple[str, str, float]  # key, name, unit
+
+
+def measure(
+    llm: LLM,
+    *,
+    running: Sequence[int],
+    steps: int,
+    contexts: Sequence[int],
+    rows: int,
+    iterations: int,
+    prompt_length: int,
+) -> dict[str, Any]:
+    """All three tables. Memory comes before the steps that write all over the cache."""
+    core = llm.engine.session.core
+    if not isinstance(core, EngineCore):
+        raise ConfigError("bench growth: expected one engine in this process, without replicas.")
+    held = memory_growth(llm, core, prompt_length)
+    decode, left_out = decode_growth(llm, contexts, rows, iterations)
+    return {
+        "bench": "growth",
+        **surroundings(),
+        "dtype": llm.engine.model.dtype,
+        "max_model_len": llm.engine.schedule.max_model_len,
+        "prompt_length": prompt_length,
+        "host": [host.measure(count, steps) for count in running],
+        "decode": decode,
+        "left_out": left_out,
+        "memory": held,
+    }
+
+
+def decode_growth(
+    llm: LLM, contexts: Sequence[int], rows: int, iterations: int
+) -> tuple[list[dict[str, Any]], list[int]]:
+    """Steps of `rows` rows at each context, and the contexts that are too long for this engine."""
+    driver = Driver(llm)
+    rows = min(rows, llm.engine.schedule.max_num_seqs)
+    fitting = [context for context in contexts if driver.fits(rows, context, iterations)]
+    found = [driver.decode(rows, context, iterations) for context in fitting]
+    llm.reset_prefix_cache()  # it does not hold what it says any more
+    return found, [context for context in contexts if context not in fitting]
+
+
+def memory_growth(llm: LLM, core: EngineCore, prompt_length: int) -> list[dict[str, Any]]:
+    """Bytes in use with 1, 4, 16 and so on requests, each a prompt and its first token long."""
+    schedule, block_size = llm.engine.schedule, llm.engine.cache.block_size
+    if not 0 < prompt_length < schedule.max_model_len:
+        raise ConfigError(
+            f"--input-len {prompt_length}: expected less than max_model_len, "
+            f"{schedule.max_model_len}, so that there is room for an answer."
+        )
+    # While the last prompts are read, the first requests go on: this many tokens at most.
+    longest = min(schedule.max_model_len, prompt_length + reading_steps(llm, prompt_length))
+    blocks = min(core.scheduler.cache.config.num_blocks) - 1
+    together = blocks // -(-longest // block_size)
+    counts = counts_up_to(min(schedule.max_num_seqs, together))
+    return [held(llm, core, count, prompt_length) for count in counts]
+
+
+def reading_steps(llm: LLM, prompt_length: int) -> int:
+    """Steps until all rows have read their prompts, with a few to spare."""
+    schedule = llm.engine.schedule
+    whole = -(-prompt_length // schedule.prefill_tile) * schedule.prefill_tile
+    return schedule.max_num_seqs * whole // schedule.max_num_batched_tokens + 8
+
+
+def counts_up_to(most: int) -> list[int]:
+    """1, 4, 16 and so on, and `most` itself."""
+    counts = [1]
+    while counts[-1] * FACTOR < most:
+        counts.append(counts[-1] * FACTOR)
+    return counts if most <= 1 else [*counts, most]
+
+
+def held(llm: LLM, core: EngineCore, count: int, prompt_length: int) -> dict[str, Any]:
+    """What is in use while this many requests run."""
+    session, rng = llm.engine.session, np.random.default_rng(count)
+    llm.reset_prefix_cache()
+    shape = (count, prompt_length)
+    prompts = rng.integers(0, llm.engine.model.vocab_size, shape).tolist()
+    params = SamplingParams(
+        temperature=0, max_tokens=llm.engine.schedule.max_model_len - prompt_length,
+        ignore_eos=True, detokenize=False,
+    )  # fmt: skip
+    asked = [session.submit({"prompt_token_ids": prompt}, params) for prompt in prompts]
+    answered: set[str] = set()
+    try:
+        while len(answered) < count:
+            answered |= {output.request_id for output in session.step()}
+        return {
+            "requests": count,
+            "running": core.counts().running,
+            "blocks": sum(group.pool.num_used for group in core.scheduler.cache.groups),
+            "cache_bytes": cache_bytes(llm, core),
+            "resident_bytes": resident_bytes(),
+            "device_bytes": device_stats(llm).get("bytes_in_use"),
+        }
+    finally:
+        for request_id in asked:
+            session.discard(request_id)
+
+
+def cache_bytes(llm: LLM, core: EngineCore) -> int:
+    """Of the blocks in use, in all groups."""
+    groups, arrays = core.scheduler.cache.groups, llm.engine.runner.state.caches
+    blocks = llm.engine.cache.num_blocks
+    return sum(
+        group.pool.num_used * (array.nbytes // count)
+        for group, array, count in zip(groups, arrays, blocks, strict=True)
+    )
+
+
+def printed(result: dict[str, Any]) -> str:
+    """The three tables."""
+    parts = [
+        "Host time of a step (no model runs):",
+        host.printed({"results": result["host"]}),
+        "",
+        "Time of a decode step:",
+        *table(
+            (("rows", "rows", 1), ("context", "context", 1), ("queued_ms", "queued ms", 1),
+             ("reading_ms", "read ms", 1), ("tok_s", "tokens/s", 1)),
+            result["decode"],
+        ),
+    ]  # fmt: skip
+    if result["left_out"]:
+        contexts = ", ".join(map(str, result["left_out"]))
+        parts.append(f"left out, beyond max_model_len or the cache: {contexts}")
+    columns: list[Column] = [
+        ("requests", "requests", 1), ("blocks", "blocks", 1), ("cache_bytes", "cache MB", 1e6),
+        ("resident_bytes", "resident MB", 1e6),
+    ]  # fmt: skip
+    if result["memory"][0]["device_bytes"] is not None:
+        columns.append(("device_bytes", "device MB", 1e6))
+    parts += ["", f"Memory with prompts of {result['prompt_length']} tokens:"]
+    return "\n".join([*parts, *table(columns, result["memory"])])
+
+
+def table(columns: Iterable[Column], rows: list[dict[str, Any]]) -> list[str]:
+    """Lines of right-aligned numbers."""
+    columns = list(columns)
+    lines = [" ".join(f"{name:>12}" for _, name, _ in columns)]
+    for row in rows:
+        cells = [row[key] / unit if unit != 1 else row[key] for key, _, unit in columns]
+        lines.append(" ".join(f"{f'{c:,.2f}' if isinstance(c, float) else c:>12}" for c in cells))
+    return lines
+
+
+def read(file: Path) -> dict[str, Any]:
+    """What an earlier run found."""
+    try:
+        result = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"--from {str(file)!r}: expected what bench growth --output-json wrote: {error}"
+        ) from error
+    if not isinstance(result, dict) or result.get("bench") != "growth":
+        raise ConfigError(
+            f"--from {str(file)!r}: expected a result of bench growth, found something else."
+        )
+    return result
+
+
+def draw(result: dict[str, Any], folder: Path) -> Path:
+    """Write the page of charts; where it lies."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "growth.html"
+    file.write_text(page(result), encoding="utf-8")
+    return file
+
+
+def page(result: dict[str, Any]) -> str:
+    """A chart a table. All axes are logarithmic."""
+    about = f"{result['command']}, commit {result['commit']}, {hardware_of(result)}"
+    parts = [f"<header><h1>Growth</h1><p>{html.escape(about)}</p></header>"]
+    parts.append(
+        chart("Host time of a step", "Milliseconds, by running requests. No model runs.",
+              result["host"], "running",
+              {"total_ms": "together", "pack_ms": "packing",
+               "schedule_and_commit_ms": "scheduling and committing"})
+    )  # fmt: skip
+    if result["decode"]:
+        rows = result["decode"][0]["rows"]
+        parts.append(
+            chart("Time of a decode step", f"Milliseconds, by context of each of {rows} rows.",
+                  result["decode"], "context",
+                  {"reading_ms": "reading every step", "queued_ms": "queuing only"})
+        )  # fmt: skip
+    lines = {"cache_bytes": "cache blocks in use", "resident_bytes": "the process"}
+    if result["memory"][0]["device_bytes"] is not None:
+        lines["device_bytes"] = "the device"
+    lead = f"Megabytes, by requests of {result['prompt_length']} tokens."
+    parts.append(chart("Memory", lead, result["memory"], "requests", lines, unit=1e6))
+    return document("Growth", "".join(parts))
+
+
+def chart(
+    title: str, lead: str, rows: list[dict[str, Any]], across: str, lines: dict[str, str],
+    unit: float = 1,
+) -> str:  # fmt: skip
+    """One section: a line for each of up to three columns."""
+    series = [
+        Series(name, look, [row[key] / unit for row in rows])
+        for (key, name), look in zip(lines.items(), ("ours", "second", "apart"), strict=False)
+    ]
+    labels = [f"{row[across]:,}" for row in rows]
+    return section(title, line_chart(series, labels, title=title), lead)

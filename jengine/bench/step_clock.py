@@ -1,0 +1,179 @@
+"""Where the seconds of a run go: the host's work, waiting for tokens, a device without a step.
+
+In: an engine core; while it runs, its executor stands behind one that looks at the time. Out:
+seconds. Costs nothing when it is not used. Must not know what is run. `StepClock` says how the
+figures are got and what they do not see.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from jengine.engine.core import EngineCore
+from jengine.executor.protocol import Executor, PendingOutput, WorkerHealth
+from jengine.outputs import StepOutput
+from jengine.plan import Plan
+
+
+class StepClock:
+    """The time of one engine's runs, seen from the host.
+
+    Waiting is the time inside `result()` of a step: until it has run, and until its tokens are in
+    Python's hands. Packing is the time inside `submit()`: filling the buffer, finding the program
+    and queuing it. The host's time is all that is not waiting: packing, and scheduling, committing,
+    reading prompts and making outputs.
+
+    Whether a device has nothing to do is only seen when the host looks: before and after each of
+    those calls. So there are two figures. `idle_at_least`: the last step had run by one look, and
+    nothing was queued until the next. `idle_at_most`: it may have ended right after the look
+    before, and a new step may have reached the device only at the end of `submit`.
+
+    Where more threads work than there are cores, the host may wake long after what it waited for,
+    and the two figures lie far apart.
+
+    Not seen: gaps inside a step, or between two steps of which the second was queued in time; what
+    the device takes to copy tokens; which part of `submit` runs on the device, as small programs do
+    on a CPU, where the "device" also takes its time from the same cores as the host. With stages,
+    the steps before the first that leaves count as busy.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+        self.now = now
+        self.steps = 0
+        self.wall = self.packing = self.waiting = 0.0
+        self.idle_at_least = self.idle_at_most = 0.0
+        # The newest step that has left the last stage, and those behind it.
+        self._queued: deque[PendingOutput] = deque()
+        self._looked = 0.0
+        self._was_idle = False
+
+    @contextmanager
+    def running(self, core: EngineCore) -> Iterator[None]:
+        """Count what this core does in the block. What was queued before it is not known here."""
+        executor = core.executor
+        core.executor = TimedExecutor(executor, self)
+        self._was_idle = self._nothing_runs()
+        self._looked = began = self.now()
+        try:
+            yield
+        finally:
+            core.executor = executor
+            self._look()
+            self.wall += self._looked - began
+
+    def submitted(self, submit: Callable[[], PendingOutput]) -> PendingOutput:
+        """What `submit` returns."""
+        self._look()
+        began = self._looked
+        step = submit()
+        self._was_idle = False  # from a moment on that nobody knows
+        self._look()
+        self.packing += self._looked - began
+        self.steps += 1
+        self._queued.append(step)
+        self._was_idle = self._nothing_runs()
+        return step
+
+    def waited(self, step: PendingOutput) -> StepOutput:
+        """What the step sampled."""
+        self._look()
+        began, newest = self._looked, bool(self._queued) and step is self._queued[-1]
+        # A step that has not left is run on by `result`, so the device idles no longer.
+        runs = not step.has_left or (newest and not self._was_idle)
+        output = step.result()
+        if runs:  # up to the end: what was waited for was the last that could
+            self._looked, self._was_idle = self.now(), self._nothing_runs()
+        else:
+            self._look()
+        self.waiting += self._looked - began
+        return output
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        seconds = {
+            "wall_s": self.wall,
+            "host_s": self.wall - self.waiting,
+            "packing_s": self.packing,
+            "waiting_s": self.waiting,
+            "idle_at_least_s": self.idle_at_least,
+            "idle_at_most_s": self.idle_at_most,
+        }
+        return {"steps": self.steps, **{name: round(one, 4) for name, one in seconds.items()}}
+
+    def _look(self) -> None:
+        """Note what the device did since the last look."""
+        now, idle = self.now(), self._nothing_runs()
+        if idle:
+            self.idle_at_most += now - self._looked
+        if idle and self._was_idle:
+            self.idle_at_least += now - self._looked
+        self._looked, self._was_idle = now, idle
+
+    def _nothing_runs(self) -> bool:
+        while len(self._queued) > 1 and self._queued[1].has_left:
+            self._queued.popleft()
+        return not self._queued or (self._queued[0].has_left and self._queued[0].ready)
+
+
+class TimedStep:
+    """A step that somebody will wait for."""
+
+    def __init__(self, step: PendingOutput, clock: StepClock) -> None:
+        self.step, self.clock = step, clock
+
+    @property
+    def ready(self) -> bool:
+        """As the step says."""
+        return self.step.ready
+
+    @property
+    def has_left(self) -> bool:
+        """As the step says."""
+        return self.step.has_left
+
+    def result(self) -> StepOutput:
+        """As the step says, on the clock."""
+        return self.clock.waited(self.step)
+
+
+class TimedExecutor:
+    """Stands before an executor for the time of a run."""
+
+    def __init__(self, executor: Executor, clock: StepClock) -> None:
+        self.executor, self.clock = executor, clock
+
+    def submit(self, plan: Plan) -> TimedStep:
+        """As the executor does, on the clock."""
+        return TimedStep(self.clock.submitted(lambda: self.executor.submit(plan)), self.clock)
+
+    def update_weights(self, leaves: Any) -> None:
+        """As the executor does."""
+        self.executor.update_weights(leaves)
+
+    def call_workers(self, method: str, arguments: bytes) -> list[bytes]:
+        """As the executor does."""
+        return self.executor.call_workers(method, arguments)
+
+    def health(self) -> list[WorkerHealth]:
+        """As the executor does."""
+        return self.executor.health()
+
+    def shutdown(self) -> None:
+        """As the executor does."""
+        self.executor.shutdown()
+
+
+def printed(split: dict[str, Any] | None) -> str:
+    """One line for people."""
+    if split is None:
+        return "Time: not divided; that needs a single replica that is scheduled in this process."
+    return (
+        f"Time: {split['wall_s']:.2f} s in {split['steps']} steps: the host worked "
+        f"{split['host_s']:.2f} s (packing {split['packing_s']:.2f} s) and waited "
+        f"{split['waiting_s']:.2f} s; the device had no step for {split['idle_at_least_s']:.2f} to "
+        f"{split['idle_at_most_s']:.2f} s"
+    )

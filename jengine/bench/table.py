@@ -1,0 +1,152 @@
+"""README's table of measured figures, made from the results that are kept beside this file.
+
+python -m jengine.bench.table [--check]: writes the table between two marks in README.md, or says
+whether that differs. In: the JSON that `jengine bench` writes. Must not measure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jengine.bench.surroundings import hardware_of
+from jengine.bench.workloads import WORKLOADS
+
+RESULTS = Path(__file__).parent / "results"
+README = Path(__file__).parents[2] / "README.md"
+BEGIN, END = "<!-- measured -->\n", "<!-- end of measured -->\n"
+# Compiled for GPUs that are not there: nothing in it was timed, and it has a report of its own.
+NOT_TIMED = ("gpu-proof.json",)
+HEAD = ("work", "jengine", "peer", "ratio", "hardware", "command, commit")
+
+
+class Row(NamedTuple):
+    """One line: what was done, and how fast by whom."""
+
+    work: str
+    ours: str
+    peer: str = ""
+    ratio: str = ""
+
+
+def throughput(result: dict[str, Any]) -> Iterator[Row]:
+    """Output tokens a second, and the peer's if there was one."""
+    known = WORKLOADS.get(result["workload"])
+    work = f"{result['workload']}: {result['requests']} requests"
+    if known is not None:
+        work += f", {known.meaning}"
+    work += f"; {in_short(result['parameters'])} parameters in {result['dtype']}"
+    ours = speed(result["output_tok_s"])
+    if "peer" not in result:
+        yield Row(work, ours)
+        return
+    peer = result["peer"]
+    yield Row(
+        work, ours, f"{speed(peer['output_tok_s'])}, {peer['engine']}", f"{result['ratio']:.2f}"
+    )
+
+
+def latency(result: dict[str, Any]) -> Iterator[Row]:
+    """Seconds of a batch."""
+    work = (
+        f"a batch of {result['batch_size']}, prompts of {result['input_len']} and answers of "
+        f"{result['output_len']} tokens"
+    )
+    yield Row(work, f"{result['avg_latency']:.3f} s")
+
+
+def startup(result: dict[str, Any]) -> Iterator[Row]:
+    """Seconds to the first token, with empty and with filled caches."""
+    for kind in ("cold", "warm"):
+        if kind in result:
+            seconds = result[kind]["first_token_s"]
+            yield Row(f"process to first token, {kind} caches", f"{seconds:.1f} s")
+
+
+def host(result: dict[str, Any]) -> Iterator[Row]:
+    """Python's milliseconds a step."""
+    for row in result["results"]:
+        work = f"Python of a step, {row['running']:,} running requests"
+        yield Row(work, f"{row['total_ms']:.2f} ms")
+
+
+def growth(result: dict[str, Any]) -> Iterator[Row]:
+    """A decode step at the shortest and at the longest context."""
+    ends = {row["context"]: row for row in (result["decode"][0], result["decode"][-1])}
+    for context, row in ends.items():
+        work = f"decode step of {row['rows']} rows at a context of {context:,}"
+        yield Row(work, f"{row['reading_ms']:.2f} ms")
+
+
+KINDS: dict[str, Callable[[dict[str, Any]], Iterator[Row]]] = {
+    "throughput": throughput,
+    "latency": latency,
+    "startup": startup,
+    "host": host,
+    "growth": growth,
+}
+
+
+def speed(tokens: float) -> str:
+    """For people, in three figures or so."""
+    return f"{tokens:,.0f} tok/s" if tokens >= 100 else f"{tokens:.1f} tok/s"
+
+
+def in_short(count: int) -> str:
+    """2.1M, 135M, 8.0B."""
+    for unit, size in (("B", 1e9), ("M", 1e6)):
+        if count >= size:
+            return f"{count / size:.1f}{unit}" if count < 10 * size else f"{count / size:.0f}{unit}"
+    return f"{count:,}"
+
+
+def kept() -> list[dict[str, Any]]:
+    """Every result, by its file's name."""
+    files = [file for file in sorted(RESULTS.glob("*.json")) if file.name not in NOT_TIMED]
+    results = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+    # Those with a peer come first: they are the ones that mean something elsewhere.
+    return sorted(results, key=lambda result: ("peer" not in result, result["bench"]))
+
+
+def markdown_table(results: Sequence[dict[str, Any]]) -> str:
+    """As README.md shows them."""
+    lines = [f"| {' | '.join(HEAD)} |", "|---" * len(HEAD) + "|"]
+    for result in results:
+        where = (hardware_of(result), f"`{result['command']}`, {result['commit']}")
+        for row in KINDS[result["bench"]](result):
+            cells = [cell.replace("|", "\\|") for cell in (*row, *where)]
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def with_table(text: str) -> str:
+    """README's text with the table as it should be."""
+    if not text.count(BEGIN) == text.count(END) == 1:
+        raise SystemExit(f"{README}: expected one {BEGIN.strip()} and one {END.strip()}.")
+    before, rest = text.split(BEGIN)
+    after = rest.split(END)[1]
+    return f"{before}{BEGIN}{markdown_table(kept())}\n{END}{after}"
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """0: README.md shows the results."""
+    parser = argparse.ArgumentParser(prog="python -m jengine.bench.table")
+    parser.add_argument("--check", action="store_true", help="write nothing; 1 if it differs")
+    check = parser.parse_args(words).check
+    text = README.read_text(encoding="utf-8")
+    wanted = with_table(text)
+    if wanted == text:
+        return 0
+    if check:
+        print("README.md does not show the results: python -m jengine.bench.table", file=sys.stderr)
+        return 1
+    README.write_text(wanted, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
