@@ -1,0 +1,97 @@
+"""README shows the results that are kept, and every bench has its row."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jengine.bench import table
+from jengine.cli.bench import KINDS
+
+HARDWARE = {"processor": "Some CPU", "cores": 2, "memory_gb": 25.3, "devices": ["cpu"]}
+AROUND = {"command": "jengine bench x", "commit": "abc1234", "hardware": HARDWARE, "versions": {}}
+THROUGHPUT = {
+    "bench": "throughput", **AROUND, "workload": "decode", "requests": 8, "dtype": "bfloat16",
+    "parameters": 134_515_008, "output_tok_s": 1234.5,
+}  # fmt: skip
+AGAINST = {
+    **THROUGHPUT, "workload": "work.jsonl", "ratio": 0.3571,
+    "peer": {"engine": "vllm 0.32", "output_tok_s": 31.25},
+}  # fmt: skip
+STARTUP = {"bench": "startup", **AROUND, "cold": {"first_token_s": 12.34}}
+HOST = {"bench": "host", **AROUND, "results": [{"running": 1024, "total_ms": 2.345}]}
+
+
+def test_readme_shows_the_results() -> None:
+    """`python -m jengine.bench.table` writes them there."""
+    assert table.main(["--check"]) == 0
+
+
+def test_every_bench_has_rows() -> None:
+    assert set(table.KINDS) == set(KINDS)
+
+
+def test_every_kept_result_is_named_where_it_is_told_how_to_make_it() -> None:
+    told = (table.RESULTS.parent / "README.md").read_text()
+    names = {file.name for file in table.RESULTS.glob("*.json")} - set(table.NOT_TIMED)
+    assert names
+    for name in names:
+        assert f"$R/{name}" in told
+
+
+def test_kept_results_are_of_commits() -> None:
+    """A + would say that files had changed since."""
+    for result in table.kept():
+        assert result["commit"].isalnum(), result["command"]
+
+
+def test_rows_say_what_was_measured() -> None:
+    lines = table.markdown_table([AGAINST, THROUGHPUT, STARTUP, HOST]).splitlines()
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    assert all(len(row) == len(table.HEAD) for row in cells)
+    assert cells[2] == [
+        "work.jsonl: 8 requests; 135M parameters in bfloat16", "1,234 tok/s",
+        "31.2 tok/s, vllm 0.32", "0.36", "2 cores of Some CPU", "`jengine bench x`, abc1234",
+    ]  # fmt: skip
+    assert "prompts of 100 tokens" in cells[3][0] and cells[3][2:4] == ["", ""]
+    assert cells[4][:2] == ["process to first token, cold caches", "12.3 s"]
+    assert cells[5][:2] == ["Python of a step, 1,024 running requests", "2.35 ms"]
+
+
+def test_gpus_stand_first() -> None:
+    devices = {**HARDWARE, "devices": ["NVIDIA H200"]}
+    assert table.hardware_of({"hardware": devices}) == "NVIDIA H200, 2 cores of Some CPU"
+
+
+@pytest.mark.parametrize(
+    ("count", "words"), [(2_345_678, "2.3M"), (134_515_008, "135M"), (8e9, "8.0B"), (999, "999")]
+)
+def test_counts_in_short(count: Any, words: str) -> None:
+    assert table.in_short(int(count)) == words
+
+
+def test_the_table_is_written_between_its_marks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    readme, results = tmp_path / "README.md", tmp_path / "results"
+    results.mkdir()
+    monkeypatch.setattr(table, "README", readme)
+    monkeypatch.setattr(table, "RESULTS", results)
+    for name, result in (("a", HOST), ("b", AGAINST)):
+        (results / f"{name}.json").write_text(json.dumps(result))
+    (results / "gpu-proof.json").write_text("{}")
+    readme.write_text(f"before\n{table.BEGIN}old\n{table.END}after\n")
+    assert table.main(["--check"]) == 1
+    assert (
+        "python -m jengine.bench.table" in capsys.readouterr().err and "old" in readme.read_text()
+    )
+    assert table.main([]) == 0 and table.main(["--check"]) == 0
+    text = readme.read_text()
+    assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
+    assert text.index("vllm") < text.index("running requests"), "ratios come first"
+    readme.write_text("no marks")
+    with pytest.raises(SystemExit, match="expected one"):
+        table.main([])
