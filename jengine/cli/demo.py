@@ -47,7 +47,12 @@ SMALL_ENGINE: dict[str, Any] = {
     "max_num_seqs": 4,
     "max_num_batched_tokens": 64,
     "max_model_len": 512,
-    "compilation_config": {"variants": ["greedy"], "decode_rows": [4], "prefill_tokens": [64]},
+    "compilation_config": {
+        "variants": ["greedy"],
+        "decode_rows": [4],
+        "prefill_tokens": [64],
+        "wait_for": "largest",
+    },
 }
 
 

@@ -1,4 +1,5 @@
-"""Engine settings for one person at a terminal: few rows and one step variant start sooner.
+"""Engine settings for one person at a terminal: few rows and one step variant start sooner, and
+what the first answer does not need is compiled while it runs.
 
 In: what the user gave. Out: the same with defaults that a command line wants. Whatever these leave
 out is compiled when it is first needed.
@@ -30,8 +31,15 @@ def few_requests(
     # deterministic mode there is one program only.
     if not result.get("strict") and not result.get("deterministic"):
         given = result.get("compilation_config", {})
-        result["compilation_config"] = {"variants": [variant(sampling)], **given}
+        usual = {"variants": [variant(sampling)], **early_start(result)}
+        result["compilation_config"] = {**usual, **given}
     return result
+
+
+def early_start(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Answer as soon as one program is there, where the engine can."""
+    here = settings.get("executor", "auto") in ("auto", "local")
+    return {"wait_for": "largest"} if here and not settings.get("enforce_eager") else {}
 
 
 def variant(sampling: Mapping[str, Any]) -> str:

@@ -72,6 +72,8 @@ SAMPLING_HELP = {
 }
 # Fields that only make sense from Python.
 NO_ENGINE_FLAG = ("model", "params", "mesh", "multihost", "executor_options", "skip_tokenizer_init")
+# Keys of the compilation config that hold no list.
+ONE_WORD = ("cache_dir", "wait_for")
 # Read from one field but meant for both: a request is repeated with the seed that was given.
 SHARED = ("seed",)
 
@@ -212,14 +214,14 @@ def json_object(text: str) -> dict[str, Any]:
 
 
 def plain_value(key: str, value: Any) -> Any:
-    """What was typed for one key: all keys but the directory hold lists."""
+    """What was typed for one key: all keys but two hold lists."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
         except ValueError:
             # Not JSON: the words themselves are meant.
-            value = value if key == "cache_dir" else [plain_word(part) for part in value.split(",")]
-    return value if key == "cache_dir" or isinstance(value, list) else [value]
+            value = value if key in ONE_WORD else [plain_word(part) for part in value.split(",")]
+    return value if key in ONE_WORD or isinstance(value, list) else [value]
 
 
 def plain_word(text: str) -> str | int:

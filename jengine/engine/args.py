@@ -42,6 +42,8 @@ COMPILATION_KEYS = {
     "decode_rows": "ladder of decode rows",
     "prefill_tokens": "ladder of prefill tokens",
     "pages": "ladder of cache blocks a row may read",
+    "wait_for": "what is compiled before the engine is ready: all, or the largest step alone, "
+    "which runs everything until the others are there",
 }
 SUFFIXES = {"k": 1000, "m": 1000**2, "g": 1000**3, "K": 1024, "M": 1024**2, "G": 1024**3}
 
@@ -152,6 +154,27 @@ class EngineArgs:
                     f"{', '.join(COMPILATION_KEYS)}."
                     + (f" Did you mean {close[0]!r}?" * bool(close))
                 )
+        self._check_wait_for()
+
+    def _check_wait_for(self) -> None:
+        wanted = (self.compilation_config or {}).get("wait_for", "all")
+        one_of("compilation_config['wait_for']", wanted, ("all", "largest"))
+        other = next((why for why, given in self._complete_warm_up().items() if given), None)
+        if wanted == "largest" and other is not None:
+            raise ConfigError(
+                f"compilation_config['wait_for']='largest' with {other}. Leave one of them out."
+            )
+
+    def _complete_warm_up(self) -> dict[str, bool]:
+        """What cannot go with a warm-up that goes on while steps run, and whether it is asked
+        for."""
+        return {
+            "strict=True: no step may meet a program that is still to be compiled": self.strict,
+            "enforce_eager=True: nothing is compiled before a step needs it": self.enforce_eager,
+            f"executor={self.executor!r}: every process must run the same program": (
+                self.executor not in ("auto", "local")
+            ),
+        }
 
     def _check_choices(self) -> None:
         if self.strict and self.enforce_eager:

@@ -31,7 +31,7 @@ from jengine.executor.choice import OWN_PROCESSES, starting_executor
 from jengine.executor.multihost.settings import MultihostSettings
 from jengine.kvcache.manager import CacheManager
 from jengine.models.stages import StageLayout, stage_layout
-from jengine.runner.build import build_runners
+from jengine.runner.build import RunnerConfig, build_runners
 from jengine.runner.compile_cache import enable_compile_cache
 from jengine.runner.leaves import LeafOrder
 from jengine.runner.runner import Runner
@@ -165,6 +165,7 @@ def device_side(args: EngineArgs, source: Source, bar: Callable[..., Any]) -> De
     steps = runner_config(args, source.config, schedule, compilation, layout.num_stages)
     settings = MultihostSettings.checked(args.multihost)
     check_processes(args.executor, placement.processes)
+    check_early_start(steps, placement.processes)
     with team_of(placement, settings) as team:
         team.agree(
             versions=(jengine.__version__, jax.__version__),
@@ -217,6 +218,15 @@ def check_processes(executor: str, processes: list[int]) -> None:
         raise ConfigError(
             "executor='multihost', but all devices are of this process. Call "
             "jax.distributed.initialize() in every process first, or leave executor out."
+        )
+
+
+def check_early_start(steps: RunnerConfig, processes: list[int]) -> None:
+    """Refuse to choose programs by what is compiled where several processes must choose alike."""
+    if steps.early_start and len(processes) > 1:
+        raise ConfigError(
+            f"compilation_config['wait_for']='largest', but the devices are of processes "
+            f"{processes}, which must all run the same programs. Leave wait_for out."
         )
 
 

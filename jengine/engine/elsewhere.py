@@ -101,6 +101,10 @@ class RunnerInWorkers:
         answers = self._executor.call_workers("programs", encoded_arguments("programs", {}))
         return decoded_answers("programs", answers)[0]
 
+    def wait_until_warm(self, timeout: float | None = None) -> bool:
+        """Workers compile everything before they run a step."""
+        return True
+
     def __getattr__(self, name: str) -> NoReturn:
         refuse()
 

@@ -76,11 +76,14 @@ class EngineStats:
     programs: int
     compiles_after_warm_up: int
     replicas: tuple[Counts, ...] = ()  # each data-parallel replica's own, where there are several
+    programs_to_come: int = 0  # being compiled while requests run
 
     def __str__(self) -> str:
         programs = (
             f"programs {self.programs} ({self.compiles_after_warm_up} compiled after warm-up)"
         )
+        if self.programs_to_come:
+            programs += f", {self.programs_to_come} still to be compiled"
         each = [f"\n  replica {i}: {in_words(one)}" for i, one in enumerate(self.replicas)]
         return f"{in_words(self)}, {programs}{''.join(each)}"
 
@@ -331,6 +334,14 @@ class LLM:
             **msgspec.structs.asdict(self.engine.session.core.counts()),
             **msgspec.structs.asdict(self.engine.runner.program_counts()),
         )
+
+    def wait_until_warm(self, timeout: float | None = None) -> bool:
+        """Wait until every program is compiled; False if that takes more seconds than `timeout`.
+
+        Returns at once unless `compilation_config={"wait_for": "largest"}` lets requests in before
+        that. Raises what the compiler has raised meanwhile.
+        """
+        return self.engine.runner.wait_until_warm(timeout)
 
     def health(self, *, probe: bool = False) -> list[WorkerHealth]:
         """What is known of every process that runs steps. Raises EngineDead if one is lost.

@@ -177,6 +177,7 @@ def runner_config(
         demands=tuple((schedule.max_num_seqs * need, need) for need in needs),
         enable_prefix_caching=args.enable_prefix_caching,
         warm_up=not args.enforce_eager,
+        early_start=compilation.get("wait_for") == "largest",
         strict=args.strict,
     )
 

@@ -46,7 +46,9 @@ class LocalExecutor:
 
     def shutdown(self) -> None:
         """Drop the runner; its arrays go with the last step in flight."""
-        self._runner = None
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            runner.close()
 
 
 def this_process() -> str:

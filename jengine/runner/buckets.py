@@ -41,6 +41,14 @@ class Bucket:
         """Tokens one run of the step computes, padding included."""
         return self.decode_rows + self.prefill_tokens
 
+    def covers(self, other: Bucket) -> bool:
+        """Whether every plan that fits the other one fits this one."""
+        return (
+            self.decode_rows >= other.decode_rows
+            and self.prefill_tokens >= other.prefill_tokens
+            and self.pages >= other.pages
+        )
+
 
 @dataclass(frozen=True)
 class StepShapes:

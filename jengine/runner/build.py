@@ -12,7 +12,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jengine.config import CacheConfig, ModelConfig
-from jengine.runner.buckets import Bucket, Ladders, StepShapes
+from jengine.runner.background import BackgroundWarmUp
+from jengine.runner.buckets import Ladders, StepShapes
 from jengine.runner.features import Features
 from jengine.runner.leaves import LeafOrder
 from jengine.runner.ledger import CompileLedger, LedgerEntry
@@ -22,7 +23,14 @@ from jengine.runner.memory import (
     available_on_each,
     wished_blocks,
 )
-from jengine.runner.programs import Compiled, Programs, ProgressBar, StepCompiler, warm_up
+from jengine.runner.programs import (
+    Compiled,
+    Key,
+    Programs,
+    ProgressBar,
+    StepCompiler,
+    warm_up,
+)
 from jengine.runner.runner import Runner
 from jengine.runner.state import (
     Held,
@@ -54,6 +62,8 @@ class RunnerConfig:
     demands: tuple[tuple[int, int], ...]  # a group: (most useful, at least) blocks
     enable_prefix_caching: bool = True
     warm_up: bool = True
+    # Whether steps may run as soon as the largest program is there, and the others come later.
+    early_start: bool = False
     strict: bool = False
 
 
@@ -98,10 +108,15 @@ def build_runners(
         for leaves, sizing, compiled in zip(own_leaves, sizings, programs, strict=True)
     )
     if config.warm_up:
-        warm_up(programs, wanted_programs(config), bar)
+        warm_up(programs, first_programs(config), bar)
         if any(tier.sampling.adjust for tier in config.tiers):
             for runner in runners:
                 runner.warm_up_admission()
+    if config.early_start:
+        background = BackgroundWarmUp(programs, later_programs(config))
+        for runner in runners:
+            runner.background = background
+        background.start()
     return runners, cache
 
 
@@ -121,7 +136,36 @@ def taps_of(programs: Sequence[Programs]) -> TapSets:
     return TapSets(forget)
 
 
-def wanted_programs(config: RunnerConfig) -> Iterator[tuple[Bucket, Features]]:
+def first_programs(config: RunnerConfig) -> list[Key]:
+    """What is compiled before any step runs: the largest alone can run every step."""
+    if config.early_start:
+        return [(config.ladders.largest, config.tiers[-1])]
+    return list(wanted_programs(config))
+
+
+def later_programs(config: RunnerConfig) -> list[Key]:
+    """The other programs, the more useful ones first.
+
+    Every size in the variant that runs everything, since a small step in a large program is what
+    costs most; then the cheaper variants. Sizes without prompts first, of which every answer needs
+    many, and of these the smallest, that a single request runs in, and the largest, that can stand
+    in for all others.
+    """
+    (first,) = first_programs(config)
+    decodes = sorted({bucket.decode_rows for bucket in config.ladders.buckets()})
+    ends = (decodes[0], decodes[-1])
+
+    def order(key: Key) -> tuple[Any, ...]:
+        bucket, tier = key
+        cheaper = tier != config.tiers[-1] and (bucket, config.tiers[-1]) in wanted
+        prompts = bucket.prefill_tokens
+        return cheaper, prompts > 0, not prompts and bucket.decode_rows not in ends, prompts
+
+    wanted = list(wanted_programs(config))
+    return [key for key in sorted(wanted, key=order) if key != first]
+
+
+def wanted_programs(config: RunnerConfig) -> Iterator[Key]:
     """Every program of warm-up: all buckets in the variants asked for."""
     for tier in config.tiers:
         # Scoring prompts differs from the full variant only where prompt tokens run.

@@ -5,11 +5,13 @@ Plain data that a user can print; must not know how programs are compiled.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 
 from jengine.runner.buckets import Bucket
 from jengine.runner.features import Features
 
+Key = tuple[Bucket, Features]
 # Widths of the printed columns: bucket, features, seconds, megabytes, hits, padded share.
 COLUMNS = (16, 44, 8, 8, 7, 7)
 
@@ -44,10 +46,16 @@ class LedgerEntry:
 
 @dataclass
 class CompileLedger:
-    """All programs of one engine, in the order they were made. Its replicas share it."""
+    """All programs of one engine, in the order they were made. Its replicas share it.
 
-    entries: dict[tuple[Bucket, Features], LedgerEntry] = field(default_factory=dict)
+    A thread may add programs while another one looks.
+    """
+
+    entries: dict[Key, LedgerEntry] = field(default_factory=dict)
     warm_up_seconds: float = 0.0
+    # What is compiled while steps run, and how many steps would have run in it: each program until
+    # it is there.
+    to_come: dict[Key, int] = field(default_factory=dict)
 
     def add(self, entry: LedgerEntry) -> None:
         """Enter a program, or what it cost to compile it for one more replica."""
@@ -57,11 +65,26 @@ class CompileLedger:
             known.compiles += 1
             known.seconds += entry.seconds
             known.after_warm_up |= entry.after_warm_up
+        self.to_come.pop(key, None)
+
+    def expect(self, keys: Iterable[Key]) -> None:
+        """Enter programs that are to come."""
+        for key in keys:
+            self.to_come.setdefault(key, 0)
+
+    def note_asked(self, key: Key) -> None:
+        """Note that a step would have run in a program that is to come."""
+        if key in self.to_come:
+            self.to_come[key] += 1
+
+    def asked_for(self, key: Key) -> int:
+        """How many steps would have run in a program that is to come."""
+        return self.to_come.get(key, 0)
 
     @property
     def compiles_after_warm_up(self) -> int:
         """Programs that a step had to wait for."""
-        return sum(entry.compiles for entry in self.entries.values() if entry.after_warm_up)
+        return sum(entry.compiles for entry in list(self.entries.values()) if entry.after_warm_up)
 
     def as_dicts(self) -> list[dict[str, object]]:
         """For JSON."""
@@ -72,24 +95,29 @@ class CompileLedger:
                 "features": str(entry.features),
                 "padded_share": round(entry.padded_share, 4),
             }
-            for entry in self.entries.values()
+            for entry in list(self.entries.values())
         ]
 
     def __str__(self) -> str:
         names = ("bucket", "features", "seconds", "temp MB", "hits", "padded")
         head = " ".join(f"{name:>{width}}" for name, width in zip(names, COLUMNS, strict=True))
+        entries = list(self.entries.values())
         lines = [
             f"{entry.bucket!s:>16} {entry.features!s:>44} {entry.seconds:8.2f} "
             f"{entry.temp_bytes / 1e6:8.1f} {entry.hits:7d} {entry.padded_share:7.1%}"
             + ("  compiled late" if entry.after_warm_up else "")
-            for entry in self.entries.values()
+            for entry in entries
         ]
-        total = sum(entry.seconds for entry in self.entries.values())
-        compiles = sum(entry.compiles for entry in self.entries.values())
+        to_come = [
+            f"{bucket!s:>16} {features!s:>44} not compiled yet"
+            for bucket, features in list(self.to_come)
+        ]
+        total = sum(entry.seconds for entry in entries)
+        compiles = sum(entry.compiles for entry in entries)
         times = f" compiled {compiles} times" if compiles > len(lines) else ""
         foot = (
             f"{len(lines)} programs{times}, {total:.1f} s of compiling in "
             f"{self.warm_up_seconds:.1f} s of warm-up; "
             f"buckets are decode rows + prefill tokens x cache pages"
         )
-        return "\n".join([head, *lines, foot])
+        return "\n".join([head, *lines, *to_come, foot])

@@ -23,7 +23,7 @@ from jengine.runner.buckets import Bucket, StepShapes
 from jengine.runner.burst import burst
 from jengine.runner.features import Features
 from jengine.runner.leaves import Leaves
-from jengine.runner.ledger import CompileLedger, LedgerEntry
+from jengine.runner.ledger import CompileLedger, Key, LedgerEntry
 from jengine.runner.pipeline import PACKED_AXES, pipeline_step
 from jengine.runner.state import StepState
 from jengine.runner.step import Program, Stages, step
@@ -34,7 +34,6 @@ from sharding.placement import Placement
 logger = logging.getLogger(__name__)
 Compiled = Any  # jax.stages.Compiled
 ProgressBar = Callable[..., Any]
-Key = tuple[Bucket, Features]
 COMPILER_OPTIONS: dict[str, dict[str, Any]] = {
     "gpu": {
         # XLA takes every kernel's write into the cache for a second cache, and to save memory that
@@ -122,12 +121,37 @@ class Programs:
         self.strict = strict
         self.ledger = ledger
         self._compiled: dict[Key, Compiled] = {}
+        # What a warm-up in the background will compile; larger programs stand in for it meanwhile.
+        self._later: set[Key] = set()
         self._warm = False
 
     def keep(self, compiled: Compiled, entry: LedgerEntry) -> None:
-        """Take in a program that was compiled elsewhere (while sizing the cache)."""
-        self._compiled[entry.bucket, entry.features] = compiled
-        self.ledger.add(entry)
+        """Take in a program that was compiled elsewhere: while sizing, or in the background."""
+        key = (entry.bucket, entry.features)
+        self.ledger.add(entry)  # first, since a step looks there for what it finds compiled
+        self._compiled[key] = compiled
+        self._later.discard(key)
+
+    def expect_later(self, keys: Iterable[Key]) -> None:
+        """Let larger programs stand in for these until they are there."""
+        self._later.update(self.missing(keys))
+        self.ledger.expect(self._later)
+
+    def standing_in(self, bucket: Bucket, needed: Features) -> Bucket:
+        """The bucket in which a step of this size runs now: its own, or the smallest that is
+        compiled already while its own is expected later."""
+        if not self._later:
+            return bucket
+        wanted = next((tier for tier in self.tiers if tier.covers(needed)), None)
+        if wanted is None or (bucket, wanted) not in self._later:
+            return bucket
+        self.ledger.note_asked((bucket, wanted))
+        able = [
+            other
+            for other, features in list(self._compiled)
+            if other.covers(bucket) and features.covers(needed)
+        ]
+        return min(able, key=lambda other: (other.num_tokens, other.pages), default=bucket)
 
     def missing(self, wanted: Iterable[Key]) -> list[Key]:
         """Those that are not there yet."""
@@ -156,7 +180,7 @@ class Programs:
 
     def forget(self, taps: TapSet) -> None:
         """Drop the programs of taps that will not be used again."""
-        for bucket, features in [key for key in self._compiled if taps in key[1].taps]:
+        for bucket, features in [key for key in list(self._compiled) if taps in key[1].taps]:
             del self._compiled[bucket, features]
             self.ledger.entries.pop((bucket, features), None)  # replicas have it in common
 

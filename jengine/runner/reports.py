@@ -33,6 +33,7 @@ class ProgramCounts(msgspec.Struct, frozen=True):
 
     programs: int
     compiles_after_warm_up: int
+    programs_to_come: int = 0  # being compiled while steps run
 
 
 def device_memory(runner: Runner) -> DeviceMemory:

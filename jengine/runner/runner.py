@@ -16,6 +16,7 @@ import numpy as np
 from jengine.errors import ConfigError
 from jengine.outputs import StepLogprobs, StepOutput
 from jengine.plan import NewRow, Plan
+from jengine.runner.background import BackgroundWarmUp
 from jengine.runner.buckets import Bucket, Ladders, StepShapes
 from jengine.runner.features import Features, needed
 from jengine.runner.leaves import LeafOrder, Leaves
@@ -133,6 +134,7 @@ class Runner:
         self.order = order
         self.rows = Rows(shapes)
         self.taps = taps
+        self.background: BackgroundWarmUp | None = None  # what compiles while steps run
         self._admit: Compiled | None = None
         self._placement = programs.compiler.placement
         # What the second stage and those behind it will run next.
@@ -161,8 +163,8 @@ class Runner:
         line = (entering, *self._line)
         leaving = line[-1]
         held = [None if pending is None else pending.packed for pending in line]
-        bucket = common_bucket(held, self.ladders)
         features = NOTHING if leaving is None else leaving.features
+        bucket = self.programs.standing_in(common_bucket(held, self.ladders), features)
         program, entry = self.programs.find(bucket, features)
         held = [None if packed is None else moved(packed, bucket, self.shapes) for packed in held]
         self._line = line[:-1]
@@ -197,7 +199,18 @@ class Runner:
     def program_counts(self) -> ProgramCounts:
         """How many programs this runner has."""
         ledger = self.programs.ledger
-        return ProgramCounts(len(ledger.entries), ledger.compiles_after_warm_up)
+        return ProgramCounts(
+            len(ledger.entries), ledger.compiles_after_warm_up, len(ledger.to_come)
+        )
+
+    def wait_until_warm(self, timeout: float | None = None) -> bool:
+        """Wait until nothing is compiled in the background; whether every program is there."""
+        return self.background is None or self.background.wait(timeout)
+
+    def close(self) -> None:
+        """Let nothing go on in the background. Others may share it."""
+        if self.background is not None:
+            self.background.stop()
 
     def update_leaves(self, leaves: Leaves) -> None:
         """Use other parameters for the plans to come; shapes and dtypes were checked before."""

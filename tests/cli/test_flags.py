@@ -55,6 +55,10 @@ def test_what_is_not_given_is_left_to_the_api() -> None:
         (["--enable_prefix_caching"], {"enable_prefix_caching": True}),
         (["--enforce-eager"], {"enforce_eager": True}),
         (["--strict"], {"strict": True}),
+        (
+            ["--compilation-config.wait-for", "all"],
+            {"compilation_config": {"wait_for": "all"}},
+        ),
         (["--no_show_progress"], {"show_progress": False}),
         (["--dtype", "bfloat16"], {"dtype": "bfloat16"}),
         (["--scheduling-policy", "priority"], {"scheduling_policy": "priority"}),
@@ -124,12 +128,17 @@ def test_words_after_two_dashes_stay_as_they_are() -> None:
 def test_few_requests_start_small_unless_the_user_says_otherwise() -> None:
     assert few_requests({}, {"temperature": 0}, 1) == {
         "max_num_seqs": 1,
-        "compilation_config": {"variants": ["greedy"]},
+        "compilation_config": {"variants": ["greedy"], "wait_for": "largest"},
     }
-    own = {"max_num_seqs": 9, "compilation_config": {"variants": ["full"], "pages": [4]}}
+    complete = {"variants": ["full"], "pages": [4], "wait_for": "all"}
+    own = {"max_num_seqs": 9, "compilation_config": complete}
     assert few_requests(own, {}, 1) == own
     for whole in ({"strict": True}, {"deterministic": True}):
         assert few_requests(whole, {}, None) == whole
+    for elsewhere in ({"executor": "ray"}, {"enforce_eager": True}):
+        wanted = few_requests(elsewhere, {}, 1)
+        assert wanted["compilation_config"] == {"variants": ["sampled"]}
+        EngineArgs.checked("LLM", model="demo", **wanted)
 
 
 @pytest.mark.parametrize(

@@ -102,3 +102,13 @@ def test_a_window_needs_only_the_pages_it_can_see() -> None:
         worst = max((first + span - 1) // BLOCK + 1 for first in range(BLOCK))
         assert pages == worst < 63
     assert shapes.group_pages(Bucket(8, 0, 1), window) == 1
+
+
+def test_the_largest_bucket_covers_all_and_none_covers_a_larger_one() -> None:
+    ladders = Ladders((2, 8, 64), (32, 128), (10, 20))
+    buckets = list(ladders.buckets())
+    assert all(ladders.largest.covers(bucket) for bucket in buckets)
+    assert [bucket for bucket in buckets if bucket.covers(ladders.largest)] == [ladders.largest]
+    assert Bucket(8, 32, 10).covers(Bucket(8, 0, 10))
+    for larger in (Bucket(9, 0, 10), Bucket(8, 64, 10), Bucket(8, 0, 11)):
+        assert not Bucket(8, 32, 10).covers(larger)

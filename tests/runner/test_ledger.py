@@ -59,3 +59,16 @@ def test_it_goes_into_json() -> None:
     assert decode["bucket"] == "8+0x4" and decode["features"] == "greedy"
     assert decode["padded_share"] == 0.25
     assert late["after_warm_up"] is True
+
+
+def test_what_is_to_come_is_named_until_it_is_there() -> None:
+    ledger, later = example(), (Bucket(2, 0, 4), Features())
+    ledger.expect([later])
+    ledger.note_asked(later)
+    ledger.expect([later])
+    assert ledger.asked_for(later) == 1
+    assert str(ledger).splitlines()[-2].split() == ["2+0x4", "greedy", "not", "compiled", "yet"]
+    ledger.add(LedgerEntry(*later, 1.0, 0, 0))
+    ledger.note_asked(later)
+    assert not ledger.to_come and ledger.asked_for(later) == 0
+    assert "not compiled yet" not in str(ledger)
