@@ -32,6 +32,7 @@ COMMANDS = {
     "generate": "continue prompts",
     "compare": "compare the numbers with torch's",
     "bench": "measure speed: tokens a second, latency, start-up",
+    "cache": "carry compiled programs to machines of the same kind",
     "doctor": "check this machine, or whether a model fits it",
     "plan": "what a model needs and could do on devices that need not be here",
 }

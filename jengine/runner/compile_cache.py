@@ -16,6 +16,18 @@ from jax.experimental.compilation_cache import compilation_cache
 from jengine.errors import ConfigError
 
 logger = logging.getLogger(__name__)
+# XLA's own caches below JAX's, by the words of jax_persistent_cache_enable_xla_caches. Their
+# directories are among the options of which JAX makes a program's name; the tunings' no longer.
+KERNELS = "xla_gpu_kernel_cache_file"
+TUNINGS = "xla_gpu_per_fusion_autotune_cache_dir"
+FIRST_WITHOUT_DIRECTORY = (0, 11, 2)
+
+
+def names_directory() -> bool:
+    """Whether JAX names programs after the directory they lie in, so that they cannot be moved."""
+    caches = jax.config.jax_persistent_cache_enable_xla_caches  # pyrefly: ignore[missing-attribute]
+    tunings = jax.__version_info__ < FIRST_WITHOUT_DIRECTORY and TUNINGS in (caches or "")
+    return tunings or caches == "all" or KERNELS in (caches or "")
 
 
 def default_cache_dir() -> Path:
@@ -60,6 +72,9 @@ def _do_without(problem: str) -> None:
 def _use(directory: Path) -> Path:
     jax.config.update("jax_compilation_cache_dir", str(directory))
     compilation_cache.reset_cache()  # JAX would stay with the directory that it used first
+    if jax.__version_info__ < FIRST_WITHOUT_DIRECTORY:
+        # XLA's tunings of single kernels, whose directory would be part of every program's name.
+        jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
     # Small programs are most of a short start-up; by default JAX would not keep them.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

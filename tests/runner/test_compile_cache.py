@@ -13,12 +13,13 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
 from jengine.errors import ConfigError
-from jengine.runner.compile_cache import enable_compile_cache
+from jengine.runner.compile_cache import enable_compile_cache, names_directory
 
 SETTINGS = (
     "jax_compilation_cache_dir",
     "jax_persistent_cache_min_compile_time_secs",
     "jax_persistent_cache_min_entry_size_bytes",
+    "jax_persistent_cache_enable_xla_caches",
 )
 
 
@@ -56,6 +57,22 @@ def test_programs_are_kept_in_the_directory_asked_for_last(tmp_path: Path) -> No
         assert enable_compile_cache(tmp_path / name) == tmp_path / name
         jax.jit(lambda x, turn=turn: x * (turn + 2))(jnp.ones(3))
         assert list((tmp_path / name).iterdir())
+
+
+def test_a_program_has_the_same_name_in_every_directory(tmp_path: Path) -> None:
+    names = []
+    for name in ("one", "two"):
+        enable_compile_cache(tmp_path / name)
+        assert not names_directory()
+        jax.jit(lambda x: x * 5 + 2)(jnp.ones(3))
+        names.append({file.name for file in (tmp_path / name).glob("*-cache")})
+        jax.clear_caches()
+    assert names[0] & names[1] == names[0] != set()
+
+
+def test_a_name_that_holds_the_directory_is_told(tmp_path: Path) -> None:
+    jax.config.update("jax_persistent_cache_enable_xla_caches", "xla_gpu_kernel_cache_file")
+    assert names_directory()
 
 
 def test_false_means_none() -> None:

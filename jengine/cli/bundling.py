@@ -1,0 +1,138 @@
+"""What `jengine cache` does: makes a warm bundle, puts one into the cache, shows either.
+
+In: parsed words. Out: files, and lines on the terminal. What a bundle is stands in
+runner/warm_bundle.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jengine.cli.flags import engine_arguments
+from jengine.cli.terminal import Terminal
+from jengine.errors import ConfigError
+from jengine.runner.compile_cache import (
+    default_cache_dir,
+    enable_compile_cache,
+    names_directory,
+)
+from jengine.runner.machine import this_machine
+from jengine.runner.warm_bundle import (
+    FORMAT,
+    Manifest,
+    load_bundle,
+    read_manifest,
+    save_bundle,
+    used_entries,
+)
+from jengine.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from jengine.cli.main import OpenLLM
+
+
+def save(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) -> None:
+    """Start an engine, and pack the entries that it has used."""
+    if arguments.file is None or arguments.model is None:
+        raise ConfigError("cache save: give the file to write and the model: save FILE MODEL.")
+    file = Path(arguments.file)
+    if file.exists() and not arguments.overwrite:
+        raise ConfigError(f"{file} exists already; --overwrite replaces it.")
+    settings = checked_settings(arguments)
+    directory = cache_directory(settings["compilation_config"].get("cache_dir"))
+    with used_entries(directory) as used, open_llm(arguments.model, **settings) as llm:
+        llm.wait_until_warm()
+        # A first answer also needs small programs that are compiled on the way.
+        short = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
+        llm.generate([{"prompt_token_ids": [0]}], short, use_tqdm=False)
+        programs = llm.stats().programs
+    manifest = save_bundle(file, directory, used.names, described(arguments, settings, directory))
+    terminal.say(
+        f"{file}: {programs} steps and what is around them, {len(manifest.entries)} entries, "
+        f"{manifest.size / 1e6:.1f} MB."
+    )
+
+
+def described(arguments: argparse.Namespace, settings: dict[str, Any], directory: Path) -> Manifest:
+    """A manifest that lacks the entries only."""
+    compilation = dict(settings["compilation_config"])
+    compilation.pop("cache_dir", None)  # of this machine alone
+    given = {**settings, "compilation_config": compilation}
+    return Manifest(
+        format=FORMAT,
+        model=Path(arguments.model).name or arguments.model,
+        settings={name: value for name, value in given.items() if value != {}},
+        machine=this_machine(),
+        directory=str(directory) if names_directory() else None,
+        entries={},
+    )
+
+
+def checked_settings(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The engine's settings, if its programs will be found in this process's cache."""
+    settings = engine_arguments(arguments)
+    if settings.get("executor", "auto") not in ("auto", "local"):
+        raise ConfigError(
+            f"cache save with --executor {settings['executor']}: workers compile on their own "
+            "hosts. Make the bundle there, without an executor."
+        )
+    if settings.get("enforce_eager"):
+        raise ConfigError("cache save with --enforce-eager: such an engine compiles no programs.")
+    compilation = dict(settings.get("compilation_config", {}))
+    if arguments.cache_dir is not None:
+        compilation["cache_dir"] = arguments.cache_dir
+    return {**settings, "compilation_config": compilation}
+
+
+def load(arguments: argparse.Namespace, terminal: Terminal) -> None:
+    """Check a bundle and put its entries into the cache."""
+    if arguments.file is None:
+        raise ConfigError("cache load: give the bundle: load FILE.")
+    directory = cache_directory(arguments.cache_dir)
+    loaded = load_bundle(
+        Path(arguments.file),
+        directory,
+        this_machine(),
+        names_directory=names_directory(),
+        overwrite=arguments.overwrite,
+    )
+    there = len(loaded.there)
+    terminal.say(f"{directory}: {len(loaded.written)} entries loaded, {there} were there already.")
+    if loaded.kept:
+        terminal.say(
+            f"{len(loaded.kept)} entries differ from those that were compiled here, which stay; "
+            "--overwrite replaces them."
+        )
+
+
+def show(arguments: argparse.Namespace, terminal: Terminal) -> None:
+    """What is in a bundle, or in this machine's cache."""
+    if arguments.file is None:
+        directory = Path(arguments.cache_dir or default_cache_dir())
+        files = [item for item in directory.glob("*-cache") if item.is_file()]
+        size = sum(item.stat().st_size for item in files)
+        terminal.say(f"{directory}: {len(files)} entries, {size / 1e6:.1f} MB")
+        return
+    manifest = read_manifest(Path(arguments.file))
+    machine = manifest.machine
+    terminal.say(f"model       {manifest.model}")
+    for name, value in manifest.settings.items():
+        terminal.say(f"            {name} = {value}")
+    terminal.say(f"made with   jengine {machine.jengine}, jax {machine.jax}")
+    terminal.say(f"for         {machine.devices} x {machine.device}, {machine.system}")
+    terminal.say(f"entries     {len(manifest.entries)}, {manifest.size / 1e6:.1f} MB")
+    differences = machine.differences(this_machine())
+    terminal.say("here        " + ("; ".join(differences) or "it fits this machine"))
+
+
+def cache_directory(wanted: Any) -> Path:
+    """The cache that an engine with this cache_dir uses."""
+    directory = enable_compile_cache(wanted)
+    if directory is None:
+        raise ConfigError(
+            "there is no compile cache to use: cache_dir is False, or the usual directory is not "
+            "usable. Give one with --cache-dir."
+        )
+    return directory

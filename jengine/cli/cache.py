@@ -1,0 +1,56 @@
+"""`jengine cache`: compiled programs as a file that other machines of the same kind can start from.
+
+Words in, one file or a filled cache out. The work is in bundling.py, which imports jax.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from typing import TYPE_CHECKING
+
+from jengine.cli.flags import add_engine_flags
+from jengine.cli.parser import Parser
+from jengine.cli.terminal import Terminal
+
+if TYPE_CHECKING:
+    from jengine.cli.main import OpenLLM
+
+USAGE = "save FILE MODEL [flags] | load FILE | show [FILE]"
+EXAMPLES = """\
+A bundle holds the programs of LLM(MODEL, flags): an engine with the same settings starts from them.
+It is executed. Load only bundles that you, or somebody you trust, have made.
+
+examples:
+  jengine cache save warm.zip ./model --max-model-len 4k     on a machine like the others
+  jengine cache load warm.zip                                on each of them
+  jengine cache show warm.zip                                what is in it
+  jengine cache show                                         this machine's own cache
+"""
+KINDS = ("save", "load", "show")
+
+
+def add_flags(parser: Parser) -> None:
+    """The flags of this command."""
+    parser.add_argument("kind", metavar="KIND", choices=KINDS, help="save, load or show")
+    parser.add_argument("file", metavar="FILE", nargs="?", help="the bundle")
+    parser.add_argument("model", metavar="MODEL", nargs="?", help="a model folder, or demo")
+    parser.add_argument(
+        "--overwrite",
+        action="store_true",
+        help="save: replace the file; load: replace entries that were compiled here",
+    )
+    parser.add_argument("--cache-dir", metavar="DIR", help="the cache [the one that engines use]")
+    add_engine_flags(parser)
+
+
+def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) -> int:
+    """Save, load or show."""
+    bundling = importlib.import_module("jengine.cli.bundling")  # help does without jax
+    if arguments.kind == "save":
+        bundling.save(arguments, terminal, open_llm)
+    elif arguments.kind == "load":
+        bundling.load(arguments, terminal)
+    else:
+        bundling.show(arguments, terminal)
+    return 0
