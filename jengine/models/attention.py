@@ -30,7 +30,7 @@ class Attention(nnx.Module):
     Grouping by kv head lets one logical axis shard queries, keys and values together.
     """
 
-    def __init__(self, config: ModelConfig, layer: int, dtype: Any, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, layer: int, dtype: Any, rngs: nnx.Rngs | None):
         self.layer = layer
         self.config = config
         self.rope = config.layer_rope(layer)

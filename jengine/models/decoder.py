@@ -28,7 +28,7 @@ from jengine.models.taps import Tap, untapped, within
 class DecoderLayer(nnx.Module):
     """Attention and MLP, normalised before, after or around, each added to the residual stream."""
 
-    def __init__(self, config: ModelConfig, layer: int, dtype: Any, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, layer: int, dtype: Any, rngs: nnx.Rngs | None):
         self.before_attention, self.after_attention = norms_around(config, dtype, rngs)
         self.attention = Attention(config, layer, dtype, rngs)
         self.before_mlp, self.after_mlp = norms_around(config, dtype, rngs)
@@ -48,7 +48,7 @@ class DecoderLayer(nnx.Module):
 class Decoder(nnx.Module):
     """A decoder-only language model. Residual stream and logits are float32 in every dtype."""
 
-    def __init__(self, config: ModelConfig, *, dtype: Any = jnp.float32, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, *, dtype: Any = jnp.float32, rngs: nnx.Rngs | None):
         self.config = config
         init = normal(config.initializer_range)
         vocab, hidden = config.vocab_size, config.hidden_size

@@ -19,7 +19,7 @@ from jengine.models.parameter import normal, parameter, zeros
 class GatedMLP(nnx.Module):
     """Gate and up as one product, then down."""
 
-    def __init__(self, config: ModelConfig, dtype: Any, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, dtype: Any, rngs: nnx.Rngs | None):
         hidden, inner = config.hidden_size, config.intermediate_size
         init = normal(config.initializer_range)
         self.activation = config.activation
@@ -33,7 +33,7 @@ class GatedMLP(nnx.Module):
 class PlainMLP(nnx.Module):
     """Up and down, with biases."""
 
-    def __init__(self, config: ModelConfig, dtype: Any, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, dtype: Any, rngs: nnx.Rngs | None):
         hidden, inner = config.hidden_size, config.intermediate_size
         init = normal(config.initializer_range)
         self.activation = config.activation
@@ -50,7 +50,7 @@ class PlainMLP(nnx.Module):
 class ExpertsMLP(nnx.Module):
     """A router and the gated MLPs of all experts, stacked."""
 
-    def __init__(self, config: ModelConfig, moe: MoeConfig, dtype: Any, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, moe: MoeConfig, dtype: Any, rngs: nnx.Rngs | None):
         self.moe = moe
         self.activation = config.activation
         hidden, inner, count = config.hidden_size, moe.intermediate_size, moe.num_experts
@@ -70,7 +70,7 @@ class ExpertsMLP(nnx.Module):
 
 
 def make_mlp(
-    config: ModelConfig, layer: int, dtype: Any, rngs: nnx.Rngs
+    config: ModelConfig, layer: int, dtype: Any, rngs: nnx.Rngs | None
 ) -> GatedMLP | PlainMLP | ExpertsMLP:
     """The MLP of one layer."""
     moe = config.layer_moe(layer)

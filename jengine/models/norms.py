@@ -16,7 +16,12 @@ class RmsNorm(nnx.Module):
     """Divides by the root of the mean square, times a weight."""
 
     def __init__(
-        self, config: ModelConfig, shape: tuple[int, ...], axes: Axes, dtype: Any, rngs: nnx.Rngs
+        self,
+        config: ModelConfig,
+        shape: tuple[int, ...],
+        axes: Axes,
+        dtype: Any,
+        rngs: nnx.Rngs | None,
     ):
         self.eps = config.norm_eps
         # Some families store the weight as its distance from one.
@@ -34,7 +39,12 @@ class LayerNorm(nnx.Module):
     """Subtracts the mean and divides by the deviation, times a weight, plus a bias."""
 
     def __init__(
-        self, config: ModelConfig, shape: tuple[int, ...], axes: Axes, dtype: Any, rngs: nnx.Rngs
+        self,
+        config: ModelConfig,
+        shape: tuple[int, ...],
+        axes: Axes,
+        dtype: Any,
+        rngs: nnx.Rngs | None,
     ):
         self.eps = config.norm_eps
         self.weight = parameter(rngs, shape, axes, dtype, Initializer(mean=1.0))
@@ -55,14 +65,14 @@ Norm = RmsNorm | LayerNorm | NoNorm
 
 
 def make_norm(
-    config: ModelConfig, shape: tuple[int, ...], axes: Axes, dtype: Any, rngs: nnx.Rngs
+    config: ModelConfig, shape: tuple[int, ...], axes: Axes, dtype: Any, rngs: nnx.Rngs | None
 ) -> RmsNorm | LayerNorm:
     """A norm of the config's kind over the last axes, as many as `shape` has."""
     kind = LayerNorm if config.norm == "layer" else RmsNorm
     return kind(config, shape, axes, dtype, rngs)
 
 
-def norms_around(config: ModelConfig, dtype: Any, rngs: nnx.Rngs) -> tuple[Norm, Norm]:
+def norms_around(config: ModelConfig, dtype: Any, rngs: nnx.Rngs | None) -> tuple[Norm, Norm]:
     """The norms before and after attention or MLP, as the config places them."""
     before, after = (
         make_norm(config, (config.hidden_size,), ("embed",), dtype, rngs)
@@ -73,7 +83,7 @@ def norms_around(config: ModelConfig, dtype: Any, rngs: nnx.Rngs) -> tuple[Norm,
     return before, after
 
 
-def head_norms(config: ModelConfig, dtype: Any, rngs: nnx.Rngs) -> tuple[Norm, Norm]:
+def head_norms(config: ModelConfig, dtype: Any, rngs: nnx.Rngs | None) -> tuple[Norm, Norm]:
     """The norms of queries [..., kv, group, dim] and of keys [..., kv, dim]."""
     if config.qk_norm is None:
         return NoNorm(), NoNorm()

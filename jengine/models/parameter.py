@@ -41,20 +41,25 @@ def normal(stddev: float) -> Initializer:
 
 
 def parameter(
-    rngs: nnx.Rngs, shape: tuple[int, ...], axes: Axes, dtype: Any, init: Initializer
+    rngs: nnx.Rngs | None, shape: tuple[int, ...], axes: Axes, dtype: Any, init: Initializer
 ) -> nnx.Param:
-    """A parameter with one logical axis name a dimension (None: never sharded)."""
+    """A parameter with one logical axis name a dimension (None: never sharded).
+
+    Without random numbers it is declared only: a shape stands for its array.
+    """
     if len(shape) != len(axes):
         raise ValueError(f"parameter of shape {shape} declares axes {axes}")
+    if rngs is None:
+        return nnx.Param(jax.ShapeDtypeStruct(shape, dtype), axes=axes, init=init)
     return nnx.Param(init(rngs.params(), shape, dtype), axes=axes, init=init)
 
 
-def ones(rngs: nnx.Rngs, size: int, axis: str, dtype: Any) -> nnx.Param:
+def ones(rngs: nnx.Rngs | None, size: int, axis: str, dtype: Any) -> nnx.Param:
     """A norm's scale."""
     return parameter(rngs, (size,), (axis,), dtype, Initializer(mean=1.0))
 
 
-def zeros(rngs: nnx.Rngs, shape: tuple[int, ...], axes: Axes, dtype: Any) -> nnx.Param:
+def zeros(rngs: nnx.Rngs | None, shape: tuple[int, ...], axes: Axes, dtype: Any) -> nnx.Param:
     """A bias."""
     return parameter(rngs, shape, axes, dtype, Initializer())
 

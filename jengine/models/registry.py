@@ -120,7 +120,7 @@ def write_config(config: ModelConfig) -> dict[str, object]:
     return written
 
 
-def build(config: ModelConfig, *, dtype: Any = jnp.float32, rngs: nnx.Rngs) -> Decoder:
+def build(config: ModelConfig, *, dtype: Any = jnp.float32, rngs: nnx.Rngs | None) -> Decoder:
     """A freshly initialised model."""
     _family(config.architecture)
     return Decoder(config, dtype=dtype, rngs=rngs)

@@ -11,12 +11,15 @@ import json
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 from tokenizers import Tokenizer as Backend
 
 from jengine.errors import CheckpointError, ConfigError, RequestError
 from jengine.text.detokenizer import REPLACEMENT
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 def _is_not_torch_notice(record: logging.LogRecord) -> bool:
@@ -25,8 +28,6 @@ def _is_not_torch_notice(record: logging.LogRecord) -> bool:
 
 # transformers announces at import time that torch is missing; here it is missing on purpose.
 logging.getLogger("transformers").addFilter(_is_not_torch_notice)
-
-from transformers import AutoTokenizer, PreTrainedTokenizerBase  # noqa: E402
 
 # transformers makes an empty tokenizer of a folder that has only a config, so we look ourselves.
 _VOCABULARY_FILES = (
@@ -108,6 +109,9 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     """The tokenizer of a local model folder. Raises CheckpointError for anything else."""
     folder = Path(path)
     _check_folder(folder)
+    # Importing it takes as long as importing jax, and engines of tokens do without.
+    from transformers import AutoTokenizer
+
     try:
         # AutoTokenizer is typed as if it could return None; without a tokenizer it raises.
         hf: Any = AutoTokenizer.from_pretrained(
@@ -126,6 +130,8 @@ def wrap_tokenizer(tokenizer: Tokenizer | PreTrainedTokenizerBase) -> Tokenizer:
     """A user's live transformers tokenizer as ours (ours is returned unchanged)."""
     if isinstance(tokenizer, Tokenizer):
         return tokenizer
+    from transformers import PreTrainedTokenizerBase
+
     # mistral-common's class has the type but not the interface.
     if isinstance(tokenizer, PreTrainedTokenizerBase) and isinstance(
         tokenizer.added_tokens_decoder, dict

@@ -35,11 +35,7 @@ def place_on_default_device(path: str, axes: tuple[str | None, ...], array: Any)
 
 def abstract_model(config: ModelConfig) -> Decoder:
     """The model in the config's dtype, every parameter a ShapeDtypeStruct."""
-
-    def build() -> Decoder:
-        return registry.build(config, dtype=jnp.dtype(config.dtype), rngs=nnx.Rngs(0))
-
-    return nnx.eval_shape(build)
+    return registry.build(config, dtype=jnp.dtype(config.dtype), rngs=None)
 
 
 def declaration(model: nnx.Module) -> nnx.Module:

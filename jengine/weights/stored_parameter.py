@@ -6,6 +6,7 @@ so that a process reads what its devices hold. Must not know devices.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,8 @@ from jengine.models.checkpoint import STRIPE, Piece
 from jengine.weights.safetensors_file import StoredTensor
 
 Region = Sequence[slice]
+# Where JAX on the CPU uses a NumPy array's memory as it is, instead of copying it.
+ALIGNMENT = 64
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,7 @@ class StoredParameter:
         wanted = [
             slice(*one.indices(size)[:2]) for one, size in zip(given, self.shape, strict=True)
         ]
-        found = np.empty([one.stop - one.start for one in wanted], self.dtype)
+        found = aligned([one.stop - one.start for one in wanted], self.dtype)
         for place, values, tensor in self._views():
             shared = [overlap(one, other) for one, other in zip(wanted, place, strict=True)]
             if all(one.start < one.stop for one in shared):
@@ -67,6 +70,14 @@ class StoredParameter:
             place = piece.place(self.shape)
             sizes = [one.stop - one.start for one in place]
             yield place, piece.turned(tensor.read()).reshape(sizes), tensor
+
+
+def aligned(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
+    """An array without values, whose memory JAX can take over."""
+    size = math.prod(shape) * dtype.itemsize
+    memory = np.empty(size + ALIGNMENT, np.uint8)
+    begin = -memory.ctypes.data % ALIGNMENT
+    return memory[begin : begin + size].view(dtype).reshape(shape)
 
 
 def ranges(index: Sequence[slice], shape: tuple[int, ...]) -> list[slice]:

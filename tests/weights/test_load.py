@@ -15,12 +15,14 @@ from flax import nnx
 
 from jengine.errors import CheckpointError, ConfigError
 from jengine.models import registry
+from jengine.models.checkpoint import Piece
 from jengine.models.parameter import named_parameters
 from jengine.weights.abstract import abstract_model
 from jengine.weights.folder import open_checkpoint, read_model_config
 from jengine.weights.progress import terminal_bar
-from jengine.weights.safetensors_file import write_file
+from jengine.weights.safetensors_file import read_header, write_file
 from jengine.weights.safetensors_io import load_model, load_params, save_pretrained
+from jengine.weights.stored_parameter import StoredParameter
 from tests.models.tiny_models import write_tiny, write_tiny_native
 
 EMBED = "model.embed_tokens.weight"
@@ -389,3 +391,39 @@ def test_the_reference_implementation_reads_our_files(tmp_path: Path) -> None:
     wide = {"c": np.ones(3, ml_dtypes.bfloat16)}
     write_tensors(tmp_path / "model.safetensors", wide)
     assert read_tensors(tmp_path)["c"].dtype == ml_dtypes.bfloat16
+
+
+def test_a_parameter_is_copied_out_of_its_file_once(tmp_path: Path) -> None:
+    """JAX takes over the memory that the file was read into; the file may then go or change."""
+    values = np.arange(96 * 40, dtype=np.float32).reshape(96, 40)
+    file = tmp_path / "model.safetensors"
+    write_tensors(file, {"w": values})
+    tensor = read_header(file)["w"]
+    for piece, expected in (
+        (Piece("w", (96, 40)), values),
+        (Piece("w", (96, 40), transpose=True), values.T),
+    ):
+        read = np.asarray(StoredParameter(expected.shape, np.dtype(np.float32), ((piece, tensor),)))
+        placed = jax.device_put(read)
+        assert placed.unsafe_buffer_pointer() == read.ctypes.data
+        # A donated parameter must not be overwritten in place while numpy can see it.
+        doubled = jax.jit(lambda x: x * 2, donate_argnums=0)(placed)
+        np.testing.assert_array_equal(doubled, expected * 2)
+        np.testing.assert_array_equal(read, expected)
+    parameter = StoredParameter((96, 40), np.dtype(np.float32), ((Piece("w", (96, 40)), tensor),))
+    placed = jax.device_put(np.asarray(parameter))
+    with file.open("r+b") as stream:  # in place, where the mapping would see it
+        stream.write(b"\0" * file.stat().st_size)
+    file.unlink()
+    np.testing.assert_array_equal(placed, values)
+
+
+def test_a_declared_model_is_the_real_one_without_values(tmp_path: Path) -> None:
+    write_tiny_native(tmp_path, "llama")
+    config = read_model_config(tmp_path)
+    dtype = jnp.dtype(config.dtype)
+    traced = nnx.eval_shape(lambda: registry.build(config, dtype=dtype, rngs=nnx.Rngs(0)))
+    (graph, leaves), (wanted_graph, wanted) = nnx.split(abstract_model(config)), nnx.split(traced)
+    assert graph == wanted_graph
+    assert jax.tree.structure(leaves) == jax.tree.structure(wanted)
+    assert jax.tree.leaves(leaves) == jax.tree.leaves(wanted)
