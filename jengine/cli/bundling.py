@@ -14,9 +14,9 @@ from jengine.cli.flags import engine_arguments
 from jengine.cli.terminal import Terminal
 from jengine.errors import ConfigError
 from jengine.runner.compile_cache import (
-    default_cache_dir,
     enable_compile_cache,
     names_directory,
+    usual_cache_dir,
 )
 from jengine.runner.machine import this_machine
 from jengine.runner.warm_bundle import (
@@ -32,6 +32,9 @@ from jengine.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from jengine.cli.main import OpenLLM
 
+# Settings of this machine alone, which change no program.
+NOTHING_TO_PROGRAMS = ("tokenizer", "chat_template", "show_progress", "disable_log_stats")
+
 
 def save(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) -> None:
     """Start an engine, and pack the entries that it has used."""
@@ -40,6 +43,8 @@ def save(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) -
     file = Path(arguments.file)
     if file.exists() and not arguments.overwrite:
         raise ConfigError(f"{file} exists already; --overwrite replaces it.")
+    if not file.absolute().parent.is_dir():  # said before the engine takes its time to start
+        raise ConfigError(f"{file}: there is no folder {file.absolute().parent}; make it first.")
     settings = checked_settings(arguments)
     directory = cache_directory(settings["compilation_config"].get("cache_dir"))
     with used_entries(directory) as used, open_llm(arguments.model, **settings) as llm:
@@ -48,6 +53,11 @@ def save(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) -
         short = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
         llm.generate([{"prompt_token_ids": [0]}], short, use_tqdm=False)
         programs = llm.stats().programs
+    if not used.names:
+        raise ConfigError(
+            f"the engine has used no entry of {directory}: JAX's persistent cache is switched off, "
+            "or keeps nothing as small as this. See JAX's settings of its compilation cache."
+        )
     manifest = save_bundle(file, directory, used.names, described(arguments, settings, directory))
     terminal.say(
         f"{file}: {programs} steps and what is around them, {len(manifest.entries)} entries, "
@@ -60,10 +70,15 @@ def described(arguments: argparse.Namespace, settings: dict[str, Any], directory
     compilation = dict(settings["compilation_config"])
     compilation.pop("cache_dir", None)  # of this machine alone
     given = {**settings, "compilation_config": compilation}
+    shown = {
+        name: value
+        for name, value in given.items()
+        if value != {} and name not in NOTHING_TO_PROGRAMS
+    }
     return Manifest(
         format=FORMAT,
         model=Path(arguments.model).name or arguments.model,
-        settings={name: value for name, value in given.items() if value != {}},
+        settings=shown,
         machine=this_machine(),
         directory=str(directory) if names_directory() else None,
         entries={},
@@ -110,7 +125,7 @@ def load(arguments: argparse.Namespace, terminal: Terminal) -> None:
 def show(arguments: argparse.Namespace, terminal: Terminal) -> None:
     """What is in a bundle, or in this machine's cache."""
     if arguments.file is None:
-        directory = Path(arguments.cache_dir or default_cache_dir())
+        directory = Path(arguments.cache_dir or usual_cache_dir())
         files = [item for item in directory.glob("*-cache") if item.is_file()]
         size = sum(item.stat().st_size for item in files)
         terminal.say(f"{directory}: {len(files)} entries, {size / 1e6:.1f} MB")

@@ -36,6 +36,12 @@ def default_cache_dir() -> Path:
     return Path(base) / "jengine" / "xla"
 
 
+def usual_cache_dir() -> Path:
+    """The directory that engines use here unless one is asked for by name."""
+    configured = jax.config.jax_compilation_cache_dir  # pyrefly: ignore[missing-attribute]
+    return Path(str(configured)) if configured else default_cache_dir()
+
+
 def enable_compile_cache(wanted: str | Path | bool | None) -> Path | None:
     """Point JAX at the cache directory; None if there is none, with one line that says why.
 

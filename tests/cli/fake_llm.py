@@ -16,6 +16,15 @@ from jengine.sampling_params import RequestOutputKind, SamplingParams
 Script = Sequence[str | BaseException]
 
 
+class Stats:
+    """Numbers of an engine that runs nothing."""
+
+    programs = 2
+
+    def __str__(self) -> str:
+        return "all is well"
+
+
 @dataclass
 class FakeLLM:
     """Each answer is a script; the last one is repeated."""
@@ -43,10 +52,15 @@ class FakeLLM:
     def get_default_sampling_params(self) -> SamplingParams:
         return SamplingParams(temperature=0.7)
 
-    def stats(self) -> str:
-        return "all is well"
+    def stats(self) -> Stats:
+        return Stats()
 
-    def generate(self, prompts: list[str], params: SamplingParams) -> list[RequestOutput]:
+    def wait_until_warm(self) -> bool:
+        return True
+
+    def generate(
+        self, prompts: list[Any], params: SamplingParams, *, use_tqdm: bool = True
+    ) -> list[RequestOutput]:
         self.asked.append((prompts, params))
         scripts = [self._next_script() for _ in prompts]
         return [

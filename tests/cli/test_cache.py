@@ -76,12 +76,18 @@ def test_an_engine_starts_from_a_bundle_without_compiling(tmp_path: Path) -> Non
         (["save", "a.zip", "demo", "--executor", "ray"], "workers compile on their own hosts"),
         (["save", "a.zip", "demo", "--enforce-eager"], "compiles no programs"),
         (["save", "a.zip", "demo", "--compilation-config.cache-dir", "false"], "no compile cache"),
+        (["save", "no/where/a.zip", "demo"], "there is no folder"),
+        (["save", "nothing-is-used.zip", "demo"], "has used no entry"),
         (["load", "nowhere.zip"], "No such file"),
     ],
 )
-def test_what_cannot_be_done_is_said(words: list[str], complaint: str) -> None:
+def test_what_cannot_be_done_is_said(
+    words: list[str], complaint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     result = run(FakeLLM(), "cache", *words)
     assert result.status == 1 and complaint in result.err
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_bundle_is_not_overwritten_by_chance(tmp_path: Path) -> None:

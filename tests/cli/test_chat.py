@@ -66,7 +66,8 @@ def test_one_quick_message() -> None:
     assert (result.status, result.out) == (0, "Hello there\n")
     assert len(llm.asked) == 1
     settings = llm.opened[0][1]
-    assert settings == {"max_num_seqs": 1, "compilation_config": {"variants": ["greedy"]}}
+    compilation = {"variants": ["greedy"], "wait_for": "largest"}
+    assert settings == {"max_num_seqs": 1, "compilation_config": compilation}
 
 
 def test_a_refused_quick_message_is_an_error() -> None:

@@ -12,7 +12,10 @@ from tests.models.tiny_models import write_tiny_native
 from tests.text.conftest import build_byte_level
 
 CHAT = ("--max-tokens", "4", "--temperature", "0", "--ignore-eos", "--max-model-len", "128")
-SMALL = ("--compilation-config.prefill_tokens", "32", "--max-num-batched-tokens", "32")
+SMALL = (
+    "--compilation-config.prefill_tokens", "32", "--max-num-batched-tokens", "32",
+    "--compilation-config.wait-for", "all",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -135,7 +135,7 @@ def test_few_requests_start_small_unless_the_user_says_otherwise() -> None:
     assert few_requests(own, {}, 1) == own
     for whole in ({"strict": True}, {"deterministic": True}):
         assert few_requests(whole, {}, None) == whole
-    for elsewhere in ({"executor": "ray"}, {"enforce_eager": True}):
+    for elsewhere in ({"executor": "ray"}, {"enforce_eager": True}, {"seed": 3}):
         wanted = few_requests(elsewhere, {}, 1)
         assert wanted["compilation_config"] == {"variants": ["sampled"]}
         EngineArgs.checked("LLM", model="demo", **wanted)

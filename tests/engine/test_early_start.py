@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import os
 import subprocess
 import sys
 import threading
@@ -175,6 +177,46 @@ def test_an_engine_that_nobody_holds_is_not_warmed_up(folder: Path, gate: Gate) 
     gate.permits.release(2)  # one may have been begun before, and one be on its way
     thread.join(60)
     assert not thread.is_alive() and len(gate.began) <= 2
+
+
+async def first_words(engine: jengine.AsyncLLM) -> list[int]:
+    [prompt] = random_prompts(9)
+    async for output in engine.generate({"prompt_token_ids": prompt}, PARAMS):
+        last = output
+    return last.outputs[0].token_ids
+
+
+def test_an_engine_in_asyncio_starts_early_too(folder: Path, gate: Gate) -> None:
+    async def both() -> list[list[int]]:
+        found = []
+        for wait_for in ("largest", "all"):
+            engine = jengine.AsyncLLM(
+                folder, compilation_config={**EARLY, "wait_for": wait_for}, **SETTINGS
+            )
+            found.append(await first_words(engine))
+            gate.open()
+            await engine.shutdown()
+        return found
+
+    early, complete = asyncio.run(both())
+    assert early == complete and len(early) == PARAMS.max_tokens
+    assert "jengine-warm-up" not in {thread.name for thread in threading.enumerate()}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have no priority of their own there")
+def test_only_the_thread_that_compiles_steps_back() -> None:
+    def priority() -> int:
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    def run() -> None:
+        background.lower_priority()
+        found.append(priority())
+
+    found, before = [], priority()
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert found == [min(before + background.NICENESS, 19)] and priority() == before
 
 
 @pytest.mark.slow
