@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ import pytest
 import jengine
 from jengine import SamplingParams
 from jengine.engine.args import EngineArgs
+from jengine.engine.configure import check_early_start
 from jengine.errors import ConfigError
 from jengine.runner import background
 from jengine.runner.programs import Key, Programs, compile_in_turn
@@ -259,6 +261,13 @@ def test_what_needs_a_complete_warm_up_says_so(settings: dict[str, Any], complai
     with pytest.raises(ConfigError, match=f"wait_for.*{complaint}"):
         EngineArgs(model="demo", compilation_config={"wait_for": "largest"}, **settings)
     EngineArgs(model="demo", compilation_config={"wait_for": "all"}, **settings)
+
+
+def test_processes_that_must_choose_alike_do_not_start_early() -> None:
+    for steps in (SimpleNamespace(early_start=False), SimpleNamespace(early_start=True)):
+        check_early_start(steps, [1])
+    with pytest.raises(ConfigError, match=r"wait_for.*processes \[0, 1\].*same programs"):
+        check_early_start(steps, [0, 1])
 
 
 def test_what_cannot_be_waited_for_is_refused() -> None:
