@@ -171,6 +171,9 @@ class EngineArgs:
         return {
             "strict=True: no step may meet a program that is still to be compiled": self.strict,
             "enforce_eager=True: nothing is compiled before a step needs it": self.enforce_eager,
+            f"num_scheduler_steps={self.num_scheduler_steps}: the largest step runs once": (
+                self.num_scheduler_steps != 1
+            ),
             f"executor={self.executor!r}: every process must run the same program": (
                 self.executor not in ("auto", "local")
             ),

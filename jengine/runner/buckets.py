@@ -47,6 +47,7 @@ class Bucket:
             self.decode_rows >= other.decode_rows
             and self.prefill_tokens >= other.prefill_tokens
             and self.pages >= other.pages
+            and self.repeats == other.repeats
         )
 
 

@@ -22,6 +22,7 @@ from jengine.errors import UnexpectedCompile
 from jengine.runner.buckets import Bucket, StepShapes
 from jengine.runner.burst import burst
 from jengine.runner.features import Features
+from jengine.runner.freed_memory import give_back_freed_memory
 from jengine.runner.leaves import Leaves
 from jengine.runner.ledger import CompileLedger, Key, LedgerEntry
 from jengine.runner.pipeline import PACKED_AXES, pipeline_step
@@ -75,6 +76,7 @@ class StepCompiler:
         devices = self.placement.mesh.devices
         options = compiler_options(devices.flat[0].platform, devices.size)
         compiled = self.lower(bucket, features).compile(compiler_options=options)
+        give_back_freed_memory()
         memory = compiled.memory_analysis()
         return compiled, LedgerEntry(
             bucket,

@@ -273,6 +273,8 @@ def test_processes_that_must_choose_alike_do_not_start_early() -> None:
 def test_what_cannot_be_waited_for_is_refused() -> None:
     with pytest.raises(ConfigError, match="'smallest': expected one of 'all', 'largest'"):
         EngineArgs(model="demo", compilation_config={"wait_for": "smallest"})
+    with pytest.raises(ConfigError, match="'largest' with num_scheduler_steps=4: the largest step"):
+        EngineArgs(model="demo", num_scheduler_steps=4, compilation_config={"wait_for": "largest"})
 
 
 def test_one_program_for_all_numbers_is_complete_before_it_serves(folder: Path) -> None:

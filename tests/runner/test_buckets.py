@@ -110,5 +110,6 @@ def test_the_largest_bucket_covers_all_and_none_covers_a_larger_one() -> None:
     assert all(ladders.largest.covers(bucket) for bucket in buckets)
     assert [bucket for bucket in buckets if bucket.covers(ladders.largest)] == [ladders.largest]
     assert Bucket(8, 32, 10).covers(Bucket(8, 0, 10))
+    assert not Bucket(8, 0, 10, repeats=4).covers(Bucket(8, 0, 10))  # a burst packs more
     for larger in (Bucket(9, 0, 10), Bucket(8, 64, 10), Bucket(8, 0, 11)):
         assert not Bucket(8, 32, 10).covers(larger)
