@@ -58,7 +58,8 @@ def measure(model: str, settings: dict[str, Any], *, cold: int, warm: int) -> di
 
 def start(model: str, settings: dict[str, Any], cache: str) -> dict[str, float]:
     """One process: seconds until everything was imported, ready, and the first token there."""
-    words = json.dumps({"model": model, **settings, "compilation_config": {"cache_dir": cache}})
+    compilation = {**(settings.get("compilation_config") or {}), "cache_dir": cache}
+    words = json.dumps({"model": model, **settings, "compilation_config": compilation})
     began = time.time()
     done = subprocess.run(  # noqa: S603 - this Python, and a program of ours
         [sys.executable, "-c", CHILD, words],

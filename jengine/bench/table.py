@@ -61,10 +61,13 @@ def latency(result: dict[str, Any]) -> Iterator[Row]:
 
 def startup(result: dict[str, Any]) -> Iterator[Row]:
     """Seconds to the first token, with empty and with filled caches."""
+    compilation = result["settings"].get("compilation_config") or {}
+    early = compilation.get("wait_for") == "largest"
+    when = "serving when the largest step is compiled" if early else "serving when all steps are"
     for kind in ("cold", "warm"):
         if kind in result:
             seconds = result[kind]["first_token_s"]
-            yield Row(f"process to first token, {kind} caches", f"{seconds:.1f} s")
+            yield Row(f"process to first token, {kind} caches, {when}", f"{seconds:.1f} s")
 
 
 def host(result: dict[str, Any]) -> Iterator[Row]:

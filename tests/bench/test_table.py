@@ -21,7 +21,7 @@ AGAINST = {
     **THROUGHPUT, "workload": "work.jsonl", "ratio": 0.3571,
     "peer": {"engine": "vllm 0.32", "output_tok_s": 31.25},
 }  # fmt: skip
-STARTUP = {"bench": "startup", **AROUND, "cold": {"first_token_s": 12.34}}
+STARTUP = {"bench": "startup", **AROUND, "settings": {}, "cold": {"first_token_s": 12.34}}
 HOST = {"bench": "host", **AROUND, "results": [{"running": 1024, "total_ms": 2.345}]}
 
 
@@ -57,8 +57,14 @@ def test_rows_say_what_was_measured() -> None:
         "31.2 tok/s, vllm 0.32", "0.36", "2 cores of Some CPU", "`jengine bench x`, abc1234",
     ]  # fmt: skip
     assert "prompts of 100 tokens" in cells[3][0] and cells[3][2:4] == ["", ""]
-    assert cells[4][:2] == ["process to first token, cold caches", "12.3 s"]
+    assert cells[4][0].startswith("process to first token, cold caches, serving when all steps")
+    assert cells[4][1] == "12.3 s"
     assert cells[5][:2] == ["Python of a step, 1,024 running requests", "2.35 ms"]
+
+
+def test_an_early_start_is_told_apart() -> None:
+    early = {**STARTUP, "settings": {"compilation_config": {"wait_for": "largest"}}}
+    assert "serving when the largest step is compiled" in table.markdown_table([early])
 
 
 def test_gpus_stand_first() -> None:
