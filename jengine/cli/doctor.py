@@ -7,6 +7,7 @@ import dataclasses
 import importlib
 import json
 import shlex
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from jengine.cli.checks.finding import Finding
@@ -91,6 +92,9 @@ def flag_words(settings: dict[str, Any]) -> list[str]:
         flag = name.replace("_", "-")
         if isinstance(value, bool):
             words.append(f"--{flag}" if value else f"--no-{flag}")
+        elif isinstance(value, Mapping):  # --flag.key value
+            for key, part in value.items():
+                words += [f"--{flag}.{key}", part if isinstance(part, str) else json.dumps(part)]
         else:
             words += [f"--{flag}", str(value)]
     return words

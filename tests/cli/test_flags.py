@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from jengine.cli.doctor import flag_words
 from jengine.cli.few_requests import few_requests, variant
 from jengine.cli.flags import (
     ENGINE_HELP,
@@ -153,3 +154,13 @@ def test_few_requests_start_small_unless_the_user_says_otherwise() -> None:
 )
 def test_the_cheapest_variant_is_compiled(sampling: dict[str, Any], expected: str) -> None:
     assert variant(sampling) == expected
+
+
+def test_settings_are_typed_as_they_are_read() -> None:
+    settings = {"strict": True, "compilation_config": {"wait_for": "all", "decode_rows": [2, 8]}}
+    words = flag_words(settings)
+    assert words == [
+        "--strict", "--compilation-config.wait_for", "all",
+        "--compilation-config.decode_rows", "[2, 8]",
+    ]  # fmt: skip
+    assert parse(*words)[0] == settings
