@@ -6,10 +6,11 @@ values and the logarithm of the sum. A query that sees nothing gets zeros.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 FAR_BELOW = -1e30  # finite, so that a run in which a query sees nothing stays free of NaN
 
@@ -71,6 +72,30 @@ class Running(NamedTuple):
             highest = new_highest
         total = jnp.maximum(total, 1e-30)
         return mixed / total[..., None], highest + jnp.log(total)
+
+
+def in_groups(
+    sizes: Sequence[int], used: Array, attend: Callable[..., Running], sinks: Array | None,
+    queries: Array, *others: Array,
+) -> tuple[Array, Array]:  # fmt: skip
+    """What `attend` makes of a few entries of all arrays at a time, of the first `used` entries.
+
+    As many at a time as the first of `sizes` that divides them; entries behind are zero.
+    """
+    count = queries.shape[0]
+    size = next((few for few in sizes if count % few == 0), count)
+
+    def one_group(index: Array, out: tuple[Array, Array]) -> tuple[Array, Array]:
+        first = index * size
+        parts = [lax.dynamic_slice_in_dim(x, first, size) for x in (queries, *others)]
+        mixed, lse = attend(*parts).result(sinks)
+        return (
+            lax.dynamic_update_slice_in_dim(out[0], mixed, first, 0),
+            lax.dynamic_update_slice_in_dim(out[1], lse, first, 0),
+        )
+
+    nothing = jnp.zeros(queries.shape, jnp.float32), jnp.zeros(queries.shape[:-1], jnp.float32)
+    return lax.fori_loop(0, -(-used // size), one_group, nothing)
 
 
 def capped(scores: Array, soft_cap: float | None) -> Array:

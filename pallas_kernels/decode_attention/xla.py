@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array, lax
 
 from pallas_kernels.layout import held_dtype, pad_pages, read_heads
-from pallas_kernels.running_softmax import Running
+from pallas_kernels.running_softmax import Running, in_groups
 
 ROWS_AT_ONCE = 8, 4
 TOKENS_AT_ONCE = 64
@@ -38,7 +38,6 @@ def decode_attention_xla(
     """See `decode_attention`; returns the log-sum-exp as well."""
     rows, heads, _ = q.shape
     kv_heads = cache.shape[-1] // head_dim
-    step = next((few for few in ROWS_AT_ONCE if rows % few == 0), rows)
     pages = max(1, TOKENS_AT_ONCE // cache.shape[3])
     tables = pad_pages(tables, pages)
     scale = head_dim**-0.5 if scale is None else scale
@@ -48,19 +47,13 @@ def decode_attention_xla(
     if sinks is not None:
         sinks = jnp.pad(sinks.reshape(kv_heads, -1), ((0, 0), (0, missing)))
 
-    def some_rows(index: Array, out: tuple[Array, Array]) -> tuple[Array, Array]:
-        first = index * step
-        cut = lambda x: lax.dynamic_slice_in_dim(x, first, step)  # noqa: E731
-        done = _attend_rows(
-            cut(queries), cache, layer, cut(tables), cut(starts), cut(lengths),
-            pages, window, scale, soft_cap,
-        ).result(sinks)  # fmt: skip
-        put = lambda into, part: lax.dynamic_update_slice_in_dim(into, part, first, 0)  # noqa: E731
-        return put(out[0], done[0]), put(out[1], done[1])
+    def some_rows(q: Array, tables: Array, starts: Array, lengths: Array) -> Running:
+        return _attend_rows(
+            q, cache, layer, tables, starts, lengths, pages, window, scale, soft_cap
+        )
 
     used = jnp.sum((lengths > 0).astype(jnp.int32))
-    nothing = jnp.zeros(queries.shape, jnp.float32), jnp.zeros(queries.shape[:-1], jnp.float32)
-    out, lse = lax.fori_loop(0, -(-used // step), some_rows, nothing)
+    out, lse = in_groups(ROWS_AT_ONCE, used, some_rows, sinks, queries, tables, starts, lengths)
     own = slice(heads // kv_heads)
     out = out[:, :, own].reshape(rows, heads, head_dim).astype(dtype)
     lse = lse[:, :, own].reshape(rows, heads)

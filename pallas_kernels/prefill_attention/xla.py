@@ -10,7 +10,7 @@ import numpy as np
 from jax import Array, lax
 
 from pallas_kernels.layout import held_dtype, pad_pages, read_heads
-from pallas_kernels.running_softmax import Running
+from pallas_kernels.running_softmax import Running, in_groups
 
 TOKENS_AT_ONCE = 128
 # Tiles that follow each other are mostly of one prompt, so they need about as many keys.
@@ -37,7 +37,6 @@ def prefill_attention_xla(
     tokens, heads, _ = q.shape
     tile = tokens // tiles
     kv_heads = cache.shape[-1] // head_dim
-    step = next((few for few in TILES_AT_ONCE if tiles % few == 0), tiles)
     pages = max(1, TOKENS_AT_ONCE // cache.shape[3])
     tables = pad_pages(tables, pages)
     grouped = q.reshape(tiles, tile, kv_heads, heads // kv_heads, head_dim)
@@ -49,19 +48,15 @@ def prefill_attention_xla(
     tile_positions = positions.reshape(tiles, tile)
     spread = None if sinks is None else spread_sinks(sinks, kv_heads, tile)
 
-    def some_tiles(index: Array, out: tuple[Array, Array]) -> tuple[Array, Array]:
-        first = index * step
-        cut = lambda x: lax.dynamic_slice_in_dim(x, first, step)  # noqa: E731
-        done = _attend_tiles(
-            cut(queries), cache, layer, cut(tables), cut(starts), cut(tile_positions),
-            pages, window, scale, soft_cap,
-        ).result(spread)  # fmt: skip
-        put = lambda into, part: lax.dynamic_update_slice_in_dim(into, part, first, 0)  # noqa: E731
-        return put(out[0], done[0]), put(out[1], done[1])
+    def some_tiles(q: Array, tables: Array, starts: Array, positions: Array) -> Running:
+        return _attend_tiles(
+            q, cache, layer, tables, starts, positions, pages, window, scale, soft_cap
+        )
 
     used = jnp.sum(jnp.any(tile_positions >= 0, axis=1).astype(jnp.int32))
-    nothing = jnp.zeros(queries.shape, jnp.float32), jnp.zeros(queries.shape[:-1], jnp.float32)
-    out, lse = lax.fori_loop(0, -(-used // step), some_tiles, nothing)
+    out, lse = in_groups(
+        TILES_AT_ONCE, used, some_tiles, spread, queries, tables, starts, tile_positions
+    )
     lse = lse.reshape(shape[:-1]).transpose(0, 2, 1, 3).reshape(tokens, heads)
     real = jnp.broadcast_to(positions[:, None] >= 0, lse.shape)
     lse = jnp.where(real, lse, -jnp.inf)
