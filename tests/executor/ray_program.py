@@ -16,19 +16,11 @@ from typing import Any
 import ray
 from ray.util import placement_group_table
 
-from jengine import LLM, SamplingParams
+from jengine import LLM
 from jengine.errors import ConfigError, EngineDead
-from tests.engine.engines import answers, random_prompts, tiny_engine
+from tests.engine.engines import answers, tiny_engine
+from tests.engine.few_requests import LONG, PARAMS, PROMPTS
 
-PROMPTS = random_prompts(1, 17, 60, 130)
-KINDS: list[dict[str, Any]] = [
-    {"temperature": 0},
-    {"temperature": 1.0, "seed": 5},
-    {"temperature": 0.8, "seed": 7, "top_k": 20, "top_p": 0.9},
-    {"temperature": 0, "repetition_penalty": 1.3, "logit_bias": {5: 2.0}},
-]
-PARAMS = [SamplingParams(max_tokens=10, ignore_eos=True, logprobs=2, **kind) for kind in KINDS]
-LONG = SamplingParams(max_tokens=200, temperature=0, ignore_eos=True)
 CPUS = 2
 # Collectives of several processes need threads, however few cores there are.
 ENVIRONMENT = {"JAX_PLATFORMS": "cpu", "NPROC": "16"}

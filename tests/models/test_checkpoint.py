@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import tracemalloc
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -60,18 +60,24 @@ def stored(shape: tuple[int, ...], pieces: Iterable[Piece], tensors: Any) -> Sto
     return StoredParameter(shape, dtype, cast(Any, parts))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_pieces_can_be_undone(family: str) -> None:
+def declared_with_pieces(family: str) -> Iterator[tuple[str, Any, Sequence[Piece]]]:
+    """Each parameter of a tiny model by its path, and what it is made of."""
     settings = tiny_settings(family, attention_bias=True)
     config = registry.model_config({**settings, "architectures": [FAMILIES[family]]})
     declared = dict(named_parameters(abstract_model(config)))
-    random = np.random.default_rng(0)
     for path, found in registry.checkpoint_map(config).items():
+        yield path, declared[path], found
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_pieces_can_be_undone(family: str) -> None:
+    random = np.random.default_rng(0)
+    for _, like, found in declared_with_pieces(family):
         shapes = {piece.name: piece.shape for piece in found}
         tensors = {
             name: random.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()
         }
-        parameter = np.asarray(stored(declared[path].shape, found, tensors))
+        parameter = np.asarray(stored(like.shape, found, tensors))
         taken = zip(tensors.items(), take_tensors(parameter, found), strict=True)
         for (name, tensor), back in taken:
             np.testing.assert_array_equal(back, tensor, err_msg=name)
@@ -101,13 +107,10 @@ def test_files_of_a_bare_model_get_their_full_names() -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_any_part_of_a_parameter_can_be_read_alone(family: str) -> None:
-    settings = tiny_settings(family, attention_bias=True)
-    config = registry.model_config({**settings, "architectures": [FAMILIES[family]]})
-    declared = dict(named_parameters(abstract_model(config)))
     random = np.random.default_rng(0)
-    for path, found in registry.checkpoint_map(config).items():
+    for path, like, found in declared_with_pieces(family):
         tensors = {piece.name: random.standard_normal(piece.shape) for piece in found}
-        parameter = stored(declared[path].shape, found, tensors)
+        parameter = stored(like.shape, found, tensors)
         whole = np.asarray(parameter)
         assert whole.shape == parameter.shape
         for _ in range(4):
