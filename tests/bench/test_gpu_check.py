@@ -104,6 +104,7 @@ def test_numerics_cover_what_kernels_promise() -> None:
     assert any(check.options.sinks for check in found)
 
 
+@pytest.mark.slow
 def test_kernels(tmp_path: Path) -> None:
     part = measured(kernels, tmp_path)
     assert kinds(part) == {"decode attention", "prefill attention", "sampling", "rotate and write"}
@@ -145,6 +146,7 @@ def test_sweep_writes_tables_and_leaves_ours_alone(tmp_path: Path) -> None:
         }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("few", [False, True])
 def test_models(few: bool, tmp_path: Path) -> None:
     part = measured(models, tmp_path, model="qwen3-0.6b", few=few)
@@ -259,6 +261,7 @@ part.add(what="copy", gb_s=1.0)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("then", "status", "reason"),
     [

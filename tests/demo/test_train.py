@@ -67,6 +67,7 @@ def test_resumed_run_continues_bit_for_bit(trained, small_tokenizer):
         np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.slow
 def test_command_refuses_to_overwrite_a_run(small_tokenizer, tmp_path: Path):
     demo_tokenizer.save(small_tokenizer, tmp_path)
     plan = Plan(size="tiny", steps=1, refresher=0, tokens_per_step=64, lengths=((0.0, 32),))

@@ -57,6 +57,7 @@ def test_the_engine_writes_the_same(
     assert generate(folder, backend, **options) == generate(folder, "xla", **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", [TRITON])
 def test_tokens_are_drawn_alike(
     backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

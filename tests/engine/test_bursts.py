@@ -39,7 +39,9 @@ def window_burst_engine(window_folder: Path) -> jengine.LLM:
     return tiny_engine(window_folder, num_scheduler_steps=STEPS)
 
 
-@pytest.fixture(params=["burst_engine", "window_burst_engine"])
+@pytest.fixture(
+    params=["burst_engine", pytest.param("window_burst_engine", marks=pytest.mark.slow)]
+)
 def llm(request: pytest.FixtureRequest) -> Iterator[jengine.LLM]:
     engine = request.getfixturevalue(request.param)
     yield engine

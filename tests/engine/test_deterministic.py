@@ -79,6 +79,7 @@ def test_chunks_and_prefix_cache_change_no_bit(folder: str) -> None:
         assert np.array_equal(numbers(one), numbers(other))
 
 
+@pytest.mark.slow
 def test_the_ordinary_mode_is_not_bitwise(folder: str) -> None:
     """Otherwise the tests above would show nothing."""
     # Alone in a bucket of two rows, together in one of eight.

@@ -18,6 +18,7 @@ from jengine.models.decoder import Decoder
 from jengine.models.parameter import named_parameters
 from jengine.models.registry import model_config
 from jengine.weights.dummy import dummy_model
+from tests.models.plain_logits import plain_logits
 from tests.models.tiny_models import FAMILIES, tiny_settings
 
 SETTINGS = {
@@ -45,7 +46,7 @@ def greedy_by_hand(model: Decoder, prompt: list[int], count: int) -> list[int]:
     """What plain attention over the whole sequence would answer."""
     tokens = list(prompt)
     for _ in range(count):
-        tokens.append(int(jnp.argmax(model.score(jnp.asarray([tokens]))[0, -1])))
+        tokens.append(int(plain_logits(model, tokens)[-1].argmax()))
     return tokens[len(prompt) :]
 
 
@@ -200,12 +201,12 @@ def test_scores_are_those_of_the_plain_forward_pass(llm: LLM, models: list[Decod
     tokens = generator.integers(3, 90, (3, 50)).astype(np.int32)
     lengths = np.array([50, 7, 33])
     scores = llm.compute_logprobs(tokens, lengths, top_k=2)
-    truth = jax.nn.log_softmax(models[0].score(jnp.asarray(tokens)))
     for row, length in enumerate(lengths):
+        truth = np.asarray(jax.nn.log_softmax(plain_logits(models[0], tokens[row])))
         rows = np.arange(length - 1)
-        wanted = np.asarray(truth)[row, rows, tokens[row, 1:length]]
+        wanted = truth[rows, tokens[row, 1:length]]
         np.testing.assert_allclose(scores.logprobs[row, 1:length], wanted, atol=1e-4)
-        best = np.sort(np.asarray(truth)[row, rows])[:, ::-1][:, :2]
+        best = np.sort(truth[rows])[:, ::-1][:, :2]
         np.testing.assert_allclose(scores.top_logprobs[row, 1:length], best, atol=1e-4)
         assert not np.asarray(scores.logprobs)[row, length:].any()
     assert float(scores.logprobs[0, 0]) == 0.0

@@ -19,6 +19,7 @@ from jengine.runner import taps
 from jengine.runner.build import split_model
 from jengine.runner.taps import SETS_KEPT, TapSets, takes
 from tests.engine.engines import answers, random_prompts, rebuilt, tiny_engine
+from tests.models.plain_logits import lengthened
 
 PROMPTS = random_prompts(1, 17, 60, 130)
 GREEDY = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True)
@@ -45,14 +46,14 @@ def reference(
 
     def tap(name: str, value: Array) -> Array:
         value = change(name, value)
-        seen[name] = np.asarray(value[0])
+        seen[name] = np.asarray(value[0, : len(tokens)])
         return value
 
-    ids = jnp.asarray(tokens)[None]
-    positions = jnp.arange(len(tokens))[None]
+    ids = lengthened(tokens, 192)
+    positions = jnp.arange(ids.shape[1])[None]
     windows = tuple(spec.window for spec in engine.model.layers)
     hidden, _ = model(ids, positions, None, dense_causal(windows), tap)
-    return seen, np.asarray(model.logits(hidden)[0])
+    return seen, np.asarray(model.logits(hidden)[0, : len(tokens)])
 
 
 def ran(output: jengine.RequestOutput) -> list[int]:
@@ -79,6 +80,7 @@ def test_captured_values_are_those_of_one_pass(either_engine: jengine.LLM) -> No
         assert_captured(either_engine, output, names)
 
 
+@pytest.mark.slow
 def test_chunks_and_preemption_leave_every_token_once(llm: jengine.LLM) -> None:
     with rebuilt(llm, num_blocks=16, max_num_batched_tokens=64) as small:
         outputs = small.generate(PROMPTS, GREEDY, capture="layers.0.output")
@@ -99,6 +101,7 @@ def test_each_answer_has_its_own(llm: jengine.LLM) -> None:
     assert not np.allclose(one.captured["norm"][17:], two.captured["norm"][17:])
 
 
+@pytest.mark.slow
 def test_a_stop_string_ends_what_is_captured(text_llm: jengine.LLM) -> None:
     params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
     whole = text_llm.generate("hello", params)[0].outputs[0]
@@ -118,17 +121,18 @@ def test_one_request_is_changed_and_its_neighbours_are_not(llm: jengine.LLM) -> 
     # The shift begins at position 20, so the shortest answer is untouched and others are not.
     assert answers(changed)[0] == plain[0]
     assert answers(changed)[2:] != plain[2:]
+
+    def change(name: str, value: Array) -> Array:
+        positions = jnp.arange(value.shape[1])
+        return late_shift(value[0], positions)[None] if name == "layers.0.mlp" else value
+
     for output in changed:
-        positions = jnp.arange(len(ran(output)))
-
-        def change(name: str, value: Array, positions: Array = positions) -> Array:
-            return late_shift(value[0], positions)[None] if name == "layers.0.mlp" else value
-
         _, logits = reference(llm, ran(output), change)
         expected = logits[len(output.prompt_token_ids) - 1 :].argmax(-1)
         assert output.outputs[0].token_ids == expected.tolist()
 
 
+@pytest.mark.slow
 def test_what_is_changed_is_captured_changed(llm: jengine.LLM) -> None:
     output = llm.generate([PROMPTS[1]], GREEDY, capture="embed", intervene={"embed": double})[0]
     assert_captured(
@@ -231,6 +235,7 @@ def test_bad_input(llm: jengine.LLM, options: dict[str, Any], message: str) -> N
     assert len(llm.generate([PROMPTS[0]], GREEDY)) == 1
 
 
+@pytest.mark.slow
 def test_values_that_are_not_finite_end_that_request_alone(llm: jengine.LLM) -> None:
     broken = llm.generate(
         [PROMPTS[1]], GREEDY, capture="norm", intervene={"layers.0.output": lambda x: x * jnp.nan}

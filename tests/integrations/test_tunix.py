@@ -25,6 +25,7 @@ from jengine.weights.dummy import dummy_model
 from jengine.weights.live import named_arrays
 from tests.integrations import fake_tunix
 from tests.integrations.fake_tunix import RolloutConfig
+from tests.models.plain_logits import plain_logits
 from tests.models.tiny_models import FAMILIES, tiny_settings
 
 PAD, BOS, EOS = 0, 1, 2
@@ -82,15 +83,12 @@ def rollout(setup: Setup) -> Iterator[Any]:
     setup.rollout.update_params(setup.actor)
 
 
-def logits(model: Decoder, tokens: list[int]) -> np.ndarray:
-    return np.asarray(model.score(jnp.asarray([tokens]))[0], np.float64)
-
-
 def logprobs(
     model: Decoder, prompt: list[int], answer: list[int], temperature: float
 ) -> np.ndarray:
     """What the model says of an answer, by plain attention over the whole sequence."""
-    scaled = logits(model, [*prompt, *answer])[len(prompt) - 1 : -1] / temperature
+    whole = plain_logits(model, [*prompt, *answer]).astype(np.float64)
+    scaled = whole[len(prompt) - 1 : -1] / temperature
     scaled -= np.log(np.exp(scaled).sum(-1, keepdims=True))
     return scaled[np.arange(len(answer)), answer]
 
@@ -124,7 +122,7 @@ def test_greedy_answers_are_the_models(rollout: Any, setup: Setup) -> None:
         output.left_padded_prompt_tokens, tokens(output), output.logprobs, strict=True
     ):
         prompt = padded[padded != PAD].tolist()
-        best = logits(setup.actor, [*prompt, *answer])[len(prompt) - 1 : -1].argmax(-1)
+        best = plain_logits(setup.actor, [*prompt, *answer])[len(prompt) - 1 : -1].argmax(-1)
         assert answer == best.tolist() and len(answer) == 8
         np.testing.assert_allclose(scores, logprobs(setup.actor, prompt, answer, 1.0), atol=1e-4)
 
@@ -263,7 +261,7 @@ def test_a_given_engine_takes_over_the_actor(setup: Setup) -> None:
         other = build(1)
         rollout = setup.tunix.JengineRollout(other, word_tokenizer(), llm.mesh, CONFIG, llm=llm)
         (answer,) = tokens(rollout.generate(PROMPTS[:1], replace(GREEDY, eos_tokens=[])))
-        best = logits(other, [BOS, 5, 6, 7, *answer])[3:-1].argmax(-1)
+        best = plain_logits(other, [BOS, 5, 6, 7, *answer])[3:-1].argmax(-1)
         assert answer == best.tolist()
         with pytest.raises(ConfigError, match=r"\(97, 2, 2\) and \(97, 2, 0\)"):
             setup.tunix.JengineRollout(other, word_tokenizer(pad="</s>"), llm=llm)
@@ -272,6 +270,7 @@ def test_a_given_engine_takes_over_the_actor(setup: Setup) -> None:
             setup.tunix.JengineRollout(other, None, elsewhere, llm=llm)
 
 
+@pytest.mark.slow
 def test_a_mapping_turns_the_trainers_parameters_into_ours(setup: Setup) -> None:
     def renamed(params: dict[str, Any]) -> dict[str, Any]:
         return {path.removeprefix("theirs."): array for path, array in params.items()}
@@ -281,7 +280,7 @@ def test_a_mapping_turns_the_trainers_parameters_into_ours(setup: Setup) -> None
         rollout = setup.tunix.JengineRollout(llm=llm, mapping=renamed)
         rollout.update_params(theirs)
         (answer,) = tokens(rollout.generate(PROMPTS[:1], replace(GREEDY, eos_tokens=[])))
-    best = logits(build(1), [BOS, 5, 6, 7, *answer])[3:-1].argmax(-1)
+    best = plain_logits(build(1), [BOS, 5, 6, 7, *answer])[3:-1].argmax(-1)
     assert answer == best.tolist()
 
 

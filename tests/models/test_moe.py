@@ -33,9 +33,13 @@ def test_equals_the_reference(tokens: int, count: int, dtype: str) -> None:
     router, gate_up, down = arrays(
         (HIDDEN, EXPERTS), (EXPERTS, HIDDEN, INNER, 2), (EXPERTS, INNER, HIDDEN), dtype=dtype
     )
-    picked = route(x, router, count, normalize=True)
-    ours = experts_mlp(x, *picked, gate_up, down, "silu")
-    plain = experts_mlp_reference(x, *picked, gate_up, down, "silu")
+
+    @jax.jit
+    def both(x: jax.Array, router: jax.Array, *matrices: jax.Array) -> tuple[jax.Array, jax.Array]:
+        given = (x, *route(x, router, count, normalize=True), *matrices, "silu")
+        return experts_mlp(*given), experts_mlp_reference(*given)
+
+    ours, plain = both(x, router, gate_up, down)
     scale = float(jnp.abs(plain).max())
     np.testing.assert_allclose(np.asarray(ours), np.asarray(plain), atol=1e-5 * scale)
     assert ours.dtype == jnp.float32
@@ -85,9 +89,9 @@ def test_gradients_equal_those_of_the_reference() -> None:
         picked = route(x, router, 2, normalize=True)
         return jnp.mean(jnp.square(run(x, *picked, *matrices, "silu")))
 
+    gradients = jax.jit(jax.grad(loss, argnums=(1, 2, 3, 4)), static_argnums=0)
     ours, plain = (
-        jax.grad(loss, argnums=(1, 2, 3, 4))(run, x, router, *matrices)
-        for run in (experts_mlp, experts_mlp_reference)
+        gradients(run, x, router, *matrices) for run in (experts_mlp, experts_mlp_reference)
     )
     for left, right in zip(ours, plain, strict=True):
         scale = float(jnp.abs(right).max())

@@ -181,7 +181,7 @@ def test_many_draws_equal_the_engine_sampler(implementation: str) -> None:
 
 
 @pytest.mark.parametrize("implementation", [TRITON])
-@pytest.mark.parametrize("vocab", [63, 3001])
+@pytest.mark.parametrize("vocab", [63, pytest.param(3001, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["spread", "narrow", "ties", "two values", "masked", "lowest"])
 def test_cuts_equal_sorting_exactly(kind: str, vocab: int, implementation: str) -> None:
     rows = 16

@@ -62,9 +62,9 @@ def compiled_step(bucket: Bucket, variant: str, dtype: str) -> tuple[Compiled, C
 @pytest.mark.parametrize(
     ("name", "variant", "dtype"),
     [
-        ("decode", "greedy", "float32"),
+        pytest.param("decode", "greedy", "float32", marks=pytest.mark.slow),
         ("mixed", "full", "bfloat16"),
-        ("burst", "greedy", "bfloat16"),
+        pytest.param("burst", "greedy", "bfloat16", marks=pytest.mark.slow),
         pytest.param("burst", "full", "float32", marks=pytest.mark.slow),
         pytest.param("decode", "full", "float32", marks=pytest.mark.slow),
         pytest.param("mixed", "greedy", "float32", marks=pytest.mark.slow),

@@ -125,6 +125,7 @@ def test_replicas_of_two_devices(
         answers_alike(llm, expected)
 
 
+@pytest.mark.slow
 def test_strict_mode_compiles_nothing_while_serving(folder: Path) -> None:
     """One program for all replicas: what XLA gets is the same text for each."""
     settings = {"variant": "greedy", "max_logprobs": 0, "strict": True, "enforce_eager": False}

@@ -68,6 +68,7 @@ def same_in_every_way(llm: jengine.LLM, expected: list[Any]) -> None:
         assert small.stats().preemptions > 0
 
 
+@pytest.mark.slow
 def test_two_stages_of_two_devices(uneven: Path, on_one: list[Any]) -> None:
     with staged(uneven, 2, 2, strict=True, enforce_eager=False) as llm:
         assert dict(llm.mesh.shape) == {"pp": 2, "tp": 2, "tp_replicas": 1}

@@ -128,6 +128,7 @@ def test_each_device_holds_its_part(folder: Path) -> None:
     assert len(set(re.findall(r"part (\d)", shardings._repr_html_()))) == 4
 
 
+@pytest.mark.slow
 def test_a_mesh_of_ones_own(folder: Path, on_one: list[Any]) -> None:
     """Also a part of the devices, with arrays that lie there already and are not copied."""
     devices = jax.devices()[4:6]
@@ -186,6 +187,7 @@ def test_safetensors_from_four_devices(folder: Path, tmp_path: Path, on_one: lis
         assert run(llm) == on_one
 
 
+@pytest.mark.slow
 def test_live_modules_are_split_too(folder: Path, on_one: list[Any]) -> None:
     with split_engine(folder, 1) as llm:
         model = split_model(llm.engine.declared)[1](llm.engine.runner.leaves)

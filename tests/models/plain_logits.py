@@ -1,0 +1,30 @@
+"""What a model says of whole sequences by plain attention, without a cache: an oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jengine.models.decoder import Decoder
+
+
+def lengthened(tokens: Sequence[int], multiple: int = 64) -> jax.Array:
+    """[1, length], of few lengths so that little is compiled.
+
+    Causal attention keeps the zeros behind from changing what comes before.
+    """
+    return jnp.asarray([[*tokens, *[0] * (-len(tokens) % multiple)]])
+
+
+@nnx.jit
+def _score(model: Decoder, tokens: jax.Array) -> jax.Array:
+    return model.score(tokens)
+
+
+def plain_logits(model: Decoder, tokens: Sequence[int]) -> np.ndarray:
+    """Logits at every token, float32 [len(tokens), vocab]."""
+    return np.asarray(_score(model, lengthened(tokens))[0, : len(tokens)])
