@@ -172,6 +172,7 @@ def test_a_peer_runs_in_turn(model: str, trace: Path, fake_peer: None) -> None:
     assert len(found["seconds"]) == len(found["peer"]["seconds"]) == 3
 
 
+@pytest.mark.slow
 def test_our_own_deterministic_mode_as_a_peer(model: str, trace: Path) -> None:
     words = ["--trace", str(trace), "--against", "deterministic", "--repeats", "1", *ENGINE]
     found = result("throughput", model, *words)

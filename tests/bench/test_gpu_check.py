@@ -115,6 +115,7 @@ def test_kernels(tmp_path: Path) -> None:
         assert ("tflop_s" in line) == (line["what"] == "prefill attention")
 
 
+@pytest.mark.slow
 @needs_triton
 def test_sweep_writes_tables_and_leaves_ours_alone(tmp_path: Path) -> None:
     from jengine.bench.gpu import sweep

@@ -27,6 +27,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_chat_survives_a_message_that_is_too_long(model: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "jengine", "chat", str(model), *CHAT, *SMALL],

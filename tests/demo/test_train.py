@@ -47,12 +47,14 @@ def trained(small_tokenizer, tmp_path_factory):
     return folder, trainer, losses
 
 
+@pytest.mark.slow
 def test_loss_goes_down(trained):
     _, trainer, losses = trained
     assert np.mean(losses[-4:]) < 0.9 * np.mean(losses[:4])
     assert np.isfinite(trainer.held_out_loss())
 
 
+@pytest.mark.slow
 def test_resumed_run_continues_bit_for_bit(trained, small_tokenizer):
     folder, trainer, losses = trained
     resumed = Trainer(PLAN, small_tokenizer)
@@ -77,6 +79,7 @@ def test_command_refuses_to_overwrite_a_run(small_tokenizer, tmp_path: Path):
     assert train(plan, tmp_path, resume=True).step == 1
 
 
+@pytest.mark.slow
 def test_export_reads_back_as_the_same_model(trained, tmp_path: Path):
     _, trainer, _ = trained
     export(trainer, tmp_path)

@@ -118,6 +118,7 @@ def test_the_largest_program_answers_until_the_others_are_there(folder: Path, ga
     assert len(set(gate.began)) == len(gate.began) == 7
 
 
+@pytest.mark.slow
 def test_a_program_is_used_as_soon_as_it_is_there(folder: Path, gate: Gate) -> None:
     with early(folder, gate) as llm:
         gate.permits.release()

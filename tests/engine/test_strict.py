@@ -167,12 +167,13 @@ def test_without_strict_a_late_compile_is_one_warning(
     assert str(llm.ledger).count("compiled late") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("variants", "programs"),
     [
         (["scored"], 2),
-        pytest.param(["full", "scored"], 3, marks=pytest.mark.slow),  # one decode step for both
-        pytest.param(["full"], 2, marks=pytest.mark.slow),
+        (["full", "scored"], 3),  # one decode step for both
+        (["full"], 2),
     ],
 )
 def test_every_choice_of_variants_warms_up_all_it_needs(

@@ -151,6 +151,7 @@ def test_a_seed_fixes_the_answers_and_equal_prompts_differ(rollout: Any) -> None
         answers("three")
 
 
+@pytest.mark.slow
 def test_top_k_and_top_p_leave_the_best_token(rollout: Any) -> None:
     best = tokens(rollout.generate(PROMPTS, GREEDY))
     hot = replace(CONFIG, temperature=2.0)

@@ -112,6 +112,7 @@ def test_deterministic_mode_moves_no_bit(pair: Pair) -> None:
     assert [sweep.band for sweep in found.results.sweeps] == [Band.BIT_EQUAL] * 4
 
 
+@pytest.mark.slow
 def test_a_layer_with_another_rope_base_is_named(pair: Pair, tmp_path: Path) -> None:
     """One percent, in one layer; those before it are right, those behind it all suffer."""
     broken = write_tiny_native(tmp_path / "broken", "gemma3", **FAMILY | BROKEN)

@@ -17,11 +17,12 @@ PROMPTS = random_prompts(5, 70, 30, 9, 44, seed=2)
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "split",
     [
         {"pipeline_parallel_size": 2, "tensor_parallel_size": 2},
-        pytest.param({"data_parallel_size": 2}, marks=pytest.mark.slow),
+        {"data_parallel_size": 2},
     ],
 )
 def test_same_tokens_before_and_after(

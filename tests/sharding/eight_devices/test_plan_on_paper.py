@@ -11,13 +11,9 @@ from jengine.cli.planning.memory import Memory
 from tests.engine.engines import tiny_engine
 from tests.models.tiny_models import write_tiny_native
 
-SLOWER = [("gemma3", 2), ("mixtral", 8)]
 
-
-@pytest.mark.parametrize(
-    ("family", "devices"),
-    [("llama", 8), *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOWER)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "devices"), [("llama", 8), ("gemma3", 2), ("mixtral", 8)])
 def test_bytes_of_a_device(tmp_path: Path, family: str, devices: int) -> None:
     folder = write_tiny_native(tmp_path, family)
     with tiny_engine(folder, tensor_parallel_size=devices, max_model_len=256) as llm:
