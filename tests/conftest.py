@@ -6,8 +6,6 @@ import os
 import signal
 from pathlib import Path
 
-import pytest
-
 # Before anything imports jax.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -24,10 +22,3 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
 # A shell that starts something in the background lets it ignore Ctrl-C, which some tests press.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With `-n`, a file stays with one process, as its tests share engines."""
-    for item in items:
-        name = item.nodeid if item.get_closest_marker("own_group") else str(item.path)
-        item.add_marker(pytest.mark.xdist_group(name))
