@@ -20,8 +20,9 @@ INSIDE = Path(__file__).parent / "eight_devices"
 @pytest.mark.timeout(1200)
 def test_with_eight_devices(marked: str) -> None:
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
+    options = ["-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider"]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", str(INSIDE), "-q", "-p", "no:cacheprovider", "-m", marked],
+        [sys.executable, *options, "-m", marked, str(INSIDE)],
         cwd=ROOT,
         env={**os.environ, "XLA_FLAGS": flags},
         capture_output=True,
