@@ -10,8 +10,10 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 from ray.util import placement_group_table
@@ -20,6 +22,8 @@ from jengine import LLM
 from jengine.errors import ConfigError, EngineDead
 from tests.engine.engines import answers, tiny_engine
 from tests.engine.few_requests import LONG, PARAMS, PROMPTS
+
+Found = TypeVar("Found")
 
 CPUS = 2
 # Collectives of several processes need threads, however few cores there are.
@@ -61,18 +65,25 @@ def left_over() -> list[str]:
     return [*found, f"{missing} CPUs"] if missing else found
 
 
-def until_nothing_is_left() -> list[str]:
-    """What is left over, for some seconds at most."""
-    ends = time.monotonic() + 10
-    while left_over() and time.monotonic() < ends:
+def until_nothing_is(found: Callable[[], list[Found]]) -> list[Found]:
+    """What is still found after some seconds at most: a busy machine needs time to end things."""
+    ends = time.monotonic() + 20
+    while found() and time.monotonic() < ends:
         time.sleep(0.1)
-    return left_over()
+    return found()
 
 
-def alive(process: int) -> bool:
-    """Whether there is such a process, which has not ended yet."""
-    status = Path(f"/proc/{process}/stat")
-    return status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z"
+def alive(processes: list[int]) -> list[int]:
+    """Those that have not ended yet."""
+
+    def runs(process: int) -> bool:
+        try:
+            status = Path(f"/proc/{process}/stat").read_text()
+        except FileNotFoundError:
+            return False
+        return status.rpartition(")")[2].split()[0] != "Z"
+
+    return [process for process in processes if runs(process)]
 
 
 def processes(llm: LLM) -> list[int]:
@@ -94,14 +105,14 @@ def same(folder: Path) -> None:
             ranks=[worker.rank for worker in llm.health(probe=True)],
             devices=[one.devices for one in llm.call_workers("memory")],
         )
-    say(left=until_nothing_is_left(), alive=[one for one in workers if alive(one)])
+    say(left=until_nothing_is(left_over), alive=until_nothing_is(partial(alive, workers)))
     say(
         model=refused(folder, max_model_len=5000),
         room=refused(folder, cpus=1.5, start=3),
         platform=refused(folder, environment={"JAX_PLATFORMS": "nowhere"}),
-        before=until_nothing_is_left(),
+        before=until_nothing_is(left_over),
         slow=refused(folder, start=3),
-        left=until_nothing_is_left(),
+        left=until_nothing_is(left_over),
     )
 
 
@@ -128,7 +139,7 @@ def killed(folder: Path) -> None:
         except EngineDead as error:
             seconds = time.monotonic() - began
             say(error=str(error), seconds=seconds)
-        say(left=until_nothing_is_left(), alive=[one for one in workers if alive(one)])
+        say(left=until_nothing_is(left_over), alive=until_nothing_is(partial(alive, workers)))
         llm.shutdown()
 
 
