@@ -1,4 +1,4 @@
-"""A few requests of every kind, for programs of several processes that must all make the same."""
+"""A few requests of every kind, for tests and programs that must all make the same."""
 
 from __future__ import annotations
 

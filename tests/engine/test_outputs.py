@@ -10,7 +10,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from tokenizers import Tokenizer as Backend
@@ -24,6 +23,7 @@ from jengine.errors import EngineDead, RequestError, UnsupportedFeature
 from jengine.weights.safetensors_io import load_model
 from tests.engine.engines import MAX_MODEL_LEN, VOCAB, answers, random_prompts, tiny_engine
 from tests.engine.test_same_tokens import mixed_params
+from tests.models.plain_logits import plain_logits
 
 PROMPTS = random_prompts(9, 40, 17, seed=2)
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -251,12 +251,11 @@ def test_a_vocabulary_larger_than_the_tokenizers(full_folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def score(full_folder: Path) -> Any:
-    """Next-token logits after a text, from the model alone; one shape, so one program."""
+    """Next-token logits after a text, from the model alone."""
     model = load_model(full_folder)
 
     def logits(tokens: list[int]) -> np.ndarray:
-        padded = jnp.asarray([tokens + [0] * (40 - len(tokens))])
-        return np.asarray(model.score(padded))[0, len(tokens) - 1].astype(np.float64)
+        return plain_logits(model, tokens)[-1].astype(np.float64)
 
     return logits
 

@@ -19,9 +19,9 @@ from jengine.runner import taps
 from jengine.runner.build import split_model
 from jengine.runner.taps import SETS_KEPT, TapSets, takes
 from tests.engine.engines import answers, random_prompts, rebuilt, tiny_engine
+from tests.engine.few_requests import PROMPTS
 from tests.models.plain_logits import lengthened
 
-PROMPTS = random_prompts(1, 17, 60, 130)
 GREEDY = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True)
 
 
@@ -49,7 +49,7 @@ def reference(
         seen[name] = np.asarray(value[0, : len(tokens)])
         return value
 
-    ids = lengthened(tokens, 192)
+    ids = lengthened(tokens, 192)  # one length for all prompts
     positions = jnp.arange(ids.shape[1])[None]
     windows = tuple(spec.window for spec in engine.model.layers)
     hidden, _ = model(ids, positions, None, dense_causal(windows), tap)

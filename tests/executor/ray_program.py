@@ -67,7 +67,7 @@ def left_over() -> list[str]:
 
 def until_nothing_is(found: Callable[[], list[Found]]) -> list[Found]:
     """What is still found after some seconds at most: a busy machine needs time to end things."""
-    ends = time.monotonic() + 20
+    ends = time.monotonic() + 10
     while found() and time.monotonic() < ends:
         time.sleep(0.1)
     return found()

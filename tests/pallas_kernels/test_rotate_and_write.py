@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,7 +22,7 @@ def random(*shape: int, seed: int = 0) -> Array:
     return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
 
 
-@partial(jax.jit, static_argnames="weight_offset")
+@jax.jit
 def one_after_the_other(
     cache: Array, qkv: Array, rotation: tuple[Array, Array] | None, norms: tuple | None,
     weight_offset: float,
