@@ -7,29 +7,33 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # for type checkers, which cannot follow __getattr__
-    from jengine.engine.args import EngineArgs
-    from jengine.engine.async_engine import AsyncLLM
-    from jengine.engine.llm import LLM
-    from jengine.engine.oneline import clear, generate
+    from jengine.api.async_llm import AsyncLLM
+    from jengine.api.generate import clear, generate
+    from jengine.api.llm import LLM
+    from jengine.assembly.args import EngineArgs
     from jengine.models.registry import register_model
     from jengine.outputs import CompletionOutput, Logprob, RequestOutput
+    from jengine.research.compare import compare
+    from jengine.research.comparison import Comparison
     from jengine.sampling_params import RequestOutputKind, SamplingParams
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "AsyncLLM": "jengine.engine.async_engine",
+    "AsyncLLM": "jengine.api.async_llm",
+    "Comparison": "jengine.research.comparison",
     "CompletionOutput": "jengine.outputs",
-    "EngineArgs": "jengine.engine.args",
-    "LLM": "jengine.engine.llm",
+    "EngineArgs": "jengine.assembly.args",
+    "LLM": "jengine.api.llm",
     "Logprob": "jengine.outputs",
     "RequestOutput": "jengine.outputs",
     "RequestOutputKind": "jengine.sampling_params",
     "SamplingParams": "jengine.sampling_params",
     "TextPrompt": "jengine.prompts",
     "TokensPrompt": "jengine.prompts",
-    "clear": "jengine.engine.oneline",
-    "generate": "jengine.engine.oneline",
+    "compare": "jengine.research.compare",
+    "clear": "jengine.api.generate",
+    "generate": "jengine.api.generate",
     "register_model": "jengine.models.registry",
 }
 _ALIASES = {"AsyncLLMEngine": "AsyncLLM", "AsyncEngineArgs": "EngineArgs"}

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from jengine.notebook import request_html
+from jengine.pictures.request_html import request_html
 
 
 class StepLogprobs(NamedTuple):

@@ -51,7 +51,7 @@ class Request:
         "cap",
         "capacity",
         "ending_ids",
-        "fill_end",
+        "known_at_admission",
         "finish_reason",
         "last_step",
         "num_cached_tokens",
@@ -91,7 +91,7 @@ class Request:
         # Computed tokens whose step has been committed: what no step in flight still has to do.
         self.num_processed = 0
         # Tokens known at admission. Below it the row runs tokens from the host, then its own.
-        self.fill_end = 0
+        self.known_at_admission = 0
         self.last_step = -1  # number of the last plan it was in
         self.capacity = 0  # tokens that its blocks can take
         self.publish_at = 0  # tokens at which its next block is full and may be found by others

@@ -20,7 +20,7 @@ PACKAGES = ("jengine", "pallas_kernels", "sharding")
 
 # Room -> rooms it may import. "nouns" are the files at the top of jengine/.
 HOST_HALF = {
-    "nouns": set(),
+    "nouns": {"pictures"},
     "text": {"nouns"},
     "kvcache": {"nouns"},
     "scheduler": {"nouns", "kvcache"},
@@ -29,26 +29,33 @@ DEVICE_HALF = {
     "layers": {"nouns"},
     "sampling": {"nouns", "pallas_kernels"},
     "models": {"nouns", "layers"},
-    "weights": {"nouns", "models", "sharding"},
+    "weights": {"nouns", "models", "sharding", "demo"},
 }
 LEAVES: dict[str, set[str]] = {"pallas_kernels": set(), "sharding": set()}
 # Pages for people: knows nothing of ours, and only those who report use it.
 PICTURES: dict[str, set[str]] = {"pictures": set()}
-BELOW_ENGINE = {"nouns", *HOST_HALF, *DEVICE_HALF, *LEAVES, "runner", "executor"}
+BELOW_ENGINE = {"nouns", *HOST_HALF, *DEVICE_HALF, *LEAVES, "pictures", "runner", "executor"}
+BELOW_API = {*BELOW_ENGINE, "metrics", "engine", "distributed", "assembly"}
+ABOVE_API = {*BELOW_API, "api"}
 ALLOWED = {
     **HOST_HALF,
     **DEVICE_HALF,
     **LEAVES,
     **PICTURES,
+    "demo": set(),
     "runner": {"nouns", *DEVICE_HALF, *LEAVES},
     "executor": {"nouns", "runner"},
-    "engine": BELOW_ENGINE,
-    "demo": {*BELOW_ENGINE, "engine"},
-    "bench": {*BELOW_ENGINE, "engine", "pictures"},
-    "research": {*BELOW_ENGINE, "engine", "pictures"},
-    "server": {*BELOW_ENGINE, "engine"},
-    "integrations": {*BELOW_ENGINE, "engine"},
-    "cli": {*BELOW_ENGINE, "engine", "demo", "bench", "research", "server"},
+    "metrics": {"nouns"},
+    "engine": {*BELOW_ENGINE, "metrics"},
+    "distributed": {*BELOW_ENGINE, "engine"},
+    "assembly": BELOW_API - {"assembly"},
+    "api": BELOW_API,
+    "planning": ABOVE_API,
+    "bench": ABOVE_API,
+    "research": ABOVE_API,
+    "server": ABOVE_API,
+    "integrations": ABOVE_API,
+    "cli": {*ABOVE_API, "demo", "planning", "bench", "research", "server"},
 }
 # The nouns that the device half may know: shapes and errors, never who asked for what.
 DEVICE_NOUNS = {"jengine.config", "jengine.errors"}
@@ -67,9 +74,7 @@ RUNS_CODE = {"torch", "pickle", "dill", "cloudpickle", "_pickle"}
 EXCEPTIONS = {
     ("jengine", "*"): "public names, loaded when they are first used",
     ("jengine.__main__", "jengine.cli.main"): "the command line as a module",
-    ("jengine.weights.folder", "jengine.demo"): "where the shipped model lies; imports nothing",
-    ("jengine.engine.llm", "jengine.research.compare"): "llm.compare, loaded when it is called",
-    ("jengine.engine.llm", "jengine.research.comparison"): "what llm.compare returns, for types",
+    ("jengine.api.llm", "jengine"): "llm.compare calls jengine.compare, a room above",
 }
 # Files of device rooms that must stay free of jax, because host code uses them.
 NO_JAX = {"jengine.sampling", "jengine.sampling.features", "jengine.sampling.admission"}
@@ -77,7 +82,6 @@ NO_JAX = {"jengine.sampling", "jengine.sampling.features", "jengine.sampling.adm
 LAZY_IMPORTERS = {"jengine": "public names, loaded when they are first used"}
 LAZY_TARGETS = {
     "jengine.weights.orbax_io": "orbax takes a second to import, and few need it",
-    "jengine.research.compare": "the research room stands above the engine, and few need it",
 }
 
 
@@ -244,12 +248,12 @@ def test_exceptions_are_still_needed() -> None:
         "jengine",
         "jengine.config",
         "jengine.scheduler.scheduler",
-        "jengine.kvcache.manager",
+        "jengine.kvcache.coordinator",
         "jengine.text.transcript",
-        "jengine.engine.args",
+        "jengine.assembly.args",
         "jengine.sampling.features",
         "jengine.executor.scripted",
-        "jengine.engine.data_parallel",
+        "jengine.distributed.data_parallel",
         "jengine.demo",
     ],
 )

@@ -16,6 +16,7 @@ EXPECTED = {
     "AsyncEngineArgs",
     "AsyncLLM",
     "AsyncLLMEngine",
+    "Comparison",
     "CompletionOutput",
     "EngineArgs",
     "LLM",
@@ -27,6 +28,7 @@ EXPECTED = {
     "TokensPrompt",
     "__version__",
     "clear",
+    "compare",
     "generate",
     "register_model",
 }

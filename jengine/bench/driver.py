@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from jengine.engine.llm import LLM
+from jengine.api.llm import LLM
 from jengine.plan import NewBlocks, NewRow, Plan, RowSampling
 from jengine.runner.runner import PendingStep, Runner
 

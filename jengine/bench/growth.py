@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from jengine.api.llm import LLM
 from jengine.bench import host
 from jengine.bench.driver import Driver
-from jengine.bench.memory import device_stats, resident_bytes
+from jengine.bench.peak_memory import device_stats, resident_bytes
 from jengine.bench.surroundings import hardware_of, surroundings
 from jengine.engine.core import EngineCore
-from jengine.engine.llm import LLM
 from jengine.errors import ConfigError
 from jengine.pictures.charts import Series, line_chart
 from jengine.pictures.page import document, section

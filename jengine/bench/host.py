@@ -14,7 +14,7 @@ from jengine.bench.surroundings import surroundings
 from jengine.config import CacheConfig, CacheGroup, CacheSpec, ScheduleConfig
 from jengine.engine.core import EngineCore
 from jengine.executor.protocol import WorkerHealth
-from jengine.kvcache.manager import CacheManager
+from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.outputs import StepOutput
 from jengine.plan import Plan, RowSampling
 from jengine.request import WireRequest
@@ -87,7 +87,7 @@ def build(running: int, steps: int) -> tuple[EngineCore, PackingExecutor]:
     shapes = StepShapes((group,), BLOCK_SIZE, 32, running, max_model_len)
     blocks = running * shapes.max_pages + 1
     schedule = ScheduleConfig(running, 8192, max_model_len)
-    scheduler = Scheduler(schedule, CacheManager(CacheConfig((group,), BLOCK_SIZE, (blocks,))))
+    scheduler = Scheduler(schedule, CacheCoordinator(CacheConfig((group,), BLOCK_SIZE, (blocks,))))
     ladders = default_ladders(running, 8192, max_model_len, BLOCK_SIZE, 32)
     executor = PackingExecutor(shapes, ladders, Rows(shapes))
     core = EngineCore(scheduler, executor, depth=1)

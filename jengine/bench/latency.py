@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from jengine.api.llm import LLM
 from jengine.bench.surroundings import surroundings
-from jengine.engine.llm import LLM
 from jengine.sampling_params import SamplingParams
 
 PERCENTILES = (10, 25, 50, 75, 90, 99)

@@ -16,14 +16,14 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Protocol
 
+from jengine.api.llm import LLM
 from jengine.bench import step_clock
 from jengine.bench.against import Peer, PeerSettings
-from jengine.bench.memory import peak_memory
+from jengine.bench.peak_memory import peak_memory
 from jengine.bench.step_clock import StepClock
 from jengine.bench.surroundings import surroundings
 from jengine.bench.workloads import Item, read_trace, write_trace
 from jengine.engine.core import EngineCore
-from jengine.engine.llm import LLM
 from jengine.models.parameter import named_parameters
 from jengine.runner.ledger import CompileLedger
 from jengine.sampling_params import SamplingParams

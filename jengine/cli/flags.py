@@ -14,8 +14,8 @@ from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from jengine.assembly.args import COMPILATION_KEYS, LATER_FEATURES, EngineArgs, human_integer
 from jengine.cli.parser import Parser
-from jengine.engine.args import COMPILATION_KEYS, LATER_FEATURES, EngineArgs, human_integer
 from jengine.errors import ConfigError
 from jengine.sampling_params import SamplingParams
 

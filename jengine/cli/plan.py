@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from jengine.cli.flags import add_engine_flags, engine_arguments
 from jengine.cli.interrupts import interrupts_end_the_process
 from jengine.cli.parser import Parser
-from jengine.cli.planning.accelerators import ACCELERATORS
 from jengine.cli.terminal import Terminal
 from jengine.models.published import PUBLISHED
+from jengine.planning.accelerators import ACCELERATORS
 
 if TYPE_CHECKING:
     from jengine.cli.main import OpenLLM
@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) ->
     settings = engine_arguments(arguments)
     with interrupts_end_the_process():
         # Importing jax takes a second: after the flags have been checked.
-        paper = importlib.import_module("jengine.cli.planning.paper").paper_plan(
+        paper = importlib.import_module("jengine.planning.paper").paper_plan(
             arguments.model,
             settings,
             ACCELERATORS[arguments.device],

@@ -27,13 +27,13 @@ class EngineCore:
         self.executor = executor
         self.depth = depth
         self.in_flight: deque[tuple[Plan, PendingOutput]] = deque()
-        self.untold: list[TokenDelta] = []  # ends of requests that no step has returned yet
+        self.undelivered: list[TokenDelta] = []  # ends of requests that no step has returned yet
         self.failure: BaseException | None = None
 
     @property
     def has_work(self) -> bool:
         """Whether some request still waits for its final answer."""
-        return self.scheduler.has_unfinished or bool(self.untold)
+        return self.scheduler.has_unfinished or bool(self.undelivered)
 
     def add(self, wire: WireRequest, block_hashes: Sequence[bytes] = ()) -> None:
         """Queue a request, with the hashes of its first blocks as far as somebody has made them."""
@@ -52,13 +52,13 @@ class EngineCore:
         """Queue the next step; whether there was one. `read` is told so."""
         self.check_alive()
         with self._failing():
-            return not self.untold and self._queue()
+            return not self.undelivered and self._queue()
 
     def read(self, queued: bool) -> list[TokenDelta]:
         """Read back the step before what is queued, waiting for it."""
-        if self.untold:
-            untold, self.untold = self.untold, []
-            return untold
+        if self.undelivered:
+            undelivered, self.undelivered = self.undelivered, []
+            return undelivered
         with self._failing():
             return self._read(queued)
 
@@ -71,7 +71,7 @@ class EngineCore:
             # The plan never ran, so what was scheduled with it is not in the cache. Others whose
             # requests end here hear of it from the next step. (Ctrl-C comes here only when it is
             # pressed twice; once, it waits for the end of the step.)
-            self.untold = self.reset()
+            self.undelivered = self.reset()
             raise
         except Exception as error:
             self.failure = error
@@ -160,7 +160,7 @@ class EngineCore:
     def shutdown(self) -> None:
         """Abort everything and give the device memory back."""
         self.in_flight.clear()
-        self.untold.clear()
+        self.undelivered.clear()
         self.scheduler.reset()
         self.executor.shutdown()
         self.failure = self.failure or EngineDead("this engine was shut down.")

@@ -1,4 +1,4 @@
-"""A session: intake, core and answers of one engine, driven one step at a time.
+"""A session: input_processor, core and answers of one engine, driven one step at a time.
 
 What `LLM` and `AsyncLLM` have in common. Not thread safe: one caller at a time.
 """
@@ -8,11 +8,11 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from jengine.engine.answers import AnswerBook
-from jengine.engine.intake import Intake, Prompt
+from jengine.engine.input_processor import InputProcessor, Prompt
+from jengine.engine.output_processor import OutputProcessor
 from jengine.engine.protocol import Core
-from jengine.engine.stats_log import StatsLog
 from jengine.errors import RequestError
+from jengine.metrics.stats_log import StatsLog
 from jengine.outputs import RequestOutput, TokenDelta
 from jengine.sampling_params import SamplingParams
 
@@ -20,11 +20,13 @@ from jengine.sampling_params import SamplingParams
 class Session:
     """Submit prompts, call `step` while there is work, get outputs."""
 
-    def __init__(self, intake: Intake, core: Core, log: StatsLog | None = None) -> None:
-        self.intake = intake
+    def __init__(
+        self, input_processor: InputProcessor, core: Core, log: StatsLog | None = None
+    ) -> None:
+        self.input_processor = input_processor
         self.core = core
         self.log = log
-        self.answers = AnswerBook(intake.tokenizer)
+        self.answers = OutputProcessor(input_processor.tokenizer)
         self._numbers = itertools.count()
 
     @property
@@ -45,8 +47,8 @@ class Session:
         request_id = self._unused_id() if request_id is None else request_id
         if not isinstance(request_id, str) or not request_id:
             raise RequestError(f"request_id={request_id!r}: expected a string that is not empty.")
-        rendered = prompt if isinstance(prompt, Prompt) else self.intake.render(prompt)
-        submission = self.intake.submission(request_id, rendered, params, priority)
+        rendered = prompt if isinstance(prompt, Prompt) else self.input_processor.render(prompt)
+        submission = self.input_processor.submission(request_id, rendered, params, priority)
         if self.answers.knows(submission):
             raise RequestError(f"request_id={request_id!r} is being answered already.")
         self.answers.open(submission)

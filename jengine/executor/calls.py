@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 
 from jengine.errors import RequestError, nearest_name
+from jengine.runner.ledger import ProgramCounts
 from jengine.runner.reports import (
     DeviceMemory,
-    ProgramCounts,
     device_memory,
     start_profile,
     stop_profile,

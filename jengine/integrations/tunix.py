@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jengine.engine.arrays import finished, row_seeds
-from jengine.engine.llm import LLM
+from jengine.api.arrays import finished, row_seeds
+from jengine.api.llm import LLM
 from jengine.errors import ConfigError, RequestError, UnsupportedFeature
 from jengine.sampling_params import SamplingParams
 from jengine.weights.live import named_arrays

@@ -19,8 +19,8 @@ import jax
 import numpy as np
 
 import jengine
+from jengine.api.llm import LLM
 from jengine.config import ModelConfig
-from jengine.engine.llm import LLM
 from jengine.errors import ConfigError, nearest_name, unknown_argument
 from jengine.models.taps import tap_points
 from jengine.research.bundle import read_bundle
@@ -68,19 +68,19 @@ def compare_folder(
     open_llm: Callable[..., LLM] = LLM,
 ) -> Comparison:  # fmt: skip
     """Compare the model in a folder; `settings` are those of an engine."""
-    return compare(folder_subject(model, settings or {}, open_llm), options)
+    return compare_subject(folder_subject(model, settings or {}, open_llm), options)
 
 
-def compare_llm(llm: LLM, against: str | Path = TORCH, **given: Any) -> Comparison:
+def compare(llm: LLM, against: str | Path = TORCH, **given: Any) -> Comparison:
     """Compare the parameters that an engine uses now; see Options for what may be given."""
     known = {item.name for item in fields(Options)} - {"against", "command", "note"}
     for name in given:
         if name not in known:
             raise unknown_argument("compare", name, known)
-    return compare(live_subject(llm), Options(against=against, **given))
+    return compare_subject(live_subject(llm), Options(against=against, **given))
 
 
-def compare(subject: Subject, options: Options) -> Comparison:
+def compare_subject(subject: Subject, options: Options) -> Comparison:
     """The whole comparison."""
     check_options(options)
     points = wanted_points(subject.config, options.points)

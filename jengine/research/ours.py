@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jengine.engine.llm import LLM
+from jengine.api.llm import LLM
 from jengine.errors import RequestError
 from jengine.outputs import RequestOutput, StepLogprobs
 from jengine.research.runs import Continuation, PromptRun

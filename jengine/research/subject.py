@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jengine.api.llm import LLM
+from jengine.assembly.args import EngineArgs, human_integer
+from jengine.assembly.model_source import open_model_source, stored_format
+from jengine.assembly.sizes import PREFILL_TILE
 from jengine.config import ModelConfig
-from jengine.engine.args import EngineArgs, human_integer
-from jengine.engine.llm import LLM
-from jengine.engine.sizes import PREFILL_TILE
-from jengine.engine.source import open_source, stored_format
 from jengine.text.tokenizer import Tokenizer, has_tokenizer
 from jengine.weights.abstract import with_values
 from jengine.weights.folder import resolve_model
@@ -43,7 +43,7 @@ def folder_subject(model: str | Path, given: Mapping[str, Any], open_llm: OpenLL
     if "tokenizer" not in settings and not has_tokenizer(folder):
         settings["skip_tokenizer_init"] = True
     args = EngineArgs.checked("compare", model=model, **settings)
-    source = open_source(args)
+    source = open_model_source(args)
 
     def open_with(**sizes: Any) -> LLM:
         return open_llm(model, **few_programs({**sizes, **settings}))

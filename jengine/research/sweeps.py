@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jengine.api.llm import LLM
+from jengine.distributed.data_parallel import DataParallelCore
 from jengine.engine.core import EngineCore
-from jengine.engine.data_parallel import DataParallelCore
-from jengine.engine.llm import LLM
 from jengine.executor.local import LocalExecutor
-from jengine.kvcache.manager import CacheManager
+from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.outputs import RequestOutput
 from jengine.research.metrics import centred, vector_errors
 from jengine.research.ours import decoded, finished, scored, teacher_forced
@@ -124,7 +124,7 @@ def short_pieces(llm: LLM, tokens: int) -> Iterator[None]:
     # The other scheduler writes over what this one believes to be cached.
     llm.reset_prefix_cache()
     schedule = replace(engine.schedule, long_prefill_token_threshold=tokens)
-    scheduler = Scheduler(schedule, CacheManager(engine.cache), depth=0)
+    scheduler = Scheduler(schedule, CacheCoordinator(engine.cache), depth=0)
     other = EngineCore(scheduler, LocalExecutor(engine.runner), 0)
     session.core = other
     try:

@@ -28,11 +28,11 @@ class Bucket:
     repeats: int = 1  # how often the step runs at most: more than once is a burst
 
     def __str__(self) -> str:
-        times = f"*{self.repeats}" if self.is_burst else ""
+        times = f"*{self.repeats}" if self.is_multi_step else ""
         return f"{self.decode_rows}+{self.prefill_tokens}x{self.pages}{times}"
 
     @property
-    def is_burst(self) -> bool:
+    def is_multi_step(self) -> bool:
         """Whether the step is run several times in one call."""
         return self.repeats > 1
 

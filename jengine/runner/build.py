@@ -14,15 +14,15 @@ from flax import nnx
 from jengine.config import CacheConfig, ModelConfig
 from jengine.runner.background import BackgroundWarmUp
 from jengine.runner.buckets import Ladders, StepShapes
-from jengine.runner.features import Features
-from jengine.runner.leaves import LeafOrder
-from jengine.runner.ledger import CompileLedger, LedgerEntry
-from jengine.runner.memory import (
+from jengine.runner.cache_size import (
     BlockDemand,
     affordable_blocks,
     available_on_each,
     wished_blocks,
 )
+from jengine.runner.features import Features
+from jengine.runner.leaves import LeafOrder
+from jengine.runner.ledger import CompileLedger, LedgerEntry
 from jengine.runner.programs import (
     Compiled,
     Key,

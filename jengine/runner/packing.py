@@ -53,7 +53,7 @@ def pack(plan: Plan, rows: Rows, bucket: Bucket, shapes: StepShapes) -> PackedSt
     inputs.logit_index[slots[: plan.num_decodes]] = slots[: plan.num_decodes]
     inputs.logit_index[slots[plan.num_decodes :]] = last_tokens
     _pack_sampling(plan, rows, inputs, slots)
-    if bucket.is_burst:
+    if bucket.is_multi_step:
         inputs.repeats[0] = plan.repeats
         inputs.endings[slots] = rows.endings[np.asarray(plan.rows, np.int32)]
     return PackedStep(buffer, bucket, slots, chunk_offsets, bucket.decode_rows)

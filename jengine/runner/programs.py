@@ -20,12 +20,12 @@ import numpy as np
 
 from jengine.errors import UnexpectedCompile
 from jengine.runner.buckets import Bucket, StepShapes
-from jengine.runner.burst import burst
 from jengine.runner.features import Features
 from jengine.runner.freed_memory import give_back_freed_memory
 from jengine.runner.leaves import Leaves
 from jengine.runner.ledger import CompileLedger, Key, LedgerEntry
-from jengine.runner.pipeline import PACKED_AXES, pipeline_step
+from jengine.runner.multi_step import multi_step
+from jengine.runner.pipeline_step import PACKED_AXES, pipeline_step
 from jengine.runner.state import StepState
 from jengine.runner.step import Program, Stages, step
 from jengine.runner.step_input import packed_size
@@ -101,7 +101,7 @@ class StepCompiler:
     def _body(self, bucket: Bucket) -> Callable[..., Any]:
         if self.stages is not None:
             return pipeline_step
-        return burst if bucket.is_burst else step
+        return multi_step if bucket.is_multi_step else step
 
     def _packed(self, bucket: Bucket) -> jax.ShapeDtypeStruct:
         """The packed input, of which every stage has a row of its own, with its number."""

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 import jax
 import msgspec
 
-if TYPE_CHECKING:
-    from jengine.runner.runner import Runner
+from jengine.runner.runner import Runner
 
 
 class DeviceMemory(msgspec.Struct, frozen=True):
@@ -26,14 +24,6 @@ class DeviceMemory(msgspec.Struct, frozen=True):
     row_state: int
     in_use: int | None
     limit: int | None
-
-
-class ProgramCounts(msgspec.Struct, frozen=True):
-    """How many programs were compiled."""
-
-    programs: int
-    compiles_after_warm_up: int
-    programs_to_come: int = 0  # being compiled while steps run
 
 
 def device_memory(runner: Runner) -> DeviceMemory:

@@ -20,11 +20,11 @@ from jengine.runner.background import BackgroundWarmUp
 from jengine.runner.buckets import Bucket, Ladders, StepShapes
 from jengine.runner.features import Features, needed
 from jengine.runner.leaves import LeafOrder, Leaves
-from jengine.runner.line import common_bucket, joined, moved
+from jengine.runner.ledger import ProgramCounts
 from jengine.runner.packing import PackedStep, bucket_for, pack
-from jengine.runner.pipeline import PACKED_AXES
+from jengine.runner.pipeline_inputs import common_bucket, joined, moved
+from jengine.runner.pipeline_step import PACKED_AXES
 from jengine.runner.programs import Compiled, Programs
-from jengine.runner.reports import ProgramCounts
 from jengine.runner.rows import Rows
 from jengine.runner.state import StepState
 from jengine.runner.step import DeviceOutput
@@ -77,7 +77,7 @@ class PendingStep:
     def _of_slots(self, array: jax.Array) -> np.ndarray:
         """What belongs to the plan's entries; that of a burst run by run."""
         found, slots = np.asarray(array), self.packed.slots
-        if not self.packed.bucket.is_burst:
+        if not self.packed.bucket.is_multi_step:
             return found[slots]
         return found[: self.plan.repeats, slots].reshape(-1, *found.shape[2:])
 

@@ -123,8 +123,8 @@ def _lay_out(cursor: Cursor, bucket: Bucket, shapes: StepShapes) -> StepInput:
         ),
         table_starts=tuple(cursor.take(tiles) for _ in shapes.groups),
         taps=cursor.take(tiles),
-        repeats=cursor.take(1 if bucket.is_burst else 0),
-        endings=cursor.take(shapes.num_slots(bucket) if bucket.is_burst else 0, ENDINGS),
+        repeats=cursor.take(1 if bucket.is_multi_step else 0),
+        endings=cursor.take(shapes.num_slots(bucket) if bucket.is_multi_step else 0, ENDINGS),
         **_lay_out_sampling(cursor, bucket, shapes),
     )
 

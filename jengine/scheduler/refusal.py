@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from jengine.config import ScheduleConfig
 from jengine.errors import RequestError
-from jengine.kvcache.manager import CacheManager
+from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.request import WireRequest
 
 
-def refuse_impossible(wire: WireRequest, config: ScheduleConfig, cache: CacheManager) -> None:
+def refuse_impossible(wire: WireRequest, config: ScheduleConfig, cache: CacheCoordinator) -> None:
     """Raise a RequestError if no schedule can answer this request."""
     length = len(wire.prompt_token_ids)
     if length == 0 or wire.max_tokens < 1:

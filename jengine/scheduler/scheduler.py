@@ -15,12 +15,12 @@ from typing import NamedTuple
 
 from jengine.config import ScheduleConfig
 from jengine.errors import ConfigError, RequestError
-from jengine.kvcache.manager import CacheManager
+from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.outputs import StepLogprobs, StepOutput, TokenDelta
 from jengine.plan import NewRow, Plan
 from jengine.request import Request, Status, WireRequest
-from jengine.scheduler.burst import Bursts
-from jengine.scheduler.draft import Draft
+from jengine.scheduler.multi_step import MultiStepDecode
+from jengine.scheduler.plan_builder import PlanBuilder
 from jengine.scheduler.prompt_scores import trim
 from jengine.scheduler.queue import waiting_queue
 from jengine.scheduler.refusal import refuse_impossible
@@ -57,7 +57,7 @@ class Scheduler:
     def __init__(
         self,
         config: ScheduleConfig,
-        cache: CacheManager,
+        cache: CacheCoordinator,
         *,
         depth: int = 1,
         max_in_flight: int | None = None,
@@ -73,7 +73,7 @@ class Scheduler:
         self.depth = depth
         self.max_in_flight = depth + 1 if max_in_flight is None else max_in_flight
         self.spacing = spacing
-        self._bursts = Bursts(config.num_scheduler_steps, cache)
+        self._multi_step = MultiStepDecode(config.num_scheduler_steps, cache)
         self.pause = Pause.OFF
         self.num_preemptions = 0
         self._requests: dict[str, Request] = {}
@@ -164,15 +164,15 @@ class Scheduler:
         """The next step: running requests first, waiting ones second. None: nothing can run now."""
         if len(self._flights) > self.depth or self.pause is Pause.ALL:
             return None
-        draft = Draft(self.config.max_num_batched_tokens, self.config.prefill_tile)
-        self._schedule_running(draft)
+        builder = PlanBuilder(self.config.max_num_batched_tokens, self.config.prefill_tile)
+        self._schedule_running(builder)
         # Only now: until here a planned request could still be preempted.
-        for request, length in draft.fills:
+        for request, length in builder.chunks:
             self._publish(request, request.num_computed + length)
-        if not draft.preempted and self.pause is Pause.OFF:
-            self._schedule_waiting(draft)
-        self._bursts.lengthen(draft, len(self._waiting))
-        return self._seal(draft)
+        if not builder.preempted and self.pause is Pause.OFF:
+            self._schedule_waiting(builder)
+        self._multi_step.lengthen(builder, len(self._waiting))
+        return self._seal(builder)
 
     def commit(self, plan: Plan, output: StepOutput) -> list[TokenDelta]:
         """Give a plan's tokens to its requests, in the order the plans were made."""
@@ -191,50 +191,50 @@ class Scheduler:
 
     # Planning
 
-    def _schedule_running(self, draft: Draft) -> None:
+    def _schedule_running(self, builder: PlanBuilder) -> None:
         """In list order; one that cannot run now does not hold up those after it."""
         share = -(-len(self._running) // self.spacing)
         sampled = self._next_step - self.spacing  # the last plan whose tokens can be run
         for request in tuple(self._running):
-            if draft.budget <= 0:
+            if builder.budget <= 0:
                 break
             if request.status is not Status.RUNNING:
                 continue  # preempted in this pass
             computed = request.num_computed
-            if computed < request.fill_end:
-                self._schedule_fill(request, draft)
+            if computed < request.known_at_admission:
+                self._schedule_chunk(request, builder)
             elif computed + 1 >= request.cap or request.num_in_flight >= self.max_in_flight:
                 continue  # the tokens in flight reach the cap, or must come back first
             elif request.last_step > sampled and request.num_in_flight:
                 continue  # its last token is not there yet
-            elif len(draft.decodes) >= share:
+            elif len(builder.decodes) >= share:
                 continue  # the others are the next plans' share
-            elif computed < request.capacity or self._make_room(request, 1, draft):
-                draft.decodes.append(request)
-                draft.budget -= 1
+            elif computed < request.capacity or self._make_room(request, 1, builder):
+                builder.decodes.append(request)
+                builder.budget -= 1
 
-    def _schedule_fill(self, request: Request, draft: Draft) -> None:
+    def _schedule_chunk(self, request: Request, builder: PlanBuilder) -> None:
         """The next chunk of a request whose row still runs tokens known at admission."""
-        length = self._chunk_length(request, request.num_computed, draft.budget)
-        if length and self._make_room(request, length, draft):
-            draft.add_fill(request, length)
+        length = self._chunk_length(request, request.num_computed, builder.budget)
+        if length and self._make_room(request, length, builder):
+            builder.add_chunk(request, length)
 
-    def _schedule_waiting(self, draft: Draft) -> None:
+    def _schedule_waiting(self, builder: PlanBuilder) -> None:
         """In queue order; the first that does not fit holds up those after it, on purpose."""
         passed_over = []
-        while len(self._waiting) and self._free_rows and draft.budget >= draft.tile:
+        while len(self._waiting) and self._free_rows and builder.budget >= builder.tile:
             if self._waiting.peek().last_step > self._committed_step:
                 # Preempted, and steps in flight still carry tokens of it.
                 passed_over.append(self._waiting.pop())
-            elif not self._admit(self._waiting.peek(), draft):
+            elif not self._admit(self._waiting.peek(), builder):
                 break
         for request in reversed(passed_over):
             self._waiting.restore(request)
 
-    def _admit(self, request: Request, draft: Draft) -> bool:
+    def _admit(self, request: Request, builder: PlanBuilder) -> bool:
         """Give the next waiting request a row and its first chunk, if both fit."""
         hit = self.cache.find_prefix(request)
-        length = self._chunk_length(request, hit, draft.budget)
+        length = self._chunk_length(request, hit, builder.budget)
         if not length:
             return False
         request.row = self._free_rows[0]
@@ -246,7 +246,7 @@ class Scheduler:
         self._waiting.pop()
         heapq.heappop(self._free_rows)
         self._start(request, hit)
-        draft.new_rows.append(
+        builder.new_rows.append(
             NewRow(
                 request.row,
                 list(request.token_ids),
@@ -255,8 +255,8 @@ class Scheduler:
                 request.wire.taps,
             )
         )
-        draft.new_blocks += blocks
-        draft.add_fill(request, length)
+        builder.new_blocks += blocks
+        builder.add_chunk(request, length)
         # At once: an equal prompt later in this same step finds these blocks.
         self._publish(request, hit + length)
         return True
@@ -264,7 +264,7 @@ class Scheduler:
     def _start(self, request: Request, hit: int) -> None:
         request.status = Status.RUNNING
         request.num_computed = request.num_processed = hit
-        request.fill_end = request.num_known
+        request.known_at_admission = request.num_known
         if request.num_cached_tokens < 0:
             request.num_cached_tokens = hit
         self._running.append(request)
@@ -288,18 +288,18 @@ class Scheduler:
         fits_a_step = request.num_known <= self.config.largest_chunk
         return fits_a_step and not self.config.enable_chunked_prefill
 
-    def _make_room(self, request: Request, length: int, draft: Draft) -> bool:
+    def _make_room(self, request: Request, length: int, builder: PlanBuilder) -> bool:
         """Blocks for a running request, preempting others or in the end itself."""
         while True:
             blocks = self.cache.allocate(request, length)
             if blocks is not None:
-                draft.new_blocks += blocks
+                builder.new_blocks += blocks
                 return True
             if len(self._running) == 1 and request.last_step > self._committed_step:
                 return False  # alone: its own steps in flight will let its window move on
             victim = self._victim()
-            draft.withdraw(victim)
-            draft.preempted = True
+            builder.withdraw(victim)
+            builder.preempted = True
             self._preempt(victim)
             if victim is request:
                 return False
@@ -324,11 +324,11 @@ class Scheduler:
         if min(up_to, request.num_known) >= request.publish_at:
             self.cache.publish(request, up_to)
 
-    def _seal(self, draft: Draft) -> Plan | None:
+    def _seal(self, builder: PlanBuilder) -> Plan | None:
         """Make the plan and count its tokens as computed, so that the next can be made at once."""
-        if not draft.decodes and not draft.fills:
+        if not builder.decodes and not builder.chunks:
             return None
-        plan, requests = draft.seal(self._next_step, self._released)
+        plan, requests = builder.seal(self._next_step, self._released)
         self._flights.append(Flight(plan, requests, self.cache.weights_version))
         self._released = []
         self._next_step += 1

@@ -10,16 +10,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, final
+from typing import final
 
 from tokenizers.decoders import DecodeStream
 
-if TYPE_CHECKING:
-    from jengine.text.tokenizer import Tokenizer
+from jengine.text.tokenizer import REPLACEMENT, Tokenizer
 
 logger = logging.getLogger(__name__)
 
-REPLACEMENT = "\ufffd"
 _INVALID_PREFIX = "Invalid prefix encountered"
 # A character has at most four bytes, so a longer run of held tokens is not one character.
 _MOST_HELD = 16

@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, Any, final
 from tokenizers import Tokenizer as Backend
 
 from jengine.errors import CheckpointError, ConfigError, RequestError
-from jengine.text.detokenizer import REPLACEMENT
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+# Shown for bytes that are not UTF-8.
+REPLACEMENT = "\ufffd"
 
 
 def _is_not_torch_notice(record: logging.LogRecord) -> bool:

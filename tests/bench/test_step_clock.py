@@ -10,7 +10,7 @@ from jengine.bench.step_clock import StepClock, TimedExecutor, printed
 from jengine.config import CacheConfig, CacheGroup, CacheSpec, ScheduleConfig
 from jengine.engine.core import EngineCore
 from jengine.executor.scripted import ScriptedExecutor, scripted_tokens
-from jengine.kvcache.manager import CacheManager
+from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.outputs import StepOutput
 from jengine.plan import Plan, RowSampling
 from jengine.request import WireRequest
@@ -69,7 +69,9 @@ class Step:
 
 
 def core_of(executor: ScriptedExecutor, cache: CacheConfig) -> EngineCore:
-    return EngineCore(Scheduler(ScheduleConfig(4, 64, 64), CacheManager(cache)), executor, depth=1)
+    return EngineCore(
+        Scheduler(ScheduleConfig(4, 64, 64), CacheCoordinator(cache)), executor, depth=1
+    )
 
 
 @pytest.fixture

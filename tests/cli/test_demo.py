@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from jengine.assembly.args import EngineArgs
 from jengine.cli.demo import QUESTIONS
-from jengine.engine.args import EngineArgs
 from tests.cli.fake_llm import FakeLLM, run
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from jengine.assembly.args import EngineArgs
 from jengine.cli.doctor import flag_words
 from jengine.cli.few_requests import few_requests, variant
 from jengine.cli.flags import (
@@ -20,7 +21,6 @@ from jengine.cli.flags import (
     sampling_arguments,
 )
 from jengine.cli.parser import Parser, plain_words
-from jengine.engine.args import EngineArgs
 from jengine.errors import ConfigError, UnsupportedFeature
 from jengine.sampling_params import SamplingParams
 

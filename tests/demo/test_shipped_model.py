@@ -6,10 +6,11 @@ import re
 
 import pytest
 
-from jengine.demo import cases, corpus, evaluate, model_path
-from jengine.demo import tokenizer as demo_tokenizer
-from jengine.demo.corpus import Turn
-from jengine.demo.evaluate import plain_generator
+from examples.demo_model import cases, corpus, evaluate
+from examples.demo_model import tokenizer as demo_tokenizer
+from examples.demo_model.corpus import Turn
+from examples.demo_model.evaluate import plain_generator
+from jengine.demo import model_path
 
 MEBIBYTE = 2**20
 

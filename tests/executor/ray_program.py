@@ -20,8 +20,8 @@ from ray.util import placement_group_table
 
 from jengine import LLM
 from jengine.errors import ConfigError, EngineDead
-from tests.engine.engines import answers, tiny_engine
-from tests.engine.few_requests import LONG, PARAMS, PROMPTS
+from tests.api.engines import answers, tiny_engine
+from tests.api.few_requests import LONG, PARAMS, PROMPTS
 
 Found = TypeVar("Found")
 

@@ -16,7 +16,7 @@ import pytest
 
 from jengine.errors import ConfigError
 from jengine.executor.ray.options import RayOptions
-from tests.engine.engines import answers, tiny_engine
+from tests.api.engines import answers, tiny_engine
 from tests.models.tiny_models import write_tiny_native
 
 ROOT = Path(__file__).parent.parent.parent

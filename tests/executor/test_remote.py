@@ -22,7 +22,7 @@ from jengine.executor.remote.driver import RemoteExecutor
 from jengine.executor.remote.job import Ended, ended_with, error_in
 from jengine.executor.remote.server import PlanServer
 from jengine.executor.scripted import ScriptedExecutor, scripted_tokens
-from jengine.kvcache.manager import CacheManager
+from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.outputs import StepOutput
 from jengine.plan import Plan
 from jengine.scheduler.scheduler import Scheduler
@@ -91,7 +91,9 @@ class Pair:
     stops: list[float]
 
     def core(self) -> EngineCore:
-        scheduler = Scheduler(CAPACITY.schedule, CacheManager(CAPACITY.cache), depth=CAPACITY.depth)
+        scheduler = Scheduler(
+            CAPACITY.schedule, CacheCoordinator(CAPACITY.cache), depth=CAPACITY.depth
+        )
         return EngineCore(scheduler, self.driver, CAPACITY.depth)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from jengine.config import CacheConfig, CacheGroup, CacheSpec
-from jengine.kvcache.manager import CacheManager
+from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.plan import RowSampling
 from jengine.request import Request, WireRequest
 
@@ -19,11 +19,11 @@ def sliding(window: int) -> CacheGroup:
 
 def make_cache(
     *groups: CacheGroup, blocks: int | tuple[int, ...] = 11, block_size: int = 4, **more: Any
-) -> CacheManager:
+) -> CacheCoordinator:
     """A cache with `blocks` - 1 usable blocks in each group."""
     groups = groups or (FULL,)
     counts = blocks if isinstance(blocks, tuple) else (blocks,) * len(groups)
-    return CacheManager(CacheConfig(groups, block_size, counts, **more))
+    return CacheCoordinator(CacheConfig(groups, block_size, counts, **more))
 
 
 def make_request(tokens: list[int], name: str = "r", **more: Any) -> Request:
@@ -36,7 +36,7 @@ def make_request(tokens: list[int], name: str = "r", **more: Any) -> Request:
     return request
 
 
-def admit(cache: CacheManager, request: Request, length: int | None = None) -> int | None:
+def admit(cache: CacheCoordinator, request: Request, length: int | None = None) -> int | None:
     """Look up, allocate, publish and count as the scheduler does; the hit, or None if no room."""
     hit = cache.find_prefix(request)
     length = request.num_known - hit if length is None else length
@@ -48,7 +48,7 @@ def admit(cache: CacheManager, request: Request, length: int | None = None) -> i
     return hit
 
 
-def decode(cache: CacheManager, request: Request, token: int) -> bool:
+def decode(cache: CacheCoordinator, request: Request, token: int) -> bool:
     """Run one more token and commit it at once."""
     if cache.allocate(request, 1) is None:
         return False

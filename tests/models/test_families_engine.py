@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from jengine import LLM, SamplingParams
-from tests.engine.engines import answers, rebuilt
+from tests.api.engines import answers, rebuilt
 from tests.models.tiny_models import write_tiny
 
 torch = pytest.importorskip("torch")

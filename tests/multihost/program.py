@@ -23,8 +23,8 @@ import jengine
 from jengine import SamplingParams
 from jengine.errors import ConfigError, RequestError
 from jengine.models.parameter import named_parameters
-from tests.engine.engines import answers, tiny_engine
-from tests.engine.few_requests import LONG, PARAMS, PROMPTS
+from tests.api.engines import answers, tiny_engine
+from tests.api.few_requests import LONG, PARAMS, PROMPTS
 
 MULTIHOST = {"silence": 8, "meet": 120, "compare_every": 4}
 

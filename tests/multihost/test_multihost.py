@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from jengine.executor.multihost.ending import EXIT_STATUS
-from tests.engine.engines import answers, tiny_engine
+from tests.api.engines import answers, tiny_engine
 from tests.models.tiny_models import write_tiny_native
 from tests.multihost.launch import launched
 from tests.multihost.program import MULTIHOST, PARAMS, PROMPTS

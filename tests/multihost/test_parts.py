@@ -18,10 +18,10 @@ from jengine.executor.multihost.agreement import problem_in
 from jengine.executor.multihost.channel import FollowerChannel, LeaderChannel, reports
 from jengine.executor.multihost.connection import Connection, accept, connect, listen
 from jengine.executor.multihost.messages import Done, Ended, Run, Sampled, decode, encode
+from jengine.executor.multihost.parameter_digests import ParameterDigests
 from jengine.executor.multihost.rendezvous import address_towards
 from jengine.executor.multihost.settings import MultihostSettings
 from jengine.executor.multihost.trace import Trace
-from jengine.executor.multihost.witness import Witness
 from jengine.outputs import Counts, StepLogprobs, StepOutput, TokenDelta
 from jengine.plan import NewBlocks, NewRow, Plan, RowSampling
 
@@ -242,7 +242,7 @@ def test_a_witness_sees_shape_dtype_and_contents() -> None:
     changed = array + (np.arange(6000).reshape(60, 100) == 5999)
     notes = set()
     for values in (array, array.reshape(100, 60), array.astype(np.float64), changed):
-        witness = Witness()
+        witness = ParameterDigests()
         witness.note("a", values)
         notes.add(witness.take()[0][1])
         assert witness.take() == []

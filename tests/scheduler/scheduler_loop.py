@@ -8,7 +8,7 @@ from typing import Any
 
 from jengine.config import CacheConfig, CacheGroup, CacheSpec, ScheduleConfig
 from jengine.executor.scripted import ScriptedExecutor, ScriptedResult, scripted_tokens
-from jengine.kvcache.manager import CacheManager
+from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.outputs import TokenDelta
 from jengine.plan import Plan, RowSampling
 from jengine.request import WireRequest
@@ -70,7 +70,7 @@ class Loop:
             "prefill_tile": 1, **schedule,
         }  # fmt: skip
         self.depth = depth
-        self.cache = CacheManager(config)
+        self.cache = CacheCoordinator(config)
         self.scheduler = Scheduler(
             ScheduleConfig(**settings),
             self.cache,
@@ -150,8 +150,8 @@ class Loop:
 
     def _check_cost(self, plan: Plan) -> None:
         config = self.scheduler.config
-        fills = plan.lengths[plan.num_decodes :]
-        tiles = sum(-(-length // config.prefill_tile) for length in fills)
+        chunks = plan.lengths[plan.num_decodes :]
+        tiles = sum(-(-length // config.prefill_tile) for length in chunks)
         assert plan.num_decodes + tiles * config.prefill_tile <= config.max_num_batched_tokens
 
     def assert_truth(self, *wires: WireRequest) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from jengine.plan import NewBlocks
 from jengine.request import Request
-from jengine.scheduler.draft import Draft
+from jengine.scheduler.plan_builder import PlanBuilder
 from tests.scheduler.scheduler_loop import FULL, Loop, make_wire, sliding
 
 
@@ -239,18 +239,18 @@ def test_what_was_planned_for_a_victim_is_neither_run_nor_found():
 
 
 def test_a_draft_takes_back_what_a_victim_would_have_cost():
-    draft = Draft(12, 4)
+    builder = PlanBuilder(12, 4)
     first, second = (Request(make_wire(9, name), 64, 0) for name in "ab")
     first.row, second.row = 0, 1
-    draft.add_fill(first, 5)
-    draft.decodes.append(second)
-    draft.budget -= 1
-    draft.new_blocks = [NewBlocks(0, 0, 0, [1]), NewBlocks(1, 0, 0, [2])]
-    assert draft.budget == 3
-    draft.withdraw(first)
-    assert draft.budget == 11 and [blocks.row for blocks in draft.new_blocks] == [1]
-    draft.withdraw(second)
-    assert draft.budget == 12 and not (draft.new_blocks or draft.fills or draft.decodes)
+    builder.add_chunk(first, 5)
+    builder.decodes.append(second)
+    builder.budget -= 1
+    builder.new_blocks = [NewBlocks(0, 0, 0, [1]), NewBlocks(1, 0, 0, [2])]
+    assert builder.budget == 3
+    builder.withdraw(first)
+    assert builder.budget == 11 and [blocks.row for blocks in builder.new_blocks] == [1]
+    builder.withdraw(second)
+    assert builder.budget == 12 and not (builder.new_blocks or builder.chunks or builder.decodes)
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])

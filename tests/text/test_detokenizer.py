@@ -11,8 +11,8 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import models
 from transformers import PreTrainedTokenizerFast
 
-from jengine.text.detokenizer import REPLACEMENT, Detokenizer
-from jengine.text.tokenizer import Tokenizer
+from jengine.text.detokenizer import Detokenizer
+from jengine.text.tokenizer import REPLACEMENT, Tokenizer
 
 TEXT = st.text(alphabet="ab cd\n你好世界😀é\u200d👩‍👩‍👧", max_size=30)
 FAST = settings(max_examples=60, deadline=None)

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jengine.errors import RequestError
-from jengine.text.detokenizer import REPLACEMENT
-from jengine.text.tokenizer import Tokenizer
+from jengine.text.tokenizer import REPLACEMENT, Tokenizer
 from jengine.text.transcript import Transcript, TranscriptDelta
 
 EOS = 2

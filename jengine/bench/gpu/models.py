@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from jengine.api.llm import LLM
 from jengine.bench.driver import Driver, weight_bytes
 from jengine.bench.gpu.cases import Sizes, sizes
 from jengine.bench.gpu.part import Part, run_stage
-from jengine.engine.llm import LLM
 from jengine.sampling_params import SamplingParams
 
 Decode = tuple[int, int]  # rows, context

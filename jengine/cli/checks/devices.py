@@ -9,7 +9,8 @@ from typing import Any
 import jax
 import psutil
 
-from jengine.cli.checks.finding import Finding, Level, gigabytes
+from jengine.cli.checks.finding import Finding, Level
+from jengine.planning.device_memory import gigabytes
 
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 

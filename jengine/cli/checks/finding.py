@@ -17,11 +17,3 @@ class Finding:
     subject: str
     text: str
     figures: Mapping[str, Any] = field(default_factory=dict)
-
-
-def gigabytes(count: float) -> str:
-    """Bytes for people."""
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count:.0f} bytes"

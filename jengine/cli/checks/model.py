@@ -14,13 +14,14 @@ from typing import Any
 import jax
 from flax import nnx
 
-from jengine.cli.checks.finding import Finding, Level, gigabytes
+from jengine.assembly.args import EngineArgs
+from jengine.assembly.model_source import stored_format
+from jengine.assembly.sizes import runner_config, schedule_config
+from jengine.cli.checks.finding import Finding, Level
 from jengine.config import ModelConfig, ScheduleConfig
-from jengine.engine.args import EngineArgs
-from jengine.engine.sizes import runner_config, schedule_config
-from jengine.engine.source import stored_format
 from jengine.errors import JengineError
-from jengine.runner.memory import available_bytes
+from jengine.planning.device_memory import gigabytes, scratch_bytes
+from jengine.runner.cache_size import available_bytes
 from jengine.runner.state import block_bytes
 from jengine.text.tokenizer import load_tokenizer
 from jengine.weights.abstract import abstract_model, with_dtype
@@ -105,20 +106,6 @@ def measure(args: EngineArgs, config: ModelConfig) -> Sizes:
     wanted = args.kv_cache_memory_bytes
     budget = room if wanted is None else min(int(wanted), room)
     return Sizes(args, config, parameters, budget)
-
-
-def scratch_bytes(config: ModelConfig, schedule: ScheduleConfig, devices: int = 1) -> int:
-    """About what the largest step needs beside parameters and cache: activations and logits.
-
-    `devices` share what is as wide as the MLP or the vocabulary; each has whole hidden states.
-    """
-    tokens = schedule.max_num_batched_tokens + schedule.max_num_seqs
-    inner = config.intermediate_size
-    if config.moe is not None:
-        inner = max(inner, config.moe.experts_per_token * config.moe.intermediate_size)
-    activations = tokens * (6 * config.hidden_size + 3 * inner // devices)
-    rows = schedule.max_num_seqs + schedule.max_num_batched_tokens // schedule.prefill_tile
-    return 4 * (activations + 3 * rows * config.vocab_size // devices)
 
 
 def describe(sizes: Sizes) -> Finding:

@@ -17,19 +17,19 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jengine
 from jengine import SamplingParams
-from jengine.engine import configure
+from jengine.assembly import build as configure
+from jengine.distributed.data_parallel import DataParallelCore
 from jengine.engine.core import EngineCore
-from jengine.engine.data_parallel import DataParallelCore
 from jengine.errors import ConfigError, EngineDead, UnsupportedFeature
 from jengine.executor.local import LocalExecutor
-from jengine.kvcache.manager import CacheManager
+from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.models.parameter import named_parameters
 from jengine.research.sweeps import short_pieces
 from jengine.runner.build import split_model
 from jengine.scheduler.scheduler import Scheduler
 from jengine.weights.live import shares_memory
 from sharding.placement import put
-from tests.engine.engines import answers, random_prompts, tiny_engine
+from tests.api.engines import answers, random_prompts, tiny_engine
 from tests.sharding.eight_devices.test_tensor_parallel import PARAMS, PROMPTS, run
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
@@ -80,7 +80,7 @@ def rescheduled(llm: jengine.LLM, num_blocks: int, **schedule: Any) -> Iterator[
     depth = core.replicas[0].depth
     replicas = [
         EngineCore(
-            Scheduler(settings, CacheManager(cache), depth=depth), LocalExecutor(runner), depth
+            Scheduler(settings, CacheCoordinator(cache), depth=depth), LocalExecutor(runner), depth
         )
         for runner in engine.runners
     ]
@@ -308,7 +308,7 @@ def test_ctrl_c_ends_the_requests_of_every_replica(
     with pytest.raises(KeyboardInterrupt):
         two.generate(MANY, GREEDY)
     assert two.stats().running == two.stats().waiting == 0
-    assert core.placing.loads == [0, 0]
+    assert core.router.loads == [0, 0]
     monkeypatch.undo()
     assert len(answers(two.generate(MANY, GREEDY))) == len(MANY)
 

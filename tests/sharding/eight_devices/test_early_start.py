@@ -11,7 +11,7 @@ import pytest
 from jengine import SamplingParams
 from jengine.runner import background
 from jengine.runner.programs import compile_in_turn
-from tests.engine.engines import answers, random_prompts, tiny_engine
+from tests.api.engines import answers, random_prompts, tiny_engine
 
 PROMPTS = random_prompts(5, 70, 30, 9, 44, seed=2)
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)

@@ -19,7 +19,7 @@ from jengine.errors import ConfigError, UnexpectedCompile, UnsupportedFeature
 from jengine.runner.leaves import first_layers
 from jengine.weights.live import shares_memory
 from jengine.weights.safetensors_io import load_model
-from tests.engine.engines import answers, rebuilt, tiny_engine
+from tests.api.engines import answers, rebuilt, tiny_engine
 from tests.models.tiny_models import write_tiny_native
 from tests.sharding.eight_devices.test_tensor_parallel import FAMILIES, PROMPTS, run
 

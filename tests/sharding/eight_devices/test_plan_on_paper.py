@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from jengine.cli.planning.layout import Layout
-from jengine.cli.planning.memory import Memory
-from tests.engine.engines import tiny_engine
+from jengine.planning.device_memory import Memory
+from jengine.planning.layout import Layout
+from tests.api.engines import tiny_engine
 from tests.models.tiny_models import write_tiny_native
 
 

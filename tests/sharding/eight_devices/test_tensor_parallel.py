@@ -17,7 +17,7 @@ from jengine.errors import ConfigError
 from jengine.models.parameter import named_parameters
 from jengine.runner.build import split_model
 from jengine.weights.live import shares_memory
-from tests.engine.engines import answers, random_prompts, rebuilt, tiny_engine
+from tests.api.engines import answers, random_prompts, rebuilt, tiny_engine
 from tests.models.tiny_models import write_tiny_native
 
 PROMPTS = random_prompts(1, 17, 60, 130, 200)

@@ -1,0 +1,1 @@
+"""What users hold: LLM, AsyncLLM, generate(), arrays and taps."""

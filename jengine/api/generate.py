@@ -1,0 +1,124 @@
+"""`jengine.generate(...)`: one line in a notebook. The engine of a model is kept for the next call.
+
+Accepts the names of transformers' `generate` beside vLLM's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from jengine.api.llm import LLM, Params
+from jengine.assembly.args import LATER_FEATURES, EngineArgs
+from jengine.errors import RequestError, UnsupportedFeature, unknown_argument
+from jengine.outputs import RequestOutput
+from jengine.runner.taps import Intervention
+from jengine.sampling_params import LATER_FEATURES as LATER_PARAMS
+from jengine.sampling_params import SamplingParams
+
+SAMPLING = tuple(item.name for item in fields(SamplingParams))
+ENGINE = (*(item.name for item in fields(EngineArgs)), *LATER_FEATURES)
+# seed is both: it belongs to the request here, as in transformers.
+RENAMED = {
+    "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "num_return_sequences": "n",
+    "eos_token_id": "stop_token_ids",
+    "stop_strings": "stop",
+}
+
+# One engine is kept, with what it was made from; a second one would not find memory on an
+# accelerator.
+_kept: list[tuple[Any, dict[str, Any], LLM]] = []
+
+
+def generate(
+    model: Any,
+    prompts: Any,
+    sampling_params: Params = None,
+    *,
+    use_tqdm: bool = True,
+    capture: str | Sequence[str] | None = None,
+    intervene: Mapping[str, Intervention] | None = None,
+    **options: Any,
+) -> list[RequestOutput]:
+    """Answer prompts with a model; options are sampling parameters or engine settings by name.
+
+    `capture` and `intervene` as for `LLM.generate`.
+    """
+    sampling, settings = split_options(options)
+    if sampling and sampling_params is not None:
+        raise RequestError(
+            f"sampling_params and {', '.join(sorted(sampling))} were both given; give one of them."
+        )
+    llm = engine_for(model, settings)
+    if sampling:
+        defaults = llm.engine.default_params
+        sampling_params = SamplingParams(**{**defaults, **sampling})
+    return llm.generate(
+        prompts, sampling_params, use_tqdm=use_tqdm, capture=capture, intervene=intervene
+    )
+
+
+def clear() -> None:
+    """Shut down the engine that `generate` keeps, and give its memory back."""
+    while _kept:
+        _kept.pop()[2].shutdown()
+
+
+def engine_for(model: Any, settings: Mapping[str, Any]) -> LLM:
+    """The engine kept for this model and these settings, or a new one in place of the old."""
+    for kept_model, kept_settings, llm in _kept:
+        if same_model(kept_model, model) and kept_settings == dict(settings):
+            return llm
+    clear()
+    llm = LLM(model, **settings)
+    _kept.append((model, dict(settings), llm))
+    return llm
+
+
+def same_model(one: Any, other: Any) -> bool:
+    """Whether two models are the same folder or the same live object."""
+    if isinstance(one, (str, Path)) and isinstance(other, (str, Path)):
+        return str(one) == str(other)
+    return one is other
+
+
+def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Sampling parameters and engine settings."""
+    sampling: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
+    for name, value in translated(options).items():
+        if name in SAMPLING or name in LATER_PARAMS:
+            sampling[name] = value
+        elif name in ENGINE:
+            settings[name] = value
+        else:
+            raise unknown_argument("generate", name, [*SAMPLING, *ENGINE, *RENAMED, "do_sample"])
+    return sampling, settings
+
+
+def translated(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options with transformers' names replaced; both spellings at once are refused."""
+    result: dict[str, Any] = {}
+    for name, value in options.items():
+        for new, meant in rename(name, value).items():
+            if new in result or (new != name and new in options):
+                raise RequestError(f"{name} and {new} mean the same; give one of them.")
+            result[new] = meant
+    return result
+
+
+def rename(name: str, value: Any) -> dict[str, Any]:
+    """What one option of transformers' `generate` means here."""
+    if name == "do_sample":
+        return {} if value else {"temperature": 0.0}
+    if name == "num_beams":
+        if value != 1:
+            raise UnsupportedFeature(f"num_beams={value}: beam search is not built yet.")
+        return {}
+    if name == "eos_token_id" and isinstance(value, int):
+        value = [value]
+    return {RENAMED.get(name, name): value}

@@ -1,0 +1,145 @@
+"""What an engine's memory on one device consists of, as text and as a picture for notebooks.
+
+In: a built engine. Out: MemoryPicture. Reads shapes only: nothing waits for the device.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import jax
+
+from jengine.assembly.build import Engine
+from jengine.models.parameter import named_parameters
+from jengine.runner.reports import on_one_device
+
+# One hue a part, readable on light and on dark pages.
+COLOURS = ("#4c78a8", "#f58518", "#eeca3b", "#b279a2", "#54a24b", "#9d755d")
+ROOM = "#8884"
+# A part is drawn at least this wide, in percent, so that none disappears.
+NARROWEST = 0.4
+
+
+@dataclass(frozen=True)
+class MemoryPart:
+    """Something that takes memory, and what it is for."""
+
+    name: str
+    bytes: int
+    detail: str
+
+
+@dataclass(frozen=True)
+class MemoryPicture:
+    """The parts of one device's memory; `free` is what nobody uses, where the device tells."""
+
+    parts: tuple[MemoryPart, ...]
+    devices: int
+    free: int | None = None
+
+    @property
+    def total(self) -> int:
+        """Bytes of all parts."""
+        return sum(part.bytes for part in self.parts)
+
+    def __str__(self) -> str:
+        rows = [(part.name, in_units(part.bytes), part.detail) for part in self._shown()]
+        lines = [f"{name:<12} {amount:>10}  {detail}" for name, amount, detail in rows]
+        return "\n".join([*lines, f"{'together':<12} {in_units(self.total):>10}  {self._where()}"])
+
+    def _repr_html_(self) -> str:
+        shown = list(self._shown())
+        whole = sum(part.bytes for part in shown) or 1
+        colours = [
+            ROOM if part.name == "free" else COLOURS[i % len(COLOURS)]
+            for i, part in enumerate(shown)
+        ]
+        bar = "".join(
+            f'<div title="{_escaped(part.name)}: {in_units(part.bytes)}" style="background: '
+            f'{colour}; width: {max(100 * part.bytes / whole, NARROWEST):.2f}%"></div>'
+            for part, colour in zip(shown, colours, strict=True)
+        )
+        rows = "".join(
+            f'<tr><td style="color: {colour}">&#9632;</td><td>{_escaped(part.name)}</td>'
+            f'<td style="text-align: right">{in_units(part.bytes)}</td>'
+            f'<td style="text-align: left">{_escaped(part.detail)}</td></tr>'
+            for part, colour in zip(shown, colours, strict=True)
+        )
+        return (
+            f'<div style="display: flex; height: 1.6em; max-width: 48em">{bar}</div>'
+            f"<table>{rows}<tr><td></td><td>together</td>"
+            f'<td style="text-align: right">{in_units(self.total)}</td>'
+            f'<td style="text-align: left">{_escaped(self._where())}</td></tr></table>'
+        )
+
+    def _shown(self) -> Iterator[MemoryPart]:
+        yield from self.parts
+        if self.free is not None:
+            yield MemoryPart("free", self.free, "not in use by anybody")
+
+    def _where(self) -> str:
+        return "on one device" if self.devices == 1 else f"on each of {self.devices} devices"
+
+
+def memory_picture(engine: Engine) -> MemoryPicture:
+    """The picture of this engine as it is now."""
+    device = engine.placement.mesh.local_devices[0]
+    stats = device.memory_stats() or {}
+    limit = stats.get("bytes_limit")
+    return MemoryPicture(
+        parts=tuple(_parts(engine)),
+        devices=engine.placement.mesh.size,
+        free=None if limit is None else max(limit - stats.get("bytes_in_use", 0), 0),
+    )
+
+
+def _parts(engine: Engine) -> Iterator[MemoryPart]:
+    runner, cache = engine.runner, engine.cache
+    count = sum(math.prod(leaf.shape) for _, leaf in named_parameters(engine.declared))
+    kinds = ", ".join(sorted({str(leaf.dtype) for leaf in runner.leaves}))
+    yield MemoryPart("weights", on_one_device(runner.leaves), f"{count:,} parameters, {kinds}")
+    groups = zip(cache.groups, cache.num_blocks, runner.state.caches, strict=True)
+    for group, blocks, array in groups:
+        window = group.spec.window
+        kind = group.spec.kind if window is None else f"window of {window}"
+        detail = (
+            f"{len(group.layers)} layers ({kind}), {blocks - 1:,} blocks of {cache.block_size} "
+            f"tokens, {array.dtype}"
+        )
+        yield MemoryPart("cache", on_one_device([array]), detail)
+    rest = runner.state._replace(caches=(), held=None)
+    rows = runner.shapes.max_rows
+    detail = f"last tokens, penalties and masks of {rows} rows"
+    yield MemoryPart("row state", on_one_device(jax.tree.leaves(rest)), detail)
+    if runner.state.held is not None:
+        stages, tokens, _ = runner.state.held.shape
+        detail = f"{tokens:,} tokens on their way to the next of {stages} stages"
+        yield MemoryPart("hand-over", on_one_device([runner.state.held]), detail)
+    yield from _program_parts(engine)
+
+
+def _program_parts(engine: Engine) -> Iterator[MemoryPart]:
+    entries = list(engine.runner.programs.ledger.entries.values())
+    if not entries:
+        return
+    largest = max(entries, key=lambda entry: entry.temp_bytes)
+    detail = f"while a step runs; the most is taken by {largest.bucket} {largest.features}"
+    yield MemoryPart("temporaries", largest.temp_bytes, detail)
+    code = sum(entry.code_bytes for entry in entries)
+    if code:
+        yield MemoryPart("programs", code, f"code of {len(entries)} compiled steps")
+
+
+def in_units(count: int) -> str:
+    """Bytes for people."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.2f} {unit}"
+    return f"{count} B"
+
+
+def _escaped(text: str) -> str:
+    return html.escape(text, quote=True)

@@ -1,0 +1,281 @@
+"""From EngineArgs to a running session: reads the folder and builds every room.
+
+Each room gets its own settings only. Sizes are decided in sizes.py.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import jax
+from flax import nnx
+
+import jengine
+from jengine.assembly.args import EngineArgs
+from jengine.assembly.model_source import ModelSource, load_parameters, open_model_source
+from jengine.assembly.remote_engine import RemoteEngine, RemoteRunner, job_of, started
+from jengine.assembly.sizes import OVERLAP_DEPTH, runner_config, schedule_config
+from jengine.config import CacheConfig, ModelConfig, ScheduleConfig
+from jengine.distributed.process_group import CoreParts, process_group_of
+from jengine.engine.core import EngineCore
+from jengine.engine.input_processor import InputProcessor, Limits
+from jengine.engine.protocol import Core
+from jengine.engine.session import Session
+from jengine.errors import ConfigError, UnsupportedFeature
+from jengine.executor.choice import OWN_PROCESSES, starting_executor
+from jengine.executor.multihost.settings import MultihostSettings
+from jengine.kvcache.coordinator import CacheCoordinator
+from jengine.metrics.stats_log import StatsLog
+from jengine.models.stages import StageLayout, stage_layout
+from jengine.runner.build import RunnerConfig, build_runners
+from jengine.runner.compile_cache import enable_compile_cache
+from jengine.runner.leaves import LeafOrder
+from jengine.runner.runner import Runner
+from jengine.sampling_params import SamplingParams
+from jengine.scheduler.scheduler import Scheduler
+from jengine.text.tokenizer import Tokenizer
+from jengine.weights.abstract import declaration
+from jengine.weights.stages import StagePlaces
+from sharding.mesh import engine_mesh, steps_may_queue
+from sharding.placement import Placement
+from sharding.replicas import mesh_of_replicas, replica_devices
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Engine:
+    """Everything that `LLM` and `AsyncLLM` hold."""
+
+    session: Session
+    runners: tuple[Runner, ...]  # of each data-parallel replica
+    args: EngineArgs
+    folder: Path | None  # where the model came from; None: it was live
+    model: ModelConfig
+    schedule: ScheduleConfig
+    cache: CacheConfig
+    declared: nnx.Module  # the model with shapes for arrays: what new parameters must fit
+    order: LeafOrder  # of the parameters of all replicas
+    tokenizer: Tokenizer | None
+    default_params: Mapping[str, Any]
+
+    @property
+    def runner(self) -> Runner:
+        """The first replica's runner: programs, parameters and taps are the same in all."""
+        return self.runners[0]
+
+    @property
+    def places(self) -> StagePlaces:
+        """Where parameters lie."""
+        return self.order.places
+
+    @property
+    def placement(self) -> Placement:
+        """Where arrays lie that belong to no stage, and which devices there are."""
+        return self.places.whole
+
+    def check_leaves(self) -> None:
+        """Refuse to run on parameters that somebody else has donated meanwhile."""
+        for runner in self.runners:
+            runner.check_leaves()
+
+    @property
+    def processes(self) -> int:
+        """How many make the same calls."""
+        return len(self.placement.processes)
+
+
+@dataclass(frozen=True)
+class DeviceSide:
+    """What is built where the devices are."""
+
+    core: Core
+    runners: tuple[Runner, ...]  # of each data-parallel replica
+    schedule: ScheduleConfig
+    cache: CacheConfig
+    depth: int
+    declared: nnx.Module
+    order: LeafOrder
+
+
+def build_engine(args: EngineArgs, bar: Callable[..., Any]) -> Engine:
+    """Load the model and build an engine that is ready to serve."""
+    checked_options(args)
+    if args.executor not in OWN_PROCESSES:
+        return cast(Engine, remote_engine(args))  # what it lacks says so when it is asked for
+    enable_compile_cache((args.compilation_config or {}).get("cache_dir"))
+    source = open_model_source(args)
+    side = device_side(args, source, bar)
+    _log_capacity(side.cache, side.schedule, len(side.runners), jax.default_backend())
+    return Engine(
+        session=_session(args, source, side.core, side.schedule, jax.default_backend()),
+        runners=side.runners,
+        # Without the user's arrays: the engine must not keep old parameters alive.
+        args=replace(args, model=str(source.folder), params=None),
+        folder=source.folder,
+        model=source.config,
+        schedule=side.schedule,
+        cache=side.cache,
+        declared=side.declared,
+        order=side.order,
+        tokenizer=source.tokenizer,
+        default_params=_default_params(source.generation),
+    )
+
+
+def remote_engine(args: EngineArgs) -> RemoteEngine:
+    """Start workers, and schedule here what runs there."""
+    kind = starting_executor(args.executor)
+    source = open_model_source(args)
+    if source.folder is None:
+        raise ConfigError(f"executor={args.executor!r}: expected a model folder, not a live model.")
+    executor = started(kind, job_of(args, str(source.folder), source.config.dtype))
+    capacity = executor.capacity
+    scheduler = Scheduler(capacity.schedule, CacheCoordinator(capacity.cache), depth=capacity.depth)
+    core = EngineCore(scheduler, executor, capacity.depth)
+    _log_capacity(capacity.cache, capacity.schedule, 1, capacity.platform)
+    return RemoteEngine(
+        session=_session(args, source, core, capacity.schedule, capacity.platform),
+        runner=RemoteRunner(executor),
+        args=replace(args, model=str(source.folder)),
+        folder=source.folder,
+        model=source.config,
+        schedule=capacity.schedule,
+        cache=capacity.cache,
+        tokenizer=source.tokenizer,
+        default_params=_default_params(source.generation),
+    )
+
+
+def device_side(args: EngineArgs, source: ModelSource, bar: Callable[..., Any]) -> DeviceSide:
+    """Load the model onto this process's devices and compile its steps."""
+    compilation = dict(args.compilation_config or {})
+    schedule = schedule_config(args, source.config)
+    placement = placement_for(args, source.config)
+    layout = stage_layout(source.config, placement.num_stages)
+    _log_stages(layout, len(source.config.layers))
+    # Whether a step may be queued while another runs, here or in another replica.
+    independent = steps_may_queue(placement.replicas[0].mesh)
+    overlap = OVERLAP_DEPTH if args.overlap and independent else 0
+    depth = overlap + layout.num_stages - 1
+    steps = runner_config(args, source.config, schedule, compilation, layout.num_stages)
+    settings = MultihostSettings.checked(args.multihost)
+    check_processes(args.executor, placement.processes)
+    check_early_start(steps, placement.processes)
+    with process_group_of(placement, settings) as group:
+        group.agree(
+            versions=(jengine.__version__, jax.__version__),
+            model=source.config,
+            schedule=(schedule, depth, args.seed),
+            steps=steps,
+            devices=[device.id for device in placement.mesh.devices.flat],
+            multihost=replace(settings, address=None),
+        )
+        places = StagePlaces(group.observed(placement), layout)
+        model = load_parameters(args, source, places, bar)
+        group.agree_on_weights(model)
+        order = LeafOrder(model, places)
+        runners, cache = build_runners(model, source.config, steps, order, bar, group.least)
+        group.agree(cache=cache)
+        parts = CoreParts(
+            runners, placement, schedule, cache, depth, layout.num_stages, in_turn=not independent
+        )
+        core = group.core(parts)
+    return DeviceSide(core, runners, schedule, cache, depth, declaration(model), order)
+
+
+def _session(
+    args: EngineArgs, source: ModelSource, core: Core, schedule: ScheduleConfig, platform: str
+) -> Session:
+    limits = Limits(
+        source.config.vocab_size, schedule.max_model_len, args.max_logprobs, source.eos_token_ids
+    )
+    log = None if args.disable_log_stats else StatsLog(core.counts, platform)
+    return Session(InputProcessor(limits, source.tokenizer, args.seed), core, log)
+
+
+def checked_options(args: EngineArgs) -> None:
+    """Refuse options of an executor that has none."""
+    if args.executor in OWN_PROCESSES and args.executor_options is not None:
+        raise ConfigError(
+            f"executor_options with executor={args.executor!r}: expected an executor that starts "
+            "workers, such as 'ray'. Leave executor_options out."
+        )
+
+
+def check_processes(executor: str, processes: list[int]) -> None:
+    """Refuse an executor that does not fit the processes whose devices are used."""
+    if executor == "local" and len(processes) > 1:
+        raise ConfigError(
+            f"executor='local', but the devices are of processes {processes}: give mesh= with "
+            "devices of this process alone, or leave executor out."
+        )
+    if executor == "multihost" and len(processes) == 1:
+        raise ConfigError(
+            "executor='multihost', but all devices are of this process. Call "
+            "jax.distributed.initialize() in every process first, or leave executor out."
+        )
+
+
+def check_early_start(steps: RunnerConfig, processes: list[int]) -> None:
+    """Refuse to choose programs by what is compiled where several processes must choose alike."""
+    if steps.early_start and len(processes) > 1:
+        raise ConfigError(
+            f"compilation_config['wait_for']='largest', but the devices are of processes "
+            f"{processes}, which must all run the same programs. Leave wait_for out."
+        )
+
+
+def placement_for(args: EngineArgs, config: ModelConfig) -> Placement:
+    """Where this model's arrays lie, on the devices that were asked for."""
+    try:
+        replicas = replica_devices(
+            args.data_parallel_size,
+            args.tensor_parallel_size,
+            args.pipeline_parallel_size,
+            args.mesh,
+        )
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    heads = tuple(spec.kv_heads for spec in config.layers)
+    mesh = mesh_of_replicas([engine_mesh(devices, heads) for devices in replicas])
+    placement = Placement(mesh)
+    if len(replicas) > 1 and len(placement.processes) > 1:
+        raise UnsupportedFeature(
+            f"data parallelism over several processes is not built yet: {len(replicas)} replicas "
+            f"are asked for on devices of the processes {placement.processes}. Make one engine a "
+            "process, with mesh= of its own devices, and divide the prompts among them."
+        )
+    return placement
+
+
+def _default_params(generation: Mapping[str, Any]) -> dict[str, Any]:
+    """SamplingParams fields that the model's generation_config.json sets."""
+    names = {"max_new_tokens": "max_tokens"}
+    fields = set(SamplingParams.__dataclass_fields__)
+    named = {names.get(key, key): value for key, value in generation.items()}
+    return {key: value for key, value in named.items() if key in fields}
+
+
+def _log_stages(layout: StageLayout, layers: int) -> None:
+    if layout.num_stages > 1:
+        slots = layout.num_stages * layout.num_slots
+        logger.info("%d layers in %d stages of %d slots, %d of which stay empty",
+                    layers, layout.num_stages, layout.num_slots, slots - layers)  # fmt: skip
+
+
+def _log_capacity(
+    cache: CacheConfig, schedule: ScheduleConfig, replicas: int, platform: str
+) -> None:
+    tokens = (min(cache.num_blocks) - 1) * cache.block_size
+    if replicas > 1:
+        logger.info("%d data-parallel replicas, each with:", replicas)
+    logger.info("%s KV cache size: %s tokens", platform.upper(), f"{tokens:,}")
+    logger.info(
+        "Maximum concurrency for %s tokens per request: %.2fx",
+        f"{schedule.max_model_len:,}", tokens / schedule.max_model_len,
+    )  # fmt: skip

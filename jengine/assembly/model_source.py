@@ -1,0 +1,139 @@
+"""Where a model comes from: a folder, or a live module of the user's own program.
+
+In: EngineArgs. Out: its config, tokenizer and generation settings, and its parameters in place.
+Must not know sizes, caches or requests.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flax import nnx
+
+from jengine.assembly.args import EngineArgs
+from jengine.config import ModelConfig
+from jengine.errors import ConfigError
+from jengine.text.tokenizer import Tokenizer, load_tokenizer, wrap_tokenizer
+from jengine.weights.abstract import abstract_model, with_dtype, with_values
+from jengine.weights.dummy import dummy_model
+from jengine.weights.folder import (
+    INDEX_FILE,
+    SINGLE_FILE,
+    read_generation_config,
+    read_model_config,
+    resolve_model,
+)
+from jengine.weights.live import fitting_arrays
+from jengine.weights.orbax_folder import is_orbax
+from jengine.weights.safetensors_io import load_model
+from jengine.weights.stages import StagePlaces
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """What is known of a model before its parameters are read."""
+
+    config: ModelConfig
+    folder: Path | None  # None: the model is live
+    tokenizer: Tokenizer | None
+    generation: Mapping[str, Any]
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Every id that ends an answer: of the tokenizer, the model and its generation settings."""
+        ids = {*self.config.eos_token_ids, *self.generation.get("eos_token_id", ())}
+        if self.tokenizer is not None and self.tokenizer.eos_token_id is not None:
+            ids.add(self.tokenizer.eos_token_id)
+        return tuple(sorted(i for i in ids if 0 <= i < self.config.vocab_size))
+
+
+def open_model_source(args: EngineArgs) -> ModelSource:
+    """Read everything but the parameters."""
+    if isinstance(args.model, nnx.Module):
+        return ModelSource(live_config(args), None, _tokenizer(args, None), {})
+    # Absolute, so that it is still found after the program has changed its working directory.
+    folder = resolve_model(args.model).absolute()
+    use_generation = args.generation_config == "auto"
+    return ModelSource(
+        with_dtype(read_model_config(folder), args.dtype),
+        folder,
+        _tokenizer(args, folder),
+        read_generation_config(folder) if use_generation else {},
+    )
+
+
+def load_parameters(
+    args: EngineArgs, source: ModelSource, place: StagePlaces, bar: Callable[..., Any]
+) -> nnx.Module:
+    """The model with its arrays where they belong. Live arrays that lie right are not copied."""
+    if source.folder is None:
+        return with_values(args.model, fitting_arrays(args.model, args.model, place))
+    if args.params is not None:
+        declared = abstract_model(source.config)
+        return with_values(declared, fitting_arrays(declared, args.params, place))
+    if args.load_format == "dummy":
+        return dummy_model(source.config, seed=args.seed, place=place)
+    if stored_format(args.load_format, source.folder) == "orbax":
+        # Importing Orbax takes two seconds, so only those who use it do.
+        from jengine.weights.orbax_io import load_orbax
+
+        place.refuse_several_processes("an Orbax checkpoint")
+        keeps_dtype = isinstance(args.dtype, str) and args.dtype == "auto"
+        return load_orbax(source.folder, source.config, place.sharding, cast=not keeps_dtype)
+
+    def progress(label: str, total: int) -> Any:
+        return bar(total=total, desc=label, unit="B", unit_scale=True)
+
+    return load_model(source.folder, dtype=args.dtype, place=place, progress=progress)
+
+
+def stored_format(load_format: str, folder: Path) -> str:
+    """How the weights in a folder are stored; safetensors if it holds both or neither."""
+    if load_format != "auto":
+        return load_format
+    has_safetensors = any((folder / name).is_file() for name in (SINGLE_FILE, INDEX_FILE))
+    if not is_orbax(folder):
+        return "safetensors"
+    if has_safetensors:
+        logger.info(
+            "%s holds safetensors and an Orbax checkpoint; reading the safetensors. "
+            "load_format='orbax' reads the other.", folder,
+        )  # fmt: skip
+    return "safetensors" if has_safetensors else "orbax"
+
+
+def live_config(args: EngineArgs) -> ModelConfig:
+    """The config of a live module, which knows its own shape."""
+    if args.params is not None:
+        raise ConfigError("model is a module, which has its parameters; leave params out.")
+    config = vars(args.model).get("config")
+    if not isinstance(config, ModelConfig):
+        raise ConfigError(
+            f"model is a {type(args.model).__name__} without a jengine ModelConfig as .config. "
+            "Build it with jengine.models.registry.build, or subclass nothing and offer the same: "
+            "config, model(tokens, positions, cache, attend) and model.logits(hidden)."
+        )
+    if with_dtype(config, args.dtype) != config:
+        raise ConfigError(f"dtype={args.dtype!r}: this live model's parameters are {config.dtype}.")
+    return config
+
+
+def _tokenizer(args: EngineArgs, folder: Path | None) -> Tokenizer | None:
+    if args.skip_tokenizer_init:
+        return None
+    if isinstance(args.tokenizer, (str, Path)):
+        return load_tokenizer(resolve_model(args.tokenizer))
+    if args.tokenizer is not None:
+        return wrap_tokenizer(args.tokenizer)
+    if folder is None:
+        raise ConfigError(
+            "a live model has no tokenizer of its own: give tokenizer=..., or "
+            "skip_tokenizer_init=True and token ids as prompts."
+        )
+    return load_tokenizer(folder)

@@ -1,0 +1,79 @@
+"""A worker process of an engine whose requests are elsewhere: builds its part, then runs plans.
+
+In: a Job as bytes. Out: how it ended, as bytes. The first worker serves the driver, the others
+follow it. Must not know who started this process.
+"""
+
+from __future__ import annotations
+
+import jax
+import msgspec
+
+from jengine.assembly.args import EngineArgs
+from jengine.assembly.build import DeviceSide, device_side
+from jengine.assembly.model_source import open_model_source
+from jengine.assembly.progress import progress_factory
+from jengine.distributed.follower import FollowingCore
+from jengine.distributed.leader import LeadingCore
+from jengine.engine.core import EngineCore
+from jengine.errors import EngineDead, JengineError, UnexpectedCompile
+from jengine.executor.local import LocalExecutor
+from jengine.executor.multihost.connection import connect
+from jengine.executor.multihost.settings import MultihostSettings
+from jengine.executor.protocol import Capacity
+from jengine.executor.remote.job import Ended, Job, ended_with
+from jengine.executor.remote.server import OneWorker, PlanServer, SeveralWorkers
+from jengine.runner.compile_cache import enable_compile_cache
+
+
+def run(data: bytes) -> bytes:
+    """Be a worker until the driver says goodbye."""
+    job = msgspec.msgpack.decode(data, type=Job)
+    try:
+        if job.workers > 1:
+            jax.distributed.initialize(job.coordinator, job.workers, job.rank)
+        work(job)
+    except JengineError as error:
+        return ended_with(error)
+    if job.workers > 1:
+        jax.distributed.shutdown()
+    return msgspec.msgpack.encode(Ended())
+
+
+def work(job: Job) -> None:
+    """Build this worker's part of the engine and run what comes."""
+    args = EngineArgs.checked("worker", multihost=job.multihost, **job.settings)
+    enable_compile_cache((args.compilation_config or {}).get("cache_dir"))
+    side = device_side(args, open_model_source(args), progress_factory(False))
+    if isinstance(side.core, FollowingCore):
+        follow(side.core)
+    else:
+        lead(job, side)
+
+
+def follow(core: FollowingCore) -> None:
+    """Run the first worker's plans until it leaves."""
+    while core.failure is None:
+        try:
+            core.step()
+        except UnexpectedCompile:
+            continue  # the first worker met the same, and tells the driver
+        except EngineDead:
+            break
+    core.shutdown()
+
+
+def lead(job: Job, side: DeviceSide) -> None:
+    """Serve the driver."""
+    settings = MultihostSettings.checked(job.multihost)
+    address = (job.driver, job.port)
+    server = PlanServer(connect(address, job.rank, job.secret, settings.silence), settings)
+    core = side.core
+    if isinstance(core, LeadingCore):
+        workers = SeveralWorkers(core.executor, core.channel, server.tell_end)
+    else:
+        assert isinstance(core, EngineCore), f"a worker cannot lead a {type(core).__name__}"
+        assert isinstance(core.executor, LocalExecutor)
+        workers = OneWorker(core.executor, server.tell_end)
+    capacity = Capacity(side.schedule, side.cache, side.depth, jax.default_backend())
+    server.serve(workers, capacity)

@@ -1,0 +1,47 @@
+"""What a process and its device hold, beside what weights and cache must take.
+
+In: an engine. Out: gigabytes. On a CPU the process is what counts, with everything it did while it
+loaded and compiled; where a device tells its peak, that is.
+"""
+
+from __future__ import annotations
+
+import psutil
+
+from jengine.api.llm import LLM
+from jengine.bench.surroundings import peak_bytes
+from jengine.runner.reports import device_memory
+
+
+def peak_memory(llm: LLM) -> dict[str, float | None]:
+    """The most so far, and how much of it is neither weights nor cache."""
+    each = [device_memory(runner) for runner in llm.engine.runners]
+    of_device = device_stats(llm).get("peak_bytes_in_use")
+    if of_device is None:  # the devices are the process's own memory, all of them
+        weights = sum(one.weights * one.devices for one in each)
+        cache = sum(one.cache * one.devices for one in each)
+    else:
+        weights, cache = each[0].weights, each[0].cache
+    peak = peak_bytes() if of_device is None else of_device
+    return {
+        "peak_resident_gb": in_gb(peak_bytes()),
+        "peak_device_gb": None if of_device is None else in_gb(of_device),
+        "weights_gb": in_gb(weights),
+        "cache_gb": in_gb(cache),
+        "over_weights_and_cache_gb": in_gb(peak - weights - cache),
+    }
+
+
+def device_stats(llm: LLM) -> dict[str, int]:
+    """What the first device says of its memory; nothing on a CPU."""
+    return llm.mesh.local_devices[0].memory_stats() or {}
+
+
+def resident_bytes() -> int:
+    """What this process holds now."""
+    return psutil.Process().memory_info().rss
+
+
+def in_gb(count: int) -> float:
+    """Bytes as gigabytes, to a tenth of a megabyte."""
+    return round(count / 1e9, 4)

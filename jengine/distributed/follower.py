@@ -1,0 +1,226 @@
+"""The core of a process that follows: the same calls as an EngineCore, the leader's decisions.
+
+In: the same requests as everywhere, and the leader's messages. Out: token deltas. While it waits
+for anything it runs the plans that come, so nobody waits for it in a collective.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from jengine.distributed.request_digest import ParameterNotes, digests_of
+from jengine.errors import ConfigError, EngineDead, RequestError, UnexpectedCompile
+from jengine.executor.multihost.channel import FollowerChannel, failing_together, reports
+from jengine.executor.multihost.executors import FollowingExecutor
+from jengine.executor.multihost.messages import (
+    Ask,
+    Call,
+    Done,
+    End,
+    Ended,
+    Message,
+    Read,
+    Report,
+    Run,
+    Verdict,
+)
+from jengine.executor.protocol import WorkerHealth
+from jengine.outputs import Counts, TokenDelta
+from jengine.plan import Plan
+from jengine.request import WireRequest
+
+
+class FollowingCore:
+    """Runs what the leader plans. Its session gets the same deltas as the leader's."""
+
+    def __init__(
+        self,
+        executor: FollowingExecutor,
+        channel: FollowerChannel,
+        notes: ParameterNotes,
+        check: Callable[[WireRequest], None],
+    ) -> None:
+        self.executor = executor
+        self.channel = channel
+        self.notes = notes
+        self.failure: BaseException | None = None
+        self._check = check  # raises a RequestError where the leader's scheduler would
+        self._version = 0
+        self._counts = Counts()
+        # Requests that lack their final answer, by the name that the leader gives them, and back.
+        self._open: dict[str, str] = {}
+        self._names: dict[str, str] = {}
+        self._unchecked: dict[str, WireRequest] = {}  # not yet known to be the same everywhere
+        # What the leader's steps brought, in order, and nobody has asked for yet.
+        self._outcomes: deque[list[TokenDelta] | Exception] = deque()
+        self._ended: dict[str, TokenDelta | None] = {}
+
+    @property
+    def has_work(self) -> bool:
+        """Whether some request still waits for its final answer."""
+        return bool(self._open or self._unchecked)
+
+    @property
+    def weights_version(self) -> int:
+        """How often the parameters were replaced."""
+        return self._version
+
+    def add(self, wire: WireRequest) -> None:
+        """Expect answers to a request, which the leader has too."""
+        self.check_alive()
+        self._check(wire)
+        self._unchecked[wire.request_id] = wire
+
+    def abort(self, request_id: str) -> TokenDelta | None:
+        """End a request, as soon as the leader has ended it."""
+        self._unchecked.pop(request_id, None)
+        name = self._names.get(request_id)
+        if name is None:
+            return None
+        if self.failure is None and name not in self._ended:
+            self.channel.send(End(name))
+            while name not in self._ended:
+                self._take(self._next())
+        delta = self._ended.get(name)
+        self._close(name)
+        return None if delta is None else msgspec.structs.replace(delta, request_id=request_id)
+
+    def step(self) -> list[TokenDelta]:
+        """What the leader's next step brings the requests."""
+        self.check_alive()
+        if self._unchecked:
+            self._agree_on_requests()
+        while not self._outcomes:
+            self._take(self._next())
+        outcome = self._outcomes.popleft()
+        if isinstance(outcome, Exception):
+            raise outcome
+        return [self._own(delta) for delta in outcome if delta.request_id in self._open]
+
+    def _own(self, delta: TokenDelta) -> TokenDelta:
+        """A delta as this process's session knows it."""
+        name = delta.request_id
+        own = msgspec.structs.replace(delta, request_id=self._open[name])
+        if delta.finish_reason is not None:
+            self._close(name)
+        return own
+
+    def _close(self, name: str) -> None:
+        del self._names[self._open.pop(name)]
+        self._ended.pop(name, None)
+
+    def update_weights(self, leaves: Any) -> int:
+        """Use other parameters, as every process does."""
+        self.check_alive()
+        problem = self._agree("weights", self.notes.take()).problem
+        if problem is not None:
+            raise ConfigError(f"{problem} Nothing was changed.")
+        self.executor.update_weights(leaves)
+        self._version += 1
+        return self._version
+
+    def reset_prefix_cache(self) -> bool:
+        """Nothing to forget here: the leader knows the prefixes. False while requests run."""
+        return not self.has_work
+
+    def counts(self) -> Counts:
+        """What the leader's scheduler was doing after the last step."""
+        return self._counts
+
+    def call_workers(self, method: str, arguments: bytes) -> list[bytes]:
+        """What a call returns in every process; all of them make it."""
+        self.check_alive()
+        verdict = self._report(self.executor.report(method, arguments))
+        if verdict.problem is not None:
+            raise RequestError(verdict.problem)
+        return verdict.answers
+
+    def health(self) -> list[WorkerHealth]:
+        """This process, and what it knows of the leader."""
+        self.check_alive()
+        return self.executor.health()
+
+    def probe(self) -> None:
+        """An empty step in every process; all of them ask for it."""
+        self.step()
+
+    def check_alive(self) -> None:
+        """Raise EngineDead if the engine has stopped."""
+        if self.failure is not None:
+            raise EngineDead("this engine has stopped; create a new one.") from self.failure
+
+    def shutdown(self) -> None:
+        """Forget everything, and tell the leader."""
+        self._open.clear()
+        self._names.clear()
+        self._unchecked.clear()
+        self._outcomes.clear()
+        self.executor.shutdown()
+        self.failure = self.failure or EngineDead("this engine was shut down.")
+
+    def _agree_on_requests(self) -> None:
+        wires, self._unchecked = self._unchecked, {}
+        verdict = self._agree("requests", digests_of(wires.values()))
+        if verdict.problem is not None:
+            raise RequestError(verdict.problem)
+        self._open.update(zip(verdict.names, wires, strict=True))
+        self._names.update(zip(wires, verdict.names, strict=True))
+
+    def _agree(self, subject: str, items: list[tuple[str, bytes]]) -> Verdict:
+        return self._report(reports(subject, items))
+
+    def _report(self, report: Report) -> Verdict:
+        try:
+            return self.channel.agree(report, self._take)
+        except EngineDead as error:
+            self.failure = error
+            raise
+
+    def _next(self) -> Message:
+        try:
+            return self.channel.next()
+        except EngineDead as error:
+            self.failure = error
+            raise
+
+    def _take(self, message: Message) -> None:
+        """Do what the leader says."""
+        match message:
+            case Run(plan):
+                self._run(plan)
+            case Done(read, deltas, counts):
+                with failing_together(self.channel):
+                    self.executor.read_up_to(read)
+                self._counts = counts
+                self._outcomes.append(deltas)
+            case Read(read):
+                with failing_together(self.channel):
+                    self.executor.read_up_to(read)
+            case Ended(request_id, delta):
+                self._note_end(request_id, delta)
+            case Call(method, arguments):  # of a driver, which asks all through the leader
+                self._report(self.executor.report(method, arguments))
+            case Ask():
+                if not self.channel.answers(message):
+                    # The leader wants to compare what this process does not have.
+                    verdict = self._agree("requests", [])
+                    self._outcomes.append(RequestError(verdict.problem))
+            case _:
+                self.channel.failed(f"a leader does not send {type(message).__name__}")
+
+    def _run(self, plan: Plan) -> None:
+        try:
+            with failing_together(self.channel):
+                self.executor.submit(plan)
+        except UnexpectedCompile as error:  # the leader meets the same
+            self._outcomes.append(error)
+
+    def _note_end(self, request_id: str, delta: TokenDelta | None) -> None:
+        if request_id in self._open:
+            self._ended[request_id] = delta
+            if delta is not None:
+                self._outcomes.append([delta])

@@ -1,0 +1,140 @@
+"""The core of the process that leads: an EngineCore whose steps, aborts and weights go to all.
+
+In: requests, of which every process has the same. Out: token deltas, to its own session and to the
+followers. Must not know sockets or devices.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jengine.distributed.request_digest import ParameterNotes, digests_of
+from jengine.engine.core import EngineCore
+from jengine.errors import ConfigError, RequestError, UnexpectedCompile
+from jengine.executor.multihost.channel import LeaderChannel, failing_together, reports
+from jengine.executor.multihost.executors import LeadingExecutor
+from jengine.executor.multihost.messages import Done, Ended, Read
+from jengine.executor.protocol import WorkerHealth
+from jengine.outputs import Counts, TokenDelta
+from jengine.request import WireRequest
+
+
+class LeadingCore:
+    """Schedules for all processes. What its session sees is an engine core."""
+
+    def __init__(
+        self, core: EngineCore, executor: LeadingExecutor, channel: LeaderChannel,
+        notes: ParameterNotes,
+    ) -> None:  # fmt: skip
+        self.core = core
+        self.executor = executor
+        self.channel = channel
+        self.notes = notes
+        self.unchecked: dict[str, WireRequest] = {}  # not yet known to be the same everywhere
+
+    @property
+    def has_work(self) -> bool:
+        """Whether some request still waits for its final answer."""
+        return self.core.has_work
+
+    @property
+    def weights_version(self) -> int:
+        """How often the parameters were replaced."""
+        return self.core.weights_version
+
+    def add(self, wire: WireRequest) -> None:
+        """Queue a request. It is compared with those of the others before it runs."""
+        self.core.add(wire)
+        self.unchecked[wire.request_id] = wire
+
+    def abort(self, request_id: str) -> TokenDelta | None:
+        """End a request in every process."""
+        delta = self.core.abort(request_id)
+        if self.unchecked.pop(request_id, None) is None and delta is not None:
+            self.channel.broadcast(Ended(request_id, delta))
+        return delta
+
+    def step(self) -> list[TokenDelta]:
+        """One step of all processes."""
+        self.core.check_alive()
+        self._hear()
+        if self.unchecked or self.channel.has_report:
+            self._agree_on_requests()
+        with self.channel.inside_step():
+            deltas = self._step()
+        self.executor.compare_samples()
+        self.channel.broadcast(Done(self.executor.read, deltas, self.counts()))
+        return deltas
+
+    def _step(self) -> list[TokenDelta]:
+        try:
+            with failing_together(self.channel):
+                return self.core.step()
+        except UnexpectedCompile:  # the others meet the same, and nothing of it has run
+            self.channel.broadcast(Read(self.executor.read))
+            raise
+
+    def _agree_on_requests(self) -> None:
+        wires, self.unchecked = list(self.unchecked.values()), {}
+        names = [wire.request_id for wire in wires]
+        verdict = self.channel.agree(reports("requests", digests_of(wires)), self._serve, names)
+        if verdict.problem is not None:
+            for name in names:
+                self.core.abort(name)
+            raise RequestError(verdict.problem)
+
+    def _hear(self) -> None:
+        """Take in what the others have said meanwhile."""
+        while self.channel.read():
+            pass
+        self._serve()
+
+    def _serve(self) -> None:
+        """End requests that a follower does not want any longer, here and everywhere."""
+        while self.channel.ends:
+            rank, request_id = self.channel.ends.popleft()
+            delta = self.abort(request_id)
+            if delta is None:
+                self.channel.tell(rank, Ended(request_id, None))
+            else:
+                self.core.undelivered.append(delta)
+
+    def update_weights(self, leaves: Any) -> int:
+        """Use other parameters in every process."""
+        self.core.check_alive()
+        verdict = self.channel.agree(reports("weights", self.notes.take()), self._serve)
+        if verdict.problem is not None:
+            raise ConfigError(f"{verdict.problem} Nothing was changed.")
+        return self.core.update_weights(leaves)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget cached prefixes, which only this process knows."""
+        return self.core.reset_prefix_cache()
+
+    def counts(self) -> Counts:
+        """What the scheduler is doing."""
+        return self.core.counts()
+
+    def call_workers(self, method: str, arguments: bytes) -> list[bytes]:
+        """What a call returns in every process; all of them make it."""
+        self.core.check_alive()
+        return self.executor.call_workers(method, arguments, self._serve)
+
+    def health(self) -> list[WorkerHealth]:
+        """This process, and what it knows of the others."""
+        return self.core.health()
+
+    def probe(self) -> None:
+        """An empty step in every process; all of them ask for it."""
+        with self.channel.inside_step(), failing_together(self.channel):
+            self.core.probe()
+        self.channel.broadcast(Done(self.executor.read, [], self.counts()))
+
+    def check_alive(self) -> None:
+        """Raise EngineDead if the engine has stopped."""
+        self.core.check_alive()
+
+    def shutdown(self) -> None:
+        """Abort everything, and tell the others."""
+        self.unchecked.clear()
+        self.core.shutdown()

@@ -1,0 +1,203 @@
+"""The processes that an engine consists of: one alone, one that leads, or one that follows.
+
+In: the placement of its arrays. Out: its core, and agreement with the others on the way there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import jax
+from flax import nnx
+
+from jengine.config import CacheConfig, ScheduleConfig
+from jengine.distributed.data_parallel import DataParallelCore
+from jengine.distributed.follower import FollowingCore
+from jengine.distributed.leader import LeadingCore
+from jengine.engine.core import EngineCore
+from jengine.engine.protocol import Core
+from jengine.errors import ConfigError
+from jengine.executor.local import LocalExecutor
+from jengine.executor.multihost.agreement import digest_of, listed, plural
+from jengine.executor.multihost.channel import Channel, FollowerChannel, reports
+from jengine.executor.multihost.executors import FollowingExecutor, LeadingExecutor
+from jengine.executor.multihost.messages import Message, Report, Verdict
+from jengine.executor.multihost.parameter_digests import ParameterDigests
+from jengine.executor.multihost.rendezvous import meet
+from jengine.executor.multihost.settings import MultihostSettings
+from jengine.kvcache.coordinator import CacheCoordinator
+from jengine.models.parameter import named_parameters
+from jengine.request import WireRequest
+from jengine.runner.runner import Runner
+from jengine.runner.step import Leaves
+from jengine.scheduler.refusal import refuse_impossible
+from jengine.scheduler.scheduler import Scheduler
+from sharding.placement import Placement
+
+
+@dataclass(frozen=True)
+class CoreParts:
+    """What a core is built from."""
+
+    runners: tuple[Runner, ...]  # of each data-parallel replica
+    placement: Placement
+    schedule: ScheduleConfig
+    cache: CacheConfig
+    depth: int
+    stages: int
+    in_turn: bool  # replicas must not compute at the same time
+
+    def scheduler(self) -> Scheduler:
+        """The scheduler, where there is one."""
+        cache = CacheCoordinator(self.cache)
+        return Scheduler(self.schedule, cache, depth=self.depth, spacing=self.stages)
+
+    def local_core(self) -> Core:
+        """The core of an engine that is this process alone."""
+        cores = [
+            EngineCore(self.scheduler(), LocalExecutor(runner), self.depth)
+            for runner in self.runners
+        ]
+        if len(cores) == 1:
+            return cores[0]
+        replicas = self.placement.replicas
+        names = [
+            f"data-parallel replica {i} of {len(cores)}, on "
+            + ", ".join(str(device) for device in replica.mesh.devices.flat)
+            for i, replica in enumerate(replicas)
+        ]
+
+        def split(leaves: Leaves) -> list[Leaves]:
+            return [tuple(map(replica.part, leaves)) for replica in replicas]
+
+        return DataParallelCore(cores, names, split, self.in_turn)
+
+
+class ProcessGroup(Protocol):
+    """What building an engine asks of its processes."""
+
+    def observed(self, placement: Placement) -> Placement:
+        """The placement, through which parameters are noted on their way."""
+        ...
+
+    def agree(self, **values: Any) -> None:
+        """Raise a ConfigError in every process if these are not the same in all."""
+        ...
+
+    def agree_on_weights(self, model: nnx.Module) -> None:
+        """Raise a ConfigError in every process if they have read different parameters."""
+        ...
+
+    def least(self, number: int) -> int:
+        """The smallest of the numbers that the processes give."""
+        ...
+
+    def core(self, parts: CoreParts) -> Core:
+        """The core of this process."""
+        ...
+
+    def leave(self, reason: str) -> None:
+        """Tell the others that this process will not take part."""
+        ...
+
+
+@contextmanager
+def process_group_of(placement: Placement, settings: MultihostSettings) -> Iterator[ProcessGroup]:
+    """The group of the processes whose devices these are. Who fails inside tells the others."""
+    group = _gathered(placement.processes, settings)
+    try:
+        yield group
+    except BaseException as error:
+        group.leave(f"it could not build its engine: {type(error).__name__}: {error}")
+        raise
+
+
+def _gathered(processes: list[int], settings: MultihostSettings) -> ProcessGroup:
+    own = jax.process_index()
+    if own not in processes:
+        raise ConfigError(
+            f"the model is to be split over devices of {plural(processes)} {listed(processes)}, but"
+            f" this is process {own}. Use devices of every process that makes this engine, or give "
+            "mesh= with local devices for an engine of this process alone."
+        )
+    if processes == [own]:
+        return SingleProcess()
+    return SeveralProcesses(meet(processes, settings), settings)
+
+
+class SingleProcess:
+    """One process: nobody to ask. What its methods promise is above."""
+
+    def observed(self, placement: Placement) -> Placement:
+        return placement
+
+    def agree(self, **values: Any) -> None:
+        pass
+
+    def agree_on_weights(self, model: nnx.Module) -> None:
+        pass
+
+    def least(self, number: int) -> int:
+        return number
+
+    def core(self, parts: CoreParts) -> Core:
+        return parts.local_core()
+
+    def leave(self, reason: str) -> None:
+        pass
+
+
+class SeveralProcesses:
+    """Several processes, of which this is one. What its methods promise is above."""
+
+    def __init__(self, channel: Channel, settings: MultihostSettings) -> None:
+        self._channel = channel
+        self._settings = settings
+        self._digests = ParameterDigests()
+
+    def observed(self, placement: Placement) -> Placement:
+        return replace(placement, observe=self._digests.note)
+
+    def agree(self, **values: Any) -> None:
+        items = [(name, digest_of(repr(value).encode())) for name, value in values.items()]
+        self._compare(reports("settings", items))
+
+    def agree_on_weights(self, model: nnx.Module) -> None:
+        self._digests.note_missing((name, leaf[...]) for name, leaf in named_parameters(model))
+        self._compare(reports("weights", self._digests.take()))
+
+    def least(self, number: int) -> int:
+        return self._compare(reports("cache", [], number)).least
+
+    def core(self, parts: CoreParts) -> Core:
+        channel, every = self._channel, self._settings.compare_every
+        (runner,) = parts.runners
+        local = LocalExecutor(runner)
+        if isinstance(channel, FollowerChannel):
+            cache = CacheCoordinator(parts.cache)
+
+            def check(wire: WireRequest) -> None:
+                refuse_impossible(wire, parts.schedule, cache)
+
+            following = FollowingExecutor(local, channel, every)
+            return FollowingCore(following, channel, self._digests, check)
+        leading = LeadingExecutor(local, channel, every)
+        core = EngineCore(parts.scheduler(), leading, parts.depth)
+        return LeadingCore(core, leading, channel, self._digests)
+
+    def leave(self, reason: str) -> None:
+        self._channel.leave(reason)
+
+    def _compare(self, report: Report) -> Verdict:
+        verdict = self._channel.agree(report, expect_nothing)
+        if verdict.problem is not None:
+            raise ConfigError(verdict.problem)
+        return verdict
+
+
+def expect_nothing(*messages: Message) -> None:
+    """While an engine is built the others say nothing else."""
+    assert not messages, f"{messages[0]} came while the engine was being built"

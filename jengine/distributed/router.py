@@ -1,0 +1,99 @@
+"""Which data-parallel replica gets a request: who has its beginning, or who has least to do.
+
+In: for each replica, how much of a prompt its cache holds; the deltas of all requests. Out: a
+replica. Counts tokens known of unfinished requests as load. Must not know schedulers or devices.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from jengine.outputs import TokenDelta
+
+# A replica may lead the least loaded one by this share of the latter's load without reason.
+UNEVEN = 4
+
+
+def choose(loads: Sequence[int], hits: Sequence[int]) -> int:
+    """The replica with the longest cached prefix, then the least load, then the first.
+
+    Only among those whose load is above the least by no more than the tokens that the prefix
+    saves and a quarter of the least: a cache is worth what need not be computed, not a queue.
+    """
+    least = min(loads)
+    near = [i for i, load in enumerate(loads) if load - least <= hits[i] + least // UNEVEN]
+    return min(near, key=lambda i: (-hits[i], loads[i], i))
+
+
+class Placed(NamedTuple):
+    """A request that has not ended, and where it is."""
+
+    replica: int
+    tokens: int
+    hashes: Sequence[bytes]
+
+
+class Router:
+    """What each replica has to do."""
+
+    def __init__(self, replicas: int, block_size: int) -> None:
+        self.loads = [0] * replicas
+        self._block_size = block_size
+        self._placed: dict[str, Placed] = {}
+        # Blocks of prompts that a replica has or will soon have in its cache.
+        self._coming: list[Counter[bytes]] = [Counter() for _ in range(replicas)]
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._placed
+
+    def replica_for(self, found: Sequence[int], hashes: Sequence[bytes]) -> int:
+        """The best replica for a prompt with these blocks, of which caches hold so many tokens."""
+        hits = [max(pair) for pair in zip(found, self._expected(hashes), strict=True)]
+        return choose(self.loads, hits)
+
+    def replica_of(self, request_id: str) -> int | None:
+        """Where an unfinished request is."""
+        placed = self._placed.get(request_id)
+        return None if placed is None else placed.replica
+
+    def enter(self, request_id: str, placed: Placed) -> None:
+        """A replica has taken a request."""
+        self._placed[request_id] = placed
+        self.loads[placed.replica] += placed.tokens
+        self._coming[placed.replica].update(placed.hashes)
+
+    def note(self, delta: TokenDelta) -> None:
+        """A request has more tokens, or has ended."""
+        placed = self._placed.get(delta.request_id)
+        if placed is None:
+            return
+        if delta.finish_reason is not None:
+            self._leave(delta.request_id)
+            return
+        count = len(delta.token_ids)
+        self.loads[placed.replica] += count
+        self._placed[delta.request_id] = placed._replace(tokens=placed.tokens + count)
+
+    def clear(self) -> None:
+        """Nothing is left to do."""
+        for request_id in list(self._placed):
+            self._leave(request_id)
+
+    def _leave(self, request_id: str) -> None:
+        placed = self._placed.pop(request_id)
+        self.loads[placed.replica] -= placed.tokens
+        coming = self._coming[placed.replica]
+        coming.subtract(placed.hashes)
+        for content in placed.hashes:
+            if not coming[content]:
+                del coming[content]
+
+    def _expected(self, hashes: Sequence[bytes]) -> list[int]:
+        """Tokens at the beginning of a prompt that unfinished requests of each replica share."""
+        return [
+            self._block_size * next((i for i, one in enumerate(hashes) if one not in coming),
+                                    len(hashes))
+            for coming in self._coming
+        ]  # fmt: skip

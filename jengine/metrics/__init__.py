@@ -1,0 +1,1 @@
+"""Events and step statistics in, log lines out."""

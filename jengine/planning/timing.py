@@ -1,0 +1,189 @@
+"""How long a step takes at least, and about: bytes and operations over what devices can do.
+
+In: Memory, a device and the work. Out: Timing, in seconds. Nothing here was measured by itself;
+`Assumptions` names every number that is not a shape or a data sheet's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jengine.planning.accelerators import Accelerator
+from jengine.planning.device_memory import Memory, Part
+
+FLOAT32 = 4
+
+
+@dataclass(frozen=True)
+class Assumptions:
+    """What is neither a shape nor printed by a vendor."""
+
+    # Reached by large copies and products on an H200.
+    bandwidth_share: float = 0.9
+    flops_share: float = 0.8
+    # A network port for each device, one way.
+    network: float = 50e9
+    # Before the first byte of an exchange arrives everywhere.
+    link_latency: float = 10e-6
+    network_latency: float = 25e-6
+    # Kernels of a step compiled for an H200 (jengine/bench/results/gpu-proof.md), one CUDA graph.
+    launches_a_layer: int = 16
+    between_launches: float = 1e-6
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a replica does at once."""
+
+    batch: int  # requests that decode
+    context: int  # tokens that each of them has, on average
+    prefill: int  # prompt tokens of a prefill step
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What devices send each other in one step of one plan."""
+
+    what: str
+    link: str
+    count: int
+    bytes: int  # that one device sends, all together
+    seconds: float
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """One step of one plan on the slowest stage."""
+
+    tokens: int
+    weights_read: int
+    cache_read: int
+    operations: float
+    floor: float  # memory or arithmetic at the data sheet's rates, whichever takes longer
+    memory_bound: bool
+    expected: float  # with the shares that are reached, launches and exchanges
+    launches: float
+    exchanges: tuple[Exchange, ...]
+
+    @property
+    def exchanging(self) -> float:
+        """Seconds of exchanges, none of which is assumed to overlap with anything."""
+        return sum(exchange.seconds for exchange in self.exchanges)
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Steps of a model on devices."""
+
+    memory: Memory
+    device: Accelerator
+    assumed: Assumptions
+
+    def decode(self, work: Work) -> StepTime:
+        """One token for each request of one plan; there are as many plans as stages."""
+        rows = -(-work.batch // self.memory.layout.pp)
+        read = sum(round(part.bytes * self._touched(part, rows)) for part in self.memory.parts)
+        cache = rows * self.memory.read_bytes(work.context)
+        operations = rows * (self._operations(head=True) + self._attention(work.context))
+        return self._step(rows, read, cache, operations)
+
+    def prefill(self, work: Work) -> StepTime:
+        """A step of prompt tokens only, from the middle of prompts of the context's length."""
+        tokens = work.prefill
+        read = sum(round(part.bytes * self._touched(part, tokens)) for part in self.memory.parts)
+        prompts = -(-tokens // work.context)
+        operations = tokens * (self._operations(head=False) + self._attention(work.context // 2))
+        return self._step(tokens, read, prompts * self.memory.read_bytes(work.context), operations)
+
+    def tokens_a_second(self, work: Work, seconds: float) -> float:
+        """Of all replicas: a stage begins a plan whenever it has ended one."""
+        rows = -(-work.batch // self.memory.layout.pp)
+        return self.memory.layout.dp * rows / seconds
+
+    def _step(self, tokens: int, weights: int, cache: int, operations: float) -> StepTime:
+        assumed = self.assumed
+        reading = (weights + cache) / self.device.bandwidth
+        computing = operations / self.device.flops
+        launches = len(self.memory.stage) * assumed.launches_a_layer * assumed.between_launches
+        exchanges = tuple(self._exchanges(tokens))
+        busy = max(reading / assumed.bandwidth_share, computing / assumed.flops_share)
+        return StepTime(
+            tokens=tokens,
+            weights_read=weights,
+            cache_read=cache,
+            operations=operations,
+            floor=max(reading, computing),
+            memory_bound=reading >= computing,
+            expected=busy + launches + sum(exchange.seconds for exchange in exchanges),
+            launches=launches,
+            exchanges=exchanges,
+        )
+
+    def _touched(self, part: Part, tokens: int) -> float:
+        """The share of a parameter that a step of so many tokens reads."""
+        config, moe = self.memory.config, self.memory.config.moe
+        if part.path in ("embed", "position_embed") and not (
+            part.path == "embed" and config.tie_embeddings
+        ):
+            return 0.0  # a row a token
+        if moe is None or "experts" not in part.axes:
+            return 1.0
+        return 1 - (1 - moe.experts_per_token / moe.num_experts) ** tokens
+
+    def _operations(self, *, head: bool) -> float:
+        """Of the products with parameters, for one token on one device."""
+        config, moe = self.memory.config, self.memory.config.moe
+        head_path = "embed" if config.tie_embeddings else "head"
+        total = 0.0
+        for part in self.memory.parts:
+            if part.layer is None and not (head and part.path == head_path):
+                continue
+            experts = moe is not None and "experts" in part.axes
+            share = moe.experts_per_token / moe.num_experts if moe and experts else 1.0
+            total += 2 * part.elements * share
+        return total
+
+    def _attention(self, context: int) -> float:
+        """Of scores and mixed values, for one token on one device."""
+        config, layout = self.memory.config, self.memory.layout
+        heads = config.num_heads / layout.tp
+        spans = (
+            min(context, config.layers[layer].window or context) for layer in self.memory.stage
+        )
+        return sum(4 * heads * config.head_dim * span for span in spans)
+
+    def _exchanges(self, tokens: int) -> list[Exchange]:
+        layout = self.memory.layout
+        hidden = tokens * self.memory.config.hidden_size * FLOAT32
+        found = []
+        if layout.tp > 1:
+            # Two sums a layer and one for the embedding, as the compiled program has them.
+            count = 2 * len(self.memory.stage) + 1
+            found.append(self._sums("sums within a layer", count, hidden, layout.tp, True))
+        if layout.pp > 1:
+            found += [self._handing_on(hidden), self._last_results(hidden)]
+        return found
+
+    def _sums(self, what: str, count: int, size: int, devices: int, tensor: bool) -> Exchange:
+        """Ring all-reduces. A ring over several hosts leaves each by all of its ports together."""
+        layout, assumed = self.memory.layout, self.assumed
+        hosts = layout.tensor_hosts if tensor else 1 + layout.stages_cross_hosts
+        sent = round(2 * (devices - 1) / devices * size)
+        rate, latency, link = self.device.link, assumed.link_latency, self.device.link_name
+        if hosts > 1:
+            ports = layout.devices_a_host if tensor else 1
+            rate, link = min(rate, ports * assumed.network), f"{link} and network"
+            latency += assumed.network_latency
+        return Exchange(what, link, count, count * sent, count * (sent / rate + latency))
+
+    def _handing_on(self, size: int) -> Exchange:
+        """Each device hands hidden states to the one with its part of the next stage."""
+        assumed, across = self.assumed, self.memory.layout.stages_cross_hosts
+        rate = assumed.network if across else self.device.link
+        latency = assumed.network_latency if across else assumed.link_latency
+        link = "network" if across else self.device.link_name
+        return Exchange("to the next stage", link, 1, size, size / rate + latency)
+
+    def _last_results(self, size: int) -> Exchange:
+        """The last stage's hidden states to all stages, which share the head."""
+        return self._sums("last stage's results to all", 1, size, self.memory.layout.pp, False)

@@ -1,0 +1,42 @@
+"""Multi-step decode: plans whose decodes run several times before the host reads their tokens.
+
+In: a PlanBuilder. Out: its number of steps, and blocks for all of them. It never preempts: the
+number is bounded by the shortest answer still possible and by the free blocks.
+"""
+
+from __future__ import annotations
+
+from jengine.kvcache.coordinator import CacheCoordinator
+from jengine.request import Request
+from jengine.scheduler.plan_builder import PlanBuilder
+
+
+class MultiStepDecode:
+    """Lengthens drafts, to `most` runs of their decodes."""
+
+    def __init__(self, most: int, cache: CacheCoordinator) -> None:
+        self.most = most
+        self._cache = cache
+
+    def lengthen(self, builder: PlanBuilder, num_waiting: int) -> None:
+        """Let the builder run as often as may be: once while a request waits, or a prompt runs."""
+        if self.most == 1 or num_waiting or builder.chunks or builder.preempted:
+            return
+        repeats = min((self._room(request) for request in builder.decodes), default=1)
+        while repeats > 1 and not self._cache.has_room(builder.decodes, repeats):
+            repeats //= 2
+        if repeats > 1:
+            self._lengthen(builder, repeats)
+
+    def _room(self, request: Request) -> int:
+        """How often a request may run."""
+        if request.wire.taps:  # what one run captures would be lost in the next
+            return 1
+        return min(self.most, request.cap - 1 - request.num_computed)
+
+    def _lengthen(self, builder: PlanBuilder, repeats: int) -> None:
+        builder.repeats = repeats
+        for request in builder.decodes:
+            blocks = self._cache.allocate(request, repeats)
+            assert blocks is not None, "the cache had room for this burst a moment ago"
+            builder.new_blocks += blocks

@@ -1,0 +1,77 @@
+"""A plan in the making: what one step runs so far, and what is left of its budget.
+
+In: requests with the tokens they run. Out: the finished Plan, decodes first, by their lengths.
+Must not know: who should run, or why.
+"""
+
+from __future__ import annotations
+
+from jengine.plan import NewBlocks, NewRow, Plan
+from jengine.request import Request
+
+
+class PlanBuilder:
+    """Entries of one step. A decode costs 1 token of the budget, a chunk costs whole tiles."""
+
+    __slots__ = (
+        "budget", "decodes", "chunks", "new_blocks", "new_rows", "preempted", "repeats", "tile",
+    )  # fmt: skip
+
+    def __init__(self, budget: int, tile: int) -> None:
+        self.budget = budget
+        self.tile = tile
+        self.decodes: list[Request] = []
+        self.chunks: list[tuple[Request, int]] = []
+        self.new_rows: list[NewRow] = []
+        self.new_blocks: list[NewBlocks] = []
+        self.preempted = False  # somebody lost its row in this step
+        self.repeats = 1  # how often its decodes run
+
+    def cost(self, length: int) -> int:
+        """Budget of a chunk: the tiles it touches."""
+        return -(-length // self.tile) * self.tile
+
+    def add_chunk(self, request: Request, length: int) -> None:
+        """Run `length` tokens that the host knows."""
+        self.chunks.append((request, length))
+        self.budget -= self.cost(length)
+
+    def withdraw(self, request: Request) -> None:
+        """Undo what was planned for a request that is about to be preempted."""
+        if request in self.decodes:
+            self.decodes.remove(request)
+            self.budget += 1
+        for chunk in [chunk for chunk in self.chunks if chunk[0] is request]:
+            self.chunks.remove(chunk)
+            self.budget += self.cost(chunk[1])
+        self.new_blocks = [blocks for blocks in self.new_blocks if blocks.row != request.row]
+
+    def seal(self, step: int, released: list[int]) -> tuple[Plan, list[Request]]:
+        """The plan and the request of each entry. What it runs counts as computed from now on."""
+        # Side by side with their like: attention takes several rows at a time, all of them as far
+        # as the longest needs.
+        self.decodes.sort(key=lambda request: request.num_computed)
+        requests = self.decodes + [request for request, _ in self.chunks]
+        lengths = [self.repeats] * len(self.decodes) + [length for _, length in self.chunks]
+        rows = [request.row for request in requests]
+        starts = [request.num_computed for request in requests]
+        samples = []
+        for request, length in zip(requests, lengths, strict=True):
+            request.num_computed += length
+            request.last_step = step
+            reaches_end = request.num_computed >= request.known_at_admission
+            request.num_in_flight += reaches_end
+            samples.append(reaches_end)
+        plan = Plan(
+            step=step,
+            rows=rows,
+            starts=starts,
+            lengths=lengths,
+            samples=samples,
+            num_decodes=len(self.decodes),
+            new_rows=self.new_rows,
+            new_blocks=self.new_blocks,
+            released=released,
+            repeats=self.repeats,
+        )
+        return plan, requests

@@ -1,0 +1,99 @@
+"""Tiny engines for end-to-end tests: two programs each, compiled when first needed.
+
+`rebuilt` puts another scheduler and cache manager before the same compiled steps, so that many
+settings of the host half are tried without compiling anything again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import jengine
+from jengine.engine.core import EngineCore
+from jengine.executor.local import LocalExecutor
+from jengine.kvcache.coordinator import CacheCoordinator
+from jengine.scheduler.scheduler import Scheduler
+
+MAX_MODEL_LEN = 768
+VOCAB = 97
+WINDOW = 16
+
+
+def tiny_engine(folder: Path, variant: str = "scored", **settings: Any) -> jengine.LLM:
+    """An engine of a tiny model whose steps are all of one variant and two buckets."""
+    compilation = {"decode_rows": [8], "prefill_tokens": [256], "variants": [variant]}
+    options = {
+        "skip_tokenizer_init": "tokenizer" not in settings,
+        "enforce_eager": True,
+        "max_model_len": MAX_MODEL_LEN,
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 256,
+        "max_logprobs": -1,
+        **settings,
+        "compilation_config": {**compilation, **settings.get("compilation_config", {})},
+    }
+    return jengine.LLM(folder, **options)
+
+
+@contextmanager
+def rebuilt(
+    llm: jengine.LLM,
+    *,
+    num_blocks: int | None = None,
+    prefix_caching: bool = True,
+    overlap: bool = True,
+    **schedule: Any,
+) -> Iterator[jengine.LLM]:
+    """The engine with another schedule or a smaller cache, and as it was afterwards."""
+    engine = llm.engine
+    core = engine.session.core
+    blocks = tuple(num_blocks or most for most in engine.cache.num_blocks)
+    assert all(map(int.__le__, blocks, engine.cache.num_blocks)), "more than the device holds"
+    cache = replace(engine.cache, num_blocks=blocks, enable_prefix_caching=prefix_caching)
+    stages = engine.placement.num_stages
+    depth = stages - 1 + overlap
+    scheduler = Scheduler(
+        replace(engine.schedule, **schedule), CacheCoordinator(cache), depth=depth, spacing=stages
+    )
+    # Rows that a former scheduler used start again in the runner, so nothing of it is left.
+    engine.session.core = EngineCore(scheduler, LocalExecutor(engine.runner), depth)
+    try:
+        yield llm
+    finally:
+        engine.session.core.reset()
+        core.reset()
+        engine.session.core = core
+
+
+def is_idle(llm: jengine.LLM) -> bool:
+    """Whether nothing is left in the engine."""
+    stats = llm.stats()
+    waited_for = len(llm.engine.session.answers) + len(llm._batches._by_request)
+    return stats.running + stats.waiting + waited_for == 0
+
+
+def random_prompts(*lengths: int, seed: int = 0) -> list[list[int]]:
+    """Prompts of these lengths, without the special tokens 0 to 2."""
+    rng = np.random.default_rng(seed)
+    return [rng.integers(3, VOCAB, length).tolist() for length in lengths]
+
+
+def answers(outputs: list[jengine.RequestOutput]) -> list[list[list[int]]]:
+    """The token ids of every completion of every output."""
+    return [[answer.token_ids for answer in output.outputs] for output in outputs]
+
+
+def logprob_rows(tables: list[Any], columns: int) -> np.ndarray:
+    """Log-probabilities as an array: a position a row, the chosen token and then the best ones."""
+    rows = []
+    for table in tables:
+        values = [entry.logprob for entry in table.values()]
+        best = sorted(values, reverse=True)[:columns]
+        rows.append([values[0], *best])
+    return np.asarray(rows, np.float64)
