@@ -114,12 +114,12 @@ def test_ctrl_c_at_any_line_of_the_engine(llm: jengine.LLM, expected: Any) -> No
 
 
 def interrupt_at_line(number: int, call: Callable[[], Any]) -> bool:
-    """Press Ctrl-C when so many lines of llm.py and batches.py have run; False if fewer do."""
+    """Press Ctrl-C when so many lines of jengine/api have run; False if fewer do."""
     count = 0
 
     def trace(frame: FrameType, event: str, _argument: Any) -> Any:
         nonlocal count
-        if not frame.f_code.co_filename.endswith(("engine/llm.py", "engine/batches.py")):
+        if "/jengine/api/" not in frame.f_code.co_filename:
             return None
         if event == "line":
             count += 1

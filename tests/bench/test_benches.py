@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from jengine import LLM
-from jengine.bench import against, memory, step_clock
+from jengine.bench import against, peak_memory, step_clock
 from jengine.bench.against import Peer, PeerFailed, PeerSettings
 from jengine.bench.throughput import Ours, memory_line
 from jengine.bench.workloads import WORKLOADS, generated, read_trace, write_trace
@@ -145,10 +145,10 @@ def test_the_peak_is_the_devices_where_it_tells(
     model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     peak = {"peak_bytes_in_use": 3_000_000_000}
-    monkeypatch.setattr(memory, "device_stats", lambda _: peak)
+    monkeypatch.setattr(peak_memory, "device_stats", lambda _: peak)
     with LLM(model, skip_tokenizer_init=True, max_num_seqs=2, max_model_len=64,
              enforce_eager=True, show_progress=False) as llm:  # fmt: skip
-        found = memory.peak_memory(llm)
+        found = peak_memory.peak_memory(llm)
     assert found["peak_device_gb"] == 3.0
     assert found["weights_gb"] > 0 and found["cache_gb"] >= 0
     rest = 3.0 - found["weights_gb"] - found["cache_gb"]

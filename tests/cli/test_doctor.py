@@ -12,9 +12,9 @@ import pytest
 from jengine.assembly.args import EngineArgs
 from jengine.assembly.sizes import runner_config, schedule_config
 from jengine.cli.checks import environment, storage, versions
-from jengine.cli.checks.finding import gigabytes
 from jengine.cli.checks.model import Sizes, check_fit, measure
 from jengine.errors import ConfigError
+from jengine.planning.device_memory import gigabytes
 from jengine.runner.cache_size import BlockDemand, blocks_for
 from jengine.runner.state import block_bytes
 from jengine.weights.folder import read_model_config

@@ -1,0 +1,126 @@
+"""How much code a request passes: lines of the functions that a short generate really calls.
+
+In: a number of tokens. Out: lines on the host and in the traced step, by room. A function of this
+project counts once, with its whole text. The engine is built and its programs are compiled before
+counting begins; then one step is traced again by itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import jax
+
+import jengine
+from jengine.bench.surroundings import surroundings
+
+ROOT = Path(jengine.__file__).parent.parent
+THIS_FILE = Path(__file__)
+PACKAGES = ("jengine", "pallas_kernels", "sharding")
+NEW_TOKENS = 4
+Function = tuple[str, int]  # file below the root, first line
+
+
+@contextmanager
+def functions_run() -> Iterator[set[Function]]:
+    """The functions of this project that are called inside, in any thread."""
+    seen: set[CodeType] = set()
+    functions: set[Function] = set()
+
+    def note(frame: FrameType, event: str, _argument: Any) -> None:
+        if event == "call":
+            seen.add(frame.f_code)
+
+    threading.setprofile(note)
+    sys.setprofile(note)
+    try:
+        yield functions
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)  # pyrefly: ignore[bad-argument-type] - typed as never None
+        for code in seen:
+            file = Path(code.co_filename)
+            if file.is_relative_to(ROOT) and file != THIS_FILE:
+                relative = file.relative_to(ROOT)
+                if relative.parts[0] in PACKAGES:
+                    functions.add((str(relative), code.co_firstlineno))
+
+
+def lines_of(functions: set[Function]) -> dict[str, int]:
+    """Lines of these functions, signatures and docstrings included, by room."""
+    lines: Counter[str] = Counter()
+    for file in sorted({file for file, _ in functions}):
+        first_lines = {line for other, line in functions if other == file}
+        room = room_of(Path(file))
+        lines[room] += len(lines_in(ast.parse((ROOT / file).read_text()), first_lines))
+    return dict(lines.most_common())
+
+
+def lines_in(tree: ast.Module, first_lines: set[int]) -> set[int]:
+    """The lines of the functions that begin at one of these lines."""
+    found: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            decorators = getattr(node, "decorator_list", [])
+            # A code object begins with its first decorator.
+            begins = min([node.lineno, *(one.lineno for one in decorators)])
+            if begins in first_lines:
+                found.update(range(begins, (node.end_lineno or node.lineno) + 1))
+    return found
+
+
+def room_of(file: Path) -> str:
+    """The room of a file; "nouns" for the files at the top of jengine."""
+    package, *rest = file.parts
+    if package != "jengine":
+        return package
+    return rest[0] if len(rest) > 1 else "nouns"
+
+
+def measure(new_tokens: int = NEW_TOKENS) -> dict[str, Any]:
+    """Lines of a generate of so many tokens, and of tracing one step."""
+    params = jengine.SamplingParams(temperature=0, max_tokens=new_tokens, ignore_eos=True)
+    settings: dict[str, Any] = {"max_num_seqs": 2, "max_model_len": 128, "enforce_eager": True}
+    with jengine.LLM("demo", **settings) as llm:
+        ask = partial(llm.generate, "Once upon a time", params, use_tqdm=False)
+        ask()
+        with functions_run() as host:
+            ask()
+        programs = llm.engine.runner.programs
+        bucket, features = next(iter(programs.ledger.entries))
+        jax.clear_caches()  # a function that is jitted by itself is traced again only then
+        with functions_run() as traced:
+            programs.compiler.lower(bucket, features)
+    on_host, in_step = lines_of(host), lines_of(traced - host)
+    return {
+        "new_tokens": new_tokens,
+        "host_lines": sum(on_host.values()),
+        "host_functions": len(host),
+        "host_by_room": on_host,
+        "step_lines": sum(in_step.values()),
+        "step_functions": len(traced - host),
+        "step_by_room": in_step,
+    }
+
+
+def main() -> None:
+    """Print the figures as JSON."""
+    parser = argparse.ArgumentParser(prog="python -m jengine.bench.journey", description=__doc__)
+    parser.add_argument("--new-tokens", type=int, default=NEW_TOKENS)
+    wanted = parser.parse_args()
+    print(json.dumps({**measure(wanted.new_tokens), **surroundings()}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
