@@ -1,4 +1,7 @@
-"""Only for a process with eight devices; tests/sharding/test_on_eight_devices.py starts one."""
+"""Tests that need eight devices, whose number is fixed when JAX starts:
+
+XLA_FLAGS=--xla_force_host_platform_device_count=8 pytest -n auto tests/sharding/eight_devices
+"""
 
 from __future__ import annotations
 

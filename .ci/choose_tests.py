@@ -1,0 +1,203 @@
+"""Chooses the slow tests that CI runs: what the last commits can reach, and a share of the rest.
+
+    python .ci/choose_tests.py                     slow test files, one per line
+    python .ci/choose_tests.py --all               every slow test file
+    python .ci/choose_tests.py --reaches PATH...   exit status 0 if the commits reach one of these
+    python .ci/choose_tests.py --record XML...     keep the seconds of each file (JUnit reports)
+
+A file is reached if it imports a changed file, directly or through others. The nearest files come
+first, until their recorded seconds fill the budget. Of the rest one part in SHARES runs each day.
+Standard library only: it runs before anything is installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import re
+import subprocess
+import sys
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import date
+from functools import cache
+from pathlib import Path
+from xml.etree import ElementTree
+
+ROOT = Path(__file__).resolve().parent.parent
+SECONDS = Path(__file__).with_name("slow_seconds.json")
+FOLDERS = ("jengine", "pallas_kernels", "sharding", "tests", "examples")
+# What belongs to one piece of work: commits so many seconds before the last one.
+WINDOW = 12 * 3600
+BUDGET = 900.0
+# For a file whose seconds are not recorded yet.
+USUAL_SECONDS = 30.0
+SHARES = 5
+# Changes of these reach everything.
+EVERYTHING = ("pyproject.toml", "tests/conftest.py", ".ci/run")
+DOTTED = re.compile(r"\b(?:jengine|pallas_kernels|sharding|tests|examples)(?:\.\w+)+")
+# A module whose name is put together at run time: f"jengine.cli.{command}".
+FORMATTED = re.compile(r"\b(jengine(?:\.\w+)+)\.\{")
+# Its names are loaded when they are first used: who uses one depends on the file it is from.
+FACADE = Path("jengine/__init__.py")
+
+
+def files() -> tuple[Path, ...]:
+    """Every Python file of the project, relative to its root."""
+    found = (file for folder in FOLDERS for file in (ROOT / folder).rglob("*.py"))
+    return tuple(sorted(file.relative_to(ROOT) for file in found))
+
+
+@cache
+def importers(known: tuple[Path, ...]) -> dict[Path, set[Path]]:
+    """File -> the files that import it."""
+    modules = {module_of(file): file for file in known}
+    for name, module in public_names().items():
+        modules[f"jengine.{name}"] = modules[module]
+    found: dict[Path, set[Path]] = defaultdict(set)
+    for file in set(modules.values()) - {FACADE}:
+        for imported in imports(file, modules):
+            found[imported].add(file)
+    return found
+
+
+def public_names() -> dict[str, str]:
+    """Public name -> module, as the facade has them."""
+    for node in ast.walk(ast.parse((ROOT / FACADE).read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_HOMES":
+            return ast.literal_eval(node.value)
+    raise SystemExit(f"{FACADE} has no table _HOMES of its public names")
+
+
+def module_of(file: Path) -> str:
+    parts = file.with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports(file: Path, modules: Mapping[str, Path]) -> Iterator[Path]:
+    """What a file imports, names in a string or after `python -m`, and uses as a fixture."""
+    source = (ROOT / file).read_text(encoding="utf-8")
+    names = set(DOTTED.findall(source))
+    for package in FORMATTED.findall(source):
+        names.update(name for name in modules if name.startswith(f"{package}."))
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.update(f"{node.module}.{alias.name}" for alias in node.names)
+            names.add(node.module)
+    for name in names:
+        while name and name not in modules:  # a name in a module, not a module
+            name = name.rpartition(".")[0]
+        if name:
+            yield modules[name]
+    if file.parts[0] == "tests":
+        for folder in file.parents:
+            fixtures = folder / "conftest.py"
+            if fixtures != file and (ROOT / fixtures).is_file():
+                yield fixtures
+
+
+def distances(changed: Iterable[Path], known: tuple[Path, ...]) -> dict[Path, int]:
+    """Each reached file, and over how many imports."""
+    above = importers(known)
+    found = dict.fromkeys(changed, 0)
+    waiting = deque(found)
+    while waiting:
+        file = waiting.popleft()
+        for importer in above.get(file, ()):
+            if importer not in found:
+                found[importer] = found[file] + 1
+                waiting.append(importer)
+    return found
+
+
+def changed_files() -> Iterable[Path]:
+    """Files that the last commits changed; those that are data count as the package around them."""
+    begin = int(git("log", "-1", "--format=%ct")) - WINDOW
+    base = git("rev-list", "-1", f"--before={begin}", "HEAD")
+    base = base or git("rev-list", "--max-parents=0", "HEAD").splitlines()[-1]
+    names = git("diff", "--name-only", base, "HEAD").splitlines()
+    if any(name in EVERYTHING for name in names):
+        return files()
+    return sorted({package_of(Path(name)) for name in names})
+
+
+def package_of(file: Path) -> Path:
+    if file.suffix == ".py":
+        return file
+    around = (folder / "__init__.py" for folder in file.parents)
+    return next((one for one in around if (ROOT / one).is_file()), file)
+
+
+def git(*words: str) -> str:
+    done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def slow_files(known: Iterable[Path]) -> list[Path]:
+    """Test files with slow tests."""
+    return [
+        file
+        for file in known
+        if file.name.startswith("test_")
+        and "mark.slow" in (ROOT / file).read_text(encoding="utf-8")
+    ]
+
+
+def chosen(
+    slow: list[Path],
+    near: Mapping[Path, int],
+    seconds: Mapping[str, float],
+    budget: float,
+    day: int,
+) -> list[Path]:
+    """The nearest files that fit the budget, and today's share of the others."""
+    kept = []
+    for file in sorted((file for file in slow if file in near), key=lambda file: near[file]):
+        budget -= seconds.get(str(file), USUAL_SECONDS)
+        if budget >= 0:
+            kept.append(file)
+    rest = [file for file in slow if file not in kept]
+    return sorted([*kept, *rest[day % SHARES :: SHARES]])
+
+
+def record(reports: Iterable[Path]) -> None:
+    """Keep what the slow tests of each file took."""
+    seconds: dict[str, float] = defaultdict(float)
+    for report in reports:
+        for case in ElementTree.parse(report).iter("testcase"):
+            seconds[case.get("classname", "").replace(".", "/") + ".py"] += float(
+                case.get("time", 0)
+            )
+    rounded = {file: round(spent, 1) for file, spent in sorted(seconds.items())}
+    SECONDS.write_text(json.dumps(rounded, indent=1) + "\n", "utf-8")
+
+
+def main() -> None:
+    """Print what was chosen, or answer whether something is reached."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--all", action="store_true")
+    parser.add_argument("--budget", type=float, default=BUDGET)
+    parser.add_argument("--reaches", nargs="+", type=Path)
+    parser.add_argument("--record", nargs="+", type=Path)
+    wanted = parser.parse_args()
+    if wanted.record:
+        record(wanted.record)
+        return
+    known = files()
+    slow = slow_files(known)
+    if wanted.all:
+        print("\n".join(map(str, slow)))
+        return
+    near = distances(changed_files(), known)
+    if wanted.reaches:
+        sys.exit(not any(file in near for file in wanted.reaches))
+    seconds = json.loads(SECONDS.read_text("utf-8")) if SECONDS.is_file() else {}
+    today = date.fromisoformat(git("log", "-1", "--format=%cs")).toordinal()
+    print("\n".join(map(str, chosen(slow, near, seconds, wanted.budget, today))))
+
+
+if __name__ == "__main__":
+    main()

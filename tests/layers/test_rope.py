@@ -1,0 +1,76 @@
+"""Rotary positions: frequencies against transformers, rotations against complex numbers."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jengine.config import RopeConfig
+from jengine.layers.rope import inverse_frequencies, rotate, rotation
+
+HEAD_DIM = 32
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("config", "scaling"),
+    [
+        (RopeConfig(10000.0, "linear", 4.0), {"rope_type": "linear", "factor": 4.0}),
+        (
+            RopeConfig(500000.0, "llama3", 8.0, 1.0, 4.0, 8192),
+            {"rope_type": "llama3", "original_max_position_embeddings": 8192, **LLAMA3},
+        ),
+    ],
+)
+def test_scaled_frequencies_are_those_of_transformers(
+    config: RopeConfig, scaling: dict[str, object]
+) -> None:
+    pytest.importorskip("torch")
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    theirs = LlamaConfig(
+        hidden_size=4 * HEAD_DIM, num_attention_heads=4,
+        rope_parameters={"rope_theta": config.theta, **scaling},
+    )  # fmt: skip
+    expected, factor = ROPE_INIT_FUNCTIONS[str(scaling["rope_type"])](theirs, "cpu")
+    assert factor == 1.0
+    np.testing.assert_allclose(
+        inverse_frequencies(config, HEAD_DIM), expected.numpy(), rtol=2e-7, atol=0
+    )
+
+
+def test_unscaled_frequencies_are_powers_of_the_base() -> None:
+    found = inverse_frequencies(RopeConfig(10000.0), HEAD_DIM)
+    expected = 10000.0 ** (-np.arange(0, HEAD_DIM, 2) / HEAD_DIM)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, expected, rtol=3e-7)
+
+
+def test_a_head_is_rotated_as_complex_numbers() -> None:
+    positions = np.array([0, 1, 7, 1000])
+    x = np.random.default_rng(0).normal(size=(4, 2, HEAD_DIM)).astype(np.float32)
+    config = RopeConfig(10000.0)
+    found = rotate(jnp.asarray(x), *rotation(jnp.asarray(positions), config, HEAD_DIM))
+    angles = positions[:, None] * inverse_frequencies(config, HEAD_DIM)[None]
+    half = HEAD_DIM // 2
+    turned = (x[..., :half] + 1j * x[..., half:]) * np.exp(1j * angles)[:, None, :]
+    expected = np.concatenate([turned.real, turned.imag], axis=-1)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+    np.testing.assert_array_equal(found[0], x[0])
+
+
+def test_scores_depend_on_the_distance_alone() -> None:
+    rng = np.random.default_rng(1)
+    q, k = (rng.normal(size=(1, 1, HEAD_DIM)).astype(np.float32) for _ in range(2))
+
+    def score(query: int, key: int) -> float:
+        turned = [
+            rotate(jnp.asarray(x), *rotation(jnp.asarray([at]), RopeConfig(), HEAD_DIM))
+            for x, at in ((q, query), (k, key))
+        ]
+        return float(jnp.sum(turned[0] * turned[1]))
+
+    assert score(5, 2) == pytest.approx(score(105, 102), abs=1e-4)
+    assert score(5, 2) != pytest.approx(score(5, 3), abs=1e-3)

@@ -1,0 +1,50 @@
+"""The mesh of an engine: its sizes, and what is refused, on the one device there is."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+from sharding.axes import REPLICAS, STAGES, TENSOR
+from sharding.mesh import chosen_devices, mesh_sizes, one_device_mesh, steps_may_queue
+from sharding.placement import Placement
+
+
+@pytest.mark.parametrize(
+    ("devices", "kv_heads", "tensor", "replicas"),
+    [(1, (8,), 1, 1), (4, (8,), 4, 1), (8, (2,), 2, 4), (8, (4, 6), 2, 4), (3, (8,), 1, 3)],
+)
+def test_devices_beyond_the_kv_heads_hold_copies(
+    devices: int, kv_heads: tuple[int, ...], tensor: int, replicas: int
+) -> None:
+    assert mesh_sizes(devices, 2, kv_heads) == {STAGES: 2, TENSOR: tensor, REPLICAS: replicas}
+
+
+def test_one_device_is_chosen_where_nothing_is_said() -> None:
+    assert chosen_devices(None, None, None).shape == (1, 1)
+
+
+@pytest.mark.parametrize("tensor", [0, 64])
+def test_more_devices_than_there_are(tensor: int) -> None:
+    with pytest.raises(ValueError, match=f"tensor_parallel_size={tensor}"):
+        chosen_devices(tensor, None, None)
+
+
+def test_a_mesh_and_a_size_that_contradict_each_other() -> None:
+    mesh = Mesh(np.array(jax.devices()[:1]), ("x",))
+    with pytest.raises(ValueError, match="tensor_parallel_size=2 and a mesh of 1 devices"):
+        chosen_devices(2, None, mesh)
+    with pytest.raises(ValueError, match=r"expected a jax\.sharding\.Mesh"):
+        chosen_devices(None, None, "two")  # type: ignore[arg-type]
+
+
+def test_an_array_that_is_in_place_is_not_copied() -> None:
+    placement = Placement(one_device_mesh())
+    array = jnp.arange(6.0).reshape(2, 3)
+    placed = placement("weight", ("embed", "mlp"), array)
+    assert placed.unsafe_buffer_pointer() == array.unsafe_buffer_pointer()
+    assert placement("weight", ("embed", "mlp"), placed) is placed
+    assert steps_may_queue(placement.mesh)
