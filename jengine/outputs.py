@@ -6,6 +6,7 @@ way out. Field names follow vLLM; jengine adds `tokens`, `logprobs_array`, `weig
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ import msgspec
 import numpy as np
 
 from jengine.pictures.request_html import request_html
+from jengine.plan import Plan
 
 
 class StepLogprobs(NamedTuple):
@@ -35,15 +37,28 @@ class StepLogprobs(NamedTuple):
         return cls(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
 
-class StepOutput(NamedTuple):
-    """One step's results on the host, side by side with the plan's sampling rows."""
+class EntryOutput(msgspec.Struct, array_like=True, gc=False):
+    """The results of one plan entry. Never part of a reference cycle."""
 
-    tokens: list[int]  # -1: the row's logits were not finite
-    logprobs: StepLogprobs | None = None
-    # plan entry -> scores of that chunk's tokens, for rows that want prompt log-probabilities
-    prompt_logprobs: dict[int, StepLogprobs] = {}
-    # plan entry -> tap point -> f32 [tokens of the entry, width], for rows that capture
-    captured: dict[int, dict[str, np.ndarray]] = {}
+    # None or several are as usual as one. -1: the row's logits were not finite.
+    tokens: list[int] = []
+    logprobs: StepLogprobs | None = None  # of `tokens`, as many columns as the row asked for
+    prompt_logprobs: StepLogprobs | None = None  # of the prompt tokens that follow the chunk's own
+    captured: dict[str, np.ndarray] | None = None  # tap point -> f32 [tokens of the entry, width]
+
+
+class StepOutput(msgspec.Struct, array_like=True):
+    """The results of one step on the host: one output for each entry of its plan."""
+
+    entries: list[EntryOutput]
+
+    @classmethod
+    def of_tokens(cls, plan: Plan, tokens: Iterable[list[int]]) -> StepOutput:
+        """The output of a plan, given the tokens of each entry that wants some, in plan order."""
+        wanted = iter(tokens)
+        return cls([
+            EntryOutput(next(wanted)) if entry.wanted else EntryOutput() for entry in plan.entries
+        ])  # fmt: skip
 
 
 class TokenDelta(msgspec.Struct, kw_only=True, gc=False):

@@ -6,6 +6,8 @@ on the same weights give the same tokens. It is also what is broadcast to other 
 
 from __future__ import annotations
 
+from enum import IntEnum
+
 import msgspec
 
 
@@ -65,22 +67,36 @@ class NewBlocks(msgspec.Struct, frozen=True, array_like=True):
     blocks: list[int]
 
 
+class Wanted(IntEnum):
+    """What an entry's last token is run for. Pooled vectors and scores will be further members."""
+
+    NOTHING = 0  # a prefill chunk that does not reach the end of what is known
+    TOKENS = 1
+
+
+class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What one row runs in a step: `length` tokens from position `start` on."""
+
+    row: int
+    start: int
+    length: int
+    wanted: Wanted = Wanted.TOKENS
+
+
 class Plan(msgspec.Struct, frozen=True, array_like=True):
-    """One step. The lists `rows`, `starts`, `lengths`, `samples` run side by side.
+    """One step.
 
-    The first `num_decodes` entries run one token that the device itself sampled in an earlier
-    step; the others run tokens that the host knows (prompt chunks, and recomputed outputs).
-    A row samples where the tokens scheduled reach the end of what is known.
+    The first `num_decodes` entries are decodes: each runs one token that the device itself sampled
+    in an earlier step. The others are prefill chunks: they run tokens that the host knows (prompts,
+    and recomputed outputs).
 
-    A burst has decodes only and runs them `repeats` times, each time a token further; `lengths` say
-    so too. It may end early, when every row has sampled one of its ending ids.
+    In a multi-step decode every entry is a decode and runs `repeats` times, each time on the token
+    sampled the time before; its `length` is `repeats`. It may end early, once every row has sampled
+    one of its stop ids.
     """
 
     step: int
-    rows: list[int]
-    starts: list[int]
-    lengths: list[int]
-    samples: list[bool]
+    entries: list[Entry]
     num_decodes: int
     new_rows: list[NewRow] = []
     new_blocks: list[NewBlocks] = []
@@ -90,4 +106,4 @@ class Plan(msgspec.Struct, frozen=True, array_like=True):
     @property
     def num_tokens(self) -> int:
         """Tokens this step runs."""
-        return sum(self.lengths)
+        return sum(entry.length for entry in self.entries)

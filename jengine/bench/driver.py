@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from jengine.api.llm import LLM
-from jengine.plan import NewBlocks, NewRow, Plan, RowSampling
+from jengine.plan import Entry, NewBlocks, NewRow, Plan, RowSampling
 from jengine.runner.runner import PendingStep, Runner
 
 
@@ -106,10 +106,9 @@ class Driver:
             new_blocks += [NewBlocks(row, group, 0, order[row].tolist()) for row in everyone]
         for step in range(3 * steps):
             start = min(context - 1 + step, longest - 1)
-            yield Plan(
-                step, everyone, [start] * rows, [1] * rows, [True] * rows, rows,
-                new_rows if step == 0 else [], new_blocks if step == 0 else [],
-            )  # fmt: skip
+            entries = [Entry(row, start, 1) for row in everyone]
+            first = (new_rows, new_blocks) if step == 0 else ([], [])
+            yield Plan(step, entries, rows, *first)
 
     def cache_bytes(self, rows: int, context: int) -> int:
         """Keys and values that a step reads."""

@@ -10,6 +10,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from jengine.bench.surroundings import surroundings
 from jengine.config import CacheConfig, CacheGroup, CacheSpec, ScheduleConfig
 from jengine.engine.core import EngineCore
@@ -21,6 +23,7 @@ from jengine.request import WireRequest
 from jengine.runner.buckets import Ladders, StepShapes, default_ladders
 from jengine.runner.features import needed
 from jengine.runner.packing import bucket_for, pack
+from jengine.runner.plan_arrays import plan_arrays
 from jengine.runner.rows import Rows
 from jengine.scheduler.scheduler import Scheduler
 
@@ -31,9 +34,10 @@ BLOCK_SIZE = 16
 
 @dataclass
 class PackedOnly:
-    """A step that was packed and sampled token 7 everywhere."""
+    """A step that was packed, and whose sampled tokens all are 7."""
 
-    count: int
+    plan: Plan
+    samples: np.ndarray  # bool: entries that want tokens
     ready = True
 
     @property
@@ -43,7 +47,8 @@ class PackedOnly:
 
     def result(self) -> StepOutput:
         """Nothing to wait for."""
-        return StepOutput([7] * self.count)
+        tokens = np.full((np.count_nonzero(self.samples), 1), 7, np.int32)
+        return StepOutput.of_tokens(self.plan, tokens.tolist())
 
 
 @dataclass
@@ -59,11 +64,11 @@ class PackingExecutor:
         """Pack the plan as the runner does."""
         began = time.perf_counter()
         self.rows.apply(plan)
-        bucket = bucket_for(plan, self.shapes, self.ladders)
-        pack(plan, self.rows, bucket, self.shapes)
-        needed(plan, self.rows, VOCAB_SIZE)
+        arrays = plan_arrays(plan)
+        pack(arrays, self.rows, bucket_for(arrays, self.shapes, self.ladders), self.shapes)
+        needed(arrays, self.rows, VOCAB_SIZE)
         self.seconds.append(time.perf_counter() - began)
-        return PackedOnly(sum(plan.samples))
+        return PackedOnly(plan, arrays.samples)
 
     def update_weights(self, leaves: object) -> None:
         """There are none."""

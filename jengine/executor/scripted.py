@@ -7,15 +7,15 @@ wrote. For tests and benchmarks. Must not know requests, the scheduler, jax.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
 
 from jengine.config import CacheConfig
-from jengine.outputs import StepLogprobs, StepOutput
-from jengine.plan import NewRow, Plan, RowSampling
+from jengine.outputs import EntryOutput, StepLogprobs, StepOutput
+from jengine.plan import Entry, NewRow, Plan, RowSampling, Wanted
 
 PRIME = 2**61 - 1
 FACTOR = 1_000_003
@@ -77,7 +77,8 @@ class MirrorRow:
         self.marks: list[int] = []  # of each token from position 0 on
         self.tables: list[list[int]] = [[] for _ in range(num_groups)]
         self.computed: int | None = None  # None until its first entry says where it starts
-        self.lost = False  # a burst ended before its turn, so the host must not want it any more
+        # A multi-step decode ended before its turn: the host must not count on its tokens any more.
+        self.lost = False
         self.failed = False
 
     @property
@@ -121,41 +122,48 @@ class ScriptedExecutor:
         self._update_rows(plan)
         self._check_shape(plan)
         if plan.repeats > 1:
-            return ScriptedResult(self._burst(plan))
+            return ScriptedResult(self._run_repeatedly(plan))
         return ScriptedResult(self._run(plan))
 
-    def _burst(self, plan: Plan) -> StepOutput:
-        """All runs of a burst, which ends when every row has ended."""
-        assert plan.num_decodes == len(plan.rows), "a burst runs more than decodes"
-        assert plan.lengths == [plan.repeats] * len(plan.rows), "a burst's entries differ in length"
-        runs = []
+    def _run_repeatedly(self, plan: Plan) -> StepOutput:
+        """All runs of a multi-step decode, which ends when every row has ended."""
+        assert plan.num_decodes == len(plan.entries), "a multi-step decode runs decodes only"
+        assert {entry.length for entry in plan.entries} == {plan.repeats}, "lengths differ"
+        runs: list[StepOutput] = []
         for number in range(plan.repeats):
-            if all(self._rows[row].has_ended for row in plan.rows):
+            if all(self._rows[entry.row].has_ended for entry in plan.entries):
                 break
-            starts = [start + number for start in plan.starts]
-            runs.append(self._run(replace(plan, starts=starts, lengths=[1] * len(plan.rows))))
+            entries = [Entry(entry.row, entry.start + number, 1) for entry in plan.entries]
+            runs.append(self._run(replace(plan, entries=entries)))
         missing = plan.repeats - len(runs)
-        for row in plan.rows if missing else ():
-            self._rows[row].lost = True  # what it runs from now on has a gap before it
-        tokens = [token for one in runs for token in one.tokens]
-        scores = [one.logprobs for one in runs if one.logprobs is not None]
-        return StepOutput(
-            tokens + [-1] * (missing * len(plan.rows)),
-            StepLogprobs.joined(scores) if scores else None,
-        )
+        for entry in plan.entries if missing else ():
+            self._rows[entry.row].lost = True  # what it runs from now on has a gap before it
+        return StepOutput([
+            self._joined([run.entries[index] for run in runs], missing)
+            for index in range(len(plan.entries))
+        ])  # fmt: skip
+
+    @staticmethod
+    def _joined(runs: list[EntryOutput], missing: int) -> EntryOutput:
+        """All runs of one entry."""
+        tokens = [token for run in runs for token in run.tokens]
+        scores = [run.logprobs for run in runs if run.logprobs is not None]
+        return EntryOutput(tokens + [-1] * missing, StepLogprobs.joined(scores) if scores else None)
 
     def _run(self, plan: Plan) -> StepOutput:
-        entries = list(zip(plan.rows, plan.starts, plan.lengths, strict=True))
-        for entry, (row, start, length) in enumerate(entries):
-            if not self._rows[row].lost:
-                self._check_entry(plan, entry)
-                self._write(self._rows[row], start, length)
-        for row, start, length in entries:
-            if not self._rows[row].lost:
-                self._read(row, start, length)
-        prompt_logprobs = self._score_prompts(entries)
-        tokens = [self._sample(row) for row, on in zip(plan.rows, plan.samples, strict=True) if on]
-        return StepOutput(tokens, self._logprobs(plan, tokens), prompt_logprobs)
+        for index, entry in enumerate(plan.entries):
+            if not self._rows[entry.row].lost:
+                self._check_entry(entry, is_decode=index < plan.num_decodes)
+                self._write(self._rows[entry.row], entry.start, entry.length)
+        for entry in plan.entries:
+            if not self._rows[entry.row].lost:
+                self._read(entry.row, entry.start, entry.length)
+        return StepOutput([self._answer(entry) for entry in plan.entries])
+
+    def _answer(self, entry: Entry) -> EntryOutput:
+        prompt = self._score_prompt(entry)
+        tokens = [self._sample(entry.row)] if entry.wanted is Wanted.TOKENS else []
+        return EntryOutput(tokens, self._logprobs(entry.row, tokens), prompt)
 
     def _update_rows(self, plan: Plan) -> None:
         for row in plan.released:
@@ -172,22 +180,23 @@ class ScriptedExecutor:
             table += blocks
 
     def _check_shape(self, plan: Plan) -> None:
-        assert len(set(plan.rows)) == len(plan.rows), "a row has two entries"
-        assert {new.row for new in plan.new_rows} <= set(plan.rows), "a new row has no entry"
-        assert all(length > 0 for length in plan.lengths), "an entry without tokens"
+        rows = {entry.row for entry in plan.entries}
+        assert len(rows) == len(plan.entries), "a row has two entries"
+        assert {new.row for new in plan.new_rows} <= rows, "a new row has no entry"
+        assert all(entry.length > 0 for entry in plan.entries), "an entry without tokens"
 
-    def _check_entry(self, plan: Plan, entry: int) -> None:
-        row, start, length = plan.rows[entry], plan.starts[entry], plan.lengths[entry]
+    def _check_entry(self, entry: Entry, is_decode: bool) -> None:
+        row, start, length = entry.row, entry.start, entry.length
         mirror = self._rows[row]
         end, known = start + length, len(mirror.token_ids)
         assert mirror.computed in (None, start), f"row {row}: {start} does not follow"
         assert end <= known, f"row {row} runs to {end} but only {known} tokens exist"
-        assert plan.samples[entry] == (end == known), f"row {row}: samples iff it reaches the end"
-        if entry < plan.num_decodes:
+        assert bool(entry.wanted) == (end == known), f"row {row}: samples iff it reaches the end"
+        if is_decode:
             own = start >= mirror.num_given
             assert length == 1 and own, f"row {row}: a decode runs one token of the device's own"
         else:
-            assert end <= mirror.num_given, f"row {row}: a fill runs tokens the host gave"
+            assert end <= mirror.num_given, f"row {row}: a chunk runs tokens the host gave"
         for table in mirror.tables:
             assert len(table) * self.cache.block_size >= end, f"row {row} has too few blocks"
 
@@ -230,33 +239,28 @@ class ScriptedExecutor:
         mirror.token_ids.append(token)
         return token
 
-    def _logprobs(self, plan: Plan, tokens: list[int]) -> StepLogprobs | None:
-        rows = [row for row, on in zip(plan.rows, plan.samples, strict=True) if on]
-        wanted = [self._rows[row].sampling.logprobs for row in rows]
-        if all(count is None for count in wanted):
+    def _logprobs(self, row: int, tokens: list[int]) -> StepLogprobs | None:
+        """Of the tokens just sampled."""
+        mirror = self._rows[row]
+        wanted = mirror.sampling.logprobs
+        if wanted is None or not tokens:
             return None
-        positions = [len(self._rows[row].token_ids) - 1 for row in rows]
-        return self._scores(tokens, positions, [count for count in wanted if count is not None])
+        return self._scores(tokens, len(mirror.token_ids) - len(tokens), wanted)
 
-    def _score_prompts(self, entries: list[tuple[int, int, int]]) -> dict[int, StepLogprobs]:
-        return dict(self._prompt_entries(entries))
+    def _score_prompt(self, entry: Entry) -> StepLogprobs | None:
+        """Of the prompt tokens that follow the entry's own."""
+        mirror = self._rows[entry.row]
+        wanted, first = mirror.sampling.prompt_logprobs, entry.start + 1
+        end = min(first + entry.length, mirror.prompt_length)
+        if wanted is None or end <= first:
+            return None
+        return self._scores(mirror.token_ids[first:end], first, wanted)
 
-    def _prompt_entries(
-        self, entries: list[tuple[int, int, int]]
-    ) -> Iterator[tuple[int, StepLogprobs]]:
-        for entry, (row, start, length) in enumerate(entries):
-            mirror = self._rows[row]
-            wanted = mirror.sampling.prompt_logprobs
-            if wanted is not None and start < mirror.prompt_length - 1:
-                positions = range(start + 1, start + length + 1)
-                # The token after the last one known is not sampled yet and never scored.
-                tokens = [*mirror.token_ids, 0][start + 1 : start + length + 1]
-                yield entry, self._scores(tokens, list(positions), [wanted])
-
-    def _scores(self, tokens: list[int], positions: list[int], counts: list[int]) -> StepLogprobs:
-        """Made-up numbers that depend on token and position only."""
-        columns = self.vocab_size if -1 in counts else max(counts)
+    def _scores(self, tokens: list[int], first: int, count: int) -> StepLogprobs:
+        """Made-up numbers that depend on token and position only; tokens from position `first`."""
+        columns = self.vocab_size if count == -1 else count
+        positions = np.arange(first, first + len(tokens))
         ids = np.tile(np.arange(-1, columns, dtype=np.int32) % self.vocab_size, (len(tokens), 1))
         ids[:, 0] = tokens
-        values = -np.asarray(positions, np.float32)[:, None] - ids.astype(np.float32) / 1024
-        return StepLogprobs(values, ids, np.asarray(positions, np.int32) % 7)
+        values = -positions.astype(np.float32)[:, None] - ids.astype(np.float32) / 1024
+        return StepLogprobs(values, ids, positions.astype(np.int32) % 7)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from jengine.plan import Plan
+from jengine.runner.plan_arrays import PlanArrays
 from jengine.runner.rows import Rows
 from jengine.runner.taps import TapSet
 from jengine.sampling.features import LogprobsMode, SamplingFeatures
@@ -63,11 +63,11 @@ def variants(max_logprobs: int, mode: LogprobsMode) -> dict[str, Features]:
     }
 
 
-def needed(plan: Plan, rows: Rows, vocab_size: int, taps: tuple[TapSet, ...] = ()) -> Features:
+def needed(
+    plan: PlanArrays, rows: Rows, vocab_size: int, taps: tuple[TapSet, ...] = ()
+) -> Features:
     """What the rows of this plan use; `taps` are the sets they name."""
-    scheduled = np.asarray(plan.rows, np.int32)
-    sampling = scheduled[np.asarray(plan.samples, bool)]
-    prefill = scheduled[plan.num_decodes :]
+    sampling, prefill = plan.rows[plan.samples], plan.rows[plan.num_decodes :]
     return Features(
         SamplingFeatures(
             random=bool((rows.settings["temperature"][sampling] > 0).any()),

@@ -6,18 +6,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jengine.plan import Plan
 from jengine.runner.buckets import Bucket, Ladders, StepShapes
+from jengine.runner.plan_arrays import PlanArrays
 from jengine.runner.rows import SETTINGS, Rows
 from jengine.runner.step_input import StepInput
 
 
 class PackedStep(NamedTuple):
-    """A plan as the device takes it, and where its results will lie."""
+    """A plan as the device takes it, and the places of its results."""
 
     buffer: np.ndarray
     bucket: Bucket
-    slots: np.ndarray  # sampling slot of each plan entry that samples, in plan order
+    slots: np.ndarray  # sampling slot of each plan entry that wants tokens, in plan order
     chunk_offsets: dict[int, int]  # plan entry -> its first token among the prompt tokens
     chunk_base: int  # where prompt tokens begin among all tokens of the step
 
@@ -27,18 +27,18 @@ class PackedStep(NamedTuple):
         return entry if chunk is None else self.chunk_base + chunk
 
 
-def bucket_for(plan: Plan, shapes: StepShapes, ladders: Ladders) -> Bucket:
+def bucket_for(plan: PlanArrays, shapes: StepShapes, ladders: Ladders) -> Bucket:
     """The smallest bucket that holds the plan."""
     if shapes.one_segment:
-        return ladders.smallest_for(plan.num_tokens, 0, ladders.pages[-1])
+        return ladders.smallest_for(int(plan.lengths.sum()), 0, ladders.pages[-1])
     tile = shapes.prefill_tile
-    prefill = sum(-(-length // tile) for length in plan.lengths[plan.num_decodes :]) * tile
-    longest = max(map(int.__add__, plan.starts, plan.lengths), default=0)
+    prefill = int((-(-plan.lengths[plan.num_decodes :] // tile)).sum()) * tile
+    longest = int((plan.starts + plan.lengths).max(initial=0))
     pages = -(-longest // shapes.block_size)
     return ladders.smallest_for(plan.num_decodes, prefill, pages, plan.repeats)
 
 
-def pack(plan: Plan, rows: Rows, bucket: Bucket, shapes: StepShapes) -> PackedStep:
+def pack(plan: PlanArrays, rows: Rows, bucket: Bucket, shapes: StepShapes) -> PackedStep:
     """The plan's arrays in this bucket's layout."""
     buffer, inputs = StepInput.empty(bucket, shapes)
     if shapes.one_segment:
@@ -55,28 +55,28 @@ def pack(plan: Plan, rows: Rows, bucket: Bucket, shapes: StepShapes) -> PackedSt
     _pack_sampling(plan, rows, inputs, slots)
     if bucket.is_multi_step:
         inputs.repeats[0] = plan.repeats
-        inputs.endings[slots] = rows.endings[np.asarray(plan.rows, np.int32)]
+        inputs.endings[slots] = rows.endings[plan.rows]
     return PackedStep(buffer, bucket, slots, chunk_offsets, bucket.decode_rows)
 
 
-def _pack_decodes(plan: Plan, rows: Rows, inputs: StepInput, shapes: StepShapes) -> None:
+def _pack_decodes(plan: PlanArrays, rows: Rows, inputs: StepInput, shapes: StepShapes) -> None:
     count = plan.num_decodes
-    decoding = np.asarray(plan.rows[:count], np.int32)
-    positions = np.asarray(plan.starts[:count], np.int32)
+    decoding = plan.rows[:count]
+    positions = plan.starts[:count]
     inputs.decode_rows[:count] = decoding
     inputs.positions[:count] = positions
     _pack_tiles(inputs, 0, rows, decoding, positions, shapes)
 
 
 def _pack_chunks(
-    plan: Plan, rows: Rows, inputs: StepInput, bucket: Bucket, shapes: StepShapes
+    plan: PlanArrays, rows: Rows, inputs: StepInput, bucket: Bucket, shapes: StepShapes
 ) -> tuple[dict[int, int], list[int]]:
     """Lay chunks out in whole tiles; returns where each begins and the last token of samplers."""
     tile, offset = shapes.prefill_tile, 0
     offsets: dict[int, int] = {}
     last_tokens: list[int] = []
     for entry in range(plan.num_decodes, len(plan.rows)):
-        row, start, length = plan.rows[entry], plan.starts[entry], plan.lengths[entry]
+        row, start, length = (int(x[entry]) for x in (plan.rows, plan.starts, plan.lengths))
         offsets[entry] = offset
         inputs.prefill_tokens[offset : offset + length] = rows.tokens[row, start : start + length]
         inputs.targets[offset : offset + length] = rows.tokens[row, start + 1 : start + length + 1]
@@ -93,15 +93,15 @@ def _pack_chunks(
 
 
 def _pack_one_segment(
-    plan: Plan, rows: Rows, inputs: StepInput, shapes: StepShapes
+    plan: PlanArrays, rows: Rows, inputs: StepInput, shapes: StepShapes
 ) -> tuple[np.ndarray, dict[int, int]]:
     """Every token as a decode row of its own, in plan order; all of them have logits."""
-    lengths = np.asarray(plan.lengths, np.int32)
+    lengths = plan.lengths
     ends = np.cumsum(lengths)
-    count, first_chunk = plan.num_tokens, plan.num_decodes
-    owners = np.repeat(np.asarray(plan.rows, np.int32), lengths)
+    count, first_chunk = int(lengths.sum()), plan.num_decodes
+    owners = np.repeat(plan.rows, lengths)
     within = np.arange(count, dtype=np.int32) - np.repeat(ends - lengths, lengths)
-    positions = np.repeat(np.asarray(plan.starts, np.int32), lengths) + within
+    positions = np.repeat(plan.starts, lengths) + within
     inputs.decode_rows[:count] = owners
     inputs.positions[:count] = positions
     # Decode entries are one token each and come first; the host knows the tokens after them.
@@ -110,7 +110,7 @@ def _pack_one_segment(
     inputs.targets[known] = rows.tokens[owners[known], positions[known] + 1]
     inputs.logit_index[:] = np.arange(len(inputs.logit_index))
     _pack_tiles(inputs, 0, rows, owners, positions, shapes)
-    slots = ends[np.asarray(plan.samples, bool)] - 1
+    slots = ends[plan.samples] - 1
     offsets = {entry: int(ends[entry] - lengths[entry]) for entry in range(first_chunk, len(ends))}
     return slots.astype(np.int32), offsets
 
@@ -142,14 +142,13 @@ def _pack_tiles(
         starts[first_tile:last_tile] = first_page * shapes.block_size
 
 
-def _pack_sampling(plan: Plan, rows: Rows, inputs: StepInput, slots: np.ndarray) -> None:
-    samples = np.asarray(plan.samples, bool)
-    owners = np.asarray(plan.rows, np.int32)[samples]
-    ends = np.asarray(plan.starts, np.int32) + np.asarray(plan.lengths, np.int32)
-    ends -= plan.repeats - 1  # of a burst's first run
+def _pack_sampling(plan: PlanArrays, rows: Rows, inputs: StepInput, slots: np.ndarray) -> None:
+    owners = plan.rows[plan.samples]
+    # Of several steps in one call: where the first one's token will stand.
+    ends = plan.starts + plan.lengths - (plan.repeats - 1)
     sampling = inputs.sampling
     sampling.rows[slots] = owners
-    sampling.positions[slots] = ends[samples]
+    sampling.positions[slots] = ends[plan.samples]
     sampling.seed[slots] = rows.seeds[owners]
     for name in SETTINGS:
         getattr(sampling, name)[slots] = rows.settings[name][owners]

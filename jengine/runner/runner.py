@@ -24,12 +24,13 @@ from jengine.runner.ledger import ProgramCounts
 from jengine.runner.packing import PackedStep, bucket_for, pack
 from jengine.runner.pipeline_inputs import common_bucket, joined, moved
 from jengine.runner.pipeline_step import PACKED_AXES
+from jengine.runner.plan_arrays import PlanArrays, plan_arrays
 from jengine.runner.programs import Compiled, Programs
 from jengine.runner.rows import Rows
 from jengine.runner.state import StepState
 from jengine.runner.step import DeviceOutput
 from jengine.runner.taps import TapSets
-from jengine.sampling import Admission, Logprobs, admit, pack_admission
+from jengine.sampling import Admission, admit, pack_admission
 from sharding.mesh import steps_may_queue
 from sharding.placement import put
 
@@ -44,8 +45,12 @@ class PendingStep:
     plan: Plan
     packed: PackedStep
     features: Features
+    arrays: PlanArrays
+    # Of each entry, when it was packed: its row may be another request's when it is read.
     prompt_lengths: np.ndarray
-    taps: np.ndarray  # the tap set of each entry
+    logprobs: np.ndarray  # see `Rows`
+    prompt_logprobs: np.ndarray
+    taps: np.ndarray  # the tap set
     advance: Callable[[], None]  # runs the stages once more
     output: DeviceOutput | None = None  # None: it has not left the last stage
 
@@ -63,47 +68,58 @@ class PendingStep:
         return tokens.is_ready()  # pyrefly: ignore[missing-attribute] - of every array with data
 
     def result(self) -> StepOutput:
-        """The sampled tokens and what else was asked for, side by side with the plan."""
+        """Wait for the step: the sampled tokens and what else its entries asked for."""
         while self.output is None:
             self.advance()
-        sampled = self.output.sampled
-        tokens = self._of_slots(sampled.tokens).tolist()
-        logprobs = None
+        sampled, prompt, captured = self.output
+        found = StepOutput.of_tokens(self.plan, self._by_entry(sampled.tokens).tolist())
         if sampled.logprobs is not None:
-            logprobs = StepLogprobs(*map(self._of_slots, sampled.logprobs))
-        prompts = self._prompt_logprobs(self.output.prompt)
-        return StepOutput(tokens, logprobs, prompts, self._captured(self.output.captured))
+            self._add_logprobs(found, StepLogprobs(*map(self._by_entry, sampled.logprobs)))
+        if prompt is not None:
+            self._add_prompt_logprobs(found, StepLogprobs(*map(np.asarray, prompt)))
+        self._add_captured(found, {name: np.asarray(array) for name, array in captured.items()})
+        return found
 
-    def _of_slots(self, array: jax.Array) -> np.ndarray:
-        """What belongs to the plan's entries; that of a burst run by run."""
+    def _by_entry(self, array: jax.Array) -> np.ndarray:
+        """[entries that want tokens, runs, ...]: several runs in a multi-step decode, else one."""
         found, slots = np.asarray(array), self.packed.slots
         if not self.packed.bucket.is_multi_step:
-            return found[slots]
-        return found[: self.plan.repeats, slots].reshape(-1, *found.shape[2:])
+            return found[slots, None]
+        return found[: self.plan.repeats, slots].swapaxes(0, 1)
 
-    def _prompt_logprobs(self, output: Logprobs | None) -> dict[int, StepLogprobs]:
-        if output is None:
-            return {}
-        scores = StepLogprobs(*(np.asarray(x) for x in output))
-        return {entry: self._chunk(scores, entry) for entry in self.packed.chunk_offsets}
+    def _add_logprobs(self, found: StepOutput, scores: StepLogprobs) -> None:
+        for index, entry in enumerate(np.flatnonzero(self.arrays.samples).tolist()):
+            columns = int(self.logprobs[entry])
+            if columns:
+                own = StepLogprobs(*(array[index] for array in scores))
+                found.entries[entry].logprobs = first_columns(own, columns)
 
-    def _chunk(self, scores: StepLogprobs, entry: int) -> StepLogprobs:
-        """Scores of the tokens that follow this chunk's tokens and are still prompt."""
-        offset, start = self.packed.chunk_offsets[entry], self.plan.starts[entry]
-        end = min(start + self.plan.lengths[entry], int(self.prompt_lengths[entry]) - 1)
-        count = max(end - start, 0)
-        return StepLogprobs(*(x[offset : offset + count] for x in scores))
+    def _add_prompt_logprobs(self, found: StepOutput, scores: StepLogprobs) -> None:
+        """Scores of the tokens that follow a chunk's tokens and are still prompt."""
+        for entry, offset in self.packed.chunk_offsets.items():
+            start, length, columns = (
+                int(x[entry])
+                for x in (self.arrays.starts, self.arrays.lengths, self.prompt_logprobs)
+            )
+            count = min(length, int(self.prompt_lengths[entry]) - 1 - start)
+            if columns and count > 0:
+                own = first_columns(scores.cut(offset, offset + count), columns)
+                found.entries[entry].prompt_logprobs = own
 
-    def _captured(self, output: dict[str, jax.Array]) -> dict[int, dict[str, np.ndarray]]:
+    def _add_captured(self, found: StepOutput, values: dict[str, np.ndarray]) -> None:
         """What each entry's tokens left at the tap points that its request asked for."""
-        values = {name: np.asarray(array) for name, array in output.items()}
-        parts: dict[int, dict[str, np.ndarray]] = {}
         for taps in filter(lambda taps: taps.capture, self.features.taps):
             for entry in np.flatnonzero(self.taps == taps.number).tolist():
                 begin = self.packed.first_token(entry)
-                end = begin + self.plan.lengths[entry]
-                parts[entry] = {name: values[name][begin:end].copy() for name in taps.capture}
-        return parts
+                end = begin + int(self.arrays.lengths[entry])
+                own = {name: values[name][begin:end].copy() for name in taps.capture}
+                found.entries[entry].captured = own
+
+
+def first_columns(scores: StepLogprobs, columns: int) -> StepLogprobs:
+    """As many columns as a row asked for (see `rows.wanted_columns`)."""
+    wanted = slice(None if columns < 0 else columns)
+    return StepLogprobs(scores.values[..., wanted], scores.ids[..., wanted], scores.rank)
 
 
 class Runner:
@@ -151,12 +167,21 @@ class Runner:
         return pending
 
     def _prepared(self, plan: Plan) -> PendingStep:
-        packed = pack(plan, self.rows, bucket_for(plan, self.shapes, self.ladders), self.shapes)
-        scheduled = np.asarray(plan.rows, np.int32)
-        taps = self.rows.taps[scheduled]
-        features = needed(plan, self.rows, self.vocab_size, self.taps.of(taps))
-        lengths = self.rows.settings["prompt_length"][scheduled]
-        return PendingStep(plan, packed, features, lengths, taps, self._advance)
+        arrays, rows = plan_arrays(plan), self.rows
+        bucket = bucket_for(arrays, self.shapes, self.ladders)
+        packed = pack(arrays, rows, bucket, self.shapes)
+        taps = rows.taps[arrays.rows]
+        return PendingStep(
+            plan,
+            packed,
+            needed(arrays, rows, self.vocab_size, self.taps.of(taps)),
+            arrays,
+            rows.settings["prompt_length"][arrays.rows],
+            rows.logprobs[arrays.rows],
+            rows.prompt_logprobs[arrays.rows],
+            taps,
+            self._advance,
+        )
 
     def _advance(self, entering: PendingStep | None = None) -> None:
         """Queue one step of all stages; without a new plan only those before it go on."""

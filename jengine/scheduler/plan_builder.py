@@ -6,7 +6,7 @@ Must not know: who should run, or why.
 
 from __future__ import annotations
 
-from jengine.plan import NewBlocks, NewRow, Plan
+from jengine.plan import Entry, NewBlocks, NewRow, Plan, Wanted
 from jengine.request import Request
 
 
@@ -47,31 +47,31 @@ class PlanBuilder:
         self.new_blocks = [blocks for blocks in self.new_blocks if blocks.row != request.row]
 
     def seal(self, step: int, released: list[int]) -> tuple[Plan, list[Request]]:
-        """The plan and the request of each entry. What it runs counts as computed from now on."""
-        # Side by side with their like: attention takes several rows at a time, all of them as far
-        # as the longest needs.
+        """The plan and the request of each entry."""
+        # Rows of similar length side by side: attention takes several rows at a time and runs all
+        # of them as far as the longest needs.
         self.decodes.sort(key=lambda request: request.num_computed)
-        requests = self.decodes + [request for request, _ in self.chunks]
-        lengths = [self.repeats] * len(self.decodes) + [length for _, length in self.chunks]
-        rows = [request.row for request in requests]
-        starts = [request.num_computed for request in requests]
-        samples = []
-        for request, length in zip(requests, lengths, strict=True):
-            request.num_computed += length
-            request.last_step = step
-            reaches_end = request.num_computed >= request.known_at_admission
-            request.num_in_flight += reaches_end
-            samples.append(reaches_end)
+        entries = [sealed_entry(request, self.repeats, step) for request in self.decodes]
+        entries += [sealed_entry(request, length, step) for request, length in self.chunks]
         plan = Plan(
             step=step,
-            rows=rows,
-            starts=starts,
-            lengths=lengths,
-            samples=samples,
+            entries=entries,
             num_decodes=len(self.decodes),
             new_rows=self.new_rows,
             new_blocks=self.new_blocks,
             released=released,
             repeats=self.repeats,
         )
-        return plan, requests
+        return plan, self.decodes + [request for request, _ in self.chunks]
+
+
+def sealed_entry(request: Request, length: int, step: int) -> Entry:
+    """The next `length` tokens of a request, which count as computed from now on."""
+    row, start = request.row, request.num_computed
+    assert row >= 0, f"request {request.request_id} is planned but has no row"
+    request.num_computed = end = start + length
+    request.last_step = step
+    if end < request.known_at_admission:
+        return Entry(row, start, length, Wanted.NOTHING)
+    request.num_in_flight += 1
+    return Entry(row, start, length)

@@ -14,9 +14,8 @@ from jengine.outputs import StepLogprobs
 class PromptScores:
     """Item i of the result scores prompt token i + 1; the first token has no score."""
 
-    def __init__(self, prompt_length: int, count: int) -> None:
+    def __init__(self, prompt_length: int) -> None:
         self._length = prompt_length - 1
-        self._count = count  # wanted besides the token itself; -1: all there are
         self._scored = np.zeros(self._length, bool)
         self._scores: StepLogprobs | None = None
 
@@ -26,11 +25,12 @@ class PromptScores:
         return bool(self._scored.all())
 
     def add(self, start: int, chunk: StepLogprobs) -> None:
-        """Keep what a chunk that began at position `start` says about prompt tokens."""
+        """Keep the scores of the tokens that follow those from position `start` on, as far as
+        they are prompt."""
         end = min(start + len(chunk.rank), self._length)
         if end <= start:
             return
-        chunk = trim(chunk, slice(0, end - start), self._count)
+        chunk = chunk.cut(0, end - start)
         if self._scores is None:
             self._scores = _blank_like(chunk, self._length)
         for kept, new in zip(self._scores, chunk, strict=True):
@@ -48,14 +48,6 @@ class PromptScores:
             )
             return _blank_like(nothing, 0)
         return self._scores
-
-
-def trim(scores: StepLogprobs, positions: slice, count: int) -> StepLogprobs:
-    """Some positions, with the chosen token and the `count` best (-1: all there are)."""
-    columns = slice(None) if count < 0 else slice(0, 1 + count)
-    return StepLogprobs(
-        scores.values[positions, columns], scores.ids[positions, columns], scores.rank[positions]
-    )
 
 
 def _blank_like(chunk: StepLogprobs, length: int) -> StepLogprobs:

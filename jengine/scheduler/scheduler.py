@@ -16,12 +16,11 @@ from typing import NamedTuple
 from jengine.config import ScheduleConfig
 from jengine.errors import ConfigError, RequestError
 from jengine.kvcache.coordinator import CacheCoordinator
-from jengine.outputs import StepLogprobs, StepOutput, TokenDelta
+from jengine.outputs import StepOutput, TokenDelta
 from jengine.plan import NewRow, Plan
 from jengine.request import Request, Status, WireRequest
 from jengine.scheduler.multi_step import MultiStepDecode
 from jengine.scheduler.plan_builder import PlanBuilder
-from jengine.scheduler.prompt_scores import trim
 from jengine.scheduler.queue import waiting_queue
 from jengine.scheduler.refusal import refuse_impossible
 from jengine.scheduler.side_results import SideResults
@@ -156,7 +155,7 @@ class Scheduler:
 
     def empty_plan(self) -> Plan:
         """A step that runs nobody, to see whether one runs at all. It is not committed."""
-        plan = Plan(self._next_step, [], [], [], [], 0)
+        plan = Plan(self._next_step, [], 0)
         self._next_step += 1
         return plan
 
@@ -181,8 +180,7 @@ class Scheduler:
             return []  # forgotten by reset
         flight = self._flights.popleft()
         self._committed_step = plan.step
-        sampled = sum(plan.samples) * plan.repeats
-        assert len(output.tokens) == sampled, "one token for each run of an entry that samples"
+        assert len(output.entries) == len(plan.entries), "one output for each entry"
         self._side_results.gather(plan, flight.requests, output)
         deltas = self._commit_tokens(flight, output)
         if any(delta.finish_reason is not None for delta in deltas):
@@ -337,29 +335,24 @@ class Scheduler:
     # Committing
 
     def _commit_tokens(self, flight: Flight, output: StepOutput) -> list[TokenDelta]:
-        """The tokens of a plan lie run by run, and in each run entry by entry."""
-        plan = flight.plan
         deltas: list[TokenDelta] = []
-        index, stride = 0, sum(plan.samples)
-        for request, start, length, samples in zip(
-            flight.requests, plan.starts, plan.lengths, plan.samples, strict=True
+        for request, entry, result in zip(
+            flight.requests, flight.plan.entries, output.entries, strict=True
         ):
             if request.status is Status.RUNNING:
-                request.num_processed = start + length
-            if samples:
-                if request.status is not Status.FINISHED:
-                    delta = self._commit_own(request, output.tokens[index::stride], flight)
-                    if output.logprobs is not None:
-                        self._attach_logprobs(delta, request, output.logprobs, index, stride)
-                    deltas.append(delta)
-                index += 1
+                request.num_processed = entry.start + entry.length
+            if entry.wanted and request.status is not Status.FINISHED:
+                delta = self._commit_own(request, result.tokens, flight)
+                if result.logprobs is not None and delta.token_ids:
+                    delta.logprobs = result.logprobs.cut(0, len(delta.token_ids))
+                deltas.append(delta)
         return deltas
 
     def _commit_own(self, request: Request, tokens: list[int], flight: Flight) -> TokenDelta:
         """Append a request's sampled tokens as far as they count, and publish what they complete.
 
-        Its last token may not have run, as a burst ends where all have ended: so that one is never
-        published with them.
+        The token that ended the request is never published: a multi-step decode stops where all
+        rows have ended, so this token may not have run.
         """
         request.num_in_flight -= 1
         delta = TokenDelta(
@@ -410,13 +403,6 @@ class Scheduler:
         )
         self._side_results.deliver(request, delta)
         self._finish(request, "error")
-
-    def _attach_logprobs(
-        self, delta: TokenDelta, request: Request, scores: StepLogprobs, index: int, stride: int
-    ) -> None:
-        wanted, kept = request.wire.sampling.logprobs, len(delta.token_ids)
-        if wanted is not None and kept:
-            delta.logprobs = trim(scores, slice(index, index + stride * kept, stride), wanted)
 
     def _finish(self, request: Request, reason: str) -> None:
         """Free everything at once; what is in flight for it will be ignored.

@@ -1,7 +1,7 @@
-"""What requests get besides tokens: scores of their prompts, and values captured on the way.
+"""What requests get besides tokens: log-probabilities of their prompts, and captured values.
 
-In: each step's output, entry by entry. Out: complete prompt scores and new captured values, put
-into the deltas that leave anyway. Requests that want neither cost nothing here.
+In: each step's output, entry by entry. Out: complete prompt scores and new captured values, added
+to the deltas of the requests' tokens. Requests that want neither cost nothing here.
 """
 
 from __future__ import annotations
@@ -54,20 +54,23 @@ class SideResults:
         """Begin to gather what a new request asks for."""
         wanted = request.wire.sampling.prompt_logprobs
         if wanted is not None:
-            self._scores[request.request_id] = PromptScores(request.prompt_length, wanted)
+            self._scores[request.request_id] = PromptScores(request.prompt_length)
         if request.wire.taps:
             self._captures[request.request_id] = Captures()
 
     def gather(self, plan: Plan, requests: Sequence[Request], output: StepOutput) -> None:
-        """Keep what a step says about its entries."""
-        for entry, scores in output.prompt_logprobs.items():
-            kept = self._scores.get(requests[entry].request_id)
-            if kept is not None and requests[entry].status is not Status.FINISHED:
-                kept.add(plan.starts[entry], scores)
-        for entry, values in output.captured.items():
-            captures = self._captures.get(requests[entry].request_id)
-            if captures is not None and requests[entry].status is not Status.FINISHED:
-                captures.add(plan.starts[entry], values)
+        """Keep what a step says about its entries besides tokens."""
+        if not self._scores and not self._captures:
+            return
+        for request, entry, found in zip(requests, plan.entries, output.entries, strict=True):
+            if request.status is Status.FINISHED:
+                continue
+            scores = self._scores.get(request.request_id)
+            if scores is not None and found.prompt_logprobs is not None:
+                scores.add(entry.start, found.prompt_logprobs)
+            captures = self._captures.get(request.request_id)
+            if captures is not None and found.captured is not None:
+                captures.add(entry.start, found.captured)
 
     def deliver(self, request: Request, delta: TokenDelta) -> None:
         """Put into a delta what is ready: prompt scores once and complete, values as they come."""

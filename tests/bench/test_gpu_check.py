@@ -169,9 +169,11 @@ def test_rows_that_claim_a_past_have_blocks_of_their_own(tmp_path: Path) -> None
         assert len(set(blocks)) == len(blocks)
         assert 0 not in blocks, "the null block is nobody's"
         assert len(blocks) * llm.engine.cache.block_size >= 2 * (32 + len(plans))
-        assert [plan.starts for plan in plans[:3]] == [[31, 31], [32, 32], [33, 33]]
+        assert [[one.start for one in plan.entries] for plan in plans[:3]] == [
+            [31, 31], [32, 32], [33, 33]
+        ]  # fmt: skip
         longest = llm.engine.schedule.max_model_len
-        assert max(plan.starts[0] for plan in driver.plans(1, longest, 4)) == longest - 1
+        assert max(plan.entries[0].start for plan in driver.plans(1, longest, 4)) == longest - 1
         assert driver.fits(2, 32, 4)
         assert not driver.fits(2, longest + 1, 4)
         leaves = weight_bytes(llm)

@@ -11,7 +11,7 @@ from jengine.config import CacheConfig, CacheGroup, CacheSpec, ScheduleConfig
 from jengine.engine.core import EngineCore
 from jengine.executor.scripted import ScriptedExecutor, scripted_tokens
 from jengine.kvcache.coordinator import CacheCoordinator
-from jengine.outputs import StepOutput
+from jengine.outputs import EntryOutput, StepOutput
 from jengine.plan import Plan, RowSampling
 from jengine.request import WireRequest
 from jengine.scheduler.scheduler import Scheduler
@@ -65,7 +65,7 @@ class Step:
         while self.ends is None:
             self.world.queue()
         self.world.time = max(self.world.time, self.ends)
-        return StepOutput([1])
+        return StepOutput([EntryOutput([1])])
 
 
 def core_of(executor: ScriptedExecutor, cache: CacheConfig) -> EngineCore:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
+import numpy as np
 import pytest
 
 from jengine.engine.core import EngineCore
@@ -23,7 +24,7 @@ from jengine.executor.remote.job import Ended, ended_with, error_in
 from jengine.executor.remote.server import PlanServer
 from jengine.executor.scripted import ScriptedExecutor, scripted_tokens
 from jengine.kvcache.coordinator import CacheCoordinator
-from jengine.outputs import StepOutput
+from jengine.outputs import EntryOutput, StepLogprobs, StepOutput
 from jengine.plan import Plan
 from jengine.scheduler.scheduler import Scheduler
 from tests.executor.plugin import VOCAB, ScriptedWorkers
@@ -168,7 +169,8 @@ def test_the_next_step_is_queued_while_one_runs_and_health_answers_meanwhile(pai
     eventually(lambda: pair.workers.submitted == [0, 1])  # neither has ended
     assert pair.driver.health()[0].step == 1
     pair.workers.go_on.set()
-    assert len(pending.result().tokens) == 1
+    [sampled] = pending.result().entries
+    assert len(sampled.tokens) == 1
 
 
 @pytest.mark.parametrize("refused", [(0,), (0, 1)])
@@ -236,8 +238,32 @@ def test_shutting_down_twice_and_using_it_afterwards(pair: Pair) -> None:
 
 def test_messages_survive_the_journey() -> None:
     health = Health([WorkerHealth(1, "there", 5, 0.25)])
-    for message in (Ready(CAPACITY), health, Stepped(StepOutput([4, -1]))):
+    for message in (Ready(CAPACITY), health, Stepped(StepOutput([EntryOutput([4, -1])]))):
         assert decode(encode(message)) == message
+
+
+def test_outputs_of_entries_survive_the_journey() -> None:
+    scores = StepLogprobs(
+        np.array([[-0.5, -0.25]], "f4"), np.array([[3, 4]], "i4"), np.array([1], "i4")
+    )
+    values = {"layer": np.ones((2, 3), np.float32)}
+    sent = [
+        EntryOutput([4], logprobs=scores),
+        EntryOutput(prompt_logprobs=scores, captured=values),
+        EntryOutput([5, 6]),
+    ]
+    message = decode(encode(Stepped(StepOutput(sent))))
+    assert isinstance(message, Stepped)
+    first, second, third = message.output.entries
+    assert (first.tokens, second.tokens, third.tokens) == ([4], [], [5, 6])
+    for found in (first.logprobs, second.prompt_logprobs):
+        assert isinstance(found, StepLogprobs)
+        for ours, theirs in zip(found, scores, strict=True):
+            assert ours.dtype == theirs.dtype
+            np.testing.assert_array_equal(ours, theirs)
+    assert second.captured is not None
+    np.testing.assert_array_equal(second.captured["layer"], values["layer"])
+    assert third == sent[2] and first.captured is None
 
 
 @pytest.mark.parametrize("error", [ConfigError("no room"), EngineDead("lost")])

@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 
 from jengine.config import CacheGroup, CacheSpec
 from jengine.errors import ConfigError
-from jengine.plan import Plan
+from jengine.plan import Entry, Plan
 from jengine.runner.buckets import Bucket, Ladders, StepShapes, default_ladders, grow, rung
 from jengine.runner.packing import bucket_for
+from jengine.runner.plan_arrays import plan_arrays
 
 TILE = 32
 BLOCK = 16
@@ -82,8 +83,9 @@ def test_every_plan_within_the_limits_has_a_bucket(
     starts = [data.draw(st.integers(0, context - 1))] * decodes + [0] * len(chunks)
     lengths = [1] * decodes + chunks
     count = len(lengths)
-    plan = Plan(0, list(range(count)), starts, lengths, [True] * count, num_decodes=decodes)
-    bucket = bucket_for(plan, shapes, ladders)
+    entries = [Entry(*one) for one in zip(range(count), starts, lengths, strict=True)]
+    plan = Plan(0, entries, num_decodes=decodes)
+    bucket = bucket_for(plan_arrays(plan), shapes, ladders)
     assert bucket in set(ladders.buckets())
     assert bucket.decode_rows >= decodes
     assert bucket.prefill_tokens >= len(chunks) * min(TILE, context)

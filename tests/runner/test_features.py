@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from jengine.config import CacheGroup, CacheSpec
-from jengine.plan import NewRow, Plan, RowSampling
+from jengine.plan import Entry, NewRow, Plan, RowSampling, Wanted
 from jengine.runner.buckets import StepShapes
 from jengine.runner.features import Features, holds, needed, variants
+from jengine.runner.plan_arrays import plan_arrays
 from jengine.runner.rows import Rows
 from jengine.sampling.features import SamplingFeatures
 
@@ -24,9 +25,10 @@ def needs(*sampling: dict[str, Any], samples: list[bool] | None = None, decodes:
     new_rows = [NewRow(i, [1, 2], 2, RowSampling(**one)) for i, one in enumerate(sampling)]
     rows = Rows(SHAPES)
     flags = samples or [True] * count
-    plan = Plan(0, list(range(count)), [0] * count, [2] * count, flags, decodes, new_rows=new_rows)
+    entries = [Entry(row, 0, 2, Wanted(flag)) for row, flag in enumerate(flags)]
+    plan = Plan(0, entries, decodes, new_rows=new_rows)
     rows.apply(plan)
-    return needed(plan, rows, VOCAB)
+    return needed(plan_arrays(plan), rows, VOCAB)
 
 
 def features(prompt: int | None = None, **sampling: Any) -> Features:

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from jengine.config import CacheGroup, CacheSpec
-from jengine.plan import NewBlocks, NewRow, Plan, RowSampling
+from jengine.plan import Entry, NewBlocks, NewRow, Plan, RowSampling, Wanted
 from jengine.runner.buckets import Bucket, Ladders, StepShapes
 from jengine.runner.packing import PackedStep, bucket_for, pack
+from jengine.runner.plan_arrays import plan_arrays
 from jengine.runner.rows import SETTINGS, Rows
 from jengine.runner.step_input import StepInput, packed_size
 
@@ -52,7 +53,7 @@ def test_an_empty_input_is_all_padding() -> None:
 def test_a_plan_without_rows_is_all_padding(one_segment: bool) -> None:
     shapes = replace(SHAPES, one_segment=one_segment)
     ladders = Ladders((4,), (32,), (CONTEXT // BLOCK,))
-    plan = Plan(0, [], [], [], [], 0)
+    plan = plan_arrays(Plan(0, [], 0))
     bucket = bucket_for(plan, shapes, ladders)
     packed = pack(plan, Rows(shapes), bucket, shapes)
     inputs = StepInput.over(packed.buffer, bucket, shapes)
@@ -80,11 +81,14 @@ def packed_plan() -> tuple[Plan, PackedStep, StepInput]:
         start(1, prompts[1], temperature=1.5, min_p=0.25),
     ]
     plan = Plan(
-        0, [4, 1, 0, 2], [30, 5, 8, 0], [1, 1, 13, 3], [True, True, False, True], num_decodes=2,
-        new_rows=new_rows, new_blocks=new_blocks,
-    )  # fmt: skip
+        0,
+        [Entry(4, 30, 1), Entry(1, 5, 1), Entry(0, 8, 13, Wanted.NOTHING), Entry(2, 0, 3)],
+        num_decodes=2,
+        new_rows=new_rows,
+        new_blocks=new_blocks,
+    )
     rows.apply(plan)
-    packed = pack(plan, rows, BUCKET, SHAPES)
+    packed = pack(plan_arrays(plan), rows, BUCKET, SHAPES)
     return plan, packed, StepInput.over(packed.buffer, BUCKET, SHAPES)
 
 
@@ -136,11 +140,11 @@ def test_a_window_at_the_end_of_the_context_reads_the_null_block_beyond() -> Non
     rows = Rows(SHAPES)
     table = list(range(1, CONTEXT // BLOCK + 1))
     plan = Plan(
-        0, [3], [CONTEXT - 1], [1], [True], num_decodes=1,
+        0, [Entry(3, CONTEXT - 1, 1)], num_decodes=1,
         new_rows=[start(3, [1] * 10)], new_blocks=[NewBlocks(3, 1, 0, table)],
     )  # fmt: skip
     rows.apply(plan)
-    inputs = StepInput.over(pack(plan, rows, BUCKET, SHAPES).buffer, BUCKET, SHAPES)
+    inputs = StepInput.over(pack(plan_arrays(plan), rows, BUCKET, SHAPES).buffer, BUCKET, SHAPES)
     first = (CONTEXT - WINDOW) // BLOCK
     pages = inputs.tables[1].shape[1]
     expected = (table[first:] + [0] * pages)[:pages]
@@ -156,7 +160,7 @@ def test_only_rows_that_sample_have_a_slot() -> None:
     assert sampling.positions[packed.slots].tolist() == [31, 6, 3], "where the new token stands"
     others = np.delete(sampling.rows, packed.slots)
     assert (others == ROWS).all()
-    assert len(packed.slots) == sum(plan.samples)
+    assert len(packed.slots) == sum(entry.wanted is Wanted.TOKENS for entry in plan.entries)
 
 
 def test_settings_follow_their_row() -> None:
@@ -179,14 +183,14 @@ def test_settings_follow_their_row() -> None:
 def test_a_row_that_starts_again_keeps_nothing_of_its_former_request() -> None:
     rows = Rows(SHAPES)
     rows.apply(
-        Plan(0, [0], [0], [3], [True], 0, new_rows=[
+        Plan(0, [Entry(0, 0, 3)], 0, new_rows=[
             start(0, [1, 2, 3], temperature=1.0, seed=9, logprobs=2, prompt_logprobs=-1, min_p=0.5)
         ])
     )  # fmt: skip
     assert (rows.logprobs[0], rows.prompt_logprobs[0]) == (3, -1)
-    rows.apply(Plan(1, [0], [0], [1], [True], 0, new_rows=[start(0, [4])]))
+    rows.apply(Plan(1, [Entry(0, 0, 1)], 0, new_rows=[start(0, [4])]))
     fresh = Rows(SHAPES)
-    fresh.apply(Plan(0, [0], [0], [1], [True], 0, new_rows=[start(0, [4])]))
+    fresh.apply(Plan(0, [Entry(0, 0, 1)], 0, new_rows=[start(0, [4])]))
     assert rows.tokens[0, 0] == 4
     for name in SETTINGS:
         assert rows.settings[name][0] == fresh.settings[name][0]

@@ -10,7 +10,7 @@ from jengine.config import CacheConfig, CacheGroup, CacheSpec, ScheduleConfig
 from jengine.executor.scripted import ScriptedExecutor, ScriptedResult, scripted_tokens
 from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.outputs import TokenDelta
-from jengine.plan import Plan, RowSampling
+from jengine.plan import Plan, RowSampling, Wanted
 from jengine.request import WireRequest
 from jengine.scheduler.scheduler import Scheduler
 
@@ -45,6 +45,30 @@ def truth(wire: WireRequest, max_model_len: int = 64) -> tuple[list[int], str]:
         if token in wire.eos_token_ids or token in wire.stop_token_ids:
             return tokens[: index + 1], "stop"
     return tokens, "length"
+
+
+def rows(plan: Plan | None) -> list[int]:
+    """The row of each entry."""
+    assert plan is not None
+    return [entry.row for entry in plan.entries]
+
+
+def starts(plan: Plan | None) -> list[int]:
+    """The first position of each entry."""
+    assert plan is not None
+    return [entry.start for entry in plan.entries]
+
+
+def lengths(plan: Plan | None) -> list[int]:
+    """The number of tokens of each entry."""
+    assert plan is not None
+    return [entry.length for entry in plan.entries]
+
+
+def samples(plan: Plan | None) -> list[bool]:
+    """Whether each entry wants tokens."""
+    assert plan is not None
+    return [entry.wanted is Wanted.TOKENS for entry in plan.entries]
 
 
 class Loop:
@@ -145,13 +169,13 @@ class Loop:
         """A decode row's token has been committed, or was sampled so many plans before."""
         for before, _ in self.in_flight:
             if plan.step - before.step < self.scheduler.spacing:
-                sampled = {row for row, one in zip(before.rows, before.samples, strict=True) if one}
-                assert not sampled & set(plan.rows[: plan.num_decodes])
+                sampled = {entry.row for entry in before.entries if entry.wanted}
+                assert not sampled & {entry.row for entry in plan.entries[: plan.num_decodes]}
 
     def _check_cost(self, plan: Plan) -> None:
         config = self.scheduler.config
-        chunks = plan.lengths[plan.num_decodes :]
-        tiles = sum(-(-length // config.prefill_tile) for length in chunks)
+        chunks = plan.entries[plan.num_decodes :]
+        tiles = sum(-(-chunk.length // config.prefill_tile) for chunk in chunks)
         assert plan.num_decodes + tiles * config.prefill_tile <= config.max_num_batched_tokens
 
     def assert_truth(self, *wires: WireRequest) -> None:

@@ -7,7 +7,7 @@ import pytest
 from jengine.errors import ConfigError, RequestError
 from jengine.plan import RowSampling
 from jengine.scheduler.scheduler import Pause
-from tests.scheduler.scheduler_loop import Loop, make_wire, sliding
+from tests.scheduler.scheduler_loop import Loop, lengths, make_wire, rows, samples, sliding, starts
 
 
 def many(count, length, **more):
@@ -22,23 +22,23 @@ def test_the_budget_is_filled_and_the_last_prompt_cut():
     loop = large()
     loop.add(*many(3, 400))
     plan = loop.schedule()
-    assert plan.lengths == [400, 400, 224]
-    assert plan.samples == [True, True, False]
+    assert lengths(plan) == [400, 400, 224]
+    assert samples(plan) == [True, True, False]
     plan = loop.schedule()
-    assert plan.num_decodes == 2 and plan.lengths == [1, 1, 176]
+    assert plan.num_decodes == 2 and lengths(plan) == [1, 1, 176]
 
 
 def test_fills_cost_whole_tiles_and_are_cut_to_them():
     loop = large(prefill_tile=32)
     loop.add(*many(3, 400))
-    assert loop.schedule().lengths == [400, 400, 192]  # 416 + 416 + 192 = 1024
+    assert lengths(loop.schedule()) == [400, 400, 192]  # 416 + 416 + 192 = 1024
 
 
 def test_a_budget_without_room_for_a_tile_leaves_prompts_waiting():
     loop = Loop(prefill_tile=16, max_num_batched_tokens=16, max_num_seqs=4)
     loop.add(*many(2, 5, max_tokens=3))
-    assert loop.step().lengths == [5]
-    assert loop.step().lengths == [1], "15 tokens are left, less than a tile"
+    assert lengths(loop.step()) == [5]
+    assert lengths(loop.step()) == [1], "15 tokens are left, less than a tile"
     loop.drain()
 
 
@@ -48,36 +48,36 @@ def test_decodes_come_first_and_cost_one():
     loop.step()
     loop.add(make_wire(30, "c"))
     plan = loop.step()
-    assert (plan.num_decodes, plan.lengths, plan.rows) == (2, [1, 1, 8], [0, 1, 2])
+    assert (plan.num_decodes, lengths(plan), rows(plan)) == (2, [1, 1, 8], [0, 1, 2])
 
 
 def test_the_long_prompt_cap_holds_only_with_company():
     loop = Loop(long_prefill_token_threshold=6)
     loop.add(make_wire(20, "a"))
-    assert loop.schedule().lengths == [20]
+    assert lengths(loop.schedule()) == [20]
     loop = Loop(long_prefill_token_threshold=6)
     loop.add(make_wire(20, "a"), make_wire(20, "b"))
-    assert loop.schedule().lengths == [6, 6]
+    assert lengths(loop.schedule()) == [6, 6]
 
 
 def test_the_long_prompt_cap_is_cut_to_whole_tiles():
     loop = Loop(long_prefill_token_threshold=7, prefill_tile=4)
     loop.add(make_wire(20, "a"), make_wire(6, "b"))
-    assert loop.schedule().lengths == [4, 6]
+    assert lengths(loop.schedule()) == [4, 6]
 
 
 def test_a_cap_below_a_tile_still_moves():
     loop = Loop(long_prefill_token_threshold=3, prefill_tile=8)
     loop.add(make_wire(20, "a"), make_wire(20, "b"))
-    assert loop.schedule().lengths == [3, 3]
+    assert lengths(loop.schedule()) == [3, 3]
 
 
 def test_without_chunks_a_prompt_waits_for_a_step_that_holds_it():
     loop = Loop(enable_chunked_prefill=False, max_num_batched_tokens=32)
     wires = [make_wire(20, "a"), make_wire(20, "b"), make_wire(5, "c")]
     loop.add(*wires)
-    assert loop.step().lengths == [20], "b does not fit, and holds up c"
-    assert loop.step().lengths == [1, 20, 5]
+    assert lengths(loop.step()) == [20], "b does not fit, and holds up c"
+    assert lengths(loop.step()) == [1, 20, 5]
     loop.drain()
     loop.assert_truth(*wires)
 
@@ -100,7 +100,7 @@ def test_a_request_that_cannot_run_does_not_hold_up_the_next():
     loop.schedule()
     # a has its last token in flight; b runs although it stands behind a.
     loop.commit()
-    assert loop.schedule().rows == [1]
+    assert rows(loop.schedule()) == [1]
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
@@ -118,10 +118,10 @@ def test_one_token_in_flight_keeps_decode_plans_disjoint():
     loop = Loop(depth=2, max_in_flight=1)
     wires = many(2, 5, max_tokens=6)
     loop.add(wires[0])
-    assert loop.schedule().rows == [0]
+    assert rows(loop.schedule()) == [0]
     assert loop.schedule() is None
     loop.add(wires[1])
-    assert loop.schedule().rows == [1]
+    assert rows(loop.schedule()) == [1]
     loop.drain()
     loop.assert_truth(*wires)
 
@@ -129,7 +129,7 @@ def test_one_token_in_flight_keeps_decode_plans_disjoint():
 def test_chunks_of_one_prompt_follow_each_other_without_waiting():
     loop = Loop(depth=2, max_in_flight=1, max_num_batched_tokens=4)
     loop.add(make_wire(12))
-    assert [loop.schedule().starts for _ in range(3)] == [[0], [4], [8]]
+    assert [starts(loop.schedule()) for _ in range(3)] == [[0], [4], [8]]
     assert loop.schedule() is None, "depth 2 means three plans at most"
 
 
@@ -182,7 +182,7 @@ def test_equal_prompts_share_blocks_within_one_step():
     prompt = list(range(10))
     wires = [make_wire(prompt, name) for name in "abc"]
     loop.add(*wires)
-    assert loop.schedule().lengths == [10, 2, 2]
+    assert lengths(loop.schedule()) == [10, 2, 2]
     loop.drain()
     loop.assert_truth(*wires)
     assert [loop.finals[name].num_cached_tokens for name in "abc"] == [0, 8, 8]
@@ -212,7 +212,7 @@ def test_sliding_windows_hold_few_blocks():
 def test_the_watermark_holds_back_waiting_requests_while_others_run():
     loop = Loop(blocks=9, watermark_blocks=4)
     loop.add(make_wire(16, "a", max_tokens=2), make_wire(12, "b", max_tokens=2))
-    assert loop.step().rows == [0], "a may use all but b must leave 4 of 8"
+    assert rows(loop.step()) == [0], "a may use all but b must leave 4 of 8"
     loop.drain()
     assert set(loop.finals) == {"a", "b"}
 
@@ -223,11 +223,11 @@ def test_pause_holds_new_requests_or_everything():
     loop.step()
     loop.add(make_wire(5, "b"))
     loop.scheduler.pause = Pause.NEW
-    assert loop.step().rows == [0]
+    assert rows(loop.step()) == [0]
     loop.scheduler.pause = Pause.ALL
     assert loop.step() is None
     loop.scheduler.pause = Pause.OFF
-    assert loop.step().rows == [0, 1]
+    assert rows(loop.step()) == [0, 1]
     loop.drain()
 
 
@@ -280,7 +280,7 @@ def test_stages_get_a_share_of_the_rows_each():
     loop.add(*many(6, 3, max_tokens=9))
     loop.step()  # all prompts; nothing else can run before their tokens are there
     assert loop.step() is None
-    decoded = [loop.step().rows for _ in range(6)]
+    decoded = [rows(loop.step()) for _ in range(6)]
     assert decoded == [[0, 1], [2, 3], [4, 5]] * 2
     loop.drain()
 
@@ -288,5 +288,5 @@ def test_stages_get_a_share_of_the_rows_each():
 def test_chunks_of_one_prompt_follow_each_other_through_the_stages():
     loop = Loop(depth=2, spacing=3, max_num_batched_tokens=8)
     loop.add(make_wire(20, "a"))
-    assert [loop.step().lengths for _ in range(3)] == [[8], [8], [4]]
+    assert [lengths(loop.step()) for _ in range(3)] == [[8], [8], [4]]
     loop.drain()

@@ -7,7 +7,7 @@ import pytest
 from jengine.plan import NewBlocks
 from jengine.request import Request
 from jengine.scheduler.plan_builder import PlanBuilder
-from tests.scheduler.scheduler_loop import FULL, Loop, make_wire, sliding
+from tests.scheduler.scheduler_loop import FULL, Loop, lengths, make_wire, rows, sliding, starts
 
 
 def tight(**more):
@@ -103,7 +103,7 @@ def test_a_resumed_request_looks_up_its_outputs_too():
     (request,) = loop.scheduler._running
     loop.scheduler._preempt(request)
     plan = loop.step()
-    assert plan.starts == [12] and plan.num_decodes == 0
+    assert starts(plan) == [12] and plan.num_decodes == 0
     assert loop.cache.stats.preempted_hits == 12
     loop.drain()
     assert loop.finals["r"].num_cached_tokens == 0, "that of the first admission"
@@ -120,7 +120,7 @@ def test_a_recomputed_single_token_is_not_a_decode():
     (request,) = loop.scheduler._running
     loop.scheduler._preempt(request)
     plan = loop.step()
-    assert (plan.num_decodes, plan.starts, plan.lengths) == (0, [8], [1])
+    assert (plan.num_decodes, starts(plan), lengths(plan)) == (0, [8], [1])
     loop.drain()
     loop.assert_truth(wire)
 
@@ -184,7 +184,7 @@ def test_the_least_urgent_gives_way_and_its_planned_tokens_back(depth):
     while not loop.scheduler.num_preemptions:
         plan = loop.step()
     assert [request.request_id for request in loop.scheduler._running] == ["high"]
-    assert plan.rows == [1] and 0 in plan.released
+    assert rows(plan) == [1] and 0 in plan.released
     assert all(blocks.row == 1 for blocks in plan.new_blocks)
     loop.drain()
     loop.assert_truth(low, high)
@@ -199,7 +199,7 @@ def test_preempting_an_earlier_request_skips_no_other():
     loop.add(*(make_wire(8, name, priority=1, max_tokens=12) for name in "abc"))
     while not loop.scheduler.num_preemptions:
         plan = loop.step()
-    assert len(plan.rows) == 3
+    assert len(rows(plan)) == 3
     loop.drain()
 
 
@@ -212,7 +212,7 @@ def test_the_least_urgent_preempts_itself_and_the_others_go_on():
     loop.add(high)
     while not loop.scheduler.num_preemptions:
         plan = loop.step()
-    assert plan.rows == [1]
+    assert rows(plan) == [1]
     loop.drain()
     loop.assert_truth(low, high)
 
@@ -226,14 +226,14 @@ def test_what_was_planned_for_a_victim_is_neither_run_nor_found():
     low = make_wire(48, "low", priority=5, max_tokens=1)
     high = make_wire(7, "high", priority=0, max_tokens=3)
     loop.add(low)
-    assert loop.step().lengths == [16]
+    assert lengths(loop.step()) == [16]
     loop.add(high)
-    assert loop.step().lengths == [8, 7]
-    assert loop.step().lengths == [1, 8]
+    assert lengths(loop.step()) == [8, 7]
+    assert lengths(loop.step()) == [1, 8]
     plan = loop.step()  # 8 more of low, then high needs a block and none is left
-    assert (plan.rows, plan.lengths, plan.released) == ([1], [1], [0])
+    assert (rows(plan), lengths(plan), plan.released) == ([1], [1], [0])
     assert [blocks.row for blocks in plan.new_blocks] == [1]
-    assert loop.step().starts == [32], "what was computed is found, what was only planned is not"
+    assert starts(loop.step()) == [32], "what was computed is found, what was only planned is not"
     loop.drain()
     loop.assert_truth(low, high)
 

@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 import jengine
 from jengine import SamplingParams
 from jengine.errors import ConfigError, UnexpectedCompile, UnsupportedFeature
+from jengine.plan import Wanted
 from jengine.runner.leaves import first_layers
 from jengine.weights.live import shares_memory
 from jengine.weights.safetensors_io import load_model
@@ -259,7 +260,8 @@ def test_new_parameters_meet_no_plan_halfway(two: jengine.LLM) -> None:
         tokens[output.request_id] = list(output.outputs[0].token_ids)
         if not sampled and len(tokens) == 2 and min(map(len, tokens.values())) == 3:
             ((plan, pending),) = core.in_flight  # the other request, in the second stage
-            assert plan.samples == [True] and not pending.has_left
+            assert [entry.wanted for entry in plan.entries] == [Wanted.TOKENS]
+            assert not pending.has_left
             sampled = {name: len(found) for name, found in tokens.items()}
             sampled[next(name for name in tokens if name != output.request_id)] += 1
             two.update_params(flipped(mine), on_inflight="continue")
@@ -289,7 +291,7 @@ def test_a_row_changes_hands_before_its_last_token_is_sampled(two: jengine.LLM) 
     expected = answers(two.generate(PROMPTS[1], mine))
     stream = two.stream(PROMPTS[1:3], theirs)
     for _ in stream:
-        if [plan.rows for plan, _ in core.in_flight] == [[0]]:
+        if [[entry.row for entry in plan.entries] for plan, _ in core.in_flight] == [[0]]:
             break
     assert not core.in_flight[0][1].has_left
     stream.close()
