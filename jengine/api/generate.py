@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from jengine.api.llm import LLM, Params
-from jengine.assembly.args import LATER_FEATURES, EngineArgs
+from jengine.assembly.args import EngineArgs
+from jengine.assembly.vllm_args import RENAMED as RENAMED_SETTINGS
+from jengine.assembly.vllm_args import VLLM_SETTINGS
 from jengine.errors import RequestError, UnsupportedFeature, unknown_argument
 from jengine.outputs import RequestOutput
 from jengine.runner.taps import Intervention
@@ -19,7 +21,7 @@ from jengine.sampling_params import LATER_FEATURES as LATER_PARAMS
 from jengine.sampling_params import SamplingParams
 
 SAMPLING = tuple(item.name for item in fields(SamplingParams))
-ENGINE = (*(item.name for item in fields(EngineArgs)), *LATER_FEATURES)
+ENGINE = (*(item.name for item in fields(EngineArgs)), *VLLM_SETTINGS, *RENAMED_SETTINGS)
 # seed is both: it belongs to the request here, as in transformers.
 RENAMED = {
     "max_new_tokens": "max_tokens",

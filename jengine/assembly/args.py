@@ -1,41 +1,23 @@
-"""EngineArgs: what a user may say about an engine, checked by name. No jax.
+"""EngineArgs: an engine's settings, checked by name and by value. No jax.
 
-Names and defaults follow vLLM. Names whose feature is not built are known, so that the error can
-say which feature is missing.
+Names and defaults follow vLLM. vLLM's other names are in vllm_args.py, so that the error for one
+of them can say what to use instead.
 """
 
 from __future__ import annotations
 
-import difflib
+import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any, Literal
+from dataclasses import KW_ONLY, MISSING, dataclass, fields
+from pathlib import Path
+from typing import Any, Literal, TypeVar
 
-from jengine.errors import ConfigError, UnsupportedFeature, unknown_argument
+from jengine.assembly.values import human_integer, one_of, switch, template_text
+from jengine.assembly.vllm_args import own_settings
+from jengine.errors import ConfigError, UnsupportedFeature, nearest_name, unknown_argument
 from jengine.executor.choice import checked_executor
 
-# name -> (feature, values that mean "not in use")
-LATER_FEATURES: dict[str, tuple[str, tuple[Any, ...]]] = {
-    "quantization": ("quantization", (None,)),
-    "quantization_config": ("quantization", (None,)),
-    "enable_lora": ("LoRA adapters", (None, False)),
-    "max_loras": ("LoRA adapters", (None,)),
-    "max_lora_rank": ("LoRA adapters", (None,)),
-    "speculative_config": ("speculative decoding", (None,)),
-    "spec_method": ("speculative decoding", (None,)),
-    "spec_model": ("speculative decoding", (None,)),
-    "spec_tokens": ("speculative decoding", (None,)),
-    "logits_processors": ("custom logits processors", (None,)),
-    "limit_mm_per_prompt": ("multimodal input", (None,)),
-    "mm_processor_kwargs": ("multimodal input", (None,)),
-    "convert": ("pooling models", (None, "auto", "none")),
-    "runner": ("pooling models", (None, "auto", "generate")),
-    "hf_overrides": ("overrides of the model's config", (None,)),
-    "hf_token": ("downloading models", (None,)),
-    "revision": ("downloading models", (None,)),
-    "tokenizer_revision": ("downloading models", (None,)),
-    "distributed_executor_backend": ("several hosts", (None, "uni")),
-}
+T = TypeVar("T")
 COMPILATION_KEYS = {
     "cache_dir": "directory of the persistent compile cache, or False for none",
     "variants": "step variants to compile in warm-up: greedy, sampled, full, scored",
@@ -45,21 +27,72 @@ COMPILATION_KEYS = {
     "wait_for": "what is compiled before the engine is ready: all, or the largest step alone, "
     "which runs everything until the others are there",
 }
-SUFFIXES = {"k": 1000, "m": 1000**2, "g": 1000**3, "K": 1024, "M": 1024**2, "G": 1024**3}
+PROFILER_KEYS = {
+    "profiler": "'jax', or vLLM's 'torch': both record with jax.profiler",
+    "dir": "folder of the traces; vLLM's torch_profiler_dir means the same",
+    "torch_profiler_dir": "see dir",
+}
+SIZES = (
+    "max_model_len",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "kv_cache_memory_bytes",
+    "block_size",
+    "num_gpu_blocks_override",
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "data_parallel_size",
+)
+SWITCHES = (
+    "skip_tokenizer_init",
+    "enable_prefix_caching",
+    "enable_chunked_prefill",
+    "overlap",
+    "enforce_eager",
+    "strict",
+    "deterministic",
+    "disable_log_stats",
+)
 
 
-@dataclass(kw_only=True)
+def takes_settings(cls: type[T]) -> type[T]:
+    """Make a dataclass take settings by vLLM's names too, and refuse unknown ones by name."""
+    original = cls.__init__
+
+    @functools.wraps(original)
+    def checked(self: Any, *args: Any, **given: Any) -> None:
+        original(self, *args, **known_settings("EngineArgs", given))
+
+    cls.__init__ = checked  # type: ignore[method-assign]
+    return cls
+
+
+def known_settings(owner: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings in EngineArgs' own names; an unknown or unbuilt name is refused by name."""
+    known = [item.name for item in fields(EngineArgs)]
+    settings = own_settings(owner, given)
+    for name in settings:
+        if name not in known:
+            raise unknown_argument(owner, name, known)
+    return settings
+
+
+@takes_settings
+@dataclass
 class EngineArgs:
-    """Everything about an engine but the requests. None means: decide from model and device."""
+    """Everything about an engine but the requests. None means: the default, or what suits the
+    model and the device."""
 
     # A folder, "demo", or a flax.nnx module with its parameters.
     model: Any
+    _: KW_ONLY
     # Parameters in place of the folder's: a module, an nnx.State or a tree of arrays.
     params: Any = None
     tokenizer: Any = None
     skip_tokenizer_init: bool = False
     trust_remote_code: bool = False
-    chat_template: str | None = None
+    # A template's text, or the file that holds it.
+    chat_template: str | Path | None = None
     dtype: Any = "auto"
     # The devices that the model is split over: how many share each layer, in how many stages of
     # layers, or a jax.sharding.Mesh of one's own, whose axis "pp" is that of the stages.
@@ -80,7 +113,10 @@ class EngineArgs:
     max_model_len: int | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
+    # Tokens of one block of the KV cache.
     block_size: int | None = None
+    # Blocks of each cache group, whatever memory there is.
+    num_gpu_blocks_override: int | None = None
     gpu_memory_utilization: float = 0.92
     kv_cache_memory_bytes: int | None = None
     enable_prefix_caching: bool = True
@@ -98,63 +134,53 @@ class EngineArgs:
     deterministic: bool = False
     compilation_config: Mapping[str, Any] | None = None
     generation_config: Literal["auto", "default", "vllm"] = "auto"
+    # What takes the place of single entries of the model's generation_config.json.
+    override_generation_config: Mapping[str, Any] | None = None
     max_logprobs: int = 20
     logprobs_mode: Literal[
         "raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"
     ] = "raw_logprobs"
     disable_log_stats: bool = True
     show_progress: bool | None = None
+    # Where start_profile() writes: {"profiler": "jax", "dir": folder}.
+    profiler_config: Mapping[str, Any] | None = None
 
     @classmethod
-    def checked(cls, owner: str, **given: Any) -> EngineArgs:
-        """EngineArgs from keyword arguments; unknown and unbuilt names are refused by name."""
-        if "memory_utilization" in given:
-            given["gpu_memory_utilization"] = given.pop("memory_utilization")
-        if given.get("distributed_executor_backend") == "ray":
-            given["executor"] = given.pop("distributed_executor_backend")
-        known = [item.name for item in fields(cls)]
-        for name in [name for name in given if name in LATER_FEATURES]:
-            feature, unused = LATER_FEATURES[name]
-            value = given.pop(name)
-            if not any(value is item or value == item for item in unused):
-                raise UnsupportedFeature(
-                    f"{owner}({name}={value!r}): {feature} is not built yet; leave {name} out."
-                )
-        for name in given:
-            if name not in known:
-                raise unknown_argument(owner, name, known)
-        return cls(**given)
+    def checked(cls, owner: str, model: Any, **given: Any) -> EngineArgs:
+        """EngineArgs from keyword arguments; errors name the owner of the arguments."""
+        return cls(model, **known_settings(owner, given))
 
     def __post_init__(self) -> None:
+        for item in fields(self):
+            if getattr(self, item.name) is None and item.default is not MISSING:
+                setattr(self, item.name, item.default)
         if self.trust_remote_code:
             raise UnsupportedFeature(
                 "trust_remote_code=True: code from model folders is never run, by design. "
                 "Supported architectures are built in; leave it out."
             )
-        self.max_model_len = human_integer("max_model_len", self.max_model_len)
-        self.max_num_seqs = human_integer("max_num_seqs", self.max_num_seqs)
-        self.max_num_batched_tokens = human_integer(
-            "max_num_batched_tokens", self.max_num_batched_tokens
-        )
-        self.kv_cache_memory_bytes = human_integer(
-            "kv_cache_memory_bytes", self.kv_cache_memory_bytes
-        )
-        self.block_size = human_integer("block_size", self.block_size)
-        self.tensor_parallel_size = human_integer("tensor_parallel_size", self.tensor_parallel_size)
-        self.pipeline_parallel_size = human_integer(
-            "pipeline_parallel_size", self.pipeline_parallel_size
-        )
-        self.data_parallel_size = human_integer("data_parallel_size", self.data_parallel_size)
+        for name in SIZES:
+            setattr(self, name, human_integer(name, getattr(self, name)))
+        for name in SWITCHES:
+            switch(name, getattr(self, name))
+        if self.chat_template is not None:
+            self.chat_template = template_text("chat_template", self.chat_template)
         self._check_choices()
-        for key in self.compilation_config or {}:
-            if key not in COMPILATION_KEYS:
-                close = difflib.get_close_matches(str(key), COMPILATION_KEYS, n=1)
-                raise ConfigError(
-                    f"compilation_config has no key {key!r}. Known: "
-                    f"{', '.join(COMPILATION_KEYS)}."
-                    + (f" Did you mean {close[0]!r}?" * bool(close))
-                )
+        checked_keys("compilation_config", self.compilation_config, COMPILATION_KEYS)
         self._check_wait_for()
+        self._check_profiler()
+
+    def _check_profiler(self) -> None:
+        config = self.profiler_config or {}
+        checked_keys("profiler_config", self.profiler_config, PROFILER_KEYS)
+        if config:
+            one_of("profiler_config['profiler']", config.get("profiler"), ("jax", "torch"))
+
+    @property
+    def profile_folder(self) -> str | None:
+        """Where traces are written, if that was said."""
+        config = self.profiler_config or {}
+        return config.get("dir") or config.get("torch_profiler_dir")
 
     def _check_wait_for(self) -> None:
         wanted = (self.compilation_config or {}).get("wait_for", "all")
@@ -203,25 +229,18 @@ class EngineArgs:
             )
 
 
-def one_of(name: str, value: Any, choices: tuple[str, ...]) -> None:
-    """Refuse a value that is not among the choices."""
-    if value not in choices:
-        raise ConfigError(f"{name}={value!r}: expected one of {', '.join(map(repr, choices))}.")
-
-
-def human_integer(name: str, value: int | str | None) -> int | None:
-    """A positive int from 4096, '4096', '32k' (32,000) or '32K' (32,768)."""
-    if value is None:
-        return None
-    problem = ConfigError(f"{name}={value!r}: expected a positive integer such as 4096 or '32K'.")
-    if isinstance(value, bool) or not isinstance(value, (int, str)):
-        raise problem
-    if isinstance(value, str):
-        scale = SUFFIXES.get(value[-1:], 1)
-        try:
-            value = round(float(value[:-1] if scale != 1 else value) * scale)
-        except (ValueError, OverflowError) as error:
-            raise problem from error
-    if value < 1:
-        raise problem
-    return value
+def checked_keys(name: str, given: Any, known: Mapping[str, str]) -> None:
+    """Refuse a setting that is no mapping, or has a key that is not known."""
+    if given is None:
+        return
+    if not isinstance(given, Mapping):
+        raise ConfigError(
+            f"{name}={given!r}: expected a dict with some of the keys {', '.join(known)}. "
+            f"Leave {name} out if none of them is needed."
+        )
+    for key in given:
+        if key not in known:
+            raise ConfigError(
+                f"{name} has no key {key!r}. Known: {', '.join(known)}."
+                f"{nearest_name(str(key), known)}"
+            )

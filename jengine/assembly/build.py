@@ -192,7 +192,11 @@ def _session(
     args: EngineArgs, source: ModelSource, core: Core, schedule: ScheduleConfig, platform: str
 ) -> Session:
     limits = Limits(
-        source.config.vocab_size, schedule.max_model_len, args.max_logprobs, source.eos_token_ids
+        source.config.vocab_size,
+        schedule.max_model_len,
+        args.max_logprobs,
+        source.eos_token_ids,
+        source.stop_token_ids,
     )
     log = None if args.disable_log_stats else StatsLog(core.counts, platform)
     return Session(InputProcessor(limits, source.tokenizer, args.seed), core, log)

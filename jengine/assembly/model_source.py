@@ -7,7 +7,7 @@ Must not know sizes, caches or requests.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,15 @@ from flax import nnx
 
 from jengine.assembly.args import EngineArgs
 from jengine.config import ModelConfig
-from jengine.errors import ConfigError
+from jengine.errors import ConfigError, nearest_name
 from jengine.text.tokenizer import Tokenizer, load_tokenizer, wrap_tokenizer
 from jengine.weights.abstract import abstract_model, with_dtype, with_values
 from jengine.weights.dummy import dummy_model
 from jengine.weights.folder import (
+    GENERATION_KEYS,
     INDEX_FILE,
     SINGLE_FILE,
+    generation_settings,
     read_generation_config,
     read_model_config,
     resolve_model,
@@ -46,17 +48,28 @@ class ModelSource:
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """Every id that ends an answer: of the tokenizer, the model and its generation settings."""
+        """The tokenizer's EOS, or the model's where there is no tokenizer: an answer that it ends
+        has no stop reason."""
+        own = None if self.tokenizer is None else self.tokenizer.eos_token_id
+        return self._in_vocabulary(self.config.eos_token_ids if own is None else (own,))
+
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        """The other ids that end an answer, by the model's config and its generation settings.
+        The answer has the id as its stop reason."""
         ids = {*self.config.eos_token_ids, *self.generation.get("eos_token_id", ())}
-        if self.tokenizer is not None and self.tokenizer.eos_token_id is not None:
-            ids.add(self.tokenizer.eos_token_id)
+        return self._in_vocabulary(ids.difference(self.eos_token_ids))
+
+    def _in_vocabulary(self, ids: Iterable[int]) -> tuple[int, ...]:
         return tuple(sorted(i for i in ids if 0 <= i < self.config.vocab_size))
 
 
 def open_model_source(args: EngineArgs) -> ModelSource:
     """Read everything but the parameters."""
+    override = generation_override(args.override_generation_config)
     if isinstance(args.model, nnx.Module):
-        return ModelSource(live_config(args), None, _tokenizer(args, None), {})
+        return ModelSource(live_config(args), None, _tokenizer(args, None), override)
+    check_model(args.model)
     # Absolute, so that it is still found after the program has changed its working directory.
     folder = resolve_model(args.model).absolute()
     use_generation = args.generation_config == "auto"
@@ -64,8 +77,36 @@ def open_model_source(args: EngineArgs) -> ModelSource:
         with_dtype(read_model_config(folder), args.dtype),
         folder,
         _tokenizer(args, folder),
-        read_generation_config(folder) if use_generation else {},
+        {**(read_generation_config(folder) if use_generation else {}), **override},
     )
+
+
+def check_model(model: Any) -> None:
+    """Refuse what is neither a folder's name nor a module."""
+    if isinstance(model, (str, Path)):
+        return
+    given = f"model is a {type(model).__name__}"
+    if isinstance(model, (nnx.State, Mapping)):
+        raise ConfigError(
+            f"{given}: parameters without the model they belong to. Give the folder as model and "
+            "these as params=..., or the module itself."
+        )
+    if isinstance(model, tuple) and model and isinstance(model[0], nnx.GraphDef):
+        raise ConfigError(f"{given} with an nnx.GraphDef: give nnx.merge(graphdef, state).")
+    raise ConfigError(
+        f"{given} ({model!r:.60}): expected the path of a folder, 'demo', or a flax.nnx module."
+    )
+
+
+def generation_override(given: Mapping[str, Any] | None) -> dict[str, object]:
+    """The entries of override_generation_config, checked like those of the model's own file."""
+    for key in given or {}:
+        if key not in GENERATION_KEYS:
+            raise ConfigError(
+                f"override_generation_config has no key {key!r}. Known: "
+                f"{', '.join(GENERATION_KEYS)}.{nearest_name(str(key), GENERATION_KEYS)}"
+            )
+    return generation_settings(given or {}, "override_generation_config")
 
 
 def load_parameters(

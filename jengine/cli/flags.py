@@ -11,10 +11,11 @@ import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
-from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from jengine.assembly.args import COMPILATION_KEYS, LATER_FEATURES, EngineArgs, human_integer
+from jengine.assembly.args import COMPILATION_KEYS, EngineArgs
+from jengine.assembly.values import human_integer, template_text
+from jengine.assembly.vllm_args import VLLM_SETTINGS
 from jengine.cli.parser import Parser
 from jengine.errors import ConfigError
 from jengine.sampling_params import SamplingParams
@@ -35,6 +36,7 @@ ENGINE_HELP = {
     "max_num_seqs": "most requests that run at once",
     "max_num_batched_tokens": "most tokens of one step",
     "block_size": "tokens of one cache block",
+    "num_gpu_blocks_override": "blocks of each cache group, whatever memory there is",
     "gpu_memory_utilization": "share of the accelerator's memory to use",
     "kv_cache_memory_bytes": "bytes of the cache, for example 2G",
     "enable_prefix_caching": "do not reuse the cache of prompts that begin alike",
@@ -71,7 +73,10 @@ SAMPLING_HELP = {
     "ignore_eos": "go on after the end token",
 }
 # Fields that only make sense from Python.
-NO_ENGINE_FLAG = ("model", "params", "mesh", "multihost", "executor_options", "skip_tokenizer_init")
+NO_ENGINE_FLAG = (
+    "model", "params", "mesh", "multihost", "executor_options", "skip_tokenizer_init",
+    "override_generation_config", "profiler_config",
+)  # fmt: skip
 # Keys of the compilation config that hold no list.
 ONE_WORD = ("cache_dir", "wait_for")
 # Read from one field but meant for both: a request is repeated with the seed that was given.
@@ -101,7 +106,7 @@ def engine_arguments(arguments: argparse.Namespace) -> dict[str, Any]:
     """The engine settings that were given, checked now because starting an engine takes long."""
     given = {name: value for name, value in vars(arguments).items() if name in ENGINE_HELP}
     if "chat_template" in given:
-        given["chat_template"] = template_text(given["chat_template"])
+        given["chat_template"] = template_text("--chat-template", given["chat_template"])
     EngineArgs.checked("jengine", model=arguments.model, **given)
     return given
 
@@ -114,7 +119,10 @@ def sampling_arguments(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def unbuilt_flags() -> dict[str, str]:
     """Flags of other engines whose feature does not exist here yet."""
-    return {"--" + name.replace("_", "-"): feature for name, (feature, _) in LATER_FEATURES.items()}
+    return {
+        "--" + name.replace("_", "-"): setting.instead or f"{setting.feature}: not built yet"
+        for name, setting in VLLM_SETTINGS.items()
+    }
 
 
 def add_field_flags(
@@ -228,13 +236,3 @@ def plain_word(text: str) -> str | int:
     """One entry of a list with commas."""
     text = text.strip()
     return int(text) if text.isdecimal() else text
-
-
-def template_text(given: str) -> str:
-    """A chat template is text with braces, or the name of a file that holds it."""
-    if "{" in given or "\n" in given:
-        return given
-    try:
-        return Path(given).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--chat-template {given!r} cannot be read: {error}.") from error

@@ -17,7 +17,7 @@ from jengine.errors import nearest_name
 
 
 class Parser(argparse.ArgumentParser):
-    """The parser of one command. `unbuilt` names the feature of known flags that do nothing yet."""
+    """The parser of one command. `unbuilt` says why flags of other engines are not taken."""
 
     def __init__(self, *, stderr: TextIO, **rest: Any) -> None:
         super().__init__(
@@ -44,7 +44,7 @@ class Parser(argparse.ArgumentParser):
         if not flag.startswith("-"):
             return f"unexpected argument {word!r}."
         if flag in self.unbuilt:
-            return f"{flag}: {self.unbuilt[flag]} is not built yet."
+            return f"{flag}: {self.unbuilt[flag]}."
         return f"unknown flag {flag}.{nearest_name(flag, self._option_string_actions)}"
 
 

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from jengine.errors import RequestError, UnsupportedFeature, nearest_name
 from jengine.plan import RowSampling
 from jengine.request import WireRequest
@@ -35,7 +37,8 @@ class Limits:
     vocab_size: int
     max_model_len: int
     max_logprobs: int  # -1: the whole vocabulary
-    eos_token_ids: tuple[int, ...]
+    eos_token_ids: tuple[int, ...]  # ends an answer without a stop reason
+    stop_token_ids: tuple[int, ...] = ()  # the model's other ending ids, which are stop reasons
 
     @property
     def most_logprobs(self) -> int:
@@ -102,13 +105,15 @@ class InputProcessor:
         priority = integer("priority", priority, -(2**31), 2**31 - 1)
         seed = self._seeds.getrandbits(62) if params.seed is None else params.seed
         arrival = time.monotonic()
+        sampling = self._sampling(params)
+        stop_ids = self._stop_ids(params)
         wires = tuple(
             WireRequest(
                 request_id=request_id if params.n == 1 else f"{index}_{request_id}",
                 prompt_token_ids=prompt.token_ids,
-                sampling=self._sampling(params, (seed + index) % 2**64),
+                sampling=msgspec.structs.replace(sampling, seed=(seed + index) % 2**64),
                 max_tokens=self._at_most_the_context(params.max_tokens),
-                stop_token_ids=self._in_vocabulary("stop_token_ids", params.stop_token_ids or []),
+                stop_token_ids=stop_ids,
                 eos_token_ids=self._eos(params),
                 min_tokens=self._at_most_the_context(params.min_tokens),
                 priority=priority,
@@ -193,7 +198,11 @@ class InputProcessor:
     def _eos(self, params: SamplingParams) -> list[int]:
         return [] if params.ignore_eos else list(self.limits.eos_token_ids)
 
-    def _sampling(self, params: SamplingParams, seed: int) -> RowSampling:
+    def _stop_ids(self, params: SamplingParams) -> list[int]:
+        own = self._in_vocabulary("stop_token_ids", params.stop_token_ids or [])
+        return own if params.ignore_eos else [*own, *self.limits.stop_token_ids]
+
+    def _sampling(self, params: SamplingParams) -> RowSampling:
         allowed = params.allowed_token_ids
         least, most = REPETITION_LIMITS
         return RowSampling(
@@ -201,12 +210,11 @@ class InputProcessor:
             top_k=min(params.top_k, self.limits.vocab_size),
             top_p=max(params.top_p, SMALLEST_TOP_P),
             min_p=params.min_p,
-            seed=seed,
             repetition_penalty=min(max(params.repetition_penalty, least), most),
             presence_penalty=params.presence_penalty,
             frequency_penalty=params.frequency_penalty,
             min_tokens=self._at_most_the_context(params.min_tokens),
-            stop_ids=sorted({*self._eos(params), *(params.stop_token_ids or [])}),
+            stop_ids=sorted({*self._eos(params), *self._stop_ids(params)}),
             logit_bias=self._bias(params),
             allowed_ids=None
             if allowed is None

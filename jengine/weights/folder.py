@@ -31,6 +31,7 @@ SAMPLING_NUMBERS: Mapping[str, dict[str, Any]] = {
     "repetition_penalty": {"above_minimum": True},
 }
 SAMPLING_INTEGERS = {"top_k": -1, "max_new_tokens": 1}
+GENERATION_KEYS = ("eos_token_id", *SAMPLING_NUMBERS, *SAMPLING_INTEGERS)
 
 
 def resolve_model(name: str | Path) -> Path:
@@ -67,14 +68,17 @@ def read_json(file: Path) -> dict[str, object]:
 
 
 def read_generation_config(folder: Path) -> dict[str, object]:
-    """What generation_config.json says about sampling; keys that it leaves out or nulls are absent.
-
-    `eos_token_id` is always a tuple.
-    """
+    """The folder's generation_config.json, or {} where there is none."""
     file = folder / "generation_config.json"
-    if not file.exists():
-        return {}
-    fields = Fields(read_json(file), str(file))
+    return generation_settings(read_json(file), str(file)) if file.exists() else {}
+
+
+def generation_settings(values: object, where: str) -> dict[str, object]:
+    """What a generation config says about sampling; keys that it leaves out or nulls are absent.
+
+    `eos_token_id` is always a tuple. Keys that do not concern sampling are ignored.
+    """
+    fields = Fields(values, where)
     found: dict[str, object] = {}
     given = {key for key, value in fields.values.items() if value is not None}
     if "eos_token_id" in given:

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -164,6 +165,27 @@ def test_end_of_sequence(llm: jengine.LLM) -> None:
     assert (ignored.token_ids, ignored.finish_reason) == ([2] * 5, "length")
     held = only(llm, PROMPTS[0], ignore_eos=False, min_tokens=3, **wish)
     assert held.token_ids.index(2) == 3
+
+
+def test_another_end_token_of_the_model_is_the_stop_reason(
+    text_llm: jengine.LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = only(text_llm, TEXTS[0], max_tokens=30, **LETTERS)
+    at = first_time_of(free.token_ids, 4)
+    token = free.token_ids[at]
+    entry = text_llm.engine.session.input_processor
+    assert entry.limits.eos_token_ids == (2,)
+    monkeypatch.setattr(entry, "limits", replace(entry.limits, stop_token_ids=(token,)))
+    options = {**LETTERS, "ignore_eos": False, "max_tokens": 30}
+    stopped = only(text_llm, TEXTS[0], **options)
+    assert (stopped.finish_reason, stopped.stop_reason) == ("stop", token)
+    assert (stopped.text, stopped.token_ids) == (free.text[:at], free.token_ids[: at + 1])
+    held = only(text_llm, TEXTS[0], **options, min_tokens=at + 3)
+    assert token not in held.token_ids[: at + 3]
+    ignored = only(text_llm, TEXTS[0], **{**options, "ignore_eos": True})
+    assert ignored.token_ids == free.token_ids, "ignore_eos ignores all of the model's"
+    own = only(text_llm, TEXTS[0], **options, logit_bias={2: 100.0})
+    assert (own.token_ids, own.stop_reason) == ([2], None)
 
 
 def test_max_tokens(llm: jengine.LLM) -> None:

@@ -1,0 +1,127 @@
+"""Every engine argument of vLLM works, is accepted at its default, or is refused by name."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import jengine
+from jengine.assembly.args import EngineArgs
+from jengine.assembly.vllm_args import FEATURES, INSTEAD, RENAMED, VLLM_SETTINGS
+from jengine.errors import ConfigError, UnsupportedFeature
+from tests.assembly.vllm_arguments import VLLM_ARGUMENTS
+
+FIELDS = {item.name for item in fields(EngineArgs)}
+# Arguments of older releases, which many scripts still have.
+OLDER = {
+    "swap_space": 4, "max_seq_len_to_capture": 8192, "device": "auto", "task": "auto",
+    "guided_decoding_backend": "auto", "disable_log_requests": True, "use_v2_block_manager": True,
+    "preemption_mode": "recompute", "rope_scaling": None, "rope_theta": None,
+}  # fmt: skip
+
+
+def test_every_name_of_vllm_is_known_once() -> None:
+    assert len(VLLM_ARGUMENTS) > 240
+    tables = [*FEATURES.values(), *INSTEAD.values()]
+    known = [*FIELDS, *RENAMED, *(name for names in tables for name in names)]
+    assert set(VLLM_ARGUMENTS) <= set(known)
+    assert len(known) == len(set(known))
+    assert set(known) - FIELDS - set(VLLM_ARGUMENTS) == {*OLDER, "memory_utilization"}
+
+
+@pytest.mark.parametrize(("name", "default"), [*VLLM_ARGUMENTS.items(), *OLDER.items()])
+def test_vllms_defaults_ask_for_nothing(name: str, default: Any) -> None:
+    args = EngineArgs("demo", **{name: default})
+    if name in VLLM_SETTINGS:
+        assert args == EngineArgs("demo")
+    assert EngineArgs("demo", **{name: None}) == EngineArgs("demo")
+
+
+@pytest.mark.parametrize("name", sorted(VLLM_SETTINGS))
+def test_other_values_are_refused_by_name(name: str) -> None:
+    with pytest.raises(UnsupportedFeature, match=rf"LLM\({name}='odd'\).*; leave {name} out\."):
+        EngineArgs.checked("LLM", "demo", **{name: "odd"})
+    with pytest.raises(UnsupportedFeature, match=rf"EngineArgs\({name}='odd'\)"):
+        EngineArgs("demo", **{name: "odd"})
+
+
+def test_defaults_that_many_scripts_write_down_are_accepted() -> None:
+    args = EngineArgs(
+        "demo", kv_cache_dtype="auto", swap_space=4, tokenizer_mode="auto", enable_lora=False,
+        max_loras=1, enable_prefix_caching=None, attention_backend=None, block_size=None,
+        tensor_parallel_size=1, disable_custom_all_reduce=True, hf_overrides={},
+    )  # fmt: skip
+    assert args == EngineArgs("demo", tensor_parallel_size=1)
+
+
+@pytest.mark.parametrize(
+    ("options", "advice"),
+    [
+        ({"enable_lora": True}, "needs LoRA adapters: not built yet"),
+        ({"kv_cache_dtype": "fp8"}, "needs quantization: not built yet"),
+        ({"tokenizer_mode": "mistral"}, "pass a tokenizer object as tokenizer="),
+        ({"cudagraph_capture_sizes": [1, 2]}, "compilation_config={'decode_rows'"),
+        ({"distributed_executor_backend": "mp"}, "one process drives all its devices"),
+        ({"swap_space": 8}, "never swapped out"),
+        ({"worker_cls": "a.B"}, "executor='package.module:Class'"),
+        ({"stream_interval": 4}, "set stream_interval in SamplingParams"),
+        ({"prefix_caching_hash_algo": "xxhash"}, "sha256"),
+    ],
+)
+def test_refusals_say_what_to_do(options: dict[str, Any], advice: str) -> None:
+    with pytest.raises(UnsupportedFeature) as caught:
+        EngineArgs("demo", **options)
+    assert advice in str(caught.value)
+
+
+def test_names_that_mean_the_same() -> None:
+    assert EngineArgs("demo", memory_utilization=0.5).gpu_memory_utilization == 0.5
+    assert EngineArgs("demo", async_scheduling=False).overlap is False
+    assert EngineArgs("demo", use_tqdm_on_load=False).show_progress is False
+    assert EngineArgs("demo", distributed_executor_backend="ray").executor == "ray"
+    with pytest.raises(ConfigError, match="async_scheduling and overlap mean the same"):
+        EngineArgs("demo", async_scheduling=False, overlap=True)
+    with pytest.raises(ConfigError, match="mean the same; give one"):
+        EngineArgs("demo", overlap=True, async_scheduling=False)
+
+
+def test_engine_args_are_checked_as_an_engine_does() -> None:
+    with pytest.raises(TypeError, match=r"EngineArgs .*'max_num_seq'.*Did you mean 'max_num_seqs'"):
+        EngineArgs("demo", max_num_seq=4)
+    with pytest.raises(ConfigError, match="positive integer"):
+        EngineArgs("demo", max_num_seqs="many")
+    assert EngineArgs(model="demo", max_model_len="1K").max_model_len == 1024
+
+
+@pytest.mark.parametrize("owner", [EngineArgs, jengine.LLM])
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"compilation_config": 3}, "compilation_config=3: expected a dict .*cache_dir"),
+        ({"compilation_config": [1]}, r"compilation_config=\[1\]: expected a dict"),
+        ({"compilation_config": {"zzz": 1}}, "no key 'zzz'. Known: cache_dir"),
+        ({"compilation_config": {"cudagraph_mode": 1}}, "no key 'cudagraph_mode'"),
+        ({"compilation_config": {"variant": 1}}, "Did you mean 'variants'"),
+        ({"enable_prefix_caching": "yes"}, "enable_prefix_caching='yes': expected True or False"),
+        ({"enforce_eager": 1}, "enforce_eager=1: expected True or False"),
+        ({"num_gpu_blocks_override": 0}, "num_gpu_blocks_override=0: expected a positive"),
+        ({"chat_template": "no/such/file.jinja"}, "chat_template='no/such/file.jinja' cannot"),
+        ({"profiler_config": "torch"}, "profiler_config='torch': expected a dict"),
+        ({"profiler_config": {"folder": "x"}}, "profiler_config has no key 'folder'"),
+        ({"profiler_config": {"profiler": "cuda"}}, "expected one of 'jax', 'torch'"),
+    ],
+)
+def test_wrong_values(owner: Any, options: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        owner("demo", **options)
+
+
+def test_a_chat_template_may_be_a_file_or_text(tmp_path: Path) -> None:
+    file = tmp_path / "chat.jinja"
+    file.write_text("{{ messages }}")
+    assert EngineArgs("demo", chat_template=file).chat_template == "{{ messages }}"
+    assert EngineArgs("demo", chat_template=str(file)).chat_template == "{{ messages }}"
+    assert EngineArgs("demo", chat_template="{{ x }}").chat_template == "{{ x }}"
