@@ -218,6 +218,11 @@ class EngineArgs:
         one_of("generation_config", self.generation_config, ("auto", "default", "vllm"))
         modes = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
         one_of("logprobs_mode", self.logprobs_mode, modes)
+        if None not in (self.num_gpu_blocks_override, self.kv_cache_memory_bytes):
+            raise ConfigError(
+                "num_gpu_blocks_override and kv_cache_memory_bytes both size the KV cache; give "
+                "one of them."
+            )
         share = self.gpu_memory_utilization
         if not isinstance(share, (int, float)) or not 0 < share <= 1:
             raise ConfigError(f"gpu_memory_utilization={share!r}: expected a share in (0, 1].")

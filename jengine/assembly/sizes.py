@@ -173,6 +173,7 @@ def runner_config(
         late_tiers=late,
         cache_dtype=cache_dtype(config.dtype, str(shapes.attention)),
         kv_cache_memory_bytes=args.kv_cache_memory_bytes,
+        num_gpu_blocks_override=args.num_gpu_blocks_override,
         memory_share=args.gpu_memory_utilization,
         demands=tuple((schedule.max_num_seqs * need, need) for need in needs),
         enable_prefix_caching=args.enable_prefix_caching,

@@ -18,6 +18,8 @@ from jengine.runner.cache_size import (
     BlockDemand,
     affordable_blocks,
     available_on_each,
+    overridden_blocks,
+    refuse_more_than,
     wished_blocks,
 )
 from jengine.runner.features import Features
@@ -59,6 +61,7 @@ class RunnerConfig:
     cache_dtype: Any
     kv_cache_memory_bytes: int | None
     memory_share: float
+    num_gpu_blocks_override: int | None
     demands: tuple[tuple[int, int], ...]  # a group: (most useful, at least) blocks
     enable_prefix_caching: bool = True
     warm_up: bool = True
@@ -203,17 +206,30 @@ class Sizing:
     ) -> tuple[CacheConfig, tuple[Compiled, LedgerEntry]]:
         """The final cache size and the program that proved it. `devices` has one a replica."""
         demands = self._demands()
-        wished = wished_blocks(demands, self.config.kv_cache_memory_bytes)
+        asked = self._asked_for(demands)
+        if asked is not None:
+            present = self.agree_on_bytes(available_on_each(devices, 1.0, 1.0))
+            refuse_more_than(present, demands, asked)
+            cache = self._cache(asked)
+            return cache, self._largest(cache)
+        wished = wished_blocks(demands, None)
         available = self.agree_on_bytes(available_on_each(devices, self.config.memory_share))
         cache = self._cache(wished)
         first = self._largest(cache)
-        if self.config.kv_cache_memory_bytes is None:
-            other = state_bytes(self.state(self._cache((0,) * len(wished))))
-            blocks = affordable_blocks(demands, wished, first[1].temp_bytes + other, available)
-            if blocks != wished:
-                cache = replace(cache, num_blocks=blocks)
-                first = self._largest(cache)
+        other = state_bytes(self.state(self._cache((0,) * len(wished))))
+        blocks = affordable_blocks(demands, wished, first[1].temp_bytes + other, available)
+        if blocks != wished:
+            cache = replace(cache, num_blocks=blocks)
+            first = self._largest(cache)
         return cache, first
+
+    def _asked_for(self, demands: list[BlockDemand]) -> tuple[int, ...] | None:
+        """The blocks of a cache whose size the user chose."""
+        if self.config.num_gpu_blocks_override is not None:
+            return overridden_blocks(demands, self.config.num_gpu_blocks_override)
+        if self.config.kv_cache_memory_bytes is not None:
+            return wished_blocks(demands, self.config.kv_cache_memory_bytes)
+        return None
 
     def _demands(self) -> list[BlockDemand]:
         shapes, split = self.config.shapes, self.placement.ways("kv_heads")

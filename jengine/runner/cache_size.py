@@ -31,17 +31,19 @@ class BlockDemand:
     at_least: int  # one request as long as the context
 
 
-def available_bytes(device: jax.Device, gpu_share: float) -> int:
+def available_bytes(device: jax.Device, gpu_share: float, cpu_share: float = CPU_SHARE) -> int:
     """Bytes the engine may take on this device, on top of what is already in use."""
     stats = device.memory_stats()
     if stats and "bytes_limit" in stats:
         return int(stats["bytes_limit"] * gpu_share) - stats.get("bytes_in_use", 0)
-    return int(psutil.virtual_memory().available * CPU_SHARE)
+    return int(psutil.virtual_memory().available * cpu_share)
 
 
-def available_on_each(devices: Sequence[jax.Device], gpu_share: float) -> int:
+def available_on_each(
+    devices: Sequence[jax.Device], gpu_share: float, cpu_share: float = CPU_SHARE
+) -> int:
     """Bytes that the engine may take on every one of these devices."""
-    least = min(available_bytes(device, gpu_share) for device in devices)
+    least = min(available_bytes(device, gpu_share, cpu_share) for device in devices)
     # The devices that XLA makes of one CPU take from one memory.
     return least // len(devices) if devices[0].platform == "cpu" else least
 
@@ -58,6 +60,28 @@ def blocks_for(demands: list[BlockDemand], budget: int) -> tuple[int, ...]:
         )
     share = (budget - least) / max(wished, 1)
     return tuple(demand.at_least + 1 + int(share * demand.most_useful) for demand in demands)
+
+
+def overridden_blocks(demands: list[BlockDemand], count: int) -> tuple[int, ...]:
+    """`num_gpu_blocks_override` in every group, the null block included."""
+    least = max(demand.at_least + 1 for demand in demands)
+    if count < least:
+        raise ConfigError(
+            f"num_gpu_blocks_override={count}: one request as long as the context needs {least} "
+            "blocks, the null block included. Raise it, or lower max_model_len."
+        )
+    return (count,) * len(demands)
+
+
+def refuse_more_than(present: int, demands: list[BlockDemand], blocks: tuple[int, ...]) -> None:
+    """Refuse a cache of a size that was asked for if the device has no such memory."""
+    wanted = sum(n * demand.block_bytes for n, demand in zip(blocks, demands, strict=True))
+    if wanted > present:
+        raise CapacityError(
+            f"the KV cache was asked to take {wanted / 1e9:.2f} GB, but {present / 1e9:.2f} GB of "
+            "the device's memory are free. Lower kv_cache_memory_bytes (or "
+            "num_gpu_blocks_override), or leave it out: the cache then takes what fits."
+        )
 
 
 def wished_blocks(demands: list[BlockDemand], budget: int | None) -> tuple[int, ...]:

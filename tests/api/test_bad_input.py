@@ -18,6 +18,7 @@ import pytest
 import jengine
 from jengine import RequestOutputKind, SamplingParams
 from jengine.errors import (
+    CapacityError,
     CheckpointError,
     ConfigError,
     JengineError,
@@ -398,6 +399,20 @@ def test_later_call_features_are_named(still_answers: jengine.LLM) -> None:
 # Settings
 
 
+def test_a_cache_larger_than_memory_is_refused_before_anything_is_compiled(
+    full_folder: Path,
+) -> None:
+    with pytest.raises(CapacityError, match=r"asked to take 536870\.\d+ GB, but .*leave it out"):
+        tiny_engine(full_folder, kv_cache_memory_bytes="500000G")
+
+
+def test_the_cache_has_the_blocks_that_were_asked_for(full_folder: Path) -> None:
+    settings = {"num_gpu_blocks_override": 60, "max_model_len": 128, "block_size": 8}
+    with tiny_engine(full_folder, "greedy", **settings) as llm:
+        assert (llm.engine.cache.num_blocks, llm.engine.cache.block_size) == ((60,), 8)
+        assert llm.generate(PROMPT, GREEDY)[0].finished
+
+
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
@@ -412,6 +427,8 @@ def test_later_call_features_are_named(still_answers: jengine.LLM) -> None:
         ({"max_num_batched_tokens": True}, "positive integer"),
         ({"block_size": 0}, "positive integer"),
         ({"kv_cache_memory_bytes": 1000}, "Raise kv_cache_memory_bytes"),
+        ({"num_gpu_blocks_override": 48}, "needs 49 blocks.*lower max_model_len"),
+        ({"num_gpu_blocks_override": 100, "kv_cache_memory_bytes": "1G"}, "give one of them"),
         ({"gpu_memory_utilization": 1.5}, r"share in \(0, 1\]"),
         ({"gpu_memory_utilization": math.nan}, r"share in \(0, 1\]"),
         ({"scheduling_policy": "random"}, "'fcfs', 'priority'"),

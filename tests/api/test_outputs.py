@@ -184,7 +184,7 @@ def test_another_end_token_of_the_model_is_the_stop_reason(
     assert token not in held.token_ids[: at + 3]
     ignored = only(text_llm, TEXTS[0], **{**options, "ignore_eos": True})
     assert ignored.token_ids == free.token_ids, "ignore_eos ignores all of the model's"
-    own = only(text_llm, TEXTS[0], **options, logit_bias={2: 100.0})
+    own = only(text_llm, TEXTS[0], **{**options, "logit_bias": {2: 100.0}})
     assert (own.token_ids, own.stop_reason) == ([2], None)
 
 

@@ -16,6 +16,8 @@ from jengine.runner.cache_size import (
     available_bytes,
     available_on_each,
     blocks_for,
+    overridden_blocks,
+    refuse_more_than,
     wished_blocks,
 )
 
@@ -48,6 +50,18 @@ def test_a_budget_below_one_request_says_how_much_is_needed() -> None:
         blocks_for(BOTH, LEAST - 1)
     named = int(re.findall(r"to (\d+) or more", str(caught.value))[0])
     assert blocks_for(BOTH, named) == (11, 5)
+
+
+def test_a_number_of_blocks_is_that_of_every_group() -> None:
+    assert overridden_blocks(BOTH, 11) == (11, 11)
+    with pytest.raises(ConfigError, match=r"override=10: .*needs 11 blocks.*lower max_model_len"):
+        overridden_blocks(BOTH, 10)
+
+
+def test_a_cache_that_was_asked_for_must_fit_the_device() -> None:
+    refuse_more_than(cost((50, 20)), BOTH, (50, 20))
+    with pytest.raises(CapacityError, match=r"take 0\.09 GB, but 0\.08 GB.*kv_cache_memory_bytes"):
+        refuse_more_than(80_000_000, BOTH, (50_000, 20_000))
 
 
 def test_what_fits_is_kept_as_wished() -> None:
