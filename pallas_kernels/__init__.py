@@ -1,5 +1,7 @@
-"""Attention and its neighbours on a paged cache. A leaf package: jax and numpy only.
+"""Triton kernels for NVIDIA GPUs behind public functions, each with an XLA reference.
 
-One folder an operation: the public function and a plain XLA implementation that runs anywhere.
-`implementation=None` always works; a named one that cannot run fails loudly.
+The folder has its name from the project's founders; no kernel in it is written in Pallas today. One
+folder per operation: its public function, its XLA implementation that runs anywhere, its kernels.
+`implementation=None` always works; a named implementation that cannot run raises. A leaf package:
+it imports nothing of jengine.
 """

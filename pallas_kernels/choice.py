@@ -1,6 +1,6 @@
-"""How an operation picks its implementation: named ones fail loudly, None always works.
+"""Chooses the implementation of an operation: a named one or an error; None always works.
 
-A table holds functions, and the names of those whose module needs a package that may be missing.
+A table holds functions, or "module:function" where the module needs a package that may be missing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The one place that knows how keys and values lie in the paged cache.
+"""The layout of keys and values in the paged KV cache, known to this file alone.
 
 A cache group is one array [layers, 2, blocks, block_size, kv_heads * head_dim]; keys are plane 0,
 values plane 1. A token's vector of all its kv heads is one contiguous run. An array of uint16 holds
@@ -12,6 +12,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+from jaxtyping import Float, Int, Shaped
 
 KEYS, VALUES = PLANES = (0, 1)
 
@@ -54,12 +55,13 @@ def strides(shape: tuple[int, ...], head_dim: int) -> Strides:
 
 
 def read_heads(
-    cache: Array, layer: int | Array, blocks: Array, head_dim: int, seen: Array
-) -> tuple[Array, Array]:
-    """Keys and values of whole blocks [b, n], head by head: [b, KV, n * block_size, head_dim] each.
-
-    Those of tokens that are not seen, bool [b, n * block_size], are zero.
-    """
+    cache: Shaped[Array, "layers 2 blocks block_size width"],
+    layer: int | Int[Array, ""],
+    blocks: Int[Array, "batch pages"],
+    head_dim: int,
+    seen: Shaped[Array, "batch tokens"],
+) -> tuple[Float[Array, "batch kv_heads tokens dim"], Float[Array, "batch kv_heads tokens dim"]]:
+    """Keys and values of whole blocks, head by head; those of tokens that are not seen are zero."""
     _, _, num_blocks, block_size, width = cache.shape
     # Gathers of rows out of a flat view compile to far less than indexing five dimensions.
     flat = cache.reshape(-1, block_size * width)
@@ -72,20 +74,26 @@ def read_heads(
         if cache.dtype == BFLOAT16_BITS:
             heads = lax.bitcast_convert_type(heads, jnp.bfloat16)
         # The mask comes last, for keys too: XLA on the CPU would fold a swap of axes into the
-        # product that follows, and then computes that in float32.
+        # matmul that follows, and then compute that in float32.
         return jnp.where(jnp.broadcast_to(seen[:, None, :, None], heads.shape), heads, 0)
 
     return plane(KEYS), plane(VALUES)
 
 
-def pad_pages(tables: Array, multiple: int) -> Array:
-    """Tables widened with the null block, so that whole runs of pages can be cut."""
+def pad_pages(tables: Int[Array, "rows pages"], multiple: int) -> Int[Array, "rows padded"]:
+    """Tables padded with the null block to a multiple of so many pages."""
     missing = -tables.shape[1] % multiple
     return jnp.pad(tables, ((0, 0), (0, missing)))
 
 
-def write_slots(cache: Array, layer: int | Array, k: Array, v: Array, slots: Array) -> Array:
-    """Store k and v [T, width] at token slots [T] in place; slots outside a plane are skipped."""
+def write_slots(
+    cache: Shaped[Array, "layers 2 blocks block_size width"],
+    layer: int | Int[Array, ""],
+    k: Float[Array, "tokens width"],
+    v: Float[Array, "tokens width"],
+    slots: Int[Array, " tokens"],
+) -> Shaped[Array, "layers 2 blocks block_size width"]:
+    """Store keys and values at token slots in place; slots outside a plane are skipped."""
     _, _, num_blocks, block_size, width = cache.shape
     plane_slots = num_blocks * block_size
     starts = [plane_start(layer, plane, plane_slots) for plane in PLANES]

@@ -1,7 +1,7 @@
-"""Softmax over keys that come in runs, as both kinds of attention in plain XLA take it.
+"""Online softmax over runs of keys, shared by both attentions in plain XLA.
 
 In: queries [batch, KV, q, D], and keys and values [batch, KV, S, D] run by run. Out: the weighted
-values and the logarithm of the sum. A query that sees nothing gets zeros.
+values and the log-sum-exp. A query that sees no key gets zeros.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ FAR_BELOW = -1e30  # finite, so that a run in which a query sees nothing stays f
 
 
 class Running(NamedTuple):
-    """What the runs so far came to."""
+    """The state after the runs so far."""
 
     highest: Array  # f32 [batch, KV, q]
     total: Array  # f32 [batch, KV, q]
@@ -37,16 +37,16 @@ class Running(NamedTuple):
         scale: float,
         soft_cap: float | None,
     ) -> Running:
-        """One run more; seen is [batch, 1, q or 1, S].
+        """Add a run; seen is [batch, 1, q or 1, S].
 
-        Keys and values that no query sees must be zero: what an unused slot holds may be NaN. Where
-        a query has seen nothing yet, whatever it adds up here is multiplied by exactly zero later.
+        Keys and values that no query sees must be zero, since an unused slot may hold NaN. What a
+        query that has seen no key yet accumulates here is later multiplied by exactly zero.
         """
-        scores = capped(scale * product("bkqd,bksd->bkqs", queries, keys), soft_cap)
+        scores = capped(scale * einsum("bkqd,bksd->bkqs", queries, keys), soft_cap)
         scores = jnp.where(seen, scores, FAR_BELOW)
         highest = jnp.maximum(self.highest, jnp.max(scores, axis=-1))
         weights = jnp.exp(scores - highest[..., None])
-        added = product("bkqs,bksd->bkqd", weights.astype(values.dtype), values)
+        added = einsum("bkqs,bksd->bkqd", weights.astype(values.dtype), values)
         shrink = jnp.exp(self.highest - highest)
         return Running(
             highest,
@@ -55,12 +55,12 @@ class Running(NamedTuple):
         )
 
     def result(self, sinks: Array | None) -> tuple[Array, Array]:
-        """The weighted values, and the logarithm of the sum.
+        """The weighted values and the log-sum-exp.
 
-        Sinks [KV, q] are one more score for each query, whose value is zero.
+        Sinks [KV, q] are one more score per query, whose value is zero.
         """
         highest, total, mixed = self
-        # Of a query that saw nothing the sum counts keys that were not its own.
+        # The sum of a query that saw no key counts masked keys.
         total = jnp.where(highest > FAR_BELOW, total, 0.0)
         mixed = jnp.where((highest > FAR_BELOW)[..., None], mixed, 0.0)
         if sinks is not None:
@@ -78,9 +78,9 @@ def in_groups(
     sizes: Sequence[int], used: Array, attend: Callable[..., Running], sinks: Array | None,
     queries: Array, *others: Array,
 ) -> tuple[Array, Array]:  # fmt: skip
-    """What `attend` makes of a few entries of all arrays at a time, of the first `used` entries.
+    """Apply `attend` to the first `used` entries of all arrays, one group at a time.
 
-    As many at a time as the first of `sizes` that divides them; entries behind are zero.
+    The group size is the first of `sizes` that divides their number; the other entries are zero.
     """
     count = queries.shape[0]
     size = next((few for few in sizes if count % few == 0), count)
@@ -103,6 +103,6 @@ def capped(scores: Array, soft_cap: float | None) -> Array:
     return scores if soft_cap is None else soft_cap * jnp.tanh(scores / soft_cap)
 
 
-def product(equation: str, left: Array, right: Array) -> Array:
-    """einsum of two arrays of one type, bfloat16 or float32, summed up in float32."""
+def einsum(equation: str, left: Array, right: Array) -> Array:
+    """einsum of two arrays of one dtype, bfloat16 or float32, accumulated in float32."""
     return jnp.einsum(equation, left, right, preferred_element_type=jnp.float32)

@@ -1,4 +1,4 @@
-"""Small arithmetic that every operation needs on its way to a kernel."""
+"""Arithmetic on sizes and scalars that the launches of all kernels share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes keys and values of new tokens into the paged cache."""
+"""Writes keys and values of new tokens into the paged KV cache."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from functools import partial
 
 import jax
 from jax import Array
+from jaxtyping import Float, Int, Shaped
 
 from pallas_kernels.cache_write.xla import rotate_and_write_xla, write_cache_xla
 from pallas_kernels.choice import choose
@@ -22,41 +23,40 @@ ROTATE_AND_WRITE = {
 
 @partial(jax.jit, static_argnames="implementation")
 def write_cache(
-    cache: Array,
-    layer: int | Array,
-    k: Array,
-    v: Array,
-    slots: Array,
+    cache: Shaped[Array, "layers 2 blocks block_size width"],
+    layer: int | Int[Array, ""],
+    k: Float[Array, "tokens kv_heads dim"],
+    v: Float[Array, "tokens kv_heads dim"],
+    slots: Int[Array, " tokens"],
     implementation: str | None = None,
-) -> Array:
-    """Store k and v [T, kv_heads, dim] at token slots [T]; a slot outside the cache is skipped.
+) -> Shaped[Array, "layers 2 blocks block_size width"]:
+    """Store keys and values at token slots; a slot outside the cache is skipped.
 
-    Slots that are inside are unique, so the order of writes does not matter.
+    Slots inside the cache are unique, so the order of writes does not matter.
     """
     return choose("write_cache", implementation, WRITE)(cache, layer, k, v, slots)
 
 
 @partial(jax.jit, static_argnames=("eps", "weight_offset", "implementation"))
 def rotate_and_write(
-    cache: Array,
-    layer: int | Array,
-    qkv: Array,
-    slots: Array,
+    cache: Shaped[Array, "layers 2 blocks block_size width"],
+    layer: int | Int[Array, ""],
+    qkv: Float[Array, "tokens kv_heads members dim"],
+    slots: Int[Array, " tokens"],
     *,
-    rotation: tuple[Array, Array] | None = None,
-    norms: tuple[Array, Array] | None = None,
+    rotation: tuple[Float[Array, "tokens pairs"], Float[Array, "tokens pairs"]] | None = None,
+    norms: tuple[Float[Array, "*queries dim"], Float[Array, "*keys dim"]] | None = None,
     eps: float = 1e-6,
     weight_offset: float = 0.0,
     implementation: str | None = None,
-) -> tuple[Array, Array]:
+) -> tuple[Float[Array, "tokens heads dim"], Shaped[Array, "layers 2 blocks block_size width"]]:
     """Normalise and rotate queries and keys, store keys and values: float32 q, and the cache.
 
-    qkv is the float32 product [T, kv_heads, group + 2, dim]: the queries of a kv head, its key, its
-    value. norms are the weights of the queries' and the keys' RMS norm, to which weight_offset is
-    added: [dim] for each head by itself, or [kv_heads, group, dim] and [kv_heads, dim] for all
-    heads of a token as one vector. rotation is cos and sin, [T, pairs] each, for the first
-    2 * pairs lanes of every head. q comes back as [T, kv_heads * group, dim]; slots are as in
-    `write_cache`.
+    qkv is the float32 result of the fused projection: per KV head its group of queries, its key and
+    its value (members = group + 2). norms are the weights of the queries' and the keys' RMS norm,
+    to which weight_offset is added: [dim] to normalise each head, or [kv_heads, group, dim] and
+    [kv_heads, dim] to normalise all heads of a token as one vector. rotation is the cosine and sine
+    for the first 2 * pairs lanes of every head. slots are those of `write_cache`.
     """
     run = choose("rotate_and_write", implementation, ROTATE_AND_WRITE)
     return run(cache, layer, qkv, slots, rotation, norms, eps, weight_offset)

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
+from jaxtyping import Float, Int, Shaped
 
 from pallas_kernels.choice import choose
 from pallas_kernels.decode_attention.xla import decode_attention_xla
@@ -32,31 +33,33 @@ IMPLEMENTATIONS = {
     ),
 )
 def decode_attention(
-    q: Array,
-    cache: Array,
-    layer: int | Array,
-    tables: Array,
-    starts: Array,
-    lengths: Array,
+    q: Float[Array, "rows heads dim"],
+    cache: Shaped[Array, "layers 2 blocks block_size width"],
+    layer: int | Int[Array, ""],
+    tables: Int[Array, "rows pages"],
+    starts: Int[Array, " rows"],
+    lengths: Int[Array, " rows"],
     *,
     head_dim: int,
     window: int | None = None,
     scale: float | None = None,
     soft_cap: float | None = None,
-    sinks: Array | None = None,
+    sinks: Float[Array, " heads"] | None = None,
     return_lse: bool = False,
     dtype: DTypeLike = jnp.float32,
     implementation: str | None = None,
-) -> Array | tuple[Array, Array]:
-    """Attend q [R, heads, dim] to each row's cached tokens; [R, heads, dim] of type `dtype`.
+) -> (
+    Float[Array, "rows heads dim"]
+    | tuple[Float[Array, "rows heads dim"], Float[Array, "rows heads"]]
+):
+    """Attend the one query of each row to the row's cached tokens; the result has type `dtype`.
 
-    tables [R, pages] are block ids; the first block of row r begins at position starts[r].
-    lengths [R] count the tokens a row may see, its own included; 0 marks padding, whose result is
-    zero. Rows that are used come first. Unused blocks and slots may hold anything, NaN included.
-    Scores are q @ k * scale (None: head_dim ** -0.5), then cap * tanh(score / cap) where given.
-    sinks [heads] are one more score for each query of a head, whose value is zero. With return_lse
-    the logarithm of each softmax's sum comes too, float32 [R, heads], sinks included; -inf for
-    padding.
+    tables hold block ids; the first block of row r begins at position starts[r]. lengths count the
+    tokens a row may see, its own included; 0 marks padding, whose result is zero. Used rows come
+    first. Unused blocks and slots may hold anything, NaN included. Scores are q @ k * scale (None:
+    head_dim ** -0.5), then cap * tanh(score / cap) where a soft cap is given. An attention sink is
+    one more score per query of a head, whose value is zero. With return_lse the log-sum-exp of the
+    scores is returned too, float32, sinks included; -inf for padding.
     """
     run = choose("decode_attention", implementation, IMPLEMENTATIONS)
     options = {"window": window, "scale": scale, "soft_cap": soft_cap}

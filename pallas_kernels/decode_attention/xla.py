@@ -1,8 +1,8 @@
 """Decode attention in plain XLA, shaped for CPUs.
 
-A few rows at a time, so that their gathered keys stay in the processor's cache; a product for each
-kv head with the queries that share it, in the type of the cache. Loops run as far as the longest of
-the rows needs, so rows of like lengths belong side by side.
+It takes a few rows at a time, so that their gathered keys stay in the processor's cache, and runs
+one matmul per KV head with the queries that share it, in the dtype of the cache. Loops run as far
+as the longest row of a group needs, so rows of similar length should be adjacent.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pallas_kernels.running_softmax import Running, in_groups
 
 ROWS_AT_ONCE = 8, 4
 TOKENS_AT_ONCE = 64
-# XLA on the CPU turns a product with a single row into slow scalar loops.
+# XLA on the CPU turns a matmul with a single row into slow scalar loops.
 FEWEST_QUERIES = 2
 
 
@@ -57,7 +57,7 @@ def decode_attention_xla(
     own = slice(heads // kv_heads)
     out = out[:, :, own].reshape(rows, heads, head_dim).astype(dtype)
     lse = lse[:, :, own].reshape(rows, heads)
-    # A padding row beside a used one has been through the loop too.
+    # A padding row in a group with used rows has been through the loop too.
     real = jnp.broadcast_to(lengths[:, None] > 0, lse.shape)
     return out, jnp.where(real, lse, -jnp.inf)
 

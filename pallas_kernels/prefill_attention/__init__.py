@@ -1,4 +1,4 @@
-"""Paged attention for runs of query tokens: prompt chunks, prefix hits, mixed lengths."""
+"""Paged attention for runs of query tokens: prefill chunks, prefix hits, mixed lengths."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
+from jaxtyping import Float, Int, Shaped
 
 from pallas_kernels.choice import choose
 from pallas_kernels.prefill_attention.xla import prefill_attention_xla
@@ -32,28 +33,31 @@ IMPLEMENTATIONS = {
     ),
 )
 def prefill_attention(
-    q: Array,
-    cache: Array,
-    layer: int | Array,
-    tables: Array,
-    starts: Array,
-    positions: Array,
+    q: Float[Array, "tokens heads dim"],
+    cache: Shaped[Array, "layers 2 blocks block_size width"],
+    layer: int | Int[Array, ""],
+    tables: Int[Array, "tiles pages"],
+    starts: Int[Array, " tiles"],
+    positions: Int[Array, " tokens"],
     *,
     head_dim: int,
     window: int | None = None,
     scale: float | None = None,
     soft_cap: float | None = None,
-    sinks: Array | None = None,
+    sinks: Float[Array, " heads"] | None = None,
     return_lse: bool = False,
     dtype: DTypeLike = jnp.float32,
     implementation: str | None = None,
-) -> Array | tuple[Array, Array]:
-    """Attend q [T, heads, dim] causally to cached tokens; [T, heads, dim] of type `dtype`.
+) -> (
+    Float[Array, "tokens heads dim"]
+    | tuple[Float[Array, "tokens heads dim"], Float[Array, "tokens heads"]]
+):
+    """Attend queries causally to cached tokens; the result has type `dtype`.
 
-    Queries lie in tiles of T / len(tables) tokens; a tile belongs to one row, whose blocks are
-    tables[tile], the first of them at position starts[tile]. positions [T] is -1 for padding, which
-    fills the end of a tile; such results are zero. Tiles that are used come first. The options are
-    as in `decode_attention`; return_lse adds float32 [T, heads].
+    Queries come in tiles of tokens / tiles tokens each. A tile belongs to one row, whose blocks are
+    tables[tile], the first of them at position starts[tile]. A position of -1 marks padding, which
+    fills the end of a tile and gives zeros. Used tiles come first. The options are those of
+    `decode_attention`.
     """
     run = choose("prefill_attention", implementation, IMPLEMENTATIONS)
     options = {"window": window, "scale": scale, "soft_cap": soft_cap}

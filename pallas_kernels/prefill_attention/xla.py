@@ -13,7 +13,7 @@ from pallas_kernels.layout import held_dtype, pad_pages, read_heads
 from pallas_kernels.running_softmax import Running, in_groups
 
 TOKENS_AT_ONCE = 128
-# Tiles that follow each other are mostly of one prompt, so they need about as many keys.
+# Consecutive tiles mostly belong to one prompt, so they need about the same number of keys.
 TILES_AT_ONCE = 4, 2
 
 

@@ -10,6 +10,7 @@ from functools import partial
 
 import jax
 from jax import Array
+from jaxtyping import Float, Int, UInt32
 
 from pallas_kernels.choice import choose
 from pallas_kernels.token_sampling.xla import sample_tokens_xla
@@ -22,22 +23,22 @@ IMPLEMENTATIONS = {
 
 @partial(jax.jit, static_argnames="implementation")
 def sample_tokens(
-    logits: Array,
-    keys: Array,
-    temperature: Array,
-    top_k: Array,
-    top_p: Array,
-    min_p: Array,
+    logits: Float[Array, "rows vocab"],
+    keys: UInt32[Array, "rows 2"],
+    temperature: Float[Array, " rows"],
+    top_k: Int[Array, " rows"],
+    top_p: Float[Array, " rows"],
+    min_p: Float[Array, " rows"],
     *,
     implementation: str | None = None,
-) -> Array:
-    """Tokens i32[S] for logits [S, V], ties by lowest index; -1 for rows that cannot be used.
+) -> Int[Array, " rows"]:
+    """The next token of each row, ties by lowest index; -1 for rows that cannot be sampled.
 
-    A row with a temperature below 1e-5 takes its best token. Others are divided by it, cut by
-    min-p (0: off), then top-k (0: off), then top-p of what is left (1: off), and one of the rest is
-    drawn by adding Gumbel noise, which depends on the row's threefry key u32[2] and on nothing
-    else. Among equal logits the lowest indices stay. A row cannot be used if it holds NaN or +inf,
-    or nothing but -inf.
+    A row with a temperature below 1e-5 is greedy. Other rows' logits are divided by it and filtered
+    by min-p (0: off), then top-k (0: off), then top-p of the remaining mass (1: off); the token is
+    drawn by adding Gumbel noise, which depends on the row's threefry key alone. Filters keep the
+    lowest indices among equal logits. A row cannot be sampled if it holds NaN or +inf, or only
+    -inf.
     """
     run = choose("sample_tokens", implementation, IMPLEMENTATIONS)
     return run(logits, keys, temperature, top_k, top_p, min_p)
