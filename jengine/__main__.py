@@ -1,8 +1,6 @@
 """`python -m jengine` is the same as `jengine`."""
 
-import sys
-
-from jengine.cli.main import main
+from jengine.cli.main import entry
 
 if __name__ == "__main__":
-    sys.exit(main())
+    entry()

@@ -22,6 +22,7 @@ from jengine.cli.flags import (
     engine_arguments,
     sampling_arguments,
 )
+from jengine.cli.leaving import engine_to_the_end
 from jengine.cli.parser import Parser
 from jengine.cli.terminal import Terminal
 from jengine.errors import CapacityError, RequestError, nearest_name
@@ -70,7 +71,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) ->
     settings = few_requests(engine_arguments(arguments), given, most=1)
     if terminal.interactive:
         terminal.note(f"Starting {arguments.model} ...")
-    with open_llm(arguments.model, **settings) as llm:
+    with engine_to_the_end(open_llm, arguments.model, settings) as llm:
         params = llm.get_default_sampling_params().clone(
             n=1, output_kind=RequestOutputKind.DELTA, **given
         )

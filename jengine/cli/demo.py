@@ -10,6 +10,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from jengine.cli.answer import Answer, stream_answer
+from jengine.cli.leaving import engine_to_the_end
 from jengine.cli.parser import Parser
 from jengine.cli.terminal import Terminal
 from jengine.sampling_params import RequestOutputKind, SamplingParams
@@ -64,7 +65,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) ->
     """Ask, show, and say what to type next."""
     began = time.perf_counter()
     terminal.say(BANNER)
-    with open_llm("demo", **SMALL_ENGINE) as llm:
+    with engine_to_the_end(open_llm, "demo", SMALL_ENGINE) as llm:
         start = time.perf_counter() - began
         answers = [ask(llm, question, terminal) for question in QUESTIONS]
     tokens = sum(answer.tokens for answer in answers)

@@ -19,6 +19,7 @@ from jengine.cli.flags import (
     engine_arguments,
     sampling_arguments,
 )
+from jengine.cli.leaving import engine_to_the_end
 from jengine.cli.parser import Parser
 from jengine.cli.terminal import Terminal
 from jengine.errors import ConfigError
@@ -58,7 +59,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) ->
     SamplingParams(**given)
     most = given.get("n", 1) if len(prompts) == 1 else None
     settings = few_requests(engine_arguments(arguments), given, most)
-    with open_llm(arguments.model, **settings) as llm:
+    with engine_to_the_end(open_llm, arguments.model, settings) as llm:
         params = llm.get_default_sampling_params().clone(**given)
         if len(prompts) == 1 and params.n == 1 and not arguments.json:
             return stream_one(llm, prompts[0], params, terminal)

@@ -13,10 +13,11 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 
 import jengine
 from jengine.cli.interrupts import interrupts_end_the_process
+from jengine.cli.leaving import leave
 from jengine.cli.parser import Parser
 from jengine.cli.terminal import Terminal, standard_terminal
 from jengine.errors import JengineError, nearest_name
@@ -66,6 +67,11 @@ def open_engine(model: str, **settings: Any) -> LLM:
     """Start an engine; the first use of LLM imports jax."""
     with interrupts_end_the_process():
         return jengine.LLM(model, **settings)
+
+
+def entry() -> NoReturn:
+    """The program `jengine`: run the command line and end the process."""
+    leave(main())
 
 
 def main(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import stat
+import time
 from pathlib import Path
 
 import jax
@@ -21,6 +22,8 @@ logger = logging.getLogger(__name__)
 KERNELS = "xla_gpu_kernel_cache_file"
 TUNINGS = "xla_gpu_per_fusion_autotune_cache_dir"
 FIRST_WITHOUT_DIRECTORY = (0, 11, 2)
+# JAX writes a file in far less time than this, in seconds; and the longest wait for one.
+SETTLED, LONGEST_WAIT = 0.1, 2.0
 
 
 def names_directory() -> bool:
@@ -85,6 +88,21 @@ def _use(directory: Path) -> Path:
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     return directory
+
+
+def wait_for_writes() -> None:
+    """Wait until no file of the cache has changed for a moment; for a process about to end.
+
+    JAX writes cache files in place and never writes one again, so a file that is cut short would
+    fail to load, and be compiled again, at every later start.
+    """
+    end = time.monotonic() + LONGEST_WAIT
+    directory = usual_cache_dir()
+    while directory.is_dir() and time.monotonic() < end:
+        newest = max((file.stat().st_mtime for file in os.scandir(directory)), default=0.0)
+        if not 0 <= time.time() - newest < SETTLED:
+            return
+        time.sleep(SETTLED / 4)
 
 
 def prepare_private(directory: Path) -> str | None:

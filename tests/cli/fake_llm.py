@@ -47,6 +47,9 @@ class FakeLLM:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.shutdown()
+
+    def shutdown(self) -> None:
         self.shut_down = True
 
     def get_default_sampling_params(self) -> SamplingParams:

@@ -18,7 +18,7 @@ def test_one_prompt_is_streamed_as_bare_text() -> None:
     [(prompt, params)] = llm.asked
     assert (prompt, params.max_tokens, params.temperature) == ("Hi", 8, 0.7)
     assert llm.opened[0][1]["max_num_seqs"] == 1
-    assert llm.shut_down and llm.closed_streams == 1
+    assert llm.closed_streams == 1
 
 
 def test_several_prompts_are_shown_with_their_answers() -> None:

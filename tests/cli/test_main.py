@@ -78,7 +78,7 @@ def test_wrong_flags_end_with_status_2(words: list[str], message: str) -> None:
 
 def test_errors_are_one_line_and_status_1() -> None:
     llm = FakeLLM(scripts=[[CapacityError("no\nroom")]])
-    result = run(llm, "generate", "demo", "hello")
+    result = run(llm, "generate", "demo", "hello", "--executor", "ray")
     assert (result.status, result.err) == (1, "jengine: error: no room\n")
     assert llm.shut_down
 
@@ -93,10 +93,46 @@ def test_debug_shows_where_an_error_happened() -> None:
 
 def test_interrupt_ends_with_status_130() -> None:
     llm = FakeLLM(scripts=[["Hel", KeyboardInterrupt()]])
-    result = run(llm, "generate", "demo", "hello")
+    result = run(llm, "generate", "demo", "hello", "--executor", "ray")
     assert result.status == 130
     assert result.out == "Hel\n"
     assert llm.shut_down
+
+
+@pytest.mark.parametrize(("executor", "shut_down"), [("auto", False), ("ray", True)])
+def test_only_workers_in_other_processes_are_shut_down(executor: str, shut_down: bool) -> None:
+    # An engine in this process ends with it, which does not wait for what is being compiled.
+    for words in (["generate", "demo", "hello"], ["chat", "demo", "-q", "hello"]):
+        llm = FakeLLM()
+        assert run(llm, *words, "--executor", executor).status == 0
+        assert llm.shut_down is shut_down
+
+
+LEAVING = """
+import sys, threading, time
+from jengine.cli import leaving
+
+threading.Thread(target=time.sleep, args=[60]).start()
+print("the last line")
+leaving.leave({status})
+"""
+
+
+@pytest.mark.parametrize("status", [0, 3])
+def test_the_process_ends_at_once_and_prints_everything(status: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LEAVING.format(status=status)],
+        capture_output=True, text=True, timeout=30, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (status, "the last line\n", "")
+
+
+def test_output_that_cannot_be_written_is_an_error() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "jengine", "--version"], stdout=full, timeout=30, check=False
+        )
+    assert done.returncode != 0
 
 
 def test_a_reader_that_leaves_early_is_no_error() -> None:

@@ -13,7 +13,8 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
 from jengine.errors import ConfigError
-from jengine.runner.compile_cache import enable_compile_cache, names_directory
+from jengine.runner import compile_cache
+from jengine.runner.compile_cache import enable_compile_cache, names_directory, wait_for_writes
 
 SETTINGS = (
     "jax_compilation_cache_dir",
@@ -148,3 +149,25 @@ def test_without_a_home_the_engine_warns_and_goes_on(
     with caplog.at_level(logging.WARNING):
         assert enable_compile_cache(None) is None
     assert "home directory" in caplog.text
+
+
+def test_a_process_that_ends_waits_for_a_file_being_written(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[float] = []
+    wait_for_writes()  # there is no directory yet
+    assert enable_compile_cache(None) == home
+    file = home / "program-cache"
+    file.write_bytes(b"half of it")
+    os.utime(file, (1, 1))
+
+    def sleep(seconds: float) -> None:
+        waited.append(seconds)
+        os.utime(file, (1, 1))
+
+    monkeypatch.setattr(compile_cache.time, "sleep", sleep)
+    wait_for_writes()
+    assert not waited
+    os.utime(file)
+    wait_for_writes()
+    assert len(waited) == 1

@@ -1,0 +1,57 @@
+"""How a command's process ends: at once, with everything printed.
+
+Python's own ending joins the thread that compiles step programs in the background and frees every
+object of jax, torch and transformers, which takes seconds. The process is about to give all of it
+back to the system anyway.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from jengine import LLM
+    from jengine.cli.main import OpenLLM
+
+# Python's own exit status for output that could not be written.
+OUTPUT_LOST = 120
+# Executors whose steps run in this process alone.
+IN_PROCESS = ("auto", "local")
+
+
+@contextmanager
+def engine_to_the_end(open_llm: OpenLLM, model: str, settings: Mapping[str, Any]) -> Iterator[LLM]:
+    """An engine for the rest of a command.
+
+    An engine in this process is not shut down: that would wait for the program that is being
+    compiled in the background. Workers in other processes are.
+    """
+    llm = open_llm(model, **settings)
+    try:
+        yield llm
+    finally:
+        if settings.get("executor", "auto") not in IN_PROCESS:
+            llm.shutdown()
+
+
+def leave(status: int) -> NoReturn:
+    """Flush and end the process without waiting for threads and without freeing memory."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            pass  # the reader has left, and knows
+        except OSError:
+            status = status or OUTPUT_LOST
+    logging.shutdown()
+    if threading.active_count() > 1 and "jax" in sys.modules:
+        # A thread may be storing a program: a file that is cut short would stay in the cache.
+        importlib.import_module("jengine.runner.compile_cache").wait_for_writes()
+    os._exit(status)
