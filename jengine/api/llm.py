@@ -262,7 +262,7 @@ class LLM:
             )
         engine.check_leaves()
         save_model(
-            with_values(engine.declared, engine.runner.parameters()),
+            with_values(engine.declared, engine.loaded.parameters()),
             engine.model,
             path,
             format,
@@ -330,7 +330,7 @@ class LLM:
         """What the engine is doing."""
         return EngineStats(
             **msgspec.structs.asdict(self.engine.session.core.counts()),
-            **msgspec.structs.asdict(self.engine.runner.program_counts()),
+            **msgspec.structs.asdict(self.engine.loaded.program_counts()),
         )
 
     def wait_until_warm(self, timeout: float | None = None) -> bool:
@@ -339,7 +339,7 @@ class LLM:
         Returns at once unless `compilation_config={"wait_for": "largest"}` lets requests in before
         that. Raises what the compiler has raised meanwhile.
         """
-        return self.engine.runner.wait_until_warm(timeout)
+        return self.engine.loaded.wait_until_warm(timeout)
 
     def health(self, *, probe: bool = False) -> list[WorkerHealth]:
         """What is known of every process that runs steps. Raises EngineDead if one is lost.
@@ -368,7 +368,7 @@ class LLM:
     @property
     def ledger(self) -> CompileLedger:
         """Every compiled program, printable."""
-        return self.engine.runner.programs.ledger
+        return self.engine.loaded.programs.ledger
 
     @property
     def mesh(self) -> jax.sharding.Mesh:
@@ -459,7 +459,7 @@ class LLM:
 
     def _taps(self, capture: Any, intervene: Any) -> AbstractContextManager[int]:
         engine = self.engine
-        return opened_taps(engine.runner, engine.model, capture, intervene)
+        return opened_taps(engine.loaded, engine.model, capture, intervene)
 
     def _answer(
         self,

@@ -97,11 +97,11 @@ def memory_picture(engine: Engine) -> MemoryPicture:
 
 
 def _parts(engine: Engine) -> Iterator[MemoryPart]:
-    runner, cache = engine.runner, engine.cache
+    loaded, cache = engine.loaded, engine.cache
     count = sum(math.prod(leaf.shape) for _, leaf in named_parameters(engine.declared))
-    kinds = ", ".join(sorted({str(leaf.dtype) for leaf in runner.leaves}))
-    yield MemoryPart("weights", on_one_device(runner.leaves), f"{count:,} parameters, {kinds}")
-    groups = zip(cache.groups, cache.num_blocks, runner.state.caches, strict=True)
+    kinds = ", ".join(sorted({str(leaf.dtype) for leaf in loaded.leaves}))
+    yield MemoryPart("weights", on_one_device(loaded.leaves), f"{count:,} parameters, {kinds}")
+    groups = zip(cache.groups, cache.num_blocks, loaded.state.caches, strict=True)
     for group, blocks, array in groups:
         window = group.spec.window
         kind = group.spec.kind if window is None else f"window of {window}"
@@ -110,19 +110,19 @@ def _parts(engine: Engine) -> Iterator[MemoryPart]:
             f"tokens, {array.dtype}"
         )
         yield MemoryPart("cache", on_one_device([array]), detail)
-    rest = runner.state._replace(caches=(), held=None)
-    rows = runner.shapes.max_rows
+    rest = loaded.state._replace(caches=(), held=None)
+    rows = loaded.shapes.max_rows
     detail = f"last tokens, penalties and masks of {rows} rows"
     yield MemoryPart("row state", on_one_device(jax.tree.leaves(rest)), detail)
-    if runner.state.held is not None:
-        stages, tokens, _ = runner.state.held.shape
+    if loaded.state.held is not None:
+        stages, tokens, _ = loaded.state.held.shape
         detail = f"{tokens:,} tokens on their way to the next of {stages} stages"
-        yield MemoryPart("hand-over", on_one_device([runner.state.held]), detail)
+        yield MemoryPart("hand-over", on_one_device([loaded.state.held]), detail)
     yield from _program_parts(engine)
 
 
 def _program_parts(engine: Engine) -> Iterator[MemoryPart]:
-    entries = list(engine.runner.programs.ledger.entries.values())
+    entries = list(engine.loaded.programs.ledger.entries.values())
     if not entries:
         return
     largest = max(entries, key=lambda entry: entry.temp_bytes)

@@ -17,18 +17,18 @@ import jax.numpy as jnp
 from jengine.config import ModelConfig
 from jengine.errors import RequestError, UnsupportedFeature, nearest_name
 from jengine.models.taps import tap_points
-from jengine.runner.runner import Runner
+from jengine.runner.loaded_model import LoadedModel
 from jengine.runner.taps import Intervention, call_intervention
 
 
 def opened_taps(
-    runner: Runner, config: ModelConfig, capture: Any, intervene: Any
+    loaded: LoadedModel, config: ModelConfig, capture: Any, intervene: Any
 ) -> AbstractContextManager[int]:
-    """The taps as the runner knows them, for as long as requests use them."""
+    """The taps as steps know them, for as long as requests use them."""
     if capture is None and intervene is None:
         return nullcontext(0)
     given = {"capture": capture, "intervene": intervene}
-    refuse_stages(runner, [name for name, value in given.items() if value])
+    refuse_stages(loaded, [name for name, value in given.items() if value])
     points = [point.name for point in tap_points(config)]
     wanted = [capture] if isinstance(capture, str) else capture or ()
     if not isinstance(wanted, Sequence) or not all(isinstance(name, str) for name in wanted):
@@ -37,16 +37,16 @@ def opened_taps(
         )
     names = [name for pattern in wanted for name in matching("capture", pattern, points)]
     changes = interventions(intervene, points)
-    tokens = sorted({bucket.num_tokens for bucket in runner.ladders.buckets()})
+    tokens = sorted({bucket.num_tokens for bucket in loaded.ladders.buckets()})
     for name, function in changes.items():
         for count in tokens:
             check_function(name, function, (count, config.hidden_size))
-    return runner.taps.opened(list(dict.fromkeys(names)), changes)
+    return loaded.taps.opened(list(dict.fromkeys(names)), changes)
 
 
-def refuse_stages(runner: Runner, given: Sequence[str]) -> None:
+def refuse_stages(loaded: LoadedModel, given: Sequence[str]) -> None:
     """Tap points lie in stages that run different tokens, and nothing brings them together yet."""
-    stages = runner.order.places.layout.num_stages
+    stages = loaded.order.places.layout.num_stages
     if given and stages > 1:
         raise UnsupportedFeature(
             f"{given[0]} with pipeline_parallel_size={stages} is not built yet. Use "

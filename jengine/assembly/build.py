@@ -17,7 +17,7 @@ from flax import nnx
 import jengine
 from jengine.assembly.args import EngineArgs
 from jengine.assembly.model_source import ModelSource, load_parameters, open_model_source
-from jengine.assembly.remote_engine import RemoteEngine, RemoteRunner, job_of, started
+from jengine.assembly.remote_engine import RemoteEngine, RemoteModel, job_of, started
 from jengine.assembly.sizes import OVERLAP_DEPTH, runner_config, schedule_config
 from jengine.config import CacheConfig, ModelConfig, ScheduleConfig
 from jengine.distributed.process_group import CoreParts, process_group_of
@@ -34,7 +34,8 @@ from jengine.models.stages import StageLayout, stage_layout
 from jengine.runner.build import RunnerConfig, build_runners
 from jengine.runner.compile_cache import enable_compile_cache
 from jengine.runner.leaves import LeafOrder
-from jengine.runner.runner import Runner
+from jengine.runner.loaded_model import LoadedModel
+from jengine.runner.runner import PlanRunner
 from jengine.sampling_params import SamplingParams
 from jengine.scheduler.scheduler import Scheduler
 from jengine.text.tokenizer import Tokenizer
@@ -52,7 +53,7 @@ class Engine:
     """Everything that `LLM` and `AsyncLLM` hold."""
 
     session: Session
-    runners: tuple[Runner, ...]  # of each data-parallel replica
+    runners: tuple[PlanRunner, ...]  # of each data-parallel replica
     args: EngineArgs
     folder: Path | None  # where the model came from; None: it was live
     model: ModelConfig
@@ -64,9 +65,10 @@ class Engine:
     default_params: Mapping[str, Any]
 
     @property
-    def runner(self) -> Runner:
-        """The first replica's runner: programs, parameters and taps are the same in all."""
-        return self.runners[0]
+    def loaded(self) -> LoadedModel:
+        """The model on the first replica's devices: programs, parameters and taps are the same on
+        all."""
+        return self.runners[0].loaded
 
     @property
     def places(self) -> StagePlaces:
@@ -81,7 +83,7 @@ class Engine:
     def check_leaves(self) -> None:
         """Refuse to run on parameters that somebody else has donated meanwhile."""
         for runner in self.runners:
-            runner.check_leaves()
+            runner.loaded.check_leaves()
 
     @property
     def processes(self) -> int:
@@ -94,7 +96,7 @@ class DeviceSide:
     """What is built where the devices are."""
 
     core: Core
-    runners: tuple[Runner, ...]  # of each data-parallel replica
+    runners: tuple[PlanRunner, ...]  # of each data-parallel replica
     schedule: ScheduleConfig
     cache: CacheConfig
     depth: int
@@ -140,7 +142,7 @@ def remote_engine(args: EngineArgs) -> RemoteEngine:
     _log_capacity(capacity.cache, capacity.schedule, 1, capacity.platform)
     return RemoteEngine(
         session=_session(args, source, core, capacity.schedule, capacity.platform),
-        runner=RemoteRunner(executor),
+        loaded=RemoteModel(executor),
         args=replace(args, model=str(source.folder)),
         folder=source.folder,
         model=source.config,

@@ -90,8 +90,8 @@ def refuse() -> NoReturn:
     )
 
 
-class RemoteRunner:
-    """What the engine asks of a runner and can be had without one."""
+class RemoteModel:
+    """What an engine can tell about a model that only its workers have loaded."""
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
@@ -114,7 +114,7 @@ class RemoteEngine:
     """What `LLM` and `AsyncLLM` hold of an engine whose devices are elsewhere."""
 
     session: Session
-    runner: RemoteRunner
+    loaded: RemoteModel
     args: EngineArgs
     folder: Path
     model: ModelConfig

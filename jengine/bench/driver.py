@@ -17,12 +17,12 @@ import numpy as np
 
 from jengine.api.llm import LLM
 from jengine.plan import Entry, NewBlocks, NewRow, Plan, RowSampling
-from jengine.runner.runner import PendingStep, Runner
+from jengine.runner.runner import PlanRunner, StepHandle
 
 
 def weight_bytes(llm: LLM) -> int:
     """Of all parameters."""
-    return sum(leaf.nbytes for leaf in llm.engine.runner.leaves)
+    return sum(leaf.nbytes for leaf in llm.engine.loaded.leaves)
 
 
 def read_bytes(llm: LLM) -> int:
@@ -30,7 +30,7 @@ def read_bytes(llm: LLM) -> int:
     model = llm.engine.model
     if model.tie_embeddings:
         return weight_bytes(llm)
-    size = llm.engine.runner.leaves[0].dtype.itemsize
+    size = llm.engine.loaded.leaves[0].dtype.itemsize
     return weight_bytes(llm) - model.vocab_size * model.hidden_size * size
 
 
@@ -39,7 +39,7 @@ class Driver:
 
     def __init__(self, llm: LLM) -> None:
         self.llm = llm
-        self.runner: Runner = llm.engine.runner
+        self.runner: PlanRunner = llm.engine.runners[0]
         self.block_size = llm.engine.cache.block_size
         self.blocks = llm.engine.cache.num_blocks
 
@@ -82,7 +82,7 @@ class Driver:
 
     def read_one_by_one(self, plans: Iterator[Plan], steps: int) -> float:
         """Seconds of a step as the engine runs them: one is queued while another is read."""
-        before: PendingStep = self.runner.submit(next(plans))
+        before: StepHandle = self.runner.submit(next(plans))
         began = time.perf_counter()
         for _ in range(steps - 1):
             queued = self.runner.submit(next(plans))
@@ -112,6 +112,6 @@ class Driver:
 
     def cache_bytes(self, rows: int, context: int) -> int:
         """Keys and values that a step reads."""
-        caches = self.runner.state.caches
+        caches = self.runner.loaded.state.caches
         per_token = [cache.nbytes // (cache.shape[2] * cache.shape[3]) for cache in caches]
         return rows * context * sum(per_token)

@@ -131,7 +131,7 @@ def held(llm: LLM, core: EngineCore, count: int, prompt_length: int) -> dict[str
 
 def cache_bytes(llm: LLM, core: EngineCore) -> int:
     """Of the blocks in use, in all groups."""
-    groups, arrays = core.scheduler.cache.groups, llm.engine.runner.state.caches
+    groups, arrays = core.scheduler.cache.groups, llm.engine.loaded.state.caches
     blocks = llm.engine.cache.num_blocks
     return sum(
         group.pool.num_used * (array.nbytes // count)

@@ -97,7 +97,7 @@ def measure(new_tokens: int = NEW_TOKENS) -> dict[str, Any]:
         ask()
         with functions_run() as host:
             ask()
-        programs = llm.engine.runner.programs
+        programs = llm.engine.loaded.programs
         bucket, features = next(iter(programs.ledger.entries))
         jax.clear_caches()  # a function that is jitted by itself is traced again only then
         with functions_run() as traced:

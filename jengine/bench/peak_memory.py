@@ -15,7 +15,7 @@ from jengine.runner.reports import device_memory
 
 def peak_memory(llm: LLM) -> dict[str, float | None]:
     """The most so far, and how much of it is neither weights nor cache."""
-    each = [device_memory(runner) for runner in llm.engine.runners]
+    each = [device_memory(runner.loaded) for runner in llm.engine.runners]
     of_device = device_stats(llm).get("peak_bytes_in_use")
     if of_device is None:  # the devices are the process's own memory, all of them
         weights = sum(one.weights * one.devices for one in each)

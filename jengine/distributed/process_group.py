@@ -31,8 +31,8 @@ from jengine.executor.multihost.settings import MultihostSettings
 from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.models.parameter import named_parameters
 from jengine.request import WireRequest
-from jengine.runner.runner import Runner
-from jengine.runner.step import Leaves
+from jengine.runner.leaves import Leaves
+from jengine.runner.runner import PlanRunner
 from jengine.scheduler.refusal import refuse_impossible
 from jengine.scheduler.scheduler import Scheduler
 from sharding.placement import Placement
@@ -42,7 +42,7 @@ from sharding.placement import Placement
 class CoreParts:
     """What a core is built from."""
 
-    runners: tuple[Runner, ...]  # of each data-parallel replica
+    runners: tuple[PlanRunner, ...]  # of each data-parallel replica
     placement: Placement
     schedule: ScheduleConfig
     cache: CacheConfig

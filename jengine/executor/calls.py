@@ -14,13 +14,13 @@ import msgspec
 
 from jengine.errors import RequestError, nearest_name
 from jengine.runner.ledger import ProgramCounts
+from jengine.runner.loaded_model import LoadedModel
 from jengine.runner.reports import (
     DeviceMemory,
     device_memory,
     start_profile,
     stop_profile,
 )
-from jengine.runner.runner import Runner
 
 
 class Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -39,12 +39,12 @@ class WorkerCall:
 
     arguments: Any
     result: Any
-    run: Callable[[Runner, Any], Any]
+    run: Callable[[LoadedModel, Any], Any]
 
 
 CALLS = {
-    "memory": WorkerCall(Nothing, DeviceMemory, lambda runner, _: device_memory(runner)),
-    "programs": WorkerCall(Nothing, ProgramCounts, lambda runner, _: runner.program_counts()),
+    "memory": WorkerCall(Nothing, DeviceMemory, lambda loaded, _: device_memory(loaded)),
+    "programs": WorkerCall(Nothing, ProgramCounts, lambda loaded, _: loaded.program_counts()),
     "start_profile": WorkerCall(Profile, None, lambda _, given: start_profile(given.folder)),
     "stop_profile": WorkerCall(Nothing, None, lambda _, __: stop_profile()),
 }
@@ -71,12 +71,12 @@ def encoded_arguments(method: str, arguments: Mapping[str, Any]) -> bytes:
     return msgspec.msgpack.encode(given)
 
 
-def answer(runner: Runner, method: str, arguments: bytes) -> bytes:
+def answer(loaded: LoadedModel, method: str, arguments: bytes) -> bytes:
     """Do what is asked in this worker. What goes wrong is told to the caller, not raised here."""
     call = CALLS[method]
     given = msgspec.msgpack.decode(arguments, type=call.arguments)
     try:
-        value = call.run(runner, given)
+        value = call.run(loaded, given)
     except Exception as error:  # noqa: BLE001 - the caller raises it
         return msgspec.msgpack.encode(Outcome(b"", f"{type(error).__name__}: {error}"))
     return encoded_answer(value)

@@ -9,25 +9,25 @@ from jengine.errors import EngineDead
 from jengine.executor.calls import answer
 from jengine.executor.protocol import WorkerHealth
 from jengine.plan import Plan
-from jengine.runner.runner import PendingStep, Runner
-from jengine.runner.step import Leaves
+from jengine.runner.leaves import Leaves
+from jengine.runner.runner import PlanRunner, StepHandle
 
 
 class LocalExecutor:
     """Owns the runner, and with it the device memory, until it is shut down."""
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: PlanRunner) -> None:
         self.step = -1  # the last one begun
-        self._runner: Runner | None = runner
+        self._runner: PlanRunner | None = runner
 
     @property
-    def runner(self) -> Runner:
+    def runner(self) -> PlanRunner:
         """The runner, while there is one."""
         if self._runner is None:
             raise EngineDead("this engine was shut down. Create a new one.")
         return self._runner
 
-    def submit(self, plan: Plan) -> PendingStep:
+    def submit(self, plan: Plan) -> StepHandle:
         """Queue the plan's step."""
         self.step = plan.step
         return self.runner.submit(plan)
@@ -38,7 +38,7 @@ class LocalExecutor:
 
     def call_workers(self, method: str, arguments: bytes) -> list[bytes]:
         """What this one process answers."""
-        return [answer(self.runner, method, arguments)]
+        return [answer(self.runner.loaded, method, arguments)]
 
     def health(self) -> list[WorkerHealth]:
         """This process asks itself, so it lives."""
@@ -48,7 +48,7 @@ class LocalExecutor:
         """Drop the runner; its arrays go with the last step in flight."""
         runner, self._runner = self._runner, None
         if runner is not None:
-            runner.close()
+            runner.loaded.close()
 
 
 def this_process() -> str:

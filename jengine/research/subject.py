@@ -64,7 +64,7 @@ def live_subject(llm: LLM) -> Subject:
     """The parameters that an engine uses now. They are not copied; the engine stays as it is."""
     engine = llm.engine
     engine.check_leaves()
-    module: Any = with_values(engine.declared, engine.runner.parameters())
+    module: Any = with_values(engine.declared, engine.loaded.parameters())
     kept = ("deterministic", "block_size", "tensor_parallel_size", "pipeline_parallel_size", "mesh")
     same = {name: getattr(engine.args, name) for name in kept}
 

@@ -125,7 +125,7 @@ def short_pieces(llm: LLM, tokens: int) -> Iterator[None]:
     llm.reset_prefix_cache()
     schedule = replace(engine.schedule, long_prefill_token_threshold=tokens)
     scheduler = Scheduler(schedule, CacheCoordinator(engine.cache), depth=0)
-    other = EngineCore(scheduler, LocalExecutor(engine.runner), 0)
+    other = EngineCore(scheduler, LocalExecutor(engine.runners[0]), 0)
     session.core = other
     try:
         yield

@@ -25,6 +25,8 @@ from jengine.runner.cache_size import (
 from jengine.runner.features import Features
 from jengine.runner.leaves import LeafOrder
 from jengine.runner.ledger import CompileLedger, LedgerEntry
+from jengine.runner.loaded_model import LoadedModel
+from jengine.runner.pipeline_runner import PipelineRunner
 from jengine.runner.programs import (
     Compiled,
     Key,
@@ -33,7 +35,7 @@ from jengine.runner.programs import (
     StepCompiler,
     warm_up,
 )
-from jengine.runner.runner import Runner
+from jengine.runner.runner import PlanRunner, Runner
 from jengine.runner.state import (
     Held,
     StepState,
@@ -88,7 +90,7 @@ def build_runners(
     order: LeafOrder,
     bar: ProgressBar,
     agree_on_bytes: Callable[[int], int] = int,
-) -> tuple[tuple[Runner, ...], CacheConfig]:
+) -> tuple[tuple[PlanRunner, ...], CacheConfig]:
     """A runner for each replica, ready to serve, and the cache that each has room for.
 
     `agree_on_bytes` turns the memory available here into what is available everywhere.
@@ -102,25 +104,30 @@ def build_runners(
     cache, first = sizings[0].settle([one.device for one in sizings])
     programs = replica_programs([one.compiler(cache) for one in sizings], config)
     programs[0].keep(*first)
-    shapes, ladders, vocab = config.shapes, config.ladders, model_config.vocab_size
     taps = taps_of(programs)
-    runners = tuple(
-        Runner(
-            leaves, sizing.made_state(cache), compiled, shapes, ladders, vocab, taps, sizing.order
+    models = tuple(
+        LoadedModel(
+            leaves, sizing.made_state(cache), compiled, config.ladders, model_config.vocab_size,
+            taps, sizing.order,
         )
         for leaves, sizing, compiled in zip(own_leaves, sizings, programs, strict=True)
-    )
+    )  # fmt: skip
     if config.warm_up:
         warm_up(programs, first_programs(config), bar)
         if any(tier.sampling.adjust for tier in config.tiers):
-            for runner in runners:
-                runner.warm_up_admission()
+            for loaded in models:
+                loaded.warm_up_admission()
     if config.early_start:
         background = BackgroundWarmUp(programs, later_programs(config))
-        for runner in runners:
-            runner.background = background
+        for loaded in models:
+            loaded.background = background
         background.start()
-    return runners, cache
+    return tuple(map(runner_for, models)), cache
+
+
+def runner_for(loaded: LoadedModel) -> PlanRunner:
+    """A runner that suits the model's stages."""
+    return Runner(loaded) if loaded.placement.num_stages == 1 else PipelineRunner(loaded)
 
 
 def replica_programs(compilers: Iterable[StepCompiler], config: RunnerConfig) -> list[Programs]:

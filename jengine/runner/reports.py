@@ -1,6 +1,6 @@
-"""What a runner tells about its process's devices, as plain data that can travel; and profiles.
+"""What a process tells about its devices, as plain data that can travel; and profiles.
 
-In: a runner. Out: structs of numbers. Must not know who asks.
+In: a loaded model. Out: structs of numbers. Must not know who asks.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import jax
 import msgspec
 
-from jengine.runner.runner import Runner
+from jengine.runner.loaded_model import LoadedModel
 
 
 class DeviceMemory(msgspec.Struct, frozen=True):
@@ -26,15 +26,15 @@ class DeviceMemory(msgspec.Struct, frozen=True):
     limit: int | None
 
 
-def device_memory(runner: Runner) -> DeviceMemory:
-    """What the runner's arrays take, and what the device says."""
-    state = runner.state
-    devices = runner.programs.compiler.placement.mesh.local_devices
+def device_memory(loaded: LoadedModel) -> DeviceMemory:
+    """What the model's arrays take, and what the device says."""
+    state = loaded.state
+    devices = loaded.placement.mesh.local_devices
     stats = devices[0].memory_stats() or {}
     return DeviceMemory(
         platform=devices[0].platform,
         devices=len(devices),
-        weights=on_one_device(runner.leaves),
+        weights=on_one_device(loaded.leaves),
         cache=on_one_device(state.caches),
         row_state=on_one_device(jax.tree.leaves(state._replace(caches=()))),
         in_use=stats.get("bytes_in_use"),

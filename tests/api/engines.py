@@ -62,7 +62,7 @@ def rebuilt(
         replace(engine.schedule, **schedule), CacheCoordinator(cache), depth=depth, spacing=stages
     )
     # Rows that a former scheduler used start again in the runner, so nothing of it is left.
-    engine.session.core = EngineCore(scheduler, LocalExecutor(engine.runner), depth)
+    engine.session.core = EngineCore(scheduler, LocalExecutor(engine.runners[0]), depth)
     try:
         yield llm
     finally:

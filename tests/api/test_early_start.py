@@ -175,7 +175,7 @@ def test_shutdown_ends_it_after_the_program_in_progress(folder: Path, gate: Gate
 
 def test_an_engine_that_nobody_holds_is_not_warmed_up(folder: Path, gate: Gate) -> None:
     llm = early_engine(folder)
-    thread = llm.engine.runner.background._thread
+    thread = llm.engine.loaded.background._thread
     del llm
     gate.permits.release(2)  # one may have been begun before, and one be on its way
     thread.join(60)

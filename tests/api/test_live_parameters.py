@@ -63,7 +63,7 @@ def llm(models: list[Decoder]) -> Iterator[LLM]:
 
 def test_a_live_module_is_served_without_a_copy(llm: LLM, models: list[Decoder]) -> None:
     theirs = [pointer(parameter[...]) for _, parameter in named_parameters(models[0])]
-    assert theirs == [pointer(leaf) for leaf in llm.engine.runner.leaves]
+    assert theirs == [pointer(leaf) for leaf in llm.engine.loaded.leaves]
     output = llm.generate([PROMPT], GREEDY)[0]
     assert output.outputs[0].token_ids == greedy_by_hand(models[0], PROMPT, 6)
     assert output.weight_version == 0
@@ -191,7 +191,7 @@ def test_training_and_sampling_alternate_on_one_copy_of_the_weights() -> None:
             train(model, optimizer, wanted)
             llm.update_params(model)
             theirs = [pointer(parameter[...]) for _, parameter in named_parameters(model)]
-            assert theirs == [pointer(leaf) for leaf in llm.engine.runner.leaves]
+            assert theirs == [pointer(leaf) for leaf in llm.engine.loaded.leaves]
             seen.append(float(llm.compute_logprobs(wanted).sum()))
     assert seen[-1] > seen[0], "the sampler must see what was trained"
 

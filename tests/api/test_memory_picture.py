@@ -29,15 +29,15 @@ def test_the_parts_are_what_the_engine_holds(llm: LLM) -> None:
     assert names[:5] == ["weights", "cache", "cache", "row state", "temporaries"]
     engine = llm.engine
     weights, *caches, rows, scratch = picture.parts[:5]
-    assert weights.bytes == sum(leaf.nbytes for leaf in engine.runner.leaves) > 0
+    assert weights.bytes == sum(leaf.nbytes for leaf in engine.loaded.leaves) > 0
     for part, group, blocks in zip(
         caches, engine.cache.groups, engine.cache.num_blocks, strict=True
     ):
-        dtype = engine.runner.state.caches[0].dtype
+        dtype = engine.loaded.state.caches[0].dtype
         assert part.bytes == blocks * block_bytes(group, engine.cache.block_size, dtype)
         assert f"{blocks - 1:,} blocks" in part.detail
     assert {"window of 16" in part.detail for part in caches} == {True, False}
-    state = sum(leaf.nbytes for leaf in jax.tree.leaves(engine.runner.state))
+    state = sum(leaf.nbytes for leaf in jax.tree.leaves(engine.loaded.state))
     assert rows.bytes == state - sum(part.bytes for part in caches)
     assert scratch.bytes == max(entry.temp_bytes for entry in llm.ledger.entries.values()) > 0
     assert picture.total == sum(part.bytes for part in picture.parts)

@@ -101,7 +101,7 @@ def test_a_burst_ends_when_every_row_has_ended(burst_engine: jengine.LLM) -> Non
     tokens = output.outputs[0].token_ids
     ending = next(i for i in range(1, 5) if tokens[i] not in tokens[:i])
     sampling = RowSampling(stop_ids=[tokens[ending]])
-    runner = burst_engine.engine.runner
+    runner = burst_engine.engine.runners[0]
     first = Plan(
         10_000, [Entry(0, 0, 7)], 0,
         [NewRow(0, prompt, 7, sampling)], [NewBlocks(0, 0, 0, [1, 2])],

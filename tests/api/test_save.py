@@ -174,7 +174,7 @@ def test_safetensors_come_first_where_there_are_both(
     llm.save(tmp_path / "both")
     graph, state = nnx.split(load_model(folder))
     save_orbax(nnx.merge(graph, jax.tree.map(lambda leaf: leaf * 1.5, state)), tmp_path / "both")
-    served = llm.engine.runner.leaves
+    served = llm.engine.loaded.leaves
     with caplog.at_level(logging.INFO):
         assert np.array_equal(loaded(tmp_path / "both")[0], served[0])
     assert "reading the safetensors" in caplog.text
@@ -191,7 +191,7 @@ def test_another_type_is_converted_only_if_asked_for(llm: LLM, tmp_path: Path) -
     for dtype in ("float32", jnp.float32):
         leaf = loaded(tmp_path / "saved", dtype=dtype)[0]
         assert leaf.dtype == np.float32
-        assert np.array_equal(leaf, llm.engine.runner.leaves[0].astype(np.float32))
+        assert np.array_equal(leaf, llm.engine.loaded.leaves[0].astype(np.float32))
 
 
 # --- where it is written -------------------------------------------------------------------
@@ -265,5 +265,5 @@ def test_a_model_can_be_saved_over_itself(llm: LLM, tmp_path: Path) -> None:
         again.save(tmp_path / "home", "orbax", overwrite=True)
         assert tokens(again) == tokens(llm)
     assert names(tmp_path / "home") >= {"generation_config.json", "orbax", "tokenizer.json"}
-    for leaf, read in zip(llm.engine.runner.leaves, loaded(tmp_path / "home"), strict=True):
+    for leaf, read in zip(llm.engine.loaded.leaves, loaded(tmp_path / "home"), strict=True):
         assert np.array_equal(leaf, read)

@@ -41,7 +41,7 @@ def reference(
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """What passes every tap point, and the logits, from one pass over whole sequences."""
     engine = llm.engine
-    model: Any = split_model(engine.declared)[1](engine.runner.leaves)
+    model: Any = split_model(engine.declared)[1](engine.loaded.leaves)
     seen: dict[str, np.ndarray] = {}
 
     def tap(name: str, value: Array) -> Array:

@@ -61,7 +61,7 @@ def test_cache_bytes_are_those_of_the_array(model: str) -> None:
              enforce_eager=True, show_progress=False) as llm:  # fmt: skip
         core = llm.engine.session.core
         assert isinstance(core, EngineCore)
-        (group,), (array,) = core.scheduler.cache.groups, llm.engine.runner.state.caches
+        (group,), (array,) = core.scheduler.cache.groups, llm.engine.loaded.state.caches
         group.pool.allocate(group.pool.total)
         one = array.nbytes // llm.engine.cache.num_blocks[0]
         assert growth.cache_bytes(llm, core) == array.nbytes - one > 0

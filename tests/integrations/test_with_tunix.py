@@ -113,7 +113,7 @@ def make(actor: Any, tokenizer: Any, folder: Path, **settings: Any) -> JengineRo
 def served_model(rollout: JengineRollout) -> Any:
     """The module with the parameters that the engine uses."""
     engine = rollout.llm.engine
-    return split_model(engine.declared)[1](engine.runner.leaves)
+    return split_model(engine.declared)[1](engine.loaded.leaves)
 
 
 def greedy(**settings: Any) -> Any:
@@ -225,7 +225,7 @@ def test_a_whole_grpo_run_samples_from_what_it_trains(tmp_path: Path, tokenizer:
     )
     rollout = cluster.rollout
     assert isinstance(rollout, JengineRollout)
-    before = [np.asarray(leaf) for leaf in rollout.llm.engine.runner.leaves]
+    before = [np.asarray(leaf) for leaf in rollout.llm.engine.loaded.leaves]
 
     def reward(prompts: list[str], completions: list[str], **_: Any) -> list[float]:
         return [float(len(text)) for text in completions]
@@ -244,7 +244,7 @@ def test_a_whole_grpo_run_samples_from_what_it_trains(tmp_path: Path, tokenizer:
         np.testing.assert_array_equal(served[path], array)
     moved = [
         not np.array_equal(a, b)
-        for a, b in zip(before, rollout.llm.engine.runner.leaves, strict=True)
+        for a, b in zip(before, rollout.llm.engine.loaded.leaves, strict=True)
     ]
     assert all(moved)
     rollout.llm.shutdown()

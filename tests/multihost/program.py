@@ -140,7 +140,7 @@ def joined(folder: Path, rank: int) -> None:
         live = {
             path: leaf
             for (path, _), leaf in zip(
-                named_parameters(llm.engine.declared), llm.engine.runner.leaves, strict=True
+                named_parameters(llm.engine.declared), llm.engine.loaded.leaves, strict=True
             )
         }
         version = llm.update_params(live)

@@ -84,7 +84,7 @@ def open_llm(folder: Path, chosen: Sizes, grid: list[Decode]) -> LLM:
 
 def attention_in_use(llm: LLM) -> str:
     """The implementation of the paged operations."""
-    return str(llm.engine.runner.shapes.attention)
+    return str(llm.engine.loaded.shapes.attention)
 
 
 def random_prompts(llm: LLM, count: int, tokens: int) -> list[list[int]]:

@@ -137,7 +137,7 @@ def test_strict_mode_compiles_nothing_while_serving(folder: Path) -> None:
         assert [entry.compiles for entry in entries] == [2] * stats.programs
         assert f"{stats.programs} programs compiled {2 * stats.programs} times" in str(llm.ledger)
         assert sum(entry.useful_tokens for entry in entries) >= sum(map(len, MANY))
-        compilers = [runner.programs.compiler for runner in llm.engine.runners]
+        compilers = [runner.loaded.programs.compiler for runner in llm.engine.runners]
         bucket, features = entries[0].bucket, entries[0].features
         texts = {one.lower(bucket, features).as_text() for one in compilers}
         assert len(texts) == 1
@@ -146,14 +146,14 @@ def test_strict_mode_compiles_nothing_while_serving(folder: Path) -> None:
 def test_parameters_lie_once_on_each_device(two: jengine.LLM) -> None:
     names = [name for name, _ in named_parameters(two.engine.declared)]
     assert list(two.param_shardings) == names
-    for name, leaf in zip(names, two.engine.runner.leaves, strict=True):
+    for name, leaf in zip(names, two.engine.loaded.leaves, strict=True):
         whole = two.param_shardings[name]
         assert whole.mesh == two.mesh and "dp" not in str(whole.spec)
         assert whole.shard_shape(leaf.shape) == leaf.sharding.shard_shape(leaf.shape)
     for runner, place in zip(two.engine.runners, two.engine.placement.replicas, strict=True):
         devices = set(place.mesh.devices.flat)
-        assert all(leaf.sharding.device_set == devices for leaf in runner.leaves)
-        assert runner.state.caches[0].sharding.device_set == devices
+        assert all(leaf.sharding.device_set == devices for leaf in runner.loaded.leaves)
+        assert runner.loaded.state.caches[0].sharding.device_set == devices
 
 
 def test_live_arrays_are_used_where_they_lie(folder: Path) -> None:
@@ -163,23 +163,24 @@ def test_live_arrays_are_used_where_they_lie(folder: Path) -> None:
     with tiny_engine(folder, "greedy", max_logprobs=0, mesh=mesh) as llm:
         assert llm.mesh.shape["dp"] == llm.mesh.shape["tp"] == 2
         engine = llm.engine
-        assert [r.leaves[0].sharding.device_set for r in engine.runners] == [
+        assert [r.loaded.leaves[0].sharding.device_set for r in engine.runners] == [
             set(devices[0]), set(devices[1]),
         ]  # fmt: skip
         names = list(llm.param_shardings)
         given = {
             name: put(np.asarray(leaf), NamedSharding(mesh, user_spec(leaf.sharding.spec)))
-            for name, leaf in zip(names, engine.runner.leaves, strict=True)
+            for name, leaf in zip(names, engine.loaded.leaves, strict=True)
         }
         assert llm.update_params(given, donate=True) == 1
         for runner in engine.runners:
-            for name, leaf in zip(names, runner.leaves, strict=True):
+            for name, leaf in zip(names, runner.loaded.leaves, strict=True):
                 assert pointers(leaf).items() <= pointers(given[name]).items(), name
         assert not any(array.is_deleted() for array in given.values())
         # The second replica's part of an array goes with the array.
         jax.jit(lambda x: x + 1, donate_argnums=0)(given["norm.weight"])
         assert all(
-            runner.leaves[names.index("norm.weight")].is_deleted() for runner in engine.runners
+            runner.loaded.leaves[names.index("norm.weight")].is_deleted()
+            for runner in engine.runners
         )
         with pytest.raises(ConfigError, match="parameters were deleted"):
             llm.generate(PROMPTS, GREEDY)
@@ -192,13 +193,13 @@ def user_spec(spec: Any) -> PartitionSpec:
 
 def test_weights_change_everywhere_or_nowhere(two: jengine.LLM) -> None:
     names = list(two.param_shardings)
-    before = [runner.leaves for runner in two.engine.runners]
+    before = [runner.loaded.leaves for runner in two.engine.runners]
     values = {name: np.array(leaf) for name, leaf in zip(names, before[0], strict=True)}
     old = answers(two.generate(MANY, GREEDY))
     version = two.weights_version
     with pytest.raises(ConfigError, match="nothing was changed"):
         two.update_params({**values, "norm.weight": np.zeros(3, np.float32)})
-    assert [runner.leaves for runner in two.engine.runners] == before
+    assert [runner.loaded.leaves for runner in two.engine.runners] == before
     assert two.weights_version == version
     changed = {name: value * 1.5 for name, value in values.items()}
     assert two.update_params(changed) == version + 1
@@ -227,7 +228,7 @@ def test_what_else_an_engine_does(
     assert "on each of 2 devices" in str(two.memory())
     two.save(tmp_path / "saved")
     with tiny_engine(tmp_path / "saved", mesh=one.mesh) as again:
-        pairs = zip(again.engine.runner.leaves, one.engine.runner.leaves, strict=True)
+        pairs = zip(again.engine.loaded.leaves, one.engine.loaded.leaves, strict=True)
         assert all(np.array_equal(left, right) for left, right in pairs)
     assert two.reset_prefix_cache()
     stream = two.stream(MANY, GREEDY)
@@ -333,7 +334,7 @@ def test_live_modules_and_orbax(
     folder: Path, tmp_path: Path, expected: tuple[list[Any], list[Any]]
 ) -> None:
     with copies(folder, 2, 2) as llm:
-        model = split_model(llm.engine.declared)[1](llm.engine.runner.leaves)
+        model = split_model(llm.engine.declared)[1](llm.engine.loaded.leaves)
         with copies(model, 2, 2) as other:
             assert run(other) == expected[0]
         llm.save(tmp_path / "saved", format="orbax")
@@ -344,7 +345,7 @@ def test_live_modules_and_orbax(
 def test_a_replica_that_fails_is_named(folder: Path) -> None:
     with copies(folder, 2, variant="greedy", max_logprobs=0) as llm:
         runner = llm.engine.runners[1]
-        runner.state = runner.state._replace(caches=())
+        runner.loaded.state = runner.loaded.state._replace(caches=())
         with pytest.raises(EngineDead, match=r"data-parallel replica 1 of 2, on .*1.*: a step"):
             llm.generate(MANY, GREEDY)
         with pytest.raises(EngineDead, match="has stopped"):

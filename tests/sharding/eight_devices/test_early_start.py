@@ -43,7 +43,7 @@ def test_same_tokens_before_and_after(
     ) as llm:
         try:
             assert answers(llm.generate(PROMPTS, GREEDY)) == expected
-            largest = llm.engine.runner.ladders.largest
+            largest = llm.engine.loaded.ladders.largest
             assert [entry.bucket for entry in llm.ledger.entries.values()] == [largest]
             assert llm.stats().programs_to_come == 2
         finally:

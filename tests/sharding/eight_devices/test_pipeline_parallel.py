@@ -95,7 +95,7 @@ def test_replicas_of_stages(uneven: Path, on_one: list[Any]) -> None:
     with staged(uneven, 2, data_parallel_size=2) as llm:
         assert dict(llm.mesh.shape) == {"dp": 2, "pp": 2, "tp": 1, "tp_replicas": 1}
         assert run(llm) == on_one
-        mine = dict(llm.engine.runner.parameters())
+        mine = dict(llm.engine.loaded.parameters())
         assert llm.update_params(flipped(mine)) == 1
         assert run(llm) != on_one
         assert llm.update_params({name: np.asarray(a) for name, a in mine.items()}) == 2
@@ -160,12 +160,12 @@ def test_strict_mode_refuses_before_a_plan_enters(uneven: Path) -> None:
 def test_what_devices_exchange(uneven: Path, prefill: int) -> None:
     """Within a stage two sums a layer; between stages one hand-over, what leaves, and the ends."""
     with staged(uneven, 2, 2) as llm:
-        runner = llm.engine.runner
-        bucket = next(b for b in runner.ladders.buckets() if b.prefill_tokens == prefill)
-        tier = next(tier for tier in runner.programs.tiers if str(tier) == "random")
-        compiled, _ = runner.programs.compiler.compile(bucket, tier)
+        loaded = llm.engine.loaded
+        bucket = next(b for b in loaded.ladders.buckets() if b.prefill_tokens == prefill)
+        tier = next(tier for tier in loaded.programs.tiers if str(tier) == "random")
+        compiled, _ = loaded.programs.compiler.compile(bucket, tier)
         slots = llm.engine.places.layout.num_slots
-        hidden, caches = llm.engine.model.hidden_size, runner.state.caches
+        hidden, caches = llm.engine.model.hidden_size, loaded.state.caches
     text = compiled.as_text()
     for kind in ("all-gather", "all-to-all", "reduce-scatter"):
         assert f" {kind}(" not in text
@@ -182,8 +182,8 @@ def test_what_devices_exchange(uneven: Path, prefill: int) -> None:
 
 
 def test_each_stage_holds_its_layers_only(two: jengine.LLM) -> None:
-    shardings, parameters = two.param_shardings, two.engine.runner.parameters()
-    caches = two.engine.runner.state.caches
+    shardings, parameters = two.param_shardings, two.engine.loaded.parameters()
+    caches = two.engine.loaded.state.caches
     assert set(shardings) == set(parameters)
     memory = str(two.memory())
     stages = llm_devices(shardings)
@@ -204,12 +204,12 @@ def llm_devices(shardings: dict[str, jax.sharding.Sharding]) -> dict[str, set[in
 def test_parameters_come_and_go_without_a_copy(
     two: jengine.LLM, on_one: list[Any], tmp_path: Path
 ) -> None:
-    mine = dict(two.engine.runner.parameters())
+    mine = dict(two.engine.loaded.parameters())
     version = two.weights_version
     assert two.update_params(flipped(mine)) == version + 1
     assert run(two) != on_one
     assert two.update_params(mine) == version + 2
-    for name, array in two.engine.runner.parameters().items():
+    for name, array in two.engine.loaded.parameters().items():
         assert shares_memory(mine[name], array), name
     assert run(two) == on_one
     two.save(tmp_path / "saved")
@@ -255,7 +255,7 @@ def test_new_parameters_meet_no_plan_halfway(two: jengine.LLM) -> None:
     params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
     core: Any = two.engine.session.core
     expected = [answer[0] for answer in answers(two.generate(PROMPTS[1:3], params))]
-    mine, tokens, sampled = dict(two.engine.runner.parameters()), {}, {}
+    mine, tokens, sampled = dict(two.engine.loaded.parameters()), {}, {}
     for output in two.stream(PROMPTS[1:3], params):
         tokens[output.request_id] = list(output.outputs[0].token_ids)
         if not sampled and len(tokens) == 2 and min(map(len, tokens.values())) == 3:

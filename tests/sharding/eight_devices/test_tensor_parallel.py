@@ -89,12 +89,12 @@ def test_strict_mode_compiles_nothing_while_serving(folder: Path, on_one: list[A
 def test_what_devices_exchange(folder: Path, prefill: int) -> None:
     """Two sums a layer and one for the embedding; of the logits only each device's best."""
     with split_engine(folder, 4) as llm:
-        programs = llm.engine.runner.programs
-        bucket = next(b for b in llm.engine.runner.ladders.buckets() if b.prefill_tokens == prefill)
+        programs = llm.engine.loaded.programs
+        bucket = next(b for b in llm.engine.loaded.ladders.buckets() if b.prefill_tokens == prefill)
         sampled = next(tier for tier in programs.tiers if str(tier) == "random")
         compiled, _ = programs.compiler.compile(bucket, sampled)
         layers, hidden = len(llm.engine.model.layers), llm.engine.model.hidden_size
-        caches = llm.engine.runner.state.caches
+        caches = llm.engine.loaded.state.caches
     text = compiled.as_text()
     for kind in ("all-gather", "all-to-all", "collective-permute", "reduce-scatter"):
         assert f" {kind}(" not in text
@@ -113,11 +113,11 @@ def test_what_devices_exchange(folder: Path, prefill: int) -> None:
 def test_each_device_holds_its_part(folder: Path) -> None:
     with split_engine(folder, 4) as llm:
         shardings = llm.param_shardings
-        leaves = dict(zip(shardings, llm.engine.runner.leaves, strict=True))
+        leaves = dict(zip(shardings, llm.engine.loaded.leaves, strict=True))
         parts = {
             name: leaf.size // leaf.addressable_shards[0].data.size for name, leaf in leaves.items()
         }
-        caches = llm.engine.runner.state.caches
+        caches = llm.engine.loaded.state.caches
         assert caches[0].size // caches[0].addressable_shards[0].data.size == 2
     assert parts["embed"] == parts["layers.0.mlp.down"] == parts["layers.1.mlp.gate_up"] == 4
     assert parts["layers.0.attention.qkv"] == 2  # as many as there are heads to share
@@ -136,7 +136,7 @@ def test_a_mesh_of_ones_own(folder: Path, on_one: list[Any]) -> None:
     with tiny_engine(folder, mesh=mesh) as llm:
         assert set(llm.mesh.devices.flat) == set(devices)
         assert run(llm) == on_one
-        leaves = llm.engine.runner.leaves
+        leaves = llm.engine.loaded.leaves
         names = [name for name, _ in named_parameters(llm.engine.declared)]
         moved = {
             name: jax.device_put(
@@ -145,7 +145,7 @@ def test_a_mesh_of_ones_own(folder: Path, on_one: list[Any]) -> None:
             for name, leaf in zip(names, leaves, strict=True)
         }
         assert llm.update_params(moved) == 1
-        for name, leaf in zip(names, llm.engine.runner.leaves, strict=True):
+        for name, leaf in zip(names, llm.engine.loaded.leaves, strict=True):
             assert shares_memory(moved[name], leaf), name
         assert run(llm) == on_one
 
@@ -171,10 +171,10 @@ def test_capture_is_whole(folder: Path) -> None:
 def test_orbax_from_four_devices_to_any_number(folder: Path, tmp_path: Path) -> None:
     with split_engine(folder, 4) as llm:
         llm.save(tmp_path / "saved", format="orbax")
-        saved = [np.asarray(leaf) for leaf in llm.engine.runner.leaves]
+        saved = [np.asarray(leaf) for leaf in llm.engine.loaded.leaves]
     for devices in (1, 2, 8):
         with split_engine(tmp_path / "saved", devices, load_format="orbax") as llm:
-            for before, leaf in zip(saved, llm.engine.runner.leaves, strict=True):
+            for before, leaf in zip(saved, llm.engine.loaded.leaves, strict=True):
                 assert leaf.sharding.mesh.devices.size == devices
                 assert np.array_equal(before.view(np.uint8), np.asarray(leaf).view(np.uint8))
 
@@ -190,7 +190,7 @@ def test_safetensors_from_four_devices(folder: Path, tmp_path: Path, on_one: lis
 @pytest.mark.slow
 def test_live_modules_are_split_too(folder: Path, on_one: list[Any]) -> None:
     with split_engine(folder, 1) as llm:
-        model = split_model(llm.engine.declared)[1](llm.engine.runner.leaves)
+        model = split_model(llm.engine.declared)[1](llm.engine.loaded.leaves)
         with tiny_engine(model, tensor_parallel_size=2) as other:
             assert run(other) == on_one
 

@@ -1,0 +1,104 @@
+"""A model on one replica's devices: its parameters, its step state and its compiled steps.
+
+In: packed steps. Out: device outputs that are not awaited. Must not know plans,
+but for the rows that they admit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+
+from jengine.errors import ConfigError
+from jengine.plan import NewRow
+from jengine.runner.admission import RowAdmission
+from jengine.runner.background import BackgroundWarmUp
+from jengine.runner.buckets import Ladders, StepShapes
+from jengine.runner.leaves import LeafOrder, Leaves
+from jengine.runner.ledger import ProgramCounts
+from jengine.runner.programs import Compiled, Programs
+from jengine.runner.state import StepState
+from jengine.runner.step import DeviceOutput
+from jengine.runner.taps import TapSets
+from sharding.mesh import steps_may_queue
+from sharding.placement import Placement
+
+
+class LoadedModel:
+    """Runs compiled steps one after the other: each is given the state that the last one left."""
+
+    def __init__(
+        self,
+        leaves: Leaves,
+        state: StepState,
+        programs: Programs,
+        ladders: Ladders,
+        vocab_size: int,
+        taps: TapSets,
+        order: LeafOrder,
+    ) -> None:
+        self.leaves = leaves
+        self.state = state
+        self.programs = programs
+        self.ladders = ladders
+        self.vocab_size = vocab_size
+        self.taps = taps
+        self.order = order
+        self._admission = RowAdmission(programs.compiler, vocab_size)
+        self.background: BackgroundWarmUp | None = None  # compiles programs while steps run
+        self._may_queue = steps_may_queue(self.placement.mesh)
+
+    @property
+    def shapes(self) -> StepShapes:
+        """What all compiled steps have in common."""
+        return self.programs.compiler.shapes
+
+    @property
+    def placement(self) -> Placement:
+        """Which devices hold which part of an array."""
+        return self.programs.compiler.placement
+
+    def run(self, program: Compiled, packed: Any) -> DeviceOutput:
+        """Queue a step. Does not wait for it, except where devices cannot queue steps."""
+        self.state, output = program(self.leaves, self.state, packed)
+        if not self._may_queue:
+            jax.block_until_ready(self.state.last_token)
+        return output
+
+    def admit(self, new_rows: Iterable[NewRow]) -> None:
+        """Fill the sampler's state of these rows, after the steps queued before."""
+        self.state = self._admission.admit(self.state, new_rows)
+
+    def warm_up_admission(self) -> None:
+        """Compile the program that admits rows with penalties, biases or masks."""
+        self.state = self._admission.warm_up(self.state)
+
+    def parameters(self) -> dict[str, jax.Array]:
+        """The parameters in use, by path. They are not copied."""
+        return self.order.values(self.leaves)
+
+    def check_leaves(self) -> None:
+        """Refuse to run on parameters that were donated to another computation."""
+        if any(leaf.is_deleted() for leaf in self.leaves):
+            raise ConfigError(
+                "the engine's parameters were deleted: another computation donated them, such as a "
+                "training step. Call update_params with the new ones first."
+            )
+
+    def program_counts(self) -> ProgramCounts:
+        """How many programs are compiled and are still to be compiled."""
+        ledger = self.programs.ledger
+        return ProgramCounts(
+            len(ledger.entries), ledger.compiles_after_warm_up, len(ledger.to_come)
+        )
+
+    def wait_until_warm(self, timeout: float | None = None) -> bool:
+        """Wait for compilation in the background; whether every program is compiled now."""
+        return self.background is None or self.background.wait(timeout)
+
+    def close(self) -> None:
+        """Stop compiling in the background. Replicas share that thread."""
+        if self.background is not None:
+            self.background.stop()

@@ -1,0 +1,116 @@
+"""Runs plans through the stages of a pipeline: one stage further in each step.
+
+A plan enters the first stage in the step that it is submitted for, and is sampled when it leaves
+the last one. Every step runs all stages, each on the plan that it holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import jax
+
+from jengine.outputs import StepOutput
+from jengine.plan import Plan
+from jengine.runner.buckets import Bucket
+from jengine.runner.features import Features
+from jengine.runner.leaves import Leaves
+from jengine.runner.loaded_model import LoadedModel
+from jengine.runner.packing import PackedStep, bucket_for, pack
+from jengine.runner.pipeline_inputs import common_bucket, joined, moved
+from jengine.runner.pipeline_step import PACKED_AXES
+from jengine.runner.plan_arrays import PlanArrays, plan_arrays
+from jengine.runner.prepare import PlanNeeds, needs_of
+from jengine.runner.results import PendingStep
+from jengine.runner.rows import Rows
+from sharding.placement import put
+
+# The needs of a step in which no plan leaves the last stage, so that nothing is sampled.
+NOTHING = Features()
+
+
+@dataclass
+class PipelinedStep:
+    """A submitted plan on its way through the stages."""
+
+    plan: Plan
+    arrays: PlanArrays
+    packed: PackedStep
+    needs: PlanNeeds
+    advance: Callable[[], None]  # queues another step of all stages
+    step: PendingStep | None = None  # the step in which it left the last stage
+
+    @property
+    def has_left(self) -> bool:
+        """Whether the step in which it leaves the last stage is queued."""
+        return self.step is not None
+
+    @property
+    def ready(self) -> bool:
+        """Whether that step has run. One that has not left advances when it is read."""
+        return self.step is None or self.step.ready
+
+    def result(self) -> StepOutput:
+        """Queue the steps that it still needs, and wait for them."""
+        while self.step is None:
+            self.advance()
+        return self.step.result()
+
+
+class PipelineRunner:
+    """Keeps a plan in every stage of one replica.
+
+    A plan is packed when it is submitted, since its rows may serve other requests when it leaves.
+    """
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        self.loaded = loaded
+        self._rows = Rows(loaded.shapes)
+        # The plans that the second stage and those behind it run next.
+        self._held: tuple[PipelinedStep | None, ...] = (None,) * (loaded.placement.num_stages - 1)
+
+    def submit(self, plan: Plan) -> PipelinedStep:
+        """Queue a step in which this plan enters the first stage. Waits for no step."""
+        loaded, rows = self.loaded, self._rows
+        rows.apply(plan)
+        arrays = plan_arrays(plan)
+        needs = needs_of(arrays, rows, loaded.vocab_size, loaded.taps)
+        bucket = bucket_for(arrays, loaded.shapes, loaded.ladders)
+        loaded.programs.expect(bucket, needs.features)
+        packed = pack(arrays, rows, bucket, loaded.shapes)
+        entering = PipelinedStep(plan, arrays, packed, needs, self._advance)
+        self._advance(entering)
+        return entering
+
+    def update_leaves(self, leaves: Leaves) -> None:
+        """Use these parameters for the plans to come; plans in the stages end with the old ones."""
+        while any(self._held):
+            self._advance()
+        self.loaded.leaves = leaves
+
+    def _advance(self, entering: PipelinedStep | None = None) -> None:
+        """Queue one step of all stages."""
+        loaded, running = self.loaded, (entering, *self._held)
+        leaving = running[-1]
+        packed = [None if one is None else one.packed for one in running]
+        features = NOTHING if leaving is None else leaving.needs.features
+        smallest = common_bucket(packed, loaded.ladders)
+        bucket = loaded.programs.standing_in(smallest, features)
+        program, entry = loaded.programs.find(bucket, features)
+        packed = [None if one is None else moved(one, bucket, loaded.shapes) for one in packed]
+        self._held = running[:-1]
+        if leaving is not None:
+            # Not earlier: the plans before it may still sample for its rows' former requests.
+            loaded.admit(leaving.plan.new_rows)
+        output = loaded.run(program, self._input(packed, bucket))
+        entry.count(sum(one.plan.num_tokens for one in running if one) // len(running))
+        if leaving is not None and packed[-1] is not None:
+            leaving.step = PendingStep(
+                leaving.plan, leaving.arrays, packed[-1], leaving.needs, output
+            )
+
+    def _input(self, packed: Sequence[PackedStep | None], bucket: Bucket) -> jax.Array:
+        """The packed input of all stages, on the devices."""
+        rows = joined(packed, bucket, self.loaded.shapes)
+        return put(rows, self.loaded.placement.sharding(PACKED_AXES, rows.shape))
