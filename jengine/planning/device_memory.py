@@ -22,6 +22,7 @@ from jengine.kvcache.specs import blocks_needed
 from jengine.models.parameter import named_parameters
 from jengine.models.stages import stage_layout
 from jengine.planning.layout import Layout
+from jengine.runner.cache_size import scratch_bytes
 from jengine.runner.state import block_bytes, empty_state, placed_state, state_bytes
 from jengine.weights.abstract import abstract_model
 from sharding.mesh import mesh_sizes
@@ -114,8 +115,8 @@ class Memory:
 
     @property
     def scratch(self) -> int:
-        """About what the largest step needs beside all that; `jengine doctor` estimates it so."""
-        return scratch_bytes(self.config, self.schedule, self.layout.tp)
+        """An estimate of what the largest step needs beside all that, as engines make it."""
+        return scratch_bytes(self.config, *largest_step(self.schedule), self.layout.tp)
 
     @property
     def cache(self) -> int:
@@ -154,18 +155,10 @@ class Memory:
         )
 
 
-def scratch_bytes(config: ModelConfig, schedule: ScheduleConfig, devices: int = 1) -> int:
-    """About what the largest step needs beside parameters and cache: activations and logits.
-
-    `devices` share what is as wide as the MLP or the vocabulary; each has whole hidden states.
-    """
-    tokens = schedule.max_num_batched_tokens + schedule.max_num_seqs
-    inner = config.intermediate_size
-    if config.moe is not None:
-        inner = max(inner, config.moe.experts_per_token * config.moe.intermediate_size)
-    activations = tokens * (6 * config.hidden_size + 3 * inner // devices)
-    rows = schedule.max_num_seqs + schedule.max_num_batched_tokens // schedule.prefill_tile
-    return 4 * (activations + 3 * rows * config.vocab_size // devices)
+def largest_step(schedule: ScheduleConfig) -> tuple[int, int]:
+    """Tokens and rows of logits of the largest step."""
+    rows, batched = schedule.max_num_seqs, schedule.max_num_batched_tokens
+    return batched + rows, rows + batched // schedule.prefill_tile
 
 
 def gigabytes(count: float) -> str:

@@ -11,16 +11,21 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+import jengine
 from jengine.config import CacheConfig, ModelConfig
 from jengine.runner.background import BackgroundWarmUp
 from jengine.runner.buckets import Ladders, StepShapes
 from jengine.runner.cache_size import (
     BlockDemand,
-    affordable_blocks,
     available_on_each,
+    blocks_for,
+    enough_on,
+    free_on_each,
     overridden_blocks,
+    planned_blocks,
     refuse_more_than,
-    wished_blocks,
+    scratch_bytes,
+    settled_blocks,
 )
 from jengine.runner.features import Features
 from jengine.runner.leaves import LeafOrder
@@ -36,6 +41,7 @@ from jengine.runner.programs import (
     warm_up,
 )
 from jengine.runner.runner import PlanRunner, Runner
+from jengine.runner.size_record import SizeRecord
 from jengine.runner.state import (
     Held,
     StepState,
@@ -211,23 +217,26 @@ class Sizing:
     def settle(
         self, devices: Sequence[jax.Device]
     ) -> tuple[CacheConfig, tuple[Compiled, LedgerEntry]]:
-        """The final cache size and the program that proved it. `devices` has one a replica."""
+        """The final cache size and the program that proved it. `devices`: one per replica."""
         demands = self._demands()
         asked = self._asked_for(demands)
         if asked is not None:
-            present = self.agree_on_bytes(available_on_each(devices, 1.0, 1.0))
-            refuse_more_than(present, demands, asked)
+            refuse_more_than(self.agree_on_bytes(free_on_each(devices)), demands, asked)
             cache = self._cache(asked)
             return cache, self._largest(cache)
-        wished = wished_blocks(demands, None)
-        available = self.agree_on_bytes(available_on_each(devices, self.config.memory_share))
-        cache = self._cache(wished)
+        free = self.agree_on_bytes(available_on_each(devices, self.config.memory_share))
+        available = free - state_bytes(self.state(self._cache((0,) * len(demands))))
+        enough, record = enough_on(self.device.platform), self._record()
+        recorded = self._agreed(record.read() if record else None)
+        planned = planned_blocks(demands, available, self._estimated_scratch(), recorded, enough)
+        cache = self._cache(planned)
         first = self._largest(cache)
-        other = state_bytes(self.state(self._cache((0,) * len(wished))))
-        blocks = affordable_blocks(demands, wished, first[1].temp_bytes + other, available)
-        if blocks != wished:
-            cache = replace(cache, num_blocks=blocks)
+        blocks = settled_blocks(demands, planned, first[1].temp_bytes, available, enough)
+        if blocks != planned:
+            cache = self._cache(blocks)
             first = self._largest(cache)
+        if record is not None:
+            record.write(blocks)
         return cache, first
 
     def _asked_for(self, demands: list[BlockDemand]) -> tuple[int, ...] | None:
@@ -235,8 +244,28 @@ class Sizing:
         if self.config.num_gpu_blocks_override is not None:
             return overridden_blocks(demands, self.config.num_gpu_blocks_override)
         if self.config.kv_cache_memory_bytes is not None:
-            return wished_blocks(demands, self.config.kv_cache_memory_bytes)
+            return blocks_for(demands, self.config.kv_cache_memory_bytes)
         return None
+
+    def _record(self) -> SizeRecord | None:
+        """Where the size is kept, named after what the programs depend on beside it."""
+        config, mesh = self.config, self.placement.mesh
+        return SizeRecord.of(
+            (jengine.__version__, jax.__version__, self.device.device_kind, dict(mesh.shape)),
+            (self.model, config.shapes, str(config.cache_dtype), config.demands),
+            (config.memory_share, config.enable_prefix_caching),
+        )
+
+    def _agreed(self, recorded: tuple[int, ...] | None) -> tuple[int, ...] | None:
+        """What all processes have recorded: the smaller counts, or None if one has no record."""
+        counts = recorded or (0,) * len(self.config.shapes.groups)
+        agreed = tuple(self.agree_on_bytes(count) for count in counts)
+        return agreed if all(agreed) else None
+
+    def _estimated_scratch(self) -> int:
+        largest = self.config.ladders.largest
+        slots = self.config.shapes.num_slots(largest)
+        return scratch_bytes(self.model, largest.num_tokens, slots, self.placement.ways("mlp"))
 
     def _demands(self) -> list[BlockDemand]:
         shapes, split = self.config.shapes, self.placement.ways("kv_heads")

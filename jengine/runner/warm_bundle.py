@@ -23,6 +23,8 @@ import msgspec
 
 from jengine.errors import ConfigError
 from jengine.runner.machine import Machine
+from jengine.runner.private_files import private_file, write_private
+from jengine.runner.size_record import PREFIX
 
 MANIFEST = "manifest.json"
 ENTRIES = "entries/"
@@ -66,10 +68,10 @@ class Loaded:
 
 
 class Used:
-    """Names of the files in a directory that this process has opened: the entries that JAX has
-    read, since it found them, or written, since it did not.
+    """Names of the files in a directory that this process has opened: the programs that JAX has
+    read or written, and the record of the cache size that they were compiled for.
 
-    Python tells of every file that is opened; JAX has no public way to ask which it has used.
+    Python reports every file that is opened; JAX has no public way to ask which it has used.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -90,7 +92,8 @@ class Used:
         if not self.listening or event != "open" or not isinstance(arguments[0], (str, bytes)):
             return
         folder, name = os.path.split(os.fsdecode(arguments[0]))
-        if name.endswith("-cache") and os.path.realpath(folder) == self._directory:
+        kept = name.endswith("-cache") or name.startswith(PREFIX)
+        if kept and os.path.realpath(folder) == self._directory:
             with self._lock:
                 self._names.add(name)
 
@@ -242,20 +245,3 @@ def read_part(file: Path, archive: zipfile.ZipFile, name: str, most: int) -> byt
 def digest(data: bytes) -> str:
     """The sha256 of these bytes."""
     return hashlib.sha256(data).hexdigest()
-
-
-def private_file(path: Path) -> Any:
-    """A new file that this user alone can read."""
-    path.unlink(missing_ok=True)
-    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
-
-
-def write_private(path: Path, data: bytes) -> None:
-    """Write a file that appears when it is complete."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        with private_file(partial) as stream:
-            stream.write(data)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)

@@ -9,9 +9,11 @@ import subprocess
 
 import jax
 
+from jengine.assembly.args import EngineArgs
 from jengine.bench.gpu.part import Part, run_stage
 from jengine.bench.gpu.stages import COMPILED_FOR
 from jengine.bench.surroundings import surroundings
+from jengine.runner.memory_pool import start_devices
 
 PACKAGES = ("jax-triton", "triton", "flax", "transformers", "torch")
 TARGET = "*gpu_target_config.pbtxt"
@@ -20,6 +22,7 @@ QUESTION = "name,driver_version,power.limit,clocks.max.sm,clocks.max.mem,memory.
 
 def measure(part: Part, args: argparse.Namespace) -> None:
     """One line, for the head of the table."""
+    start_devices(EngineArgs.gpu_memory_utilization)  # the pool that an engine gets by default
     device = jax.devices()[0]
     jax.block_until_ready(jax.jit(lambda x: x + 1)(0))  # makes XLA describe the device, see below
     installed = {dist.metadata["Name"]: dist.version for dist in importlib.metadata.distributions()}

@@ -116,7 +116,6 @@ def environment(stage: Stage, settings: Settings, given: Mapping[str, str]) -> d
         "JAX_COMPILATION_CACHE_DIR": str(settings.out / "compiled"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "TORCHINDUCTOR_CACHE_DIR": str(settings.out / "compiled-torch"),
-        **memory_share(given),
         **({"XLA_FLAGS": flags} if flags else {}),
         **({"JAX_PLATFORMS": "cpu", "TRITON_INTERPRET": "1"} if settings.dry_run else {}),
     }
@@ -124,12 +123,6 @@ def environment(stage: Stage, settings: Settings, given: Mapping[str, str]) -> d
     kept = {k: v for k, v in given.items() if k != "TRITON_INTERPRET" or settings.dry_run}
     path = os.pathsep.join(filter(None, [str(checkout()), given.get("PYTHONPATH", "")]))
     return {**kept, **mine, "PYTHONPATH": path}
-
-
-def memory_share(given: Mapping[str, str]) -> dict[str, str]:
-    """Most of the device for the stage that runs, unless the caller has said how much."""
-    said = {"XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"} & set(given)
-    return {} if said else {"XLA_CLIENT_MEM_FRACTION": "0.92"}
 
 
 def checkout() -> Path:

@@ -9,15 +9,18 @@ from typing import Any
 import jax
 import psutil
 
+from jengine.assembly.args import EngineArgs
 from jengine.cli.checks.finding import Finding, Level
 from jengine.planning.device_memory import gigabytes
+from jengine.runner.memory_pool import start_devices
 
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def check() -> list[Finding]:
-    """One finding a device, then the host's memory."""
+    """One finding per device, then the host's memory."""
     try:
+        start_devices(EngineArgs.gpu_memory_utilization)  # with the pool that an engine would get
         devices = jax.local_devices()
     except RuntimeError as error:
         wanted = os.environ.get("JAX_PLATFORMS")

@@ -14,6 +14,7 @@ MEANING = {
     "JAX_ENABLE_X64": "64-bit numbers are on",
     "JAX_DEFAULT_MATMUL_PRECISION": "precision of matrix products",
     "XLA_PYTHON_CLIENT_PREALLOCATE": "whether JAX takes GPU memory at its start",
+    "XLA_CLIENT_MEM_FRACTION": "the share of GPU memory that JAX may take",
     "XLA_PYTHON_CLIENT_MEM_FRACTION": "the share of GPU memory that JAX may take",
     "CUDA_VISIBLE_DEVICES": "only these GPUs are seen",
     "XDG_CACHE_HOME": "the compile cache lies below this folder",

@@ -20,8 +20,9 @@ from jengine.assembly.sizes import runner_config, schedule_config
 from jengine.cli.checks.finding import Finding, Level
 from jengine.config import ModelConfig, ScheduleConfig
 from jengine.errors import JengineError
-from jengine.planning.device_memory import gigabytes, scratch_bytes
-from jengine.runner.cache_size import available_bytes
+from jengine.planning.device_memory import gigabytes, largest_step
+from jengine.runner.cache_size import scratch_bytes
+from jengine.runner.memory_pool import available_bytes
 from jengine.runner.state import block_bytes
 from jengine.text.tokenizer import load_tokenizer
 from jengine.weights.abstract import abstract_model, with_dtype
@@ -102,7 +103,7 @@ def measure(args: EngineArgs, config: ModelConfig) -> Sizes:
     leaves = jax.tree.leaves(nnx.state(abstract_model(config), nnx.Param))
     parameters = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
     free = available_bytes(jax.local_devices()[0], args.gpu_memory_utilization)
-    room = free - parameters - scratch_bytes(config, schedule_config(args, config))
+    room = free - parameters - scratch_bytes(config, *largest_step(schedule_config(args, config)))
     wanted = args.kv_cache_memory_bytes
     budget = room if wanted is None else min(int(wanted), room)
     return Sizes(args, config, parameters, budget)

@@ -1,0 +1,119 @@
+"""JAX's memory pool on an accelerator: sized before JAX starts it, read afterwards.
+
+In: the share of a device that an engine may use. Out: JAX's environment variable, and the bytes an
+engine may still allocate. What depends on JAX's version or allocator is here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+
+import jax
+import psutil
+
+from jengine.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+# The pool's share of the device, read by JAX when it starts its backend. The second is the name
+# that JAX deprecates; with both set it refuses to start.
+POOL_VARIABLE = "XLA_CLIENT_MEM_FRACTION"
+POOL_VARIABLES = (POOL_VARIABLE, "XLA_PYTHON_CLIENT_MEM_FRACTION")
+# What JAX takes where neither is set.
+JAX_POOL_SHARE = 0.75
+# The engine plans to fill this much of the pool. The rest is for step inputs and outputs, XLA's
+# autotuning of programs compiled while serving, and fragmentation.
+FILLED = 0.97
+# A larger pool would leave too little for what lies outside: CUDA's context, kernels, graphs, NCCL.
+LARGEST_POOL_SHARE = 0.95
+# The pool's share that `start_devices` has set; a process starts its devices once.
+STARTED_WITH: list[float] = []
+# The part of the free host memory that the cache may take on a CPU.
+HOST_SHARE = 0.7
+
+
+def backend_is_up() -> bool:
+    """Whether JAX has started its devices, so that their pools have the size they will keep."""
+    try:  # JAX has no public function for this
+        from jax._src.xla_bridge import backends_are_initialized
+    except ImportError:  # then nothing is changed, and sizes follow the pool that there is
+        return True
+    return backends_are_initialized()
+
+
+def pool_share(share: float) -> float:
+    """The pool's share of the device in which an engine finds room for `share` of it.
+
+    Never below JAX's default: the rest of the program may need the pool as well.
+    """
+    wanted = min(share / FILLED, max(share, LARGEST_POOL_SHARE))
+    return max(wanted, JAX_POOL_SHARE)
+
+
+def start_devices(share: float) -> None:
+    """Start JAX's devices with a memory pool for `share` of each. Call before their first use.
+
+    The pool keeps its size where the user has chosen one and where JAX is up already. The variable
+    is set only while JAX starts: programs that this one starts decide for themselves.
+    """
+    if backend_is_up() or chosen_share() is not None:
+        return
+    os.environ[POOL_VARIABLE] = f"{pool_share(share):.4f}"
+    try:
+        jax.local_devices()
+        STARTED_WITH.append(pool_share(share))
+    finally:
+        del os.environ[POOL_VARIABLE]
+
+
+def available_bytes(device: jax.Device, share: float) -> int:
+    """Bytes an engine may still allocate on this device: up to `share` of its memory, less what
+    the process holds there already (parameters, and arrays of the user's own)."""
+    if device.platform == "cpu":
+        return int(psutil.virtual_memory().available * HOST_SHARE)
+    stats = device.memory_stats() or {}
+    if "bytes_limit" not in stats:
+        raise ConfigError(
+            f"{device} does not say how much memory it has, as with "
+            "XLA_PYTHON_CLIENT_ALLOCATOR=platform. Set kv_cache_memory_bytes, or use JAX's own "
+            "allocator."
+        )
+    limit = stats["bytes_limit"]
+    wanted = int(limit / configured_share() * share)
+    usable = min(wanted, int(limit * FILLED))
+    if usable < wanted:
+        tell_small_pool(limit, wanted, usable, share)
+    return usable - stats.get("bytes_in_use", 0)
+
+
+def free_bytes(device: jax.Device) -> int:
+    """Bytes that are free on this device; more than any device has where it does not say."""
+    if device.platform == "cpu":
+        return psutil.virtual_memory().available
+    stats = device.memory_stats() or {}
+    if "bytes_limit" not in stats:
+        return sys.maxsize
+    return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
+
+
+def chosen_share() -> float | None:
+    """The share of a device that the user has told JAX to take."""
+    said = [os.environ[name] for name in POOL_VARIABLES if os.environ.get(name)]
+    return float(said[0]) if said else None
+
+
+def configured_share() -> float:
+    """The share of a device that JAX's pool has."""
+    return chosen_share() or next(iter(STARTED_WITH), JAX_POOL_SHARE)
+
+
+def tell_small_pool(limit: int, wanted: int, usable: int, share: float) -> None:
+    """Say that the pool holds less than was asked for, and what to do about it."""
+    logger.log(
+        logging.WARNING if chosen_share() is None else logging.INFO,
+        "gpu_memory_utilization=%g asks for %.1f GB of each device, but JAX's memory pool ends at "
+        "%.1f GB, so the engine uses %.1f GB. The pool cannot grow once JAX has started: set "
+        "%s=%.2f before the program first uses JAX.",
+        share, wanted / 1e9, limit / 1e9, usable / 1e9, POOL_VARIABLE, pool_share(share),
+    )  # fmt: skip
