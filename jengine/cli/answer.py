@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Answer:
-    """What was said, and how long it took."""
+    """The text of an answer, its tokens, and how long they took."""
 
     text: str = ""
     prompt_tokens: int = 0
@@ -32,16 +32,18 @@ class Answer:
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens of the answer by its whole time, the prompt's share included."""
+        """Tokens of the answer by its whole time, prefill included."""
         return self.tokens / self.seconds if self.seconds else 0.0
 
     @property
     def speed(self) -> str:
         """One line about the time it took."""
-        first = "no token" if self.seconds_to_first is None else f"{self.seconds_to_first:.2f} s"
+        if self.seconds_to_first is None:
+            return f"no token in {self.seconds:.2f} s"
+        stopped = " until it was stopped" if self.interrupted else ""
         return (
-            f"{self.tokens} tokens, first after {first}, {self.tokens_per_second:.1f} tokens/s, "
-            f"prompt of {self.prompt_tokens} tokens"
+            f"{self.tokens} tokens{stopped}, first after {self.seconds_to_first:.2f} s, "
+            f"{self.tokens_per_second:.1f} tokens/s, prompt of {self.prompt_tokens} tokens"
         )
 
     def take(self, output: RequestOutput) -> str:
@@ -66,6 +68,6 @@ def stream_answer(outputs: Generator[RequestOutput], write: Callable[[str], None
             for output in outputs:
                 write(answer.take(output))
         except KeyboardInterrupt:
-            answer.interrupted = True
+            answer.interrupted = answer.finish_reason is None  # else it was complete
     answer.seconds = time.perf_counter() - answer.began
     return answer

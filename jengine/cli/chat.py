@@ -1,6 +1,6 @@
 """`jengine chat`: talk with a model in this process.
 
-Ctrl-C stops an answer, and leaves at the prompt. Lines from a pipe are answered one by one.
+Ctrl-C stops an answer; at the prompt, twice leaves. Lines from a pipe are answered one by one.
 """
 
 from __future__ import annotations
@@ -45,9 +45,10 @@ HELP = '''\
 /stats         how fast the last answer was, and what the engine does
 /save FILE     write the conversation as JSON
 /help          this list
-/exit          leave; so do Ctrl-D and, at the prompt, Ctrl-C
+/exit          leave; so do Ctrl-D and, at the prompt, Ctrl-C twice
 A line that ends in \\ goes on in the next; """ opens and closes a block of lines.
 Begin with a space to send a line that starts with a slash. Ctrl-C stops an answer.'''
+DROPPED = "(stopped before it began; the message is dropped)"
 COMMANDS = ("/reset", "/system", "/stats", "/save", "/help", "/exit")
 
 
@@ -100,8 +101,9 @@ class Chat:
     terminal: Terminal
     conversation: Conversation
     show_stats: bool = False
-    last: Answer | None = None
+    last: Answer | None = None  # None: nothing was asked yet, or the last message was dropped
     refused: int = 0
+    leaving: bool = False  # whether the prompt before was left with Ctrl-C
     _actions: dict[str, Callable[[str], None]] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -123,52 +125,70 @@ class Chat:
         return int(bool(self.refused) and not self.terminal.interactive)
 
     def ask(self, message: str) -> Answer:
-        """Stream the answer to a message and keep both; if there is none, neither is kept."""
+        """Stream the answer to a message and keep both; without an answer, neither is kept."""
+        self.last = None
         self.conversation.add("user", message)
         try:
             outputs = self.llm.stream_chat(self.conversation.messages, self.params)
-            answer = stream_answer(outputs, self.terminal.write)
+            with self.terminal.answer() as write:
+                answer = stream_answer(outputs, write)
+            self._keep(answer)
         except BaseException:
-            self.conversation.withdraw()
+            self.conversation.drop_unanswered()
             raise
         self.terminal.say()
-        self._keep(answer)
+        for line in self._remarks(answer):
+            self.terminal.note(line)
         return answer
 
     def _next_message(self) -> str | None:
+        """A message, or None to leave: at the end of the input, or for Ctrl-C twice in a row.
+
+        Once is not enough: who wants to stop an answer may be late by a moment.
+        """
         try:
             message = read_message(self.terminal.read_line)
-        except (EOFError, KeyboardInterrupt):
-            if self.terminal.interactive:
-                self.terminal.say()
-            return None
-        return None if message.strip() == "/exit" else message
+        except EOFError:
+            message = None
+        except KeyboardInterrupt:
+            if self.terminal.interactive and not self.leaving:
+                self.leaving = True
+                self.terminal.note("\n(Ctrl-C again or Ctrl-D leaves)")
+                return ""
+            message = None
+        self.leaving = False
+        if message is None and self.terminal.interactive:
+            self.terminal.say()
+        return None if message is None or message.strip() == "/exit" else message
 
     def _try(self, message: str) -> None:
         try:
             self.ask(message.strip())
         except KeyboardInterrupt:
-            self.terminal.note("\n(stopped before it began; the message is dropped)")
+            # If the answer was there and kept, only what is written below it is cut short.
+            unanswered = self.conversation.drop_unanswered() or self.last is None
+            self.terminal.note(f"\n{DROPPED}" if unanswered else "")
         except (RequestError, CapacityError) as error:
             self.refused += 1
             advice = "Type /reset to start afresh." if self.conversation.turns else "Shorten it."
             self.terminal.note(f"This message was not answered: {error} {advice}")
 
     def _keep(self, answer: Answer) -> None:
+        self.last = answer
         if answer.text:
             self.conversation.add("assistant", answer.text)
         else:
-            self.conversation.withdraw()
-        self.last = answer
-        for line in self._remarks(answer):
-            self.terminal.note(line)
+            self.conversation.drop_unanswered()
 
     def _remarks(self, answer: Answer) -> list[str]:
         length = answer.prompt_tokens + answer.tokens
         full = answer.finish_reason == "length" and length >= self.llm.max_model_len
         remarks = {
             f"(error: {answer.error})": answer.error is not None,
-            "(stopped; what was said stays in the conversation)": answer.interrupted,
+            DROPPED: answer.interrupted and not answer.text,
+            "(stopped; what was said stays in the conversation)": (
+                answer.interrupted and bool(answer.text)
+            ),
             f"(cut off: the context of {self.llm.max_model_len} tokens is full; /reset starts "
             "afresh)": full,
             f"(cut off at {self.params.max_tokens} tokens; see --max-tokens)": (
@@ -196,8 +216,8 @@ class Chat:
         self.terminal.note(f"System prompt: {self.conversation.system or '(none)'}")
 
     def _stats(self, _: str) -> None:
-        if self.last is not None:
-            self.terminal.note(f"Last answer: {self.last.speed}")
+        last = "none" if self.last is None else self.last.speed
+        self.terminal.note(f"Last answer: {last}")
         self.terminal.note(f"Engine: {self.llm.stats()}")
 
     def _save(self, name: str) -> None:

@@ -1,4 +1,4 @@
-"""A conversation: who said what, and the reading of messages that span several lines.
+"""A conversation: messages by role, and the reading of messages that span several lines.
 
 In: lines. Out: messages in the form that chat templates take. Must not know models or commands.
 """
@@ -30,12 +30,16 @@ class Conversation:
         return [*first, *self.turns]
 
     def add(self, role: str, content: str) -> None:
-        """Somebody said something."""
+        """Append a message."""
         self.turns.append({"role": role, "content": content})
 
-    def withdraw(self) -> None:
-        """Take the last message back: templates refuse two in a row from the same side."""
+    def drop_unanswered(self) -> bool:
+        """Take back a user's message that has no answer: templates refuse two in a row from the
+        same role. Says whether there was one."""
+        if not self.turns or self.turns[-1]["role"] != "user":
+            return False
         self.turns.pop()
+        return True
 
     def reset(self) -> None:
         """Forget all turns; the system prompt stays."""

@@ -82,7 +82,8 @@ def ask(llm: LLM, question: str, terminal: Terminal) -> Answer:
         temperature=0, max_tokens=MAX_TOKENS, output_kind=RequestOutputKind.DELTA
     )
     messages = [{"role": "user", "content": question}]
-    answer = stream_answer(llm.stream_chat(messages, params), terminal.write)
+    with terminal.answer() as write:
+        answer = stream_answer(llm.stream_chat(messages, params), write)
     terminal.say("\n")
     if answer.interrupted:
         raise KeyboardInterrupt

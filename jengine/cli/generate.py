@@ -88,7 +88,8 @@ def read_prompts(arguments: argparse.Namespace, terminal: Terminal) -> list[str]
 def stream_one(llm: LLM, prompt: str, params: SamplingParams, terminal: Terminal) -> int:
     """Write one answer as it comes."""
     outputs = llm.stream(prompt, params.clone(output_kind=RequestOutputKind.DELTA))
-    answer = stream_answer(outputs, terminal.write)
+    with terminal.answer() as write:
+        answer = stream_answer(outputs, write)
     terminal.say()
     if answer.interrupted:
         raise KeyboardInterrupt

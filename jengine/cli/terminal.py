@@ -6,11 +6,14 @@ Tests hand in plain text buffers. Must not know commands or models.
 from __future__ import annotations
 
 import io
+import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TextIO
 
+from jengine.cli.wrapping import WordWrap
 from jengine.errors import RequestError
 
 DIM, NORMAL = "\033[2m", "\033[0m"
@@ -30,21 +33,34 @@ class Terminal:
         return self.stdin.isatty() and self.stdout.isatty()
 
     def write(self, text: str) -> None:
-        """Part of an answer, shown at once."""
+        """Write text as it is, at once."""
         self.stdout.write(text)
         self.stdout.flush()
 
+    @contextmanager
+    def answer(self) -> Iterator[Callable[[str], None]]:
+        """A writer for the pieces of an answer: a terminal gets whole words, wrapped at its width;
+        a file or a pipe gets the text as it is."""
+        if not self.stdout.isatty():
+            yield self.write
+            return
+        wrapped = WordWrap(self.write, lambda: shutil.get_terminal_size().columns)
+        try:
+            yield wrapped
+        finally:
+            wrapped.end()
+
     def say(self, line: str = "") -> None:
-        """A line of what the user asked for."""
+        """Write a line of what the user asked for."""
         self.write(line + "\n")
 
     def note(self, line: str) -> None:
-        """A line about it, which must not end up in a file with the answers."""
+        """Write a line about it to stderr, so that a file with answers does not get it."""
         dimmed = f"{DIM}{line}{NORMAL}" if self.stderr.isatty() else line
         print(dimmed, file=self.stderr, flush=True)
 
     def read_line(self, prompt: str) -> str:
-        """The next line without its end; EOFError when there is none. A pipe sees no prompt."""
+        """Read a line without its end; EOFError at the end. A pipe sees no prompt."""
         if self.interactive:
             return input(prompt)
         line = self._decoded(self.stdin.readline)
@@ -53,7 +69,7 @@ class Terminal:
         return line.rstrip("\r\n")
 
     def read_all(self) -> str:
-        """Everything on stdin."""
+        """Read all of stdin."""
         return self._decoded(self.stdin.read)
 
     @staticmethod

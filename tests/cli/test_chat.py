@@ -10,12 +10,15 @@ import select
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from jengine.cli.conversation import ReadLine, read_message
+from jengine.cli.terminal import Terminal
 from jengine.errors import RequestError
+from jengine.outputs import RequestOutput
 from tests.cli.fake_llm import FakeLLM, run
 
 
@@ -113,8 +116,39 @@ def test_an_interrupted_answer_stays_and_the_chat_goes_on() -> None:
 
 def test_an_interrupt_before_the_first_word_drops_the_message() -> None:
     llm = FakeLLM(scripts=[[KeyboardInterrupt()], ["More."]])
-    run(llm, "chat", "demo", stdin="story\nagain\n")
+    result = run(llm, "chat", "demo", stdin="story\n/stats\nagain\n")
     assert [message["content"] for message in llm.asked[1][0]] == ["again"]
+    assert "the message is dropped" in result.err and "what was said stays" not in result.err
+    assert "Last answer: no token in 0.0" in result.err
+
+
+def test_an_interrupt_right_after_the_answer_loses_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    presses = iter([KeyboardInterrupt, None, None])
+
+    def say(self: Terminal, line: str = "") -> None:
+        if press := next(presses):
+            raise press
+        self.write(line + "\n")
+
+    monkeypatch.setattr(Terminal, "say", say)
+    llm = FakeLLM(scripts=[["Hi."], ["More."]])
+    result = run(llm, "chat", "demo", stdin="hello\ngo on\n")
+    assert [message["content"] for message in llm.asked[1][0]] == ["hello", "Hi.", "go on"]
+    assert result.status == 0 and "dropped" not in result.err
+
+
+def test_a_complete_answer_is_not_called_stopped() -> None:
+    llm = FakeLLM(scripts=[["Hi.", "", KeyboardInterrupt()]])
+
+    def finished(*_: object, **__: object) -> Iterator[RequestOutput]:
+        yield llm._output("0", "hello", ["Hi."])
+        raise KeyboardInterrupt
+
+    llm._stream = finished  # type: ignore[method-assign]
+    result = run(llm, "chat", "demo", stdin="hello\n")
+    assert (result.out, result.err) == ("Hi.\n", "")
 
 
 def test_a_full_context_is_explained_and_the_chat_goes_on() -> None:
@@ -158,7 +192,10 @@ sys.exit(main(["chat", "demo"], open_llm=Slow(scripts=[["word "] * 10_000]).open
 """
 
 
-def test_at_a_terminal_control_c_stops_the_answer_and_control_d_leaves() -> None:
+@pytest.mark.parametrize("leaving", [b"\x04", b"\x03"])
+def test_at_a_terminal_control_c_stops_the_answer_and_leaves_when_pressed_twice(
+    leaving: bytes,
+) -> None:
     root = str(Path(__file__).parents[2])
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
@@ -174,7 +211,18 @@ def test_at_a_terminal_control_c_stops_the_answer_and_control_d_leaves() -> None
     read_until(ours, b"word word")
     os.write(ours, b"\x03")
     read_until(ours, b"stopped", b">>> ")
-    os.write(ours, b"\x04")
+    os.write(ours, b"/stats\n")
+    read_until(ours, b"tokens until it was stopped, first after", b">>> ")
+    os.write(ours, b"\x03")  # meant for an answer, a moment too late
+    read_until(ours, b"Ctrl-C again or Ctrl-D leaves", b">>> ")
+    os.write(ours, b"hello\n")
+    read_until(ours, b"word word")
+    os.write(ours, b"\x03")
+    read_until(ours, b"stopped", b">>> ")
+    os.write(ours, leaving)
+    if leaving == b"\x03":
+        read_until(ours, b"again", b">>> ")
+        os.write(ours, leaving)
     assert process.wait(timeout=30) == 0
     os.close(ours)
 
