@@ -18,22 +18,38 @@ from jengine.errors import RequestError, UnsupportedFeature, unknown_argument
 
 logger = logging.getLogger(__name__)
 
-MAX_N = 128
+MAX_N = 16384
 MAX_STOP_STRINGS = 64
 MAX_BAD_WORDS = 128
 SMALLEST_TEMPERATURE = 0.01
 INT64_LIMIT = 2**63
 
-# Fields whose feature is not built yet: they exist so that the error can name the feature.
-LATER_FEATURES = {
-    "structured_outputs": "structured output",
-    "logits_processors": "custom logits processors",
-    "thinking_token_budget": "thinking budgets",
-    "repetition_detection": "repetition detection",
-    "logprob_token_ids": "log-probabilities of chosen token ids",
-    "prompt_logprob_token_ids": "prompt log-probabilities of chosen token ids",
-    "trace_decode_token_ids": "forced decoding",
-    "extra_args": "extra arguments for plugins",
+# Names of vLLM that are no field here -> what they need, and values that ask for nothing.
+LATER_FEATURES: dict[str, tuple[str, tuple[Any, ...]]] = {
+    "structured_outputs": ("structured output", (None,)),
+    "guided_decoding": ("structured output", (None,)),
+    "logits_processors": ("custom logits processors", (None,)),
+    "thinking_token_budget": ("thinking budgets", (None, -1)),
+    "repetition_detection": ("repetition detection", (None,)),
+    "logprob_token_ids": ("log-probabilities of chosen token ids", (None,)),
+    "prompt_logprob_token_ids": ("prompt log-probabilities of chosen token ids", (None,)),
+    "prompt_logprob_start": ("prompt log-probabilities of chosen token ids", (None,)),
+    "trace_decode_token_ids": ("forced decoding", (None,)),
+    "routed_experts_prompt_start": ("returning routed experts", (None, 0)),
+    "watermarking": ("watermarks", (None, False)),
+    "extra_args": ("extra arguments for plugins", (None, {})),
+    "use_beam_search": ("beam search", (None, False)),
+    "length_penalty": ("beam search", (None, 1.0)),
+    "early_stopping": ("beam search", (None, False)),
+}
+# The same for names that will not come: what to do instead.
+INSTEAD: dict[str, tuple[str, tuple[Any, ...]]] = {
+    "best_of": ("ask for n answers and choose the best", (None, 1)),
+    "truncate_prompt_tokens": (
+        "give tokenization_kwargs={{'truncate_prompt_tokens': {value!r}}} to generate",
+        (None,),
+    ),
+    "skip_clone": ("parameters are always copied", (None, False, True)),
 }
 T = TypeVar("T")
 
@@ -53,19 +69,28 @@ def refuses_unknown_names(cls: type[T]) -> type[T]:
 
     @functools.wraps(original)
     def checked(self: Any, *args: Any, **given: Any) -> None:
-        for name in given:
-            if name in LATER_FEATURES:
-                if given[name] is not None:
-                    raise UnsupportedFeature(
-                        f"{cls.__name__}({name}=...): {LATER_FEATURES[name]} is not built yet; "
-                        f"leave {name} out."
-                    )
-            elif name not in known:
-                raise unknown_argument(cls.__name__, name, known)
-        original(self, *args, **{k: v for k, v in given.items() if k not in LATER_FEATURES})
+        for name in given.keys() - known:
+            refuse_use(cls.__name__, name, given.pop(name), known)
+        original(self, *args, **given)
 
     cls.__init__ = checked  # type: ignore[method-assign]
     return cls
+
+
+def refuse_use(owner: str, name: str, value: Any, known: Sequence[str]) -> None:
+    """Raise for a name that is no field, unless vLLM has it and its value asks for nothing."""
+    if name not in LATER_FEATURES and name not in INSTEAD:
+        raise unknown_argument(owner, name, known)
+    reason, unused = LATER_FEATURES.get(name) or INSTEAD[name]
+    if any(value is item or value == item for item in unused):
+        return
+    if name in LATER_FEATURES:
+        raise UnsupportedFeature(
+            f"{owner}({name}=...): {reason} is not built yet; leave {name} out."
+        )
+    raise UnsupportedFeature(
+        f"{owner}({name}={value!r}): {reason.format(value=value)}; leave {name} out."
+    )
 
 
 @refuses_unknown_names
@@ -90,7 +115,7 @@ class SamplingParams:
     min_tokens: int = 0
     logprobs: int | None = None
     prompt_logprobs: int | None = None
-    # Log-probabilities as arrays (outputs.StepLogprobs) instead of a dict a token.
+    # Log-probabilities as arrays (outputs.StepLogprobs) instead of a dict per token.
     flat_logprobs: bool = False
     detokenize: bool = True
     skip_special_tokens: bool = True
@@ -117,6 +142,11 @@ class SamplingParams:
         if self.skip_reading_prefix_cache is None:
             # A cached prompt token has no logits, so its log-probability could not be returned.
             self.skip_reading_prefix_cache = self.prompt_logprobs is not None
+
+    @classmethod
+    def from_optional(cls, **given: Any) -> SamplingParams:
+        """SamplingParams with None for every default; only `max_tokens=None` means no limit."""
+        return cls(**{k: v for k, v in given.items() if v is not None or k == "max_tokens"})
 
     @property
     def is_greedy(self) -> bool:

@@ -18,11 +18,13 @@ from jengine.outputs import RequestOutput, StepLogprobs
 from jengine.sampling_params import SamplingParams
 
 Answer = Callable[[list[list[int]], list[SamplingParams]], list[RequestOutput]]
+Tokenize = Callable[[str], list[int]]
 
 
 class GenerateResult(NamedTuple):
     """Answers as padded arrays."""
 
+    # B is the number of rows given, times n: the n answers of a row are next to each other.
     tokens: jax.Array  # i32 [B, longest answer]; 0 beyond an answer's length
     lengths: jax.Array  # i32 [B]
     logprobs: jax.Array  # f32 [B, longest answer]; 0 beyond an answer's length
@@ -37,13 +39,13 @@ class Scores(NamedTuple):
 
 
 def compute_logprobs(
-    answer: Answer, token_ids: Any, lengths: Any = None, top_k: int = 0
+    answer: Answer, tokenize: Tokenize, token_ids: Any, lengths: Any = None, top_k: int = 0
 ) -> jax.Array | Scores:
     """log p(token | tokens before it) for whole sequences (teacher forcing), f32 [B, T].
 
     The first token of a sequence follows nothing: its entry is 0, as is padding's.
     """
-    rows = as_rows(token_ids, lengths)
+    rows = as_rows(token_ids, lengths, tokenize)
     params = SamplingParams(
         temperature=0, max_tokens=1, prompt_logprobs=top_k, flat_logprobs=True, detokenize=False
     )
@@ -64,14 +66,17 @@ def compute_logprobs(
 
 def generate_arrays(
     answer: Answer,
+    tokenize: Tokenize,
     token_ids: Any,
     lengths: Any = None,
     *,
     key: Any = None,
     sampling_params: SamplingParams,
 ) -> GenerateResult:
-    """Answer every row. With a key, row i draws with a seed made of the key and i."""
-    rows = as_rows(token_ids, lengths)
+    """Answer every row `sampling_params.n` times. With a key, answer i of the result draws with a
+    seed made of the key and i."""
+    n = sampling_params.n
+    rows = [row for row in as_rows(token_ids, lengths, tokenize) for _ in range(n)]
     seeds = row_seeds(key, len(rows))
     params = [
         sampling_params.clone(seed=seed, logprobs=0, flat_logprobs=True, n=1, detokenize=False)
@@ -87,12 +92,19 @@ def generate_arrays(
     return GenerateResult(*(jnp.asarray(x) for x in (tokens, counts, logprobs)))
 
 
-def as_rows(token_ids: Any, lengths: Any) -> list[list[int]]:
-    """Rows of token ids: from lists, or from an array [B, T] with lengths [B]."""
+def as_rows(token_ids: Any, lengths: Any, tokenize: Tokenize) -> list[list[int]]:
+    """Rows of token ids: from lists, from an array [B, T] with lengths [B], or from texts."""
+    if isinstance(token_ids, str):
+        token_ids = [token_ids]
     if not hasattr(token_ids, "ndim"):
         if lengths is not None:
             raise RequestError("lengths belong to an array of tokens; lists know their own.")
-        rows = [np.asarray(row).tolist() for row in token_ids]
+        if not isinstance(token_ids, Sequence) or isinstance(token_ids, bytes):
+            raise RequestError(
+                f"tokens are a {type(token_ids).__name__}; expected a list of rows of token ids, "
+                "an integer array [B, T], or texts."
+            )
+        rows = [tokenize(row) if isinstance(row, str) else one_row(row) for row in token_ids]
     else:
         table = np.asarray(token_ids)
         if table.ndim != 2 or not np.issubdtype(table.dtype, np.integer):
@@ -111,12 +123,25 @@ def as_rows(token_ids: Any, lengths: Any) -> list[list[int]]:
     return rows
 
 
+def one_row(row: Any) -> list[int]:
+    """A row's token ids as a list."""
+    tokens = np.asarray(row)
+    if tokens.ndim != 1 or not (len(tokens) and np.issubdtype(tokens.dtype, np.integer)):
+        raise RequestError(
+            f"a row of tokens is {row!r:.60}; expected a list of integers that is not empty. One "
+            "row alone is written [[1, 2, 3]]."
+        )
+    return tokens.tolist()
+
+
 def row_seeds(key: Any, count: int) -> Sequence[int | None]:
-    """One 63-bit seed a row from a jax key; None each without one."""
+    """One 63-bit seed per row from a jax key; None each without one."""
     if key is None:
         return [None] * count
-    if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
-        raise RequestError("key: expected a key from jax.random.key(...).")
+    if not isinstance(key, jax.Array) or not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        raise RequestError(f"key={key!r:.60}: expected a key such as jax.random.key(0).")
+    if key.shape:
+        raise RequestError(f"key has shape {key.shape}; expected one key, not an array of them.")
     words = jax.random.bits(key, (count, 2), jnp.uint32)
     return [(int(high) << 32 | int(low)) >> 1 for high, low in np.asarray(words)]
 

@@ -124,7 +124,7 @@ class Speed:
 
 
 def as_list(prompts: Any) -> list[Any]:
-    """One prompt or many, as a list of prompts."""
+    """One prompt, many or none, as a list of prompts."""
     if isinstance(prompts, (str, Mapping, Prompt)):
         return [prompts]
     if isinstance(prompts, (bytes, int)) or not hasattr(prompts, "__iter__"):
@@ -135,8 +135,6 @@ def as_list(prompts: Any) -> list[Any]:
     items = list(prompts)
     if items and all(hasattr(item, "__index__") and not isinstance(item, bool) for item in items):
         return [prompts]  # one prompt of token ids
-    if not items:
-        raise RequestError("prompts is empty: give at least one prompt with at least one token.")
     return items
 
 

@@ -17,10 +17,10 @@ from jengine.assembly.vllm_args import VLLM_SETTINGS
 from jengine.errors import RequestError, UnsupportedFeature, unknown_argument
 from jengine.outputs import RequestOutput
 from jengine.runner.taps import Intervention
-from jengine.sampling_params import LATER_FEATURES as LATER_PARAMS
-from jengine.sampling_params import SamplingParams
+from jengine.sampling_params import INSTEAD, LATER_FEATURES, SamplingParams
 
 SAMPLING = tuple(item.name for item in fields(SamplingParams))
+OF_VLLM = (*LATER_FEATURES, *INSTEAD)
 ENGINE = (*(item.name for item in fields(EngineArgs)), *VLLM_SETTINGS, *RENAMED_SETTINGS)
 # seed is both: it belongs to the request here, as in transformers.
 RENAMED = {
@@ -93,7 +93,7 @@ def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
     sampling: dict[str, Any] = {}
     settings: dict[str, Any] = {}
     for name, value in translated(options).items():
-        if name in SAMPLING or name in LATER_PARAMS:
+        if name in SAMPLING or name in OF_VLLM:
             sampling[name] = value
         elif name in ENGINE:
             settings[name] = value

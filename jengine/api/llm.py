@@ -281,10 +281,12 @@ class LLM:
     ) -> jax.Array | Scores:
         """log p(token | tokens before it) of whole sequences, f32 [B, T]; 0 for the first token.
 
-        `token_ids` is a list of lists, or an array [B, T] with lengths [B]. With top_k > 0 the
-        result also has the likeliest tokens of each position.
+        `token_ids` is a list of lists, or an array [B, T] with lengths [B]. A text or a list of
+        texts is tokenized as a prompt is. With top_k > 0 the result also has the likeliest tokens
+        of each position.
         """
-        return arrays.compute_logprobs(self._answer_rows, token_ids, lengths, top_k)
+        tokenize = self._token_ids
+        return arrays.compute_logprobs(self._answer_rows, tokenize, token_ids, lengths, top_k)
 
     def generate_arrays(
         self,
@@ -294,10 +296,16 @@ class LLM:
         key: Any = None,
         sampling_params: SamplingParams | None = None,
     ) -> GenerateResult:
-        """Answer rows of tokens; tokens, lengths and log-probabilities come back as arrays."""
+        """Answer rows of tokens (or texts); tokens, lengths and log-probabilities come back as
+        arrays. With n > 1 the n answers of a row are next to each other."""
         params = sampling_params or self.get_default_sampling_params()
         return arrays.generate_arrays(
-            self._answer_rows, token_ids, lengths, key=key, sampling_params=params
+            self._answer_rows,
+            self._token_ids,
+            token_ids,
+            lengths,
+            key=key,
+            sampling_params=params,
         )
 
     def compare(self, against: str | Path = "torch", **options: Any) -> Comparison:
@@ -441,13 +449,16 @@ class LLM:
             raise RequestError("chat needs a tokenizer (skip_tokenizer_init=True was given).")
         if options.get("chat_template") is None:
             options["chat_template"] = engine.args.chat_template
-        several = isinstance(messages, Sequence) and messages and is_conversation(messages[0])
+        several = isinstance(messages, list | tuple) and all(map(is_conversation, messages[:1]))
         return [
             engine.session.input_processor.render_chat(
                 render_chat(engine.tokenizer, one, **options)
             )
             for one in (messages if several else [messages])
         ]
+
+    def _token_ids(self, text: str) -> list[int]:
+        return self.engine.session.input_processor.render(text).token_ids
 
     def _answer_rows(
         self, rows: list[list[int]], params: list[SamplingParams]

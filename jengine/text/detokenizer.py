@@ -1,7 +1,7 @@
 """Token ids of one output, pushed as they come, to text that only ever grows.
 
 In: the prompt's token ids once, then output token ids. Out: the new text of each push.
-Half a character is never given out; `finish()` gives what is left as the whole decode shows it.
+Half a character is never given out: if an answer ends inside one, its bytes are withheld.
 Must not know: stop strings, requests, transformers.
 """
 
@@ -29,7 +29,8 @@ class Detokenizer:
     """Incremental decoding of one output stream.
 
     `push(token_ids)` returns the new text, `finish()` the rest; all of it together is the whole
-    decode of prompt and output less the prompt's own text. Ids without a token give no text.
+    decode of prompt and output less the prompt's own text and a character left unfinished at the
+    end. Ids without a token give no text.
     `spaces_between_special_tokens=False` removes what the decoder puts between two added tokens.
     """
 
@@ -58,8 +59,9 @@ class Detokenizer:
         return "".join([self._push_one(token_id) for token_id in token_ids])
 
     def finish(self) -> str:
-        """The rest: incomplete bytes as U+FFFD, just as decoding all the ids at once has them."""
-        text = self._pending_text() if self._pending else ""
+        """The rest, less the bytes of an unfinished character, as in vLLM. (Decoding all the ids
+        at once shows them as U+FFFD.)"""
+        text = self._pending_text().rstrip(REPLACEMENT) if self._pending else ""
         self._pending = []
         return self._without_prompt_rest(text)
 

@@ -46,7 +46,6 @@ def still_answers(full_engine: jengine.LLM) -> Iterator[jengine.LLM]:
 @pytest.mark.parametrize(
     ("prompt", "complaint"),
     [
-        ([], "prompts is empty"),
         ([[]], "the prompt is empty"),
         ([PROMPT, []], "the prompt is empty"),
         ({"prompt_token_ids": []}, "the prompt is empty"),
@@ -81,6 +80,18 @@ def still_answers(full_engine: jengine.LLM) -> Iterator[jengine.LLM]:
 def test_prompts(still_answers: jengine.LLM, prompt: Any, complaint: str) -> None:
     with pytest.raises(RequestError, match=complaint):
         still_answers.generate(prompt, GREEDY)
+
+
+def test_no_prompts_get_no_answers(text_llm: jengine.LLM) -> None:
+    for nothing in ([], (), np.array([], np.int32)):
+        assert text_llm.generate(nothing, GREEDY) == []
+    assert text_llm.generate([], []) == []
+    assert text_llm.chat([], GREEDY) == []
+    assert list(text_llm.stream([], GREEDY)) == []
+    assert text_llm.enqueue([], GREEDY) == text_llm.enqueue_chat([], GREEDY) == []
+    assert text_llm.wait_for_completion() == []
+    with pytest.raises(RequestError, match="sampling_params has 1 entries for 0 prompts"):
+        text_llm.generate([], [GREEDY])
 
 
 def test_a_prompt_may_leave_room_for_one_token_only(still_answers: jengine.LLM) -> None:
@@ -154,7 +165,7 @@ def test_odd_texts_are_answered_or_refused_as_empty(text_llm: jengine.LLM, text:
 
 
 @pytest.mark.parametrize(
-    "messages", [[], [[]], "hi", [{"role": "user"}], [{"content": "x"}], [5], None, [{}]]
+    "messages", [[[]], "hi", [{"role": "user"}], [{"content": "x"}], [5], None, [{}]]
 )
 def test_conversations_that_are_none(text_llm: jengine.LLM, messages: Any) -> None:
     with pytest.raises(RequestError):
@@ -208,7 +219,7 @@ def test_counts_refuse_negatives_and_bools_and_floats(name: str, value: Any) -> 
     ("options", "complaint"),
     [
         ({"n": 0}, "n=0"),
-        ({"n": 10**9}, "n=1000000000: expected an integer from 1 to 128"),
+        ({"n": 10**9}, "n=1000000000: expected an integer from 1 to 16384"),
         ({"n": 2, "temperature": 0}, "greedy answers are all the same"),
         ({"temperature": -0.1}, "temperature=-0.1"),
         ({"temperature": 2.1}, "temperature=2.1"),
@@ -386,6 +397,41 @@ def test_later_parameters_are_named(name: str, feature: str) -> None:
     assert SamplingParams(**{name: None}) == SamplingParams()
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{"watermarking": False}, {"skip_clone": True}, {"extra_args": {}}, {"best_of": 1},
+     {"routed_experts_prompt_start": 0}, {"thinking_token_budget": -1}, {"use_beam_search": False}],
+)  # fmt: skip
+def test_vllms_parameters_that_ask_for_nothing_are_accepted(options: dict[str, Any]) -> None:
+    assert SamplingParams(**options) == SamplingParams()
+
+
+@pytest.mark.parametrize(
+    ("options", "advice"),
+    [
+        ({"best_of": 3}, "ask for n answers and choose"),
+        ({"truncate_prompt_tokens": 5}, "tokenization_kwargs={'truncate_prompt_tokens': 5}"),
+        ({"guided_decoding": "x"}, "structured output"),
+        ({"use_beam_search": True}, "beam search"),
+    ],
+)
+def test_parameters_that_vllm_dropped_say_what_to_use(options: dict[str, Any], advice: str) -> None:
+    with pytest.raises(UnsupportedFeature) as caught:
+        SamplingParams(**options)
+    assert advice in str(caught.value)
+
+
+def test_from_optional_takes_none_for_the_default() -> None:
+    given = {"temperature": None, "n": None, "top_p": None, "repetition_penalty": None}
+    assert SamplingParams.from_optional(**given, seed=None) == SamplingParams()
+    assert SamplingParams.from_optional(max_tokens=None).max_tokens is None
+    assert SamplingParams.from_optional(temperature=0.5, logit_bias={"3": 1000}) == SamplingParams(
+        temperature=0.5, logit_bias={3: 100.0}
+    )
+    with pytest.raises(TypeError, match="'temprature'"):
+        SamplingParams.from_optional(temprature=1)
+
+
 def test_later_call_features_are_named(still_answers: jengine.LLM) -> None:
     with pytest.raises(UnsupportedFeature, match="LoRA adapters"):
         still_answers.generate(PROMPT, GREEDY, lora_request=object())
@@ -427,7 +473,7 @@ def test_the_cache_has_the_blocks_that_were_asked_for(full_folder: Path) -> None
         ({"max_num_batched_tokens": True}, "positive integer"),
         ({"block_size": 0}, "positive integer"),
         ({"kv_cache_memory_bytes": 1000}, "Raise kv_cache_memory_bytes"),
-        ({"num_gpu_blocks_override": 48}, "needs 49 blocks.*lower max_model_len"),
+        ({"num_gpu_blocks_override": 48}, "needs 65 blocks.*lower max_model_len"),
         ({"num_gpu_blocks_override": 100, "kv_cache_memory_bytes": "1G"}, "give one of them"),
         ({"gpu_memory_utilization": 1.5}, r"share in \(0, 1\]"),
         ({"gpu_memory_utilization": math.nan}, r"share in \(0, 1\]"),

@@ -25,6 +25,12 @@ def stream(
     return "".join([detokenizer.push([number]) for number in ids]) + detokenizer.finish()
 
 
+def assert_equal_but_for_an_unfinished_end(streamed: str, whole: str) -> None:
+    """The whole decode shows an unfinished character as U+FFFD, a stream withholds it."""
+    assert whole.startswith(streamed)
+    assert not whole[len(streamed) :].strip(REPLACEMENT)
+
+
 @FAST
 @given(data=st.data(), skip=st.booleans())
 def test_random_byte_level_ids_equal_the_whole_decode(
@@ -32,7 +38,8 @@ def test_random_byte_level_ids_equal_the_whole_decode(
 ) -> None:
     ids = data.draw(st.lists(st.integers(0, byte_level.vocab_size + 3), max_size=60))
     expected = byte_level.decode(ids, skip_special_tokens=skip)
-    assert stream(byte_level, ids, skip_special_tokens=skip) == expected
+    streamed = stream(byte_level, ids, skip_special_tokens=skip)
+    assert_equal_but_for_an_unfinished_end(streamed, expected)
 
 
 @FAST
@@ -42,7 +49,8 @@ def test_random_pure_python_ids_equal_the_whole_decode(
 ) -> None:
     ids = data.draw(st.lists(st.integers(0, 256), max_size=60))
     expected = pure_python.decode(ids, skip_special_tokens=skip)
-    assert stream(pure_python, ids, skip_special_tokens=skip) == expected
+    streamed = stream(pure_python, ids, skip_special_tokens=skip)
+    assert_equal_but_for_an_unfinished_end(streamed, expected)
 
 
 @FAST
@@ -111,14 +119,13 @@ def test_half_a_character_is_never_given_out(byte_level: Tokenizer, text: str) -
 
 
 @pytest.mark.parametrize("kind", ["byte_level", "pure_python"])
-def test_the_end_shows_unfinished_bytes_as_the_whole_decode_does(
+def test_the_end_withholds_an_unfinished_character(
     request: pytest.FixtureRequest, kind: str
 ) -> None:
     tokenizer: Tokenizer = request.getfixturevalue(kind)
     ids = tokenizer.encode("a😀")[:-1]
     detokenizer = Detokenizer(tokenizer)
     assert detokenizer.push(ids) == "a"
-    assert detokenizer.finish() == REPLACEMENT
     assert detokenizer.finish() == ""
     assert tokenizer.decode(ids) == "a" + REPLACEMENT
 
@@ -153,7 +160,8 @@ def test_a_long_run_of_broken_bytes_is_not_read_again_and_again(
     for _ in range(200):
         text += detokenizer.push([broken])
         assert len(detokenizer._pending) <= 16
-    assert text + detokenizer.finish() == REPLACEMENT * 200
+    assert detokenizer.finish() == "", "the last ones may still become a character"
+    assert set(text) == {REPLACEMENT} and 200 - 16 <= len(text) < 200
 
 
 def test_a_long_run_of_missing_ids_keeps_the_context(byte_fallback: Tokenizer) -> None:
