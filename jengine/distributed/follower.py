@@ -17,15 +17,15 @@ from jengine.errors import ConfigError, EngineDead, RequestError, UnexpectedComp
 from jengine.executor.multihost.channel import FollowerChannel, failing_together, reports
 from jengine.executor.multihost.executors import FollowingExecutor
 from jengine.executor.multihost.messages import (
-    Ask,
-    Call,
-    Done,
-    End,
-    Ended,
+    AbortRequest,
+    CallWorkers,
     Message,
-    Read,
     Report,
-    Run,
+    ReportDue,
+    RequestAborted,
+    RunPlan,
+    StepDone,
+    StepRead,
     Verdict,
 )
 from jengine.executor.protocol import WorkerHealth
@@ -82,7 +82,7 @@ class FollowingCore:
         if name is None:
             return None
         if self.failure is None and name not in self._ended:
-            self.channel.send(End(name))
+            self.channel.send(AbortRequest(name))
             while name not in self._ended:
                 self._take(self._next())
         delta = self._ended.get(name)
@@ -190,21 +190,21 @@ class FollowingCore:
     def _take(self, message: Message) -> None:
         """Do what the leader says."""
         match message:
-            case Run(plan):
+            case RunPlan(plan):
                 self._run(plan)
-            case Done(read, deltas, counts):
+            case StepDone(read, deltas, counts):
                 with failing_together(self.channel):
                     self.executor.read_up_to(read)
                 self._counts = counts
                 self._outcomes.append(deltas)
-            case Read(read):
+            case StepRead(read):
                 with failing_together(self.channel):
                     self.executor.read_up_to(read)
-            case Ended(request_id, delta):
+            case RequestAborted(request_id, delta):
                 self._note_end(request_id, delta)
-            case Call(method, arguments):  # of a driver, which asks all through the leader
+            case CallWorkers(method, arguments):  # of a driver, which asks all through the leader
                 self._report(self.executor.report(method, arguments))
-            case Ask():
+            case ReportDue():
                 if not self.channel.answers(message):
                     # The leader wants to compare what this process does not have.
                     verdict = self._agree("requests", [])

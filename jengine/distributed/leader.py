@@ -13,7 +13,7 @@ from jengine.engine.core import EngineCore
 from jengine.errors import ConfigError, RequestError, UnexpectedCompile
 from jengine.executor.multihost.channel import LeaderChannel, failing_together, reports
 from jengine.executor.multihost.executors import LeadingExecutor
-from jengine.executor.multihost.messages import Done, Ended, Read
+from jengine.executor.multihost.messages import RequestAborted, StepDone, StepRead
 from jengine.executor.protocol import WorkerHealth
 from jengine.outputs import Counts, TokenDelta
 from jengine.request import WireRequest
@@ -51,7 +51,7 @@ class LeadingCore:
         """End a request in every process."""
         delta = self.core.abort(request_id)
         if self.unchecked.pop(request_id, None) is None and delta is not None:
-            self.channel.broadcast(Ended(request_id, delta))
+            self.channel.broadcast(RequestAborted(request_id, delta))
         return delta
 
     def step(self) -> list[TokenDelta]:
@@ -63,7 +63,7 @@ class LeadingCore:
         with self.channel.inside_step():
             deltas = self._step()
         self.executor.compare_samples()
-        self.channel.broadcast(Done(self.executor.read, deltas, self.counts()))
+        self.channel.broadcast(StepDone(self.executor.read, deltas, self.counts()))
         return deltas
 
     def _step(self) -> list[TokenDelta]:
@@ -71,7 +71,7 @@ class LeadingCore:
             with failing_together(self.channel):
                 return self.core.step()
         except UnexpectedCompile:  # the others meet the same, and nothing of it has run
-            self.channel.broadcast(Read(self.executor.read))
+            self.channel.broadcast(StepRead(self.executor.read))
             raise
 
     def _agree_on_requests(self) -> None:
@@ -95,7 +95,7 @@ class LeadingCore:
             rank, request_id = self.channel.ends.popleft()
             delta = self.abort(request_id)
             if delta is None:
-                self.channel.tell(rank, Ended(request_id, None))
+                self.channel.tell(rank, RequestAborted(request_id, None))
             else:
                 self.core.undelivered.append(delta)
 
@@ -128,7 +128,7 @@ class LeadingCore:
         """An empty step in every process; all of them ask for it."""
         with self.channel.inside_step(), failing_together(self.channel):
             self.core.probe()
-        self.channel.broadcast(Done(self.executor.read, [], self.counts()))
+        self.channel.broadcast(StepDone(self.executor.read, [], self.counts()))
 
     def check_alive(self) -> None:
         """Raise EngineDead if the engine has stopped."""

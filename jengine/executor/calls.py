@@ -1,4 +1,4 @@
-"""What may be called in every worker: a list of names, each with the types of both directions.
+"""The calls that workers answer: a table of names with the types of arguments and results.
 
 In: a name and arguments. Out: bytes, and back; nothing else can be called. Must not know where the
 workers are.
@@ -35,7 +35,7 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class WorkerCall:
-    """One thing that workers do when they are asked."""
+    """One call that workers answer."""
 
     arguments: Any
     result: Any
@@ -51,14 +51,14 @@ CALLS = {
 
 
 class Outcome(msgspec.Struct, frozen=True, array_like=True):
-    """What a call came to in one worker."""
+    """The result or the error of a call in one worker."""
 
     value: bytes
     problem: str | None = None
 
 
 def encoded_arguments(method: str, arguments: Mapping[str, Any]) -> bytes:
-    """The arguments of a call, if there is such a call and they fit it."""
+    """Encode the arguments of a call; unknown names and unfit arguments are refused."""
     if method not in CALLS:
         raise RequestError(
             f"call_workers({method!r}): workers know {', '.join(CALLS)}."
@@ -72,7 +72,7 @@ def encoded_arguments(method: str, arguments: Mapping[str, Any]) -> bytes:
 
 
 def answer(loaded: LoadedModel, method: str, arguments: bytes) -> bytes:
-    """Do what is asked in this worker. What goes wrong is told to the caller, not raised here."""
+    """Answer a call in this worker. Errors go to the caller and are not raised here."""
     call = CALLS[method]
     given = msgspec.msgpack.decode(arguments, type=call.arguments)
     try:
@@ -83,12 +83,12 @@ def answer(loaded: LoadedModel, method: str, arguments: bytes) -> bytes:
 
 
 def encoded_answer(value: Any) -> bytes:
-    """What a call has returned, as bytes."""
+    """Encode the result of a call."""
     return msgspec.msgpack.encode(Outcome(msgspec.msgpack.encode(value)))
 
 
 def decoded_answers(method: str, answers: list[bytes]) -> list[Any]:
-    """What every worker has returned; an error if it failed in one."""
+    """Decode the results of all workers; raises if one failed."""
     outcomes = [msgspec.msgpack.decode(one, type=Outcome) for one in answers]
     for rank, outcome in enumerate(outcomes):
         if outcome.problem is not None:

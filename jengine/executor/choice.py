@@ -1,4 +1,4 @@
-"""Which executor `executor=` means: one that we have, or a class somewhere else.
+"""Resolves `executor=`: a built-in executor or the class of a plugin.
 
 In: the argument. Out: a class that was checked against the contract. Must not know engines.
 """
@@ -13,16 +13,16 @@ from jengine.errors import ConfigError, nearest_name
 if TYPE_CHECKING:
     from jengine.executor.protocol import StartedExecutor
 
-# These run in processes that the user has started, around the devices JAX sees there.
+# Run in processes started by the user, on the devices that JAX sees there.
 OWN_PROCESSES = ("auto", "local", "multihost")
-# These start workers. Imported when asked for: what they need may not be installed.
+# Start workers. Imported on demand: their dependencies may not be installed.
 STARTING = {"ray": "jengine.executor.ray.executor:RayExecutor"}
 INSTALL = {"ray": "pip install 'jengine[ray]'"}
 METHODS = ("start", "submit", "update_weights", "call_workers", "health", "shutdown")
 
 
 def checked_executor(value: Any) -> str:
-    """The argument, if it can mean an executor. Imports nothing."""
+    """Check the argument by its form alone. Imports nothing."""
     known = (*OWN_PROCESSES, *STARTING)
     if isinstance(value, str) and (value in known or is_import_path(value)):
         return value
@@ -34,7 +34,7 @@ def checked_executor(value: Any) -> str:
 
 
 def is_import_path(value: str) -> bool:
-    """Whether this has the form package.module:Class."""
+    """Whether it has the form package.module:Class."""
     module, colon, name = value.partition(":")
     return bool(colon) and name.isidentifier() and all(map(str.isidentifier, module.split(".")))
 

@@ -1,4 +1,4 @@
-"""The local executor: one process, all the devices it sees, steps queued straight to the runner."""
+"""The local executor: one process, steps queued directly to its runner."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ class LocalExecutor:
         self.runner.update_leaves(leaves)
 
     def call_workers(self, method: str, arguments: bytes) -> list[bytes]:
-        """What this one process answers."""
+        """The answer of this one process."""
         return [answer(self.runner.loaded, method, arguments)]
 
     def health(self) -> list[WorkerHealth]:
-        """This process asks itself, so it lives."""
+        """This process, which is alive by asking."""
         return [WorkerHealth(0, this_process(), self.step, 0.0)]
 
     def shutdown(self) -> None:
-        """Drop the runner; its arrays go with the last step in flight."""
+        """Drop the runner; its arrays are freed after the last step in flight."""
         runner, self._runner = self._runner, None
         if runner is not None:
             runner.loaded.close()

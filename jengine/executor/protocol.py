@@ -1,4 +1,4 @@
-"""The contract of executors: plans run somewhere, in order, without waiting.
+"""The contract of executors: they run plans in order and return before a step has ended.
 
 `local` runs them in this process, `multihost` in every process of one program, `ray` in processes
 that it starts; `executor="package.module:Class"` may name another one. Each wait has an end, after
@@ -19,16 +19,16 @@ from jengine.plan import Plan
 
 
 class WorkerHealth(msgspec.Struct, frozen=True):
-    """What is known of one process that runs steps."""
+    """The health of one process that runs steps."""
 
     rank: int
     where: str  # host and process, for people
-    step: int  # the last step that it is known to have begun; -1: none
-    silent: float  # seconds since its last sign of life
+    step: int  # the last step it began, as far as known; -1: none
+    silent: float  # seconds since its last heartbeat
 
 
 class Capacity(msgspec.Struct, frozen=True):
-    """What workers turned out to have room for, when they had loaded and compiled everything.
+    """The sizes that workers have room for, known after they loaded and compiled.
 
     The cache is the same in all of them, so it is sized by the one with the least memory.
     """
@@ -41,7 +41,7 @@ class Capacity(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class EngineJob:
-    """What an executor that starts workers is given."""
+    """The job for an executor that starts workers."""
 
     settings: Mapping[str, Any]  # keyword arguments of jengine.LLM, all of them plain data
     options: Mapping[str, Any]  # executor_options=, which only this executor understands
@@ -55,7 +55,7 @@ class PendingOutput(Protocol):
 
     @property
     def ready(self) -> bool:
-        """Whether nothing has to be waited for before `result` goes on."""
+        """Whether `result` returns without waiting."""
         ...
 
     @property
@@ -91,12 +91,12 @@ class Executor(Protocol):
         ...
 
     def health(self) -> list[WorkerHealth]:
-        """What is known of every worker; also answered while a step runs."""
+        """The health of every worker; also answered while a step runs."""
         ...
 
     def shutdown(self) -> None:
-        """Give memory back, end what was started. No step is submitted afterwards; calling it twice
-        is harmless."""
+        """Release memory and stop what was started. No step is submitted afterwards; calling it
+        twice is harmless."""
         ...
 
 
@@ -105,7 +105,7 @@ class StartedExecutor(Executor, Protocol):
 
     @property
     def capacity(self) -> Capacity:
-        """What the workers have room for."""
+        """The sizes that the workers have room for."""
         ...
 
     @classmethod

@@ -16,7 +16,7 @@ import pytest
 from jengine.engine.core import EngineCore
 from jengine.errors import ConfigError, EngineDead, JengineError, UnexpectedCompile
 from jengine.executor.multihost.connection import Connection, listen
-from jengine.executor.multihost.messages import Health, Ready, Stepped, decode, encode
+from jengine.executor.multihost.messages import Health, Ready, StepResult, decode, encode
 from jengine.executor.multihost.settings import MultihostSettings
 from jengine.executor.protocol import Capacity, PendingOutput, WorkerHealth
 from jengine.executor.remote.driver import RemoteExecutor
@@ -238,7 +238,7 @@ def test_shutting_down_twice_and_using_it_afterwards(pair: Pair) -> None:
 
 def test_messages_survive_the_journey() -> None:
     health = Health([WorkerHealth(1, "there", 5, 0.25)])
-    for message in (Ready(CAPACITY), health, Stepped(StepOutput([EntryOutput([4, -1])]))):
+    for message in (Ready(CAPACITY), health, StepResult(StepOutput([EntryOutput([4, -1])]))):
         assert decode(encode(message)) == message
 
 
@@ -252,8 +252,8 @@ def test_outputs_of_entries_survive_the_journey() -> None:
         EntryOutput(prompt_logprobs=scores, captured=values),
         EntryOutput([5, 6]),
     ]
-    message = decode(encode(Stepped(StepOutput(sent))))
-    assert isinstance(message, Stepped)
+    message = decode(encode(StepResult(StepOutput(sent))))
+    assert isinstance(message, StepResult)
     first, second, third = message.output.entries
     assert (first.tokens, second.tokens, third.tokens) == ([4], [], [5, 6])
     for found in (first.logprobs, second.prompt_logprobs):

@@ -17,7 +17,14 @@ from jengine.executor.multihost import channel as channels
 from jengine.executor.multihost.agreement import problem_in
 from jengine.executor.multihost.channel import FollowerChannel, LeaderChannel, reports
 from jengine.executor.multihost.connection import Connection, accept, connect, listen
-from jengine.executor.multihost.messages import Done, Ended, Run, Sampled, decode, encode
+from jengine.executor.multihost.messages import (
+    RequestAborted,
+    RunPlan,
+    SampleDigest,
+    StepDone,
+    decode,
+    encode,
+)
 from jengine.executor.multihost.parameter_digests import ParameterDigests
 from jengine.executor.multihost.rendezvous import address_towards
 from jengine.executor.multihost.settings import MultihostSettings
@@ -83,10 +90,13 @@ def test_messages_survive_the_journey() -> None:
         logprobs=scores,
         captured={"norm": np.ones((2, 3), np.float32)},
     )
-    assert decode(encode(Run(PLAN))) == Run(PLAN)
-    for message in (Done(4, [delta], Counts(running=2, cache_usage=0.5)), Ended("0_7", delta)):
+    assert decode(encode(RunPlan(PLAN))) == RunPlan(PLAN)
+    for message in (
+        StepDone(4, [delta], Counts(running=2, cache_usage=0.5)),
+        RequestAborted("0_7", delta),
+    ):
         found = decode(encode(message))
-        (got,) = found.deltas if isinstance(found, Done) else [found.delta]
+        (got,) = found.deltas if isinstance(found, StepDone) else [found.delta]
         assert isinstance(got.logprobs, StepLogprobs)
         for mine, theirs in zip(got.logprobs, scores, strict=True):
             assert mine.dtype == theirs.dtype
@@ -248,4 +258,4 @@ def test_a_witness_sees_shape_dtype_and_contents() -> None:
         notes.add(witness.take()[0][1])
         assert witness.take() == []
     assert len(notes) == 4
-    assert Sampled(1, b"x") == decode(encode(Sampled(1, b"x")))
+    assert SampleDigest(1, b"x") == decode(encode(SampleDigest(1, b"x")))

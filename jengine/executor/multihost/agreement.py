@@ -1,4 +1,4 @@
-"""Whether all processes are about to do the same: their reports compared, the odd ones named.
+"""Compares the reports of all processes before they act, and names those that differ.
 
 In: one report a process. Out: None, or a sentence that says who differs and where first.
 """
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from jengine.executor.multihost.messages import Report
 
 DIGEST_SIZE = 16
-# What a process is doing, for those who do something else.
+# Descriptions of what a process is doing, for the error in a process that does something else.
 ACTIVITIES = {
     "settings": "building an engine",
     "weights": "reading or replacing parameters",
@@ -23,7 +23,7 @@ ACTIVITIES = {
 
 
 def digest_of(*parts: bytes) -> bytes:
-    """A short digest; equal for equal parts only."""
+    """A short digest that differs for different parts."""
     digest = hashlib.blake2b(digest_size=DIGEST_SIZE)
     for part in parts:
         digest.update(len(part).to_bytes(8, "big"))
@@ -32,7 +32,7 @@ def digest_of(*parts: bytes) -> bytes:
 
 
 def problem_in(reports: Mapping[int, Report]) -> str | None:
-    """What the processes do not agree on; None if they do."""
+    """The disagreement between the processes, or None."""
     usual = _usual(reports)
     odd = {rank: report for rank, report in reports.items() if not same(report, usual)}
     if not odd:
@@ -54,7 +54,7 @@ def same(one: Report, other: Report) -> bool:
 
 
 def _usual(reports: Mapping[int, Report]) -> Report:
-    """What most are about to do; where there is no majority, what the leader is about to do."""
+    """What most processes are about to do; without a majority, what the leader is about to do."""
     keys = {rank: (r.subject, tuple(r.names), tuple(r.digests)) for rank, r in reports.items()}
     # Counter keeps the order of its first keys, and the leader's report is the first.
     (key, _), *_ = Counter(keys.values()).most_common(1)
@@ -62,7 +62,7 @@ def _usual(reports: Mapping[int, Report]) -> Report:
 
 
 def difference(odd: Report, usual: Report) -> str:
-    """The first thing in which two reports differ."""
+    """The first difference between two reports."""
     if odd.subject != usual.subject:
         return f"it is {ACTIVITIES[odd.subject]} while the others are {ACTIVITIES[usual.subject]}"
     if len(odd.names) != len(usual.names):

@@ -21,13 +21,13 @@ from jengine.executor.multihost.agreement import listed, plural, problem_in
 from jengine.executor.multihost.connection import Connection
 from jengine.executor.multihost.ending import end_process
 from jengine.executor.multihost.messages import (
-    Ask,
-    End,
+    AbortRequest,
     Fatal,
     Goodbye,
     Message,
     Report,
-    Sampled,
+    ReportDue,
+    SampleDigest,
     Verdict,
     encode,
 )
@@ -36,21 +36,25 @@ from jengine.executor.multihost.settings import MultihostSettings
 from jengine.executor.protocol import WorkerHealth
 
 logger = logging.getLogger(__name__)
-# A step that fails because another process died is that process's fault: wait to hear of it.
+# A step may fail because another process died: wait this long to learn of that.
 GRACE = 2.0
 
 
 class LeaderChannel:
-    """Speaks to all followers at once, and hears each."""
+    """The leader's end: sends to all followers, receives from each."""
 
     def __init__(
         self, rank: int, connections: Mapping[int, Connection], settings: MultihostSettings
     ) -> None:
         self.rank = rank
         self.step = -1
-        self.ends: deque[tuple[int, str]] = deque()  # (process, request) that it no longer wants
-        self.samples: deque[tuple[int, Sampled]] = deque()
-        self.observers: list[Callable[[str], None]] = []  # told why, when all are ended
+        self.ends: deque[tuple[int, str]] = (
+            deque()
+        )  # (process, request) cancelled by a follower's client
+        self.samples: deque[tuple[int, SampleDigest]] = deque()
+        self.observers: list[
+            Callable[[str], None]
+        ] = []  # called with the reason when the engine ends
         self._settings = settings
         self._peers = {other: Peer(other, one, settings) for other, one in connections.items()}
         self._inbox: queue.SimpleQueue[tuple[int, Message]] = queue.SimpleQueue()
@@ -74,7 +78,7 @@ class LeaderChannel:
 
     @contextmanager
     def inside_step(self) -> Iterator[None]:
-        """While a step runs nobody may leave, and it may not take for ever."""
+        """While a step runs no process may leave, and it has a deadline."""
         self._step_began = time.monotonic()
         try:
             self.check_nobody_left()
@@ -83,24 +87,24 @@ class LeaderChannel:
             self._step_began = None
 
     def check_nobody_left(self) -> None:
-        """Raise EngineDead if a follower takes no further part."""
+        """Raise EngineDead if a follower has left."""
         for peer in self._peers.values():
             if peer.farewell is not None:
                 raise EngineDead(f"process {peer.rank} has left this engine: {peer.farewell}")
 
     def read(self, timeout: float | None = None) -> bool:
-        """Sort one message; False if there is none (for so long). Without a timeout: at once."""
+        """Take one message; False if none arrives before the timeout (None: without waiting)."""
         try:
             rank, message = self._inbox.get(timeout is not None, timeout)
         except queue.Empty:
             return False
         if isinstance(message, Report):
             self._reports[rank].append(message)
-        elif isinstance(message, End):
+        elif isinstance(message, AbortRequest):
             self.ends.append((rank, message.request_id))
-        elif isinstance(message, Sampled):
+        elif isinstance(message, SampleDigest):
             self.samples.append((rank, message))
-        elif not isinstance(message, Goodbye):  # of which the peer itself knows
+        elif not isinstance(message, Goodbye):  # which the peer has noted itself
             self.end_all(f"process {rank} sent a {type(message).__name__} to the leader")
         return True
 
@@ -112,11 +116,11 @@ class LeaderChannel:
     def agree(
         self, report: Report, meanwhile: Callable[[], None], names: Sequence[str] = ()
     ) -> Verdict:
-        """Compare everybody's report and tell everybody; `meanwhile` deals with what else comes.
+        """Compare all reports and send the verdict; `meanwhile` handles what else arrives.
 
         `names` are what this process calls the things reported, for the others to call them so.
         """
-        self.broadcast(Ask(self._asked))
+        self.broadcast(ReportDue(self._asked))
         self._asked += 1
         while missing := [rank for rank in self._peers if not self._reports[rank]]:
             if not self.read(self._settings.silence):
@@ -132,26 +136,26 @@ class LeaderChannel:
         return verdict
 
     def health(self) -> list[WorkerHealth]:
-        """What is known of the others."""
+        """What is known of the other processes."""
         return [
             WorkerHealth(peer.rank, peer.name, peer.step, peer.silent)
             for peer in self._peers.values()
         ]
 
     def leave(self, reason: str) -> None:
-        """Take no further part; calling it twice is harmless."""
+        """Leave; calling it twice is harmless."""
         atexit.unregister(self.leave)
         for peer in self._peers.values():
             peer.leave(reason)
 
     def failed(self, reason: str) -> NoReturn:
-        """A step of this process failed: end everybody, unless another one turns out to be why."""
+        """A step failed here: end all processes, unless another one turns out to be the cause."""
         time.sleep(GRACE)
         self.end_all(f"process {self.rank} failed: {reason}")
 
     def end_all(self, reason: str) -> NoReturn:
         """End every process of this engine, this one as well. From any thread."""
-        with self._ending:  # the first reason is the cause
+        with self._ending:  # the first reason counts
             for peer in self._peers.values():
                 peer.send_last(encode(Fatal(reason)))
             for observer in self.observers:
@@ -164,7 +168,7 @@ class LeaderChannel:
         self._inbox.put((rank, message))
 
     def _step_in_time(self) -> int:
-        """The step begun last, for a sign of life. This is also where its time is watched."""
+        """The last step begun, for heartbeats. Also enforces the step's deadline."""
         began = self._step_began
         if began is not None and time.monotonic() - began > self._settings.stuck:
             behind = [peer.rank for peer in self._peers.values() if peer.step < self.step]
@@ -174,7 +178,7 @@ class LeaderChannel:
 
 
 class FollowerChannel:
-    """Speaks to the leader and hears it."""
+    """A follower's end: sends to the leader, receives from it."""
 
     def __init__(
         self, rank: int, leader: int, connection: Connection, settings: MultihostSettings
@@ -195,19 +199,19 @@ class FollowerChannel:
         self._peer.send(encode(message))
 
     def agree(self, report: Report, take: Callable[[Message], None]) -> Verdict:
-        """Report what this process is about to do; `take` deals with what comes before the verdict.
+        """Report what this process is about to do; `take` handles what arrives before the verdict.
 
         A leader that asks for the report itself has no other message for `take`.
         """
         self._reported += 1
         self.send(report)
         while not isinstance(message := self.next(), Verdict):
-            if not (isinstance(message, Ask) and self.answers(message)):
+            if not (isinstance(message, ReportDue) and self.answers(message)):
                 take(message)
         return message
 
-    def answers(self, ask: Ask) -> bool:
-        """Whether this report was sent already."""
+    def answers(self, ask: ReportDue) -> bool:
+        """Whether this report was already sent."""
         return ask.number < self._reported
 
     def next(self) -> Message:
@@ -219,7 +223,7 @@ class FollowerChannel:
                 logger.warning("waiting for process %d", self.leader)
                 continue
             if isinstance(message, Goodbye):
-                self._inbox.put(message)  # it is the last one, for whoever asks again
+                self._inbox.put(message)  # the last message, kept for later calls
                 raise EngineDead(f"process {self.leader} has left this engine: {message.reason}")
             return message
 
@@ -228,12 +232,12 @@ class FollowerChannel:
         return [WorkerHealth(self.leader, self._peer.name, self._peer.step, self._peer.silent)]
 
     def leave(self, reason: str) -> None:
-        """Take no further part; calling it twice is harmless."""
+        """Leave; calling it twice is harmless."""
         atexit.unregister(self.leave)
         self._peer.leave(reason)
 
     def failed(self, reason: str) -> NoReturn:
-        """A step of this process failed: end everybody, unless another one turns out to be why."""
+        """A step failed here: end all processes, unless another one turns out to be the cause."""
         time.sleep(GRACE)
         self._peer.send(encode(Fatal(f"process {self.rank} failed: {reason}")))
         self.end(f"process {self.rank} failed: {reason}")
@@ -252,7 +256,7 @@ Channel = LeaderChannel | FollowerChannel
 
 @contextmanager
 def failing_together(channel: Channel) -> Iterator[None]:
-    """A failure inside ends every process: others may run this step, and would wait for ever."""
+    """A failure inside ends every process: others may run this step and would wait for ever."""
     try:
         yield
     except UnexpectedCompile:

@@ -28,17 +28,17 @@ class Connection:
 
     def __init__(self, sock: socket.socket, silence: float) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.settimeout(silence)  # of every single send and receive
+        sock.settimeout(silence)  # of each send and each receive
         self._socket = sock
         self._sending = threading.Lock()
 
     def send(self, payload: bytes) -> None:
-        """Send a frame; TimeoutError if the other side takes nothing for so long."""
+        """Send a frame; TimeoutError if the other side reads nothing for the timeout."""
         with self._sending:
             self._socket.sendall(HEADER.pack(len(payload)) + payload)
 
     def send_if_free(self, payload: bytes) -> None:
-        """Send a frame unless another one is on its way, which says as much."""
+        """Send a frame unless another is being sent, which proves life just as well."""
         if self._sending.acquire(blocking=False):
             try:
                 self._socket.sendall(HEADER.pack(len(payload)) + payload)
@@ -53,17 +53,17 @@ class Connection:
         return read_exactly(self._socket, size)
 
     def close_sending(self) -> None:
-        """Nothing more will be sent; what the other side sent can still be read."""
-        with contextlib.suppress(OSError):  # the other side was faster
+        """Close the sending half; what the other side sent can still be read."""
+        with contextlib.suppress(OSError):  # the other side closed first
             self._socket.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
-        """Give the socket back."""
+        """Close the socket."""
         self._socket.close()
 
 
 def read_exactly(sock: socket.socket, size: int) -> bytes:
-    """So many bytes, or ConnectionError."""
+    """Exactly `size` bytes, or ConnectionError."""
     data = bytearray()
     while len(data) < size:
         part = sock.recv(min(size - len(data), READ_AT_ONCE))
@@ -80,7 +80,7 @@ def listen(address: str) -> socket.socket:
 
 
 def accept(server: socket.socket, secret: bytes, silence: float) -> tuple[int, Connection] | None:
-    """The next process that knows the secret, by number; None if somebody else knocked."""
+    """The next process that knows the secret, with its number; None for any other caller."""
     sock, _ = server.accept()
     sock.settimeout(silence)
     try:
@@ -114,5 +114,5 @@ def connect(address: tuple[str, int], rank: int, secret: bytes, silence: float) 
 
 
 def prove(secret: bytes, role: bytes, first: bytes, second: bytes, rank: int) -> bytes:
-    """What only somebody who knows the secret can answer."""
+    """The answer to a challenge that proves knowledge of the secret."""
     return hmac.digest(secret, role + first + second + struct.pack("!i", rank), "sha256")

@@ -11,13 +11,13 @@ import threading
 from collections.abc import Callable
 from typing import NoReturn
 
-# The status of a process that ends because of another one (EX_UNAVAILABLE).
+# Exit status of a process that ends because another one failed (EX_UNAVAILABLE).
 EXIT_STATUS = 69
 FLUSH_SECONDS = 1.0
 
 
 def end_process(reason: str) -> NoReturn:
-    """Say why on stderr and leave at once."""
+    """Write the reason to stderr and exit at once."""
     os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, f"jengine: {reason}\n".encode())
     for flush in (sys.stdout.flush, sys.stderr.flush):
         _try_for_a_while(flush)
@@ -25,7 +25,7 @@ def end_process(reason: str) -> NoReturn:
 
 
 def _try_for_a_while(action: Callable[[], None]) -> None:
-    """A stream whose lock is held by a thread that hangs is not waited for."""
+    """Write without waiting for a stream whose lock a hanging thread holds."""
     thread = threading.Thread(target=action, daemon=True)
     thread.start()
     thread.join(FLUSH_SECONDS)

@@ -1,4 +1,4 @@
-"""Plans run in every process: the leader sends each before it runs it, followers run what comes.
+"""Runs plans in every process: the leader broadcasts each plan before it runs it itself.
 
 In: plans. Out: steps of the local runner, the same ones everywhere. Must not know requests.
 """
@@ -15,18 +15,18 @@ from jengine.errors import RequestError
 from jengine.executor.local import LocalExecutor
 from jengine.executor.multihost.agreement import digest_of
 from jengine.executor.multihost.channel import FollowerChannel, LeaderChannel, reports
-from jengine.executor.multihost.messages import Read, Report, Run, Sampled
+from jengine.executor.multihost.messages import Report, RunPlan, SampleDigest, StepRead
 from jengine.executor.multihost.trace import Trace
 from jengine.executor.protocol import PendingOutput, WorkerHealth
 from jengine.outputs import StepOutput
 from jengine.plan import Plan
 
-# Nobody can be further behind: a step runs everywhere or nowhere.
+# No process can be further behind: a step runs in all processes or in none.
 DIGESTS_KEPT = 64
 
 
 class LeadingExecutor:
-    """The leader's executor: what the engine core sees is a local one."""
+    """The leader's executor; to the engine core it looks like a local one."""
 
     def __init__(self, local: LocalExecutor, channel: LeaderChannel, compare_every: int) -> None:
         self.read = -1  # the last step whose results were read
@@ -36,14 +36,14 @@ class LeadingExecutor:
         self._digests: dict[int, bytes] = {}
 
     def submit(self, plan: Plan) -> LeadingStep:
-        """Send the plan to everybody, then queue its step here."""
+        """Broadcast the plan, then queue its step here."""
         self._channel.step = plan.step
-        self._channel.broadcast(Run(plan))
+        self._channel.broadcast(RunPlan(plan))
         return LeadingStep(self, plan, self._local.submit(plan))
 
     def announce(self, plan: Plan) -> None:
-        """The others must help: stages have to run before this plan can be read."""
-        self._channel.broadcast(Read(plan.step))
+        """Ask the others to run their stages too, so that this plan can be read."""
+        self._channel.broadcast(StepRead(plan.step))
 
     def note(self, plan: Plan, output: StepOutput) -> None:
         """A step has been read."""
@@ -53,7 +53,7 @@ class LeadingExecutor:
             del self._digests[next(iter(self._digests))]
 
     def compare_samples(self) -> None:
-        """End everybody if a follower has sampled other tokens than this process."""
+        """End all processes if a follower sampled other tokens than this one."""
         samples = self._channel.samples
         while samples and samples[0][1].step <= self.read:
             rank, sampled = samples.popleft()
@@ -65,25 +65,25 @@ class LeadingExecutor:
                 )
 
     def update_weights(self, leaves: Any) -> None:
-        """Use these parameters from the next plan on; the others do the same themselves."""
+        """Use these parameters from the next plan on; the other processes do so themselves."""
         self._local.update_weights(leaves)
 
     def call_workers(
         self, method: str, arguments: bytes, meanwhile: Callable[[], None] = lambda: None
     ) -> list[bytes]:
-        """What every process answers, when all of them are asked the same."""
+        """The answer of every process to the same call."""
         verdict = self._channel.agree(call_report(self._local, method, arguments), meanwhile)
         if verdict.problem is not None:
             raise RequestError(verdict.problem)
         return verdict.answers
 
     def health(self) -> list[WorkerHealth]:
-        """This process, and what it knows of the others."""
+        """The health of this process and what it knows of the others."""
         (own,) = self._local.health()
         return [structs.replace(own, rank=self._channel.rank), *self._channel.health()]
 
     def shutdown(self) -> None:
-        """Give memory back and leave the others."""
+        """Release memory and leave the process group."""
         self._channel.leave("it was shut down")
         self._local.shutdown()
 
@@ -116,7 +116,7 @@ class LeadingStep:
 
 
 class FollowingExecutor:
-    """A follower's executor: runs the leader's plans, and reads them when the leader has."""
+    """A follower's executor: runs the leader's plans and reads their results after the leader."""
 
     def __init__(self, local: LocalExecutor, channel: FollowerChannel, compare_every: int) -> None:
         self._local = local
@@ -125,7 +125,7 @@ class FollowingExecutor:
         self._pending: deque[tuple[Plan, PendingOutput]] = deque()
 
     def submit(self, plan: Plan) -> None:
-        """Queue the step of a plan that has come."""
+        """Queue the step of a plan received from the leader."""
         assert plan.step == self._channel.step + 1, f"{plan.step} follows {self._channel.step}"
         self._channel.step = plan.step
         self._pending.append((plan, self._local.submit(plan)))
@@ -135,14 +135,14 @@ class FollowingExecutor:
         while self._pending and self._pending[0][0].step <= step:
             plan, pending = self._pending.popleft()
             for number, digest in self._trace.add(plan, pending.result()):
-                self._channel.send(Sampled(number, digest))
+                self._channel.send(SampleDigest(number, digest))
 
     def report(self, method: str, arguments: bytes) -> Report:
-        """What this process answers to a call, for the agreement of all on it."""
+        """This process's answer to a call, as its report to the leader."""
         return call_report(self._local, method, arguments)
 
     def health(self) -> list[WorkerHealth]:
-        """What this process knows of the leader, and itself."""
+        """The health of this process and what it knows of the leader."""
         (own,) = self._local.health()
         return [*self._channel.health(), structs.replace(own, rank=self._channel.rank)]
 
@@ -151,13 +151,13 @@ class FollowingExecutor:
         self._local.update_weights(leaves)
 
     def shutdown(self) -> None:
-        """Give memory back and leave the others."""
+        """Release memory and leave the process group."""
         self._pending.clear()
         self._channel.leave("it was shut down")
         self._local.shutdown()
 
 
 def call_report(local: LocalExecutor, method: str, arguments: bytes) -> Report:
-    """What is called, to be compared, with this process's answer."""
+    """A report of the call, to be compared, with this process's answer."""
     (own,) = local.call_workers(method, arguments)
     return reports("calls", [(method, digest_of(arguments))], answer=own)

@@ -1,4 +1,4 @@
-"""What processes tell each other, as msgpack. Arrays travel as their bytes; nothing is pickled.
+"""The messages between processes, encoded as msgpack. Arrays travel as their bytes; no pickle.
 
 In: messages. Out: bytes, and back. Must not know sockets.
 """
@@ -21,53 +21,53 @@ class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Base of all messages."""
 
 
-class Beat(Message, frozen=True):
-    """A sign of life, with the last step that this process has begun."""
+class Heartbeat(Message, frozen=True):
+    """Heartbeat, with the last step that this process has begun."""
 
     step: int
 
 
-class Run(Message, frozen=True):
+class RunPlan(Message, frozen=True):
     """Leader: run this plan."""
 
     plan: Plan
 
 
-class Done(Message, frozen=True):
-    """Leader: steps up to `read` have ended; what the requests got from it."""
+class StepDone(Message, frozen=True):
+    """Leader: steps up to `read` have ended, with the token deltas they produced."""
 
     read: int
     deltas: list[TokenDelta]
     counts: Counts
 
 
-class Read(Message, frozen=True):
-    """Leader: steps up to `read` are being read, without anything to be told of them yet."""
+class StepRead(Message, frozen=True):
+    """Leader: steps up to `read` are being read; their deltas come later."""
 
     read: int
 
 
-class End(Message, frozen=True):
-    """Follower: this process does not want this request any longer."""
+class AbortRequest(Message, frozen=True):
+    """A follower's client cancelled this request."""
 
     request_id: str
 
 
-class Ended(Message, frozen=True):
-    """Leader: this request has been aborted, or had ended before (no delta)."""
+class RequestAborted(Message, frozen=True):
+    """Leader: this request was aborted, or had already finished (no delta)."""
 
     request_id: str
     delta: TokenDelta | None
 
 
-class Ask(Message, frozen=True):
-    """Leader: report number so many is due."""
+class ReportDue(Message, frozen=True):
+    """Leader: send report `number` now."""
 
     number: int
 
 
 class Report(Message, frozen=True):
-    """Follower: what this process is about to do, as digests; a number or an answer where asked."""
+    """Follower: digests of what this process is about to do, and a number or an answer if asked."""
 
     subject: str
     names: list[str]
@@ -77,7 +77,7 @@ class Report(Message, frozen=True):
 
 
 class Verdict(Message, frozen=True):
-    """Leader: what is wrong with the reports, their smallest number, what it calls the things."""
+    """Leader: the disagreement among the reports if any, their smallest number, request names."""
 
     problem: str | None
     least: int
@@ -85,25 +85,25 @@ class Verdict(Message, frozen=True):
     answers: list[bytes] = []  # what the reports answered, by rank
 
 
-class Call(Message, frozen=True):
+class CallWorkers(Message, frozen=True):
     """To the leader, and from it to all: do one of `executor.calls.CALLS`."""
 
     method: str
     arguments: bytes
 
 
-class Answers(Message, frozen=True):
-    """Leader to driver: what each process answered to a call, by rank."""
+class WorkerAnswers(Message, frozen=True):
+    """Leader to driver: each process's answer to a call, by rank."""
 
     answers: list[bytes]
 
 
 class AskHealth(Message, frozen=True):
-    """Driver: how is everybody?"""
+    """Driver: asks for the health of every worker."""
 
 
 class Health(Message, frozen=True):
-    """Leader to driver: what it knows of everybody."""
+    """Leader to driver: the health of every worker."""
 
     workers: list[WorkerHealth]
 
@@ -114,20 +114,20 @@ class Ready(Message, frozen=True):
     capacity: Capacity
 
 
-class Stepped(Message, frozen=True):
-    """Leader to driver: what the next of its plans sampled."""
+class StepResult(Message, frozen=True):
+    """Leader to driver: the output of the next of its plans."""
 
     output: StepOutput
 
 
-class Refused(Message, frozen=True):
-    """Leader to driver: nothing of the next of its plans has run, because of this."""
+class StepRefused(Message, frozen=True):
+    """Leader to driver: the next of its plans did not run, and why."""
 
     problem: str
 
 
-class Sampled(Message, frozen=True):
-    """Follower: digest of all plans and tokens up to a step."""
+class SampleDigest(Message, frozen=True):
+    """Follower: digest of all plans and sampled tokens up to a step."""
 
     step: int
     digest: bytes
@@ -140,31 +140,31 @@ class Fatal(Message, frozen=True):
 
 
 class Goodbye(Message, frozen=True):
-    """This process takes no further part, on purpose."""
+    """This process leaves on purpose."""
 
     reason: str
 
 
 AnyMessage = (
-    Beat
-    | Run
-    | Done
-    | Read
-    | End
-    | Ended
-    | Ask
+    Heartbeat
+    | RunPlan
+    | StepDone
+    | StepRead
+    | AbortRequest
+    | RequestAborted
+    | ReportDue
     | Report
     | Verdict
-    | Sampled
+    | SampleDigest
     | Fatal
     | Goodbye
-    | Call
-    | Answers
+    | CallWorkers
+    | WorkerAnswers
     | AskHealth
     | Health
     | Ready
-    | Stepped
-    | Refused
+    | StepResult
+    | StepRefused
 )
 
 
@@ -202,8 +202,8 @@ def decode(data: bytes) -> Message:
 
 
 def _deltas(message: Message) -> list[TokenDelta]:
-    if isinstance(message, Done):
+    if isinstance(message, StepDone):
         return message.deltas
-    if isinstance(message, Ended) and message.delta is not None:
+    if isinstance(message, RequestAborted) and message.delta is not None:
         return [message.delta]
     return []

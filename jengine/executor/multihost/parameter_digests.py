@@ -1,7 +1,7 @@
-"""What this process read or was given as parameters, as digests that can be compared.
+"""Digests of the parameters that this process loaded, to be compared with the other processes.
 
-In: arrays on their way to the devices. Out: a digest of shape, dtype and some elements of each.
-Must not know where they go.
+In: arrays before they are put on devices. Out: a digest of each one's shape, dtype and some
+elements. Must not know devices.
 """
 
 from __future__ import annotations
@@ -14,37 +14,37 @@ import numpy as np
 
 from jengine.executor.multihost.agreement import digest_of
 
-# Elements looked at, spread over the array: reading all of it would take as long as loading it.
+# Elements sampled from each array: hashing all of it would take as long as loading it.
 SAMPLES = 256
 
 
 class ParameterDigests:
-    """Notes each parameter once; `take` hands the notes over and begins anew."""
+    """Notes a digest per parameter; `take` returns them and starts again."""
 
     def __init__(self) -> None:
         self._notes: dict[str, bytes] = {}
 
     def note(self, name: str, values: Any) -> None:
-        """Look at one parameter."""
+        """Note one parameter."""
         self._notes[name] = digest_of(
             str(values.shape).encode(), str(values.dtype).encode(), sampled(values)
         )
 
     def note_missing(self, arrays: Iterable[tuple[str, jax.Array]]) -> None:
-        """Look at what came to its place without being noted on the way."""
+        """Note parameters that were not noted while loading."""
         for name, array in arrays:
             if name not in self._notes:
                 self.note(name, array)
 
     def take(self) -> list[tuple[str, bytes]]:
-        """The notes, by name."""
+        """The digests, by name."""
         notes, self._notes = self._notes, {}
         return sorted(notes.items())
 
 
 def sampled(values: Any) -> bytes:
-    """The bytes of elements at fixed places; of an array that spans processes only what each
-    process holds whole, as it is one array already. Of a parameter in a file no more is read."""
+    """The bytes of elements at fixed indices. An array sharded over processes is one array already,
+    so only replicated ones are sampled. Of a parameter in a file only these elements are read."""
     if isinstance(values, jax.Array) and not values.is_fully_addressable:
         if not values.is_fully_replicated:
             return b""

@@ -1,4 +1,4 @@
-"""Another process at the end of a connection, and the threads that watch over it.
+"""Another process at the end of a connection, with the threads that watch it.
 
 In: bytes and silence. Out: messages in an inbox, and one word when it is lost. Must not know what
 the messages are for.
@@ -14,7 +14,7 @@ from collections.abc import Callable
 import msgspec
 
 from jengine.executor.multihost.connection import Connection
-from jengine.executor.multihost.messages import Beat, Fatal, Goodbye, Message, decode, encode
+from jengine.executor.multihost.messages import Fatal, Goodbye, Heartbeat, Message, decode, encode
 from jengine.executor.multihost.settings import MultihostSettings
 
 Receive = Callable[[int, Message], None]
@@ -22,7 +22,7 @@ Lost = Callable[[str], None]
 
 
 class Peer:
-    """Sends and receives until one of both says goodbye."""
+    """Sends and receives until either side says goodbye."""
 
     def __init__(
         self, rank: int, connection: Connection, settings: MultihostSettings, name: str = ""
@@ -37,7 +37,7 @@ class Peer:
         self._left = threading.Event()  # this side has said goodbye
 
     def start(self, receive: Receive, lost: Lost, own_step: Callable[[], int]) -> None:
-        """Begin to listen and to show signs of life."""
+        """Start the threads that receive and send heartbeats."""
         threads = (
             threading.Thread(target=self._listen, args=(receive, lost), daemon=True),
             threading.Thread(target=self._beat, args=(own_step,), daemon=True),
@@ -46,16 +46,16 @@ class Peer:
             thread.start()
 
     def send(self, data: bytes) -> None:
-        """Send an encoded message. A connection that breaks is found by the listener."""
+        """Send an encoded message. The receiving thread reports a broken connection."""
         if self.farewell is None and not self._left.is_set():
             try:
                 self._connection.send(data)
             except OSError:
-                # Whatever reached us is still read, and then the end: it says why.
+                # What has arrived is still read, down to the message that says why.
                 self._connection.close_sending()
 
     def send_last(self, data: bytes) -> None:
-        """Send without waiting for a message that may be stuck on its way."""
+        """Send without waiting for a message whose sending is stuck."""
         with contextlib.suppress(OSError):  # this process ends in any case
             self._connection.send_if_free(data)
 
@@ -63,15 +63,15 @@ class Peer:
         """Say goodbye; calling it twice is harmless."""
         if self._left.is_set():
             return
-        self._left.set()  # first: the other side may close the connection as soon as it hears
+        self._left.set()  # first: the other side may close the connection on receipt
         if self.farewell is None:
-            with contextlib.suppress(OSError):  # it has gone before us
+            with contextlib.suppress(OSError):  # the other side left first
                 self._connection.send(encode(Goodbye(reason)))
         self._connection.close_sending()
 
     @property
     def silent(self) -> float:
-        """Seconds since its last sign of life."""
+        """Seconds since its last heartbeat."""
         return time.monotonic() - self.heard
 
     def _listen(self, receive: Receive, lost: Lost) -> None:
@@ -79,7 +79,7 @@ class Peer:
             while self.farewell is None:
                 message = decode(self._connection.receive())
                 self.heard = time.monotonic()
-                if isinstance(message, Beat):
+                if isinstance(message, Heartbeat):
                     self.step = message.step
                 elif isinstance(message, Fatal):
                     lost(message.reason)
@@ -101,6 +101,6 @@ class Peer:
     def _beat(self, own_step: Callable[[], int]) -> None:
         while not self._left.wait(self._settings.beat) and self.farewell is None:
             try:
-                self._connection.send_if_free(encode(Beat(own_step())))
+                self._connection.send_if_free(encode(Heartbeat(own_step())))
             except OSError:
-                return  # the listener says what happened
+                return  # the receiving thread reports it

@@ -25,7 +25,7 @@ from jengine.executor.multihost.connection import Connection, accept, connect, l
 from jengine.executor.multihost.settings import MultihostSettings
 
 SECRET = 32
-# Engines that the same processes have made together so far: each has a name of its own.
+# Engines made so far by the same processes: each needs a distinct key.
 _numbers: dict[tuple[int, ...], Iterator[int]] = defaultdict(itertools.count)
 
 
@@ -48,7 +48,7 @@ def meet(processes: Sequence[int], settings: MultihostSettings) -> Channel:
 def _gather(
     client: Any, key: str, processes: Sequence[int], settings: MultihostSettings
 ) -> dict[int, Connection]:
-    """Publish where this process listens, and wait until everybody is there."""
+    """Publish the listening address, and wait until all processes have connected."""
     address = settings.address or address_towards(distributed.global_state.coordinator_address)
     secret = secrets.token_bytes(SECRET)
     ends = time.monotonic() + settings.meet
@@ -81,7 +81,7 @@ def _gather(
 
 
 def _find(client: Any, key: str, rank: int, leader: int, settings: MultihostSettings) -> Connection:
-    """Connect to where the leader says that it listens."""
+    """Connect to the address that the leader published."""
     try:
         where = json.loads(client.blocking_key_value_get(key, int(settings.meet * 1000)))
     except jax.errors.JaxRuntimeError as error:

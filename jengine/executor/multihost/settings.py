@@ -9,34 +9,34 @@ from typing import Any
 from jengine.errors import ConfigError, nearest_name
 
 BEATS_IN_SILENCE = 5
-# Nothing, or every address of the host: the channel listens on one network only.
+# Refused: the channel listens on one network, not on every address of the host.
 NO_ADDRESS = ("", "0.0.0.0", "::")  # noqa: S104 - refused
 
 
 @dataclass(frozen=True)
 class MultihostSettings:
-    """Seconds, unless it says otherwise. Every process must have the same."""
+    """In seconds unless stated otherwise. Must be equal in every process."""
 
     # The leader's own address that the others connect to. None: the one it reaches JAX's
     # coordinator from.
     address: str | None = None
     # Until every process has begun its engine.
     meet: float = 300.0
-    # A process that shows no sign of life for so long is taken for dead.
+    # A process without a heartbeat for this long is taken for dead.
     silence: float = 10.0
-    # A step that takes longer is taken for stuck, although every process shows signs of life.
+    # A step that takes longer is taken for stuck, even if every process sends heartbeats.
     stuck: float = 600.0
-    # Steps after which the tokens that the processes have sampled are compared.
+    # Every so many steps the sampled tokens of all processes are compared.
     compare_every: int = 16
 
     @property
     def beat(self) -> float:
-        """Between two signs of life."""
+        """The interval between heartbeats."""
         return self.silence / BEATS_IN_SILENCE
 
     @classmethod
     def checked(cls, given: Mapping[str, Any] | None) -> MultihostSettings:
-        """Settings from what a user says; unknown names and impossible values are refused."""
+        """Settings from the user's mapping; unknown names and impossible values are refused."""
         given = given or {}
         known = [item.name for item in fields(cls)]
         for name, value in given.items():

@@ -1,4 +1,4 @@
-"""A running digest of plans and sampled tokens: equal in all processes, or something is wrong."""
+"""A running digest of plans and sampled tokens, which must be equal in all processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers as Ray actors, one a host. The only place that imports Ray.
+"""Workers as Ray actors, one per host. The only place that imports Ray.
 
 Must not know models or steps.
 """

@@ -1,4 +1,4 @@
-"""What runs inside a Ray actor: a program of ours, with bytes in and bytes out. No jax."""
+"""Runs inside a Ray actor: a program of jengine, bytes in and bytes out. No jax."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ class Where(msgspec.Struct, frozen=True):
 
     host: str
     process: int
-    port: int  # free a moment ago, for jax.distributed's coordinator
+    port: int  # was free when asked, for jax.distributed's coordinator
 
 
 class Worker:
     """One process of an engine. It ends with the actor."""
 
     def where(self) -> bytes:
-        """Where this is."""
+        """This actor's host, address and a free port."""
         address = get_node_ip_address()
         with socket.create_server((address, 0)) as server:
             port = server.getsockname()[1]

@@ -1,4 +1,4 @@
-"""Starts workers on a Ray cluster and stops them: a placement group, and one actor a host.
+"""Starts and stops workers on a Ray cluster: a placement group, and one actor per host.
 
 In: an EngineJob. Out: an executor whose plans go to the first actor over a connection of our own.
 Ray carries bytes only, and only while workers start and end.
@@ -30,11 +30,11 @@ from jengine.executor.ray.options import RayOptions
 from jengine.executor.remote.driver import RemoteExecutor
 from jengine.executor.remote.job import Job, error_in
 
-# Between two looks at whether a worker has failed while it starts.
+# Seconds between checks for a worker that failed while starting.
 LOOK_SECONDS = 0.5
-# For workers that another engine has just given back.
+# Seconds to wait for resources that another engine is releasing.
 PLACE_SECONDS = 60.0
-# Once one worker has failed the others say in this time whether they know why.
+# After one worker failed, the others have this long to report the cause.
 GRACE = 5.0
 
 
@@ -57,14 +57,14 @@ class RayExecutor(RemoteExecutor):
 
 
 class Cluster:
-    """Everything that was started on Ray for one engine."""
+    """Everything started on Ray for one engine."""
 
     def __init__(self, options: RayOptions) -> None:
         self._options = options
         self._deadline = time.monotonic() + options.start
         self._actors: list[Any] = []
         self._where: list[Where] = []
-        self._ends: list[Any] = []  # what each actor's program will have returned
+        self._ends: list[Any] = []  # references to what each actor's program returns
         self._group: Any = None
         self._stopping = threading.Lock()
         self._joined = not ray.is_initialized()
@@ -73,11 +73,11 @@ class Cluster:
 
     @property
     def workers(self) -> list[str]:
-        """Where each runs, by rank."""
+        """Host and process of each worker, by rank."""
         return [f"{where.host} process {where.process}" for where in self._where]
 
     def place(self, devices: int | None) -> None:
-        """Reserve room for all workers at once, and start them."""
+        """Reserve resources for all workers at once, and start them."""
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         gpus = [int(node.get("GPU", 0)) for node in nodes]
         count, each = self._options.shape(gpus, devices)
@@ -108,7 +108,7 @@ class Cluster:
         )
 
     def _first_answers(self, asked: Sequence[Any]) -> list[bytes]:
-        """What actors say as soon as they run."""
+        """The addresses that actors report as soon as they run."""
         try:
             return ray.get(asked, timeout=self._seconds_left)
         except ray.exceptions.GetTimeoutError as error:
@@ -162,7 +162,7 @@ class Cluster:
         raise self._too_slow()
 
     def _explain(self) -> NoReturn:
-        """Raise what kept a worker from starting: the error that is not about another worker."""
+        """Raise the error that kept a worker from starting, not one about another worker."""
         ended, _ = ray.wait(self._ends, num_returns=len(self._ends), timeout=GRACE)
         found = [self._error_of(end) for end in ended]
         errors = [error for error in found if error is not None]
@@ -194,14 +194,14 @@ class Cluster:
 
 
 def devices_wanted(settings: Mapping[str, Any]) -> int | None:
-    """How many devices the model is to be split over, if that was said."""
+    """The number of devices to shard the model over, if it was given."""
     kinds = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
     given = [settings[name] for name in kinds if settings.get(name)]
     return math.prod(given) if given else None
 
 
 def join(address: str | None) -> None:
-    """Join a cluster, or start a local one, which then tells nobody that it is used."""
+    """Join a cluster, or start a local one with usage reports off."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         ray.init(address=address, include_dashboard=None if address else False)
@@ -210,5 +210,5 @@ def join(address: str | None) -> None:
 
 
 def last_line(error: Exception) -> str:
-    """What an error says, without the traceback that Ray puts before it."""
+    """An error's message without the traceback that Ray puts before it."""
     return str(error).strip().splitlines()[-1]

@@ -1,4 +1,4 @@
-"""What a user may say about Ray's side of an engine, and the size of it that follows.
+"""Options of executor="ray", and the number of workers that follows from them.
 
 In: executor_options and the cluster's nodes. Out: how many workers of what size. No Ray.
 """
@@ -20,19 +20,19 @@ class RayOptions:
     address: str | None = None
     # Processes that run steps. None: one for each host that is needed.
     workers: int | None = None
-    # Of each worker. None: its share of tensor_parallel_size, or all that its host has.
+    # Per worker. None: its share of tensor_parallel_size, or all GPUs of its host.
     gpus: int | None = None
     cpus: float = 1.0
     # Environment variables of the workers.
     environment: Mapping[str, str] = field(default_factory=dict)
     # Seconds until every worker has loaded and compiled its part.
     start: float = 1800.0
-    # Seconds that workers have to end by themselves.
+    # Seconds for workers to end by themselves.
     stop: float = 10.0
 
     @classmethod
     def checked(cls, given: Mapping[str, Any]) -> RayOptions:
-        """Options from what a user says."""
+        """Options from the user's mapping."""
         known = [item.name for item in fields(cls)]
         for name, value in given.items():
             if name not in known:
@@ -45,7 +45,7 @@ class RayOptions:
         return cls(**given)
 
     def shape(self, nodes: Sequence[int], devices: int | None) -> tuple[int, int]:
-        """How many workers, and GPUs of each, for so many devices on nodes with so many GPUs."""
+        """The number of workers and GPUs of each, for a number of devices on nodes with GPUs."""
         most = max(nodes, default=0)
         if most == 0:
             return self.workers or len(nodes), self.gpus or 0

@@ -1,4 +1,4 @@
-"""Plans run by workers elsewhere: one connection between a driver and the first of them.
+"""Runs plans in worker processes: one connection between the driver and the first worker.
 
 Must not know who starts the workers.
 """

@@ -18,16 +18,16 @@ from msgspec import structs
 from jengine.errors import EngineDead, UnexpectedCompile, UnsupportedFeature
 from jengine.executor.multihost.connection import Connection
 from jengine.executor.multihost.messages import (
-    Answers,
     AskHealth,
-    Call,
+    CallWorkers,
     Goodbye,
     Health,
     Message,
     Ready,
-    Refused,
-    Run,
-    Stepped,
+    RunPlan,
+    StepRefused,
+    StepResult,
+    WorkerAnswers,
     encode,
 )
 from jengine.executor.multihost.peer import Peer
@@ -37,16 +37,16 @@ from jengine.outputs import StepOutput
 from jengine.plan import Plan
 
 T = TypeVar("T")
-# Workers answer between two steps, whatever they do.
+# Workers answer calls between steps.
 CALL_SECONDS = 120.0
 READY_SECONDS = 60.0
 
 
 class RemoteStep:
-    """A step that a worker has queued, or will."""
+    """A step sent to the workers."""
 
     def __init__(self, executor: RemoteExecutor, arrived: Future[StepOutput]) -> None:
-        self.void = False  # a step before it was refused, so nobody uses what it sampled
+        self.void = False  # an earlier step was refused, so its tokens are void
         self._executor = executor
         self._arrived = arrived
 
@@ -61,13 +61,13 @@ class RemoteStep:
         return True  # workers run no stages
 
     def result(self) -> StepOutput:
-        """Wait for what it sampled."""
+        """Wait for its output."""
         executor = self._executor
         executor.in_flight.remove(self)
         try:
             return executor.wait(self._arrived, executor.settings.stuck, "a step")
         except UnexpectedCompile:
-            if self.void:  # whoever waits for it only waits for its end
+            if self.void:  # only its end matters
                 return StepOutput([])
             for step in executor.in_flight:
                 step.void = True
@@ -75,7 +75,7 @@ class RemoteStep:
 
 
 class RemoteExecutor:
-    """Runs plans in workers that somebody else has started and will stop."""
+    """Runs plans in workers; another object starts and stops them."""
 
     def __init__(
         self,
@@ -84,13 +84,13 @@ class RemoteExecutor:
         workers: Sequence[str],
         stop: Callable[[], None],
     ) -> None:
-        """`workers` are where they run, by rank; `stop` ends all that was started with them."""
+        """`workers` describes each by rank; `stop` ends everything started with them."""
         self.settings = settings
         self.workers = tuple(workers)
         self._stop = stop
         self._failure: str | None = None
         self._step = -1
-        self.in_flight: list[RemoteStep] = []  # whose results nobody has asked for
+        self.in_flight: list[RemoteStep] = []  # whose results have not been read
         self._changing = threading.Lock()
         self._steps: deque[Future[StepOutput]] = deque()
         self._answers: deque[Future[list[bytes]]] = deque()
@@ -104,23 +104,25 @@ class RemoteExecutor:
     def submit(self, plan: Plan) -> RemoteStep:
         """Send the plan."""
         self._step = plan.step
-        step = RemoteStep(self, self._ask(Run(plan), self._steps))
+        step = RemoteStep(self, self._ask(RunPlan(plan), self._steps))
         self.in_flight.append(step)
         return step
 
     def update_weights(self, leaves: Any) -> None:
-        """The driver has no arrays that workers could reach."""
+        """Refused: workers cannot reach arrays of the driver."""
         raise UnsupportedFeature(
             "the parameters of this engine lie in its workers' memory, so arrays of this process "
             "cannot replace them. Make a new engine of a folder that has the new ones."
         )
 
     def call_workers(self, method: str, arguments: bytes) -> list[bytes]:
-        """What every worker answers."""
-        return self.wait(self._ask(Call(method, arguments), self._answers), CALL_SECONDS, method)
+        """The answer of every worker."""
+        return self.wait(
+            self._ask(CallWorkers(method, arguments), self._answers), CALL_SECONDS, method
+        )
 
     def health(self) -> list[WorkerHealth]:
-        """What the first worker knows of all."""
+        """The health of all workers, as the first one knows it."""
         answer = self._ask(AskHealth(), self._health)
         found = self.wait(answer, self.settings.silence, "a question after their health")
         return [structs.replace(one, where=self.workers[one.rank]) for one in found]
@@ -134,16 +136,16 @@ class RemoteExecutor:
         self._stop()
 
     def wait(self, arrived: Future[T], seconds: float, what: str) -> T:
-        """What has come of it; an error if that takes too long or the workers are lost."""
+        """The answer; an error after the deadline or if the workers are lost."""
         try:
             return arrived.result(seconds)
         except TimeoutError:
             self._fail(f"workers have not answered {what} for {seconds:g} s")
-            return arrived.result(READY_SECONDS)  # which has failed, or comes at the last moment
+            return arrived.result(READY_SECONDS)  # failed meanwhile, or arriving just now
 
     def _ask(self, message: Message, waiting: deque[Future[T]]) -> Future[T]:
         arrived: Future[T] = Future()
-        with self._changing:  # answers come in the order of the questions
+        with self._changing:  # answers arrive in the order of the requests
             if self._failure is not None:
                 raise EngineDead(self._failure)
             waiting.append(arrived)
@@ -152,11 +154,11 @@ class RemoteExecutor:
 
     def _receive(self, _rank: int, message: Message) -> None:
         match message:
-            case Stepped(output):
+            case StepResult(output):
                 self._deliver(self._steps, output)
-            case Refused(problem):
+            case StepRefused(problem):
                 self._deliver(self._steps, UnexpectedCompile(problem))
-            case Answers(answers):
+            case WorkerAnswers(answers):
                 self._deliver(self._answers, answers)
             case Health(workers):
                 self._deliver(self._health, workers)
@@ -168,14 +170,14 @@ class RemoteExecutor:
                 self._fail(f"a worker does not send {type(message).__name__} to its driver")
 
     def _deliver(self, waiting: deque[Future[T]], answer: T | Exception) -> None:
-        """Give the oldest who waits its answer; who has been told of a failure gets no other."""
+        """Resolve the oldest waiter with this answer, unless it has failed already."""
         with self._changing:
             arrived = waiting.popleft()
             if self._failure is None:
                 settle(arrived, answer)
 
     def _fail(self, reason: str) -> None:
-        """Whoever waits is told; then nothing is left running. The first reason is the cause."""
+        """Fail every waiter and stop the workers. The first reason counts."""
         with self._changing:
             if self._failure is not None:
                 return
@@ -190,7 +192,7 @@ class RemoteExecutor:
 
 
 def settle(arrived: Future[Any], answer: Any) -> None:
-    """End the wait with an answer or with an error."""
+    """Resolve a future with an answer or an error."""
     if isinstance(answer, Exception):
         arrived.set_exception(answer)
     else:

@@ -1,4 +1,4 @@
-"""What a worker process is told, and what it says when it has ended: as bytes, never as objects.
+"""The job given to a worker process and its final message, as bytes, never as objects.
 
 In: plain data. Out: bytes, and back. Must not know how they travel.
 """
@@ -27,19 +27,19 @@ class Job(msgspec.Struct, frozen=True):
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """How a worker has ended: in peace, or with one of our errors."""
+    """How a worker ended: normally, or with a JengineError."""
 
     kind: str | None = None
     problem: str = ""
 
 
 def ended_with(error: JengineError) -> bytes:
-    """An error on its way to the driver."""
+    """Encode an error for the driver."""
     return msgspec.msgpack.encode(Ended(type(error).__name__, str(error)))
 
 
 def error_in(data: bytes) -> JengineError | None:
-    """The error that a worker ended with, of the same class as there."""
+    """The error that a worker ended with, of the same class."""
     ended = msgspec.msgpack.decode(data, type=Ended)
     if ended.kind is None:
         return None

@@ -20,18 +20,18 @@ from jengine.executor.multihost.connection import Connection
 from jengine.executor.multihost.ending import end_process
 from jengine.executor.multihost.executors import LeadingExecutor
 from jengine.executor.multihost.messages import (
-    Answers,
     AskHealth,
-    Call,
-    Done,
+    CallWorkers,
     Fatal,
     Goodbye,
     Health,
     Message,
     Ready,
-    Refused,
-    Run,
-    Stepped,
+    RunPlan,
+    StepDone,
+    StepRefused,
+    StepResult,
+    WorkerAnswers,
     encode,
 )
 from jengine.executor.multihost.peer import Peer
@@ -44,10 +44,10 @@ DRIVER = "the driver"
 
 
 class Workers(Protocol):
-    """All workers, as the first of them reaches them."""
+    """All workers, as the first worker reaches them."""
 
     def submit(self, plan: Plan) -> PendingOutput:
-        """Queue a step everywhere."""
+        """Queue a step in every worker."""
         ...
 
     def read(self, pending: PendingOutput) -> StepOutput:
@@ -55,24 +55,24 @@ class Workers(Protocol):
         ...
 
     def call(self, method: str, arguments: bytes) -> list[bytes]:
-        """What everybody answers."""
+        """The answer of every worker."""
         ...
 
     def health(self) -> list[WorkerHealth]:
-        """How everybody is."""
+        """The health of every worker."""
         ...
 
     def leave(self) -> None:
-        """Give memory back, in peace."""
+        """Release memory and end normally."""
         ...
 
     def end(self, reason: str) -> NoReturn:
-        """End everybody, because it cannot go on."""
+        """End every worker after a failure."""
         ...
 
 
 class OneWorker:
-    """This process alone. What its methods promise is above."""
+    """One worker process. The methods are described in the protocol above."""
 
     def __init__(self, executor: LocalExecutor, tell: Callable[[str], None]) -> None:
         self._executor = executor
@@ -99,7 +99,7 @@ class OneWorker:
 
 
 class SeveralWorkers:
-    """This process leads. What its methods promise is above."""
+    """The leading worker of several. The methods are described in the protocol above."""
 
     def __init__(
         self, executor: LeadingExecutor, channel: LeaderChannel, tell: Callable[[str], None]
@@ -119,11 +119,11 @@ class SeveralWorkers:
         with channel.inside_step(), failing_together(channel):
             output = pending.result()
         executor.compare_samples()
-        channel.broadcast(Done(executor.read, [], Counts()))
+        channel.broadcast(StepDone(executor.read, [], Counts()))
         return output
 
     def call(self, method: str, arguments: bytes) -> list[bytes]:
-        self._channel.broadcast(Call(method, arguments))
+        self._channel.broadcast(CallWorkers(method, arguments))
         return self._executor.call_workers(method, arguments)
 
     def health(self) -> list[WorkerHealth]:
@@ -146,11 +146,11 @@ class PlanServer:
         self._step = -1
 
     def tell_end(self, reason: str) -> None:
-        """Tell the driver why everything ends."""
+        """Send the driver the reason of a failure."""
         self._peer.send_last(encode(Fatal(reason)))
 
     def serve(self, workers: Workers, capacity: Capacity) -> None:
-        """Run what comes."""
+        """Handle messages until the driver says goodbye."""
         self._peer.start(lambda _, message: self._inbox.put(message), workers.end, self._begun)
         self._peer.send(encode(Ready(capacity)))
         reader = threading.Thread(target=self._read, args=(workers,), daemon=True)
@@ -168,23 +168,25 @@ class PlanServer:
 
     def _take(self, workers: Workers, message: Message) -> None:
         match message:
-            case Run(plan):
+            case RunPlan(plan):
                 self._step = plan.step
                 self._to_read.put(self._submitted(workers, plan))
-            case Call(method, arguments):
-                self._to_read.put(lambda: self._send(Answers(workers.call(method, arguments))))
+            case CallWorkers(method, arguments):
+                self._to_read.put(
+                    lambda: self._send(WorkerAnswers(workers.call(method, arguments)))
+                )
             case AskHealth():
                 self._send(Health(workers.health()))
             case _:
                 workers.end(f"the driver does not send {type(message).__name__}")
 
     def _submitted(self, workers: Workers, plan: Plan) -> Callable[[], None]:
-        """Queue a step; what is left to do when it has ended."""
+        """Queue a step; returns the function that answers the driver when it has ended."""
         try:
             pending = workers.submit(plan)
-        except UnexpectedCompile as error:  # before anything of it has run, in all alike
-            return partial(self._send, Refused(str(error)))
-        return lambda: self._send(Stepped(workers.read(pending)))
+        except UnexpectedCompile as error:  # in all workers alike, before anything of the step ran
+            return partial(self._send, StepRefused(str(error)))
+        return lambda: self._send(StepResult(workers.read(pending)))
 
     def _send(self, message: Message) -> None:
         self._peer.send(encode(message))
@@ -196,7 +198,7 @@ class PlanServer:
 
     @contextlib.contextmanager
     def _ending_all(self, workers: Workers) -> Iterator[None]:
-        """Nobody waits for a thread that has failed."""
+        """End the process: no thread waits for one that failed."""
         try:
             yield
         except BaseException as error:
