@@ -7,24 +7,19 @@ with a scheduler, a cache and devices of its own. Must not know devices.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from jengine.distributed.router import Placed, Router
 from jengine.engine.core import EngineCore
 from jengine.errors import EngineDead, RequestError
-from jengine.executor.protocol import PendingOutput, WorkerHealth
+from jengine.executor.protocol import WorkerHealth
 from jengine.outputs import Counts, TokenDelta
 from jengine.request import Request, WireRequest
 
-# Seconds between two looks at steps that run. Each replica has its next step queued meanwhile.
+# Seconds between two looks at running steps. Each replica has its next step queued meanwhile.
 GLANCE = 1e-4
-
-
-def not_ready(steps: Mapping[int, PendingOutput]) -> set[int]:
-    """The replicas whose step still runs."""
-    return {index for index, step in steps.items() if not step.ready}
 
 
 class DataParallelCore:
@@ -43,7 +38,7 @@ class DataParallelCore:
         self.in_turn = in_turn
         block_size = replicas[0].scheduler.cache.block_size
         self.router = Router(len(replicas), block_size)
-        self.undelivered: list[TokenDelta] = []  # what was read in a step that was then interrupted
+        self.undelivered: list[TokenDelta] = []  # deltas that no step has returned yet
         self.failure: BaseException | None = None
 
     @property
@@ -55,6 +50,10 @@ class DataParallelCore:
     def weights_version(self) -> int:
         """How often the parameters were replaced; the same in every replica."""
         return self.replicas[0].weights_version
+
+    def check(self, wire: WireRequest) -> None:
+        """Raise a RequestError if no schedule could ever answer a request."""
+        self.replicas[0].check(wire)
 
     def add(self, wire: WireRequest) -> None:
         """Queue a request where its beginning is cached already, or where there is least to do."""
@@ -69,50 +68,41 @@ class DataParallelCore:
         self.replicas[chosen].add(wire, request.block_hashes)
         self.router.enter(wire.request_id, Placed(chosen, length, request.block_hashes))
 
-    def abort(self, request_id: str) -> TokenDelta | None:
-        """End a request; its final delta, or None if it has ended already."""
+    def abort(self, request_id: str) -> None:
+        """Queue the end of a request in its replica."""
         replica = self.router.replica_of(request_id)
-        delta = None if replica is None else self.replicas[replica].abort(request_id)
-        if delta is not None:
-            self.router.note(delta)
-        return delta
+        if replica is not None:
+            self.replicas[replica].abort(request_id)
 
     def step(self) -> list[TokenDelta]:
         """One step of every replica that has something to do."""
         self.check_alive()
-        everyone = range(len(self.replicas))
-        for together in [[index] for index in everyone] if self.in_turn else [everyone]:
-            self._step(together)
-        told, self.undelivered = self.undelivered, []
-        for delta in told:
+        for index in range(len(self.replicas)):
+            self._step(index, read=self.in_turn)
+        for index in () if self.in_turn else self._readable():
+            self._step(index, read=True)
+        deltas, self.undelivered = self.undelivered, []
+        for delta in deltas:
             self.router.note(delta)
-        return told
+        return deltas
 
-    def _step(self, together: Sequence[int]) -> None:
-        """Queue a step in each of these replicas, and only then read those that have run."""
-        queued = {}
-        for index in together:
-            with self._naming(index):
-                queued[index] = self.replicas[index].queue()
-        running = self._still_running(queued)
-        for index in together:
-            if index not in running:
-                with self._naming(index):
-                    self.undelivered += self.replicas[index].read(queued[index])
+    def _step(self, index: int, read: bool) -> None:
+        with self._naming(index):
+            self.undelivered += self.replicas[index].step(read=read)
 
-    def _still_running(self, queued: Mapping[int, bool]) -> set[int]:
-        """The replicas not to wait for now: one that reads a long prompt must not hold up others.
+    def _readable(self) -> list[int]:
+        """The replicas to read now that all have their steps: those whose oldest step has run.
 
-        If nothing was queued, somebody has run at the end.
+        The others are not waited for, so one that reads a long prompt does not hold them up.
+        Only if no replica can queue more is there a wait, for the first that has run.
         """
-        due = {index: self.replicas[index].due(new) for index, new in queued.items()}
-        steps = {index: step for index, step in due.items() if step is not None}
-        idle = not any(queued.values())
-        if self.in_turn or (idle and len(steps) == 1):
-            return set()
-        while idle and steps and len(not_ready(steps)) == len(steps):
+        busy = {i: one.in_flight[0][1] for i, one in enumerate(self.replicas) if one.in_flight}
+        due = {index: step for index, step in busy.items() if self.replicas[index].is_due}
+        if len(due) == len(busy) == 1:
+            return list(due)
+        while due and len(due) == len(busy) and not any(step.ready for step in due.values()):
             time.sleep(GLANCE)
-        return not_ready(steps)
+        return [index for index, step in due.items() if step.ready]
 
     @contextmanager
     def _naming(self, index: int) -> Iterator[None]:

@@ -69,10 +69,14 @@ class FollowingCore:
         """How often the parameters were replaced."""
         return self._version
 
+    def check(self, wire: WireRequest) -> None:
+        """Raise a RequestError if no schedule could ever answer a request."""
+        self._check(wire)
+
     def add(self, wire: WireRequest) -> None:
         """Expect answers to a request, which the leader has too."""
         self.check_alive()
-        self._check(wire)
+        self.check(wire)
         self._unchecked[wire.request_id] = wire
 
     def abort(self, request_id: str) -> TokenDelta | None:

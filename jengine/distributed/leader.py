@@ -42,14 +42,23 @@ class LeadingCore:
         """How often the parameters were replaced."""
         return self.core.weights_version
 
+    def check(self, wire: WireRequest) -> None:
+        """Raise a RequestError if no schedule could ever answer a request."""
+        self.core.check(wire)
+
     def add(self, wire: WireRequest) -> None:
         """Queue a request. It is compared with those of the others before it runs."""
         self.core.add(wire)
         self.unchecked[wire.request_id] = wire
 
     def abort(self, request_id: str) -> TokenDelta | None:
-        """End a request in every process."""
-        delta = self.core.abort(request_id)
+        """End a request in every process, at once: a follower may wait for its last delta."""
+        self.core.abort(request_id)
+        self.core.take_up()
+        ends = {delta.request_id: delta for delta in self.core.undelivered}
+        delta = ends.get(request_id)
+        if delta is not None:
+            self.core.undelivered.remove(delta)
         if self.unchecked.pop(request_id, None) is None and delta is not None:
             self.channel.broadcast(RequestAborted(request_id, delta))
         return delta

@@ -1,4 +1,4 @@
-"""The heart: schedule, submit, commit.
+"""The heart: take up what was queued, schedule, submit, commit.
 
 Overlap is a value carried from one call to the next: the next step is queued before the tokens of
 the last one are read. Must not know text, devices, or who is waiting for the answers.
@@ -9,58 +9,89 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
-from jengine.errors import EngineDead, UnexpectedCompile
+from jengine.errors import EngineDead, RequestError, UnexpectedCompile
 from jengine.executor.protocol import Executor, PendingOutput, WorkerHealth
 from jengine.outputs import Counts, TokenDelta
 from jengine.plan import Plan
 from jengine.request import WireRequest
+from jengine.scheduler.refusal import refuse_impossible
 from jengine.scheduler.scheduler import Scheduler
 
 
+class Arrival(NamedTuple):
+    """A request that no step has taken up yet."""
+
+    wire: WireRequest
+    block_hashes: Sequence[bytes]
+
+
 class EngineCore:
-    """Requests in, token deltas out. `depth` plans may be in flight while one is read."""
+    """Requests in, token deltas out. `depth` plans may be in flight while one is read.
+
+    `add` and `abort` only append to an inbox, so they are safe at any moment, also when the garbage
+    collector closes an abandoned stream inside `schedule`. Everything else is called between steps.
+    """
 
     def __init__(self, scheduler: Scheduler, executor: Executor, depth: int) -> None:
         self.scheduler = scheduler
         self.executor = executor
         self.depth = depth
         self.in_flight: deque[tuple[Plan, PendingOutput]] = deque()
-        self.undelivered: list[TokenDelta] = []  # ends of requests that no step has returned yet
+        self.is_due = False  # whether the oldest step in flight must be read before the next one
+        self.undelivered: list[TokenDelta] = []  # deltas that no step has returned yet
         self.failure: BaseException | None = None
+        self._inbox: deque[Arrival | str] = deque()  # a string is the id of a request to abort
+        self._arriving: set[str] = set()  # ids of the requests in the inbox
 
     @property
     def has_work(self) -> bool:
-        """Whether some request still waits for its final answer."""
-        return self.scheduler.has_unfinished or bool(self.undelivered)
+        """Whether `step` has something to do or to return."""
+        return self.scheduler.has_unfinished or bool(self._inbox or self.undelivered)
+
+    def check(self, wire: WireRequest) -> None:
+        """Raise a RequestError if no schedule could ever answer a request."""
+        refuse_impossible(wire, self.scheduler.config, self.scheduler.cache)
 
     def add(self, wire: WireRequest, block_hashes: Sequence[bytes] = ()) -> None:
-        """Queue a request, with the hashes of its first blocks as far as somebody has made them."""
+        """Queue a request, with the hashes of its first blocks as far as they are known."""
         self.check_alive()
-        self.scheduler.add(wire, block_hashes)
+        self.check(wire)
+        name = wire.request_id
+        if name in self._arriving or self.scheduler.knows(name):
+            raise RequestError(f"request_id={name!r} is being answered already.")
+        self._arriving.add(name)
+        self._inbox.append(Arrival(wire, block_hashes))
 
-    def abort(self, request_id: str) -> TokenDelta | None:
-        """End a request; its final delta, or None if it has ended already."""
-        return self.scheduler.abort(request_id)
+    def abort(self, request_id: str) -> None:
+        """Queue the end of a request. Unless it ends before, a last delta says "abort"."""
+        self._inbox.append(request_id)
 
-    def step(self) -> list[TokenDelta]:
-        """Queue the next step, then read back the one before it."""
-        return self.read(self.queue())
+    def take_up(self) -> None:
+        """Hand what was queued to the scheduler."""
+        while self._inbox:
+            item = self._inbox.popleft()
+            if isinstance(item, Arrival):
+                self.scheduler.add(*item)
+                self._arriving.discard(item.wire.request_id)
+            elif (ended := self.scheduler.abort(item)) is not None:
+                self.undelivered.append(ended)
 
-    def queue(self) -> bool:
-        """Queue the next step; whether there was one. `read` is told so."""
+    def step(self, read: bool = True) -> list[TokenDelta]:
+        """Queue the next step, then read the one before it, which `read=False` leaves undone."""
         self.check_alive()
         with self._failing():
-            return not self.undelivered and self._queue()
-
-    def read(self, queued: bool) -> list[TokenDelta]:
-        """Read back the step before what is queued, waiting for it."""
-        if self.undelivered:
-            undelivered, self.undelivered = self.undelivered, []
-            return undelivered
-        with self._failing():
-            return self._read(queued)
+            self.take_up()
+            plan = self.scheduler.schedule()
+            if plan:
+                self.in_flight.append((plan, self.executor.submit(plan)))
+            self.is_due = bool(self.in_flight) and (not plan or len(self.in_flight) > self.depth)
+            if self.is_due and read:
+                done, pending = self.in_flight.popleft()
+                self.undelivered += self.scheduler.commit(done, pending.result())
+        deltas, self.undelivered = self.undelivered, []
+        return deltas
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
@@ -68,32 +99,14 @@ class EngineCore:
         try:
             yield
         except (UnexpectedCompile, KeyboardInterrupt):
-            # The plan never ran, so what was scheduled with it is not in the cache. Others whose
-            # requests end here hear of it from the next step. (Ctrl-C comes here only when it is
-            # pressed twice; once, it waits for the end of the step.)
-            self.undelivered = self.reset()
+            # The plan never ran, so what was scheduled with it is not in the cache. The next step
+            # returns the last deltas of all requests. (Ctrl-C arrives here only when it is pressed
+            # twice; once, it waits for the end of the step.)
+            self.undelivered += self.reset()
             raise
         except Exception as error:
             self.failure = error
             raise EngineDead(f"a step failed: {type(error).__name__}: {error}") from error
-
-    def _queue(self) -> bool:
-        plan = self.scheduler.schedule()
-        if plan:
-            self.in_flight.append((plan, self.executor.submit(plan)))
-        return plan is not None
-
-    def due(self, queued: bool) -> PendingOutput | None:
-        """The step that `read` waits for, if it waits for any."""
-        if not self.in_flight or (queued and len(self.in_flight) <= self.depth):
-            return None
-        return self.in_flight[0][1]
-
-    def _read(self, queued: bool) -> list[TokenDelta]:
-        if self.due(queued) is None:
-            return []
-        done, pending = self.in_flight.popleft()
-        return self.scheduler.commit(done, pending.result())
 
     @property
     def weights_version(self) -> int:
@@ -106,6 +119,7 @@ class EngineCore:
         The version is in the root of every prefix hash, so nothing cached before is found again.
         """
         self.check_alive()
+        self.take_up()
         self.executor.update_weights(leaves)
         version = self.weights_version + 1
         self.scheduler.set_weights_version(version)
@@ -116,16 +130,19 @@ class EngineCore:
         for _, pending in self.in_flight:
             pending.result()  # its blocks are free only once it has run
         self.in_flight.clear()
+        self.take_up()
         deltas = self.scheduler.reset()
         self.scheduler.reset_prefix_cache()
         return deltas
 
     def reset_prefix_cache(self) -> bool:
         """Forget cached prefixes. False if requests are using the cache."""
+        self.take_up()
         return self.scheduler.reset_prefix_cache()
 
     def counts(self) -> Counts:
         """What the scheduler is doing."""
+        self.take_up()
         scheduler, cache = self.scheduler, self.scheduler.cache
         return Counts(
             running=scheduler.num_running,
@@ -149,6 +166,7 @@ class EngineCore:
     def probe(self) -> None:
         """Run a step with nothing in it, to its end. Only while no request runs."""
         self.check_alive()
+        self.take_up()
         with self._failing():
             self.executor.submit(self.scheduler.empty_plan()).result()
 
@@ -160,6 +178,7 @@ class EngineCore:
     def shutdown(self) -> None:
         """Abort everything and give the device memory back."""
         self.in_flight.clear()
+        self._inbox.clear()
         self.undelivered.clear()
         self.scheduler.reset()
         self.executor.shutdown()

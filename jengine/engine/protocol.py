@@ -22,12 +22,19 @@ class Core(Protocol):
         """How often the parameters were replaced."""
         ...
 
+    def check(self, wire: WireRequest) -> None:
+        """Raise a RequestError if no schedule could ever answer a request.
+
+        Changes nothing and may be called while a step runs.
+        """
+        ...
+
     def add(self, wire: WireRequest) -> None:
         """Queue a request."""
         ...
 
     def abort(self, request_id: str) -> TokenDelta | None:
-        """End a request; its final delta, or None if it has ended already."""
+        """End a request. Its final delta, or None: a step returns it, or it has ended already."""
         ...
 
     def step(self) -> list[TokenDelta]:

@@ -101,6 +101,10 @@ class Scheduler:
         """Whether any request still lacks its final answer."""
         return bool(self._requests)
 
+    def knows(self, request_id: str) -> bool:
+        """Whether this request still lacks its final answer."""
+        return request_id in self._requests
+
     def add(self, wire: WireRequest, block_hashes: Sequence[bytes] = ()) -> None:
         """Queue a request, or raise a RequestError if it could never run.
 

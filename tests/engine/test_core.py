@@ -1,0 +1,154 @@
+"""The heart: what is queued from outside waits for the start of a step, whoever queues it."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from jengine.config import CacheConfig, ScheduleConfig
+from jengine.engine.core import EngineCore
+from jengine.errors import RequestError
+from jengine.executor.scripted import ScriptedExecutor
+from jengine.kvcache.coordinator import CacheCoordinator
+from jengine.outputs import TokenDelta
+from jengine.scheduler.plan_builder import PlanBuilder
+from jengine.scheduler.scheduler import Scheduler
+from tests.scheduler.scheduler_loop import FULL, VOCAB, make_wire, truth
+
+CACHE = CacheConfig((FULL,), 4, (65,))
+
+
+@pytest.fixture
+def core() -> EngineCore:
+    scheduler = Scheduler(ScheduleConfig(8, 32, 64, prefill_tile=1), CacheCoordinator(CACHE))
+    return EngineCore(scheduler, ScriptedExecutor(CACHE, VOCAB), depth=1)
+
+
+def drain(core: EngineCore) -> list[TokenDelta]:
+    deltas = []
+    while core.has_work:
+        deltas += core.step()
+    return deltas
+
+
+def tokens_of(deltas: list[TokenDelta], name: str) -> list[int]:
+    return [token for delta in deltas if delta.request_id == name for token in delta.token_ids]
+
+
+def ends(deltas: list[TokenDelta]) -> dict[str, str]:
+    return {delta.request_id: delta.finish_reason for delta in deltas if delta.finish_reason}
+
+
+class Reader:
+    """The reader of a stream, who forgets it within a reference cycle."""
+
+    def __init__(self, core: EngineCore, name: str) -> None:
+        self.stream = self.read(core, name)
+        next(self.stream)
+
+    def read(self, core: EngineCore, name: str) -> Iterator[None]:
+        try:
+            while True:
+                yield
+        finally:
+            core.abort(name)
+
+
+@pytest.mark.parametrize("steps", range(4))
+def test_a_garbage_collection_inside_schedule_changes_no_plan(
+    core: EngineCore, monkeypatch: pytest.MonkeyPatch, steps: int
+) -> None:
+    """It may close an abandoned stream, whose request is already in the plan being built."""
+    wires = [make_wire(5 + 2 * i, name, max_tokens=12) for i, name in enumerate("abc")]
+    for wire in wires:
+        core.add(wire)
+    deltas = [delta for _ in range(steps) for delta in core.step()]
+    seal = PlanBuilder.seal
+
+    def collecting(*arguments):
+        gc.collect()
+        return seal(*arguments)
+
+    gc.disable()  # only inside `seal`
+    try:
+        Reader(core, "b")
+        monkeypatch.setattr(PlanBuilder, "seal", collecting)
+        deltas += core.step()
+    finally:
+        gc.enable()
+    assert "b" not in ends(deltas), "the plan was made with it"
+    deltas += drain(core)
+    assert ends(deltas) == {"a": "length", "b": "abort", "c": "length"}
+    for wire in (wires[0], wires[2]):
+        assert tokens_of(deltas, wire.request_id) == truth(wire)[0]
+    given = tokens_of(deltas, "b")
+    assert given == truth(wires[1])[0][: len(given)]
+
+
+def test_aborts_and_requests_wait_for_the_next_step(core: EngineCore) -> None:
+    core.add(make_wire(5, "a", max_tokens=9))
+    assert core.scheduler.num_waiting == 0 and core.has_work
+    core.step()
+    core.abort("a")
+    core.add(make_wire(6, "b"))
+    assert core.scheduler.num_running == 1
+    assert ends(core.step()) == {"a": "abort"}
+    drain(core)
+    core.abort("a")
+    core.abort("nobody")
+    assert core.has_work and core.step() == [] and not core.has_work
+
+
+def test_an_abort_before_the_first_step(core: EngineCore) -> None:
+    core.add(make_wire(5, "a"))
+    core.abort("a")
+    assert ends(drain(core)) == {"a": "abort"}
+
+
+def test_what_cannot_run_is_refused_at_once(core: EngineCore) -> None:
+    with pytest.raises(RequestError, match="has 64 tokens"):
+        core.add(make_wire(64, "long"))
+    core.add(make_wire(5, "a"))
+    for _ in range(2):  # in the inbox, then in the scheduler
+        with pytest.raises(RequestError, match="being answered already"):
+            core.add(make_wire(5, "a"))
+        core.step()
+    core.abort("a")
+    drain(core)
+    core.add(make_wire(5, "a"))
+    assert ends(drain(core)) == {"a": "length"}
+
+
+def test_calls_between_steps_see_what_is_queued(core: EngineCore) -> None:
+    core.add(make_wire(5, "a"))
+    assert core.counts().waiting == 1
+    core.step()
+    assert not core.reset_prefix_cache()
+    core.abort("a")
+    assert core.reset_prefix_cache() and core.counts().running == 0
+    assert ends(core.step()) == {"a": "abort"}
+
+
+def test_a_step_may_leave_the_one_before_it_unread(core: EngineCore) -> None:
+    wire = make_wire(5, "a", max_tokens=9)
+    core.add(wire)
+    due = []
+    for _ in range(3):
+        assert core.step(read=False) == []
+        due.append((len(core.in_flight), core.is_due))
+    assert due == [(1, False), (2, True), (2, True)]
+    assert tokens_of(drain(core), "a") == truth(wire)[0]
+
+
+def test_the_tour_quotes_the_heart() -> None:
+    tour = (Path(inspect.getfile(EngineCore)).parent.parent / "README.md").read_text()
+    quoted = tour.split("The heart, in full")[1].split("```python\n")[1].split("```")[0]
+    source = textwrap.dedent(inspect.getsource(EngineCore.step))
+    assert textwrap.indent(quoted, "        ") in source
+    code = [line for line in source.splitlines() if line.strip() and '"""' not in line]
+    assert len(code) <= 15
