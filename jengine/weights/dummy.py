@@ -21,6 +21,7 @@ from jengine.weights.abstract import (
     with_dtype,
     with_values,
 )
+from jengine.weights.transfers import Transfers
 
 # A prime, so that no row of a matrix starts where another one does.
 NOISE_LENGTH = 1_048_573
@@ -35,11 +36,14 @@ def dummy_model(
     generator = np.random.default_rng(seed)
     noise = generator.standard_normal(NOISE_LENGTH, np.float32)
     values = {}
+    transfers = Transfers()
     for path, parameter in named_parameters(model):
         metadata = parameter.get_metadata()
+        transfers.make_room(math.prod(parameter.shape) * parameter.dtype.itemsize)
         buffer = np.empty(parameter.shape, parameter.dtype)
         _fill(buffer, metadata["init"], noise, int(generator.integers(NOISE_LENGTH)))
         values[path] = place(path, metadata["axes"], buffer)
+        transfers.add(values[path], buffer.nbytes)
     return with_values(model, values)
 
 

@@ -6,6 +6,7 @@ built from a checkpoint before all its names, types and shapes are checked. Must
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -35,6 +36,8 @@ from jengine.weights.folder import open_checkpoint, read_model_config
 from jengine.weights.progress import ProgressFactory
 from jengine.weights.safetensors_file import READABLE, StoredTensor, write_file
 from jengine.weights.stored_parameter import StoredParameter
+from jengine.weights.tile_copy import copy_threads
+from jengine.weights.transfers import Transfers
 
 Pieces = Mapping[str, tuple[Piece, ...]]
 # Bytes of a tied head compared with the embedding at a time.
@@ -104,25 +107,28 @@ def _stream(
     place: Place | None,
     progress: ProgressFactory | None,
 ) -> dict[str, jax.Array]:
-    """One parameter after the other, so that the host never holds more than one of them, and of
-    that no more than its devices do."""
+    """Read and place one parameter after the other, in one order in every process.
+
+    Threads share the work within a parameter, so the host holds one parameter, or only its devices'
+    shards of it, besides what is still being copied to the devices.
+    """
     declared = dict(named_parameters(model))
     if set(declared) != set(pieces):
         raise ValueError(f"pieces and parameters differ: {set(declared) ^ set(pieces)}")
     place = place or place_on_default_device
     total = sum(tensors[name].size for name in _by_name(pieces))
     bar = progress("Loading weights", total) if progress else None
-    values = {}
-    try:
+    values: dict[str, jax.Array] = {}
+    transfers = Transfers()
+    with contextlib.closing(bar) if bar else contextlib.nullcontext(), copy_threads() as threads:
         for path, parameter in declared.items():
             parts = tuple((piece, tensors[piece.name]) for piece in pieces[path])
-            stored = StoredParameter(parameter.shape, np.dtype(parameter.dtype), parts)
+            stored = StoredParameter(parameter.shape, np.dtype(parameter.dtype), parts, threads)
+            transfers.make_room(stored.nbytes)
             values[path] = place(path, parameter.get_metadata()["axes"], stored)
+            transfers.add(values[path], stored.nbytes)
             if bar:
                 bar.update(sum(_bytes_of(piece, tensor) for piece, tensor in parts))
-    finally:
-        if bar:
-            bar.close()
     return values
 
 

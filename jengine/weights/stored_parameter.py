@@ -1,75 +1,103 @@
-"""One of our parameters as it lies in a checkpoint, from which any part of it can be read alone.
+"""A parameter as a checkpoint stores it: any part of it can be read alone.
 
 In: the pieces of the parameter and the tensors they come from. Out: arrays of the parts asked for,
-so that a process reads what its devices hold. Must not know devices.
+so that a process reads only the shards of its own devices. Must not know devices.
 """
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from jengine.errors import CheckpointError
-from jengine.models.checkpoint import STRIPE, Piece
+from jengine.models.checkpoint import Piece
 from jengine.weights.safetensors_file import StoredTensor
+from jengine.weights.tile_copy import TASK_BYTES, Convert, Task, copy, run_tasks, task_regions
 
 Region = Sequence[slice]
-# Where JAX on the CPU uses a NumPy array's memory as it is, instead of copying it.
+# JAX on the CPU uses a NumPy array's memory without a copy if it is aligned to this.
 ALIGNMENT = 64
 
 
 @dataclass(frozen=True)
 class StoredParameter:
-    """A parameter of this shape and type, in a file."""
+    """A parameter of this shape and type, in a file. `threads` share the work of reading it."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
     parts: tuple[tuple[Piece, StoredTensor], ...]
+    threads: Executor | None = None
 
     @property
     def size(self) -> int:
         """How many elements it has."""
-        return int(np.prod(self.shape, dtype=np.int64))
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole parameter once it is read."""
+        return self.size * self.dtype.itemsize
 
     def __getitem__(self, region: tuple[slice, ...]) -> np.ndarray:
         """A part of the parameter; only that much is read."""
-        given = (*region, *[slice(None)] * (len(self.shape) - len(region)))
-        wanted = [
-            slice(*one.indices(size)[:2]) for one, size in zip(given, self.shape, strict=True)
-        ]
+        wanted = ranges(region, self.shape)
         found = aligned([one.stop - one.start for one in wanted], self.dtype)
-        for place, values, tensor in self._views():
-            shared = [overlap(one, other) for one, other in zip(wanted, place, strict=True)]
-            if all(one.start < one.stop for one in shared):
-                ours, theirs = moved(shared, wanted), moved(shared, place)
-                fill(found[ours], values[theirs], tensor)
+        threads = self.threads if found.nbytes > TASK_BYTES else None
+        run_tasks(self._copies(found, wanted), threads)
         return found
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.asarray(self[()], dtype)
 
     def elements(self, indices: np.ndarray) -> np.ndarray:
-        """Single elements, by their places in the flattened parameter."""
+        """Single elements, by their indices in the flattened parameter."""
         found = np.empty(len(indices), self.dtype)
         wanted = np.unravel_index(indices, self.shape)
-        for place, values, tensor in self._views():
+        for piece, tensor in self.parts:
+            place = piece.place(self.shape)
             inside = np.ones(len(indices), bool)
             for axis, one in zip(wanted, place, strict=True):
                 inside &= (axis >= one.start) & (axis < one.stop)
             there = tuple(axis[inside] - one.start for axis, one in zip(wanted, place, strict=True))
-            found[inside] = converted(values[there], self.dtype, tensor)
+            values = oriented(piece, tensor, place)[there]
+            found[inside] = converted(values, self.dtype, tensor)
         return found
 
-    def _views(self) -> Iterator[tuple[list[slice], np.ndarray, StoredTensor]]:
-        """Each piece's place in the parameter, and a view of its tensor turned to lie there."""
+    def _copies(self, found: np.ndarray, wanted: Region) -> Iterator[Task]:
+        """Tasks that together fill `found`, the part of the parameter in the range `wanted`."""
         for piece, tensor in self.parts:
             place = piece.place(self.shape)
-            sizes = [one.stop - one.start for one in place]
-            yield place, piece.turned(tensor.read()).reshape(sizes), tensor
+            shared = [overlap(one, other) for one, other in zip(wanted, place, strict=True)]
+            if any(one.start >= one.stop for one in shared):
+                continue
+            # Opened by the first task and closed after the last one: a parameter of many experts
+            # has more tensors than a process may have open files.
+            view = functools.cache(functools.partial(oriented, piece, tensor, place))
+            for part in task_regions(shared, self.dtype.itemsize, transposed=piece.transpose):
+                ours, theirs = moved(part, wanted), moved(part, place)
+                convert = functools.partial(converted, dtype=self.dtype, tensor=tensor)
+                yield functools.partial(copy_part, found[ours], view, theirs, convert)
+
+
+def oriented(piece: Piece, tensor: StoredTensor, place: Region) -> np.ndarray:
+    """A view of the tensor with the axes of the part of the parameter that it fills."""
+    return piece.turned(tensor.read()).reshape([one.stop - one.start for one in place])
+
+
+def copy_part(
+    into: np.ndarray,
+    view: Callable[[], np.ndarray],
+    part: tuple[slice, ...],
+    convert: Convert,
+) -> None:
+    """Copy one part of a tensor."""
+    copy(into, view()[part], convert)
 
 
 def aligned(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
@@ -97,16 +125,6 @@ def moved(region: Region, origin: Region) -> tuple[slice, ...]:
         slice(one.start - base.start, one.stop - base.start)
         for one, base in zip(region, origin, strict=True)
     )
-
-
-def fill(into: np.ndarray, values: np.ndarray, tensor: StoredTensor) -> None:
-    """Copy a few columns at a time: what is turned would leave the processor's cache otherwise."""
-    if values.flags.c_contiguous or not values.ndim:
-        into[...] = converted(values, into.dtype, tensor)
-        return
-    for start in range(0, into.shape[-1], STRIPE):
-        stripe = slice(start, start + STRIPE)
-        into[..., stripe] = converted(values[..., stripe], into.dtype, tensor)
 
 
 def converted(values: np.ndarray, dtype: np.dtype, tensor: StoredTensor) -> np.ndarray:

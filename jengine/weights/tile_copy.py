@@ -1,0 +1,116 @@
+"""Copies tensors into parameters, transposed where needed, split into tasks for several threads.
+
+In: NumPy views of one shape, in different memory orders. Out: the destination filled. Must not
+know checkpoints or devices.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
+
+import numpy as np
+
+# Rows transposed at a time, and bytes of the tile that they are gathered in: it stays in the
+# processor's cache.
+TILE_ROWS = 128
+TILE_BYTES = 2**16
+# Bytes added to a tile's row. Rows of a matrix are mostly a power of two apart, so a column of them
+# falls into few sets of the cache and evicts itself; a tile's column must not.
+TILE_PADDING = 64
+# A copy is split into tasks of about this size; a smaller parameter is copied by the caller.
+TASK_BYTES = 2**22
+MOST_THREADS = 16
+THREAD_NAME = "load-weights"
+# Integer types to copy custom types such as bfloat16 as: NumPy copies those element by element and
+# holds the interpreter's lock meanwhile.
+BITS = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
+
+Task = Callable[[], None]
+Convert = Callable[[np.ndarray], np.ndarray]
+
+
+@contextlib.contextmanager
+def copy_threads() -> Iterator[Executor | None]:
+    """Threads to copy with, one per usable core; None where there is one core only."""
+    usable = getattr(os, "sched_getaffinity", None)
+    cores = len(usable(0)) if usable else os.cpu_count() or 1
+    if cores == 1:
+        yield None
+        return
+    pool = ThreadPoolExecutor(min(cores, MOST_THREADS), THREAD_NAME)
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def run_tasks(tasks: Iterable[Task], threads: Executor | None) -> None:
+    """Run all tasks. If several fail, the error of the first in order is raised."""
+    if threads is None:
+        for task in tasks:
+            task()
+        return
+    futures: list[Future[None]] = []
+    try:
+        for task in tasks:
+            futures.append(threads.submit(task))
+        for future in futures:
+            future.result()
+    finally:
+        for future in futures:
+            future.cancel()
+        wait(futures)  # tasks that run still write to the caller's memory
+
+
+def task_regions(
+    region: Sequence[slice], itemsize: int, *, transposed: bool
+) -> Iterator[list[slice]]:
+    """The region in parts of about TASK_BYTES, each contiguous in the tensor.
+
+    `transposed`: the region's first axis is the tensor's last one, so it is not split.
+    """
+    sizes = [one.stop - one.start for one in region]
+    long = [axis for axis, size in enumerate(sizes) if size > 1]
+    axis = next(iter(long[1:] if transposed else long), 0)
+    count = -(-int(np.prod(sizes)) * itemsize // TASK_BYTES)
+    step = -(-sizes[axis] // count)
+    if step > TILE_ROWS:
+        step = -(-step // TILE_ROWS) * TILE_ROWS
+    for start in range(region[axis].start, region[axis].stop, step):
+        part = list(region)
+        part[axis] = slice(start, min(start + step, region[axis].stop))
+        yield part
+
+
+def copy(into: np.ndarray, values: np.ndarray, convert: Convert) -> None:
+    """Assign `values` to `into`, of the same shape; `convert` is given the values first."""
+    into, values = into.squeeze(), values.squeeze()
+    if values.ndim > 1 and values.strides[0] < values.strides[-1]:
+        _copy_transposed(into, values, convert)
+    else:
+        _assign(into, convert(values))
+
+
+def _copy_transposed(into: np.ndarray, values: np.ndarray, convert: Convert) -> None:
+    """Copy by way of a tile. Along the first axis of `values` its memory is contiguous."""
+    columns = TILE_BYTES // (TILE_ROWS * into.itemsize)
+    tile = np.empty((TILE_ROWS, columns + TILE_PADDING // into.itemsize), into.dtype)
+    for middle in np.ndindex(values.shape[1:-1]):
+        target, rows = into[:, *middle], values[:, *middle].T
+        for row in range(0, len(rows), TILE_ROWS):
+            for column in range(0, len(target), columns):
+                there = (slice(row, row + TILE_ROWS), slice(column, column + columns))
+                given = rows[there]
+                part = tile[: given.shape[0], : given.shape[1]]
+                _assign(part, convert(given))
+                _assign(target[there[::-1]], part.T)
+
+
+def _assign(into: np.ndarray, values: np.ndarray) -> None:
+    if into.dtype == values.dtype:
+        bits = BITS[into.itemsize]
+        into, values = into.view(bits), values.view(bits)
+    into[...] = values

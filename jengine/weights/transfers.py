@@ -1,0 +1,33 @@
+"""Bounds the host memory that copies to devices still read from.
+
+In: arrays as they are put on devices, which returns before the copy is done. Must not know files.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import jax
+
+# Bytes of parameters on their way to devices. One larger parameter may be on its way alone.
+MOST_IN_FLIGHT = 2**29
+
+
+class Transfers:
+    """Arrays whose host memory may still be in use."""
+
+    def __init__(self) -> None:
+        self._in_flight: deque[tuple[jax.Array, int]] = deque()
+        self._bytes = 0
+
+    def make_room(self, size: int) -> None:
+        """Wait until `size` more bytes may be in flight, oldest transfer first."""
+        while self._in_flight and self._bytes + size > MOST_IN_FLIGHT:
+            array, done = self._in_flight.popleft()
+            jax.block_until_ready(array)
+            self._bytes -= done
+
+    def add(self, array: jax.Array, size: int) -> None:
+        """Count an array of `size` bytes that was just put on its devices."""
+        self._in_flight.append((array, size))
+        self._bytes += size
