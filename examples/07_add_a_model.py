@@ -12,10 +12,18 @@ from dataclasses import replace
 from pathlib import Path
 
 from jengine import LLM, SamplingParams, register_model
-from jengine.config import ModelConfig
+from jengine.config import LayerConfig, ModelConfig
 from jengine.models.checkpoint import Names
 from jengine.models.fields import Fields
-from jengine.models.hf_config import Defaults, read_decoder, read_num_layers, write_decoder
+from jengine.models.hf_config import (
+    Defaults,
+    read_attention,
+    read_decoder,
+    read_mlp,
+    read_num_layers,
+    write_decoder,
+    written_window,
+)
 
 
 class Starcoder2:
@@ -46,13 +54,13 @@ class Starcoder2:
         fields = Fields(hf)
         if not fields.flag("use_bias", True):
             fields.refuse("use_bias", "true: the decoder's plain MLP has biases")
-        window = fields.optional_integer("sliding_window", None)
-        windows = (window,) * read_num_layers(fields, self.DEFAULTS)
-        config = read_decoder(
-            fields, self.DEFAULTS, windows=windows, qkv_bias=True, output_bias=True
-        )
+        attention = read_attention(fields, self.DEFAULTS, qkv_bias=True, output_bias=True)
+        attention = replace(attention, window=fields.optional_integer("sliding_window", None))
+        mlp = replace(read_mlp(fields, self.DEFAULTS), gated=False)
+        layers = (LayerConfig(attention, mlp),) * read_num_layers(fields, self.DEFAULTS)
+        config = read_decoder(fields, self.DEFAULTS, layers)
         epsilon = fields.number("norm_epsilon", 1e-5, above_minimum=True)
-        return replace(config, norm="layer", norm_eps=epsilon, mlp="plain")
+        return replace(config, norm="layer", norm_eps=epsilon)
 
     def write_config(self, config: ModelConfig) -> dict[str, object]:
         """The inverse, for `llm.save`."""
@@ -61,7 +69,7 @@ class Starcoder2:
             "model_type": "starcoder2",
             "norm_epsilon": config.norm_eps,
             "use_bias": True,
-            "sliding_window": config.layers[0].window,
+            "sliding_window": written_window(config),
         }
 
 

@@ -1,7 +1,7 @@
-"""The engine's settings, one frozen struct a room, and the model's shape as data.
+"""The engine's settings, one frozen struct per room, and the model's shape as data.
 
-Built once by `engine/configure.py` from what the user gave and what the checkpoint says; every room
-receives its own part only. No jax, no Hugging Face names.
+Built once by `assembly/` from the user's arguments and the checkpoint; each room receives only its
+own part. No jax, no Hugging Face names.
 """
 
 from __future__ import annotations
@@ -55,75 +55,116 @@ class RopeConfig:
 
 
 @dataclass(frozen=True)
-class MoeConfig:
-    """Experts instead of one MLP, on these layers: how many, how large, and how a token picks."""
+class AttentionConfig:
+    """Attention of one layer: its heads, what a query may see, and how scores are formed."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    # How many tokens a query may see, its own included. None: all up to its own.
+    window: int | None = None
+    # None: queries and keys are not rotated.
+    rope: RopeConfig | None = field(default_factory=RopeConfig)
+    qkv_bias: bool = False
+    output_bias: bool = False
+    # RMS norm of queries and keys: of each head alone, or of all heads of a token as one vector.
+    qk_norm: Literal["head", "whole"] | None = None
+    scale: float | None = None  # None: head_dim ** -0.5
+    soft_cap: float | None = None
+
+    @property
+    def group(self) -> int:
+        """Query heads that share one head of keys and values."""
+        return self.num_heads // self.num_kv_heads
+
+    @property
+    def cache(self) -> CacheSpec:
+        """What this layer keeps of a token."""
+        kind: CacheKind = "full" if self.window is None else "sliding"
+        return CacheSpec(kind, self.num_kv_heads, self.head_dim, self.window)
+
+
+@dataclass(frozen=True)
+class MlpConfig:
+    """A dense feed-forward block; without a gate it is up and down with biases."""
+
+    intermediate_size: int
+    activation: Activation = "silu"
+    gated: bool = True
+
+    @property
+    def active_size(self) -> int:
+        """The intermediate numbers that one token takes."""
+        return self.intermediate_size
+
+
+@dataclass(frozen=True)
+class ExpertsConfig:
+    """A mixture of gated MLPs: how many, how large, and how a token picks among them."""
 
     num_experts: int
     experts_per_token: int
-    intermediate_size: int
-    layers: tuple[int, ...]
+    intermediate_size: int  # of one expert
+    activation: Activation = "silu"
     # Whether the weights of a token's experts are scaled to a sum of one.
     normalize_weights: bool = True
+
+    @property
+    def active_size(self) -> int:
+        """The intermediate numbers that one token takes."""
+        return self.experts_per_token * self.intermediate_size
+
+
+# What may stand in the two halves of a layer. Other kinds are added to these unions.
+MixerConfig = AttentionConfig
+FfnConfig = MlpConfig | ExpertsConfig
+
+
+@dataclass(frozen=True)
+class LayerConfig:
+    """One decoder layer: what mixes tokens, then what transforms each of them alone."""
+
+    mixer: MixerConfig
+    ffn: FfnConfig
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A decoder's shape, as the shared decoder body understands it."""
+    """A model's shape: one LayerConfig per layer, and what surrounds the layers."""
 
     architecture: str
     vocab_size: int
     hidden_size: int
-    intermediate_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
     max_position: int
-    layers: tuple[CacheSpec, ...]
+    layers: tuple[LayerConfig, ...]
     norm_eps: float = 1e-6
     norm: NormKind = "rms"
-    # Where attention and MLP are normalised: what goes in, what comes out, or both.
+    # Which sides of attention and feed-forward block are normalised: input, output, or both.
     norm_places: Literal["before", "after", "around"] = "before"
-    # None: positions are learned vectors, added to the embedding.
-    rope: RopeConfig | None = field(default_factory=RopeConfig)
-    # What layers with a sliding window use instead of `rope`, where that differs.
-    sliding_rope: RopeConfig | None = None
-    activation: Activation = "silu"
-    # `plain` has no gate, and biases.
-    mlp: Literal["gated", "plain"] = "gated"
-    moe: MoeConfig | None = None
+    # Whether a learned vector for its position is added to each token's embedding.
+    learned_positions: bool = False
     tie_embeddings: bool = False
     embed_scale: float = 1.0
     logit_soft_cap: float | None = None
-    qkv_bias: bool = False
-    output_bias: bool = False
-    # Queries and keys are normalised head by head, or all heads of a token as one vector.
-    qk_norm: Literal["head", "whole"] | None = None
-    attention_scale: float | None = None  # None: head_dim ** -0.5
-    attention_soft_cap: float | None = None
     initializer_range: float = 0.02
     dtype: str = "float32"
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
 
     @property
-    def groups(self) -> tuple[CacheGroup, ...]:
-        """The cache groups of these layers."""
-        return cache_groups(self.layers)
+    def cache_specs(self) -> tuple[CacheSpec, ...]:
+        """What each layer keeps of a token."""
+        return tuple(layer.mixer.cache for layer in self.layers)
 
     @property
-    def ropes(self) -> tuple[RopeConfig, ...]:
-        """The different rotations of these layers."""
-        found = dict.fromkeys(map(self.layer_rope, range(len(self.layers))))
-        return tuple(rope for rope in found if rope is not None)
+    def groups(self) -> tuple[CacheGroup, ...]:
+        """The cache groups of these layers."""
+        return cache_groups(self.cache_specs)
 
-    def layer_rope(self, layer: int) -> RopeConfig | None:
-        """The rotation of one layer."""
-        slides = self.layers[layer].window is not None
-        return self.sliding_rope if slides and self.sliding_rope is not None else self.rope
-
-    def layer_moe(self, layer: int) -> MoeConfig | None:
-        """The experts of one layer, or None where it has one MLP."""
-        return self.moe if self.moe is not None and layer in self.moe.layers else None
+    @property
+    def has_experts(self) -> bool:
+        """Whether some layer is a mixture of experts."""
+        return any(isinstance(layer.ffn, ExpertsConfig) for layer in self.layers)
 
 
 @dataclass(frozen=True)

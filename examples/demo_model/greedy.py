@@ -16,6 +16,7 @@ from flax import nnx
 from jax import Array
 from tokenizers import Tokenizer
 
+from jengine.models.context import MixInputs, StepContext
 from jengine.models.decoder import Decoder
 
 __all__ = ["Completion", "Generate", "greedy_generator"]
@@ -79,27 +80,29 @@ def fill(graph: Any, variables: Any, tokens: Array, lengths: Array) -> Array:
     """Replace everything behind each row's prompt by what the model finds most likely."""
     model: Decoder = nnx.merge(graph, variables)
     rows, length = tokens.shape
-    config = model.config
-    shape = (len(config.layers), 2, rows, length, config.num_kv_heads, config.head_dim)
+    layers = model.config.layers
+    heads = layers[0].mixer
+    shape = (len(layers), 2, rows, length, heads.num_kv_heads, heads.head_dim)
 
     def step(at: Array, carried: tuple[Array, Array]) -> tuple[Array, Array]:
         tokens, cache = carried
         now = jnp.broadcast_to(at, (rows, 1))
-        attend = partial(attend_until, at)
-        hidden, cache = model(jax.lax.dynamic_slice_in_dim(tokens, at, 1, 1), now, cache, attend)
+        every_row = jnp.arange(rows)[:, None]
+        context = StepContext(now, every_row, partial(attend_until, at), cache)
+        hidden = model(jax.lax.dynamic_slice_in_dim(tokens, at, 1, 1), context)
         likely = jnp.argmax(model.logits(hidden)[:, 0], axis=-1).astype(tokens.dtype)
         given = jax.lax.dynamic_index_in_dim(tokens, at + 1, 1, keepdims=False)
         following = jnp.where(at + 1 < lengths, given, likely)
-        return jax.lax.dynamic_update_index_in_dim(tokens, following, at + 1, 1), cache
+        tokens = jax.lax.dynamic_update_index_in_dim(tokens, following, at + 1, 1)
+        return tokens, context.caches
 
     start = (tokens, jnp.zeros(shape, jnp.float32))
     return jax.lax.fori_loop(0, length - 1, step, start)[0]
 
 
-def attend_until(
-    at: Array, cache: Array, layer: int, q: Array, k: Array, v: Array
-) -> tuple[Array, Array]:
-    """Attention of one token a row over a dense cache [layers, 2, rows, length, KV heads, dim]."""
+def attend_until(at: Array, cache: Array, layer: int, inputs: MixInputs) -> tuple[Array, Array]:
+    """One token per row over a dense cache [layers, 2, rows, length, KV heads, dim]."""
+    q, k, v = inputs.heads()
     both = jnp.stack((k, v))[None]  # [1, 2, R, 1, KV, D]
     cache = jax.lax.dynamic_update_slice(cache, both, (layer, 0, 0, at, 0, 0))
     keys, values = cache[layer]

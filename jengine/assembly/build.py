@@ -249,7 +249,7 @@ def placement_for(args: EngineArgs, config: ModelConfig) -> Placement:
         )
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    heads = tuple(spec.kv_heads for spec in config.layers)
+    heads = tuple(spec.kv_heads for spec in config.cache_specs)
     mesh = mesh_of_replicas([engine_mesh(devices, heads) for devices in replicas])
     placement = Placement(mesh)
     if len(replicas) > 1 and len(placement.processes) > 1:

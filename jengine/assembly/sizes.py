@@ -140,7 +140,7 @@ def runner_config(
             "Leave num_scheduler_steps out."
         )
     # A stage's slots are built like the first layers of the model.
-    groups = cache_groups(config.layers[: stage_layout(config, stages).num_slots])
+    groups = cache_groups(config.cache_specs[: stage_layout(config, stages).num_slots])
     shapes = StepShapes(
         groups=groups,
         block_size=args.block_size or BLOCK_SIZE,

@@ -1,18 +1,60 @@
-"""Plain causal attention without a cache: what training and scoring of whole sequences use.
+"""What an attention layer hands to the KV cache, and plain causal attention without a cache.
 
-Also the type of the attention function that a model is given: the model computes q, k and v and
-does not know where keys and values are kept.
+`AttentionInputs` keeps the matmul's output together with the norm and the rotation that queries and
+keys still need, so that a backend can do these and the cache write in one kernel.
 """
 
 from __future__ import annotations
 
-from typing import Any, Protocol, TypedDict, Unpack
+from typing import NamedTuple, TypedDict
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
+from jengine.config import AttentionConfig
+from jengine.layers.norm import rms_norm
+from jengine.layers.rope import rotate
 from jengine.layers.soft_cap import soft_cap
+
+
+class HeadNorms(NamedTuple):
+    """RMS norms of queries and keys; the weights have `offset` added to them."""
+
+    q_weight: Array  # [dim], or [kv_heads, group, dim] for all heads as one vector
+    k_weight: Array  # [dim], or [kv_heads, dim]
+    eps: float
+    offset: float
+
+    def __call__(self, q: Array, k: Array) -> tuple[Array, Array]:
+        """q [..., kv_heads, group, dim] and k [..., kv_heads, dim], normalised."""
+        q_weight, k_weight = self.q_weight, self.k_weight
+        if self.offset:
+            q_weight, k_weight = (w.astype("float32") + self.offset for w in (q_weight, k_weight))
+        return rms_norm(q, q_weight, self.eps), rms_norm(k, k_weight, self.eps)
+
+
+class AttentionInputs(NamedTuple):
+    """Queries, keys and values of one layer, grouped by KV head: [its queries, its key, its value].
+
+    Norms come before the rotation; both apply to queries and keys only.
+    """
+
+    config: AttentionConfig
+    qkv: Array  # f32 [..., kv_heads, group + 2, dim]
+    norms: HeadNorms | None
+    rotation: tuple[Array, Array] | None  # cos and sin, [..., dim / 2] each
+
+    def heads(self) -> tuple[Array, Array, Array]:
+        """Normalised and rotated q [..., heads, dim] and k [..., kv_heads, dim], and v like k."""
+        q, k, v = self.qkv[..., :-2, :], self.qkv[..., -2, :], self.qkv[..., -1, :]
+        if self.norms is not None:
+            q, k = self.norms(q, k)
+        q = q.reshape(*q.shape[:-3], self.config.num_heads, self.config.head_dim)
+        if self.rotation is not None:
+            with jax.named_scope("rope"):
+                q, k = (rotate(heads, *self.rotation) for heads in (q, k))
+        return q, k, v
 
 
 class ScoreOptions(TypedDict, total=False):
@@ -22,31 +64,29 @@ class ScoreOptions(TypedDict, total=False):
     soft_cap: float
 
 
-class AttentionFunction(Protocol):
-    """Stores k and v of `layer` and attends q to what the cache then holds."""
+def score_options(config: AttentionConfig) -> ScoreOptions:
+    """Only what departs from plain attention."""
+    options: ScoreOptions = {}
+    if config.scale is not None:
+        options["scale"] = config.scale
+    if config.soft_cap is not None:
+        options["soft_cap"] = config.soft_cap
+    return options
 
-    def __call__(
-        self, cache: Any, layer: int, q: Array, k: Array, v: Array, **options: Unpack[ScoreOptions]
-    ) -> tuple[Array, Any]: ...
 
-
-def dense_causal(windows: tuple[int | None, ...]) -> AttentionFunction:
-    """Attention over whole sequences [B, T, heads, dim]; `windows` holds one entry a layer."""
-
-    def attend(
-        cache: Any, layer: int, q: Array, k: Array, v: Array, **options: Unpack[ScoreOptions]
-    ) -> tuple[Array, Any]:
-        batch, length, heads, dim = q.shape
-        grouped = q.reshape(batch, length, k.shape[2], heads // k.shape[2], dim)
-        scale = options.get("scale", dim**-0.5)
-        scores = jnp.einsum("btkgd,bskd->bkgts", grouped, k) * scale  # [B, KV, G, T, S]
-        scores = soft_cap(scores, options.get("soft_cap"))
-        mask = jnp.broadcast_to(causal_mask(length, windows[layer]), scores.shape)
-        weights = jax.nn.softmax(jnp.where(mask, scores, -jnp.inf), axis=-1)
-        mixed = jnp.einsum("bkgts,bskd->btkgd", weights, v)
-        return mixed.reshape(batch, length, heads, dim), cache
-
-    return attend
+def dense_attention(inputs: AttentionInputs) -> Array:
+    """Causal attention over whole sequences: [B, T, heads, dim]."""
+    q, k, v = inputs.heads()
+    batch, length, heads, dim = q.shape
+    config = inputs.config
+    grouped = q.reshape(batch, length, k.shape[2], heads // k.shape[2], dim)
+    scale = dim**-0.5 if config.scale is None else config.scale
+    scores = jnp.einsum("btkgd,bskd->bkgts", grouped, k) * scale  # [B, KV, G, T, S]
+    scores = soft_cap(scores, config.soft_cap)
+    mask = jnp.broadcast_to(causal_mask(length, config.window), scores.shape)
+    weights = jax.nn.softmax(jnp.where(mask, scores, -jnp.inf), axis=-1)
+    mixed = jnp.einsum("bkgts,bskd->btkgd", weights, v)
+    return mixed.reshape(batch, length, heads, dim)
 
 
 def causal_mask(length: int, window: int | None) -> Array:

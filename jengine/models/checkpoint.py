@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from jengine.config import ModelConfig, MoeConfig
+from jengine.config import AttentionConfig, ExpertsConfig, FfnConfig, ModelConfig
 
 T = TypeVar("T")
 Index = tuple[int | slice, ...]
@@ -161,18 +161,18 @@ def decoder_pieces(config: ModelConfig, names: Names) -> Pieces:
     """Parameter path -> pieces, for the shared decoder body."""
     vocab, hidden = config.vocab_size, config.hidden_size
     pieces: Pieces = {"embed": (Piece(names.embed_weight, (vocab, hidden)),)}
-    if config.rope is None:
+    if config.learned_positions:
         name = f"{names.prefix}{names.positions}.weight"
         pieces["position_embed"] = (Piece(name, (config.max_position, hidden)),)
     pieces |= _norm(config, "norm", f"{names.prefix}{names.final_norm}", (hidden,))
     if not config.tie_embeddings:
         pieces["head"] = (Piece(f"{names.head}.weight", (vocab, hidden), transpose=True),)
-    for layer in range(len(config.layers)):
+    for layer, own in enumerate(config.layers):
         theirs = f"{names.prefix}{names.layers}.{layer}."
         ours = {
             **_layer_norms(config, names, theirs),
-            **_attention(config, names, theirs),
-            **_mlp(config, names, theirs, config.layer_moe(layer)),
+            **_attention(config.hidden_size, own.mixer, names, theirs),
+            **_ffn(config.hidden_size, own.ffn, names, theirs),
         }
         pieces.update({f"layers.{layer}.{path}": found for path, found in ours.items()})
     return pieces
@@ -198,10 +198,10 @@ def _layer_norms(config: ModelConfig, names: Names, layer: str) -> Pieces:
     return pieces
 
 
-def _attention(config: ModelConfig, names: Names, layer: str) -> Pieces:
+def _attention(hidden: int, config: AttentionConfig, names: Names, layer: str) -> Pieces:
     """Queries, keys and values share one parameter [hidden, kv, group + 2, dim]."""
-    hidden, dim, kv = config.hidden_size, config.head_dim, config.num_kv_heads
-    group, heads = config.num_heads // kv, config.num_heads * dim
+    dim, kv, group = config.head_dim, config.num_kv_heads, config.group
+    heads = config.num_heads * dim
     sizes = (heads, kv * dim, kv * dim)
     ours = (slice(0, group), group, group + 1)
     qkv = [layer + name for name in names.qkv]
@@ -221,18 +221,18 @@ def _attention(config: ModelConfig, names: Names, layer: str) -> Pieces:
             ("attention.q_norm", names.q_norm, heads if whole else dim),
             ("attention.k_norm", names.k_norm, kv * dim if whole else dim),
         ):
-            pieces |= _norm(config, path, layer + name, (size,))
+            pieces[f"{path}.weight"] = (Piece(f"{layer}{name}.weight", (size,)),)
     return pieces
 
 
-def _mlp(config: ModelConfig, names: Names, layer: str, moe: MoeConfig | None) -> Pieces:
-    if moe is not None:
-        return _experts(config, names, layer, moe)
-    hidden, inner = config.hidden_size, config.intermediate_size
+def _ffn(hidden: int, config: FfnConfig, names: Names, layer: str) -> Pieces:
+    if isinstance(config, ExpertsConfig):
+        return _experts(hidden, config, names, layer)
+    inner = config.intermediate_size
     up = [layer + name for name in names.gate_up]
     down = [layer + names.down]
     pieces = {"mlp.down": _matrices(names, down, inner, (hidden,), [()])}
-    if config.mlp == "gated":
+    if config.gated:
         parts: list[Index] = [(EVERY, 0), (EVERY, 1)]
         return pieces | {"mlp.gate_up": _matrices(names, up, hidden, (inner, inner), parts)}
     return pieces | {
@@ -242,9 +242,9 @@ def _mlp(config: ModelConfig, names: Names, layer: str, moe: MoeConfig | None) -
     }
 
 
-def _experts(config: ModelConfig, names: Names, layer: str, moe: MoeConfig) -> Pieces:
+def _experts(hidden: int, config: ExpertsConfig, names: Names, layer: str) -> Pieces:
     """Each expert's matrices are one slice of [experts, hidden, inner, 2] and the like."""
-    hidden, inner, count = config.hidden_size, moe.intermediate_size, moe.num_experts
+    inner, count = config.intermediate_size, config.num_experts
     gate_up: list[Piece] = []
     down: list[Piece] = []
     for expert in range(count):

@@ -1,7 +1,7 @@
-"""The decoder body all families share: embed, layers of attention and MLP, norm, head.
+"""The decoder body that families share: embed, layers of mixer and feed-forward block, norm, head.
 
-Comes in: tokens and positions, a cache and a function that attends through it. Goes out: hidden
-states and the cache. Must not know pages, rows, sampling or checkpoints.
+In: tokens and a StepContext. Out: hidden states; the context holds the new cache. Must not know
+blocks, requests, sampling or checkpoints.
 """
 
 from __future__ import annotations
@@ -14,35 +14,37 @@ from flax import nnx
 from jax import Array
 
 from jengine.config import ModelConfig
-from jengine.layers.attention import AttentionFunction, dense_causal
 from jengine.layers.linear import project
-from jengine.layers.rope import rotation
 from jengine.layers.soft_cap import soft_cap
-from jengine.models.attention import Attention, Rotations
+from jengine.models.attention import Attention
+from jengine.models.context import StepContext, whole_sequences
 from jengine.models.mlp import make_mlp
 from jengine.models.norms import make_norm, norms_around
 from jengine.models.parameter import normal, parameter
-from jengine.models.taps import Tap, untapped, within
 
 
 class DecoderLayer(nnx.Module):
-    """Attention and MLP, normalised before, after or around, each added to the residual stream."""
+    """Attention and feed-forward block, each added to the residual stream.
+
+    Norms stand before, after or around each of the two.
+    """
 
     def __init__(self, config: ModelConfig, layer: int, dtype: Any, rngs: nnx.Rngs | None):
+        self.path = f"layers.{layer}"
+        own = config.layers[layer]
         self.before_attention, self.after_attention = norms_around(config, dtype, rngs)
-        self.attention = Attention(config, layer, dtype, rngs)
+        self.attention = Attention(config, own.mixer, layer, dtype, rngs)
         self.before_mlp, self.after_mlp = norms_around(config, dtype, rngs)
-        self.mlp = make_mlp(config, layer, dtype, rngs)
+        self.mlp = make_mlp(config, own.ffn, dtype, rngs)
 
-    def __call__(
-        self, x: Array, rotations: Rotations, cache: Any, attend: AttentionFunction, tap: Tap
-    ) -> tuple[Array, Any]:
+    def __call__(self, x: Array, context: StepContext) -> Array:
         with jax.named_scope("attention"):
-            mixed, cache = self.attention(self.before_attention(x), rotations, cache, attend)
-            x = x + tap("attention", self.after_attention(mixed))
+            mixed = self.attention(self.before_attention(x), context)
+            x = x + context.tap(f"{self.path}.attention", self.after_attention(mixed))
         with jax.named_scope("mlp"):
-            x = x + tap("mlp", self.after_mlp(self.mlp(self.before_mlp(x))))
-        return tap("output", x), cache
+            made = self.mlp(self.before_mlp(x))
+            x = x + context.tap(f"{self.path}.mlp", self.after_mlp(made))
+        return context.tap(f"{self.path}.output", x)
 
 
 class Decoder(nnx.Module):
@@ -53,7 +55,7 @@ class Decoder(nnx.Module):
         init = normal(config.initializer_range)
         vocab, hidden = config.vocab_size, config.hidden_size
         self.embed = parameter(rngs, (vocab, hidden), ("vocab", "embed"), dtype, init)
-        if config.rope is None:
+        if config.learned_positions:
             positions = (config.max_position, hidden)
             self.position_embed = parameter(rngs, positions, (None, "embed"), dtype, init)
         self.layers = nnx.List(
@@ -63,31 +65,18 @@ class Decoder(nnx.Module):
         if not config.tie_embeddings:
             self.head = parameter(rngs, (hidden, vocab), ("embed", "vocab"), dtype, init)
 
-    def __call__(
-        self,
-        tokens: Array,
-        positions: Array,
-        cache: Any,
-        attend: AttentionFunction,
-        tap: Tap = untapped,
-    ) -> tuple[Array, Any]:
-        """Hidden states after the final norm, [..., hidden], and the new cache."""
+    def __call__(self, tokens: Array, context: StepContext) -> Array:
+        """Hidden states after the final norm, [..., hidden]."""
         with jax.named_scope("embed"):
-            x = tap("embed", self.embedded(tokens, positions))
-        x, cache = self.through_layers(x, positions, cache, attend, tap)
-        return tap("norm", self.norm(x)), cache
+            x = context.tap("embed", self.embedded(tokens, context.positions))
+        return context.tap("norm", self.norm(self.through_layers(x, context)))
 
-    def through_layers(
-        self, x: Array, positions: Array, cache: Any, attend: AttentionFunction, tap: Tap
-    ) -> tuple[Array, Any]:
-        """What the layers make of the residual stream, and the new cache."""
-        rotations = {
-            rope: rotation(positions, rope, self.config.head_dim) for rope in self.config.ropes
-        }
+    def through_layers(self, x: Array, context: StepContext) -> Array:
+        """The residual stream after all layers."""
         for index, layer in enumerate(self.layers):
             with jax.named_scope(f"layer_{index}"):
-                x, cache = layer(x, rotations, cache, attend, within(tap, f"layers.{index}"))
-        return x, cache
+                x = layer(x, context)
+        return x
 
     def embedded(self, tokens: Array, positions: Array) -> Array:
         """What enters the first layer, float32."""
@@ -95,7 +84,7 @@ class Decoder(nnx.Module):
         if self.config.embed_scale != 1.0:
             # Rounded to the weights' dtype, as it was when the model was trained.
             x = x * jnp.asarray(self.config.embed_scale, self.embed.dtype).astype(jnp.float32)
-        if self.config.rope is None:
+        if self.config.learned_positions:
             learned = jnp.take(self.position_embed[...], positions, axis=0, mode="clip")
             x = x + learned.astype(jnp.float32)
         return x
@@ -111,7 +100,4 @@ class Decoder(nnx.Module):
 
     def score(self, tokens: Array) -> Array:
         """Logits of whole sequences [B, T] -> [B, T, vocab], without a cache."""
-        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1])[None, :], tokens.shape)
-        windows = tuple(spec.window for spec in self.config.layers)
-        hidden, _ = self(tokens, positions, None, dense_causal(windows))
-        return self.logits(hidden)
+        return self.logits(self(tokens, whole_sequences(tokens.shape)))

@@ -6,15 +6,18 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from jengine.config import ModelConfig
+from jengine.config import LayerConfig, ModelConfig
 from jengine.models.checkpoint import Names
 from jengine.models.fields import Fields
 from jengine.models.hf_config import (
     Defaults,
     expect_uniform_layers,
+    read_attention,
     read_decoder,
+    read_mlp,
     read_num_layers,
     write_decoder,
+    written_attention,
 )
 
 ARCHITECTURES = ("GemmaForCausalLM",)
@@ -48,12 +51,13 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
     num_layers = read_num_layers(fields, DEFAULTS)
     expect_uniform_layers(fields, num_layers, "full")
     bias = fields.flag("attention_bias", False)
-    windows = (None,) * num_layers
-    config = read_decoder(fields, DEFAULTS, windows=windows, qkv_bias=bias, output_bias=bias)
+    attention = read_attention(fields, DEFAULTS, qkv_bias=bias, output_bias=bias)
+    layer = LayerConfig(attention, read_mlp(fields, DEFAULTS))
+    config = read_decoder(fields, DEFAULTS, (layer,) * num_layers)
     return replace(config, norm="rms_one_plus", embed_scale=math.sqrt(config.hidden_size))
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
     """The inverse of `read_config`."""
-    family = {"model_type": "gemma", "attention_bias": config.qkv_bias}
+    family = {"model_type": "gemma", "attention_bias": written_attention(config).qkv_bias}
     return {**write_decoder(config), **family}

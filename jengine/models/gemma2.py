@@ -5,18 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Literal
 
-from jengine.config import ModelConfig
+from jengine.config import AttentionConfig, LayerConfig, ModelConfig
 from jengine.models.checkpoint import Names
 from jengine.models.fields import Fields
 from jengine.models.hf_config import (
     Defaults,
+    read_attention,
     read_decoder,
     read_layer_pattern,
+    read_mlp,
     read_num_layers,
+    with_windows,
     write_activation,
     write_decoder,
     write_layer_types,
+    written_attention,
+    written_window,
 )
 
 ARCHITECTURES = ("Gemma2ForCausalLM",)
@@ -43,47 +49,55 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
     """The decoder that a Gemma 2 config.json describes."""
     fields = Fields(hf)
     windows = read_layer_pattern(fields, read_num_layers(fields, DEFAULTS), 4096, full_every=2)
-    config = read_gemma(fields, DEFAULTS, windows)
-    return replace(
-        config,
-        attention_soft_cap=fields.optional_number("attn_logit_softcapping", 50.0),
-        logit_soft_cap=fields.optional_number("final_logit_softcapping", 30.0),
+    attention = replace(
+        read_gemma_attention(fields, DEFAULTS),
+        soft_cap=fields.optional_number("attn_logit_softcapping", 50.0),
     )
+    layer = LayerConfig(attention, read_mlp(fields, DEFAULTS))
+    config = read_gemma(fields, DEFAULTS, with_windows(layer, windows))
+    return replace(config, logit_soft_cap=fields.optional_number("final_logit_softcapping", 30.0))
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
     """The inverse of `read_config`."""
     caps = {
-        "attn_logit_softcapping": config.attention_soft_cap,
+        "attn_logit_softcapping": written_attention(config).soft_cap,
         "final_logit_softcapping": config.logit_soft_cap,
     }
     return {**write_gemma(config), "model_type": "gemma2", **caps}
 
 
-def read_gemma(fields: Fields, defaults: Defaults, windows: tuple[int | None, ...]) -> ModelConfig:
-    """What Gemma 2 and 3 have in common."""
+def read_gemma_attention(
+    fields: Fields, defaults: Defaults, qk_norm: Literal["head"] | None = None
+) -> AttentionConfig:
+    """The attention that Gemma 2 and 3 have in common, on a full layer."""
     if fields.values.get("use_bidirectional_attention") not in (None, False):
         fields.refuse("use_bidirectional_attention", "false: attention is causal here")
     bias = fields.flag("attention_bias", False)
-    config = read_decoder(fields, defaults, windows=windows, qkv_bias=bias, output_bias=bias)
+    attention = read_attention(fields, defaults, qkv_bias=bias, output_bias=bias, qk_norm=qk_norm)
+    return replace(attention, scale=fields.integer("query_pre_attn_scalar", 256) ** -0.5)
+
+
+def read_gemma(fields: Fields, defaults: Defaults, layers: tuple[LayerConfig, ...]) -> ModelConfig:
+    """What Gemma 2 and 3 have in common around their layers."""
+    config = read_decoder(fields, defaults, layers)
     return replace(
         config,
         norm="rms_one_plus",
         norm_places="around",
         embed_scale=math.sqrt(config.hidden_size),
-        attention_scale=fields.integer("query_pre_attn_scalar", 256) ** -0.5,
     )
 
 
 def write_gemma(config: ModelConfig) -> dict[str, object]:
-    """The inverse of `read_gemma`."""
-    windows = [spec.window for spec in config.layers if spec.window is not None]
+    """The inverse of `read_gemma` and `read_gemma_attention`."""
+    attention = written_attention(config)
     written = {
         "hidden_activation": write_activation(config),
-        "attention_bias": config.qkv_bias,
+        "attention_bias": attention.qkv_bias,
         "layer_types": write_layer_types(config),
-        "sliding_window": windows[0] if windows else 4096,
+        "sliding_window": written_window(config) or 4096,
     }
-    if config.attention_scale is not None:
-        written["query_pre_attn_scalar"] = round(config.attention_scale**-2)
+    if attention.scale is not None:
+        written["query_pre_attn_scalar"] = round(attention.scale**-2)
     return {**write_decoder(config), **written}

@@ -8,10 +8,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from jengine.config import ModelConfig
+from jengine.config import LayerConfig, ModelConfig, RopeConfig
 from jengine.models.fields import Fields
-from jengine.models.gemma2 import NAMES, read_gemma, write_gemma
-from jengine.models.hf_config import Defaults, read_layer_pattern, read_num_layers, read_rope
+from jengine.models.gemma2 import NAMES, read_gemma, read_gemma_attention, write_gemma
+from jengine.models.hf_config import (
+    Defaults,
+    read_layer_pattern,
+    read_mlp,
+    read_num_layers,
+    read_rope,
+    with_windows,
+)
 
 __all__ = ["ARCHITECTURES", "MODELS", "NAMES", "read_config", "write_config"]
 
@@ -44,11 +51,13 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
     windows = read_layer_pattern(everywhere, num_layers, 4096, full_every)
     if everywhere.values.get("attn_logit_softcapping") is not None:
         everywhere.refuse("attn_logit_softcapping", "null, as in all of Gemma 3")
-    config = read_gemma(everywhere, DEFAULTS, windows)
+    attention = read_gemma_attention(everywhere, DEFAULTS, qk_norm="head")
+    layer = LayerConfig(attention, read_mlp(everywhere, DEFAULTS))
+    config = read_gemma(everywhere, DEFAULTS, with_windows(layer, windows))
+    rope = read_rope(sliding, SLIDING_THETA, config.max_position)
     return replace(
         config,
-        qk_norm="head",
-        sliding_rope=read_rope(sliding, SLIDING_THETA, config.max_position),
+        layers=tuple(_with_sliding_rope(each, rope) for each in config.layers),
         logit_soft_cap=everywhere.optional_number("final_logit_softcapping", None),
     )
 
@@ -59,9 +68,16 @@ def write_config(config: ModelConfig) -> dict[str, object]:
         "model_type": "gemma3_text",
         "final_logit_softcapping": config.logit_soft_cap,
     }
-    if config.sliding_rope is not None:
-        family["rope_local_base_freq"] = config.sliding_rope.theta
+    sliding = [layer.mixer.rope for layer in config.layers if layer.mixer.window is not None]
+    if sliding and sliding[0] is not None:
+        family["rope_local_base_freq"] = sliding[0].theta
     return {**write_gemma(config), **family}
+
+
+def _with_sliding_rope(layer: LayerConfig, rope: RopeConfig) -> LayerConfig:
+    if layer.mixer.window is None:
+        return layer
+    return replace(layer, mixer=replace(layer.mixer, rope=rope))
 
 
 def _rope_fields(hf: Mapping[str, object]) -> tuple[Fields, Fields]:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from jengine.config import ModelConfig
+from jengine.config import AttentionConfig, LayerConfig, MlpConfig, ModelConfig
 from jengine.models.checkpoint import IgnoredTensor, Names
 from jengine.models.fields import Fields
 from jengine.models.hf_config import (
     MOST_LAYERS,
-    cache_specs,
     read_activation,
     read_architecture,
     read_bos,
@@ -57,26 +56,31 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
     heads = fields.integer("n_head", 12)
     if hidden % heads:
         fields.refuse("n_embd", f"a multiple of n_head ({heads})")
-    windows = (None,) * fields.integer("n_layer", 12, maximum=MOST_LAYERS)
+    attention = AttentionConfig(
+        heads,
+        heads,
+        hidden // heads,
+        rope=None,
+        qkv_bias=True,
+        output_bias=True,
+        scale=None if fields.flag("scale_attn_weights", True) else 1.0,
+    )
+    mlp = MlpConfig(
+        fields.optional_integer("n_inner", None) or 4 * hidden,
+        read_activation(fields, "activation_function", "gelu_new"),
+        gated=False,
+    )
+    num_layers = fields.integer("n_layer", 12, maximum=MOST_LAYERS)
     return ModelConfig(
         architecture=read_architecture(fields),
         vocab_size=vocab,
         hidden_size=hidden,
-        intermediate_size=fields.optional_integer("n_inner", None) or 4 * hidden,
-        num_heads=heads,
-        num_kv_heads=heads,
-        head_dim=hidden // heads,
         max_position=fields.integer("n_positions", 1024),
-        layers=cache_specs(heads, hidden // heads, windows),
+        layers=(LayerConfig(attention, mlp),) * num_layers,
         norm_eps=fields.number("layer_norm_epsilon", 1e-5, above_minimum=True),
         norm="layer",
-        rope=None,
-        activation=read_activation(fields, "activation_function", "gelu_new"),
-        mlp="plain",
+        learned_positions=True,
         tie_embeddings=fields.flag("tie_word_embeddings", True),
-        qkv_bias=True,
-        output_bias=True,
-        attention_scale=None if fields.flag("scale_attn_weights", True) else 1.0,
         initializer_range=fields.number("initializer_range", 0.02, maximum=1.0),
         dtype=read_dtype(fields),
         bos_token_id=read_bos(fields, END_OF_TEXT, vocab),
@@ -86,19 +90,20 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
 
 def write_config(config: ModelConfig) -> dict[str, object]:
     """The inverse of `read_config`."""
+    attention, mlp = config.layers[0].mixer, config.layers[0].ffn
     # The same function under the name that GPT-2 itself uses.
-    gelu_new = config.activation == "gelu_tanh"
+    gelu_new = mlp.activation == "gelu_tanh"
     return {
         **write_common(config),
         "model_type": "gpt2",
         "n_embd": config.hidden_size,
-        "n_inner": config.intermediate_size,
+        "n_inner": mlp.intermediate_size,
         "n_layer": len(config.layers),
-        "n_head": config.num_heads,
+        "n_head": attention.num_heads,
         "n_positions": config.max_position,
         "layer_norm_epsilon": config.norm_eps,
         "activation_function": "gelu_new" if gelu_new else write_activation(config),
         "tie_word_embeddings": config.tie_embeddings,
-        "scale_attn_weights": config.attention_scale is None,
+        "scale_attn_weights": attention.scale is None,
         **FIXED,
     }

@@ -6,10 +6,19 @@ checked; what cannot be honoured is refused. Must not know families or tensors.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Literal, cast
 
-from jengine.config import Activation, CacheSpec, ModelConfig, RopeConfig
+from jengine.config import (
+    Activation,
+    AttentionConfig,
+    FfnConfig,
+    LayerConfig,
+    MlpConfig,
+    ModelConfig,
+    RopeConfig,
+)
 from jengine.errors import CheckpointError
 from jengine.models.fields import Fields
 
@@ -56,39 +65,22 @@ class Defaults:
 
 
 def read_decoder(
-    fields: Fields,
-    defaults: Defaults,
-    *,
-    windows: tuple[int | None, ...],
-    qkv_bias: bool = False,
-    output_bias: bool = False,
-    qk_norm: Literal["head", "whole"] | None = None,
+    fields: Fields, defaults: Defaults, layers: tuple[LayerConfig, ...]
 ) -> ModelConfig:
-    """The shared body's shape; what differs between families comes as arguments.
+    """The shared body around these layers.
 
-    What only one family has, it puts in with `dataclasses.replace`.
+    A family puts in what only it has with `dataclasses.replace`.
     """
     refuse_unsupported(fields)
     vocab = fields.integer("vocab_size", defaults.vocab_size)
-    heads, kv_heads, head_dim = _read_heads(fields, defaults)
-    max_position = fields.integer("max_position_embeddings", defaults.max_position)
     return ModelConfig(
         architecture=read_architecture(fields),
         vocab_size=vocab,
         hidden_size=fields.integer("hidden_size", defaults.hidden_size),
-        intermediate_size=fields.integer("intermediate_size", defaults.intermediate_size),
-        num_heads=heads,
-        num_kv_heads=kv_heads,
-        head_dim=head_dim,
-        max_position=max_position,
-        layers=cache_specs(kv_heads, head_dim, windows),
+        max_position=_read_max_position(fields, defaults),
+        layers=layers,
         norm_eps=fields.number("rms_norm_eps", defaults.norm_eps, above_minimum=True),
-        rope=read_rope(fields, defaults.rope_theta, max_position),
-        activation=read_activation(fields, defaults.activation_key, defaults.activation),
         tie_embeddings=fields.flag("tie_word_embeddings", defaults.tie_embeddings),
-        qkv_bias=qkv_bias,
-        output_bias=output_bias,
-        qk_norm=qk_norm,
         initializer_range=fields.number("initializer_range", 0.02, maximum=1.0),
         dtype=read_dtype(fields),
         bos_token_id=read_bos(fields, defaults.bos_token_id, vocab),
@@ -96,14 +88,38 @@ def read_decoder(
     )
 
 
-def cache_specs(
-    kv_heads: int, head_dim: int, windows: tuple[int | None, ...]
-) -> tuple[CacheSpec, ...]:
-    """What each layer caches."""
-    return tuple(
-        CacheSpec("full" if window is None else "sliding", kv_heads, head_dim, window)
-        for window in windows
+def read_attention(
+    fields: Fields,
+    defaults: Defaults,
+    *,
+    qkv_bias: bool = False,
+    output_bias: bool = False,
+    qk_norm: Literal["head", "whole"] | None = None,
+) -> AttentionConfig:
+    """Full attention; what differs between families comes as arguments."""
+    heads, kv_heads, head_dim = _read_heads(fields, defaults)
+    return AttentionConfig(
+        heads,
+        kv_heads,
+        head_dim,
+        rope=read_rope(fields, defaults.rope_theta, _read_max_position(fields, defaults)),
+        qkv_bias=qkv_bias,
+        output_bias=output_bias,
+        qk_norm=qk_norm,
     )
+
+
+def read_mlp(fields: Fields, defaults: Defaults) -> MlpConfig:
+    """A gated MLP."""
+    return MlpConfig(
+        fields.integer("intermediate_size", defaults.intermediate_size),
+        read_activation(fields, defaults.activation_key, defaults.activation),
+    )
+
+
+def with_windows(layer: LayerConfig, windows: Iterable[int | None]) -> tuple[LayerConfig, ...]:
+    """Layers like this one, each with its own window (None: full attention)."""
+    return tuple(replace(layer, mixer=replace(layer.mixer, window=each)) for each in windows)
 
 
 def read_architecture(fields: Fields) -> str:
@@ -115,7 +131,7 @@ def read_architecture(fields: Fields) -> str:
 
 
 def read_num_layers(fields: Fields, defaults: Defaults) -> int:
-    """How many layers there are."""
+    """The number of layers."""
     return fields.integer("num_hidden_layers", defaults.num_layers, maximum=MOST_LAYERS)
 
 
@@ -170,7 +186,7 @@ def read_rope(fields: Fields, default_theta: float, max_position: int) -> RopeCo
 
 
 def read_layer_windows(fields: Fields, num_layers: int) -> tuple[int | None, ...]:
-    """One window a layer as the Qwen families say it: layer_types, or max_window_layers."""
+    """One window per layer as the Qwen families say it: layer_types, or max_window_layers."""
     enabled = fields.flag("use_sliding_window", False)
     window = fields.optional_integer("sliding_window", 4096) if enabled else None
     first_sliding = fields.integer("max_window_layers", 28, minimum=0)
@@ -185,7 +201,7 @@ def read_layer_windows(fields: Fields, num_layers: int) -> tuple[int | None, ...
 def read_layer_pattern(
     fields: Fields, num_layers: int, window: int, full_every: int
 ) -> tuple[int | None, ...]:
-    """One window a layer as the Gemma families say it: layer_types, or each n-th layer is full."""
+    """One window per layer as the Gemma families say it: layer_types, or each n-th is full."""
     found = fields.optional_integer("sliding_window", window)
     if fields.values.get("layer_types") is None:
         kinds = ["sliding" if (i + 1) % full_every else "full" for i in range(num_layers)]
@@ -206,28 +222,47 @@ def expect_uniform_layers(fields: Fields, num_layers: int, kind: str) -> None:
 
 def write_decoder(config: ModelConfig) -> dict[str, object]:
     """The inverse of `read_decoder`, in the style that transformers 4 and 5 both read."""
-    if config.rope is None:
+    attention = written_attention(config)
+    if attention.rope is None:
         raise CheckpointError(f"A config.json of {config.architecture} cannot express rope=None.")
     return {
         "hidden_size": config.hidden_size,
-        "intermediate_size": config.intermediate_size,
+        "intermediate_size": written_ffn(config).intermediate_size,
         "num_hidden_layers": len(config.layers),
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.num_kv_heads,
-        "head_dim": config.head_dim,
+        "num_attention_heads": attention.num_heads,
+        "num_key_value_heads": attention.num_kv_heads,
+        "head_dim": attention.head_dim,
         "max_position_embeddings": config.max_position,
         "rms_norm_eps": config.norm_eps,
-        "rope_theta": config.rope.theta,
-        "rope_scaling": _write_rope_scaling(config.rope),
+        "rope_theta": attention.rope.theta,
+        "rope_scaling": _write_rope_scaling(attention.rope),
         "hidden_act": write_activation(config),
         "tie_word_embeddings": config.tie_embeddings,
         **write_common(config),
     }
 
 
+def written_attention(config: ModelConfig) -> AttentionConfig:
+    """The attention that a config.json describes as that of the model: of a full layer, if any."""
+    mixers = _mixers(config)
+    return next((mixer for mixer in mixers if mixer.window is None), mixers[0])
+
+
+def written_ffn(config: ModelConfig) -> FfnConfig:
+    """The feed-forward block that a config.json describes: a dense one, if any."""
+    blocks = [layer.ffn for layer in config.layers]
+    return next((block for block in blocks if isinstance(block, MlpConfig)), blocks[0])
+
+
+def written_window(config: ModelConfig) -> int | None:
+    """The window of the layers that have one."""
+    return next((mixer.window for mixer in _mixers(config) if mixer.window is not None), None)
+
+
 def write_activation(config: ModelConfig) -> str:
     """The activation by the first of the names that it is known under."""
-    return next(theirs for theirs, ours in ACTIVATIONS.items() if ours == config.activation)
+    ours = written_ffn(config).activation
+    return next(theirs for theirs, known in ACTIVATIONS.items() if known == ours)
 
 
 def write_common(config: ModelConfig) -> dict[str, object]:
@@ -245,21 +280,19 @@ def write_common(config: ModelConfig) -> dict[str, object]:
 
 def write_layer_windows(config: ModelConfig) -> dict[str, object]:
     """The inverse of `read_layer_windows`."""
-    windows = [spec.window for spec in config.layers]
-    used = [window for window in windows if window is not None]
-    kinds = write_layer_types(config)
+    window, kinds = written_window(config), write_layer_types(config)
     return {
-        "use_sliding_window": bool(used),
-        "sliding_window": used[0] if used else None,
-        "max_window_layers": kinds.index("sliding_attention") if used else len(kinds),
+        "use_sliding_window": window is not None,
+        "sliding_window": window,
+        "max_window_layers": len(kinds) if window is None else kinds.index("sliding_attention"),
         "layer_types": kinds,
     }
 
 
 def write_layer_types(config: ModelConfig) -> list[str]:
-    """One name a layer."""
+    """One name per layer."""
     names = {ours: theirs for theirs, ours in LAYER_TYPES.items()}
-    return [names["full" if spec.window is None else "sliding"] for spec in config.layers]
+    return [names["full" if mixer.window is None else "sliding"] for mixer in _mixers(config)]
 
 
 def refuse_unsupported(fields: Fields) -> None:
@@ -268,6 +301,14 @@ def refuse_unsupported(fields: Fields) -> None:
         fields.refuse("quantization_config", "a checkpoint that is not quantised")
     if fields.values.get("partial_rotary_factor") not in (None, 1, 1.0):
         fields.refuse("partial_rotary_factor", "1.0: partly rotated heads are not supported")
+
+
+def _mixers(config: ModelConfig) -> list[AttentionConfig]:
+    return [layer.mixer for layer in config.layers]
+
+
+def _read_max_position(fields: Fields, defaults: Defaults) -> int:
+    return fields.integer("max_position_embeddings", defaults.max_position)
 
 
 def _read_heads(fields: Fields, defaults: Defaults) -> tuple[int, int, int]:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from jengine.config import ModelConfig
+from jengine.config import LayerConfig, ModelConfig
 from jengine.models.checkpoint import Names
 from jengine.models.fields import Fields
 from jengine.models.hf_config import (
     Defaults,
     expect_uniform_layers,
+    read_attention,
     read_decoder,
+    read_mlp,
     read_num_layers,
     write_decoder,
+    written_attention,
 )
 
 ARCHITECTURES = ("LlamaForCausalLM",)
@@ -40,11 +43,13 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
     num_layers = read_num_layers(fields, DEFAULTS)
     expect_uniform_layers(fields, num_layers, "full")
     bias = fields.flag("attention_bias", False)
-    windows = (None,) * num_layers
-    return read_decoder(fields, DEFAULTS, windows=windows, qkv_bias=bias, output_bias=bias)
+    attention = read_attention(fields, DEFAULTS, qkv_bias=bias, output_bias=bias)
+    layer = LayerConfig(attention, read_mlp(fields, DEFAULTS))
+    return read_decoder(fields, DEFAULTS, (layer,) * num_layers)
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
     """The inverse of `read_config`."""
-    family = {"model_type": "llama", "attention_bias": config.qkv_bias, "mlp_bias": False}
+    bias = written_attention(config).qkv_bias
+    family = {"model_type": "llama", "attention_bias": bias, "mlp_bias": False}
     return {**write_decoder(config), **family}

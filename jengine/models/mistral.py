@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
-from jengine.config import ModelConfig
+from jengine.config import LayerConfig, ModelConfig
 from jengine.models.checkpoint import Names
 from jengine.models.fields import Fields
 from jengine.models.hf_config import (
     Defaults,
     expect_uniform_layers,
+    read_attention,
     read_decoder,
+    read_mlp,
     read_num_layers,
     write_decoder,
+    written_window,
 )
 
 ARCHITECTURES = ("MistralForCausalLM",)
@@ -38,10 +42,12 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
     num_layers = read_num_layers(fields, DEFAULTS)
     window = fields.optional_integer("sliding_window", 4096)
     expect_uniform_layers(fields, num_layers, "full" if window is None else "sliding")
-    return read_decoder(fields, DEFAULTS, windows=(window,) * num_layers)
+    attention = replace(read_attention(fields, DEFAULTS), window=window)
+    layer = LayerConfig(attention, read_mlp(fields, DEFAULTS))
+    return read_decoder(fields, DEFAULTS, (layer,) * num_layers)
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
     """The inverse of `read_config`."""
-    window = config.layers[0].window
-    return {**write_decoder(config), "model_type": "mistral", "sliding_window": window}
+    family = {"model_type": "mistral", "sliding_window": written_window(config)}
+    return {**write_decoder(config), **family}

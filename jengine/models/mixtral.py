@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from jengine.config import ModelConfig, MoeConfig
+from jengine.config import ExpertsConfig, LayerConfig, ModelConfig
 from jengine.models.checkpoint import Names
 from jengine.models.fields import Fields
 from jengine.models.hf_config import (
     MOST_EXPERTS,
     Defaults,
     expect_uniform_layers,
+    read_attention,
     read_decoder,
+    read_mlp,
     read_num_layers,
     write_decoder,
+    written_ffn,
+    written_window,
 )
 
 ARCHITECTURES = ("MixtralForCausalLM",)
@@ -47,24 +51,26 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
     num_layers = read_num_layers(fields, DEFAULTS)
     window = fields.optional_integer("sliding_window", None)
     expect_uniform_layers(fields, num_layers, "full" if window is None else "sliding")
-    config = read_decoder(fields, DEFAULTS, windows=(window,) * num_layers)
+    attention = replace(read_attention(fields, DEFAULTS), window=window)
     experts = fields.integer("num_local_experts", 8, maximum=MOST_EXPERTS)
-    moe = MoeConfig(
+    mlp = read_mlp(fields, DEFAULTS)
+    ffn = ExpertsConfig(
         num_experts=experts,
         experts_per_token=fields.integer("num_experts_per_tok", 2, maximum=experts),
-        intermediate_size=config.intermediate_size,
-        layers=tuple(range(num_layers)),
+        intermediate_size=mlp.intermediate_size,
+        activation=mlp.activation,
     )
-    return replace(config, moe=moe)
+    return read_decoder(fields, DEFAULTS, (LayerConfig(attention, ffn),) * num_layers)
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
     """The inverse of `read_config`."""
     family: dict[str, object] = {
         "model_type": "mixtral",
-        "sliding_window": config.layers[0].window,
+        "sliding_window": written_window(config),
     }
-    if config.moe is not None:
-        family["num_local_experts"] = config.moe.num_experts
-        family["num_experts_per_tok"] = config.moe.experts_per_token
+    ffn = written_ffn(config)
+    if isinstance(ffn, ExpertsConfig):
+        family["num_local_experts"] = ffn.num_experts
+        family["num_experts_per_tok"] = ffn.experts_per_token
     return {**write_decoder(config), **family}

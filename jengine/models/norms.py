@@ -7,7 +7,7 @@ from typing import Any
 from flax import nnx
 from jax import Array
 
-from jengine.config import ModelConfig
+from jengine.config import AttentionConfig, ModelConfig
 from jengine.layers.norm import layer_norm, rms_norm
 from jengine.models.parameter import Axes, Initializer, parameter, zeros
 
@@ -83,14 +83,16 @@ def norms_around(config: ModelConfig, dtype: Any, rngs: nnx.Rngs | None) -> tupl
     return before, after
 
 
-def head_norms(config: ModelConfig, dtype: Any, rngs: nnx.Rngs | None) -> tuple[Norm, Norm]:
+def head_norms(
+    config: ModelConfig, attention: AttentionConfig, dtype: Any, rngs: nnx.Rngs | None
+) -> tuple[RmsNorm, RmsNorm] | None:
     """The norms of queries [..., kv, group, dim] and of keys [..., kv, dim]."""
-    if config.qk_norm is None:
-        return NoNorm(), NoNorm()
-    kv, dim = config.num_kv_heads, config.head_dim
-    if config.qk_norm == "head":
+    if attention.qk_norm is None:
+        return None
+    kv, dim = attention.num_kv_heads, attention.head_dim
+    if attention.qk_norm == "head":
         q = k = (dim,), ("head_dim",)
     else:
-        q = (kv, config.num_heads // kv, dim), ("kv_heads", None, None)
+        q = (kv, attention.group, dim), ("kv_heads", None, None)
         k = (kv, dim), ("kv_heads", None)
-    return make_norm(config, *q, dtype, rngs), make_norm(config, *k, dtype, rngs)
+    return RmsNorm(config, *q, dtype, rngs), RmsNorm(config, *k, dtype, rngs)

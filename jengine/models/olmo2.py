@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from jengine.config import ModelConfig
+from jengine.config import LayerConfig, ModelConfig
 from jengine.models.checkpoint import Names
 from jengine.models.fields import Fields
 from jengine.models.hf_config import (
     Defaults,
     expect_uniform_layers,
+    read_attention,
     read_decoder,
+    read_mlp,
     read_num_layers,
     write_decoder,
+    written_attention,
 )
 
 ARCHITECTURES = ("Olmo2ForCausalLM",)
@@ -39,18 +42,13 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
     num_layers = read_num_layers(fields, DEFAULTS)
     expect_uniform_layers(fields, num_layers, "full")
     bias = fields.flag("attention_bias", False)
-    config = read_decoder(
-        fields,
-        DEFAULTS,
-        windows=(None,) * num_layers,
-        qkv_bias=bias,
-        output_bias=bias,
-        qk_norm="whole",
-    )
+    attention = read_attention(fields, DEFAULTS, qkv_bias=bias, output_bias=bias, qk_norm="whole")
+    layer = LayerConfig(attention, read_mlp(fields, DEFAULTS))
+    config = read_decoder(fields, DEFAULTS, (layer,) * num_layers)
     return replace(config, norm_places="after")
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
     """The inverse of `read_config`."""
-    family = {"model_type": "olmo2", "attention_bias": config.qkv_bias}
+    family = {"model_type": "olmo2", "attention_bias": written_attention(config).qkv_bias}
     return {**write_decoder(config), **family}

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from jengine.config import ModelConfig
+from jengine.config import LayerConfig, ModelConfig
 from jengine.models.checkpoint import Names
 from jengine.models.fields import Fields
 from jengine.models.hf_config import (
     Defaults,
+    read_attention,
     read_decoder,
     read_layer_windows,
+    read_mlp,
     read_num_layers,
+    with_windows,
     write_decoder,
     write_layer_windows,
 )
@@ -35,7 +38,9 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
     """The decoder that a Qwen2 config.json describes."""
     fields = Fields(hf)
     windows = read_layer_windows(fields, read_num_layers(fields, DEFAULTS))
-    return read_decoder(fields, DEFAULTS, windows=windows, qkv_bias=True)
+    attention = read_attention(fields, DEFAULTS, qkv_bias=True)
+    layer = LayerConfig(attention, read_mlp(fields, DEFAULTS))
+    return read_decoder(fields, DEFAULTS, with_windows(layer, windows))
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from jengine.config import ModelConfig
+from jengine.config import LayerConfig, ModelConfig
 from jengine.models.checkpoint import Names
 from jengine.models.fields import Fields
 from jengine.models.hf_config import (
     Defaults,
+    read_attention,
     read_decoder,
     read_layer_windows,
+    read_mlp,
     read_num_layers,
+    with_windows,
     write_decoder,
     write_layer_windows,
+    written_attention,
 )
 
 ARCHITECTURES = ("Qwen3ForCausalLM",)
@@ -36,12 +40,13 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
     fields = Fields(hf)
     bias = fields.flag("attention_bias", False)
     windows = read_layer_windows(fields, read_num_layers(fields, DEFAULTS))
-    return read_decoder(
-        fields, DEFAULTS, windows=windows, qkv_bias=bias, output_bias=bias, qk_norm="head"
-    )
+    attention = read_attention(fields, DEFAULTS, qkv_bias=bias, output_bias=bias, qk_norm="head")
+    layer = LayerConfig(attention, read_mlp(fields, DEFAULTS))
+    return read_decoder(fields, DEFAULTS, with_windows(layer, windows))
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
     """The inverse of `read_config`."""
-    family = {"model_type": "qwen3", "attention_bias": config.qkv_bias}
+    bias = written_attention(config).qkv_bias
+    family = {"model_type": "qwen3", "attention_bias": bias}
     return {**write_decoder(config), **family, **write_layer_windows(config)}

@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from jengine.config import ModelConfig, MoeConfig
+from jengine.config import ExpertsConfig, LayerConfig, MlpConfig, ModelConfig
 from jengine.models.checkpoint import Names
 from jengine.models.fields import Fields
 from jengine.models.hf_config import (
     MOST_EXPERTS,
     Defaults,
     expect_uniform_layers,
+    read_attention,
     read_decoder,
+    read_mlp,
     read_num_layers,
     write_decoder,
+    written_attention,
+    written_window,
 )
 
 ARCHITECTURES = ("Qwen3MoeForCausalLM",)
@@ -40,50 +44,52 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
     window = fields.optional_integer("sliding_window", 4096) if sliding else None
     expect_uniform_layers(fields, num_layers, "full" if window is None else "sliding")
     bias = fields.flag("attention_bias", False)
-    config = read_decoder(
-        fields,
-        DEFAULTS,
-        windows=(window,) * num_layers,
-        qkv_bias=bias,
-        output_bias=bias,
-        qk_norm="head",
-    )
-    return replace(config, moe=_read_moe(fields, num_layers))
+    attention = read_attention(fields, DEFAULTS, qkv_bias=bias, output_bias=bias, qk_norm="head")
+    attention = replace(attention, window=window)
+    mlp = read_mlp(fields, DEFAULTS)
+    experts = _read_experts(fields, mlp)
+    sparse = _layers_with_experts(fields, num_layers)
+    ffns = [experts if layer in sparse else mlp for layer in range(num_layers)]
+    return read_decoder(fields, DEFAULTS, tuple(LayerConfig(attention, ffn) for ffn in ffns))
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
     """The inverse of `read_config`."""
-    window = config.layers[0].window
+    window = written_window(config)
     family: dict[str, object] = {
         "model_type": "qwen3_moe",
-        "attention_bias": config.qkv_bias,
+        "attention_bias": written_attention(config).qkv_bias,
         "use_sliding_window": window is not None,
         "sliding_window": window,
     }
-    moe = config.moe
-    if moe is not None:
-        dense = sorted(set(range(len(config.layers))) - set(moe.layers))
+    ffns = [layer.ffn for layer in config.layers]
+    experts = next((ffn for ffn in ffns if isinstance(ffn, ExpertsConfig)), None)
+    if experts is not None:
         family |= {
-            "num_experts": moe.num_experts,
-            "num_experts_per_tok": moe.experts_per_token,
-            "moe_intermediate_size": moe.intermediate_size,
-            "norm_topk_prob": moe.normalize_weights,
-            "mlp_only_layers": dense,
-            "decoder_sparse_step": 1,
+            "num_experts": experts.num_experts,
+            "num_experts_per_tok": experts.experts_per_token,
+            "moe_intermediate_size": experts.intermediate_size,
+            "norm_topk_prob": experts.normalize_weights,
         }
+    dense = [layer for layer, ffn in enumerate(ffns) if not isinstance(ffn, ExpertsConfig)]
+    family |= {"mlp_only_layers": dense, "decoder_sparse_step": 1}
     return {**write_decoder(config), **family}
 
 
-def _read_moe(fields: Fields, num_layers: int) -> MoeConfig:
+def _read_experts(fields: Fields, mlp: MlpConfig) -> ExpertsConfig:
     # transformers 5 writes the second name.
     key = "num_experts" if "num_experts" in fields.values else "num_local_experts"
     experts = fields.integer(key, 128, maximum=MOST_EXPERTS)
-    dense = fields.integers("mlp_only_layers", None, maximum=num_layers - 1, each="a layer")
-    step = fields.integer("decoder_sparse_step", 1)
-    return MoeConfig(
+    return ExpertsConfig(
         num_experts=experts,
         experts_per_token=fields.integer("num_experts_per_tok", 8, maximum=experts),
         intermediate_size=fields.integer("moe_intermediate_size", 768),
-        layers=tuple(i for i in range(num_layers) if i not in dense and (i + 1) % step == 0),
+        activation=mlp.activation,
         normalize_weights=fields.flag("norm_topk_prob", False),
     )
+
+
+def _layers_with_experts(fields: Fields, num_layers: int) -> set[int]:
+    dense = fields.integers("mlp_only_layers", None, maximum=num_layers - 1, each="a layer")
+    step = fields.integer("decoder_sparse_step", 1)
+    return {layer for layer in range(num_layers) if layer not in dense and (layer + 1) % step == 0}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol, TypeVar, cast
 
 import jax.numpy as jnp
@@ -111,13 +111,25 @@ def write_config(config: ModelConfig) -> dict[str, object]:
     """A config.json that reads back as `config`."""
     written = _family(config.architecture).write_config(config)
     again = model_config(written)
-    differing = [name for name in vars(config) if vars(config)[name] != vars(again)[name]]
+    differing = [f"{name}={value!r}" for name, value in _differences(config, again)]
     if differing:
         raise CheckpointError(
-            f"A config.json of {config.architecture} cannot express"
-            f" {', '.join(f'{name}={vars(config)[name]!r}' for name in differing)}."
+            f"A config.json of {config.architecture} cannot express {', '.join(differing)}."
         )
     return written
+
+
+def _differences(config: ModelConfig, other: ModelConfig) -> Iterator[tuple[str, object]]:
+    """Fields of `config` that `other` has otherwise; of the layers, the first that differs."""
+    for name, value in vars(config).items():
+        if name != "layers" and value != vars(other)[name]:
+            yield name, value
+    for index, (layer, theirs) in enumerate(zip(config.layers, other.layers, strict=False)):
+        if layer != theirs:
+            yield f"layers[{index}]", layer
+            return
+    if len(config.layers) != len(other.layers):
+        yield "len(layers)", len(config.layers)
 
 
 def build(config: ModelConfig, *, dtype: Any = jnp.float32, rngs: nnx.Rngs | None) -> Decoder:

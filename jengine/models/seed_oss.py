@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from jengine.config import ModelConfig
+from jengine.config import LayerConfig, ModelConfig
 from jengine.models.checkpoint import Names
 from jengine.models.fields import Fields
 from jengine.models.hf_config import (
     Defaults,
     expect_uniform_layers,
+    read_attention,
     read_decoder,
+    read_mlp,
     read_num_layers,
     write_decoder,
+    written_attention,
 )
 
 ARCHITECTURES = ("SeedOssForCausalLM",)
@@ -39,21 +42,23 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
         fields.refuse("mlp_bias", "false: biases in a gated MLP are not supported")
     num_layers = read_num_layers(fields, DEFAULTS)
     expect_uniform_layers(fields, num_layers, "full")
-    return read_decoder(
+    attention = read_attention(
         fields,
         DEFAULTS,
-        windows=(None,) * num_layers,
         qkv_bias=fields.flag("attention_bias", True),
         output_bias=fields.flag("attention_out_bias", False),
     )
+    layer = LayerConfig(attention, read_mlp(fields, DEFAULTS))
+    return read_decoder(fields, DEFAULTS, (layer,) * num_layers)
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
     """The inverse of `read_config`."""
+    attention = written_attention(config)
     family = {
         "model_type": "seed_oss",
-        "attention_bias": config.qkv_bias,
-        "attention_out_bias": config.output_bias,
+        "attention_bias": attention.qkv_bias,
+        "attention_out_bias": attention.output_bias,
         "mlp_bias": False,
     }
     return {**write_decoder(config), **family}

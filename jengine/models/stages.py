@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from jengine.config import ModelConfig
+from jengine.config import LayerConfig, ModelConfig
 from jengine.errors import ConfigError
 
 LAYER_PATH = re.compile(r"layers\.(\d+)\.(.+)")
@@ -57,20 +57,14 @@ def stage_layout(config: ModelConfig, stages: int) -> StageLayout:
             f"pipeline_parallel_size={stages}: expected 1 to {count}, the number of layers of this "
             "model."
         )
-    kinds = [layer_kind(config, layer) for layer in range(count)]
     slots = -(-count // stages)
-    while (found := laid_out(kinds, stages, slots)) is None:
+    while (found := laid_out(config.layers, stages, slots)) is None:
         slots += 1  # ends at `count`, where each layer has a slot of its own
     return StageLayout(found)
 
 
-def layer_kind(config: ModelConfig, layer: int) -> tuple[object, ...]:
-    """What must be equal for two layers to be run by one program."""
-    return config.layers[layer], config.layer_rope(layer), config.layer_moe(layer)
-
-
 def laid_out(
-    kinds: list[tuple[object, ...]], stages: int, slots: int
+    kinds: tuple[LayerConfig, ...], stages: int, slots: int
 ) -> tuple[tuple[int | None, ...], ...] | None:
     """Every stage takes the next layers that fit its slots; None if some are left over."""
     rows: list[tuple[int | None, ...]] = []

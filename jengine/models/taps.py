@@ -1,7 +1,7 @@
-"""Tap points: the named places of a decoder where a step may look at, or change, what flows by.
+"""Tap points: the named places of a decoder where a step may capture or change values.
 
-A tap is a function of a name and a value that returns the value the model goes on with. Models call
-it at every point and must not know who listens.
+A tap is a function of a name and a value that returns the value the model goes on with. Models pass
+every point's value through `StepContext.tap`.
 """
 
 from __future__ import annotations
@@ -46,13 +46,3 @@ def tap_points(config: ModelConfig) -> list[TapPoint]:
         *layers,
         TapPoint("norm", MEANINGS["norm"]),
     ]
-
-
-def untapped(name: str, value: Array) -> Array:
-    """Nobody listens."""
-    return value
-
-
-def within(tap: Tap, prefix: str) -> Tap:
-    """The tap of one part of a model, which knows its own points only."""
-    return lambda name, value: tap(f"{prefix}.{name}", value)

@@ -63,7 +63,7 @@ class Memory:
     @cached_property
     def placement(self) -> Placement:
         """Where arrays would lie. It is asked for shapes only, which a mesh on paper knows."""
-        heads = tuple(spec.kv_heads for spec in self.config.layers)
+        heads = tuple(spec.kv_heads for spec in self.config.cache_specs)
         sizes = mesh_sizes(self.layout.tp, self.layout.pp, heads)
         kinds = (AxisType.Auto,) * len(sizes)
         return Placement(cast(Mesh, AbstractMesh(tuple(sizes.values()), tuple(sizes), kinds)))

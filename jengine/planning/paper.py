@@ -169,7 +169,7 @@ class Paper:
                 "stages: layers one after the other, vocabulary spread over all stages, as many "
                 "plans in flight as stages, all of one size; the floor is of the fullest stage"
             )
-        if self.memory.config.moe is not None:
+        if self.memory.config.has_experts:
             yield (
                 "experts: every token picks its own at random, and only what is picked is read and "
                 "multiplied; today's XLA does more on GPUs (grouped products expand densely)"

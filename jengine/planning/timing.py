@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from jengine.config import ExpertsConfig
 from jengine.planning.accelerators import Accelerator
 from jengine.planning.device_memory import Memory, Part
 
@@ -121,36 +122,40 @@ class Timing:
 
     def _touched(self, part: Part, tokens: int) -> float:
         """The share of a parameter that a step of so many tokens reads."""
-        config, moe = self.memory.config, self.memory.config.moe
+        config = self.memory.config
         if part.path in ("embed", "position_embed") and not (
             part.path == "embed" and config.tie_embeddings
         ):
             return 0.0  # a row a token
-        if moe is None or "experts" not in part.axes:
+        return 1 - (1 - self._share_of_a_token(part)) ** tokens
+
+    def _share_of_a_token(self, part: Part) -> float:
+        """The share of a parameter that one token is multiplied with."""
+        if part.layer is None or "experts" not in part.axes:
             return 1.0
-        return 1 - (1 - moe.experts_per_token / moe.num_experts) ** tokens
+        ffn = self.memory.config.layers[part.layer].ffn
+        assert isinstance(ffn, ExpertsConfig), f"{part.path}: experts without a config"
+        return ffn.experts_per_token / ffn.num_experts
 
     def _operations(self, *, head: bool) -> float:
         """Of the products with parameters, for one token on one device."""
-        config, moe = self.memory.config, self.memory.config.moe
+        config = self.memory.config
         head_path = "embed" if config.tie_embeddings else "head"
         total = 0.0
         for part in self.memory.parts:
             if part.layer is None and not (head and part.path == head_path):
                 continue
-            experts = moe is not None and "experts" in part.axes
-            share = moe.experts_per_token / moe.num_experts if moe and experts else 1.0
-            total += 2 * part.elements * share
+            total += 2 * part.elements * self._share_of_a_token(part)
         return total
 
     def _attention(self, context: int) -> float:
         """Of scores and mixed values, for one token on one device."""
-        config, layout = self.memory.config, self.memory.layout
-        heads = config.num_heads / layout.tp
-        spans = (
-            min(context, config.layers[layer].window or context) for layer in self.memory.stage
-        )
-        return sum(4 * heads * config.head_dim * span for span in spans)
+        mixers = [self.memory.config.layers[layer].mixer for layer in self.memory.stage]
+        return sum(
+            4 * mixer.num_heads / self.memory.layout.tp * mixer.head_dim
+            * min(context, mixer.window or context)
+            for mixer in mixers
+        )  # fmt: skip
 
     def _exchanges(self, tokens: int) -> list[Exchange]:
         layout = self.memory.layout

@@ -93,7 +93,7 @@ def compare_subject(subject: Subject, options: Options) -> Comparison:
             for ids, columns in zip(reference.prompts, reference.columns, strict=True)
         ]
         environment = describe(llm, reference)
-        outliers_count = subject.config.moe is None
+        outliers_count = not subject.config.has_experts
         tensors = point_results(reference, ours, points, outliers_count=outliers_count)
         sweeps: list[SweepResult] = []
         if options.sweeps:
@@ -297,7 +297,7 @@ def notes(config: ModelConfig, reference: Reference) -> list[str]:
             "transformers computes norms and rotations in float32 even in a float64 model, which "
             "bounds how true the truth is."
         )
-    if config.moe is not None:
+    if config.has_experts:
         found.append(
             "The model has experts: where the router's scores nearly tie, a token goes elsewhere "
             "and its error is large for either side. Single positions are not judged."

@@ -58,9 +58,7 @@ def scratch_bytes(model: ModelConfig, tokens: int, logits: int, devices: int = 1
 
     `devices` share what is as wide as the MLP or the vocabulary; each has whole hidden states.
     """
-    inner = model.intermediate_size
-    if model.moe is not None:
-        inner = max(inner, model.moe.experts_per_token * model.moe.intermediate_size)
+    inner = max(layer.ffn.active_size for layer in model.layers)
     activations = tokens * (6 * model.hidden_size + 3 * inner // devices)
     return 4 * (activations + 3 * logits * model.vocab_size // devices)
 

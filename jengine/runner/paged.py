@@ -1,19 +1,20 @@
-"""Attention through the paged cache, as the function a model is given for one step.
+"""Attention through the paged KV cache: the mixer of one step.
 
-Per group and step, slots are worked out once; per layer, keys and values are written for all rows
-before any row reads, which is what makes blocks shared within one step safe.
+Slots are computed once per group and step. In each layer, keys and values of all rows are written
+before any row reads, which makes blocks shared within one step safe.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple, Unpack
+from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
 from jax.sharding import PartitionSpec
 
 from jengine.config import CacheSpec
-from jengine.layers.attention import AttentionFunction, ScoreOptions
+from jengine.layers.attention import ScoreOptions, score_options
+from jengine.models.context import Mixer, MixInputs
 from jengine.runner.buckets import Bucket, StepShapes
 from jengine.runner.state import CACHE_AXES
 from jengine.runner.step_input import StepInput, tile_of_token
@@ -24,7 +25,7 @@ from pallas_kernels.prefill_attention import prefill_attention
 from sharding.placement import Placement
 
 Caches = tuple[Array, ...]
-# Logical axes of what attention takes.
+# Logical axes of the operands of attention.
 PRODUCT_AXES = (None, "kv_heads", None, None)
 QUERY_AXES = (None, "kv_heads", "queries_of_kv_head", None)
 KEY_AXES = (None, "kv_heads", None)
@@ -52,10 +53,10 @@ def token_slots(inputs: StepInput, group: int, bucket: Bucket, shapes: StepShape
 
 def paged_attention(
     inputs: StepInput, bucket: Bucket, shapes: StepShapes, placement: Placement
-) -> AttentionFunction:
-    """The attention function of one step: write this layer's keys and values, then read.
+) -> Mixer:
+    """The mixer of one step: write a layer's keys and values, then attend to the cache.
 
-    Each device does so for its own heads, so nothing is exchanged here.
+    Each device does so for its own heads, without collectives.
     """
     place = {
         layer: (group_index, index)
@@ -64,11 +65,10 @@ def paged_attention(
     }
     views = [group_view(inputs, group, bucket, shapes) for group in range(len(shapes.groups))]
 
-    def attend(
-        cache: Caches, layer: int, q: Array, k: Array, v: Array, **options: Unpack[ScoreOptions]
-    ) -> tuple[Array, Caches]:
+    def attend(caches: Caches, layer: int, inputs: MixInputs) -> tuple[Array, Caches]:
         group, index = place[layer]
-        spec = shapes.groups[group].spec
+        spec, options = shapes.groups[group].spec, score_options(inputs.config)
+        q, k, v = inputs.heads()
 
         def own_heads(
             cache: Array, q: Array, k: Array, v: Array, view: GroupView
@@ -80,10 +80,9 @@ def paged_attention(
 
         # Queries by the kv head they belong to, so that both are split alike.
         grouped = q.reshape(q.shape[0], spec.kv_heads, -1, spec.head_dim)
-        # The product that makes q, k and v is split by kv head only: split further, its parts would
-        # have to change hands.
+        # The matmul's output is split by KV head only: split further, q would need an all-to-all.
         grouped = placement.held(grouped, PRODUCT_AXES)
-        cache_spec = placement.spec(CACHE_AXES, cache[group].shape)
+        cache_spec = placement.spec(CACHE_AXES, caches[group].shape)
         query_spec = placement.spec(QUERY_AXES, grouped.shape)
         key_spec = placement.spec(KEY_AXES, k.shape)
         run = placement.on_each_device(
@@ -91,14 +90,14 @@ def paged_attention(
             (cache_spec, query_spec, key_spec, key_spec, PartitionSpec()),
             (query_spec, cache_spec),
         )
-        mixed, written = run(cache[group], grouped, k, v, views[group])
-        return mixed.reshape(q.shape), (*cache[:group], written, *cache[group + 1 :])
+        mixed, written = run(caches[group], grouped, k, v, views[group])
+        return mixed.reshape(q.shape), (*caches[:group], written, *caches[group + 1 :])
 
     return attend
 
 
 def group_view(inputs: StepInput, group: int, bucket: Bucket, shapes: StepShapes) -> GroupView:
-    """What every layer of a group needs to know of the step."""
+    """The step as the layers of this group see it."""
     return GroupView(
         token_slots(inputs, group, bucket, shapes),
         inputs.positions,
@@ -114,7 +113,7 @@ def _read(
     rows = bucket.decode_rows
     tables, starts, positions = view.tables, view.table_starts, view.positions
     options = {"head_dim": spec.head_dim, "window": spec.window, **scores}
-    # The type of the product that comes next, so that nothing has to convert in between.
+    # The dtype of the matmul that comes next, so that nothing converts in between.
     options |= {"dtype": held_dtype(cache), "implementation": implementation}
     decoded = decode_attention(
         q[:rows], cache, layer, tables[:rows], starts[:rows], positions[:rows] + 1, **options

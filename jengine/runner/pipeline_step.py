@@ -13,13 +13,14 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import PartitionSpec
 
-from jengine.models.taps import Tap, untapped
+from jengine.models.context import StepContext
+from jengine.models.taps import Tap
 from jengine.runner.buckets import Bucket
 from jengine.runner.leaves import Leaves
 from jengine.runner.paged import paged_attention
 from jengine.runner.state import StepState
 from jengine.runner.step import DeviceOutput, Program, Stages, answer, input_tokens
-from jengine.runner.step_input import StepInput
+from jengine.runner.step_input import StepInput, tile_of_token
 from sharding.axes import STAGES
 
 # Logical axes of the packed input of all stages.
@@ -76,9 +77,11 @@ def _stage(
     inputs = StepInput.over(packed[0], bucket, program.shapes)
     x = jnp.where(stage == 0, entering, _taken(held[0], bucket, stages.largest))
     positions = jnp.maximum(inputs.positions, 0)
-    attend = paged_attention(inputs, bucket, program.shapes, placement)
+    attention = paged_attention(inputs, bucket, program.shapes, placement)
+    rows = tile_of_token(bucket, program.shapes)
+    context = StepContext(positions, rows, attention, caches, _left_out(stages, stage))
     model = program.rebuild(_with_gaps(leaves, stages.staged))
-    x, caches = model.through_layers(x, positions, caches, attend, _left_out(stages, stage))
+    x = model.through_layers(x, context)
     ends, prompts = x[inputs.logit_index], x[bucket.decode_rows :]
     if program.features.prompt_logprobs is None:
         prompts = prompts[:0]
@@ -88,7 +91,7 @@ def _stage(
     # Nothing comes to the first stage. Said once more, since XLA leaves a bare copy of what has
     # come out of the CUDA graph, and not one with arithmetic.
     x = jnp.where(stage == 0, 0.0, x)
-    return caches, _kept(held, x, bucket, stages.largest), leaving
+    return context.caches, _kept(held, x, bucket, stages.largest), leaving
 
 
 def _number(packed: Array) -> Array:
@@ -102,10 +105,10 @@ def _with_gaps(leaves: Leaves, staged: tuple[bool, ...]) -> tuple[Any, ...]:
     return tuple(next(own) if is_own else None for is_own in staged)
 
 
-def _left_out(stages: Stages, stage: Array) -> Tap:
-    """A tap that takes away what layers add in the slots that a stage leaves out."""
+def _left_out(stages: Stages, stage: Array) -> Tap | None:
+    """A tap that zeroes what layers add in the slots that a stage leaves out."""
     if stages.layout.is_even:
-        return untapped
+        return None
     runs = jnp.asarray(stages.layout.runs)[stage]  # bool[slots]
 
     def tap(name: str, value: Array) -> Array:

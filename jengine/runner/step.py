@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from jengine.models.context import StepContext
 from jengine.models.stages import StageLayout
 from jengine.runner.buckets import Bucket, StepShapes
 from jengine.runner.features import Features
@@ -78,13 +79,15 @@ def run(
 ) -> tuple[StepState, DeviceOutput]:
     """Run the step of these inputs."""
     tokens = input_tokens(inputs, state)
-    attend = paged_attention(inputs, program.bucket, program.shapes, program.placement)
+    attention = paged_attention(inputs, program.bucket, program.shapes, program.placement)
     positions = jnp.maximum(inputs.positions, 0)
-    owners = inputs.taps[tile_of_token(program.bucket, program.shapes)]
-    taps = StepTaps(program.features.taps, owners, positions)
-    hidden, caches = model(tokens, positions, state.caches, attend, taps)
+    rows = tile_of_token(program.bucket, program.shapes)
+    taps = StepTaps(program.features.taps, inputs.taps[rows], positions)
+    tap = taps if taps.sets else None
+    context = StepContext(positions, rows, attention, state.caches, tap)
+    hidden = model(tokens, context)
     prompts = hidden[program.bucket.decode_rows :]
-    state = state._replace(caches=caches)
+    state = state._replace(caches=context.caches)
     state, output = answer(model, hidden[inputs.logit_index], prompts, inputs, state, program)
     return state, output._replace(captured=taps.captured)
 

@@ -13,7 +13,7 @@ from jax import Array
 import jengine
 from jengine import SamplingParams
 from jengine.errors import RequestError, UnexpectedCompile
-from jengine.layers.attention import dense_causal
+from jengine.models.context import whole_sequences
 from jengine.models.taps import tap_points
 from jengine.runner import taps
 from jengine.runner.build import split_model
@@ -50,9 +50,7 @@ def reference(
         return value
 
     ids = lengthened(tokens, 192)  # one length for all prompts
-    positions = jnp.arange(ids.shape[1])[None]
-    windows = tuple(spec.window for spec in engine.model.layers)
-    hidden, _ = model(ids, positions, None, dense_causal(windows), tap)
+    hidden = model(ids, whole_sequences(ids.shape, tap))
     return seen, np.asarray(model.logits(hidden)[0, : len(tokens)])
 
 

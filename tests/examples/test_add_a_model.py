@@ -99,7 +99,7 @@ def test_a_registered_family_is_supported_until_it_is_replaced(recipe: ModuleTyp
     jengine.register_model(family)
     jengine.register_model(family)
     assert registry.supported()[-1] == "Starcoder2ForCausalLM"
-    assert registry.model_config(recipe.TINY).mlp == "plain"
+    assert not registry.model_config(recipe.TINY).layers[0].ffn.gated
 
     class Other(recipe.Starcoder2):
         def read_config(self, hf: Any) -> Any:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jengine.config import CacheSpec, ModelConfig, RopeConfig
+from jengine.config import CacheSpec, ExpertsConfig, ModelConfig, RopeConfig
 from jengine.errors import CheckpointError
 from jengine.models import registry
 from tests.models.tiny_models import FAMILIES, LLAMA3_ROPE, tiny_settings
@@ -25,13 +25,13 @@ def test_both_styles_say_the_same() -> None:
     old = read("llama", rope_theta=500000.0, rope_scaling=scaling, torch_dtype="bfloat16")
     new = read("llama", rope_parameters=LLAMA3_ROPE, dtype="bfloat16")
     assert old == new
-    assert old.rope == RopeConfig(500000.0, "llama3", 8.0, 1.0, 4.0, 64)
+    assert old.layers[0].mixer.rope == RopeConfig(500000.0, "llama3", 8.0, 1.0, 4.0, 64)
     assert old.dtype == "bfloat16"
 
 
 def test_the_oldest_style_calls_it_type() -> None:
     config = read("llama", rope_scaling={"type": "linear", "factor": 2})
-    assert config.rope == RopeConfig(10000.0, "linear", 2.0)
+    assert config.layers[0].mixer.rope == RopeConfig(10000.0, "linear", 2.0)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -48,20 +48,21 @@ def test_missing_keys_have_the_defaults_of_transformers(family: str) -> None:
 
 def test_qwen_windows_begin_at_max_window_layers() -> None:
     config = read("qwen2", use_sliding_window=True, sliding_window=8, max_window_layers=1)
-    assert config.layers == (CacheSpec("full", 2, 8), CacheSpec("sliding", 2, 8, 8))
+    assert config.cache_specs == (CacheSpec("full", 2, 8), CacheSpec("sliding", 2, 8, 8))
     assert len(config.groups) == 2
     off = read("qwen2", use_sliding_window=False, sliding_window=8, max_window_layers=0)
-    assert off.layers == (CacheSpec("full", 2, 8),) * 2
+    assert off.cache_specs == (CacheSpec("full", 2, 8),) * 2
 
 
 def test_mistral_windows_are_on_every_layer_or_on_none() -> None:
-    assert read("mistral", sliding_window=7).layers == (CacheSpec("sliding", 2, 8, 7),) * 2
-    assert read("mistral", sliding_window=None).layers == (CacheSpec("full", 2, 8),) * 2
+    assert read("mistral", sliding_window=7).cache_specs == (CacheSpec("sliding", 2, 8, 7),) * 2
+    assert read("mistral", sliding_window=None).cache_specs == (CacheSpec("full", 2, 8),) * 2
 
 
 def test_the_first_gemma_means_the_approximate_gelu() -> None:
     assert read("gemma", hidden_act="gelu") == read("gemma", hidden_act="gelu_pytorch_tanh")
-    assert read("gemma", hidden_act="gelu", hidden_activation=None).activation == "gelu_tanh"
+    config = read("gemma", hidden_act="gelu", hidden_activation=None)
+    assert config.layers[0].ffn.activation == "gelu_tanh"
     with pytest.raises(CheckpointError, match="hidden_activation"):
         read("gemma", hidden_activation="gelu")
 
@@ -214,14 +215,15 @@ def test_configs_write_and_read_back(family: str) -> None:
 
 def test_what_a_family_cannot_express_is_refused() -> None:
     sliding = read("mistral")
-    with pytest.raises(CheckpointError, match="cannot express layers"):
+    with pytest.raises(CheckpointError, match=r"cannot express layers\[0\]=.*window=16"):
         registry.write_config(ModelConfig(**{**vars(sliding), "architecture": "LlamaForCausalLM"}))
 
 
 def test_gemma3_layers_differ_by_window_and_rotation() -> None:
     config = read("gemma3", num_hidden_layers=7, layer_types=None)
-    assert [spec.window for spec in config.layers] == [16] * 5 + [None, 16]
-    assert [config.layer_rope(layer).theta for layer in (0, 5, 6)] == [1e4, 1e6, 1e4]
+    mixers = [layer.mixer for layer in config.layers]
+    assert [mixer.window for mixer in mixers] == [16] * 5 + [None, 16]
+    assert [mixers[layer].rope.theta for layer in (0, 5, 6)] == [1e4, 1e6, 1e4]
     assert len(config.groups) == 2
 
 
@@ -229,7 +231,7 @@ def test_experts_stand_on_the_layers_that_are_asked_for() -> None:
     config = read(
         "qwen3_moe", num_hidden_layers=6, decoder_sparse_step=2, mlp_only_layers=[3], num_experts=4
     )
-    assert [config.layer_moe(layer) is not None for layer in range(6)] == [
+    assert [isinstance(layer.ffn, ExpertsConfig) for layer in config.layers] == [
         False, True, False, False, False, True,
     ]  # fmt: skip
     assert read("qwen3_moe", num_local_experts=8) == read("qwen3_moe")

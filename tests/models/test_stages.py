@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from jengine.config import CacheSpec, ModelConfig, MoeConfig
+from jengine.config import AttentionConfig, ExpertsConfig, LayerConfig, MlpConfig, ModelConfig
 from jengine.errors import ConfigError
-from jengine.models.stages import layer_kind, stage_layout
+from jengine.models.stages import stage_layout
 
-FULL, SLIDING = CacheSpec("full", 2, 8), CacheSpec("sliding", 2, 8, window=4)
-BASE = ModelConfig(
-    architecture="test", vocab_size=8, hidden_size=8, intermediate_size=8, num_heads=2,
-    num_kv_heads=2, head_dim=8, max_position=8, layers=(FULL,),
-)  # fmt: skip
+HEADS = {"num_heads": 2, "num_kv_heads": 2, "head_dim": 8}
+KINDS = {
+    "f": LayerConfig(AttentionConfig(**HEADS), MlpConfig(8)),
+    "s": LayerConfig(AttentionConfig(**HEADS, window=4), MlpConfig(8)),
+    "e": LayerConfig(AttentionConfig(**HEADS), ExpertsConfig(4, 2, 8)),
+}
 
 
 def model(kinds: str) -> ModelConfig:
-    """One letter a layer: f(ull), s(liding), e(xperts)."""
-    specs = tuple(SLIDING if kind == "s" else FULL for kind in kinds)
-    experts = tuple(layer for layer, kind in enumerate(kinds) if kind == "e")
-    return replace(BASE, layers=specs, moe=MoeConfig(4, 2, 8, experts) if experts else None)
+    """One letter per layer: f(ull), s(liding), e(xperts)."""
+    return ModelConfig("test", 8, 8, 8, tuple(KINDS[kind] for kind in kinds))
 
 
 @settings(derandomize=True, deadline=None, max_examples=150)
@@ -43,7 +40,7 @@ def test_every_layer_has_one_place(kinds: str, stages: int, repeated: bool) -> N
     for stage, slots in enumerate(layout.stages):
         for slot, layer in enumerate(slots):
             if layer is not None:
-                assert layer_kind(config, layer) == layer_kind(config, slot)
+                assert config.layers[layer] == config.layers[slot]
                 assert layout.stage_of(layer) == stage
     assert layout.is_even == (layout.num_slots * stages == count)
 

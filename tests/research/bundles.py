@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from safetensors.numpy import save_file
 
-from jengine.layers.attention import dense_causal
+from jengine.models.context import whole_sequences
 from jengine.models.decoder import Decoder
 from jengine.weights.safetensors_io import load_model
 
@@ -28,7 +28,6 @@ NEW_TOKENS = 4
 
 def forward(model: Decoder, ids: Sequence[int]) -> dict[str, np.ndarray]:
     """Values at every tap point, and logits, of one dense pass."""
-    windows = tuple(spec.window for spec in model.config.layers)
 
     def run(tokens: Any) -> dict[str, Any]:
         seen = {}
@@ -37,8 +36,7 @@ def forward(model: Decoder, ids: Sequence[int]) -> dict[str, np.ndarray]:
             seen[name] = value[0]
             return value
 
-        positions = jnp.arange(len(ids))[None]
-        hidden, _ = model(tokens, positions, None, dense_causal(windows), tap)
+        hidden = model(tokens, whole_sequences(tokens.shape, tap))
         return {**seen, "logits": model.logits(hidden)[0]}
 
     # Compiling takes most of the time, and each program runs a few times only.

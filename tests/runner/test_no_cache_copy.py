@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 import pytest
 from flax import nnx
 
-from jengine.config import CacheConfig, CacheSpec, ModelConfig
+from jengine.config import AttentionConfig, CacheConfig, LayerConfig, MlpConfig, ModelConfig
 from jengine.models.decoder import Decoder
 from jengine.runner.attention_backend import cache_dtype
 from jengine.runner.buckets import Bucket, StepShapes
@@ -35,15 +36,9 @@ BUCKETS = {
 
 def compiled_step(bucket: Bucket, variant: str, dtype: str) -> tuple[Compiled, CacheConfig, int]:
     """A step of a model with a full and a window layer; its cache, and the state's bytes."""
-    layers = (
-        CacheSpec("full", kv_heads=2, head_dim=16),
-        CacheSpec("sliding", kv_heads=2, head_dim=16, window=32),
-        CacheSpec("full", kv_heads=2, head_dim=16),
-    )
-    config = ModelConfig(
-        architecture="test", vocab_size=VOCAB, hidden_size=32, intermediate_size=64, num_heads=4,
-        num_kv_heads=2, head_dim=16, max_position=256, layers=layers,
-    )  # fmt: skip
+    full = LayerConfig(AttentionConfig(num_heads=4, num_kv_heads=2, head_dim=16), MlpConfig(64))
+    sliding = replace(full, mixer=replace(full.mixer, window=32))
+    config = ModelConfig("test", VOCAB, 32, max_position=256, layers=(full, sliding, full))
     shapes = StepShapes(config.groups, 16, 32, max_rows=8, max_model_len=256)
     leaves, rebuild = split_model(Decoder(config, dtype=jnp.dtype(dtype), rngs=nnx.Rngs(0)))
     cache = CacheConfig(config.groups, 16, (BLOCKS, BLOCKS // 2))

@@ -51,9 +51,9 @@ NO_LAUNCH = {"kCommandBuffer", "kSequential", "kWhile", "kConditional", "kAsyncS
 
 def compiler_for(case: StepCase, config: ModelConfig, devices: np.ndarray) -> StepCompiler:
     """The engine's own compiler of steps, over shapes without data."""
-    placement = Placement(engine_mesh(devices, tuple(spec.kv_heads for spec in config.layers)))
+    placement = Placement(engine_mesh(devices, tuple(spec.kv_heads for spec in config.cache_specs)))
     layout = stage_layout(config, case.stages)
-    groups = cache_groups(config.layers[: layout.num_slots])
+    groups = cache_groups(config.cache_specs[: layout.num_slots])
     blocks = case.cache_tokens // BLOCK_SIZE
     shapes = StepShapes(
         groups, BLOCK_SIZE, PREFILL_TILE, MAX_ROWS, case.max_model_len, attention=case.attention

@@ -1,0 +1,96 @@
+"""StepContext: what a model is called with besides tokens.
+
+In: positions, a mixer (attention through the KV cache, or over whole sequences) and the cache
+arrays. Out: after the call, the new cache arrays. A model file knows nothing else of a step: no
+block tables, rows of requests or sampling.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import jax.numpy as jnp
+from flax.nnx.tracers import TraceState
+from jax import Array
+
+from jengine.config import RopeConfig
+from jengine.layers.attention import AttentionInputs, dense_attention
+from jengine.layers.rope import rotation
+from jengine.models.taps import Tap
+
+# One type per kind of mixer; a mixer tells by the type what a layer wants.
+MixInputs = AttentionInputs
+
+
+class Mixer(Protocol):
+    """Combines each token with earlier ones, and keeps what later tokens will need."""
+
+    def __call__(self, caches: Any, layer: int, inputs: MixInputs) -> tuple[Array, Any]: ...
+
+
+class StepContext:
+    """One call of a model while it is traced; made inside the traced function, used once.
+
+    Layers run one after the other in one trace, so the context can carry the cache arrays from
+    layer to layer. A layer that runs in a trace of its own (scan, remat) may not change them.
+    """
+
+    def __init__(
+        self,
+        positions: Array,
+        token_rows: Array,
+        mixer: Mixer,
+        caches: Any = None,
+        tap: Tap | None = None,
+    ) -> None:
+        self.positions = positions  # i32 [...] of each token in its sequence
+        # i32 [...] each token's entry in what the step holds per row, such as its set of taps.
+        self.token_rows = token_rows
+        self.caches = caches
+        self._mixer = mixer
+        self._tap = tap
+        self._rotations: dict[tuple[RopeConfig, int], tuple[Array, Array]] = {}
+        self._trace = TraceState()
+
+    def mix(self, layer: int, inputs: MixInputs) -> Array:
+        """What the layer's tokens make of the tokens before them; stores what they leave."""
+        mixed, caches = self._mixer(self.caches, layer, inputs)
+        if caches is not self.caches:
+            if not self._trace.is_valid():
+                raise RuntimeError(
+                    f"layer {layer} wrote to the KV cache inside a transformation (scan, remat or"
+                    " another trace). Its arrays would leak; call StepContext.mix outside of it."
+                )
+            self.caches = caches
+        return mixed
+
+    def rotation(self, rope: RopeConfig, head_dim: int) -> tuple[Array, Array]:
+        """cos and sin of every token, computed once per call and kind of rotation."""
+        key = (rope, head_dim)
+        if key in self._rotations:
+            return self._rotations[key]
+        found = rotation(self.positions, rope, head_dim)
+        if self._trace.is_valid():
+            self._rotations[key] = found
+        return found
+
+    @property
+    def is_tapped(self) -> bool:
+        """Whether values must pass `tap` one by one, so that nothing around them can be fused."""
+        return self._tap is not None
+
+    def tap(self, name: str, value: Array) -> Array:
+        """The value at a tap point, as whoever taps it leaves it."""
+        return value if self._tap is None else self._tap(name, value)
+
+
+def whole_sequences(shape: tuple[int, ...], tap: Tap | None = None) -> StepContext:
+    """The context of tokens [B, T] that are whole sequences: nothing is cached."""
+    batch, length = shape
+    positions = jnp.broadcast_to(jnp.arange(length)[None, :], shape)
+    rows = jnp.broadcast_to(jnp.arange(batch)[:, None], shape)
+    return StepContext(positions, rows, _dense, tap=tap)
+
+
+def _dense(caches: Any, layer: int, inputs: MixInputs) -> tuple[Array, Any]:
+    return dense_attention(inputs), caches
