@@ -190,7 +190,6 @@ class ScheduleConfig:
     # A prefill chunk fills whole tiles of this many tokens in the step; the budget counts tiles.
     prefill_tile: int = 32
     # Blocks kept free when a waiting request is admitted while others run.
-    watermark_blocks: int = 0
     # Decode steps that one plan may run at most, where nobody waits.
     num_scheduler_steps: int = 1
 

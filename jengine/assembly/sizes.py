@@ -14,7 +14,7 @@ import jax
 from jengine.assembly.args import EngineArgs
 from jengine.config import ModelConfig, ScheduleConfig, cache_groups
 from jengine.errors import ConfigError, UnsupportedFeature, nearest_name
-from jengine.kvcache.specs import blocks_needed
+from jengine.kvcache.kinds import blocks_needed
 from jengine.models.stages import stage_layout
 from jengine.runner.attention_backend import attention_backend, cache_dtype
 from jengine.runner.buckets import Ladders, StepShapes, default_ladders

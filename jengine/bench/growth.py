@@ -119,7 +119,7 @@ def held(llm: LLM, core: EngineCore, count: int, prompt_length: int) -> dict[str
         return {
             "requests": count,
             "running": core.counts().running,
-            "blocks": sum(group.pool.num_used for group in core.scheduler.cache.groups),
+            "blocks": sum(group.num_used for group in core.scheduler.cache.groups),
             "cache_bytes": cache_bytes(llm, core),
             "resident_bytes": resident_bytes(),
             "device_bytes": device_stats(llm).get("bytes_in_use"),
@@ -134,7 +134,7 @@ def cache_bytes(llm: LLM, core: EngineCore) -> int:
     groups, arrays = core.scheduler.cache.groups, llm.engine.loaded.state.caches
     blocks = llm.engine.cache.num_blocks
     return sum(
-        group.pool.num_used * (array.nbytes // count)
+        group.num_used * (array.nbytes // count)
         for group, array, count in zip(groups, arrays, blocks, strict=True)
     )
 

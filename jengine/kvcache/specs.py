@@ -1,7 +1,6 @@
-"""What each kind of cache demands: blocks held, blocks no longer read, how a prefix hit is found.
+"""What the paged kinds differ in: blocks held, blocks no longer read, how a prefix hit is found.
 
-In: a CacheSpec. Out: its rules, one small class a kind. Must not know pools, tables or requests.
-A new kind is a new class and a line in RULES.
+In: a CacheSpec. Out: its rules. Must not know pools, tables or requests.
 """
 
 from __future__ import annotations
@@ -9,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from jengine.config import CacheKind, CacheSpec
-from jengine.errors import ConfigError, UnsupportedFeature
+from jengine.config import CacheSpec
+from jengine.errors import ConfigError
 
 
 class CacheRules(Protocol):
-    """What the manager asks of a kind. All counts are blocks unless they are called tokens."""
+    """The rules of a paged kind. All counts are blocks unless they are called tokens."""
 
     def skippable(self, tokens: int) -> int:
         """Leading blocks that no token at position `tokens` or later reads."""
@@ -29,7 +28,7 @@ class CacheRules(Protocol):
 class FullRules:
     """Every token reads all before it."""
 
-    def __init__(self, spec: CacheSpec, block_size: int) -> None:
+    def __init__(self, block_size: int) -> None:
         self.block_size = block_size
 
     def skippable(self, tokens: int) -> int:
@@ -72,21 +71,8 @@ class SlidingRules:
         )
 
 
-RULES: dict[CacheKind, Callable[[CacheSpec, int], CacheRules]] = {
-    "full": FullRules,
-    "sliding": SlidingRules,
-}
-
-
 def rules_for(spec: CacheSpec, block_size: int) -> CacheRules:
-    """The rules of this spec's kind."""
-    if spec.kind not in RULES:
-        raise UnsupportedFeature(
-            f"cache kind {spec.kind!r} is not built yet; built are: {', '.join(RULES)}."
-        )
-    return RULES[spec.kind](spec, block_size)
-
-
-def blocks_needed(spec: CacheSpec, num_tokens: int, block_size: int, max_chunk: int) -> int:
-    """The most blocks of a group that one request of `num_tokens` can hold at once."""
-    return rules_for(spec, block_size).blocks_needed(num_tokens, max_chunk)
+    """The rules of a paged kind."""
+    if spec.kind == "sliding":
+        return SlidingRules(spec, block_size)
+    return FullRules(block_size)

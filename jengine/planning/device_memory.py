@@ -18,7 +18,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from jengine.assembly.sizes import OVERLAP_DEPTH
 from jengine.config import CacheConfig, CacheGroup, ModelConfig, ScheduleConfig
-from jengine.kvcache.specs import blocks_needed
+from jengine.kvcache.kinds import blocks_needed
 from jengine.models.parameter import named_parameters
 from jengine.models.stages import stage_layout
 from jengine.planning.layout import Layout

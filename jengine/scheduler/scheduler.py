@@ -144,6 +144,7 @@ class Scheduler:
         deltas = [self.abort(request_id) for request_id in list(self._requests)]
         self._flights.clear()
         self._committed_step = self._next_step - 1
+        self.cache.step_ended(self._committed_step)
         return [delta for delta in deltas if delta is not None]
 
     def reset_prefix_cache(self, *, preempt_running: bool = False) -> bool:
@@ -184,6 +185,7 @@ class Scheduler:
             return []  # forgotten by reset
         flight = self._flights.popleft()
         self._committed_step = plan.step
+        self.cache.step_ended(plan.step)
         assert len(output.entries) == len(plan.entries), "one output for each entry"
         self._side_results.gather(plan, flight.requests, output)
         deltas = self._commit_tokens(flight, output)
@@ -240,8 +242,7 @@ class Scheduler:
         if not length:
             return False
         request.row = self._free_rows[0]
-        keep_free = self.config.watermark_blocks if self._running else 0
-        blocks = self.cache.allocate(request, length, hit, keep_free=keep_free)
+        blocks = self.cache.allocate(request, length, hit)
         if blocks is None:
             request.row = -1
             return False
@@ -272,7 +273,12 @@ class Scheduler:
         self._running.append(request)
 
     def _chunk_length(self, request: Request, start: int, budget: int) -> int:
-        """Known tokens to run from `start`: whole tiles unless they end what is known; 0: wait."""
+        """Known tokens to run from `start`, up to where the cache lets a chunk end; 0: wait."""
+        length = self._wanted_length(request, start, budget)
+        return self.cache.chunk_end(start, start + length) - start if length else 0
+
+    def _wanted_length(self, request: Request, start: int, budget: int) -> int:
+        """Whole tiles, unless they end what is known."""
         tile = self.config.prefill_tile
         needed = request.num_known - start
         limit = budget // tile * tile

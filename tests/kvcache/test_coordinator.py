@@ -131,13 +131,6 @@ def test_all_groups_must_have_room_before_any_gives():
     assert admit(cache, make_request(list(range(8)), "a")) == 0
 
 
-def test_keep_free_holds_blocks_back():
-    cache = make_cache(blocks=5)
-    request = make_request(list(range(12)))
-    assert cache.allocate(request, 12, keep_free=2) is None
-    assert cache.allocate(request, 12, keep_free=1) is not None
-
-
 def test_window_blocks_leave_once_their_readers_are_committed():
     cache = make_cache(sliding(4), blocks=4)  # 3 usable
     request = make_request(list(range(8)))
@@ -270,3 +263,23 @@ def test_usage_is_that_of_the_fullest_group():
 def test_numbers_of_blocks_must_match_the_groups():
     with pytest.raises(ConfigError, match="num_blocks"):
         make_cache(FULL, FULL, blocks=(3,))
+
+
+def test_pinned_blocks_are_not_reused_before_their_step_has_ended():
+    cache = make_cache(FULL, sliding(5), blocks=4)  # 3 usable
+    first, second = make_request(list(range(8)), "a"), make_request([9] * 8, "b")
+    admit(cache, first)
+    held = cache.table(first, 0)
+    cache.free(first, after_step=7)
+    assert admit(cache, second) is None and cache.usage > 0
+    assert not cache.reset_prefix_cache()
+    cache.step_ended(6)
+    assert admit(cache, second) is None
+    cache.check()
+    again = make_request([*range(8), 9], "a")  # the same id, while the old blocks are pinned
+    assert admit(cache, again) == 8
+    assert cache.table(again, 0)[:2] == held
+    cache.free(again)
+    cache.step_ended(7)
+    assert admit(cache, second) == 0
+    cache.check()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from jengine.config import CacheSpec
+from jengine.config import CacheGroup, CacheSpec
 from jengine.errors import ConfigError, UnsupportedFeature
-from jengine.kvcache.specs import blocks_needed, rules_for
+from jengine.kvcache.kinds import blocks_needed
+from jengine.kvcache.specs import rules_for
+from tests.kvcache.cache_cases import make_cache
 
 
 def rules(kind, window=None, block_size=4):
@@ -16,7 +18,9 @@ def rules(kind, window=None, block_size=4):
 @pytest.mark.parametrize("kind", ["latent", "recurrent"])
 def test_kinds_that_are_not_built_are_named(kind):
     with pytest.raises(UnsupportedFeature, match=kind):
-        rules(kind)
+        blocks_needed(CacheSpec(kind, 1, 8), 5, 4, 4)
+    with pytest.raises(UnsupportedFeature, match=kind):
+        make_cache(CacheGroup(CacheSpec(kind, 1, 8), (0,)))
 
 
 @pytest.mark.parametrize("window", [None, 0])

@@ -209,14 +209,6 @@ def test_sliding_windows_hold_few_blocks():
     assert loop.scheduler.num_preemptions == 0
 
 
-def test_the_watermark_holds_back_waiting_requests_while_others_run():
-    loop = Loop(blocks=9, watermark_blocks=4)
-    loop.add(make_wire(16, "a", max_tokens=2), make_wire(12, "b", max_tokens=2))
-    assert rows(loop.step()) == [0], "a may use all but b must leave 4 of 8"
-    loop.drain()
-    assert set(loop.finals) == {"a", "b"}
-
-
 def test_pause_holds_new_requests_or_everything():
     loop = Loop()
     loop.add(make_wire(5, "a", max_tokens=20))

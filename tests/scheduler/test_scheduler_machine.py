@@ -61,7 +61,6 @@ class SchedulerMachine(RuleBasedStateMachine):
                 "spacing": st.sampled_from([1, 1, 2, 3]),
                 "enable_chunked_prefill": st.sampled_from([True, True, False]),
                 "long_prefill_token_threshold": st.sampled_from([0, 0, 3]),
-                "watermark_blocks": st.sampled_from([0, 0, 2]),
                 "num_scheduler_steps": st.sampled_from([1, 1, 2, 5]),
             }
         ),

@@ -1,0 +1,94 @@
+"""What every kind of cache group offers: the protocol that the coordinator drives.
+
+A group owns what it holds for each request, in units of its own: blocks, slots, snapshots.
+In: how far a request is to run. Out: unit ids for the device. Must not know the other groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from jengine.config import CacheSpec
+
+
+class Reach(NamedTuple):
+    """How far a request is to run, which its units must allow."""
+
+    holder: int  # who holds the units: a request from its admission to the release of its units
+    end: int  # tokens
+    settled: int  # tokens before this position are not computed again by any step in flight
+    hit: Sequence[bytes] = ()  # of a new holder: contents of the cached blocks it begins with
+
+
+class NewUnits(NamedTuple):
+    """Units that a request gains, from index `first` of its table on."""
+
+    first: int
+    units: list[int]
+
+
+class GroupCache(Protocol):
+    """One cache group. Contents are block hashes; a request's full blocks have one each."""
+
+    @property
+    def num_free(self) -> int:
+        """Units that `reserve` may take."""
+
+    @property
+    def num_used(self) -> int:
+        """Units that requests hold."""
+
+    @property
+    def num_units(self) -> int:
+        """Units that there are."""
+
+    def longest_hit(self, contents: Sequence[bytes], most: int) -> int:
+        """How many of the first `most` blocks of these contents need not be computed again."""
+
+    def chunk_end(self, start: int, end: int) -> int:
+        """Where a chunk from `start` on may end at the latest: after `start`, at most at `end`."""
+
+    def demand(self, reach: Reach) -> int:
+        """Free units that `reserve` takes, less those it gives back; may be negative."""
+
+    def reserve(self, reach: Reach) -> NewUnits | None:
+        """Give the holder what it needs, once `demand` units are free; None: nothing is new.
+
+        Units that no step will read again are given back first.
+        """
+
+    def capacity(self, holder: int) -> int:
+        """Tokens that the holder's units can take."""
+
+    def publish(self, holder: int, contents: Sequence[bytes], count: int) -> None:
+        """Let other requests find what the holder has of its first `count` full blocks."""
+
+    def free(self, holder: int) -> None:
+        """Give back all units of a holder. Published contents are found until they are reused."""
+
+    def forget(self, content: bytes) -> None:
+        """Make a content unfindable, also where requests hold it."""
+
+    def forget_all(self) -> None:
+        """Make every content unfindable."""
+
+    def table(self, holder: int) -> list[int]:
+        """A copy of the holder's unit ids, as the device knows them."""
+
+    def check(self) -> None:
+        """Assert that the owners of every unit are the holders that have it."""
+
+
+class KindOfGroup(Protocol):
+    """A class of groups: `kind(index, spec, block_size, num_units)` makes one."""
+
+    def __call__(
+        self, index: int, spec: CacheSpec, block_size: int, num_units: int, /
+    ) -> GroupCache: ...
+
+    def units_needed(
+        self, spec: CacheSpec, num_tokens: int, block_size: int, max_chunk: int, /
+    ) -> int:
+        """The most units that one request of `num_tokens`, run in such chunks, holds at once."""
+        ...

@@ -1,0 +1,29 @@
+"""The kinds of cache groups. A new kind is one class that is a GroupCache, and a line in KINDS."""
+
+from __future__ import annotations
+
+from jengine.config import CacheGroup, CacheKind, CacheSpec
+from jengine.errors import UnsupportedFeature
+from jengine.kvcache.group_cache import GroupCache, KindOfGroup
+from jengine.kvcache.paged_group import PagedGroup
+
+KINDS: dict[CacheKind, KindOfGroup] = {"full": PagedGroup, "sliding": PagedGroup}
+
+
+def kind_of(spec: CacheSpec) -> KindOfGroup:
+    """The class of this spec's groups."""
+    if spec.kind not in KINDS:
+        raise UnsupportedFeature(
+            f"cache kind {spec.kind!r} is not built yet; built are: {', '.join(KINDS)}."
+        )
+    return KINDS[spec.kind]
+
+
+def group_cache(index: int, group: CacheGroup, block_size: int, num_units: int) -> GroupCache:
+    """The cache of one group. Unit 0 is never used."""
+    return kind_of(group.spec)(index, group.spec, block_size, num_units)
+
+
+def blocks_needed(spec: CacheSpec, num_tokens: int, block_size: int, max_chunk: int) -> int:
+    """The most blocks (or other units) of a group that one request of `num_tokens` can hold."""
+    return kind_of(spec).units_needed(spec, num_tokens, block_size, max_chunk)

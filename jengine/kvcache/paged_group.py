@@ -1,0 +1,145 @@
+"""A group with a block table per request: full and sliding attention, which differ in their rules.
+
+Blocks no token will read any more are replaced by the null block; see `specs` for when that is.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from jengine.config import CacheSpec
+from jengine.kvcache.block_pool import NULL_BLOCK, BlockPool
+from jengine.kvcache.group_cache import NewUnits, Reach
+from jengine.kvcache.hashing import group_suffix
+from jengine.kvcache.specs import rules_for
+
+
+class BlockTable:
+    """The blocks of one holder."""
+
+    __slots__ = ("blocks", "published", "skipped")
+
+    def __init__(self, blocks: list[int]) -> None:
+        self.blocks = blocks
+        self.skipped = blocks.count(NULL_BLOCK)  # leading blocks that were given back
+        self.published = len(blocks)  # leading blocks that can be found, or could
+
+
+class PagedGroup:
+    """Block tables on a pool of reference-counted blocks."""
+
+    def __init__(self, index: int, spec: CacheSpec, block_size: int, num_blocks: int) -> None:
+        self.rules = rules_for(spec, block_size)
+        self.pool = BlockPool(num_blocks)
+        self._block_size = block_size
+        self._suffix = group_suffix(index)
+        self._tables: dict[int, BlockTable] = {}
+
+    @property
+    def num_free(self) -> int:
+        return self.pool.num_unowned
+
+    @property
+    def num_used(self) -> int:
+        return self.pool.num_used
+
+    @property
+    def num_units(self) -> int:
+        return self.pool.total
+
+    @staticmethod
+    def units_needed(spec: CacheSpec, num_tokens: int, block_size: int, max_chunk: int) -> int:
+        return rules_for(spec, block_size).blocks_needed(num_tokens, max_chunk)
+
+    def find(self, content: bytes) -> int | None:
+        """A block with this content, or None."""
+        return self.pool.find(content + self._suffix)
+
+    def longest_hit(self, contents: Sequence[bytes], most: int) -> int:
+        return self.rules.longest_hit(lambda i: self.find(contents[i]) is not None, most)
+
+    def chunk_end(self, start: int, end: int) -> int:
+        return end
+
+    def demand(self, reach: Reach) -> int:
+        length = -(-reach.end // self._block_size)
+        table = self._tables.get(reach.holder)
+        if table is None:
+            found = self._hit_blocks(reach.hit)
+            # Blocks of the hit that have no owner are free ones too, until they are taken.
+            unowned = sum(b != NULL_BLOCK and self.pool.owners(b) == 0 for b in found)
+            return length - len(found) + unowned
+        fresh = length - len(table.blocks)
+        if fresh <= 0:
+            return 0
+        leaving = table.blocks[table.skipped : self.rules.skippable(reach.settled)]
+        return fresh - sum(self.pool.owners(block) == 1 for block in leaving)
+
+    def reserve(self, reach: Reach) -> NewUnits | None:
+        length = -(-reach.end // self._block_size)
+        table = self._tables.get(reach.holder)
+        if table is None:
+            return NewUnits(0, list(self._start(reach, length).blocks))
+        first = len(table.blocks)
+        if length <= first:
+            return None
+        self._skip(table, self.rules.skippable(reach.settled))
+        blocks = self.pool.allocate(length - first)
+        table.blocks += blocks
+        return NewUnits(first, blocks)
+
+    def capacity(self, holder: int) -> int:
+        return len(self._tables[holder].blocks) * self._block_size
+
+    def publish(self, holder: int, contents: Sequence[bytes], count: int) -> None:
+        table = self._tables[holder]
+        for index in range(table.published, count):
+            block = table.blocks[index]
+            if block != NULL_BLOCK:
+                self.pool.publish(block, contents[index] + self._suffix)
+        table.published = max(table.published, count)
+
+    def free(self, holder: int) -> None:
+        blocks = self._tables.pop(holder).blocks
+        self.pool.free(block for block in reversed(blocks) if block != NULL_BLOCK)
+
+    def forget(self, content: bytes) -> None:
+        self.pool.forget(content + self._suffix)
+
+    def forget_all(self) -> None:
+        self.pool.forget_all()
+
+    def table(self, holder: int) -> list[int]:
+        return list(self._tables[holder].blocks)
+
+    def check(self) -> None:
+        self.pool.check()
+        held = Counter(block for table in self._tables.values() for block in table.blocks)
+        for block in range(1, self.pool.total + 1):
+            owners = self.pool.owners(block)
+            assert owners == held[block], f"block {block}: {owners} owners, {held[block]} held"
+
+    def _hit_blocks(self, hit: Sequence[bytes]) -> list[int]:
+        """The table of a prefix hit: null blocks where no token to come reads."""
+        skipped = min(self.rules.skippable(len(hit) * self._block_size), len(hit))
+        blocks = [NULL_BLOCK] * skipped
+        for content in hit[skipped:]:
+            block = self.find(content)
+            assert block is not None, "a prefix hit vanished between lookup and allocation"
+            blocks.append(block)
+        return blocks
+
+    def _start(self, reach: Reach, length: int) -> BlockTable:
+        table = self._tables[reach.holder] = BlockTable(self._hit_blocks(reach.hit))
+        self.pool.touch(block for block in table.blocks if block != NULL_BLOCK)
+        table.blocks += self.pool.allocate(length - len(table.blocks))
+        return table
+
+    def _skip(self, table: BlockTable, skippable: int) -> None:
+        """Give back the blocks before `skippable`; the null block takes their place."""
+        skipped = table.skipped
+        if skippable > skipped:
+            self.pool.free(reversed(table.blocks[skipped:skippable]))
+            table.blocks[skipped:skippable] = [NULL_BLOCK] * (skippable - skipped)
+            table.skipped = skippable
