@@ -14,6 +14,9 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from pathlib import Path
+
+LFS_POINTER = b"version https://git-lfs.github.com/"
 
 
 class JengineError(Exception):
@@ -52,6 +55,21 @@ def nearest_name(given: str, known: Iterable[str]) -> str:
     """' Did you mean 'x'?' for the closest known name, or an empty string."""
     close = difflib.get_close_matches(given, list(known), n=1, cutoff=0.6)
     return f" Did you mean {close[0]!r}?" if close else ""
+
+
+def lfs_advice(file: Path) -> str:
+    """What to do about a file that is a Git LFS pointer; an empty string for all other files."""
+    try:
+        with file.open("rb") as stream:
+            start = stream.read(len(LFS_POINTER))
+    except OSError:
+        return ""
+    if start != LFS_POINTER:
+        return ""
+    return (
+        f" {file.name} is a Git LFS pointer, not the file itself: run `git lfs pull` in"
+        f" {file.parent}."
+    )
 
 
 def unknown_argument(owner: str, given: str, known: Iterable[str]) -> TypeError:

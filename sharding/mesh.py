@@ -68,6 +68,17 @@ def _devices_of(mesh: Mesh, tensor: int | None, stages: int | None) -> np.ndarra
     return grid
 
 
+def more_cpu_devices(wanted: int) -> str:
+    """How to get so many devices on a machine that has CPUs only; an empty string elsewhere."""
+    if jax.default_backend() != "cpu" or wanted <= jax.device_count():
+        return ""
+    return (
+        f" To make {wanted} devices of the CPU, for tests, start Python with"
+        f" XLA_FLAGS=--xla_force_host_platform_device_count={wanted}, or call"
+        f" jax.config.update('jax_num_cpu_devices', {wanted}) first."
+    )
+
+
 def first_devices(tensor: int, stages: int) -> np.ndarray:
     """That many devices a stage, as JAX numbers them."""
     devices = jax.devices()
@@ -78,6 +89,7 @@ def first_devices(tensor: int, stages: int) -> np.ndarray:
         raise ValueError(
             f"{wanted}: expected 1 to {len(devices)}, the number of "
             f"{devices[0].platform.upper()} devices that JAX sees."
+            f"{more_cpu_devices(tensor * stages)}"
         )
     return np.array(devices[: tensor * stages]).reshape(stages, tensor)
 

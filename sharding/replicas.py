@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh
 
 from sharding.axes import DATA
-from sharding.mesh import chosen_devices, first_devices
+from sharding.mesh import chosen_devices, first_devices, more_cpu_devices
 
 
 def replica_devices(
@@ -45,7 +45,8 @@ def _of_all_devices(replicas: int, tensor: int | None, stages: int) -> list[np.n
     if replicas * stages * tensor > there:
         raise ValueError(
             f"data_parallel_size={replicas} with {wanted} takes {replicas * stages * tensor} "
-            f"devices; JAX sees {there} {jax.default_backend().upper()} devices. Lower one of them."
+            f"devices; JAX sees {there} {jax.default_backend().upper()} devices. Lower one of "
+            f"them.{more_cpu_devices(replicas * stages * tensor)}"
         )
     return list(first_devices(replicas * tensor, stages).reshape(replicas, stages, tensor))
 

@@ -16,6 +16,7 @@ from flax import nnx
 
 import jengine
 from jengine.assembly.args import EngineArgs
+from jengine.assembly.backend import start_backend
 from jengine.assembly.model_source import ModelSource, load_parameters, open_model_source
 from jengine.assembly.remote_engine import RemoteEngine, RemoteModel, job_of, started
 from jengine.assembly.sizes import OVERLAP_DEPTH, runner_config, schedule_config
@@ -35,7 +36,6 @@ from jengine.runner.build import RunnerConfig, build_runners
 from jengine.runner.compile_cache import enable_compile_cache
 from jengine.runner.leaves import LeafOrder
 from jengine.runner.loaded_model import LoadedModel
-from jengine.runner.memory_pool import start_devices
 from jengine.runner.runner import PlanRunner
 from jengine.sampling_params import SamplingParams
 from jengine.scheduler.scheduler import Scheduler
@@ -156,7 +156,7 @@ def remote_engine(args: EngineArgs) -> RemoteEngine:
 
 def device_side(args: EngineArgs, source: ModelSource, bar: Callable[..., Any]) -> DeviceSide:
     """Load the model onto this process's devices and compile its steps."""
-    start_devices(args.gpu_memory_utilization)
+    start_backend(args.gpu_memory_utilization)
     compilation = dict(args.compilation_config or {})
     schedule = schedule_config(args, source.config)
     placement = placement_for(args, source.config)

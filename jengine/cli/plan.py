@@ -50,8 +50,9 @@ def add_flags(parser: Parser) -> None:
         "--batch", type=int, default=64, metavar="N", help="requests that a replica answers [64]"
     )
     work.add_argument(
-        "--context", type=int, default=4096, metavar="N", help="tokens of each, on average [4096]"
-    )
+        "--context", type=int, metavar="N",
+        help="tokens of each, on average [4096, or all that the model takes if that is less]",
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print JSON")
     add_engine_flags(parser, only=ENGINE_FLAGS)
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from jengine.assembly.args import EngineArgs
 from jengine.assembly.sizes import BLOCK_SIZE, DEVICE_DEFAULTS, schedule_config
 from jengine.config import ModelConfig
-from jengine.errors import ConfigError
+from jengine.errors import CheckpointError, ConfigError, nearest_name
 from jengine.models.published import PUBLISHED
 from jengine.models.registry import model_config
 from jengine.planning.accelerators import Accelerator
@@ -24,6 +26,8 @@ from jengine.weights.abstract import with_dtype
 from jengine.weights.folder import read_model_config, resolve_model
 
 BITS_A_BYTE = 8
+USUAL_TP = (1, 2, 4, 8, 16, 32, 64)
+USUAL_CONTEXT = 4096
 GIGA = 1e9
 
 
@@ -44,6 +48,20 @@ class Paper:
     def fits(self) -> bool:
         """Whether model and requests have room."""
         return self.requests >= self.work.batch
+
+    @cached_property
+    def smallest_tp(self) -> int | None:
+        """The smallest --tp of the usual ones with which the work fits, if some does."""
+        for tp in USUAL_TP:
+            try:
+                layout = checked_layout(tp, self.memory.layout.pp, self.memory.layout.dp, None)
+            except ConfigError:  # no hosts can have it
+                continue
+            memory = dataclasses.replace(self.memory, layout=layout)
+            other = Paper(self.name, dataclasses.replace(self.timing, memory=memory), self.work)
+            if other.fits:
+                return tp
+        return None
 
     @property
     def requests(self) -> int:
@@ -71,6 +89,7 @@ class Paper:
             },
             "cache_tokens": max(memory.cache, 0) // memory.token_bytes,
             "requests_that_fit": self.requests,
+            "smallest_tp": self.smallest_tp,
             "decode": self._as_json(decode),
             "prefill": self._as_json(prefill),
             "seconds_a_token": memory.layout.pp * decode.expected,
@@ -84,7 +103,8 @@ class Paper:
         return {**dataclasses.asdict(step), "over_floor": step.expected / step.floor}
 
     def __str__(self) -> str:
-        return "\n".join([*self._heading(), *self._memory(), *self._times(), *self._notes()])
+        parts = (self._heading(), self._memory(), self._advice(), self._times(), self._notes())
+        return "\n".join(line for part in parts for line in part)
 
     def _heading(self) -> Iterator[str]:
         config, layout = self.memory.config, self.memory.layout
@@ -117,6 +137,16 @@ class Paper:
         yield row("", f"{memory.cache // memory.token_bytes:,}", "tokens fit")
         fit = f"requests of {self.work.context:,} tokens fit"
         yield row("", f"{self.requests:,}", fit if self.fits else f"{fit}: fewer than asked for")
+
+    def _advice(self) -> Iterator[str]:
+        if self.fits:
+            return
+        yield ""
+        if self.smallest_tp is None:
+            most = USUAL_TP[-1]
+            yield f"It does not fit with --tp up to {most} either: lower --batch or --context."
+        else:
+            yield f"The smallest --tp that fits is {self.smallest_tp}."
 
     def _times(self) -> Iterator[str]:
         if not self.fits:
@@ -205,17 +235,24 @@ def paper_plan(
     settings: Mapping[str, Any],
     device: Accelerator,
     sizes: tuple[int, int, int, int | None],
-    work: tuple[int, int],
+    work: tuple[int, int | None],
     network: float,
 ) -> Paper:
-    """Calculate for a folder or a published shape."""
-    batch, context = work
+    """Calculate for a folder or a published shape.
+
+    `work` is the requests of a replica and the tokens of each. Without a number of tokens: the
+    usual one, or what the model takes if that is less.
+    """
+    batch, given = work
+    context = USUAL_CONTEXT if given is None else given
     for name, value in (("batch", batch), ("context", context), ("network", network)):
         if value < 1:
             raise ConfigError(f"--{name} {value}: expected 1 or more.")
     args = EngineArgs.checked("jengine", model=model, **settings)
     config = with_dtype(config_of(model), args.dtype)
     schedule = schedule_config(args, config, DEVICE_DEFAULTS["gpu"])
+    if given is None:
+        context = min(context, schedule.max_model_len)
     if context > schedule.max_model_len:
         raise ConfigError(
             f"--context {context}: this model takes at most {schedule.max_model_len} tokens."
@@ -235,4 +272,8 @@ def config_of(model: str) -> ModelConfig:
     """The shape of a model: published, or of a folder whose weights are not read."""
     if model in PUBLISHED:
         return model_config(PUBLISHED[model])
-    return read_model_config(resolve_model(model))
+    hint = "" if Path(model).expanduser().is_dir() else nearest_name(model, PUBLISHED)
+    try:
+        return read_model_config(resolve_model(model))
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}{hint}") from error

@@ -22,6 +22,10 @@ logger = logging.getLogger(__name__)
 KERNELS = "xla_gpu_kernel_cache_file"
 TUNINGS = "xla_gpu_per_fusion_autotune_cache_dir"
 FIRST_WITHOUT_DIRECTORY = (0, 11, 2)
+CHOOSE_ANOTHER = (
+    "choose another directory with compilation_config={'cache_dir': ...}"
+    " (--compilation-config.cache-dir), or XDG_CACHE_HOME"
+)
 # JAX writes a file in far less time than this, in seconds; and the longest wait for one.
 SETTLED, LONGEST_WAIT = 0.1, 2.0
 
@@ -61,7 +65,7 @@ def enable_compile_cache(wanted: str | Path | bool | None) -> Path | None:
     directory = Path(str(wanted))
     problem = prepare_private(directory)
     if problem:
-        raise ConfigError(f"compile cache {str(directory)!r}: {problem}")
+        raise ConfigError(f"compilation_config['cache_dir']={str(directory)!r}: {problem}.")
     return _use(directory)
 
 
@@ -69,13 +73,15 @@ def _enable_default() -> Path | None:
     try:
         directory = default_cache_dir()
     except RuntimeError as error:  # no home directory
-        return _do_without(str(error))
+        return _do_without(f"{error} {CHOOSE_ANOTHER}")
     problem = prepare_private(directory)
-    return _do_without(problem) if problem else _use(directory)
+    return _do_without(f"{directory}: {problem}") if problem else _use(directory)
 
 
 def _do_without(problem: str) -> None:
-    logger.warning("running without a persistent compile cache: %s", problem)
+    logger.warning(
+        "running without a persistent compile cache, so every start compiles again: %s.", problem
+    )
 
 
 def _use(directory: Path) -> Path:
@@ -111,11 +117,11 @@ def prepare_private(directory: Path) -> str | None:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = directory.stat()
     except OSError as error:
-        return f"cannot create it ({error.strerror}); choose another with cache_dir"
+        return f"cannot create it ({error.strerror}); {CHOOSE_ANOTHER}"
     if status.st_uid != os.getuid():
-        return f"it belongs to user {status.st_uid}, not to you; choose another with cache_dir"
+        return f"it belongs to user {status.st_uid}, not to you; {CHOOSE_ANOTHER}"
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         return "others may write to it, and its contents are executed; run chmod 700 on it"
     if not os.access(directory, os.W_OK | os.X_OK):
-        return "it is not writable; run chmod 700 on it or choose another with cache_dir"
+        return f"it is not writable; run chmod 700 on it or {CHOOSE_ANOTHER}"
     return None

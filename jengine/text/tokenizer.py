@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from tokenizers import Tokenizer as Backend
 
-from jengine.errors import CheckpointError, ConfigError, RequestError
+from jengine.errors import CheckpointError, ConfigError, RequestError, lfs_advice
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -121,9 +121,11 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         )
     # The Rust parser raises the bare class, transformers a dozen others; all mean the same here.
     except Exception as error:
+        advice = "".join(lfs_advice(folder / name) for name in _VOCABULARY_FILES) or (
+            " Check its tokenizer.json and tokenizer_config.json, or pass a live tokenizer object."
+        )
         raise CheckpointError(
-            f"The tokenizer in {folder} cannot be loaded: {error}. Check its tokenizer.json and "
-            "tokenizer_config.json, or pass a live tokenizer object."
+            f"The tokenizer in {folder} cannot be loaded: {error}.{advice}"
         ) from error
     return Tokenizer(hf)
 
@@ -193,7 +195,9 @@ def _read_config(path: Path) -> dict[str, Any]:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read as JSON: {error}.") from error
+        raise CheckpointError(
+            f"{path} cannot be read as JSON: {error}.{lfs_advice(path)}"
+        ) from error
     if not isinstance(config, dict):
         raise CheckpointError(f"{path} holds a {type(config).__name__}, expected a JSON object.")
     return config

@@ -1,4 +1,4 @@
-"""A model folder: what lies in it, its JSON files and its shards, all checked.
+"""A model folder: its JSON files and its shards, all checked.
 
 In: a folder in Hugging Face format. Out: parsed settings and where each tensor is stored. Only
 local safetensors are read; nothing in a folder is ever executed or downloaded.
@@ -8,19 +8,25 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from jengine.config import ModelConfig
 from jengine.demo import model_path
-from jengine.errors import CheckpointError
+from jengine.errors import CheckpointError, lfs_advice, nearest_name
 from jengine.models import registry
 from jengine.models.fields import LARGEST_INTEGER, Fields
 from jengine.weights.safetensors_file import StoredTensor, read_header
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+GGUF_ADVICE = (
+    "GGUF files are not read: get the model in Hugging Face format (config.json, tokenizer.json,"
+    " *.safetensors), as its makers publish it."
+)
 # Formats that can run code when they are opened, or that no reader here understands.
 OTHER_FORMATS = (".bin", ".pt", ".pth", ".ckpt", ".gguf", ".msgpack", ".h5")
 # Limits of the numbers in generation_config.json, as Fields.number takes them.
@@ -44,14 +50,48 @@ def resolve_model(name: str | Path) -> Path:
         return folder
     problem = "is a file" if folder.is_file() else "is not an existing folder"
     raise CheckpointError(
-        f"model: given {str(name)!r}, which {problem}. Only local folders are read and nothing is"
-        " downloaded: give the path of a folder with config.json and *.safetensors, or 'demo'."
+        f"model: given {str(name)!r}, which {problem}.{_suggestion(str(name), folder)} Only local"
+        " folders are read and nothing is downloaded: give the path of a folder with config.json"
+        " and *.safetensors, or 'demo'."
     )
+
+
+def _suggestion(name: str, folder: Path) -> str:
+    """What somebody who gave this name may have meant."""
+    if folder.suffix == ".gguf":
+        return f" {GGUF_ADVICE}"
+    if cached := _in_hub_cache(name):
+        return f" It is in the Hugging Face cache: give {str(cached)!r}."
+    try:
+        there = [one.name for one in folder.parent.iterdir() if (one / "config.json").is_file()]
+    except (OSError, ValueError):
+        there = []
+    parent = str(name)[: -len(folder.name)] if folder.name else ""
+    known = [parent + one for one in there] + ["demo"] * ("/" not in name)
+    if hint := nearest_name(name, known):
+        return hint
+    if HUB_NAME.fullmatch(name):
+        return f" For a model of the Hugging Face Hub: hf download {name} --local-dir FOLDER."
+    return ""
+
+
+def _in_hub_cache(name: str) -> Path | None:
+    """Where Hugging Face's download cache holds a model of this name."""
+    if not HUB_NAME.fullmatch(name):
+        return None
+    home = os.environ.get("HF_HOME") or os.path.expanduser("~/.cache/huggingface")
+    hub = Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub")
+    snapshots = hub / f"models--{name.replace('/', '--')}" / "snapshots"
+    found = [one for one in snapshots.glob("*") if (one / "config.json").is_file()]
+    return max(found, key=lambda one: one.stat().st_mtime, default=None)
 
 
 def read_model_config(folder: Path) -> ModelConfig:
     """The model that config.json describes."""
-    return registry.model_config(read_json(folder / "config.json"))
+    file = folder / "config.json"
+    if not file.is_file() and any(folder.glob("*.gguf")):
+        raise CheckpointError(f"{folder}: holds GGUF files and no config.json. {GGUF_ADVICE}")
+    return registry.model_config(read_json(file))
 
 
 def read_json(file: Path) -> dict[str, object]:
@@ -61,7 +101,8 @@ def read_json(file: Path) -> dict[str, object]:
     try:
         parsed = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{file}: cannot be read as JSON: {error}") from error
+        advice = lfs_advice(file)
+        raise CheckpointError(f"{file}: cannot be read as JSON: {error}{advice}") from error
     if not isinstance(parsed, dict):
         raise CheckpointError(f"{file}: expected a JSON object, given {type(parsed).__name__}.")
     return parsed
@@ -110,6 +151,8 @@ def _why_no_weights(folder: Path) -> str:
     if shards:
         return f"{wanted}, found only {', '.join(shards[:10])}."
     others = [name for name in names if name.endswith(OTHER_FORMATS)]
+    if others and all(name.endswith(".gguf") for name in others):
+        return f"{wanted}, found only {', '.join(others[:10])}. {GGUF_ADVICE}"
     if others:
         return (
             f"{wanted}, found only {', '.join(others[:10])}. Pickled weights can run code when they"

@@ -17,7 +17,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
-from jengine.errors import CheckpointError
+from jengine.errors import CheckpointError, lfs_advice
 
 Declared = tuple[str, np.dtype, tuple[int, ...]]  # name, type, shape
 LONGEST_HEADER = 100_000_000  # the limit of the reference implementation
@@ -111,7 +111,7 @@ def _header_size(file: Path, first: bytes, file_size: int) -> int:
     if not 2 <= size <= min(LONGEST_HEADER, file_size - 8):
         raise CheckpointError(
             f"{file}: the header says it is {size} bytes long, the file has {file_size} bytes. The"
-            " file is damaged or not safetensors; copy it again."
+            f" file is damaged or not safetensors; copy it again.{lfs_advice(file)}"
         )
     return size
 

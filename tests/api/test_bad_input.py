@@ -499,7 +499,7 @@ def test_a_cache_directory_that_cannot_be_made_is_refused(
     full_folder: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"compile cache .*cannot create it"):
+    with pytest.raises(ConfigError, match=r"'cache_dir'\]=.*cannot create it"):
         jengine.LLM(full_folder, compilation_config={"cache_dir": str(tmp_path / "file" / "x")})
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -164,3 +167,28 @@ def engine_takes(args: EngineArgs, folder: Path) -> bool:
     except ConfigError:
         return False
     return True
+
+
+NO_DEVICE = """
+from jengine import LLM
+from jengine.cli.main import main
+from jengine.errors import ConfigError
+assert main(["doctor", "demo"]) == 1
+try:
+    LLM("demo", skip_tokenizer_init=True)
+except ConfigError as error:
+    print(error)
+"""
+
+
+def test_a_platform_that_is_not_there_is_explained() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", NO_DEVICE],
+        env={**os.environ, "JAX_PLATFORMS": "cuda", "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = [line for line in done.stdout.splitlines() if "JAX cannot start" in line]
+    assert len(found) == 3  # of the devices, of the model, and of LLM
+    for line in found:
+        assert "JAX_PLATFORMS=cuda" in line and "set it to cpu" in line and "jax[cuda12]" in line

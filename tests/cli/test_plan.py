@@ -123,6 +123,29 @@ def test_what_does_not_fit_says_so() -> None:
     assert planned("llama-8b", "--device", "l40s", "--batch", "8").status == 0
 
 
+def test_the_smallest_tp_that_fits_is_named() -> None:
+    result = planned("llama-70b", "--device", "a100", "--batch", "8")
+    assert result.status == 1
+    [tp] = re.findall(r"The smallest --tp that fits is (\d+)\.", result.out)
+    words = ("llama-70b", "--device", "a100", "--batch", "8", "--tp")
+    assert planned(*words, tp).status == 0 and plan(*words, tp)["smallest_tp"] is not None
+    assert planned(*words, str(int(tp) // 2)).status == 1
+    assert "up to 64 either" in planned("llama-70b", "--batch", "900000").out
+    assert plan("llama-8b")["smallest_tp"] == 1
+
+
+def test_without_a_context_the_models_own_is_the_most(tmp_path: Path) -> None:
+    settings = {**PUBLISHED["qwen3-0.6b"], "max_position_embeddings": 512}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    assert plan(str(tmp_path))["work"]["context"] == 512
+    assert plan("qwen3-0.6b")["work"]["context"] == 4096
+    assert "takes at most 512 tokens" in planned(str(tmp_path), "--context", "4096").err
+
+
+def test_a_misspelt_shape_gets_a_suggestion() -> None:
+    assert "Did you mean 'llama-70b'?" in planned("lama-70b").err
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

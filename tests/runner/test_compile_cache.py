@@ -95,7 +95,9 @@ def test_a_directory_asked_for_wins_over_the_programs_own(tmp_path: Path) -> Non
 
 def test_a_path_that_cannot_be_a_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"compile cache .*cannot create it"):
+    with pytest.raises(
+        ConfigError, match=r"'cache_dir'\]=.*/file/below.*cannot create it.*cache-dir"
+    ):
         enable_compile_cache(tmp_path / "file" / "below")
     with pytest.raises(ConfigError, match="cannot create it"):
         enable_compile_cache(tmp_path / "file")
@@ -134,7 +136,9 @@ def test_without_a_usable_default_the_engine_warns_and_goes_on(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with caplog.at_level(logging.WARNING):
         assert enable_compile_cache(None) is None
-    assert "without a persistent compile cache: cannot create it" in caplog.text
+    assert "without a persistent compile cache" in caplog.text
+    assert f"{tmp_path / 'file' / 'jengine' / 'xla'}: cannot create it" in caplog.text
+    assert "cache_dir" in caplog.text
     assert configured() is None
 
 

@@ -9,8 +9,15 @@ import pytest
 from jax.sharding import Mesh
 
 from sharding.axes import REPLICAS, STAGES, TENSOR
-from sharding.mesh import chosen_devices, mesh_sizes, one_device_mesh, steps_may_queue
+from sharding.mesh import (
+    chosen_devices,
+    mesh_sizes,
+    more_cpu_devices,
+    one_device_mesh,
+    steps_may_queue,
+)
 from sharding.placement import Placement
+from sharding.replicas import replica_devices
 
 
 @pytest.mark.parametrize(
@@ -31,6 +38,14 @@ def test_one_device_is_chosen_where_nothing_is_said() -> None:
 def test_more_devices_than_there_are(tensor: int) -> None:
     with pytest.raises(ValueError, match=f"tensor_parallel_size={tensor}"):
         chosen_devices(tensor, None, None)
+
+
+def test_more_cpu_devices_can_be_made() -> None:
+    with pytest.raises(ValueError, match=r"xla_force_host_platform_device_count=64.*jax_num_cpu"):
+        chosen_devices(64, None, None)
+    with pytest.raises(ValueError, match=r"xla_force_host_platform_device_count=128"):
+        replica_devices(64, 2, None, None)
+    assert more_cpu_devices(jax.device_count()) == ""
 
 
 def test_a_mesh_and_a_size_that_contradict_each_other() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,14 @@ import pytest
 
 from jengine.demo import model_path
 from jengine.errors import CheckpointError
-from jengine.weights.folder import read_generation_config, read_json, resolve_model
+from jengine.text.tokenizer import load_tokenizer
+from jengine.weights.folder import (
+    open_checkpoint,
+    read_generation_config,
+    read_json,
+    read_model_config,
+    resolve_model,
+)
 
 
 def test_a_model_is_a_local_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,8 +39,61 @@ def test_other_names_say_what_to_do(name: str) -> None:
 
 def test_a_file_is_no_model(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
-    with pytest.raises(CheckpointError, match="is a file"):
+    with pytest.raises(CheckpointError, match=r"is a file.*GGUF files are not read"):
         resolve_model(tmp_path / "model.gguf")
+
+
+def test_a_folder_of_gguf_files_is_called_one(tmp_path: Path) -> None:
+    (tmp_path / "model-Q4_K_M.gguf").write_bytes(b"GGUF")
+    with pytest.raises(CheckpointError, match=r"holds GGUF files.*Hugging Face format"):
+        read_model_config(tmp_path)
+    with pytest.raises(CheckpointError, match=r"only model-Q4_K_M\.gguf\. GGUF files are not"):
+        open_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"), [("lama-3", "llama-3"), ("demo-model", ""), ("dem", "demo")]
+)
+def test_a_misspelt_name_gets_a_suggestion(
+    given: str, meant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("llama-3", "qwen"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+    (tmp_path / "llama-4").mkdir()  # no model
+    monkeypatch.chdir(tmp_path)
+    names = [given] if given == "dem" else [given, str(tmp_path / given)]
+    for name in names:
+        with pytest.raises(CheckpointError) as caught:
+            resolve_model(name)
+        wanted = name.removesuffix(given) + meant
+        assert (f"Did you mean {wanted!r}?" in str(caught.value)) is bool(meant)
+
+
+def test_a_name_of_the_hub_says_how_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
+    with pytest.raises(CheckpointError, match="hf download maker/model --local-dir"):
+        resolve_model("maker/model")
+    snapshot = tmp_path / "hub" / "models--maker--model" / "snapshots" / "0123"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=f"cache: give '{snapshot}'"):
+        resolve_model("maker/model")
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_a_git_lfs_pointer_is_called_one(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / "clone"
+    shutil.copytree(model_path(), folder)
+    (folder / name).write_text(
+        "version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 4360888\n"
+    )
+    read = {"config.json": read_model_config, "tokenizer.json": load_tokenizer}
+    with pytest.raises(CheckpointError, match=rf"{name} is a Git LFS pointer.*git lfs pull"):
+        read.get(name, open_checkpoint)(folder)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff", b"[" * 100_000, b"9" * 5000])

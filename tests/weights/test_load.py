@@ -243,7 +243,7 @@ def test_only_safetensors_are_read(tmp_path: Path) -> None:
     (folder / "model.safetensors").unlink()
     with pytest.raises(CheckpointError, match="found no weights"):
         load_model(folder)
-    for name in ("pytorch_model.bin", "a.pt", "a.pth", "a.ckpt", "a.gguf"):
+    for name in ("pytorch_model.bin", "a.pt", "a.pth", "a.ckpt", "a.h5"):
         (folder / name).write_bytes(b"x")
         with pytest.raises(CheckpointError, match=rf"{name}.*Convert them to safetensors"):
             load_model(folder)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +9,10 @@ import jax
 import psutil
 
 from jengine.assembly.args import EngineArgs
+from jengine.assembly.backend import start_backend
 from jengine.cli.checks.finding import Finding, Level
+from jengine.errors import ConfigError
 from jengine.planning.device_memory import gigabytes
-from jengine.runner.memory_pool import start_devices
 
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 
@@ -20,13 +20,10 @@ NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 def check() -> list[Finding]:
     """One finding per device, then the host's memory."""
     try:
-        start_devices(EngineArgs.gpu_memory_utilization)  # with the pool that an engine would get
-        devices = jax.local_devices()
-    except RuntimeError as error:
-        wanted = os.environ.get("JAX_PLATFORMS")
-        advice = f" JAX_PLATFORMS={wanted} asks for it; unset it." if wanted else ""
-        text = f"JAX cannot start its backend: {' '.join(str(error).split())}.{advice}"
-        return [Finding("problem", "devices", text), host_memory()]
+        start_backend(EngineArgs.gpu_memory_utilization)  # with the pool that engines get
+    except ConfigError as error:
+        return [Finding("problem", "devices", str(error)), host_memory()]
+    devices = jax.local_devices()
     return [*map(describe, devices), *unused_gpu(devices[0].platform), host_memory()]
 
 
@@ -50,7 +47,7 @@ def unused_gpu(platform: str) -> list[Finding]:
     """A GPU with a driver that JAX does not use."""
     if platform != "cpu" or not NVIDIA_DRIVER.exists():
         return []
-    text = "there is an NVIDIA driver, but JAX uses the CPU. Install: pip install 'jax[cuda12]'"
+    text = "an NVIDIA driver is installed, but JAX uses the CPU: pip install 'jax[cuda12]'"
     return [Finding("note", "devices", text)]
 
 

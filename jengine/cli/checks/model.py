@@ -15,6 +15,7 @@ import jax
 from flax import nnx
 
 from jengine.assembly.args import EngineArgs
+from jengine.assembly.backend import start_backend
 from jengine.assembly.model_source import stored_format
 from jengine.assembly.sizes import runner_config, schedule_config
 from jengine.cli.checks.finding import Finding, Level
@@ -87,6 +88,7 @@ def check(name: str, settings: Mapping[str, Any]) -> Report:
     """Everything about one model."""
     try:
         args = EngineArgs.checked("jengine", model=name, **settings)
+        start_backend(args.gpu_memory_utilization)
         folder = resolve_model(args.model)
         config = with_dtype(read_model_config(folder), args.dtype)
         sizes = measure(args, config)

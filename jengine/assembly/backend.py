@@ -1,0 +1,42 @@
+"""Starts JAX's devices, and explains it when JAX cannot.
+
+Out: a ConfigError that names the setting. Must not know models or engines.
+"""
+
+from __future__ import annotations
+
+import jax
+
+from jengine.errors import ConfigError
+from jengine.runner.memory_pool import start_devices
+
+# JAX raises a bare AssertionError where JAX_PLATFORMS names a plugin that is not installed.
+CANNOT_START = (RuntimeError, AssertionError)
+
+
+def start_backend(share: float) -> None:
+    """Start the devices that JAX is set to use, if they do not run yet, with a memory pool for
+    this share of each."""
+    try:
+        start_devices(share)
+        jax.devices()
+    except CANNOT_START as error:
+        raise ConfigError(backend_problem(error)) from error
+
+
+def backend_problem(error: Exception) -> str:
+    """What was asked for, what JAX said, and what to do."""
+    wanted = jax.config.jax_platforms  # pyrefly: ignore[missing-attribute]
+    said = " ".join(str(error).split()) or f"a bare {type(error).__name__}"
+    if not wanted:
+        return f"JAX cannot start a device: {said}. `jengine doctor` checks drivers and plugins."
+    advice = (
+        "the NVIDIA driver (nvidia-smi) and the plugin (pip install 'jax[cuda12]')"
+        if wanted in ("cuda", "gpu")
+        else "its driver and its JAX plugin"
+    )
+    return (
+        f"JAX cannot start a device: JAX_PLATFORMS={wanted} allows no other platform, and JAX "
+        f"answers with: {said}. Unset JAX_PLATFORMS or set it to cpu; if this machine has such a "
+        f"device, check {advice}."
+    )
