@@ -1,10 +1,14 @@
 """jengine: a JAX inference engine for large language models.
 
 The public names, loaded when they are first used: importing jengine alone does not import jax.
+vLLM's other names and import paths are in vllm_names.py.
 """
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from jengine.vllm_names import VllmPaths, missing_name
 
 if TYPE_CHECKING:  # for type checkers, which cannot follow __getattr__
     from jengine.api.async_llm import AsyncLLM
@@ -26,6 +30,7 @@ _HOMES = {
     "EngineArgs": "jengine.assembly.args",
     "LLM": "jengine.api.llm",
     "Logprob": "jengine.outputs",
+    "PromptType": "jengine.prompts",
     "RequestOutput": "jengine.outputs",
     "RequestOutputKind": "jengine.sampling_params",
     "SamplingParams": "jengine.sampling_params",
@@ -37,14 +42,6 @@ _HOMES = {
     "register_model": "jengine.models.registry",
 }
 _ALIASES = {"AsyncLLMEngine": "AsyncLLM", "AsyncEngineArgs": "EngineArgs"}
-_LATER = {
-    "BeamSearchParams": "beam search",
-    "EmbeddingRequestOutput": "pooling models",
-    "LoRARequest": "LoRA adapters",
-    "PoolingParams": "pooling models",
-    "StructuredOutputsParams": "structured output",
-}
-
 __all__ = [*_HOMES, *_ALIASES, "__version__"]  # noqa: PLE0604 - resolved in __getattr__
 
 
@@ -52,12 +49,12 @@ def __getattr__(name: str) -> Any:
     name = _ALIASES.get(name, name)
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
-    if name in _LATER:
-        from jengine.errors import UnsupportedFeature
-
-        raise UnsupportedFeature(f"jengine.{name}: {_LATER[name]} is not built yet.")
-    raise AttributeError(f"module 'jengine' has no attribute {name!r}")
+    raise missing_name("jengine", name)
 
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+if VllmPaths not in sys.meta_path:
+    sys.meta_path.append(VllmPaths)

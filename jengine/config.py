@@ -7,7 +7,9 @@ own part. No jax, no Hugging Face names.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+from jengine.vllm_names import missing_name
 
 CacheKind = Literal["full", "sliding", "latent", "recurrent"]
 Activation = Literal["silu", "gelu_tanh"]
@@ -197,3 +199,9 @@ class ScheduleConfig:
     def largest_chunk(self) -> int:
         """The most tokens of one request that a step can prefill: whole tiles."""
         return self.max_num_batched_tokens // self.prefill_tile * self.prefill_tile
+
+
+if not TYPE_CHECKING:  # a checker would take every name for a name of this module
+
+    def __getattr__(name: str) -> Any:
+        raise missing_name(__name__, name)

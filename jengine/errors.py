@@ -6,6 +6,8 @@ JengineError
  ├─ CapacityError (RuntimeError)      not enough memory or queue room right now
  ├─ CheckpointError (ValueError)      a model folder is missing, damaged or unsafe
  ├─ UnsupportedFeature (NotImplementedError)  a known name whose feature does not exist here
+ │   ├─ UnsupportedAttribute (AttributeError)   ... as an attribute: hasattr() is False
+ │   └─ UnsupportedImport (ImportError)         ... as an import: `except ImportError` takes it
  ├─ UnexpectedCompile (RuntimeError)  strict mode: a program was needed that warm-up did not make
  └─ EngineDead (RuntimeError)         the engine stopped; the cause is chained
 """
@@ -41,6 +43,14 @@ class CheckpointError(JengineError, ValueError):
 
 class UnsupportedFeature(JengineError, NotImplementedError):
     """The name is known, the feature is not built."""
+
+
+class UnsupportedAttribute(UnsupportedFeature, AttributeError):
+    """An attribute that vLLM has and we do not."""
+
+
+class UnsupportedImport(UnsupportedFeature, ImportError):
+    """A module or a name in it that vLLM has and we do not."""
 
 
 class UnexpectedCompile(JengineError, RuntimeError):

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from jengine.pictures.request_html import request_html
 from jengine.plan import Plan
+from jengine.vllm_names import missing_name
 
 
 class StepLogprobs(NamedTuple):
@@ -170,3 +171,9 @@ class RequestOutput:
 
     def _repr_html_(self) -> str:
         return request_html(self)
+
+
+if not TYPE_CHECKING:  # a checker would take every name for a name of this module
+
+    def __getattr__(name: str) -> Any:
+        raise missing_name(__name__, name)

@@ -18,3 +18,6 @@ class TokensPrompt(TypedDict):
     prompt_token_ids: list[int]
     prompt: NotRequired[str]
     cache_salt: NotRequired[str]
+
+
+PromptType = str | list[int] | TextPrompt | TokensPrompt

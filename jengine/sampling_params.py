@@ -12,9 +12,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import Enum
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from jengine.errors import RequestError, UnsupportedFeature, unknown_argument
+from jengine.vllm_names import missing_name
 
 logger = logging.getLogger(__name__)
 
@@ -285,3 +286,9 @@ def checked_bias(bias: Mapping[int | str, float]) -> dict[int | str, float]:
         token = integer("logit_bias key", token, 0, 2**31 - 1)
         result[token] = max(-100.0, min(100.0, number(f"logit_bias[{token}]", value, -1e30, 1e30)))
     return result
+
+
+if not TYPE_CHECKING:  # a checker would take every name for a name of this module
+
+    def __getattr__(name: str) -> Any:
+        raise missing_name(__name__, name)

@@ -21,6 +21,7 @@ EXPECTED = {
     "EngineArgs",
     "LLM",
     "Logprob",
+    "PromptType",
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
@@ -55,6 +56,11 @@ def test_every_public_name_resolves(name: str) -> None:
 def test_aliases_are_the_same_thing() -> None:
     assert jengine.AsyncLLMEngine is jengine.AsyncLLM
     assert jengine.AsyncEngineArgs is jengine.EngineArgs
+
+
+def test_later_names_can_be_imported_conditionally() -> None:
+    with pytest.raises(ImportError, match="LoRA"):
+        from jengine import LoRARequest  # noqa: F401  # pyrefly: ignore
 
 
 @pytest.mark.parametrize("name", LATER)

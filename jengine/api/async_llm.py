@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jengine.assembly.args import EngineArgs
 from jengine.assembly.build import Engine, build_engine
@@ -18,6 +18,7 @@ from jengine.assembly.progress import progress_factory
 from jengine.errors import EngineDead, RequestError, UnsupportedFeature
 from jengine.outputs import RequestOutput
 from jengine.sampling_params import SamplingParams
+from jengine.vllm_names import missing_attribute
 
 Delivery = RequestOutput | BaseException
 
@@ -42,10 +43,15 @@ class AsyncLLM:
         self._lock = asyncio.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
 
+    if not TYPE_CHECKING:  # a checker would take every name for an attribute
+
+        def __getattr__(self, name: str) -> Any:
+            raise missing_attribute(type(self).__name__, name)
+
     @classmethod
-    def from_engine_args(cls, args: EngineArgs) -> AsyncLLM:
+    def from_engine_args(cls, engine_args: EngineArgs) -> AsyncLLM:
         """An engine from an EngineArgs, as vLLM users write it."""
-        return cls(**vars(args))
+        return cls(**vars(engine_args))
 
     @property
     def engine(self) -> Engine:

@@ -20,6 +20,7 @@ from jengine.api import arrays
 from jengine.api.arrays import GenerateResult, Scores
 from jengine.api.batches import Batch, Batches, Speed, as_list, spread
 from jengine.api.memory_picture import MemoryPicture, memory_picture
+from jengine.api.profiling import trace_folder
 from jengine.api.sharding_picture import ParamShardings
 from jengine.api.tapping import opened_taps
 from jengine.assembly.args import EngineArgs, one_of
@@ -36,6 +37,7 @@ from jengine.runner.ledger import CompileLedger
 from jengine.runner.taps import Intervention
 from jengine.sampling_params import RequestOutputKind, SamplingParams
 from jengine.text.chat_template import render_chat
+from jengine.vllm_names import missing_attribute
 from jengine.weights.abstract import with_values
 from jengine.weights.live import fitting_arrays, release_moved
 from jengine.weights.save import save_model
@@ -113,10 +115,15 @@ class LLM:
         self._engine = build_engine(args, progress_factory(args.show_progress))
         self._batches = Batches(self._engine.session)
 
+    if not TYPE_CHECKING:  # a checker would take every name for an attribute
+
+        def __getattr__(self, name: str) -> Any:
+            raise missing_attribute(type(self).__name__, name)
+
     @classmethod
-    def from_engine_args(cls, args: EngineArgs) -> LLM:
+    def from_engine_args(cls, engine_args: EngineArgs) -> LLM:
         """An engine from an EngineArgs."""
-        return cls(**vars(args))
+        return cls(**vars(engine_args))
 
     # --- answers ---------------------------------------------------------------------------
 
@@ -204,8 +211,15 @@ class LLM:
         """`enqueue` for conversations."""
         return self._enqueue(self._render_chats(messages, options), sampling_params, use_tqdm)
 
-    def wait_for_completion(self, *, use_tqdm: Progress = True) -> list[RequestOutput]:
-        """Answer everything that was queued, in the order in which it was queued."""
+    def wait_for_completion(
+        self, output_type: type | tuple[type, ...] | None = None, *, use_tqdm: Progress = True
+    ) -> list[RequestOutput]:
+        """Answer everything that was queued, in the order in which it was queued.
+
+        `output_type` is what vLLM's scripts expect the outputs to be: here always RequestOutput.
+        """
+        if output_type is not None and not issubclass(RequestOutput, output_type):
+            raise RequestError(f"output_type={output_type!r}: every output is a RequestOutput.")
         batches, self._enqueued = self._enqueued, []
         try:
             return [output for batch in batches for output in self._complete(batch, use_tqdm)]
@@ -372,6 +386,23 @@ class LLM:
         """
         data = encoded_arguments(method, arguments)
         return decoded_answers(method, self.engine.session.core.call_workers(method, data))
+
+    def start_profile(self, profile_prefix: str | None = None) -> None:
+        """Record what the devices do, into the folder of `profiler_config`, until stop_profile().
+
+        The trace is one of jax.profiler, for TensorBoard or Perfetto. `profile_prefix` names a
+        folder inside that one.
+        """
+        self.call_workers("start_profile", folder=trace_folder(self.engine.args, profile_prefix))
+
+    def stop_profile(self) -> None:
+        """Write what was recorded since start_profile()."""
+        self.call_workers("stop_profile")
+
+    def get_world_size(self, include_dp: bool = True) -> int:
+        """How many devices the engine runs on: all of them, or those of one replica."""
+        mesh = self.mesh
+        return mesh.size if include_dp else mesh.size // mesh.shape.get("dp", 1)
 
     @property
     def ledger(self) -> CompileLedger:

@@ -1,0 +1,22 @@
+"""Where `start_profile()` writes its trace.
+
+In: an engine's profiler_config and a prefix. Out: a folder. Must not know what is recorded.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from jengine.assembly.args import EngineArgs
+from jengine.errors import ConfigError
+
+
+def trace_folder(args: EngineArgs, prefix: str | None = None) -> str:
+    """The folder of the next trace; with a prefix a folder of that name inside it."""
+    if args.profile_folder is None:
+        raise ConfigError(
+            "start_profile() without a folder to write to: create the engine with "
+            "profiler_config={'profiler': 'jax', 'dir': folder}, or use jax.profiler.trace(folder)."
+        )
+    folder = Path(args.profile_folder).expanduser().absolute()
+    return str(folder if prefix is None else folder / prefix)

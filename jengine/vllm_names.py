@@ -1,0 +1,213 @@
+"""vLLM's names for what is called otherwise here, lies elsewhere, or is not built yet.
+
+Scripts for vLLM import from its paths (`vllm.inputs`, `vllm.engine.arg_utils`, `vllm.lora.request`)
+and call its methods. The tables below say where our own name is, or why there is none, so that the
+change of an import is enough, or the error says what to do.
+
+The paths are served by a finder at the end of `sys.meta_path`. It is asked for modules of jengine
+only, and only where no such file exists: a room that is built later takes its path over by being
+there. Files that re-export would have to import from low rooms to high ones (`engine.arg_utils` is
+part of `assembly`), and entries in `sys.modules` would hide files that come later.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from importlib.abc import Loader
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+from jengine.errors import UnsupportedAttribute, UnsupportedImport
+
+LORA, POOLING, SLEEP = "LoRA adapters", "pooling models", "sleep mode"
+STRUCTURED, MULTIMODAL, BEAMS = "structured output", "multimodal input", "beam search"
+SERVER, ELASTIC = "the HTTP server", "elastic scaling"
+AS_DICT = "settings are given as a dict, such as compilation_config={...}"
+UPDATE = "use update_params(...), which takes a tree of arrays between two steps"
+
+# Path of vLLM below jengine -> the public names of jengine that it holds.
+PATHS: dict[str, tuple[str, ...]] = {
+    "inputs": ("PromptType", "TextPrompt", "TokensPrompt"),
+    "engine.arg_utils": ("AsyncEngineArgs", "EngineArgs"),
+    "engine.async_llm_engine": ("AsyncLLMEngine",),
+    "entrypoints": (),
+    "entrypoints.llm": ("LLM",),
+    "v1": (),
+    "v1.engine": (),
+    "v1.engine.async_llm": ("AsyncLLM",),
+    "version": ("__version__",),
+}
+# In these tables a feature that is not built yet stands for itself; a sentence says what to do.
+UNBUILT_PATHS = {
+    "assets": MULTIMODAL,
+    "beam_search": BEAMS,
+    "distributed.kv_transfer": "transfer of KV caches between engines",
+    "distributed.weight_transfer": f"{UPDATE}.",
+    "engine.llm_engine": "use LLM with enqueue(...) and wait_for_completion(), or stream(...).",
+    "entrypoints.chat_utils": "give messages to LLM.chat(...).",
+    "entrypoints.openai": SERVER,
+    "logits_process": "custom logits processors",
+    "lora": LORA,
+    "model_executor": "models are registered with jengine.register_model(...).",
+    "multimodal": MULTIMODAL,
+    "platforms": "jax.devices() says what there is.",
+    "plugins": "models are registered with jengine.register_model(...).",
+    "pooling_params": POOLING,
+    "reasoning": "parsers of reasoning",
+    "tokenizers": "use LLM.get_tokenizer(), a tokenizer of transformers.",
+    "tool_parsers": "parsers of tool calls",
+    "transformers_utils": "use transformers.",
+    "usage": "nothing is reported to anyone.",
+    "utils": "use Python's own modules, such as argparse.",
+    "v1.sample": "custom logits processors",
+}
+UNBUILT_NAMES = {
+    "BeamSearchParams": BEAMS,
+    "ClassificationOutput": POOLING,
+    "ClassificationRequestOutput": POOLING,
+    "CompilationConfig": f"{AS_DICT}.",
+    "EmbeddingOutput": POOLING,
+    "EmbeddingRequestOutput": POOLING,
+    "EmbedsPrompt": "prompts as embeddings",
+    "ExplicitEncoderDecoderPrompt": "encoder-decoder models",
+    "GuidedDecodingParams": STRUCTURED,
+    "KVTransferConfig": "transfer of KV caches between engines",
+    "LLMEngine": "use LLM with enqueue(...) and wait_for_completion(), or stream(...).",
+    "LoRARequest": LORA,
+    "ModelRegistry": "use jengine.register_model(...).",
+    "PoolerConfig": POOLING,
+    "PoolingOutput": POOLING,
+    "PoolingParams": POOLING,
+    "PoolingRequestOutput": POOLING,
+    "ProfilerConfig": f"{AS_DICT}.",
+    "RepetitionDetectionParams": "repetition detection",
+    "ScoringOutput": POOLING,
+    "ScoringRequestOutput": POOLING,
+    "SpeculativeConfig": "speculative decoding",
+    "StructuredOutputsConfig": STRUCTURED,
+    "StructuredOutputsParams": STRUCTURED,
+    "VllmConfig": "use EngineArgs.",
+    "initialize_ray_cluster": "use LLM(..., executor='ray').",
+}
+# Attributes of LLM and AsyncLLM.
+UNBUILT_METHODS = {
+    "add_lora": LORA,
+    "add_request": "use generate(...).",
+    "apply_model": "parameters are replaced with update_params(...), values inside the model are "
+    "read and changed with LLM.generate(capture=..., intervene=...).",
+    "beam_search": BEAMS,
+    "check_admission": SERVER,
+    "check_health": "use LLM.health().",
+    "checkpoint_prepare": "checkpoints of the process",
+    "checkpoint_restore": "checkpoints of the process",
+    "classify": POOLING,
+    "collective_rpc": "use LLM.call_workers(method, ...); code is never sent to other processes.",
+    "compute_weight_checksums": "checksums of weights",
+    "dead_error": "generate(...) raises EngineDead, with the cause chained to it.",
+    "do_log_stats": "give disable_log_stats=False when the engine is made.",
+    "embed": POOLING,
+    "encode": POOLING,
+    "errored": "generate(...) raises EngineDead, with the cause chained to it.",
+    "finish_weight_update": f"{UPDATE}.",
+    "get_external_elastic_ep_status": ELASTIC,
+    "get_kv_event_sources": "transfer of KV caches between engines",
+    "get_metrics": "export of metrics (LLM.stats() has the engine's figures)",
+    "get_num_queued_tokens": SERVER,
+    "get_num_unfinished_requests": "stats() counts running and waiting requests.",
+    "get_status": ELASTIC,
+    "get_supported_tasks": "there is one task: generate.",
+    "get_weight_version": "use weights_version.",
+    "handle_fault": "fault tolerance",
+    "init_weight_transfer_engine": f"{UPDATE}.",
+    "input_processor": "use engine.session.input_processor.",
+    "is_paused": "pausing",
+    "is_running": "generate(...) raises EngineDead, with the cause chained to it.",
+    "is_sleeping": SLEEP,
+    "is_stopped": "generate(...) raises EngineDead, with the cause chained to it.",
+    "is_tracing_enabled": "export of traces",
+    "list_loras": LORA,
+    "llm_engine": "use engine.",
+    "model_config": "use engine.model.",
+    "notify_kv_transfer_request_rejected": "transfer of KV caches between engines",
+    "pause_generation": "pausing",
+    "pin_lora": LORA,
+    "release_kv_cache_memory": SLEEP,
+    "remove_lora": LORA,
+    "reset_encoder_cache": MULTIMODAL,
+    "reset_mm_cache": MULTIMODAL,
+    "resume_generation": "pausing",
+    "reward": POOLING,
+    "scale_elastic_ep": ELASTIC,
+    "score": f"{POOLING} (log-probabilities of given tokens: compute_logprobs)",
+    "set_tokenizer": "give tokenizer=... when the engine is made.",
+    "should_keep_api_server_alive": SERVER,
+    "shutdown_weight_transfer_engine": f"{UPDATE}.",
+    "sleep": SLEEP,
+    "start_draft_weight_update": f"{UPDATE}.",
+    "start_weight_update": f"{UPDATE}.",
+    "tokenizer": "use get_tokenizer().",
+    "update_weight_version": "weights_version counts the updates.",
+    "update_weights": f"{UPDATE}.",
+    "wait_for_requests_to_drain": "await the outputs of the requests.",
+    "wake_up": SLEEP,
+}
+
+
+def explained(reason: str) -> str:
+    """A feature that is missing, or what to use instead, as the end of a message."""
+    return reason if reason.endswith(".") else f"needs {reason}, not built yet."
+
+
+def missing_name(module: str, name: str) -> Exception:
+    """The error for a name that a module of jengine does not have."""
+    if name in UNBUILT_NAMES:
+        return UnsupportedImport(f"{module}.{name}: {explained(UNBUILT_NAMES[name])}")
+    return AttributeError(f"module {module!r} has no attribute {name!r}")
+
+
+def missing_attribute(owner: str, name: str) -> AttributeError:
+    """The error for an attribute that LLM or AsyncLLM does not have."""
+    if name in UNBUILT_METHODS:
+        return UnsupportedAttribute(f"{owner}.{name}: {explained(UNBUILT_METHODS[name])}")
+    return AttributeError(f"{owner!r} object has no attribute {name!r}")
+
+
+class VllmPaths:
+    """Finds the modules of PATHS, and says why those of UNBUILT_PATHS are not there."""
+
+    @classmethod
+    def find_spec(
+        cls, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """The spec of a module of vLLM's that is no file of ours."""
+        package, _, name = fullname.partition(".")
+        if package != "jengine":
+            return None
+        if name in UNBUILT_PATHS:
+            raise UnsupportedImport(f"{fullname}: {explained(UNBUILT_PATHS[name])}")
+        if name not in PATHS:
+            return None
+        is_package = any(other.startswith(f"{name}.") for other in PATHS)
+        return ModuleSpec(fullname, NamesOfJengine(PATHS[name]), is_package=is_package)
+
+
+class NamesOfJengine(Loader):
+    """Loads a module whose names are public names of jengine, each imported when it is used."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self.names = names
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        """Leave it to the import system."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Give the module its names."""
+
+        def get(name: str) -> Any:
+            if name in self.names:
+                return getattr(importlib.import_module("jengine"), name)
+            raise missing_name(module.__name__, name)
+
+        vars(module).update(__all__=list(self.names), __getattr__=get)
