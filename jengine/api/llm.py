@@ -358,8 +358,8 @@ class LLM:
     def wait_until_warm(self, timeout: float | None = None) -> bool:
         """Wait until every program is compiled; False if that takes more seconds than `timeout`.
 
-        Returns at once unless `compilation_config={"wait_for": "largest"}` lets requests in before
-        that. Raises what the compiler has raised meanwhile.
+        Requests are let in before that, unless the engine was given a seed or
+        `compilation_config={"wait_for": "all"}`. Raises what the compiler has raised meanwhile.
         """
         return self.engine.loaded.wait_until_warm(timeout)
 

@@ -18,9 +18,11 @@ from jengine.errors import ConfigError, UnsupportedFeature, nearest_name, unknow
 from jengine.executor.choice import checked_executor
 
 T = TypeVar("T")
+# What engines wait for unless `compilation_config` says otherwise: the largest step alone.
+USUAL_WAIT = "largest"
 COMPILATION_KEYS = {
     "cache_dir": "directory of the persistent compile cache, or False for none",
-    "variants": "step variants to compile in warm-up: greedy, sampled, full, scored",
+    "variants": "step variants to compile in warm-up: greedy, sampled, adjusted, full, scored",
     "decode_rows": "ladder of decode rows",
     "prefill_tokens": "ladder of prefill tokens",
     "pages": "ladder of cache blocks a row may read",
@@ -108,7 +110,9 @@ class EngineArgs:
     executor: str = "auto"
     executor_options: Mapping[str, Any] | None = None
     load_format: Literal["auto", "safetensors", "orbax", "dummy"] = "auto"
-    seed: int = 0
+    # Of requests without a seed of their own; None: 0. An engine that is given one waits until
+    # every program is compiled, so that the same script gives the same answers again.
+    seed: int | None = None
     # Sizes may also be given as text: "4096", "32k" (32,000) or "32K" (32,768).
     max_model_len: int | None = None
     max_num_seqs: int | None = None
@@ -182,18 +186,25 @@ class EngineArgs:
         config = self.profiler_config or {}
         return config.get("dir") or config.get("torch_profiler_dir")
 
+    @property
+    def wait_for(self) -> str:
+        """What is compiled before requests are let in."""
+        given = (self.compilation_config or {}).get("wait_for")
+        if given is not None:
+            return given
+        complete = self.deterministic or self.seed is not None
+        return "all" if complete or any(self._complete_warm_up().values()) else USUAL_WAIT
+
     def _check_wait_for(self) -> None:
-        wanted = (self.compilation_config or {}).get("wait_for", "all")
-        one_of("compilation_config['wait_for']", wanted, ("all", "largest"))
+        one_of("compilation_config['wait_for']", self.wait_for, ("all", "largest"))
         other = next((why for why, given in self._complete_warm_up().items() if given), None)
-        if wanted == "largest" and other is not None:
+        if self.wait_for == "largest" and other is not None:
             raise ConfigError(
                 f"compilation_config['wait_for']='largest' with {other}. Leave one of them out."
             )
 
     def _complete_warm_up(self) -> dict[str, bool]:
-        """What cannot go with a warm-up that goes on while steps run, and whether it is asked
-        for."""
+        """What rules out compiling while steps run, and whether it is asked for."""
         return {
             "strict=True: no step may meet a program that is still to be compiled": self.strict,
             "enforce_eager=True: nothing is compiled before a step needs it": self.enforce_eager,

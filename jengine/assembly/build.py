@@ -47,6 +47,8 @@ from sharding.placement import Placement
 from sharding.replicas import mesh_of_replicas, replica_devices
 
 logger = logging.getLogger(__name__)
+# Entries of generation_config.json that give every request a penalty, and their neutral values.
+NO_PENALTY = (("repetition_penalty", 1.0), ("presence_penalty", 0.0), ("frequency_penalty", 0.0))
 
 
 @dataclass(frozen=True)
@@ -166,10 +168,14 @@ def device_side(args: EngineArgs, source: ModelSource, bar: Callable[..., Any]) 
     independent = steps_may_queue(placement.replicas[0].mesh)
     overlap = OVERLAP_DEPTH if args.overlap and independent else 0
     depth = overlap + layout.num_stages - 1
-    steps = runner_config(args, source.config, schedule, compilation, layout.num_stages)
+    steps = runner_config(
+        args, source.config, schedule, compilation, layout.num_stages,
+        penalises=any(source.generation.get(name, usual) != usual for name, usual in NO_PENALTY),
+    )  # fmt: skip
     settings = MultihostSettings.checked(args.multihost)
     check_processes(args.executor, placement.processes)
-    check_early_start(steps, placement.processes)
+    chosen = "wait_for" in compilation
+    steps = replace(steps, early_start=starts_early(steps, placement.processes, chosen=chosen))
     with process_group_of(placement, settings) as group:
         group.agree(
             versions=(jengine.__version__, jax.__version__),
@@ -203,7 +209,7 @@ def _session(
         source.stop_token_ids,
     )
     log = None if args.disable_log_stats else StatsLog(core.counts, platform)
-    return Session(InputProcessor(limits, source.tokenizer, args.seed), core, log)
+    return Session(InputProcessor(limits, source.tokenizer, args.seed or 0), core, log)
 
 
 def checked_options(args: EngineArgs) -> None:
@@ -229,13 +235,17 @@ def check_processes(executor: str, processes: list[int]) -> None:
         )
 
 
-def check_early_start(steps: RunnerConfig, processes: list[int]) -> None:
-    """Refuse to choose programs by what is compiled where several processes must choose alike."""
-    if steps.early_start and len(processes) > 1:
+def starts_early(steps: RunnerConfig, processes: list[int], *, chosen: bool) -> bool:
+    """Whether steps run before every program is compiled. Not in several processes, which must all
+    run the same programs; refused there where the user has chosen it."""
+    if not steps.early_start or len(processes) == 1:
+        return steps.early_start
+    if chosen:
         raise ConfigError(
             f"compilation_config['wait_for']='largest', but the devices are of processes "
             f"{processes}, which must all run the same programs. Leave wait_for out."
         )
+    return False
 
 
 def placement_for(args: EngineArgs, config: ModelConfig) -> Placement:

@@ -119,7 +119,7 @@ def load_parameters(
         declared = abstract_model(source.config)
         return with_values(declared, fitting_arrays(declared, args.params, place))
     if args.load_format == "dummy":
-        return dummy_model(source.config, seed=args.seed, place=place)
+        return dummy_model(source.config, seed=args.seed or 0, place=place)
     if stored_format(args.load_format, source.folder) == "orbax":
         # Importing Orbax takes two seconds, so only those who use it do.
         from jengine.weights.orbax_io import load_orbax

@@ -6,7 +6,8 @@ The one place where what the user asked for meets the model and the device. Buil
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -17,7 +18,7 @@ from jengine.errors import ConfigError, UnsupportedFeature, nearest_name
 from jengine.kvcache.kinds import blocks_needed
 from jengine.models.stages import stage_layout
 from jengine.runner.attention_backend import attention_backend, cache_dtype
-from jengine.runner.buckets import Ladders, StepShapes, default_ladders
+from jengine.runner.buckets import FirstRungs, Ladders, StepShapes, default_ladders
 from jengine.runner.build import RunnerConfig
 from jengine.runner.features import Features, variants
 
@@ -36,15 +37,17 @@ class DeviceDefaults:
     max_num_seqs: int
     max_num_batched_tokens: int
     # Step variants compiled at the start; the others when they are first needed. On an accelerator
-    # all of them, because the cache is sized by what the largest needs.
+    # all that differ, because the cache is sized by what the largest needs; sampling there costs
+    # next to nothing, so greedy steps have no programs of their own.
     variants: tuple[str, ...]
+    first_rungs: FirstRungs = field(default_factory=FirstRungs)
 
 
 # Tokens of the one shape that deterministic mode compiles.
 DETERMINISTIC_TOKENS = 64
 DEVICE_DEFAULTS = {
     "cpu": DeviceDefaults(8, 512, ("greedy", "sampled")),
-    "gpu": DeviceDefaults(256, 8192, ("greedy", "sampled", "full", "scored")),
+    "gpu": DeviceDefaults(256, 8192, ("sampled", "adjusted", "full", "scored"), FirstRungs(8, 256)),
 }
 
 
@@ -132,7 +135,12 @@ def runner_config(
     schedule: ScheduleConfig,
     compilation: dict[str, Any],
     stages: int = 1,
+    *,
+    defaults: DeviceDefaults | None = None,
+    penalises: bool = False,
 ) -> RunnerConfig:
+    """The runner's settings. `penalises`: requests have penalties unless they say otherwise."""
+    defaults = defaults or device_defaults()
     if stages > 1 and schedule.num_scheduler_steps > 1:
         raise UnsupportedFeature(
             f"num_scheduler_steps={schedule.num_scheduler_steps} with {stages} pipeline stages: "
@@ -163,8 +171,8 @@ def runner_config(
     if args.deterministic:
         ladders, tiers, late = _one_program(schedule, shapes, known, compilation)
     else:
-        ladders = _ladders(schedule, shapes, compilation)
-        usual = list(known) if args.strict else list(device_defaults().variants)
+        ladders = _ladders(schedule, shapes, compilation, defaults.first_rungs)
+        usual = tuple(known) if args.strict else usual_variants(defaults.variants, penalises)
         tiers, late = _tiers(known, compilation.get("variants", usual))
     return RunnerConfig(
         shapes=shapes,
@@ -178,9 +186,17 @@ def runner_config(
         demands=tuple((schedule.max_num_seqs * need, need) for need in needs),
         enable_prefix_caching=args.enable_prefix_caching,
         warm_up=not args.enforce_eager,
-        early_start=compilation.get("wait_for") == "largest",
+        early_start=args.wait_for == "largest",
         strict=args.strict,
     )
+
+
+def usual_variants(variants: tuple[str, ...], penalises: bool) -> tuple[str, ...]:
+    """The variants for a model. Where every request has penalties, as the generation settings of
+    some models say, the adjusted variant is the common one."""
+    if not penalises:
+        return variants
+    return ("adjusted", *(name for name in variants if name in ("full", "scored")))
 
 
 def _one_program(
@@ -202,7 +218,7 @@ def _one_program(
 
 
 def _tiers(
-    known: dict[str, Features], wanted: list[str]
+    known: dict[str, Features], wanted: Sequence[str]
 ) -> tuple[tuple[Features, ...], tuple[Features, ...]]:
     """Variants compiled in warm-up, and those compiled when first needed."""
     for name in wanted:
@@ -219,13 +235,16 @@ def _tiers(
     return early, tuple(value for value in known.values() if value not in early)
 
 
-def _ladders(schedule: ScheduleConfig, shapes: StepShapes, compilation: dict[str, Any]) -> Ladders:
+def _ladders(
+    schedule: ScheduleConfig, shapes: StepShapes, compilation: dict[str, Any], first: FirstRungs
+) -> Ladders:
     ladders = default_ladders(
         schedule.max_num_seqs,
         schedule.max_num_batched_tokens,
         schedule.max_model_len,
         shapes.block_size,
         shapes.prefill_tile,
+        first,
     )
     given = {
         name: _rungs(name, compilation[name])

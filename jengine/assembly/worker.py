@@ -43,6 +43,8 @@ def run(data: bytes) -> bytes:
 def work(job: Job) -> None:
     """Build this worker's part of the engine and run what comes."""
     args = EngineArgs.checked("worker", multihost=job.multihost, **job.settings)
+    # A driver asks its workers nothing about programs that are still to come.
+    args.compilation_config = {**(args.compilation_config or {}), "wait_for": "all"}
     enable_compile_cache((args.compilation_config or {}).get("cache_dir"))
     side = device_side(args, open_model_source(args), progress_factory(False))
     if isinstance(side.core, FollowingCore):

@@ -191,9 +191,13 @@ def latency(arguments: argparse.Namespace, open_llm: OpenLLM) -> tuple[dict[str,
 def startup(arguments: argparse.Namespace, open_llm: OpenLLM) -> tuple[dict[str, Any], str]:
     """Seconds from the start of a process to its first token."""
     bench = importlib.import_module("jengine.bench.startup")
+    args = importlib.import_module("jengine.assembly.args").EngineArgs
+    settings = token_engine(arguments)
+    wait_for = args.checked("jengine bench", arguments.model, **settings).wait_for
+    compilation = {**settings.get("compilation_config", {}), "wait_for": wait_for}
     result = bench.measure(
         arguments.model,
-        token_engine(arguments),
+        {**settings, "compilation_config": compilation},
         cold=arguments.num_iters_cold,
         warm=arguments.num_iters_warm,
     )
@@ -233,7 +237,9 @@ def token_engine(
     settings = engine_arguments(arguments)
     if variants is not None:
         compilation = settings.get("compilation_config", {})
-        settings["compilation_config"] = {"variants": variants, **compilation}
+        # Complete, so that nothing is compiled while it is measured.
+        usual = {"variants": variants, "wait_for": "all"}
+        settings["compilation_config"] = {**usual, **compilation}
     return {"skip_tokenizer_init": True, **settings}
 
 

@@ -52,7 +52,6 @@ SMALL_ENGINE: dict[str, Any] = {
         "variants": ["greedy"],
         "decode_rows": [4],
         "prefill_tokens": [64],
-        "wait_for": "largest",
     },
 }
 

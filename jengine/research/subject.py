@@ -90,6 +90,7 @@ def few_programs(settings: Mapping[str, Any]) -> dict[str, Any]:
         "variants": ["scored"],
         "decode_rows": [rows],
         "prefill_tokens": [tiles * PREFILL_TILE],
+        "wait_for": "all",  # what is compared must not depend on time
     }
     return chosen
 

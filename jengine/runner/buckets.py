@@ -14,7 +14,7 @@ from jengine.errors import ConfigError
 
 # XLA on the CPU turns products with a single row into slow scalar loops.
 FEWEST_DECODE_ROWS = 2
-# So many rows, padded, cost next to nothing beside a prefill; so many times as many do.
+# So many padded rows cost next to nothing beside a prefill; this many times as many do.
 FEW_ROWS = 8
 
 
@@ -111,15 +111,24 @@ class Ladders:
                 for repeats in self.repeats:
                     yield Bucket(rows, 0, pages, repeats)
             for tokens in self.prefill_tokens:
-                for rows in self.mixed_decode_rows:
+                for rows in self.mixed_decode_rows(tokens):
                     yield Bucket(rows, tokens, pages)
 
-    @property
-    def mixed_decode_rows(self) -> tuple[int, ...]:
-        """Beside a prefill padded decode rows cost little, so one rung is enough, or two."""
+    def rare_buckets(self) -> Iterator[Bucket]:
+        """The buckets of variants that few steps need, whose plans are rounded up further."""
+        for pages in self.pages:
+            for rows in thinned(self.decode_rows, 2):
+                for repeats in self.repeats:
+                    yield Bucket(rows, 0, pages, repeats)
+            for tokens in thinned(self.prefill_tokens, 3):
+                yield Bucket(self.decode_rows[-1], tokens, pages)
+
+    def mixed_decode_rows(self, prefill_tokens: int) -> tuple[int, ...]:
+        """The rungs of decode rows beside a prefill of this size: the largest, and a small one
+        where padding to the largest would cost more than an eighth of the step."""
         most = self.decode_rows[-1]
         few = [rows for rows in self.decode_rows if FEW_ROWS <= rows <= most // FEW_ROWS]
-        return (*few[:1], most)
+        return (*few[:1], most) if prefill_tokens < FEW_ROWS * most else (most,)
 
     @property
     def largest(self) -> Bucket:
@@ -131,10 +140,10 @@ class Ladders:
         self, decode_rows: int, prefill_tokens: int, pages: int, repeats: int = 1
     ) -> Bucket:
         """The bucket a plan of this size runs in."""
-        rows = self.mixed_decode_rows if prefill_tokens else self.decode_rows
-        tokens = (
-            rung("prefill tokens", self.prefill_tokens, prefill_tokens) if prefill_tokens else 0
-        )
+        tokens, rows = 0, self.decode_rows
+        if prefill_tokens:
+            tokens = rung("prefill tokens", self.prefill_tokens, prefill_tokens)
+            rows = self.mixed_decode_rows(tokens)
         return Bucket(
             rung("decode rows", rows, decode_rows),
             tokens,
@@ -161,15 +170,39 @@ def grow(first: int, last: int, factor: int) -> tuple[int, ...]:
     return (*rungs, last)
 
 
+def thinned(rungs: tuple[int, ...], every: int) -> tuple[int, ...]:
+    """Each `every`-th rung, counted from the largest."""
+    return rungs[::-1][::every][::-1]
+
+
+@dataclass(frozen=True)
+class FirstRungs:
+    """The smallest sizes that are worth a program of their own on a kind of device.
+
+    A GPU reads all weights in any step, and computes some hundred tokens in that time.
+    """
+
+    decode_rows: int = FEWEST_DECODE_ROWS
+    prefill_tokens: int = 1
+
+
+CPU_RUNGS = FirstRungs()
+
+
 def default_ladders(
-    max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int, block_size: int, tile: int
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    max_model_len: int,
+    block_size: int,
+    tile: int,
+    first: FirstRungs = CPU_RUNGS,
 ) -> Ladders:
     """Short ladders: one page count, since attention loops stop early. Padded prompt tokens cost as
     much as real ones, so their ladder is the finer one."""
     rows = max(max_num_seqs, FEWEST_DECODE_ROWS)
     tokens = -(-max_num_batched_tokens // tile) * tile
     return Ladders(
-        decode_rows=grow(FEWEST_DECODE_ROWS, rows, 4),
-        prefill_tokens=grow(tile, tokens, 2),
+        decode_rows=grow(first.decode_rows, rows, 4),
+        prefill_tokens=grow(max(first.prefill_tokens, tile), tokens, 2),
         pages=(-(-max_model_len // block_size),),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -32,9 +32,9 @@ from jengine.runner.leaves import LeafOrder
 from jengine.runner.ledger import CompileLedger, LedgerEntry
 from jengine.runner.loaded_model import LoadedModel
 from jengine.runner.pipeline_runner import PipelineRunner
+from jengine.runner.program_list import ProgramList
 from jengine.runner.programs import (
     Compiled,
-    Key,
     Programs,
     ProgressBar,
     StepCompiler,
@@ -73,9 +73,14 @@ class RunnerConfig:
     demands: tuple[tuple[int, int], ...]  # a group: (most useful, at least) blocks
     enable_prefix_caching: bool = True
     warm_up: bool = True
-    # Whether steps may run as soon as the largest program is there, and the others come later.
+    # Whether steps may run once the largest program is compiled, and the others come later.
     early_start: bool = False
     strict: bool = False
+
+    @property
+    def programs(self) -> ProgramList:
+        """What is compiled."""
+        return ProgramList(self.ladders, self.tiers, self.shapes.one_segment)
 
 
 def split_model(model: nnx.Module) -> tuple[tuple[jax.Array, ...], Any]:
@@ -119,12 +124,13 @@ def build_runners(
         for leaves, sizing, compiled in zip(own_leaves, sizings, programs, strict=True)
     )  # fmt: skip
     if config.warm_up:
-        warm_up(programs, first_programs(config), bar)
+        wanted = config.programs
+        warm_up(programs, wanted.first if config.early_start else wanted.all, bar)
         if any(tier.sampling.adjust for tier in config.tiers):
             for loaded in models:
                 loaded.warm_up_admission()
     if config.early_start:
-        background = BackgroundWarmUp(programs, later_programs(config))
+        background = BackgroundWarmUp(programs, config.programs.later)
         for loaded in models:
             loaded.background = background
         background.start()
@@ -137,9 +143,12 @@ def runner_for(loaded: LoadedModel) -> PlanRunner:
 
 
 def replica_programs(compilers: Iterable[StepCompiler], config: RunnerConfig) -> list[Programs]:
-    """The programs of each replica, written down in one ledger."""
+    """The programs of each replica, which share a ledger."""
     tiers, ledger = [*config.tiers, *config.late_tiers], CompileLedger()
-    return [Programs(compiler, tiers, ledger, strict=config.strict) for compiler in compilers]
+    return [
+        Programs(compiler, tiers, ledger, strict=config.strict, planned=config.programs.all)
+        for compiler in compilers
+    ]
 
 
 def taps_of(programs: Sequence[Programs]) -> TapSets:
@@ -150,49 +159,6 @@ def taps_of(programs: Sequence[Programs]) -> TapSets:
             one.forget(taps)
 
     return TapSets(forget)
-
-
-def first_programs(config: RunnerConfig) -> list[Key]:
-    """What is compiled before any step runs: the largest alone can run every step."""
-    if config.early_start:
-        return [(config.ladders.largest, config.tiers[-1])]
-    return list(wanted_programs(config))
-
-
-def later_programs(config: RunnerConfig) -> list[Key]:
-    """The other programs, the more useful ones first.
-
-    Every size in the variant that runs everything, since a small step in a large program is what
-    costs most; then the cheaper variants. Sizes without prompts first, of which every answer needs
-    many, and of these the smallest, that a single request runs in, and the largest, that can stand
-    in for all others.
-    """
-    (first,) = first_programs(config)
-    decodes = sorted({bucket.decode_rows for bucket in config.ladders.buckets()})
-    ends = (decodes[0], decodes[-1])
-
-    def order(key: Key) -> tuple[Any, ...]:
-        bucket, tier = key
-        cheaper = tier != config.tiers[-1] and (bucket, config.tiers[-1]) in wanted
-        prompts = bucket.prefill_tokens
-        return cheaper, prompts > 0, not prompts and bucket.decode_rows not in ends, prompts
-
-    wanted = list(wanted_programs(config))
-    return [key for key in sorted(wanted, key=order) if key != first]
-
-
-def wanted_programs(config: RunnerConfig) -> Iterator[Key]:
-    """Every program of warm-up: all buckets in the variants asked for."""
-    for tier in config.tiers:
-        # Scoring prompts differs from the full variant only where prompt tokens run.
-        unscored = any(
-            other.sampling == tier.sampling and other.prompt_logprobs is None
-            for other in config.tiers
-        )
-        for bucket in config.ladders.buckets():
-            runs_prompts = bucket.prefill_tokens or config.shapes.one_segment
-            if tier.prompt_logprobs is None or runs_prompts or not unscored:
-                yield bucket, tier
 
 
 @dataclass(frozen=True)

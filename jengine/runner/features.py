@@ -34,6 +34,13 @@ class Features:
             and self.taps == other.taps
         )
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether steps of this variant do nothing but sample."""
+        sampling = self.sampling
+        extra = (sampling.logprobs, self.prompt_logprobs)
+        return not sampling.adjust and extra == (None, None) and not self.taps
+
     def __str__(self) -> str:
         parts = {
             "random": self.sampling.random,
@@ -54,10 +61,12 @@ def variants(max_logprobs: int, mode: LogprobsMode) -> dict[str, Features]:
     """The variants an engine may compile, cheapest first; each covers the ones before it."""
     greedy = Features(SamplingFeatures(logprobs_mode=mode))
     sampled = Features(replace(greedy.sampling, random=True))
-    full = Features(replace(sampled.sampling, adjust=True, logprobs=max_logprobs))
+    adjusted = Features(replace(sampled.sampling, adjust=True))
+    full = Features(replace(adjusted.sampling, logprobs=max_logprobs))
     return {
         "greedy": greedy,
         "sampled": sampled,
+        "adjusted": adjusted,
         "full": full,
         "scored": Features(full.sampling, prompt_logprobs=max_logprobs),
     }

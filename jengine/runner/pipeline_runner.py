@@ -96,7 +96,7 @@ class PipelineRunner:
         packed = [None if one is None else one.packed for one in running]
         features = NOTHING if leaving is None else leaving.needs.features
         smallest = common_bucket(packed, loaded.ladders)
-        bucket = loaded.programs.standing_in(smallest, features)
+        bucket = loaded.programs.bucket_for(smallest, features)
         program, entry = loaded.programs.find(bucket, features)
         packed = [None if one is None else moved(one, bucket, loaded.shapes) for one in packed]
         self._held = running[:-1]

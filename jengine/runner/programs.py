@@ -116,12 +116,22 @@ class Programs:
     """The compiled steps of one replica, by bucket and features. All replicas share a ledger."""
 
     def __init__(
-        self, compiler: StepCompiler, tiers: list[Features], ledger: CompileLedger, *, strict: bool
+        self,
+        compiler: StepCompiler,
+        tiers: list[Features],
+        ledger: CompileLedger,
+        *,
+        strict: bool,
+        planned: Sequence[Key] = (),
     ) -> None:
         self.compiler = compiler
         self.tiers = tiers
         self.strict = strict
         self.ledger = ledger
+        # What the engine compiles at its start, or on first use where it compiles nothing then.
+        # Other programs are compiled when a step needs one, in the step's own bucket.
+        self._planned = tuple(planned)
+        self._smallest: dict[Key, Key | None] = {}  # what a step needs -> the planned program
         self._compiled: dict[Key, Compiled] = {}
         # What a warm-up in the background will compile; larger programs stand in for it meanwhile.
         self._later: set[Key] = set()
@@ -139,21 +149,33 @@ class Programs:
         self._later.update(self.missing(keys))
         self.ledger.expect(self._later)
 
-    def standing_in(self, bucket: Bucket, needed: Features) -> Bucket:
-        """The bucket in which a step of this size runs now: its own, or the smallest that is
-        compiled already while its own is expected later."""
-        if not self._later:
+    def bucket_for(self, bucket: Bucket, needed: Features) -> Bucket:
+        """The bucket in which a step of this size runs now.
+
+        That of the smallest planned program that covers it, since rare variants have fewer
+        buckets; while that one is still to come, of the smallest that is compiled.
+        """
+        if needed.taps:  # no planned program has taps
             return bucket
-        wanted = next((tier for tier in self.tiers if tier.covers(needed)), None)
-        if wanted is None or (bucket, wanted) not in self._later:
+        asked = (bucket, needed)
+        if asked not in self._smallest:
+            self._smallest[asked] = self._smallest_of(self._planned, *asked)
+        wanted = self._smallest[asked]
+        if wanted is None:
             return bucket
-        self.ledger.note_asked((bucket, wanted))
-        able = [
-            other
-            for other, features in list(self._compiled)
-            if other.covers(bucket) and features.covers(needed)
-        ]
-        return min(able, key=lambda other: (other.num_tokens, other.pages), default=bucket)
+        if wanted in self._later:
+            self.ledger.note_asked(wanted)
+            wanted = self._smallest_of(list(self._compiled), *asked) or wanted
+        return wanted[0]
+
+    def _smallest_of(self, keys: Sequence[Key], bucket: Bucket, needed: Features) -> Key | None:
+        """The program among these that runs such a step with least padding."""
+        able = [key for key in keys if key[0].covers(bucket) and key[1].covers(needed)]
+
+        def size(key: Key) -> tuple[int, int, int]:
+            return key[0].num_tokens, key[0].pages, self.tiers.index(key[1])
+
+        return min(able, key=size, default=None)
 
     def missing(self, wanted: Iterable[Key]) -> list[Key]:
         """Those that are not there yet."""
@@ -178,7 +200,7 @@ class Programs:
     def expect(self, bucket: Bucket, needed: Features) -> None:
         """Refuse what strict mode would refuse later, when a plan can no longer be left out."""
         if self.strict:
-            self.find(bucket, needed)
+            self.find(self.bucket_for(bucket, needed), needed)
 
     def forget(self, taps: TapSet) -> None:
         """Drop the programs of taps that will not be used again."""

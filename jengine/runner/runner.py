@@ -58,7 +58,7 @@ class Runner:
         arrays = plan_arrays(plan)
         needs = needs_of(arrays, rows, loaded.vocab_size, loaded.taps)
         smallest = bucket_for(arrays, loaded.shapes, loaded.ladders)
-        bucket = programs.standing_in(smallest, needs.features)
+        bucket = programs.bucket_for(smallest, needs.features)
         program, entry = programs.find(bucket, needs.features)
         packed = pack(arrays, rows, bucket, loaded.shapes)
         loaded.admit(plan.new_rows)

@@ -18,8 +18,9 @@ import pytest
 
 import jengine
 from jengine import SamplingParams
+from jengine.assembly import args as arguments
 from jengine.assembly.args import EngineArgs
-from jengine.assembly.build import check_early_start
+from jengine.assembly.build import starts_early
 from jengine.errors import ConfigError
 from jengine.runner import background
 from jengine.runner.programs import Key, Programs, compile_in_turn
@@ -265,10 +266,31 @@ def test_what_needs_a_complete_warm_up_says_so(settings: dict[str, Any], complai
 
 
 def test_processes_that_must_choose_alike_do_not_start_early() -> None:
-    for steps in (SimpleNamespace(early_start=False), SimpleNamespace(early_start=True)):
-        check_early_start(steps, [1])
+    early: Any = SimpleNamespace(early_start=True)
+    complete: Any = SimpleNamespace(early_start=False)
+    assert starts_early(early, [1], chosen=False) and starts_early(early, [1], chosen=True)
+    assert not starts_early(complete, [0, 1], chosen=True)
+    assert not starts_early(early, [0, 1], chosen=False)
     with pytest.raises(ConfigError, match=r"wait_for.*processes \[0, 1\].*same programs"):
-        check_early_start(steps, [0, 1])
+        starts_early(early, [0, 1], chosen=True)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"seed": 0}, {"strict": True}, {"enforce_eager": True}, {"deterministic": True},
+        {"num_scheduler_steps": 2}, {"executor": "ray"},
+        {"compilation_config": {"wait_for": "all"}},
+    ],
+)  # fmt: skip
+def test_engines_start_early_unless_answers_must_not_depend_on_time(
+    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    assert EngineArgs(model="demo", **settings).wait_for == "all"
+    monkeypatch.setattr(arguments, "USUAL_WAIT", "largest")
+    assert EngineArgs(model="demo").wait_for == "largest"
+    assert EngineArgs(model="demo", **settings).wait_for == "all"
 
 
 def test_what_cannot_be_waited_for_is_refused() -> None:

@@ -69,7 +69,7 @@ def test_one_quick_message() -> None:
     assert (result.status, result.out) == (0, "Hello there\n")
     assert len(llm.asked) == 1
     settings = llm.opened[0][1]
-    compilation = {"variants": ["greedy"], "wait_for": "largest"}
+    compilation = {"variants": ["greedy"]}
     assert settings == {"max_num_seqs": 1, "compilation_config": compilation}
 
 

@@ -45,9 +45,10 @@ def test_a_pure_decode_has_no_prefill_segment() -> None:
 
 
 def test_few_rows_beside_a_prefill_where_all_would_be_many() -> None:
-    assert Ladders((2, 8, 32, 128, 256), (32,), (4,)).mixed_decode_rows == (8, 256)
-    assert Ladders((2, 8, 32), (32,), (4,)).mixed_decode_rows == (32,)
-    assert Ladders((2,), (32,), (4,)).mixed_decode_rows == (2,)
+    assert Ladders((2, 8, 32, 128, 256), (32,), (4,)).mixed_decode_rows(1024) == (8, 256)
+    assert Ladders((2, 8, 32, 128, 256), (32,), (4,)).mixed_decode_rows(2048) == (256,)
+    assert Ladders((2, 8, 32), (32,), (4,)).mixed_decode_rows(32) == (32,)
+    assert Ladders((2,), (32,), (4,)).mixed_decode_rows(32) == (2,)
 
 
 limits = st.tuples(

@@ -75,13 +75,14 @@ def test_a_decode_scores_no_prompt() -> None:
 
 def test_each_variant_covers_those_before_it() -> None:
     known = variants(20, "raw_logprobs")
-    assert list(known) == ["greedy", "sampled", "full", "scored"]
+    assert list(known) == ["greedy", "sampled", "adjusted", "full", "scored"]
     for less, more in pairwise(known.values()):
         assert more.covers(less) and not less.covers(more)
         assert more.covers(more)
     assert [str(one) for one in known.values()] == [
         "greedy",
         "random",
+        "random+adjust",
         "random+adjust+logprobs=20",
         "random+adjust+logprobs=20+prompt_logprobs=20",
     ]

@@ -78,6 +78,7 @@ def open_llm(folder: Path, chosen: Sizes, grid: list[Decode]) -> LLM:
             "variants": ["greedy"],
             "decode_rows": sorted({max(rows, 2) for rows, _ in grid}),
             "prefill_tokens": list(chosen.step_tokens),
+            "wait_for": "all",
         },
     )
 

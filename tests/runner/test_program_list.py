@@ -1,0 +1,119 @@
+"""How many programs an engine compiles, and in which of them a step runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from jengine.assembly.args import EngineArgs
+from jengine.assembly.sizes import DEVICE_DEFAULTS, runner_config, schedule_config
+from jengine.models.published import PUBLISHED
+from jengine.models.registry import model_config
+from jengine.runner.buckets import Bucket, Ladders
+from jengine.runner.build import RunnerConfig
+from jengine.runner.features import Features, variants
+from jengine.runner.ledger import CompileLedger, Key, LedgerEntry
+from jengine.runner.program_list import ProgramList
+from jengine.runner.programs import Programs
+from jengine.runner.taps import TapSet
+
+LARGE = model_config(PUBLISHED["llama-8b"])
+KNOWN = variants(20, "raw_logprobs")
+LADDERS = Ladders((8, 32, 128, 256), (256, 512, 1024, 2048, 4096, 8192), (4,))
+
+
+def defaults(device: str, *, penalises: bool = False, **settings: Any) -> RunnerConfig:
+    """The settings of an engine for an 8B model on such a device. Compiles nothing."""
+    args, usual = EngineArgs("any", **settings), DEVICE_DEFAULTS[device]
+    schedule = schedule_config(args, LARGE, usual)
+    return runner_config(args, LARGE, schedule, {}, defaults=usual, penalises=penalises)
+
+
+@pytest.mark.parametrize(
+    ("device", "settings", "programs"),
+    [
+        ("gpu", {}, 23),
+        ("gpu", {"penalises": True}, 19),
+        ("gpu", {"max_num_seqs": 1024}, 28),
+        ("gpu", {"strict": True}, 36),
+        ("cpu", {}, 14),
+        ("cpu", {"penalises": True}, 7),
+    ],
+)
+def test_an_engine_compiles_few_programs(
+    device: str, settings: dict[str, Any], programs: int
+) -> None:
+    wanted = defaults(device, **settings).programs
+    assert len(set(wanted.all)) == len(wanted.all) == programs
+    assert {*wanted.first, *wanted.later} == set(wanted.all)
+    assert len(wanted.later) == programs - 1
+
+
+def counted(programs: ProgramList) -> dict[str, int]:
+    tiers = [tier for _, tier in programs.all]
+    return {name: tiers.count(tier) for name, tier in KNOWN.items() if tier in tiers}
+
+
+def test_rare_variants_have_fewer_buckets() -> None:
+    every = ProgramList(LADDERS, tuple(KNOWN.values()))
+    assert counted(every) == {"greedy": 13, "sampled": 13, "adjusted": 4, "full": 4, "scored": 2}
+    # A variant that is alone is the common one.
+    alone = ProgramList(LADDERS, (KNOWN["full"], KNOWN["scored"]))
+    assert counted(alone) == {"full": 13, "scored": 2}
+
+
+def programs_of(wanted: ProgramList) -> Programs:
+    """Programs of which none is compiled."""
+    compiler: Any = None
+    return Programs(
+        compiler, list(KNOWN.values()), CompileLedger(), strict=False, planned=wanted.all
+    )
+
+
+def keep(programs: Programs, *keys: Key) -> None:
+    for bucket, features in keys:
+        programs.keep("compiled", LedgerEntry(bucket, features, 0.0, 0, 0))
+
+
+def test_a_rare_step_is_rounded_up_to_a_bucket_that_has_its_variant() -> None:
+    wanted = ProgramList(LADDERS, tuple(KNOWN[name] for name in ("sampled", "adjusted", "full")))
+    programs = programs_of(wanted)
+    decode, mixed = Bucket(8, 0, 4), Bucket(8, 256, 4)
+    assert programs.bucket_for(decode, KNOWN["greedy"]) == decode
+    assert programs.bucket_for(mixed, KNOWN["sampled"]) == mixed
+    assert programs.bucket_for(decode, KNOWN["adjusted"]) == Bucket(32, 0, 4)
+    assert programs.bucket_for(Bucket(128, 0, 4), KNOWN["full"]) == Bucket(256, 0, 4)
+    assert programs.bucket_for(mixed, KNOWN["full"]) == Bucket(256, 1024, 4)
+    # What no planned program can do is compiled in the step's own bucket.
+    tapped = Features(taps=(TapSet(1, ("layers.0.out",), ()),))
+    for needed in (KNOWN["scored"], tapped):
+        assert programs.bucket_for(decode, needed) == decode
+
+
+def test_every_step_finds_a_planned_program() -> None:
+    wanted = defaults("gpu").programs
+    programs = programs_of(wanted)
+    for bucket in wanted.ladders.buckets():
+        for needed in KNOWN.values():
+            if needed.prompt_logprobs is not None and not bucket.prefill_tokens:
+                continue  # a step without prompts scores none
+            found = programs.bucket_for(bucket, needed)
+            assert found.covers(bucket)
+            able = [tier for where, tier in wanted.all if where == found and tier.covers(needed)]
+            assert able
+
+
+def test_the_smallest_that_is_compiled_stands_in_for_one_that_is_to_come() -> None:
+    wanted = defaults("gpu").programs
+    programs = programs_of(wanted)
+    keep(programs, *wanted.first)
+    programs.expect_later(wanted.later)
+    decode, largest = wanted.ladders.decode_rows, wanted.ladders.largest
+    small = Bucket(decode[0], 0, largest.pages)
+    assert programs.bucket_for(small, KNOWN["greedy"]) == largest
+    keep(programs, (Bucket(decode[1], 0, largest.pages), KNOWN["adjusted"]))
+    assert programs.bucket_for(small, KNOWN["greedy"]).decode_rows == decode[1]
+    assert programs.ledger.asked_for((small, KNOWN["sampled"])) == 2
+    keep(programs, (small, KNOWN["sampled"]))
+    assert programs.bucket_for(small, KNOWN["greedy"]) == small
