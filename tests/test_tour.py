@@ -1,0 +1,38 @@
+"""The tour describes the code that is there: its rooms, its files, and the heart word for word."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from jengine.engine.core import EngineCore
+
+ROOT = Path(__file__).parent.parent
+TOUR = (ROOT / "jengine" / "README.md").read_text(encoding="utf-8")
+DOCUMENTS = ("README.md", "CONTRIBUTING.md", "jengine/README.md", "jengine/bench/README.md")
+
+
+def test_every_room_is_described() -> None:
+    rooms = {path.parent.name for path in (ROOT / "jengine").glob("*/__init__.py")}
+    described = set(re.findall(r"^\| `(\w+)` \|", TOUR, flags=re.M))
+    assert rooms - described == set()
+
+
+def test_the_heart_is_quoted_as_it_is() -> None:
+    (quoted,) = re.findall(r"```python\n(.*?)```", TOUR, flags=re.S)
+    source = textwrap.dedent(inspect.getsource(EngineCore.step))
+    lines = [line.strip() for line in quoted.splitlines()]
+    assert "\n".join(lines) in "\n".join(line.strip() for line in source.splitlines())
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_files_that_documents_name_exist(document: str) -> None:
+    text = (ROOT / document).read_text(encoding="utf-8")
+    named = set(re.findall(r"`((?:[\w.]+/)+[\w.]*\w)`", text))
+    places = (ROOT, ROOT / "jengine", (ROOT / document).parent)
+    missing = [name for name in named if not any((place / name).exists() for place in places)]
+    assert missing == []
