@@ -7,7 +7,9 @@ so that a process reads only the shards of its own devices. Must not know device
 from __future__ import annotations
 
 import functools
+import itertools
 import math
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -79,7 +81,7 @@ class StoredParameter:
             # Opened by the first task and closed after the last one: a parameter of many experts
             # has more tensors than a process may have open files.
             view = functools.cache(functools.partial(oriented, piece, tensor, place))
-            for part in task_regions(shared, self.dtype.itemsize, transposed=piece.transpose):
+            for part in task_regions(shared, self.dtype.itemsize, input_axes(piece, place)):
                 ours, theirs = moved(part, wanted), moved(part, place)
                 convert = functools.partial(converted, dtype=self.dtype, tensor=tensor)
                 yield functools.partial(copy_part, found[ours], view, theirs, convert)
@@ -88,6 +90,15 @@ class StoredParameter:
 def oriented(piece: Piece, tensor: StoredTensor, place: Region) -> np.ndarray:
     """A view of the tensor with the axes of the part of the parameter that it fills."""
     return piece.turned(tensor.read()).reshape([one.stop - one.start for one in place])
+
+
+def input_axes(piece: Piece, place: Region) -> int:
+    """How many leading axes of the part are the last axis of a transposed tensor, the inputs of a
+    matmul. Tasks do not divide them, so that each reads a contiguous range of the file."""
+    if not piece.transpose:
+        return 0
+    sizes = itertools.accumulate((one.stop - one.start for one in place), operator.mul)
+    return 1 + next(axis for axis, size in enumerate(sizes) if size >= piece.source_shape[-1])
 
 
 def copy_part(

@@ -7,16 +7,18 @@ know checkpoints or devices.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 
 # Rows transposed at a time, and bytes of the tile that they are gathered in: it stays in the
 # processor's cache.
-TILE_ROWS = 128
-TILE_BYTES = 2**16
+TILE_ROWS = 256
+TILE_BYTES = 2**17
 # Bytes added to a tile's row. Rows of a matrix are mostly a power of two apart, so a column of them
 # falls into few sets of the cache and evicts itself; a tile's column must not.
 TILE_PADDING = 64
@@ -65,17 +67,11 @@ def run_tasks(tasks: Iterable[Task], threads: Executor | None) -> None:
         wait(futures)  # tasks that run still write to the caller's memory
 
 
-def task_regions(
-    region: Sequence[slice], itemsize: int, *, transposed: bool
-) -> Iterator[list[slice]]:
-    """The region in parts of about TASK_BYTES, each contiguous in the tensor.
-
-    `transposed`: the region's first axis is the tensor's last one, so it is not split.
-    """
+def task_regions(region: Sequence[slice], itemsize: int, unsplit: int = 0) -> Iterator[list[slice]]:
+    """The region in parts of about TASK_BYTES; its first `unsplit` axes are not split."""
     sizes = [one.stop - one.start for one in region]
-    long = [axis for axis, size in enumerate(sizes) if size > 1]
-    axis = next(iter(long[1:] if transposed else long), 0)
-    count = -(-int(np.prod(sizes)) * itemsize // TASK_BYTES)
+    axis = next((axis for axis, size in enumerate(sizes) if size > 1 and axis >= unsplit), 0)
+    count = -(-math.prod(sizes) * itemsize // TASK_BYTES)
     step = -(-sizes[axis] // count)
     if step > TILE_ROWS:
         step = -(-step // TILE_ROWS) * TILE_ROWS
@@ -87,17 +83,38 @@ def task_regions(
 
 def copy(into: np.ndarray, values: np.ndarray, convert: Convert) -> None:
     """Assign `values` to `into`, of the same shape; `convert` is given the values first."""
-    into, values = into.squeeze(), values.squeeze()
-    if values.ndim > 1 and values.strides[0] < values.strides[-1]:
+    into, values = _merged(into, values)
+    contiguous = int(np.argmin(values.strides)) if values.ndim else 0
+    if contiguous < values.ndim - 1:
+        into, values = (np.moveaxis(one, contiguous, 0) for one in (into, values))
         _copy_transposed(into, values, convert)
     else:
         _assign(into, convert(values))
 
 
+def _merged(into: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Views of the same memory with as few axes as possible, none of size 1."""
+    sizes: list[int] = []
+    strides: list[tuple[int, int]] = []
+    for size, *steps in zip(into.shape, into.strides, values.strides, strict=True):
+        if size == 1:
+            continue
+        if sizes and strides[-1] == (size * steps[0], size * steps[1]):
+            sizes[-1] *= size
+            strides[-1] = (steps[0], steps[1])
+        else:
+            sizes.append(size)
+            strides.append((steps[0], steps[1]))
+    # Not reshape, which would copy without a word where a view is impossible.
+    first, second = ([pair[which] for pair in strides] for which in (0, 1))
+    return as_strided(into, sizes, first), as_strided(values, sizes, second)
+
+
 def _copy_transposed(into: np.ndarray, values: np.ndarray, convert: Convert) -> None:
     """Copy by way of a tile. Along the first axis of `values` its memory is contiguous."""
     columns = TILE_BYTES // (TILE_ROWS * into.itemsize)
-    tile = np.empty((TILE_ROWS, columns + TILE_PADDING // into.itemsize), into.dtype)
+    height = min(TILE_ROWS, into.shape[-1])
+    tile = np.empty((height, columns + TILE_PADDING // into.itemsize), into.dtype)
     for middle in np.ndindex(values.shape[1:-1]):
         target, rows = into[:, *middle], values[:, *middle].T
         for row in range(0, len(rows), TILE_ROWS):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
@@ -68,22 +69,33 @@ def test_every_family_loads_as_a_plain_copy_would(
         assert found.tobytes() == expected.tobytes(), path
 
 
-@pytest.mark.parametrize("shape", [(300, 150), (300, 2, 70), (3, 1, 5, 129), (1, 400), (2, 1)])
+@pytest.mark.parametrize("inputs", [(300,), (3, 2, 50), (1, 400), (2,), (1,)])
+@pytest.mark.parametrize("outputs", [(300,), (2, 3, 70), (5, 1, 129), (1,), (2, 1)])
 @pytest.mark.parametrize("types", [(ml_dtypes.bfloat16,) * 2, (ml_dtypes.bfloat16, np.float32)])
-def test_a_transposed_copy_fills_everything(shape: tuple[int, ...], types: Any) -> None:
+def test_a_transposed_copy_fills_everything(
+    inputs: tuple[int, ...], outputs: tuple[int, ...], types: Any
+) -> None:
     stored, wanted = types
-    source = np.arange(np.prod(shape)).astype(np.uint16).view(stored).reshape(shape[::-1])
-    room = np.zeros((*shape, 2), wanted)
-    copy(room[..., 1], source.T, lambda values: values)
-    assert room[..., 1].tobytes() == source.T.astype(wanted).tobytes()
+    size = math.prod(inputs) * math.prod(outputs)
+    source = np.arange(size).astype(np.uint16).view(stored).reshape(math.prod(outputs), -1)
+    values = source.T.reshape(*inputs, *outputs)
+    assert size < 2 or values.base is not None
+    room = np.zeros((*values.shape, 2), wanted)
+    copy(room[..., 1], values, lambda values: values)
+    assert room[..., 1].tobytes() == values.astype(wanted).tobytes()
     assert not room[..., 0].any()
+    part = tuple(slice(size // 3, None) for size in values.shape)
+    room[...] = 0
+    copy(room[..., 0][part], values[part], lambda values: values)
+    assert room[..., 0][part].tobytes() == values[part].astype(wanted).tobytes()
+    assert not room[..., 1].any()
 
 
-@pytest.mark.parametrize("transposed", [True, False])
-def test_regions_of_tasks_cover_a_part_once(transposed: bool) -> None:
+@pytest.mark.parametrize("unsplit", [0, 1, 2])
+def test_regions_of_tasks_cover_a_part_once(unsplit: int) -> None:
     for shape in ((4096, 8, 6, 128), (1, 4096, 14336, 1), (3_000_000,), (1, 1), (64, 1, 50_000)):
         part = [slice(size // 4, size) for size in shape]
-        regions = list(task_regions(part, 2, transposed=transposed))
+        regions = list(task_regions(part, 2, unsplit))
         (split,) = {
             axis for axis in range(len(shape)) if len({str(one[axis]) for one in regions}) > 1
         } or {0}
