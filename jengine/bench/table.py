@@ -70,6 +70,12 @@ def startup(result: dict[str, Any]) -> Iterator[Row]:
             yield Row(f"process to first token, {kind} caches, {when}", f"{seconds:.1f} s")
 
 
+def load(result: dict[str, Any]) -> Iterator[Row]:
+    """Gigabytes a second from the page cache to the device."""
+    work = f"loading {result['stored_gb']:.1f} GB of weights in {result['dtype']} from page cache"
+    yield Row(work, f"{result['gb_s']:.1f} GB/s")
+
+
 def host(result: dict[str, Any]) -> Iterator[Row]:
     """Python's milliseconds a step."""
     for row in result["results"]:
@@ -89,6 +95,7 @@ KINDS: dict[str, Callable[[dict[str, Any]], Iterator[Row]]] = {
     "throughput": throughput,
     "latency": latency,
     "startup": startup,
+    "load": load,
     "host": host,
     "growth": growth,
 }

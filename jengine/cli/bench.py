@@ -20,7 +20,7 @@ from jengine.errors import ConfigError
 if TYPE_CHECKING:
     from jengine.cli.main import OpenLLM
 
-USAGE = "throughput|latency|startup|growth|host [MODEL] [flags]"
+USAGE = "throughput|latency|startup|load|growth|host [MODEL] [flags]"
 EXAMPLES = """\
 examples:
   jengine bench throughput demo
@@ -28,11 +28,12 @@ examples:
   jengine bench throughput ./model --trace work.jsonl --against vllm --peer-python vllm/bin/python
   jengine bench latency ./model --input-len 512 --output-len 64 --batch-size 8
   jengine bench startup ./model
+  jengine bench load ./model
   jengine bench growth demo --plots ./plots --output-json growth.json
   jengine bench growth --from growth.json --plots ./plots
   jengine bench host
 """
-KINDS = ("throughput", "latency", "startup", "growth", "host")
+KINDS = ("throughput", "latency", "startup", "load", "growth", "host")
 # Flags of our own, and what they are if they are not given.
 USUAL = {
     "workload": "mixed",
@@ -60,7 +61,7 @@ def add_flags(parser: Parser) -> None:
     parser.add_argument(
         "--output-json", "--json", metavar="FILE", help="also write the JSON to a file"
     )
-    group = parser.add_argument_group("throughput")
+    group = parser.add_argument_group("throughput", "--repeats also counts the loads of load")
     group.add_argument(
         "--workload", metavar="NAME", help="mixed, decode, prefill or shared [mixed]"
     )
@@ -108,6 +109,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) ->
         "throughput": throughput,
         "latency": latency,
         "startup": startup,
+        "load": load,
         "growth": growth,
         "host": host,
     }[arguments.kind](arguments, open_llm)
@@ -201,6 +203,18 @@ def startup(arguments: argparse.Namespace, open_llm: OpenLLM) -> tuple[dict[str,
         cold=arguments.num_iters_cold,
         warm=arguments.num_iters_warm,
     )
+    return result, bench.printed(result)
+
+
+def load(arguments: argparse.Namespace, open_llm: OpenLLM) -> tuple[dict[str, Any], str]:
+    """Gigabytes of weights per second."""
+    bench = importlib.import_module("jengine.bench.load")
+    settings = engine_arguments(arguments)
+    dtype = settings.pop("dtype", "auto")
+    if settings:
+        flags = ", ".join("--" + name.replace("_", "-") for name in settings)
+        raise ConfigError(f"bench load starts no engine: it takes --dtype, and not {flags}.")
+    result = bench.measure(arguments.model, dtype, arguments.repeats)
     return result, bench.printed(result)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from jengine import LLM
-from jengine.bench import against, peak_memory, step_clock
+from jengine.bench import against, load, peak_memory, step_clock
 from jengine.bench.against import Peer, PeerFailed, PeerSettings
 from jengine.bench.throughput import Ours, memory_line
 from jengine.bench.workloads import WORKLOADS, generated, read_trace, write_trace
@@ -220,6 +221,29 @@ def test_startup_measures_cold_and_warm(model: str) -> None:
     assert "cold" not in found
 
 
+def test_load_measures_speed_and_memory(model: str, tmp_path: Path) -> None:
+    lines, found = lines_and_result("load", model, "--repeats", "2", "--dtype", "bfloat16")
+    file = Path(model) / "model.safetensors"
+    assert found["stored_gb"] == pytest.approx(file.stat().st_size / 1e9, abs=1e-4)
+    assert len(found["seconds"]) == 2 and found["dtype"] == "bfloat16"
+    assert found["gb_s"] == pytest.approx(
+        file.stat().st_size / 1e9 / min(found["seconds"]), abs=0.02
+    )
+    assert min(found["read_gb_s"], *found["copy_gb_s"].values()) > 0
+    assert found["host_memory_over_weights_gb"] < 1
+    assert lines[0].startswith("Load: ") and "Limits: " in lines[1]
+
+
+def test_load_writes_random_weights_for_a_config(model: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text((Path(model) / "config.json").read_text())
+    with load.folder_of_weights(tmp_path) as folder:
+        found = load.loads(str(folder), "auto", 1)
+    assert not folder.exists() and os.listdir(tmp_path) == ["config.json"]
+    assert found["stored_gb"] == pytest.approx(
+        (Path(model) / "model.safetensors").stat().st_size / 1e9, abs=1e-4
+    )
+
+
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_workloads_are_the_same_every_time(name: str, tmp_path: Path) -> None:
     items = generated(name, 1000, requests=5, seed=3)
@@ -235,6 +259,8 @@ def test_workloads_are_the_same_every_time(name: str, tmp_path: Path) -> None:
         (["throughput"], "bench throughput needs a model"),
         (["host", "demo"], "bench host has no model"),
         (["growth"], "bench growth needs a model"),
+        (["load"], "bench load needs a model"),
+        (["load", "demo", "--max-num-seqs", "2"], "takes --dtype, and not --max-num-seqs"),
         (["growth", "demo", "--from", "x.json"], "bench growth has no model"),
         (["growth", "--from", "/nowhere.json"], "expected what bench growth --output-json wrote"),
         (["growth", "demo", "--contexts", "0"], "--contexts 0: expected 1 or more"),
