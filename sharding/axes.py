@@ -1,4 +1,4 @@
-"""One table: which mesh axes a logical axis is split over. Models speak logical names only."""
+"""The table of the mesh axes that each logical axis is sharded over. Models use logical names."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from collections.abc import Mapping
 
 from jax.sharding import PartitionSpec
 
-# The mesh of an engine. Along STAGES lie different layers. Devices along REPLICAS hold the same
-# key-value heads, because a model has fewer of those than there are devices; everything else of a
-# layer is split over TENSOR and REPLICAS.
+# The mesh of an engine. STAGES shards the layers. Devices along REPLICAS hold the same KV heads,
+# because a model has fewer of those than there are devices; everything else of a layer is sharded
+# over TENSOR and REPLICAS.
 STAGES, TENSOR, REPLICAS = "pp", "tp", "tp_replicas"
-# Along this axis stand whole copies of the model. No logical axis is split over it.
+# Numbers whole copies of the model. No logical axis is sharded over it.
 DATA = "dp"
 
-# Logical axis -> the mesh axes it is split over (none: every device holds all of it).
+# Logical axis -> the mesh axes it is sharded over (none: replicated).
 MESH_AXES: dict[str, tuple[str, ...]] = {
-    # The head belongs to no stage: all of them work on the logits.
+    # The LM head belongs to no stage: all of them compute logits.
     "vocab": (STAGES, TENSOR, REPLICAS),
-    # What the layers of all stages have, one stage after the other.
+    # The first axis of arrays that hold the layers of all stages.
     "stage": (STAGES,),
     "mlp": (TENSOR, REPLICAS),
     "kv_heads": (TENSOR,),
     "queries_of_kv_head": (REPLICAS,),
     "embed": (),
-    # Experts are split inside, by "mlp"; parameters name both axes.
+    # Experts are sharded inside, by "mlp"; parameters name both axes.
     "experts": (),
     "head_dim": (),
 }
@@ -33,9 +33,9 @@ Axes = tuple[str | None, ...]
 
 
 def partition_spec(axes: Axes, shape: tuple[int, ...], sizes: Mapping[str, int]) -> PartitionSpec:
-    """How an array with these logical axes is split over a mesh with axes of these sizes.
+    """The partition spec of an array with these logical axes, on a mesh of these sizes.
 
-    A dimension that a mesh axis does not divide evenly is not split over that axis.
+    A dimension that a mesh axis does not divide evenly is not sharded over that axis.
     """
     spec = [mesh_axes(axis, size, sizes) for axis, size in zip(axes, shape, strict=True)]
     used = [name for names in spec for name in names]
@@ -45,7 +45,7 @@ def partition_spec(axes: Axes, shape: tuple[int, ...], sizes: Mapping[str, int])
 
 
 def mesh_axes(axis: str | None, size: int, sizes: Mapping[str, int]) -> tuple[str, ...]:
-    """The mesh axes that one dimension is split over."""
+    """The mesh axes that one dimension is sharded over."""
     if axis is None:
         return ()
     if axis not in MESH_AXES:

@@ -1,4 +1,4 @@
-"""The engine's mesh: made of a number of devices, or of a mesh that the user has."""
+"""The mesh of an engine, from a number of devices or from the user's mesh."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sharding.axes import REPLICAS, STAGES, TENSOR
 
 
 def engine_mesh(devices: np.ndarray, kv_heads: tuple[int, ...]) -> Mesh:
-    """A mesh of devices [stages, devices a stage], for layers with these numbers of kv heads.
+    """A mesh of devices [stages, devices per stage], for layers with these numbers of KV heads.
 
     As many devices of a stage as divide all of them hold different heads; the others hold copies.
     """
@@ -23,15 +23,15 @@ def engine_mesh(devices: np.ndarray, kv_heads: tuple[int, ...]) -> Mesh:
 
 
 def mesh_sizes(devices: int, stages: int, kv_heads: tuple[int, ...]) -> dict[str, int]:
-    """The axes of the mesh of so many devices a stage, with their sizes."""
+    """The axes of a mesh with so many devices per stage, and their sizes."""
     tensor = math.gcd(devices, *kv_heads)
     return {STAGES: stages, TENSOR: tensor, REPLICAS: devices // tensor}
 
 
 def chosen_devices(tensor: int | None, stages: int | None, mesh: Mesh | None) -> np.ndarray:
-    """The devices of an engine, [stages, devices a stage]: those of a mesh, or the first so many.
+    """The devices of an engine, [stages, devices per stage]: those of a mesh, or the first ones.
 
-    If nothing is said: one device, or, in a program of several processes, all that they have.
+    By default one device; in a program of several processes, all of their devices.
     """
     if mesh is not None:
         return _devices_of(mesh, tensor, stages)
@@ -48,7 +48,7 @@ def _devices_of(mesh: Mesh, tensor: int | None, stages: int | None) -> np.ndarra
     if len(split) > 1:
         raise ValueError(
             f"mesh has the axes {dict(mesh.shape)}; expected one axis larger than 1, which layers "
-            f"are split over, and perhaps one called {STAGES!r}, along which lie stages of layers. "
+            f"are sharded over, and perhaps one called {STAGES!r} for the stages of layers. "
             "Use a mesh of a part of the devices."
         )
     names = list(mesh.axis_names)
@@ -80,7 +80,7 @@ def more_cpu_devices(wanted: int) -> str:
 
 
 def first_devices(tensor: int, stages: int) -> np.ndarray:
-    """That many devices a stage, as JAX numbers them."""
+    """The first devices in JAX's order, [stages, devices per stage]."""
     devices = jax.devices()
     wanted = f"tensor_parallel_size={tensor}"
     if stages > 1:
@@ -95,14 +95,14 @@ def first_devices(tensor: int, stages: int) -> np.ndarray:
 
 
 def one_device_mesh(device: jax.Device | None = None) -> Mesh:
-    """A mesh of one device, so that one device is not a special case anywhere else."""
+    """A mesh of one device, so that a single device needs no special case."""
     return engine_mesh(np.array([[jax.devices()[0] if device is None else device]]), (1,))
 
 
 def steps_may_queue(mesh: Mesh) -> bool:
     """Whether a step may be queued while another runs.
 
-    Devices that XLA makes of one CPU wait for each other in threads of one pool: two steps with
-    exchanges between devices can each hold threads that the other needs, for ever.
+    Virtual devices of one CPU wait for each other in one thread pool: two steps with collectives
+    can each hold threads that the other needs, which is a deadlock.
     """
     return mesh.size == 1 or jax.default_backend() != "cpu"

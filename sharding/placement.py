@@ -1,4 +1,4 @@
-"""Arrays put where their logical axes say, and functions run on each device's part of them."""
+"""Puts arrays on devices by their logical axes, and runs functions on each device's shards."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ from sharding.replicas import replica_meshes
 
 @dataclass(frozen=True)
 class Placement:
-    """Where arrays lie on a mesh."""
+    """The sharding of arrays on a mesh."""
 
     mesh: Mesh
-    # Told of every parameter before it is placed.
+    # Called with every parameter before it is put on devices.
     observe: Callable[[str, Any], None] | None = field(default=None, compare=False)
-    # Whether this is the view from inside a stage, whose arrays are its own parts already.
+    # Whether this is the view inside a stage, where arrays are already the stage's own shards.
     inside_stage: bool = False
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The mesh's axes, and over how many parts arrays are split along each."""
+        """The mesh axes, and the number of shards along each."""
         sizes = dict(self.mesh.shape)
         return {**sizes, STAGES: 1} if self.inside_stage else sizes
 
     @property
     def is_split(self) -> bool:
-        """Whether there is more than one part."""
+        """Whether arrays are sharded at all."""
         return math.prod(self.sizes.values()) > 1
 
     @property
     def num_stages(self) -> int:
-        """Parts that the layers are split into."""
+        """The number of pipeline stages."""
         return self.mesh.shape[STAGES]
 
     def in_stage(self) -> Placement:
-        """This placement as a function sees it that `on_each_stage` calls."""
+        """This placement inside a function that `on_each_stage` calls."""
         return replace(self, inside_stage=True)
 
     def stage(self, index: int) -> Placement:
@@ -59,33 +59,33 @@ class Placement:
 
     @property
     def replicas(self) -> tuple[Placement, ...]:
-        """The same for each data-parallel replica; one that is this where there are no others."""
+        """The placement of each data-parallel replica; only this one without data parallelism."""
         return tuple(replace(self, mesh=mesh) for mesh in replica_meshes(self.mesh))
 
     def part(self, array: jax.Array) -> jax.Array:
-        """An array of the mesh of all replicas as this one sees it: the same memory."""
-        assert isinstance(array.sharding, NamedSharding), "placed arrays lie on a mesh"
+        """A replica's view of an array on the mesh of all replicas: the same memory."""
+        assert isinstance(array.sharding, NamedSharding), "placed arrays have a named sharding"
         return seen_as(array, NamedSharding(self.mesh, array.sharding.spec))
 
     def spec(self, axes: Axes, shape: tuple[int, ...]) -> PartitionSpec:
-        """How an array with these logical axes is split."""
+        """The partition spec of an array with these logical axes."""
         return partition_spec(axes, shape, self.sizes)
 
     def sharding(self, axes: Axes, shape: tuple[int, ...]) -> NamedSharding:
-        """Where an array with these logical axes lies."""
+        """The sharding of an array with these logical axes."""
         return NamedSharding(self.mesh, self.spec(axes, shape))
 
     def ways(self, axis: str) -> int:
-        """Into how many parts a dimension with this logical axis is split, if it can be."""
+        """The number of shards of a dimension with this logical axis, if it divides evenly."""
         return math.prod(self.mesh.shape[name] for name in MESH_AXES[axis])
 
     @property
     def everywhere(self) -> NamedSharding:
-        """Where an array lies that every device holds whole."""
+        """The sharding of a replicated array."""
         return NamedSharding(self.mesh, PartitionSpec())
 
     def __call__(self, path: str, axes: Axes, values: Readable) -> jax.Array:
-        """Place one parameter, without a copy if it lies there already; `path` is for errors."""
+        """Put one parameter on its devices, without a copy if it is there; `path` is for errors."""
         if self.observe is not None:
             self.observe(path, values)
         try:
@@ -94,7 +94,7 @@ class Placement:
             raise ValueError(f"{path} {values.shape} does not fit its mesh: {error}") from error
 
     def held(self, array: jax.Array, axes: Axes) -> jax.Array:
-        """The array inside a compiled program, split in this way and no other."""
+        """Constrain the sharding of an array inside a compiled program."""
         if not self.is_split:
             return array
         spec = self.spec(axes, array.shape)
@@ -105,10 +105,10 @@ class Placement:
     def on_each_device(
         self, function: Callable[..., Any], inputs: Any, outputs: Any
     ) -> Callable[..., Any]:
-        """The function, called on every device with its own parts of the arrays.
+        """Map the function over devices, each with its own shards of the arrays.
 
-        `inputs` and `outputs` are partition specs. The parts of the results must be those that the
-        function would give on whole arrays.
+        `inputs` and `outputs` are partition specs. The shards of the results must be those that the
+        function would return for whole arrays.
         """
         if not self.is_split:
             return function
@@ -121,12 +121,11 @@ class Placement:
     def on_each_stage(
         self, function: Callable[..., Any], inputs: Any, outputs: Any
     ) -> Callable[..., Any]:
-        """The function, called on every stage with its own parts of the arrays.
+        """Map the function over stages, each with its own shards of the arrays.
 
-        What goes on between the devices of a stage is left to XLA, as it is outside.
+        Within a stage XLA inserts the collectives, as outside.
         """
-        # An axis without a second part may as well be the function's: then nothing is left to XLA
-        # where stages are one device each.
+        # Axes of size one are manual too: with one device per stage nothing is left to XLA.
         names = {name for name, size in self.mesh.shape.items() if name == STAGES or size == 1}
         return jax.shard_map(
             function, mesh=self.mesh, in_specs=inputs, out_specs=outputs, axis_names=names,
@@ -135,7 +134,7 @@ class Placement:
 
 
 class Readable(Protocol):
-    """An array, or something of which parts can be read."""
+    """An array, or a stored parameter of which parts can be read."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -147,7 +146,7 @@ class Readable(Protocol):
 
 
 def put(values: Readable, sharding: NamedSharding) -> jax.Array:
-    """The values where they belong; a process touches no other parts than its devices hold."""
+    """Put values on devices. A process reads only the shards that its own devices hold."""
     spans_processes = isinstance(values, jax.Array) and not values.is_fully_addressable
     if isinstance(values, jax.Array) and lies_as(values, sharding):
         return seen_as(values, sharding)
@@ -160,7 +159,7 @@ def put(values: Readable, sharding: NamedSharding) -> jax.Array:
 
 
 def lies_as(array: jax.Array, sharding: NamedSharding) -> bool:
-    """Whether each device holds what it should already, in whatever order a mesh names them."""
+    """Whether each device already holds its shard, whatever the order of devices in the mesh."""
     if not array.is_fully_addressable or array.sharding.device_set != sharding.device_set:
         return False
     there, wanted = (
@@ -174,7 +173,7 @@ def lies_as(array: jax.Array, sharding: NamedSharding) -> bool:
 
 
 def seen_as(array: jax.Array, sharding: NamedSharding) -> jax.Array:
-    """The same memory, of all its devices or of some, under a sharding that fits it."""
+    """The same memory under another sharding, of all its devices or of some."""
     if array.sharding == sharding:
         return array
     data = {shard.device: shard.data for shard in array.addressable_shards}

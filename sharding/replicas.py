@@ -1,7 +1,7 @@
-"""Data parallelism: one mesh of all replicas, and the mesh of each, which no other axis crosses.
+"""Data parallelism: the mesh of all replicas, and the mesh of each one.
 
-In: how many replicas of how many devices, or a mesh of the user's with an axis "dp". Out: devices
-of each replica, one mesh of all, and back. Must not know what lies on the devices.
+In: the numbers of replicas and devices, or the user's mesh with an axis "dp". Out: the devices of
+each replica, one mesh of all, and back. Must not know arrays.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from sharding.mesh import chosen_devices, first_devices, more_cpu_devices
 def replica_devices(
     replicas: int | None, tensor: int | None, stages: int | None, mesh: Mesh | None
 ) -> list[np.ndarray]:
-    """The devices of each replica [stages, devices a stage], over which one copy of the model is
-    split."""
+    """The devices of each replica, [stages, devices per stage]."""
     if mesh is None:
         return _of_all_devices(replicas or 1, tensor, stages or 1)
     names = mesh.axis_names if isinstance(mesh, Mesh) else ()
@@ -52,7 +51,7 @@ def _of_all_devices(replicas: int, tensor: int | None, stages: int) -> list[np.n
 
 
 def mesh_of_replicas(meshes: Sequence[Mesh]) -> Mesh:
-    """One mesh of the meshes of all replicas, which are of one shape; of one: that mesh."""
+    """One mesh of the meshes of all replicas, which have one shape; of a single one, itself."""
     if len(meshes) == 1:
         return meshes[0]
     grid = np.stack([mesh.devices for mesh in meshes])
@@ -61,7 +60,7 @@ def mesh_of_replicas(meshes: Sequence[Mesh]) -> Mesh:
 
 
 def replica_meshes(mesh: Mesh) -> tuple[Mesh, ...]:
-    """The mesh of each replica, with the other axes; the mesh itself if it has no such axis."""
+    """The mesh of each replica, without the axis "dp"; the mesh itself if it has no such axis."""
     if DATA not in mesh.axis_names:
         return (mesh,)
     at = mesh.axis_names.index(DATA)
