@@ -22,13 +22,10 @@ class WireRequest(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int
     stop_token_ids: list[int] = []
     eos_token_ids: list[int] = []
-    min_tokens: int = 0
     priority: int = 0
     arrival: float = 0.0
     drawn_seed: bool = False  # the seed is not the user's: the engine drew it
     cache_salt: str | None = None
-    adapter: str | None = None
-    adapter_path: str = ""  # the same name with another path is other content
     skip_reading_prefix_cache: bool = False
     taps: int = 0  # number of a set of taps that the runner knows; 0: none
 
@@ -52,7 +49,6 @@ class Request:
         "capacity",
         "ending_ids",
         "known_at_admission",
-        "finish_reason",
         "last_step",
         "num_cached_tokens",
         "num_computed",
@@ -64,7 +60,6 @@ class Request:
         "request_id",
         "row",
         "status",
-        "stop_reason",
         "token_ids",
         "weights_version",
         "wire",
@@ -85,8 +80,6 @@ class Request:
         self.block_hashes: list[bytes] = []
         self.num_preemptions = 0
         self.num_cached_tokens = -1
-        self.finish_reason: str | None = None
-        self.stop_reason: int | str | None = None
         self.weights_version = 0
         # Computed tokens whose step has been committed: what no step in flight still has to do.
         self.num_processed = 0

@@ -122,12 +122,13 @@ class DataParallelCore:
                 replica.update_weights(part)
         return self.weights_version
 
-    def reset_prefix_cache(self) -> bool:
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         """Forget cached prefixes. False, and nothing is forgotten, if requests use any of them."""
-        if any(replica.counts().cache_usage for replica in self.replicas):
+        in_use = any(replica.counts().cache_usage for replica in self.replicas)
+        if in_use and not reset_running_requests:
             return False
         for replica in self.replicas:
-            replica.reset_prefix_cache()
+            replica.reset_prefix_cache(reset_running_requests)
         return True
 
     def counts(self) -> Counts:

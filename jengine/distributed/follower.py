@@ -127,9 +127,9 @@ class FollowingCore:
         self._version += 1
         return self._version
 
-    def reset_prefix_cache(self) -> bool:
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         """Nothing to forget here: the leader knows the prefixes. False while requests run."""
-        return not self.has_work
+        return reset_running_requests or not self.has_work
 
     def counts(self) -> Counts:
         """What the leader's scheduler was doing after the last step."""

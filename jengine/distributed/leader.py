@@ -116,9 +116,9 @@ class LeadingCore:
             raise ConfigError(f"{verdict.problem} Nothing was changed.")
         return self.core.update_weights(leaves)
 
-    def reset_prefix_cache(self) -> bool:
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         """Forget cached prefixes, which only this process knows."""
-        return self.core.reset_prefix_cache()
+        return self.core.reset_prefix_cache(reset_running_requests)
 
     def counts(self) -> Counts:
         """What the scheduler is doing."""

@@ -135,10 +135,10 @@ class EngineCore:
         self.scheduler.reset_prefix_cache()
         return deltas
 
-    def reset_prefix_cache(self) -> bool:
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         """Forget cached prefixes. False if requests are using the cache."""
         self.take_up()
-        return self.scheduler.reset_prefix_cache()
+        return self.scheduler.reset_prefix_cache(reset_running_requests=reset_running_requests)
 
     def counts(self) -> Counts:
         """What the scheduler is doing."""

@@ -115,7 +115,6 @@ class InputProcessor:
                 max_tokens=self._at_most_the_context(params.max_tokens),
                 stop_token_ids=stop_ids,
                 eos_token_ids=self._eos(params),
-                min_tokens=self._at_most_the_context(params.min_tokens),
                 priority=priority,
                 arrival=arrival,
                 drawn_seed=params.seed is None,

@@ -45,8 +45,12 @@ class Core(Protocol):
         """Use other parameters from the next step on. Returns the new version of the weights."""
         ...
 
-    def reset_prefix_cache(self) -> bool:
-        """Forget cached prefixes. False if requests are using the cache."""
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        """Forget cached prefixes. False if requests are using the cache.
+
+        With `reset_running_requests` none do: those that run give up their blocks and are computed
+        again, from the tokens that they have.
+        """
         ...
 
     def counts(self) -> Counts:

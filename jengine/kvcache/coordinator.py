@@ -10,6 +10,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import cycle
+from operator import gt
+from typing import NamedTuple
 
 from jengine.config import CacheConfig
 from jengine.errors import ConfigError
@@ -42,6 +44,16 @@ class Holding:
         self.findable = findable  # whether its blocks may be published at all
 
 
+class Refused(NamedTuple):
+    """A new request for which there was no room, and what it would have taken in each group."""
+
+    request: Request
+    num_known: int
+    weights_version: int
+    hit: int
+    demands: list[int]
+
+
 class CacheCoordinator:
     """Asks every group; a request has room if all of them have."""
 
@@ -64,6 +76,7 @@ class CacheCoordinator:
         self._root = root_hash(weights_version)
         self._holdings: dict[str, Holding] = {}
         self._next_holder = 0
+        self._refused: Refused | None = None
         # Holders whose requests have ended, by the step that must end before they give back.
         self._pinned: deque[tuple[int, int]] = deque()
 
@@ -117,7 +130,12 @@ class CacheCoordinator:
             found = self._contents(request, blocks)[:blocks]
         holder = self._next_holder if holding is None else holding.holder
         reach = Reach(holder, end, request.num_processed, found)
-        if any(group.demand(reach) > group.num_free for group in self.groups):
+        demands = [group.demand(reach) for group in self.groups]
+        if any(map(gt, demands, (group.num_free for group in self.groups))):
+            if holding is None:
+                self._refused = Refused(
+                    request, request.num_known, self.weights_version, hit, demands
+                )
             return None
         if holding is None:
             self._begin(request, hit)
@@ -128,6 +146,23 @@ class CacheCoordinator:
                 added.append(NewBlocks(request.row, index, new.first, new.units))
         request.capacity = min(group.capacity(holder) for group in self.groups)
         return added
+
+    def still_lacks_room(self, request: Request) -> bool:
+        """Whether a new request that `allocate` has refused would be refused again.
+
+        So that a long prompt is not looked up at every step while it waits: its demand can only
+        have become less if the block after its prefix hit can be found now.
+        """
+        last = self._refused
+        if last is None or last.request is not request:
+            return False
+        if (last.num_known, last.weights_version) != (request.num_known, self.weights_version):
+            return False
+        if not any(map(gt, last.demands, (group.num_free for group in self.groups))):
+            return False
+        blocks = last.hit // self.block_size
+        follows = request.block_hashes[blocks : blocks + 1]
+        return not any(group.longest_hit(follows, len(follows)) for group in self.groups)
 
     def has_room(self, requests: Sequence[Request], num_new_tokens: int) -> bool:
         """Whether all of these running requests can take so many more tokens.

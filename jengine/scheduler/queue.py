@@ -6,7 +6,7 @@ In: requests. Out: the one to admit next. Must not know rows, blocks or budgets.
 from __future__ import annotations
 
 import heapq
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Literal, Protocol
 
@@ -29,7 +29,7 @@ class WaitingQueue(Protocol):
         """Take the next request."""
 
     def remove(self, request: Request) -> None:
-        """Take a request from wherever it is."""
+        """Take a request out, wherever it is in the queue."""
 
     def __len__(self) -> int: ...
 
@@ -40,57 +40,85 @@ class ArrivalQueue:
     """First come, first served."""
 
     def __init__(self) -> None:
-        self._requests: deque[Request] = deque()
+        self._requests: OrderedDict[str, Request] = OrderedDict()
 
     def push(self, request: Request) -> None:
-        self._requests.append(request)
+        self._requests[request.request_id] = request
 
     def restore(self, request: Request) -> None:
-        self._requests.appendleft(request)
+        self.push(request)
+        self._requests.move_to_end(request.request_id, last=False)
 
     def peek(self) -> Request:
-        return self._requests[0]
+        return next(iter(self._requests.values()))
 
     def pop(self) -> Request:
-        return self._requests.popleft()
+        return self._requests.popitem(last=False)[1]
 
     def remove(self, request: Request) -> None:
-        self._requests.remove(request)
+        del self._requests[request.request_id]
 
     def __len__(self) -> int:
         return len(self._requests)
 
     def __iter__(self) -> Iterator[Request]:
-        return iter(self._requests)
+        return iter(self._requests.values())
+
+
+class Place:
+    """A request's place in the heap; without a request once it was removed."""
+
+    __slots__ = ("request", "urgency")
+
+    def __init__(self, request: Request) -> None:
+        self.request: Request | None = request
+        self.urgency = request.urgency
+
+    def __lt__(self, other: Place) -> bool:
+        return self.urgency < other.urgency
 
 
 class UrgencyQueue:
-    """The smallest `Request.urgency` first. It is unique, so requests are never compared."""
+    """The smallest `Request.urgency` first.
+
+    A removed request leaves an empty place in the heap, until it comes to the top or there are more
+    empty places than requests: so to remove all of them takes no longer than to add them.
+    """
 
     def __init__(self) -> None:
-        self._heap: list[tuple[tuple[int, float, int], Request]] = []
+        self._heap: list[Place] = []
+        self._places: dict[str, Place] = {}
 
     def push(self, request: Request) -> None:
-        heapq.heappush(self._heap, (request.urgency, request))
+        place = self._places[request.request_id] = Place(request)
+        heapq.heappush(self._heap, place)
 
     def restore(self, request: Request) -> None:
         self.push(request)
 
     def peek(self) -> Request:
-        return self._heap[0][1]
+        while (request := self._heap[0].request) is None:
+            heapq.heappop(self._heap)
+        return request
 
     def pop(self) -> Request:
-        return heapq.heappop(self._heap)[1]
+        request = self.peek()
+        heapq.heappop(self._heap)
+        del self._places[request.request_id]
+        return request
 
     def remove(self, request: Request) -> None:
-        self._heap.remove((request.urgency, request))
-        heapq.heapify(self._heap)
+        self._places.pop(request.request_id).request = None
+        if len(self._heap) > 2 * len(self._places) + 16:
+            self._heap = [place for place in self._heap if place.request is not None]
+            heapq.heapify(self._heap)
 
     def __len__(self) -> int:
-        return len(self._heap)
+        return len(self._places)
 
     def __iter__(self) -> Iterator[Request]:
-        return (request for _, request in sorted(self._heap, key=lambda item: item[0]))
+        places = sorted(self._places.values())
+        return (place.request for place in places if place.request is not None)
 
 
 def waiting_queue(policy: Literal["fcfs", "priority"]) -> WaitingQueue:

@@ -196,8 +196,8 @@ def test_a_prompt_goes_where_its_beginning_is() -> None:
     replicas.drain()
     assert replicas.finals["new weights"].num_cached_tokens == 0
     replicas.add(make_wire([*texts[2], 9], "aside", skip_reading_prefix_cache=True, priority=3))
-    replicas.add(make_wire([*texts[2], 8], "adapted", adapter="a"))
-    assert [replicas.where(name) for name in ("aside", "adapted")] == [0, 1]
+    replicas.add(make_wire([*texts[2], 8], "tapped", taps=1))
+    assert [replicas.where(name) for name in ("aside", "tapped")] == [0, 1]
 
 
 def test_blocks_are_hashed_once_for_all_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,6 +248,20 @@ def test_the_prefix_cache_is_forgotten_everywhere_or_nowhere() -> None:
     replicas.add(make_wire(text, "e"))
     replicas.drain()
     assert replicas.finals["e"].num_cached_tokens == 0
+
+
+def test_running_requests_can_be_made_to_give_up_their_blocks() -> None:
+    replicas = Replicas()
+    wires = [make_wire(9, name, max_tokens=12) for name in "abcd"]
+    replicas.add(*wires)
+    for _ in range(3):
+        replicas.take(replicas.core.step())
+    assert not replicas.core.reset_prefix_cache()
+    assert replicas.core.reset_prefix_cache(reset_running_requests=True)
+    counts = replicas.core.counts()
+    assert (counts.running, counts.waiting, counts.cache_usage) == (0, 4, 0)
+    replicas.drain()
+    replicas.assert_truth(*wires)
 
 
 def test_a_request_id_is_answered_once() -> None:

@@ -43,10 +43,10 @@ def test_text_that_is_not_valid_unicode_is_hashed():
     assert block_hash(root_hash(0), [1], [("cache_salt", "\ud800")])
 
 
-def test_salt_is_in_the_first_block_only_and_the_adapter_in_all():
-    wire = make_request([1], cache_salt="s", adapter="a", adapter_path="/p").wire
-    assert extra_keys(wire, 0) == [("lora", "a", "/p"), ("cache_salt", "s")]
-    assert extra_keys(wire, 1) == [("lora", "a", "/p")]
+def test_the_salt_is_in_the_first_block_only():
+    wire = make_request([1], cache_salt="s", taps=3).wire
+    assert extra_keys(wire, 0) == [("cache_salt", "s"), ("taps", "3")]
+    assert extra_keys(wire, 1) == []
     assert extra_keys(make_request([1]).wire, 0) == []
 
 

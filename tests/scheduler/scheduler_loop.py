@@ -12,6 +12,7 @@ from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.outputs import TokenDelta
 from jengine.plan import Plan, RowSampling, Wanted
 from jengine.request import WireRequest
+from jengine.scheduler.gates import AdmissionGate
 from jengine.scheduler.scheduler import Scheduler
 
 VOCAB = 97
@@ -81,8 +82,8 @@ class Loop:
         blocks: int | tuple[int, ...] = 65,
         block_size: int = 4,
         prefix: bool = True,
-        max_in_flight: int | None = None,
         spacing: int = 1,
+        gates: Sequence[AdmissionGate] = (),
         breaks: Callable[[Sequence[int]], bool] | None = None,
         **schedule: Any,
     ) -> None:
@@ -99,8 +100,8 @@ class Loop:
             ScheduleConfig(**settings),
             self.cache,
             depth=depth,
-            max_in_flight=max_in_flight,
             spacing=spacing,
+            gates=gates,
         )
         self.executor = ScriptedExecutor(config, VOCAB, breaks=breaks)
         self.in_flight: deque[tuple[Plan, ScriptedResult]] = deque()

@@ -144,7 +144,7 @@ def test_a_preempted_row_can_still_fail():
     loop.add(bad)
     loop.schedule()
     loop.schedule()
-    loop.scheduler.reset_prefix_cache(preempt_running=True)
+    loop.scheduler.reset_prefix_cache(reset_running_requests=True)
     loop.drain()
     assert loop.finals["bad"].finish_reason == "error"
     assert loop.cache.groups[0].pool.num_cached == 0
@@ -164,7 +164,7 @@ def test_prompt_scores_are_complete_over_chunks_and_preemption(depth, wanted):
     loop.add(wire)
     loop.step()
     loop.step()
-    loop.scheduler.reset_prefix_cache(preempt_running=True)
+    loop.scheduler.reset_prefix_cache(reset_running_requests=True)
     loop.drain()
     loop.assert_truth(wire)
     delivered = [delta.prompt_logprobs for delta in loop.deltas]

@@ -6,7 +6,7 @@ import pytest
 
 from jengine.errors import ConfigError, RequestError
 from jengine.plan import RowSampling
-from jengine.scheduler.scheduler import Pause
+from jengine.request import Request
 from tests.scheduler.scheduler_loop import Loop, lengths, make_wire, rows, samples, sliding, starts
 
 
@@ -88,7 +88,7 @@ def test_without_chunks_a_request_that_outgrew_a_step_resumes_in_chunks():
     loop.add(wire)
     for _ in range(12):
         loop.step()
-    loop.scheduler.reset_prefix_cache(preempt_running=True)
+    loop.scheduler.reset_prefix_cache(reset_running_requests=True)
     loop.drain()
     loop.assert_truth(wire)
 
@@ -114,20 +114,8 @@ def test_no_step_is_wasted_at_the_length_cap(depth, max_tokens):
     loop.assert_truth(wire)
 
 
-def test_one_token_in_flight_keeps_decode_plans_disjoint():
-    loop = Loop(depth=2, max_in_flight=1)
-    wires = many(2, 5, max_tokens=6)
-    loop.add(wires[0])
-    assert rows(loop.schedule()) == [0]
-    assert loop.schedule() is None
-    loop.add(wires[1])
-    assert rows(loop.schedule()) == [1]
-    loop.drain()
-    loop.assert_truth(*wires)
-
-
 def test_chunks_of_one_prompt_follow_each_other_without_waiting():
-    loop = Loop(depth=2, max_in_flight=1, max_num_batched_tokens=4)
+    loop = Loop(depth=2, max_num_batched_tokens=4)
     loop.add(make_wire(12))
     assert [starts(loop.schedule()) for _ in range(3)] == [[0], [4], [8]]
     assert loop.schedule() is None, "depth 2 means three plans at most"
@@ -209,18 +197,51 @@ def test_sliding_windows_hold_few_blocks():
     assert loop.scheduler.num_preemptions == 0
 
 
-def test_pause_holds_new_requests_or_everything():
-    loop = Loop()
-    loop.add(make_wire(5, "a", max_tokens=20))
-    loop.step()
-    loop.add(make_wire(5, "b"))
-    loop.scheduler.pause = Pause.NEW
-    assert rows(loop.step()) == [0]
-    loop.scheduler.pause = Pause.ALL
-    assert loop.step() is None
-    loop.scheduler.pause = Pause.OFF
-    assert rows(loop.step()) == [0, 1]
+class Closed:
+    """A gate for the requests with these names."""
+
+    def __init__(self, *names: str) -> None:
+        self.names = set(names)
+
+    def is_open(self, request: Request) -> bool:
+        return request.request_id not in self.names
+
+
+def test_a_gate_keeps_a_request_back_and_lets_others_pass():
+    gate = Closed("a", "c")
+    loop = Loop(gates=[gate])
+    wires = [make_wire(5, name, max_tokens=3) for name in "abcd"]
+    loop.add(*wires)
+    assert [new.token_ids for new in loop.step().new_rows] == [
+        wires[1].prompt_token_ids,
+        wires[3].prompt_token_ids,
+    ]
+    assert loop.step().new_rows == []
+    gate.names.clear()
+    assert [new.token_ids for new in loop.step().new_rows] == [
+        wires[0].prompt_token_ids,
+        wires[2].prompt_token_ids,
+    ], "in the order in which they came"
     loop.drain()
+    loop.assert_truth(*wires)
+
+
+def test_a_prompt_that_waits_for_room_is_not_looked_up_at_every_step(monkeypatch):
+    loop = Loop(blocks=17, max_model_len=64)
+    runs, waits = make_wire(30, "a", max_tokens=20), make_wire(40, "b", max_tokens=3)
+    loop.add(runs)
+    loop.step()
+    loop.add(waits)
+    looked_up = []
+    find_prefix = loop.cache.find_prefix
+    monkeypatch.setattr(
+        loop.cache, "find_prefix", lambda one: looked_up.append(one) or find_prefix(one)
+    )
+    for _ in range(12):
+        loop.step()
+    assert loop.scheduler.num_waiting == 1 and len(looked_up) <= 2
+    loop.drain()
+    loop.assert_truth(runs, waits)
 
 
 def test_nothing_to_do_is_no_plan():

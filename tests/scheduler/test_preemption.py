@@ -17,9 +17,8 @@ def tight(**more):
 
 @pytest.mark.parametrize("depth", [0, 1, 2, 3])
 @pytest.mark.parametrize("prefix", [True, False])
-@pytest.mark.parametrize("max_in_flight", [None, 1])
-def test_each_token_is_delivered_once_under_pressure(depth, prefix, max_in_flight):
-    loop = tight(depth=depth, prefix=prefix, max_in_flight=max_in_flight)
+def test_each_token_is_delivered_once_under_pressure(depth, prefix):
+    loop = tight(depth=depth, prefix=prefix)
     wires = [make_wire(9, name, max_tokens=14) for name in "abc"]
     loop.add(*wires)
     loop.drain()
@@ -33,8 +32,8 @@ def test_the_last_running_request_gives_way():
     loop.add(*wires)
     while not loop.scheduler.num_preemptions:
         loop.step()
-    assert [request.request_id for request in loop.scheduler._running] == ["a"]
-    assert [request.request_id for request in loop.scheduler._waiting] == ["b"]
+    assert [request.request_id for request in loop.scheduler._requests.running] == ["a"]
+    assert [request.request_id for request in loop.scheduler._requests.waiting] == ["b"]
     loop.drain()
     loop.assert_truth(*wires)
     assert list(loop.finals) == ["a", "b"]
@@ -57,7 +56,7 @@ def test_a_preempted_request_waits_for_its_tokens_in_flight():
     loop.add(wire)
     loop.schedule()
     loop.schedule()
-    loop.scheduler.reset_prefix_cache(preempt_running=True)
+    loop.scheduler.reset_prefix_cache(reset_running_requests=True)
     loop.commit()
     assert loop.schedule() is None, "one of its tokens is still in flight"
     loop.commit()
@@ -73,9 +72,9 @@ def test_others_pass_while_it_waits_and_it_keeps_its_place():
     wires = [make_wire(6, name, max_tokens=3) for name in "abc"]
     loop.add(*wires)
     loop.schedule()
-    loop.scheduler.reset_prefix_cache(preempt_running=True)
+    loop.scheduler.reset_prefix_cache(reset_running_requests=True)
     assert loop.schedule().new_rows[0].token_ids == wires[1].prompt_token_ids
-    assert [request.request_id for request in loop.scheduler._waiting] == ["a", "c"]
+    assert [request.request_id for request in loop.scheduler._requests.waiting] == ["a", "c"]
     loop.drain()
     loop.assert_truth(*wires)
 
@@ -85,9 +84,9 @@ def test_all_that_are_passed_over_keep_their_order():
     wires = [make_wire(6, name) for name in "abc"]
     loop.add(*wires)
     loop.schedule()
-    loop.scheduler.reset_prefix_cache(preempt_running=True)
+    loop.scheduler.reset_prefix_cache(reset_running_requests=True)
     assert loop.schedule() is None
-    assert [request.request_id for request in loop.scheduler._waiting] == list("abc")
+    assert [request.request_id for request in loop.scheduler._requests.waiting] == list("abc")
     loop.drain()
     loop.assert_truth(*wires)
 
@@ -100,8 +99,8 @@ def test_a_resumed_request_looks_up_its_outputs_too():
         loop.step()
     while loop.in_flight:
         loop.commit()
-    (request,) = loop.scheduler._running
-    loop.scheduler._preempt(request)
+    (request,) = loop.scheduler._requests.running
+    loop.scheduler._requests.preempt(request)
     plan = loop.step()
     assert starts(plan) == [12] and plan.num_decodes == 0
     assert loop.cache.stats.preempted_hits == 12
@@ -117,8 +116,8 @@ def test_a_recomputed_single_token_is_not_a_decode():
     loop.add(wire)
     while len(loop.tokens["r"]) < 3:  # 9 known, 8 computed
         loop.step()
-    (request,) = loop.scheduler._running
-    loop.scheduler._preempt(request)
+    (request,) = loop.scheduler._requests.running
+    loop.scheduler._requests.preempt(request)
     plan = loop.step()
     assert (plan.num_decodes, starts(plan), lengths(plan)) == (0, [8], [1])
     loop.drain()
@@ -131,7 +130,7 @@ def test_a_preempted_request_may_finish_while_it_waits():
     loop.add(wire)
     loop.schedule()
     loop.schedule()
-    loop.scheduler.reset_prefix_cache(preempt_running=True)
+    loop.scheduler.reset_prefix_cache(reset_running_requests=True)
     loop.commit()
     loop.commit()
     assert not loop.scheduler.has_unfinished and loop.scheduler.num_waiting == 0
@@ -143,8 +142,8 @@ def test_resetting_keeps_the_order_of_running_requests():
     loop.add(*(make_wire(5, name, max_tokens=9) for name in "abcd"))
     loop.step()
     assert not loop.scheduler.reset_prefix_cache()
-    assert loop.scheduler.reset_prefix_cache(preempt_running=True)
-    assert [request.request_id for request in loop.scheduler._waiting] == list("abcd")
+    assert loop.scheduler.reset_prefix_cache(reset_running_requests=True)
+    assert [request.request_id for request in loop.scheduler._requests.waiting] == list("abcd")
     loop.drain()
 
 
@@ -183,7 +182,7 @@ def test_the_least_urgent_gives_way_and_its_planned_tokens_back(depth):
     loop.add(high)
     while not loop.scheduler.num_preemptions:
         plan = loop.step()
-    assert [request.request_id for request in loop.scheduler._running] == ["high"]
+    assert [request.request_id for request in loop.scheduler._requests.running] == ["high"]
     assert rows(plan) == [1] and 0 in plan.released
     assert all(blocks.row == 1 for blocks in plan.new_blocks)
     loop.drain()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import random
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from jengine.outputs import StepLogprobs
 from jengine.request import Request
 from jengine.scheduler.prompt_scores import PromptScores
-from jengine.scheduler.queue import waiting_queue
+from jengine.scheduler.queue import Place, waiting_queue
 from tests.scheduler.scheduler_loop import make_wire
 
 
@@ -69,3 +70,21 @@ def test_what_lies_behind_the_prompt_is_not_kept():
     scores.add(0, chunk(0, 4))
     scores.add(5, chunk(5, 2))
     assert scores.result().values.shape == (3, 2)
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_the_work_of_removing_all_grows_with_their_number(policy, monkeypatch):
+    """Counted in comparisons and in entries of rebuilt heaps, not in seconds."""
+    count, work = 2000, []
+    less, heapify = Place.__lt__, heapq.heapify
+    monkeypatch.setattr(Place, "__lt__", lambda a, b: work.append(1) or less(a, b))
+    monkeypatch.setattr(Request, "__eq__", lambda a, b: work.append(1) or a is b, raising=False)
+    monkeypatch.setattr("heapq.heapify", lambda heap: work.extend(heap) or heapify(heap))
+    queue = waiting_queue(policy)
+    held = requests([(i * 7919 % 100, 0.0) for i in range(count)])
+    for request in held:
+        queue.push(request)
+    for request in reversed(held):
+        queue.remove(request)
+    assert len(queue) == 0 and list(queue) == []
+    assert len(work) < 30 * count

@@ -1,4 +1,4 @@
-"""Random arrivals, aborts, pauses and steps; whatever the schedule, each answer is the truth.
+"""Random arrivals, aborts, gates and steps; whatever the schedule, each answer is the truth.
 
 The executor asserts that every plan is complete and that every row reads back its own text, and the
 loop that blocks add up after every operation. A break of either fails the run.
@@ -15,8 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from jengine.errors import RequestError
 from jengine.plan import RowSampling
-from jengine.request import WireRequest
-from jengine.scheduler.scheduler import Pause
+from jengine.request import Request, WireRequest
 from tests.scheduler.scheduler_loop import FULL, Loop, make_wire, sliding, truth
 
 QUICK = settings(derandomize=True, deadline=None, max_examples=120, stateful_step_count=50)
@@ -40,6 +39,16 @@ def answer(wire: WireRequest) -> tuple[list[int], str]:
     return tokens, reason
 
 
+class Gate:
+    """Keeps back the requests with these names."""
+
+    def __init__(self) -> None:
+        self.closed: set[str] = set()
+
+    def is_open(self, request: Request) -> bool:
+        return request.request_id not in self.closed
+
+
 class SchedulerMachine(RuleBasedStateMachine):
     """Adds, aborts, schedules and commits in any order that the depth allows."""
 
@@ -57,7 +66,6 @@ class SchedulerMachine(RuleBasedStateMachine):
         more=st.fixed_dictionaries(
             {
                 "prefix": st.booleans(),
-                "max_in_flight": st.sampled_from([None, None, 1]),
                 "spacing": st.sampled_from([1, 1, 2, 3]),
                 "enable_chunked_prefill": st.sampled_from([True, True, False]),
                 "long_prefill_token_threshold": st.sampled_from([0, 0, 3]),
@@ -66,6 +74,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         ),
     )
     def start(self, groups, depth, block_size, spare, rows, budget, tile, policy, more):
+        self.gate = Gate()
         self.loop = Loop(
             *groups,
             depth=depth,
@@ -77,6 +86,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             prefill_tile=tile,
             policy=policy,
             breaks=breaks,
+            gates=[self.gate],
             **more,
         )
         self.wires: dict[str, WireRequest] = {}
@@ -134,15 +144,18 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(preempt=st.booleans())
     def reset_prefix_cache(self, preempt):
         idle = self.loop.cache.usage == 0
-        assert self.loop.scheduler.reset_prefix_cache(preempt_running=preempt) == (preempt or idle)
+        assert self.loop.scheduler.reset_prefix_cache(reset_running_requests=preempt) == (
+            preempt or idle
+        )
 
     @rule(version=st.integers(0, 2))
     def change_weights(self, version):
         self.loop.scheduler.set_weights_version(version)
 
-    @rule(pause=st.sampled_from(Pause))
-    def pause(self, pause):
-        self.loop.scheduler.pause = pause
+    @rule(data=st.data())
+    def close_or_open_a_gate(self, data):
+        names = sorted(self.wires) or ["none"]
+        self.gate.closed = set(data.draw(st.lists(st.sampled_from(names), max_size=3)))
 
     @invariant()
     def counts_add_up(self):
@@ -155,7 +168,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def teardown(self):
         if self.loop is None:
             return  # it was not built
-        self.loop.scheduler.pause = Pause.OFF
+        self.gate.closed.clear()
         self.loop.drain(steps=60 + 60 * len(self.wires))
         assert set(self.loop.finals) == set(self.wires)
         for name, wire in self.wires.items():

@@ -1,0 +1,85 @@
+"""Requests from arrival to end: waiting, running in a row, preempted, finished.
+
+In: requests. Out: who runs and who waits, and the rows that were released. Gives blocks back to the
+cache when a request leaves its row. Must not know budgets, plans or outputs.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+from jengine.config import ScheduleConfig
+from jengine.kvcache.coordinator import CacheCoordinator
+from jengine.request import Request, Status
+from jengine.scheduler.queue import waiting_queue
+from jengine.scheduler.side_results import SideResults
+
+
+class Lifecycle:
+    """Every request that lacks its final answer, in one state."""
+
+    def __init__(self, config: ScheduleConfig, cache: CacheCoordinator) -> None:
+        self.cache = cache
+        self.open: dict[str, Request] = {}
+        self.running: list[Request] = []
+        self.waiting = waiting_queue(config.policy)
+        self.side_results = SideResults()
+        self.free_rows = list(range(config.max_num_seqs))  # a heap: the smallest is used first
+        self.num_preemptions = 0
+        self._released: list[int] = []
+
+    def arrive(self, request: Request) -> None:
+        """A new request waits."""
+        self.open[request.request_id] = request
+        self.side_results.expect(request)
+        self.waiting.push(request)
+
+    def start(self, request: Request, hit: int) -> None:
+        """The next waiting request runs in the smallest free row; `hit` tokens are cached."""
+        first, row = self.waiting.pop(), heapq.heappop(self.free_rows)
+        assert first is request and row == request.row, "requests and rows are taken in order"
+        request.status = Status.RUNNING
+        request.num_computed = request.num_processed = hit
+        request.known_at_admission = request.num_known
+        if request.num_cached_tokens < 0:
+            request.num_cached_tokens = hit
+        self.running.append(request)
+
+    def preempt(self, request: Request) -> None:
+        """Back to the head of the queue, to be recomputed. Tokens known and in flight stay."""
+        self.running.remove(request)
+        self.cache.free(request)
+        self._release_row(request)
+        request.status = Status.PREEMPTED
+        request.num_computed = 0
+        request.num_preemptions += 1
+        self.num_preemptions += 1
+        self.waiting.restore(request)
+
+    def finish(self, request: Request) -> None:
+        """Free everything at once; results of steps in flight for it will be ignored.
+
+        The caller takes it out of the running list: a commit does so once for all that have ended.
+        """
+        if request.status is Status.RUNNING:
+            self.cache.free(request)
+            self._release_row(request)
+        else:
+            self.waiting.remove(request)
+        request.status = Status.FINISHED
+        del self.open[request.request_id]
+        self.side_results.forget(request)
+
+    def drop_finished(self) -> None:
+        """Take finished requests out of the running list."""
+        self.running = [one for one in self.running if one.status is Status.RUNNING]
+
+    def take_released(self) -> list[int]:
+        """The rows released since the last call."""
+        released, self._released = self._released, []
+        return released
+
+    def _release_row(self, request: Request) -> None:
+        heapq.heappush(self.free_rows, request.row)
+        self._released.append(request.row)
+        request.row = -1

@@ -1,0 +1,164 @@
+"""Which requests run in the next step, and how many tokens of each.
+
+In: the running and waiting requests, the budget of a PlanBuilder. Out: entries in the builder, with
+blocks and rows for them. Must not know outputs, text or devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jengine.config import ScheduleConfig
+from jengine.kvcache.coordinator import CacheCoordinator
+from jengine.plan import NewRow
+from jengine.request import Request, Status
+from jengine.scheduler.flights import Flights
+from jengine.scheduler.gates import AdmissionGate
+from jengine.scheduler.lifecycle import Lifecycle
+from jengine.scheduler.plan_builder import PlanBuilder
+
+
+class Planner:
+    """Fills plans. `spacing` and `gates` are explained at `Scheduler`."""
+
+    def __init__(
+        self,
+        config: ScheduleConfig,
+        cache: CacheCoordinator,
+        requests: Lifecycle,
+        flights: Flights,
+        spacing: int,
+        gates: Sequence[AdmissionGate],
+    ) -> None:
+        self._config = config
+        self._cache = cache
+        self._requests = requests
+        self._flights = flights
+        self._spacing = spacing
+        self._gates = gates
+        self._budget_refused = 0  # budget with which the request at the head did not fit
+
+    def schedule_running(self, builder: PlanBuilder) -> None:
+        """In list order; one that cannot run now does not hold up those after it."""
+        running = self._requests.running
+        share = -(-len(running) // self._spacing)
+        sampled = self._flights.next_step - self._spacing  # the last plan whose tokens can be run
+        for request in tuple(running):
+            if builder.budget <= 0:
+                break
+            if request.status is not Status.RUNNING:
+                continue  # preempted in this pass
+            computed = request.num_computed
+            if computed < request.known_at_admission:
+                self._schedule_chunk(request, builder)
+            elif computed + 1 >= request.cap:
+                continue  # the tokens in flight reach the cap
+            elif request.last_step > sampled and request.num_in_flight:
+                continue  # its last token is not sampled yet
+            elif len(builder.decodes) >= share:
+                continue  # the others are left for the plans that run beside this one
+            elif computed < request.capacity or self._make_room(request, 1, builder):
+                builder.decodes.append(request)
+                builder.budget -= 1
+        # Only now: until here a planned request could still be preempted.
+        for request, length in builder.chunks:
+            self._publish(request, request.num_computed + length)
+
+    def schedule_waiting(self, builder: PlanBuilder) -> None:
+        """In queue order; the first that does not fit holds up those after it, on purpose."""
+        requests, passed_over = self._requests, []
+        while len(requests.waiting) and requests.free_rows and builder.budget >= builder.tile:
+            request = requests.waiting.peek()
+            if not all(gate.is_open(request) for gate in self._gates):
+                passed_over.append(requests.waiting.pop())
+            elif not self._admit(request, builder):
+                break
+        for request in reversed(passed_over):
+            requests.waiting.restore(request)
+
+    def _schedule_chunk(self, request: Request, builder: PlanBuilder) -> None:
+        """The next chunk of a request whose row still runs tokens known at admission."""
+        length = self._chunk_length(request, request.num_computed, builder.budget)
+        if length and self._make_room(request, length, builder):
+            builder.add_chunk(request, length)
+
+    def _admit(self, request: Request, builder: PlanBuilder) -> bool:
+        """Give the next waiting request a row and its first chunk, if both fit."""
+        # With less budget a shorter chunk might fit.
+        if builder.budget >= self._budget_refused and self._cache.still_lacks_room(request):
+            return False
+        hit = self._cache.find_prefix(request)
+        length = self._chunk_length(request, hit, builder.budget)
+        if not length:
+            return False
+        request.row = self._requests.free_rows[0]
+        blocks = self._cache.allocate(request, length, hit)
+        if blocks is None:
+            request.row = -1
+            self._budget_refused = builder.budget
+            return False
+        self._requests.start(request, hit)
+        builder.new_rows.append(
+            NewRow(
+                request.row,
+                list(request.token_ids),
+                request.prompt_length,
+                request.wire.sampling,
+                request.wire.taps,
+            )
+        )
+        builder.new_blocks += blocks
+        builder.add_chunk(request, length)
+        # At once: an equal prompt later in this same step finds these blocks.
+        self._publish(request, hit + length)
+        return True
+
+    def _chunk_length(self, request: Request, start: int, budget: int) -> int:
+        """Known tokens to run from `start`, up to where the cache lets a chunk end; 0: wait."""
+        length = self._wanted_length(request, start, budget)
+        return self._cache.chunk_end(start, start + length) - start if length else 0
+
+    def _wanted_length(self, request: Request, start: int, budget: int) -> int:
+        """Whole tiles, unless they end what is known."""
+        tile = self._config.prefill_tile
+        needed = request.num_known - start
+        limit = budget // tile * tile
+        if self._runs_whole(request):
+            return needed if needed <= limit else 0
+        threshold = self._config.long_prefill_token_threshold
+        if threshold > 0 and len(self._requests.running) + len(self._requests.waiting) > 1:
+            limit = min(limit, threshold)
+        if needed <= limit:
+            return needed
+        return limit // tile * tile or limit
+
+    def _runs_whole(self, request: Request) -> bool:
+        """Without chunks; but one that outgrew a step before it was preempted has no other way."""
+        fits_a_step = request.num_known <= self._config.largest_chunk
+        return fits_a_step and not self._config.enable_chunked_prefill
+
+    def _make_room(self, request: Request, length: int, builder: PlanBuilder) -> bool:
+        """Blocks for a running request, preempting others or in the end itself."""
+        while True:
+            blocks = self._cache.allocate(request, length)
+            if blocks is not None:
+                builder.new_blocks += blocks
+                return True
+            is_alone = len(self._requests.running) == 1
+            if is_alone and request.last_step > self._flights.committed:
+                return False  # its own steps in flight will let its window move on
+            victim = self._victim()
+            builder.withdraw(victim)
+            builder.preempted = True
+            self._requests.preempt(victim)
+            if victim is request:
+                return False
+
+    def _victim(self) -> Request:
+        if self._config.policy == "priority":
+            return max(self._requests.running, key=lambda request: request.urgency)
+        return self._requests.running[-1]
+
+    def _publish(self, request: Request, up_to: int) -> None:
+        if min(up_to, request.num_known) >= request.publish_at:
+            self._cache.publish(request, up_to)
