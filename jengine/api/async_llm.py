@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jengine.api.summary import engine_summary
 from jengine.assembly.args import EngineArgs
 from jengine.assembly.build import Engine, build_engine
 from jengine.assembly.progress import progress_factory
@@ -42,6 +43,9 @@ class AsyncLLM:
         self._leaving: set[asyncio.Future[None]] = set()
         self._lock = asyncio.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
+
+    def __repr__(self) -> str:
+        return engine_summary(self, self._engine)
 
     if not TYPE_CHECKING:  # a checker would take every name for an attribute
 

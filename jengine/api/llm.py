@@ -22,6 +22,7 @@ from jengine.api.batches import Batch, Batches, Speed, as_list, spread
 from jengine.api.memory_picture import MemoryPicture, memory_picture
 from jengine.api.profiling import trace_folder
 from jengine.api.sharding_picture import ParamShardings
+from jengine.api.summary import engine_summary
 from jengine.api.tapping import opened_taps
 from jengine.assembly.args import EngineArgs, one_of
 from jengine.assembly.build import Engine, build_engine
@@ -80,6 +81,7 @@ class EngineStats:
     compiles_after_warm_up: int
     replicas: tuple[Counts, ...] = ()  # each data-parallel replica's own, where there are several
     programs_to_come: int = 0  # being compiled while requests run
+    on_first_use: tuple[str, ...] = ()  # step variants that the first request for them compiles
 
     def __str__(self) -> str:
         programs = (
@@ -87,6 +89,8 @@ class EngineStats:
         )
         if self.programs_to_come:
             programs += f", {self.programs_to_come} still to be compiled"
+        if self.on_first_use:
+            programs += f", compiled on first use: {', '.join(self.on_first_use)}"
         each = [f"\n  replica {i}: {in_words(one)}" for i, one in enumerate(self.replicas)]
         return f"{in_words(self)}, {programs}{''.join(each)}"
 
@@ -114,6 +118,9 @@ class LLM:
         args = EngineArgs.checked("LLM", model=model, **settings)
         self._engine = build_engine(args, progress_factory(args.show_progress))
         self._batches = Batches(self._engine.session)
+
+    def __repr__(self) -> str:
+        return engine_summary(self, self._engine)
 
     if not TYPE_CHECKING:  # a checker would take every name for an attribute
 

@@ -1,4 +1,4 @@
-"""What an engine's memory on one device consists of, as text and as a picture for notebooks.
+"""The parts of an engine's memory on one device, as text and as a picture for notebooks.
 
 In: a built engine. Out: MemoryPicture. Reads shapes only: nothing waits for the device.
 """
@@ -14,6 +14,7 @@ import jax
 
 from jengine.assembly.build import Engine
 from jengine.models.parameter import named_parameters
+from jengine.runner.attention_backend import cache_dtype_name
 from jengine.runner.reports import on_one_device
 
 # One hue a part, readable on light and on dark pages.
@@ -34,7 +35,7 @@ class MemoryPart:
 
 @dataclass(frozen=True)
 class MemoryPicture:
-    """The parts of one device's memory; `free` is what nobody uses, where the device tells."""
+    """The parts of one device's memory, and what is free, where the device tells."""
 
     parts: tuple[MemoryPart, ...]
     devices: int
@@ -78,7 +79,7 @@ class MemoryPicture:
     def _shown(self) -> Iterator[MemoryPart]:
         yield from self.parts
         if self.free is not None:
-            yield MemoryPart("free", self.free, "not in use by anybody")
+            yield MemoryPart("free", self.free, "not in use")
 
     def _where(self) -> str:
         return "on one device" if self.devices == 1 else f"on each of {self.devices} devices"
@@ -107,7 +108,7 @@ def _parts(engine: Engine) -> Iterator[MemoryPart]:
         kind = group.spec.kind if window is None else f"window of {window}"
         detail = (
             f"{len(group.layers)} layers ({kind}), {blocks - 1:,} blocks of {cache.block_size} "
-            f"tokens, {array.dtype}"
+            f"tokens, {cache_dtype_name(array.dtype)}"
         )
         yield MemoryPart("cache", on_one_device([array]), detail)
     rest = loaded.state._replace(caches=(), held=None)

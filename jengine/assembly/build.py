@@ -18,6 +18,7 @@ import jengine
 from jengine.assembly.args import EngineArgs
 from jengine.assembly.backend import start_backend
 from jengine.assembly.model_source import ModelSource, load_parameters, open_model_source
+from jengine.assembly.progress import explained_if_slow
 from jengine.assembly.remote_engine import RemoteEngine, RemoteModel, job_of, started
 from jengine.assembly.sizes import OVERLAP_DEPTH, runner_config, schedule_config
 from jengine.config import CacheConfig, ModelConfig, ScheduleConfig
@@ -33,7 +34,7 @@ from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.metrics.stats_log import StatsLog
 from jengine.models.stages import StageLayout, stage_layout
 from jengine.runner.build import RunnerConfig, build_runners
-from jengine.runner.compile_cache import enable_compile_cache
+from jengine.runner.compile_cache import enable_compile_cache, what_compiling_costs
 from jengine.runner.leaves import LeafOrder
 from jengine.runner.loaded_model import LoadedModel
 from jengine.runner.runner import PlanRunner
@@ -189,7 +190,8 @@ def device_side(args: EngineArgs, source: ModelSource, bar: Callable[..., Any]) 
         model = load_parameters(args, source, places, bar)
         group.agree_on_weights(model)
         order = LeafOrder(model, places)
-        runners, cache = build_runners(model, source.config, steps, order, bar, group.least)
+        with explained_if_slow(what_compiling_costs, args.show_progress is not False):
+            runners, cache = build_runners(model, source.config, steps, order, bar, group.least)
         group.agree(cache=cache)
         parts = CoreParts(
             runners, placement, schedule, cache, depth, layout.num_stages, in_turn=not independent

@@ -3,12 +3,37 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from tqdm.auto import tqdm
 
 ProgressFactory = Callable[..., Any]
+
+
+# Warm-up that takes longer than this many seconds is explained.
+SLOW = 5.0
+
+
+@contextmanager
+def explained_if_slow(message: Callable[[], str], wanted: bool = True) -> Iterator[None]:
+    """Write one line to stderr if the block takes long: where there is no terminal, no bar is
+    drawn."""
+
+    def explain() -> None:
+        if sys.stderr is not None:
+            tqdm.write(message(), file=sys.stderr)
+
+    timer = threading.Timer(SLOW, explain)
+    timer.daemon = True
+    if wanted:
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def in_notebook() -> bool:

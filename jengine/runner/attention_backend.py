@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -42,3 +43,8 @@ def cache_dtype(model_dtype: str, backend: str) -> np.dtype:
         return jnp.dtype(model_dtype)
     as_bits = backend == "xla" and model_dtype == "bfloat16"
     return BFLOAT16_BITS if as_bits else jnp.dtype(jnp.float32)
+
+
+def cache_dtype_name(dtype: Any) -> str:
+    """The number type of a cache array, whose bits may be stored as integers."""
+    return "bfloat16" if jnp.dtype(dtype) == BFLOAT16_BITS else jnp.dtype(dtype).name

@@ -144,7 +144,8 @@ def runner_for(loaded: LoadedModel) -> PlanRunner:
 
 def replica_programs(compilers: Iterable[StepCompiler], config: RunnerConfig) -> list[Programs]:
     """The programs of each replica, which share a ledger."""
-    tiers, ledger = [*config.tiers, *config.late_tiers], CompileLedger()
+    tiers = [*config.tiers, *config.late_tiers]
+    ledger = CompileLedger(on_first_use=config.late_tiers if config.warm_up else tuple(tiers))
     return [
         Programs(compiler, tiers, ledger, strict=config.strict, planned=config.programs.all)
         for compiler in compilers

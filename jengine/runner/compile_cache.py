@@ -96,6 +96,16 @@ def _use(directory: Path) -> Path:
     return directory
 
 
+def what_compiling_costs() -> str:
+    """For people who wait: what goes on, and what the next start will cost."""
+    directory = jax.config.jax_compilation_cache_dir  # pyrefly: ignore[missing-attribute]
+    if directory is None:
+        later = "There is no persistent compile cache, so the next start takes as long."
+    else:
+        later = f"They are kept in {directory}: the next start loads them in seconds."
+    return f"jengine: compiling the model's step programs, which takes a while. {later}"
+
+
 def wait_for_writes() -> None:
     """Wait until no file of the cache has changed for a moment; for a process about to end.
 

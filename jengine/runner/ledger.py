@@ -24,6 +24,7 @@ class ProgramCounts(msgspec.Struct, frozen=True):
     programs: int
     compiles_after_warm_up: int
     programs_to_come: int = 0  # being compiled while steps run
+    on_first_use: tuple[str, ...] = ()  # variants that the first step to need them compiles
 
 
 @dataclass
@@ -66,6 +67,8 @@ class CompileLedger:
     # What is compiled while steps run, and how many steps would have run in it: each program until
     # it is there.
     to_come: dict[Key, int] = field(default_factory=dict)
+    # Variants that warm-up leaves out: a step that needs one of them waits for its program.
+    on_first_use: tuple[Features, ...] = ()
 
     def add(self, entry: LedgerEntry) -> None:
         """Enter a program, or what it cost to compile it for one more replica."""
@@ -95,6 +98,16 @@ class CompileLedger:
     def compiles_after_warm_up(self) -> int:
         """Programs that a step had to wait for."""
         return sum(entry.compiles for entry in list(self.entries.values()) if entry.after_warm_up)
+
+    @property
+    def counts(self) -> ProgramCounts:
+        """How many programs there are, and what may still be compiled."""
+        return ProgramCounts(
+            len(self.entries),
+            self.compiles_after_warm_up,
+            len(self.to_come),
+            tuple(str(features) for features in self.on_first_use),
+        )
 
     def as_dicts(self) -> list[dict[str, object]]:
         """For JSON."""
@@ -130,4 +143,6 @@ class CompileLedger:
             f"{self.warm_up_seconds:.1f} s of warm-up; "
             f"buckets are decode rows + prefill tokens x cache pages"
         )
-        return "\n".join([head, *lines, *to_come, foot])
+        names = ", ".join(map(str, self.on_first_use))
+        late = [f"compiled on first use: {names}"] if names else []
+        return "\n".join([head, *lines, *to_come, foot, *late])

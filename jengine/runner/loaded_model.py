@@ -89,10 +89,7 @@ class LoadedModel:
 
     def program_counts(self) -> ProgramCounts:
         """How many programs are compiled and are still to be compiled."""
-        ledger = self.programs.ledger
-        return ProgramCounts(
-            len(ledger.entries), ledger.compiles_after_warm_up, len(ledger.to_come)
-        )
+        return self.programs.ledger.counts
 
     def wait_until_warm(self, timeout: float | None = None) -> bool:
         """Wait for compilation in the background; whether every program is compiled now."""

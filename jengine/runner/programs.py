@@ -219,8 +219,9 @@ class Programs:
         if self._warm:
             entry.after_warm_up = True
             logger.warning(
-                "compiled step %s with features %s while serving: %.2f s",
-                bucket, features, entry.seconds,
+                "a step waited %.2f s for its program, %s with features %s, which warm-up had left "
+                "out; compilation_config['variants'] says what is compiled at the start",
+                entry.seconds, bucket, features,
             )  # fmt: skip
         self.keep(compiled, entry)
 

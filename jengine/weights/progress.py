@@ -1,11 +1,9 @@
-"""A progress bar in bytes for whoever loads weights; silent when stderr is not a terminal."""
+"""What loading needs of a progress bar, which counts bytes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Protocol
-
-from tqdm import tqdm
 
 
 class ProgressBar(Protocol):
@@ -18,9 +16,3 @@ class ProgressBar(Protocol):
 
 # Makes a bar from what is being done and the number of bytes that it takes.
 ProgressFactory = Callable[[str, int], ProgressBar]
-
-
-def terminal_bar(label: str, total: int) -> ProgressBar:
-    """A bar on stderr, if that is a terminal."""
-    # tqdm reads None as "off unless it is a terminal".
-    return tqdm(total=total, desc=label, unit="B", unit_scale=True, disable=None)

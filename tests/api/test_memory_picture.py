@@ -6,11 +6,15 @@ import re
 from collections.abc import Iterator
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 from jengine import LLM, SamplingParams
 from jengine.api.memory_picture import MemoryPart, MemoryPicture, in_units
+from jengine.api.summary import engine_summary
+from jengine.runner.attention_backend import cache_dtype_name
 from jengine.runner.state import block_bytes
+from pallas_kernels.layout import BFLOAT16_BITS
 from tests.api.engines import tiny_engine
 from tests.models.tiny_models import write_tiny_native
 
@@ -42,6 +46,20 @@ def test_the_parts_are_what_the_engine_holds(llm: LLM) -> None:
     assert scratch.bytes == max(entry.temp_bytes for entry in llm.ledger.entries.values()) > 0
     assert picture.total == sum(part.bytes for part in picture.parts)
     assert picture.devices == 1
+
+
+def test_the_cache_has_the_name_of_its_numbers() -> None:
+    assert cache_dtype_name(BFLOAT16_BITS) == "bfloat16"
+    assert cache_dtype_name(jnp.float32) == "float32"
+
+
+def test_an_engine_in_one_line(llm: LLM) -> None:
+    shown = repr(llm)
+    engine = llm.engine
+    assert shown.startswith(f"<LLM: {engine.folder} (Gemma2ForCausalLM, ")
+    assert "float32), context 512 tokens, 1 x cpu, cache " in shown
+    assert f" tokens in float32, {llm.stats().programs} programs>" in shown
+    assert engine_summary(llm, None) == "<LLM: shut down>"
 
 
 def test_it_prints_and_draws_every_part(llm: LLM) -> None:

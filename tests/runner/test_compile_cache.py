@@ -14,7 +14,12 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from jengine.errors import ConfigError
 from jengine.runner import compile_cache
-from jengine.runner.compile_cache import enable_compile_cache, names_directory, wait_for_writes
+from jengine.runner.compile_cache import (
+    enable_compile_cache,
+    names_directory,
+    wait_for_writes,
+    what_compiling_costs,
+)
 
 SETTINGS = (
     "jax_compilation_cache_dir",
@@ -175,3 +180,9 @@ def test_a_process_that_ends_waits_for_a_file_being_written(
     os.utime(file)
     wait_for_writes()
     assert len(waited) == 1
+
+
+def test_people_who_wait_are_told_what_the_next_start_costs(home: Path) -> None:
+    assert "the next start takes as long" in what_compiling_costs()
+    enable_compile_cache(None)
+    assert f"kept in {home}: the next start loads them" in what_compiling_costs()

@@ -54,6 +54,14 @@ def test_it_prints_one_line_a_program_and_a_sum() -> None:
     assert foot.startswith("2 programs, 1.8 s of compiling in 2.5 s of warm-up")
 
 
+def test_variants_that_warm_up_leaves_out_are_named() -> None:
+    ledger = example()
+    assert ledger.counts.on_first_use == () and "first use" not in str(ledger)
+    ledger.on_first_use = (Features(SamplingFeatures(random=True, logprobs=5)),)
+    assert ledger.counts.on_first_use == ("random+logprobs=5",)
+    assert str(ledger).splitlines()[-1] == "compiled on first use: random+logprobs=5"
+
+
 def test_it_goes_into_json() -> None:
     decode, late = json.loads(json.dumps(example().as_dicts()))
     assert decode["bucket"] == "8+0x4" and decode["features"] == "greedy"

@@ -19,7 +19,6 @@ from jengine.models.checkpoint import Piece
 from jengine.models.parameter import named_parameters
 from jengine.weights.abstract import abstract_model
 from jengine.weights.folder import open_checkpoint, read_model_config
-from jengine.weights.progress import terminal_bar
 from jengine.weights.safetensors_file import read_header, write_file
 from jengine.weights.safetensors_io import load_model, load_params, save_pretrained
 from jengine.weights.stored_parameter import StoredParameter
@@ -354,13 +353,6 @@ def test_progress_counts_every_byte(tmp_path: Path) -> None:
     assert bar.label == "Loading weights"
     assert bar.closed
     assert bar.done == bar.total == sum(array.nbytes for array in read_tensors(folder).values())
-
-
-def test_no_bar_where_stderr_is_no_terminal(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    load_model(write_tiny_native(tmp_path, "llama"), progress=terminal_bar)
-    assert capfd.readouterr().err == ""
 
 
 def test_an_interrupted_save_leaves_the_old_file(tmp_path: Path) -> None:

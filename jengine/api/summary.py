@@ -1,0 +1,52 @@
+"""One line about an engine: `repr(llm)`.
+
+In: a built engine, or None after shutdown. Out: text. Reads what is known here: nothing waits for
+a device or a worker.
+"""
+
+from __future__ import annotations
+
+from jengine.assembly.build import Engine
+from jengine.assembly.remote_engine import RemoteEngine
+from jengine.runner.attention_backend import cache_dtype_name
+
+
+def engine_summary(owner: object, engine: Engine | RemoteEngine | None) -> str:
+    """The class of `owner`, and the engine's model, devices, cache and programs."""
+    name = type(owner).__name__
+    if engine is None:
+        return f"<{name}: shut down>"
+    model, cache = engine.model, engine.cache
+    source = "live module" if engine.folder is None else str(engine.folder)
+    parts = [
+        f"{source} ({model.architecture}, {len(model.layers)} layers, {model.dtype})",
+        f"context {engine.schedule.max_model_len:,} tokens",
+        devices(engine),
+        f"cache {(min(cache.num_blocks) - 1) * cache.block_size:,} tokens{cache_type(engine)}",
+        programs(engine),
+    ]
+    return f"<{name}: {', '.join(part for part in parts if part)}>"
+
+
+def devices(engine: Engine | RemoteEngine) -> str:
+    """How many devices of which kind run the steps."""
+    if isinstance(engine, RemoteEngine):
+        return f"devices of {engine.args.executor} workers"
+    mesh = engine.placement.mesh
+    return f"{mesh.size} x {mesh.devices.flat[0].device_kind}"
+
+
+def cache_type(engine: Engine | RemoteEngine) -> str:
+    """The number type of the KV cache, where it is in this process."""
+    if isinstance(engine, RemoteEngine):
+        return ""
+    return f" in {cache_dtype_name(engine.loaded.state.caches[0].dtype)}"
+
+
+def programs(engine: Engine | RemoteEngine) -> str:
+    """How many step programs are compiled, and are still to be."""
+    if isinstance(engine, RemoteEngine):
+        return ""
+    counts = engine.loaded.program_counts()
+    to_come = f" and {counts.programs_to_come} to come" if counts.programs_to_come else ""
+    return f"{counts.programs} programs{to_come}"
