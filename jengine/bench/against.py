@@ -1,4 +1,4 @@
-"""A peer in a process of its own, on the same trace, in turn with us: A B A B.
+"""Runs a peer in a separate process on the same trace, in turns with jengine: A B A B.
 
 In: the peer's name, its Python and the work. Out: seconds of each run.
 """
@@ -26,7 +26,7 @@ class PeerFailed(JengineError, RuntimeError):
 
 @dataclass(frozen=True)
 class PeerSettings:
-    """What a peer is told."""
+    """The settings that a peer is given."""
 
     model: str
     trace: str
@@ -45,7 +45,7 @@ class Peer:
                 f"--against {name!r}: expected one of {', '.join(PEERS)}, deterministic."
             )
         self.name = name
-        # A file, not a pipe: nobody reads it while the peer writes.
+        # A file, not a pipe, which would have to be read while the peer writes.
         self._errors: IO[str] = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed in __exit__
         command = [python or sys.executable, str(PROGRAMS / PEERS[name])]
         try:
@@ -69,7 +69,7 @@ class Peer:
             self._process.stdin.write(json.dumps(words) + "\n")
             self._process.stdin.flush()
         except BrokenPipeError:
-            pass  # it has ended; what it wrote says why
+            pass  # it has ended; its output says why
         line = self._process.stdout.readline()
         if not line:
             self._process.wait()

@@ -1,4 +1,4 @@
-"""How time and memory grow: the host's with requests, a step's with its context, the cache's.
+"""Measures growth: host time with requests, step time with context, memory with both.
 
 In: an engine in which nothing runs. Out: a dict of tables, and from such a dict a page of charts.
 """
@@ -24,7 +24,7 @@ from jengine.pictures.charts import Series, line_chart
 from jengine.pictures.page import document, section
 from jengine.sampling_params import SamplingParams
 
-# Each number of requests is so many times the one before.
+# Factor between numbers of requests.
 FACTOR = 4
 Column = tuple[str, str, float]  # key, name, unit
 
@@ -39,7 +39,7 @@ def measure(
     iterations: int,
     prompt_length: int,
 ) -> dict[str, Any]:
-    """All three tables. Memory comes before the steps that write all over the cache."""
+    """All three tables. Memory comes first: the decode steps overwrite the cache."""
     core = llm.engine.session.core
     if not isinstance(core, EngineCore):
         raise ConfigError("bench growth: expected one engine in this process, without replicas.")
@@ -66,7 +66,7 @@ def decode_growth(
     rows = min(rows, llm.engine.schedule.max_num_seqs)
     fitting = [context for context in contexts if driver.fits(rows, context, iterations)]
     found = [driver.decode(rows, context, iterations) for context in fitting]
-    llm.reset_prefix_cache()  # it does not hold what it says any more
+    llm.reset_prefix_cache()  # its blocks no longer hold what their hashes say
     return found, [context for context in contexts if context not in fitting]
 
 
@@ -78,7 +78,7 @@ def memory_growth(llm: LLM, core: EngineCore, prompt_length: int) -> list[dict[s
             f"--input-len {prompt_length}: expected less than max_model_len, "
             f"{schedule.max_model_len}, so that there is room for an answer."
         )
-    # While the last prompts are read, the first requests go on: this many tokens at most.
+    # While the last prompts are prefilled, the first requests decode at most this many tokens.
     longest = min(schedule.max_model_len, prompt_length + reading_steps(llm, prompt_length))
     blocks = min(core.scheduler.cache.config.num_blocks) - 1
     together = blocks // -(-longest // block_size)
@@ -102,7 +102,7 @@ def counts_up_to(most: int) -> list[int]:
 
 
 def held(llm: LLM, core: EngineCore, count: int, prompt_length: int) -> dict[str, Any]:
-    """What is in use while this many requests run."""
+    """Memory in use while this many requests run."""
     session, rng = llm.engine.session, np.random.default_rng(count)
     llm.reset_prefix_cache()
     shape = (count, prompt_length)
@@ -176,7 +176,7 @@ def table(columns: Iterable[Column], rows: list[dict[str, Any]]) -> list[str]:
 
 
 def read(file: Path) -> dict[str, Any]:
-    """What an earlier run found."""
+    """The tables of an earlier run."""
     try:
         result = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -191,7 +191,7 @@ def read(file: Path) -> dict[str, Any]:
 
 
 def draw(result: dict[str, Any], folder: Path) -> Path:
-    """Write the page of charts; where it lies."""
+    """Write the page of charts; returns its path."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "growth.html"
     file.write_text(page(result), encoding="utf-8")

@@ -1,7 +1,7 @@
-"""What a process and its device hold, beside what weights and cache must take.
+"""Peak memory of a process and its device, beyond weights and KV cache.
 
-In: an engine. Out: gigabytes. On a CPU the process is what counts, with everything it did while it
-loaded and compiled; where a device tells its peak, that is.
+In: an engine. Out: gigabytes. On a CPU it is the peak of the whole process, loading and compiling
+included; on a device that reports a peak, it is that.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from jengine.runner.reports import device_memory
 
 
 def peak_memory(llm: LLM) -> dict[str, float | None]:
-    """The most so far, and how much of it is neither weights nor cache."""
+    """The peak so far, and how much of it is neither weights nor cache."""
     each = [device_memory(runner.loaded) for runner in llm.engine.runners]
     of_device = device_stats(llm).get("peak_bytes_in_use")
-    if of_device is None:  # the devices are the process's own memory, all of them
+    if of_device is None:  # all devices share the process's memory
         weights = sum(one.weights * one.devices for one in each)
         cache = sum(one.cache * one.devices for one in each)
     else:
@@ -33,12 +33,12 @@ def peak_memory(llm: LLM) -> dict[str, float | None]:
 
 
 def device_stats(llm: LLM) -> dict[str, int]:
-    """What the first device says of its memory; nothing on a CPU."""
+    """Memory statistics of the first device; empty on a CPU."""
     return llm.mesh.local_devices[0].memory_stats() or {}
 
 
 def resident_bytes() -> int:
-    """What this process holds now."""
+    """Resident memory of this process."""
     return psutil.Process().memory_info().rss
 
 

@@ -1,7 +1,7 @@
 """From the start of a process to its first token, with cold and with warm caches.
 
-Each measurement is a process of its own. Cold: an empty compile cache. Warm: the cache that the run
-before has left.
+Each measurement is a separate process. Cold: an empty compile cache. Warm: the cache of the run
+before.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ print(json.dumps({"imported": imported, "ready": ready, "token": time.time(),
 
 
 class StartFailed(JengineError, RuntimeError):
-    """A measured process did not come to its first token."""
+    """A measured process failed before its first token."""
 
 
 def measure(model: str, settings: dict[str, Any], *, cold: int, warm: int) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def measure(model: str, settings: dict[str, Any], *, cold: int, warm: int) -> di
 
 
 def start(model: str, settings: dict[str, Any], cache: str) -> dict[str, float]:
-    """One process: seconds until everything was imported, ready, and the first token there."""
+    """One process: seconds until imports, a ready engine, and the first token."""
     compilation = {**(settings.get("compilation_config") or {}), "cache_dir": cache}
     words = json.dumps({"model": model, **settings, "compilation_config": compilation})
     began = time.time()

@@ -1,8 +1,8 @@
-"""Where the seconds of a run go: the host's work, waiting for tokens, a device without a step.
+"""Divides the time of a run into host work, waiting for tokens, and device idle time.
 
-In: an engine core; while it runs, its executor stands behind one that looks at the time. Out:
-seconds. Costs nothing when it is not used. Must not know what is run. `StepClock` says how the
-figures are got and what they do not see.
+In: an engine core; while the clock runs, its executor is wrapped by one that takes times. Out:
+seconds. Costs nothing when unused. Must not know the model. `StepClock` says how the figures are
+measured and what they miss.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from jengine.plan import Plan
 class StepClock:
     """The time of one engine's runs, seen from the host.
 
-    Waiting is the time inside `result()` of a step: until it has run, and until its tokens are in
-    Python's hands. Packing is the time inside `submit()`: filling the buffer, finding the program
+    Waiting is the time inside `result()` of a step: until it has run, and until its tokens are
+    Python objects. Packing is the time inside `submit()`: filling the buffer, finding the program
     and queuing it. The host's time is all that is not waiting: packing, and scheduling, committing,
     reading prompts and making outputs.
 
-    Whether a device has nothing to do is only seen when the host looks: before and after each of
-    those calls. So there are two figures. `idle_at_least`: the last step had run by one look, and
-    nothing was queued until the next. `idle_at_most`: it may have ended right after the look
-    before, and a new step may have reached the device only at the end of `submit`.
+    Device idle time is only observed before and after each of those calls, so there are two
+    figures. `idle_at_least`: the last step had ended by one observation and nothing was queued
+    until the next. `idle_at_most`: it may have ended right after the observation before, and a new
+    step may have reached the device only at the end of `submit`.
 
-    Where more threads work than there are cores, the host may wake long after what it waited for,
-    and the two figures lie far apart.
+    With more running threads than cores the host may wake long after the step has ended, and the
+    two figures differ widely.
 
-    Not seen: gaps inside a step, or between two steps of which the second was queued in time; what
-    the device takes to copy tokens; which part of `submit` runs on the device, as small programs do
+    Not measured: gaps inside a step, or between two steps of which the second was queued in time;
+    the device's copies of tokens; which part of `submit` runs on the device, as small programs do
     on a CPU, where the "device" also takes its time from the same cores as the host. With stages,
     the steps before the first that leaves count as busy.
     """
@@ -53,7 +53,7 @@ class StepClock:
 
     @contextmanager
     def running(self, core: EngineCore) -> Iterator[None]:
-        """Count what this core does in the block. What was queued before it is not known here."""
+        """Time this core inside the block. Steps queued before it are not counted."""
         executor = core.executor
         core.executor = TimedExecutor(executor, self)
         self._was_idle = self._nothing_runs()
@@ -66,11 +66,11 @@ class StepClock:
             self.wall += self._looked - began
 
     def submitted(self, submit: Callable[[], PendingOutput]) -> PendingOutput:
-        """What `submit` returns."""
+        """The protocol of what `submit` returns."""
         self._look()
         began = self._looked
         step = submit()
-        self._was_idle = False  # from a moment on that nobody knows
+        self._was_idle = False  # since an unknown moment
         self._look()
         self.packing += self._looked - began
         self.steps += 1
@@ -79,13 +79,13 @@ class StepClock:
         return step
 
     def waited(self, step: PendingOutput) -> StepOutput:
-        """What the step sampled."""
+        """The step's output."""
         self._look()
         began, newest = self._looked, bool(self._queued) and step is self._queued[-1]
-        # A step that has not left is run on by `result`, so the device idles no longer.
+        # `result` keeps advancing a step that has not left, so the device is busy.
         runs = not step.has_left or (newest and not self._was_idle)
         output = step.result()
-        if runs:  # up to the end: what was waited for was the last that could
+        if runs:  # up to the end: it was the last queued step
             self._looked, self._was_idle = self.now(), self._nothing_runs()
         else:
             self._look()
@@ -105,7 +105,7 @@ class StepClock:
         return {"steps": self.steps, **{name: round(one, 4) for name, one in seconds.items()}}
 
     def _look(self) -> None:
-        """Note what the device did since the last look."""
+        """Update the device's busy and idle time since the last observation."""
         now, idle = self.now(), self._nothing_runs()
         if idle:
             self.idle_at_most += now - self._looked
@@ -120,7 +120,7 @@ class StepClock:
 
 
 class TimedStep:
-    """A step that somebody will wait for."""
+    """A queued step, whose `result` is timed."""
 
     def __init__(self, step: PendingOutput, clock: StepClock) -> None:
         self.step, self.clock = step, clock
@@ -141,7 +141,7 @@ class TimedStep:
 
 
 class TimedExecutor:
-    """Stands before an executor for the time of a run."""
+    """Wraps an executor during a run."""
 
     def __init__(self, executor: Executor, clock: StepClock) -> None:
         self.executor, self.clock = executor, clock

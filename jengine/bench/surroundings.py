@@ -1,4 +1,4 @@
-"""What a figure depends on beside the code: commit, machine, versions. Kept with every result."""
+"""The commit, machine and versions of a measurement, kept with every result."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def machine() -> dict[str, Any]:
 
 
 def hardware_of(result: dict[str, Any]) -> str:
-    """In words, what a result was measured on."""
+    """The hardware of a result, in words."""
     found = result["hardware"]
     accelerators = [device for device in found["devices"] if device != "cpu"]
     cores = f"{found['cores']} core{'s' * (found['cores'] != 1)}"
@@ -52,16 +52,16 @@ def hardware_of(result: dict[str, Any]) -> str:
 
 
 def cores() -> int | None:
-    """Of those that there are, the ones this process may use."""
+    """The cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count()
 
 
 def commit() -> str | None:
-    """The commit that runs, where this is a checkout; with a + if files have changed since.
+    """The running commit of a checkout, with a + if files have changed since.
 
-    Results and texts may have: one that was just measured does not change what is measured next.
+    Changed results and texts do not count: they do not affect the next measurement.
     """
     found = git("rev-parse", "--short", "HEAD")
     here = ("--", ":(top)", ":(top,exclude)jengine/bench/results", ":(top,exclude)*.md")
@@ -69,7 +69,7 @@ def commit() -> str | None:
 
 
 def git(*words: str) -> str | None:
-    """What git says about the folder this file lies in."""
+    """The output of git in this file's folder, or None."""
     command = ["git", "-C", str(Path(__file__).parent), *words]
     try:
         found = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
@@ -89,6 +89,6 @@ def processor() -> str:
 
 
 def peak_bytes() -> int:
-    """The most memory that this process has held so far."""
+    """Peak resident memory of this process."""
     unit = 1 if platform.system() == "Darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -19,13 +19,13 @@ from jengine.bench.workloads import WORKLOADS
 RESULTS = Path(__file__).parent / "results"
 README = Path(__file__).parents[2] / "README.md"
 BEGIN, END = "<!-- measured -->\n", "<!-- end of measured -->\n"
-# Compiled for GPUs that are not there: nothing in it was timed, and it has a report of its own.
+# Compiled without a GPU: it has no timings, and a separate report.
 NOT_TIMED = ("gpu-proof.json",)
 HEAD = ("work", "jengine", "peer", "ratio", "hardware", "command, commit")
 
 
 class Row(NamedTuple):
-    """One line: what was done, and how fast by whom."""
+    """One row: the work, the speed of jengine and of the peer."""
 
     work: str
     ours: str
@@ -118,7 +118,7 @@ def kept() -> list[dict[str, Any]]:
     """Every result, by its file's name."""
     files = [file for file in sorted(RESULTS.glob("*.json")) if file.name not in NOT_TIMED]
     results = [json.loads(file.read_text(encoding="utf-8")) for file in files]
-    # Those with a peer come first: they are the ones that mean something elsewhere.
+    # Results with a peer come first: their ratios carry over to other machines.
     return sorted(results, key=lambda result: ("peer" not in result, result["bench"]))
 
 

@@ -30,7 +30,7 @@ from jengine.sampling_params import SamplingParams
 
 
 class Opponent(Protocol):
-    """Somebody else who runs the same work, in turn with us."""
+    """An opponent that runs the same work in turns with the engine."""
 
     version: str
     startup_s: float
@@ -45,7 +45,7 @@ Challenge = Callable[[LLM, Path], AbstractContextManager[Opponent]]
 
 
 class OtherEngine:
-    """An engine of ours with other settings, as an opponent."""
+    """An engine of jengine with other settings, as an opponent."""
 
     def __init__(self, llm: LLM, items: list[Item], version: str, startup_s: float) -> None:
         self.llm, self.items = llm, items
@@ -57,7 +57,7 @@ class OtherEngine:
 
 
 def peer(name: str, python: str | None) -> Challenge:
-    """A program of others."""
+    """A peer's program as an opponent."""
     return lambda llm, trace: Peer(name, python, peer_settings(llm, trace))
 
 
@@ -98,7 +98,7 @@ class Ours:
         self.llm, self.items = llm, items
         self.clock = StepClock()
         core = llm.engine.session.core
-        # Of several replicas, and of processes that share a step, no one core knows the time.
+        # With several replicas or processes no single core sees all of the time.
         self.core = core if isinstance(core, EngineCore) else None
 
     def run(self) -> tuple[float, int]:
@@ -165,7 +165,7 @@ def summary(items: list[Item], runs: list[tuple[float, int]]) -> dict[str, Any]:
 
 
 def report(ours: Ours, runs: list[tuple[float, int]]) -> dict[str, Any]:
-    """What was run, on what, and how fast it was."""
+    """The work, the hardware and the speed."""
     llm, items = ours.llm, ours.items
     stats, ledger = llm.stats(), llm.ledger
     return {
@@ -202,7 +202,7 @@ def padded_share(ledger: CompileLedger) -> float:
 
 
 def printed(result: dict[str, Any]) -> str:
-    """The lines that people look for, and where the time and the memory went."""
+    """The usual summary lines, and the division of time and memory."""
     lines = [
         f"Throughput: {result['requests_s']:.2f} requests/s, {result['total_tok_s']:.2f} total "
         f"tokens/s, {result['output_tok_s']:.2f} output tokens/s",
@@ -226,7 +226,7 @@ def printed(result: dict[str, Any]) -> str:
 
 
 def memory_line(memory: dict[str, float | None]) -> str:
-    """The peak, and what it is made of."""
+    """The peak memory and its parts."""
     peak, where = memory["peak_device_gb"], "on the device"
     if peak is None:
         peak, where = memory["peak_resident_gb"], "resident"
@@ -237,7 +237,7 @@ def memory_line(memory: dict[str, float | None]) -> str:
 
 
 def bucket_table(programs: list[dict[str, Any]]) -> str:
-    """The programs: what they cost and how they were used."""
+    """The compiled programs, their cost and use."""
     names = f"{'bucket':>16} {'features':>12} {'compile s':>10} {'steps':>7} {'padded':>7}"
     lines = [
         f"{one['bucket']:>16} {one['features']:>12} {one['seconds']:>10.2f} {one['hits']:>7} "

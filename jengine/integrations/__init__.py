@@ -1,1 +1,1 @@
-"""jengine inside other people's programs: one file a program, thin, over the public LLM."""
+"""jengine inside other programs: one thin file per program, over the public LLM."""

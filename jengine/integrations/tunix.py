@@ -152,7 +152,7 @@ class JengineRollout(BaseRollout):
         self.llm.update_params(cast(self._ours(params), jnp.dtype(self.llm.engine.model.dtype)))
 
     def pad_id(self) -> int:
-        """What prompts and completions are filled up with: EOS where there is no padding token."""
+        """The padding token of prompts and completions; EOS without one."""
         pad = self._tokenizer.pad_token_id
         return self.eos_id() if pad is None else pad
 
@@ -185,7 +185,7 @@ class JengineRollout(BaseRollout):
 
 
 def settings_from(config: RolloutConfig | None, mesh: Any) -> dict[str, Any]:
-    """What a RolloutConfig and a mesh say about the LLM."""
+    """The LLM settings that follow from a RolloutConfig and a mesh."""
     settings: dict[str, Any] = {"logprobs_mode": "processed_logprobs", "mesh": mesh}
     if config is None:
         return settings
@@ -207,7 +207,7 @@ def settings_from(config: RolloutConfig | None, mesh: Any) -> dict[str, Any]:
 
 
 def check_llm(llm: LLM, tokenizer: Any, mesh: Any) -> None:
-    """Refuse an engine that reads other tokens or lies elsewhere than the trainer thinks."""
+    """Refuse an engine whose tokenizer or devices differ from the trainer's."""
     both = [one for one in (tokenizer, llm.get_tokenizer()) if one is not None]
     facts = [(len(one), one.eos_token_id, one.pad_token_id) for one in both]
     if len(set(facts)) > 1:
@@ -223,7 +223,7 @@ def check_llm(llm: LLM, tokenizer: Any, mesh: Any) -> None:
 
 
 def sampling_params(config: RolloutConfig, **given: Any) -> SamplingParams:
-    """How a RolloutConfig samples."""
+    """The SamplingParams of a RolloutConfig."""
     settings: dict[str, Any] = {
         "max_tokens": config.max_tokens_to_generate,
         "temperature": config.temperature,
@@ -239,7 +239,7 @@ def sampling_params(config: RolloutConfig, **given: Any) -> SamplingParams:
 
 
 def as_key(seed: Any) -> jax.Array | None:
-    """A jax key from what Tunix calls a seed: a key of either kind, or an integer."""
+    """A jax key from Tunix's seed: an old-style or new-style key, or an integer."""
     if seed is None:
         return None
     if isinstance(seed, jax.Array) and jnp.issubdtype(seed.dtype, jax.dtypes.prng_key):
@@ -308,7 +308,7 @@ def left_padded(rows: Sequence[list[int]], width: int, pad: int) -> np.ndarray:
 
 
 def first_real(row: np.ndarray, pad: int) -> int:
-    """Where a left-padded prompt begins."""
+    """The index at which a left-padded prompt begins."""
     real = np.flatnonzero(row != pad)
     if not len(real):
         raise RequestError(f"a prompt holds only padding ({pad}); it needs one token or more.")
@@ -316,7 +316,7 @@ def first_real(row: np.ndarray, pad: int) -> int:
 
 
 def completion_lengths(completions: np.ndarray, mask: Any, pad: int) -> list[int]:
-    """How much of each right-padded completion is to be scored."""
+    """The number of tokens of each right-padded completion to score."""
     if mask is not None:
         counted = np.asarray(mask).astype(bool)
         return [int(np.max(np.flatnonzero(row), initial=-1)) + 1 for row in counted]

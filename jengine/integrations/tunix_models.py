@@ -1,4 +1,4 @@
-"""Tunix's own models in jengine's parameter layout, so that what it trains can be sampled from.
+"""Converts parameters of Tunix's models to jengine's layout, to sample while it trains them.
 
 In: the parameters of a tunix.models Llama 3, Qwen 2 or Qwen 3 (dense). Out: dotted path -> array.
 Shapes say everything, so no config is needed. Must not know Tunix's code, nor engines.
@@ -84,7 +84,7 @@ def _layers(given: Mapping[str, Array]) -> dict[str, dict[str, Array]]:
 
 
 def _check_names(given: Mapping[str, Any]) -> None:
-    """Refuse what is not such a model before anything is computed."""
+    """Refuse other models before anything is computed."""
     inside = {*IN_LAYER, *NEEDED, *BIASES}
     strange = [
         path

@@ -1,8 +1,7 @@
-"""The GPU check: are the kernels right on this GPU, how near are they to what it can do, and what
-do whole models reach.
+"""The GPU check: correctness and speed of the kernels on this GPU, and of whole models.
 
     python -m jengine.bench.gpu --out DIR
 
-Each stage is a process of its own and writes DIR/<stage>.json line by line, so that whatever stops
-it, what was measured stays. `--dry-run` does the same on a CPU with tiny sizes and means nothing.
+Each stage is a separate process and writes DIR/<stage>.json line by line, so that measurements
+survive any interruption. `--dry-run` runs on a CPU with tiny sizes; its figures mean nothing.
 """

@@ -30,9 +30,9 @@ from jengine.bench.gpu.stages import (
     part_file,
 )
 
-# What a stage may take beyond its time to finish what it has begun.
+# Seconds that a stage may exceed its time by, to finish a measurement.
 GRACE = 20
-# Less than this is not worth the start of a process.
+# With less time left, a stage is not started.
 LEAST = 10
 EPILOG = """\
 What is missing is said and left out: without triton the kernels' stages measure plain XLA, and the
@@ -83,7 +83,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def arguments(words: Sequence[str] | None) -> argparse.Namespace:
-    """What was asked for."""
+    """The command line."""
     names = [stage.name for stage in STAGES]
     parser = argparse.ArgumentParser(
         prog="python -m jengine.bench.gpu", description="The GPU check.", epilog=EPILOG,
@@ -106,7 +106,7 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
 
 
 def other_kind(earlier: Path, *, dry_run: bool) -> str | None:
-    """Why figures of this run must not lie beside those that are there."""
+    """Why this run must not write into a folder that holds another run's figures, or None."""
     if not earlier.is_file() or read(earlier)["dry_run"] == dry_run:
         return None
     kinds = ("a dry run", "a real one") if dry_run else ("a real run", "a dry one")
@@ -114,7 +114,7 @@ def other_kind(earlier: Path, *, dry_run: bool) -> str | None:
 
 
 def run_one(stage: Stage, settings: Settings, left: float) -> dict[str, Any]:
-    """Run a stage's process; what it wrote, and how it ended."""
+    """Run a stage's process; returns its results and how it ended."""
     file = part_file(stage, settings)
     if left < LEAST:
         return ended(file, "skipped", "no time left for this stage")
@@ -142,8 +142,7 @@ def run_one(stage: Stage, settings: Settings, left: float) -> dict[str, Any]:
 
 
 def ended(file: Path, status: str, reason: str) -> dict[str, Any]:
-    """Write how a stage ended beside what it had found. A stage that is skipped keeps what an
-    earlier run found."""
+    """Add to a stage's results how it ended. A skipped stage keeps an earlier run's results."""
     part = read(file) if file.is_file() else {"lines": [], "left_out": []}
     if status != "skipped" or not part["lines"]:
         part.update(status=status, reason=reason)
@@ -157,7 +156,7 @@ def read(file: Path) -> dict[str, Any]:
 
 
 def wrong_device(part: dict[str, Any], settings: Settings) -> str | None:
-    """Why there is no use in going on, once the device is known."""
+    """Why the run cannot go on with this device, or None."""
     for line in part["lines"]:
         if line["what"] == "device" and line["platform"] == "cpu" and not settings.dry_run:
             return (

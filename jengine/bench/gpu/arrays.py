@@ -17,12 +17,12 @@ from pallas_kernels.decode_attention import decode_attention
 from pallas_kernels.layout import cache_shape
 from pallas_kernels.prefill_attention import prefill_attention
 
-# What the engine packs prompts into.
+# The engine's tile of prefill tokens.
 PREFILL_TILE = 32
 
 
 class Attention(NamedTuple):
-    """A case's arrays; every layer has keys and values of its own."""
+    """A case's arrays; each layer has separate keys and values."""
 
     q: Array
     cache: Array
@@ -79,7 +79,7 @@ def attend(case: AttentionCase, implementation: str, **options: Any) -> Callable
 def attention_program(
     case: AttentionCase, layers: int, calls: int, implementation: str
 ) -> Callable[..., Array]:
-    """Calls one after the other over the layers, each with what the one before it returned."""
+    """Calls layer after layer, each on the result of the call before."""
     run = attend(case, implementation)
 
     @jax.jit

@@ -1,4 +1,4 @@
-"""Stage: what this device reaches in a plain copy and in a plain product of matrices."""
+"""Stage: the rates that this device reaches in a plain copy and in a plain matmul."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CALLS = 8
 
 
 def measure(part: Part, args: argparse.Namespace) -> None:
-    """One line for the copy, one a type for products."""
+    """One line for the copy, and one per dtype for matmuls."""
     chosen = sizes(dry_run=args.dry_run)
     x = jnp.ones(chosen.copy_bytes // 2, jnp.bfloat16)
     timed = partial(seconds_of, repeats=chosen.repeats)
@@ -27,7 +27,7 @@ def measure(part: Part, args: argparse.Namespace) -> None:
     part.add(what="copy", bytes=2 * x.nbytes, gb_s=round(bandwidth, 1), **took.as_microseconds())
     for dtype in part.in_time(("bfloat16", "float16")):
         # Random numbers take more power than equal ones, which may lower the device's clock. Scaled
-        # so that products of products neither grow nor vanish.
+        # so that repeated matmuls neither grow nor vanish.
         scale = jnp.asarray(chosen.product**-0.5, dtype)
         a = random_normal((chosen.product, chosen.product), dtype, 0) * scale
         took = timed(jax.jit(products), a, a, calls=CALLS)
@@ -39,7 +39,7 @@ def measure(part: Part, args: argparse.Namespace) -> None:
 
 
 def products(a: Array, b: Array) -> Array:
-    """Products that wait for each other."""
+    """Matmuls that depend on each other."""
     for _ in range(CALLS):
         a = a @ b
     return a

@@ -1,7 +1,7 @@
 """Timing of device work: the best and the median of a few runs, after one that compiles.
 
 In: a jitted function and its arrays. Out: seconds of one call among many in one program, so that
-what the host does between calls is not counted.
+host time between calls is not counted.
 """
 
 from __future__ import annotations

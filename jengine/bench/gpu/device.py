@@ -1,4 +1,4 @@
-"""Stage: what this is measured on: device, versions, commit."""
+"""Stage: the device, versions and commit of this run."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def measure(part: Part, args: argparse.Namespace) -> None:
         capability=getattr(device, "compute_capability", None),
         memory_gb=round((device.memory_stats() or {}).get("bytes_limit", 0) / 1e9, 1),
         driver=driver(),
-        # What XLA must be told to compile for this device where it is not.
+        # The target description that XLA needs to compile for this device without one.
         target_config=[
             file.name for file in sorted((args.part.parent / COMPILED_FOR).glob(TARGET))
         ],
@@ -45,7 +45,7 @@ def measure(part: Part, args: argparse.Namespace) -> None:
 
 
 def driver() -> str | None:
-    """What the driver says about the device, clocks and power included."""
+    """The driver's report of the device, clocks and power included."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return None

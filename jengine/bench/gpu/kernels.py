@@ -1,7 +1,7 @@
-"""Stage: how fast each kernel is, and what share of the device's ceilings that is.
+"""Stage: the speed of each kernel, and its share of the device's ceilings.
 
-Bytes are those of the keys, values and logits that must be read once; operations those of causal
-attention. Rates are of these, not of what a kernel really does.
+Bytes count the keys, values and logits that must be read once; operations count causal attention.
+Rates are computed from these, not from what a kernel really does.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def time_sampling(case: SamplingCase, chosen: Sizes, implementation: str) -> Sec
 
 
 def engine_sampler(case: SamplingCase, seeds: Array) -> Callable[[Array], Array]:
-    """What the engine runs today: logits -> tokens."""
+    """The engine's sampler: logits to tokens."""
     temperature, top_k, top_p, min_p = case.settings
     row, count = jnp.zeros(case.rows), jnp.zeros(case.rows, jnp.int32)
     inputs = SamplingInput(
@@ -124,7 +124,7 @@ def engine_sampler(case: SamplingCase, seeds: Array) -> Callable[[Array], Array]
 
 
 def repeated(draw: Callable[[Array], Array], calls: int) -> Callable[[Array], Array]:
-    """Calls that wait for each other: each changes one logit by a little for the next."""
+    """Calls that depend on each other: each changes one logit slightly for the next."""
 
     @jax.jit
     def program(logits: Array) -> Array:

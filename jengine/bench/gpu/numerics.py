@@ -1,7 +1,7 @@
-"""Stage: every kernel against float64 on the host, on this device, in every type and head size.
+"""Stage: compares every kernel on this device with float64 on the host, dtype by dtype.
 
-Blocks that nobody owns hold NaN. A line is right if the largest error of any token, relative to its
-largest number, stays below what the type's rounding explains.
+Unallocated blocks hold NaN. A line passes if the largest error of any token, relative to its
+largest value, is within the rounding of the dtype.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LENGTHS = (1, 17, 300, 1000)
 
 
 class Options(NamedTuple):
-    """What attention can be asked for beside the plain thing."""
+    """Options of attention."""
 
     window: int | None = None
     soft_cap: float | None = None
@@ -54,7 +54,7 @@ class Check(NamedTuple):
 
 
 def checks(*, dry_run: bool) -> list[Check]:
-    """The most telling first: the stage may be stopped."""
+    """The most informative cases first: the stage may be stopped."""
     plain, all_options = Options(), Options(100, 20.0, True)
     base = AttentionCase(len(LENGTHS), max(LENGTHS), kv_heads=2)
     if dry_run:
@@ -130,7 +130,7 @@ def paged(case: AttentionCase, lengths: tuple[int, ...]) -> Paged:
 
 
 def rounded(x: np.ndarray, dtype: str) -> np.ndarray:
-    """What is left of float32 numbers in a type."""
+    """float32 values rounded to a dtype."""
     return np.asarray(jnp.asarray(x).astype(dtype).astype(jnp.float32))
 
 
@@ -196,8 +196,8 @@ def attended(
 
 
 def relative_error(found: np.ndarray, expected: np.ndarray) -> float:
-    """The largest of any token, or layer, relative to its own largest number; infinite if anything
-    is not finite. Where zeros are expected only zeros are right."""
+    """The largest error of any token or layer, relative to its own largest value; infinite if any
+    value is not finite. Where zeros are expected, only zeros pass."""
     inner = tuple(range(1, expected.ndim))
     difference = np.abs(found.astype(np.float64) - expected).max(axis=inner)
     largest = np.abs(expected).max(axis=inner)
@@ -206,7 +206,7 @@ def relative_error(found: np.ndarray, expected: np.ndarray) -> float:
 
 
 def write_error(dtype: str, implementation: str) -> float:
-    """Rotated queries and what lies in the cache afterwards; what must not change, must not."""
+    """Compares rotated queries and the cache; slots that are not written must be unchanged."""
     rng = np.random.default_rng(3)
     tokens, kv_heads, group, dim = 37, 2, 3, 64
     shape = cache_shape(2, 8, 16, kv_heads, dim)

@@ -1,6 +1,6 @@
-"""What one stage has found so far, as a file that is whole at every moment.
+"""The results of one stage so far, in a file that is complete at every moment.
 
-In: lines, one measurement each. Out: JSON. Must not know what is measured. No jax here.
+In: lines, one per measurement. Out: JSON. Must not know what is measured. No jax here.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-# Of an error, enough to know it by; the log has the rest.
+# Characters of an error message that are kept; the log has all of it.
 MOST_TEXT = 600
 
 
@@ -35,11 +35,11 @@ class Part:
 
     @contextmanager
     def attempt(self, what: str, case: object) -> Iterator[None]:
-        """Go on after an error: it becomes a line, and the stage one that failed. There may be no
-        second chance on this device, and the next case may well work."""
+        """Continue after an error, which becomes a line and marks the stage as failed: time on a
+        device is rare, and the next case may work."""
         try:
             yield
-        except Exception as error:  # noqa: BLE001 - kept, told and counted
+        except Exception as error:  # noqa: BLE001 - kept, shown and counted
             text = f"{type(error).__name__}: {error}".strip()
             self.add(what=what, case=str(case), failed=text[:MOST_TEXT])
 
@@ -49,18 +49,17 @@ class Part:
         return any("failed" in line for line in self.content["lines"])
 
     def note(self, text: str) -> None:
-        """Keep what a reader has to know about the whole stage."""
+        """Keep a fact about the whole stage."""
         self.content.setdefault("notes", []).append(text)
         self.write()
 
     def leave_out(self, what: Any, why: str) -> None:
-        """Say what was not measured."""
+        """Note a case that was not measured."""
         self.content["left_out"].append(f"{what}: {why}")
         self.write()
 
     def in_time(self, items: Iterable[Any], share: float = 1.0) -> Iterator[Any]:
-        """The items as long as this share of what time is left lasts; the others are left out by
-        name."""
+        """Items until this share of the remaining time is spent; others are noted as left out."""
         end = time.monotonic() + share * (self.began + self.seconds - time.monotonic())
         for item in items:
             if time.monotonic() > end:
@@ -75,7 +74,7 @@ class Part:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write a file so that it is old or new at every moment, never half of both."""
+    """Write a file atomically."""
     beside = path.with_suffix(".part")
     beside.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     os.replace(beside, path)

@@ -1,6 +1,6 @@
-"""The parts of a run as one JSON object and as one table for people. No jax here.
+"""The results of all stages as one JSON object and as one table. No jax here.
 
-In: what the stages wrote. Out: text. Must not know how anything was measured.
+In: the files of the stages. Out: text. Must not know how anything was measured.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 DRY_RUN = "DRY RUN on a CPU with tiny sizes: no figure below means anything."
-# What a line may say beside its name, in the order of the columns.
+# Columns of a line after its name.
 SHOWN = (
     "model", "case", "implementation", "rows", "context", "new_tokens", "best_us", "queued_ms",
     "reading_ms", "gap_ms", "submit_ms", "ms", "tok_s", "gb_s", "of_copy", "tflop_s", "of_product",
@@ -38,7 +38,7 @@ def ceiling(parts: Mapping[str, Part], what: str, unit: str) -> float | None:
 
 
 def printed(run: Mapping[str, Any]) -> str:
-    """Everything a person looks for."""
+    """The whole report as text."""
     parts = run["parts"]
     return "\n".join([
         *([DRY_RUN] if run["dry_run"] else []),
@@ -73,7 +73,7 @@ def section(name: str, part: Part) -> Iterator[str]:
 
 
 def by_kind(lines: list[Mapping[str, Any]]) -> Iterator[tuple[str, list[Mapping[str, Any]]]]:
-    """Lines of one kind together; of a sweep only what it ended with."""
+    """Lines grouped by kind; of a sweep only its result."""
     kinds: dict[str, list[Mapping[str, Any]]] = {}
     for line in lines:
         if "trial" not in line:

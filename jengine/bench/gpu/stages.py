@@ -1,7 +1,7 @@
-"""The stages: what each runs, what it needs, how long it may take, in the order of their worth.
+"""The stages: the command, needs and time limit of each, the most valuable first.
 
-In: settings of a run. Out: a command and an environment a stage. Must not know what is measured.
-Imports neither jax nor anything that may be missing, so that what is missing can be said.
+In: settings of a run. Out: a command and an environment per stage. Must not know what is measured.
+Imports neither jax nor anything that may be missing, so that a missing package can be reported.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WITHOUT_COMMAND_BUFFERS = "--xla_gpu_enable_command_buffer="
 
 @dataclass(frozen=True)
 class Stage:
-    """One process."""
+    """One stage, a separate process."""
 
     name: str
     module: str
@@ -54,7 +54,7 @@ STAGES = (
 
 @dataclass(frozen=True)
 class Settings:
-    """Of one run of the check."""
+    """The settings of one run of the check."""
 
     out: Path
     dry_run: bool
@@ -75,7 +75,7 @@ def obstacle(stage: Stage, settings: Settings) -> str | None:
 
 
 def torch_obstacle(python: str) -> str | None:
-    """Why torch cannot be asked."""
+    """Why torch cannot be measured, or None."""
     words = "import importlib.util as u; print(*[n for n in ('torch', 'transformers') if not u.find_spec(n)])"  # noqa: E501
     try:
         done = subprocess.run([python, "-c", words], capture_output=True, text=True, check=False)  # noqa: S603
@@ -88,7 +88,7 @@ def torch_obstacle(python: str) -> str | None:
 
 
 def command(stage: Stage, settings: Settings, seconds: float) -> list[str]:
-    """What to run."""
+    """The command to run."""
     part = ["--part", str(part_file(stage, settings)), "--seconds", str(seconds)]
     if stage.module == "torch_peer":
         program = str(Path(__file__).parent / "torch_peer.py")
@@ -106,7 +106,7 @@ def part_file(stage: Stage, settings: Settings) -> Path:
 
 
 def environment(stage: Stage, settings: Settings, given: Mapping[str, str]) -> dict[str, str]:
-    """The caller's variables, and those that this stage is about."""
+    """The caller's environment with this stage's variables."""
     flags = " ".join(
         filter(None, [given.get("XLA_FLAGS", ""), stage.xla_flags.format(out=settings.out)])
     )
@@ -126,7 +126,7 @@ def environment(stage: Stage, settings: Settings, given: Mapping[str, str]) -> d
 
 
 def checkout() -> Path:
-    """The folder that the packages lie in."""
+    """The folder that contains the packages."""
     return Path(__file__).parents[3]
 
 

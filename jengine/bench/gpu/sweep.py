@@ -1,7 +1,8 @@
-"""Stage: which sizes each kernel runs best with here, as tuning tables.
+"""Stage: searches the fastest tile sizes of each kernel on this device, as tuning tables.
 
-In: the tables of this checkout. Out: a line a trial, and DIR/tuning/<operation>.json with the best
-in front of what was there. `--install-tables` of the main program copies them into the checkout.
+In: the tables of this checkout. Out: a line per trial, and DIR/tuning/<operation>.json with the
+best before the earlier entries. `--install-tables` of the main program copies them into the
+checkout.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from pallas_kernels.shapes import next_power_of_two
 from pallas_kernels.tuning import FILE, table
 
 Times = Callable[[], dict[str, float]]
-# The first of each is what is tried first: a sweep may be stopped.
+# The first of each is tried first: a sweep may be stopped.
 TRIALS: dict[str, dict[str, tuple[int, ...]]] = {
     "decode_attention": {"tokens": (64, 32, 128), "warps": (4, 8), "stages": (3, 2)},
     "prefill_attention": {
@@ -47,7 +48,7 @@ DRY_TRIALS: dict[str, dict[str, tuple[int, ...]]] = {
 
 
 class Search(NamedTuple):
-    """One entry of one table: what is tried, when it is to be used, and how it is timed."""
+    """One entry of one table: the sizes to try, when it applies, and how it is timed."""
 
     operation: str
     when: dict[str, Any]
@@ -64,7 +65,7 @@ class Search(NamedTuple):
 
 
 def searches(chosen: Sizes, *, dry_run: bool) -> list[Search]:
-    """What matters most first."""
+    """All searches, the most valuable first."""
     trials, first = DRY_TRIALS if dry_run else TRIALS, chosen.decode[0]
     facts = {"capability": capability(), "dtype": first.dtype, "head_dim": first.head_dim}
     lanes = next_power_of_two(first.group + 2) * next_power_of_two(first.head_dim)
@@ -83,7 +84,7 @@ def searches(chosen: Sizes, *, dry_run: bool) -> list[Search]:
 
 
 def capability() -> int:
-    """Of the device here, as 90 for 9.0."""
+    """The compute capability of this device, as 90 for 9.0."""
     device = jax.devices()[0]
     if device.platform == "cpu":
         return INTERPRETED_CAPABILITY
@@ -107,7 +108,7 @@ def attention_times(cases: tuple[AttentionCase, ...], chosen: Sizes) -> Times:
 
 
 def sampling_times(kernel: str, chosen: Sizes) -> Times:
-    """Seconds of what a kernel does most of."""
+    """Seconds of a kernel's dominant case."""
     name = {"search": "top-k and top-p", "parts": "temperature"}[kernel]
     cases = [case for case in chosen.sampling if case.name == name]
 
@@ -130,7 +131,7 @@ def write_times(chosen: Sizes) -> Times:
 
 
 def measure(part: Part, args: argparse.Namespace) -> None:
-    """One line a trial; a table after each search that has found something."""
+    """One line per trial; a table after each search that found something."""
     folder = args.part.parent / "tuning"
     folder.mkdir(exist_ok=True)
     left = searches(sizes(dry_run=args.dry_run), dry_run=args.dry_run)
@@ -150,7 +151,7 @@ def measure(part: Part, args: argparse.Namespace) -> None:
 def tried(
     search: Search, part: Part, share: float
 ) -> Iterator[tuple[tuple[tuple[str, int], ...], float]]:
-    """Each trial that runs, and the geometric mean of its seconds."""
+    """Each trial that ran, with the geometric mean of its seconds."""
     for trial in part.in_time(search.trials(), share):
         line = {"what": search.operation, "when": search.when, "trial": trial}
         try:
@@ -179,7 +180,7 @@ def in_use(search: Search, trial: dict[str, int]) -> Iterator[None]:
 
 
 def put_in_front(search: Search, use: dict[str, int]) -> None:
-    """Make this process use these sizes; an entry for just the same is replaced."""
+    """Make this process use these sizes; an entry for the same case is replaced."""
     entries = table(search.operation)["entries"]
     entries[:] = [
         {"when": search.when, "use": use},
@@ -188,7 +189,7 @@ def put_in_front(search: Search, use: dict[str, int]) -> None:
 
 
 def noted(operation: str, dry_run: bool) -> dict[str, Any]:
-    """The table with a word on where its first entries come from."""
+    """The table with a note on the origin of its first entries."""
     where = "a dry run, which means nothing" if dry_run else jax.devices()[0].device_kind
     known = dict(table(operation))
     note = f"Timed on {where}, commit {commit() or 'unknown'}: entries with the same conditions. "
@@ -196,7 +197,7 @@ def noted(operation: str, dry_run: bool) -> dict[str, Any]:
 
 
 def table_file(operation: str) -> str:
-    """Where an operation's table lies in a checkout."""
+    """The path of an operation's table in a checkout."""
     return f"pallas_kernels/{operation}/{FILE}"
 
 

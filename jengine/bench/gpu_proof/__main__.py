@@ -1,4 +1,4 @@
-"""Compiles everything, each part in a process of its own, and writes the results.
+"""Compiles everything, each part in a separate process, and writes the results.
 
     python -m jengine.bench.gpu_proof [--parts kernels steps] [--only llama] [--out DIR] [--check]
 
@@ -31,7 +31,7 @@ PACKAGES = ("jax", "jaxlib", "triton", "jax-triton", "jax-cuda12-plugin", "jax-c
 
 
 def run_worker(module: str, *arguments: str) -> Any:
-    """What a worker prints as its last line. A worker that fails ends everything."""
+    """The last line that a worker prints. A failing worker ends the run."""
     with tempfile.TemporaryDirectory() as folder:
         dump = Path(folder)
         if module == "steps":
@@ -59,7 +59,7 @@ def step_row(numbered: tuple[int, StepCase]) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """What the results were made with."""
+    """The versions that the results were made with."""
     found = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
@@ -107,7 +107,7 @@ def main() -> None:
         (args.out / RESULTS.name).write_text(json.dumps(result, indent=1) + "\n", "utf-8")
         (args.out / RESULTS.with_suffix(".md").name).write_text(markdown(result), "utf-8")
     told = {name: len(it) if isinstance(it, list) else it for name, it in result.items()}
-    print(json.dumps(told))  # what was compiled is counted only: --out has all of it
+    print(json.dumps(told))  # the parts are only counted here: --out has all of them
     if args.check:
         problems = worse(result, json.loads(RESULTS.read_text("utf-8")))
         if problems:

@@ -1,4 +1,4 @@
-"""What is compiled: kernel calls by shape, and steps of models by size. No jax, no data."""
+"""The cases to compile: kernel calls by shape, and steps of models by size. No jax, no data."""
 
 from __future__ import annotations
 

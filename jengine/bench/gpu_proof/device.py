@@ -1,4 +1,4 @@
-"""A GPU that is not there: what XLA must know to compile for an H200, and its environment."""
+"""A target without a device: the description of an H200 for XLA, and the environment."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ device_description_str: "NVIDIA H200"
 
 
 def environment(dump: Path) -> dict[str, str]:
-    """Variables for a process that compiles for a GPU it does not have, and dumps what it made."""
+    """Environment of a process that compiles for an absent GPU and dumps XLA's output."""
     flags = [
         os.environ.get("XLA_FLAGS", ""),
         f"--xla_dump_to={dump}",

@@ -1,8 +1,8 @@
-"""Compiles every kernel call of the cases for one device; prints what the assembler says as JSON.
+"""Compiles every kernel call of the cases for one device; prints the assembler's report as JSON.
 
     python -m jengine.bench.gpu_proof.kernels 90
 
-Needs triton, which brings its own assembler, and neither a GPU nor jax's CUDA plugin.
+Needs triton, which ships an assembler, and neither a GPU nor jax's CUDA plugin.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SHOWN = ("TOKENS", "PART_TOKENS", "SPLITS")
 
 
 class Resources(NamedTuple):
-    """What one program of a kernel takes of the device."""
+    """The resources of one program of a kernel."""
 
     registers: int  # a thread
     spilled_bytes: int  # a thread, stored and loaded
@@ -140,7 +140,7 @@ def inside(jaxpr: Any) -> Iterator[Any]:
 
 
 def measured(equation: Any, capability: int) -> dict[str, Any]:
-    """What one kernel call takes on a device."""
+    """The resources of one kernel call on a device."""
     parameters = equation.params
     kernel, launch = parameters["kernel"], launch_for(parameters["launch"], capability)
     arrays = [*(variable.aval for variable in equation.invars), *parameters["out"]]

@@ -1,4 +1,4 @@
-"""Results as tables for people, and what got worse between two of them. No jax."""
+"""Results as tables, and the regressions between two of them. No jax."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KERNEL_COLUMNS = {
     "warps": "warps",
     "stages": "stages",
 }
-# A step may not need more than this beyond what it did, which other versions' fusions account for.
+# Temporaries may grow by this much, which fusions of other XLA versions account for.
 SLACK = 1.1
 
 
@@ -69,7 +69,7 @@ def table(head: Sequence[str], body: Iterator[Sequence[Any]]) -> str:
 
 
 def worse(new: Mapping[str, Any], old: Mapping[str, Any]) -> list[str]:
-    """What a change made worse. What was not measured again, or not before, is not compared."""
+    """The regressions of a change. Only cases in both results are compared."""
     before = {row["step"]: row for row in old["steps"]}
     pairs = [(row, before[row["step"]]) for row in new["steps"] if row["step"] in before]
     return [
@@ -89,7 +89,7 @@ def kernel_problems(row: Mapping[str, Any]) -> Iterator[str]:
 
 
 def step_problems(row: Mapping[str, Any]) -> Iterator[str]:
-    """What must hold for every step with our kernels."""
+    """The conditions on every step with our kernels."""
     if not row["kernel_calls"]:
         return
     for name, wanted in (

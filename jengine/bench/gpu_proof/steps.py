@@ -1,4 +1,4 @@
-"""Compiles one step for an H200 that is not there; prints what XLA made of it as JSON.
+"""Compiles one step for an absent H200; prints a summary of XLA's program as JSON.
 
     python -m jengine.bench.gpu_proof.steps 0 DUMP
 
@@ -41,7 +41,7 @@ BLOCK_SIZE = 16
 PREFILL_TILE = 32
 MAX_ROWS = 64
 PREFILL_TOKENS = 2048
-# What our kernels are called where XLA calls them.
+# Names of our kernels in XLA's thunk list.
 KERNEL_TARGET = "triton_kernel_call_ffi"
 # A line of XLA's list of thunks: deeper ones are inside a command buffer or a loop.
 THUNK = re.compile(r"( *)\d+: (k\w+)")
@@ -107,7 +107,7 @@ def program_facts(compiled: Any, dump: Path, case: StepCase, cache_bytes: int) -
 
 
 def thunks(dump: Path) -> tuple[Counter[str], int, int]:
-    """Launches by kind, command buffers, and launches that lie in none, from XLA's own list."""
+    """Launches by kind, command buffers, and launches outside of them, from XLA's thunk list."""
     (listing,) = dump.glob("*step.thunk_sequence_after_thunk_passes.txt")
     lines = [line for line in listing.read_text().splitlines() if THUNK.match(line)]
     found = [THUNK.match(line) for line in lines]
@@ -119,7 +119,7 @@ def thunks(dump: Path) -> tuple[Counter[str], int, int]:
 
 
 def copied_bytes(text: str) -> list[int]:
-    """Bytes of every array that the program copies by an operation of its own."""
+    """Bytes of every array that the program copies in a separate operation."""
     found = re.findall(r"= \(?(\w+?)(\d+)?\[([\d,]*)\]\S*(?: [^=]*?)? copy(?:-start)?\(", text)
     return [
         math.prod(int(size) for size in sizes.split(",") if size) * int(bits or 8) // 8
