@@ -38,6 +38,7 @@ from jengine.runner.ledger import CompileLedger
 from jengine.runner.taps import Intervention
 from jengine.sampling_params import RequestOutputKind, SamplingParams
 from jengine.text.chat_template import render_chat
+from jengine.text.tokenization import checked_tokenization
 from jengine.vllm_names import missing_attribute
 from jengine.weights.abstract import with_values
 from jengine.weights.live import fitting_arrays, release_moved
@@ -52,7 +53,6 @@ Progress = bool | ProgressFactory
 LATER_ARGUMENTS = {
     "lora_request": "LoRA adapters",
     "mm_processor_kwargs": "multimodal input",
-    "tokenization_kwargs": "tokenization options",
     "chat_template_content_format": "choosing the content format of chat templates",
 }
 CHAT_OPTIONS = (
@@ -61,6 +61,7 @@ CHAT_OPTIONS = (
     "continue_final_message",
     "tools",
     "chat_template_kwargs",
+    "tokenization_kwargs",
 )
 ALWAYS_KNOWN = ("sampling_params", "use_tqdm", "priority")
 # A bar for less than this many seconds would only flicker.
@@ -143,6 +144,7 @@ class LLM:
         priority: int | Sequence[int] | None = None,
         capture: str | Sequence[str] | None = None,
         intervene: Mapping[str, Intervention] | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
         **later: Any,
     ) -> list[RequestOutput]:
         """Answer prompts; outputs come in the order of the prompts.
@@ -155,8 +157,11 @@ class LLM:
         points to pure functions of the values there, f32 [tokens, width], or of values and
         positions; what they return flows on, for the tokens of these prompts only. Both are
         compiled into the step: give the same function again, not an equal one, to use it again.
+
+        `tokenization_kwargs` are options of text.tokenization, such as truncate_prompt_tokens.
         """
         refuse_later("generate", later)
+        prompts = self._tokenized(prompts, tokenization_kwargs)
         with self._taps(capture, intervene) as taps:
             return self._answer(prompts, sampling_params, use_tqdm, priority, taps)
 
@@ -174,7 +179,7 @@ class LLM:
         """Answer one conversation (a list of messages) or several.
 
         Options: chat_template, add_generation_prompt, continue_final_message, tools,
-        chat_template_kwargs. `capture` and `intervene` as for `generate`.
+        chat_template_kwargs, tokenization_kwargs. `capture` and `intervene` as for `generate`.
         """
         prompts = self._render_chats(messages, options)
         with self._taps(capture, intervene) as taps:
@@ -205,10 +210,12 @@ class LLM:
         *,
         use_tqdm: Progress = True,
         priority: int | Sequence[int] | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
         **later: Any,
     ) -> list[str]:
         """Queue prompts without running them; `wait_for_completion` answers them."""
         refuse_later("enqueue", later)
+        prompts = self._tokenized(prompts, tokenization_kwargs)
         return self._enqueue(prompts, sampling_params, use_tqdm, priority)
 
     def enqueue_chat(
@@ -482,6 +489,7 @@ class LLM:
             "chat", {key: options[key] for key in options if key not in CHAT_OPTIONS}, CHAT_OPTIONS
         )
         options = {key: value for key, value in options.items() if key in CHAT_OPTIONS}
+        how = checked_tokenization(options.pop("tokenization_kwargs", None))
         engine = self.engine
         if engine.tokenizer is None:
             raise RequestError("chat needs a tokenizer (skip_tokenizer_init=True was given).")
@@ -490,10 +498,17 @@ class LLM:
         several = isinstance(messages, list | tuple) and all(map(is_conversation, messages[:1]))
         return [
             engine.session.input_processor.render_chat(
-                render_chat(engine.tokenizer, one, **options)
+                render_chat(engine.tokenizer, one, **options), how
             )
             for one in (messages if several else [messages])
         ]
+
+    def _tokenized(self, prompts: Any, tokenization_kwargs: Mapping[str, Any] | None) -> Any:
+        """The prompts as they are, or rendered where the caller wants it done otherwise."""
+        if tokenization_kwargs is None:
+            return prompts
+        render, how = self.engine.session.input_processor.render, tokenization_kwargs
+        return [render(one, checked_tokenization(how)) for one in as_list(prompts)]
 
     def _token_ids(self, text: str) -> list[int]:
         return self.engine.session.input_processor.render(text).token_ids
@@ -605,7 +620,7 @@ def refuse_later(owner: str, given: Mapping[str, Any], known: Iterable[str] = ()
     for name, value in given.items():
         if name not in LATER_ARGUMENTS:
             raise unknown_argument(owner, name, [*known, *ALWAYS_KNOWN])
-        if value is not None:
+        if value is not None and (name, value) != ("chat_template_content_format", "auto"):
             raise UnsupportedFeature(
                 f"{owner}({name}=...): {LATER_ARGUMENTS[name]} is not built yet; leave {name} out."
             )

@@ -18,9 +18,18 @@ from jengine.errors import RequestError, UnsupportedFeature, nearest_name
 from jengine.plan import RowSampling
 from jengine.request import WireRequest
 from jengine.sampling_params import SamplingParams, integer, token_ids
+from jengine.text.tokenization import AS_USUAL, Tokenization
 from jengine.text.tokenizer import Tokenizer
 
 PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
+LATER_PROMPT_KEYS = {
+    "prompt_embeds": "input of embeddings",
+    "multi_modal_data": "multimodal input",
+    "multi_modal_uuids": "multimodal input",
+    "mm_processor_kwargs": "multimodal input",
+    "encoder_prompt": "input of an encoder",
+    "decoder_prompt": "input of an encoder",
+}
 LONGEST_SALT = 1024
 # Characters that a token stands for at most, on average over a prompt.
 LONGEST_TOKEN = 64
@@ -75,18 +84,18 @@ class InputProcessor:
         # Requests without a seed draw one here, so an engine's seed fixes a whole run.
         self._seeds = random.Random(seed)  # noqa: S311 - not for secrets
 
-    def render(self, given: Any) -> Prompt:
+    def render(self, given: Any, how: Tokenization = AS_USUAL) -> Prompt:
         """A str, a sequence of ids, or a dict with one of them, as a checked prompt."""
         if isinstance(given, Mapping):
-            return self._from_dict(given)
+            return self._from_dict(given, how)
         if isinstance(given, str):
-            return self._from_text(given, None)
-        return Prompt(None, self._checked_ids(given))
+            return self._from_text(given, None, how)
+        return Prompt(None, self._checked_ids(given, how))
 
-    def render_chat(self, text: str) -> Prompt:
+    def render_chat(self, text: str, how: Tokenization = AS_USUAL) -> Prompt:
         """A rendered conversation, which already contains its special tokens."""
-        ids = self._tokenizer().encode(text, add_special_tokens=False)
-        return Prompt(text, self._checked_ids(ids))
+        ids = self._encoded(text, how, add_special_tokens=False)
+        return Prompt(text, self._checked_ids(ids, how))
 
     def submission(
         self, request_id: str, prompt: Prompt, params: SamplingParams, priority: int = 0
@@ -127,12 +136,11 @@ class InputProcessor:
         )
         return Submission(request_id, prompt, params, wires)
 
-    def _from_dict(self, given: Mapping[str, Any]) -> Prompt:
-        if "prompt_embeds" in given:
-            raise UnsupportedFeature("prompt_embeds: prompts as embeddings are not built yet.")
-        if "multi_modal_data" in given:
-            raise UnsupportedFeature("multi_modal_data: multimodal input is not built yet.")
-        for key in given:
+    def _from_dict(self, given: Mapping[str, Any], how: Tokenization) -> Prompt:
+        for key, feature in LATER_PROMPT_KEYS.items():
+            if given.get(key) is not None:
+                raise UnsupportedFeature(f"{key}: {feature} is not built yet.")
+        for key in given.keys() - LATER_PROMPT_KEYS:
             if key not in PROMPT_KEYS:
                 raise RequestError(
                     f"a prompt has no key {key!r}; known: {', '.join(PROMPT_KEYS)}."
@@ -145,20 +153,35 @@ class InputProcessor:
             text = given.get("prompt")
             if text is not None and not isinstance(text, str):
                 raise RequestError(f"prompt is a {type(text).__name__}; expected a string.")
-            return Prompt(text, self._checked_ids(given["prompt_token_ids"]), salt)
-        return self._from_text(given.get("prompt"), salt)
+            return Prompt(text, self._checked_ids(given["prompt_token_ids"], how), salt)
+        return self._from_text(given.get("prompt"), salt, how)
 
-    def _from_text(self, text: Any, salt: str | None) -> Prompt:
+    def _from_text(self, text: Any, salt: str | None, how: Tokenization) -> Prompt:
         if not isinstance(text, str):
             raise RequestError(
                 f"a prompt is a {type(text).__name__}; expected a string, a list of token ids, or "
                 "a dict with 'prompt' or 'prompt_token_ids'."
             )
-        # A text of more than this many characters a token of context does not fit; refusing it
-        # here keeps it from being tokenized just to be refused.
-        longest = LONGEST_TOKEN * self.limits.max_model_len
-        ids = self._tokenizer().encode(text, max_chars=longest)
-        return Prompt(text, self._checked_ids(ids), salt)
+        ids = self._encoded(text, how, add_special_tokens=True)
+        return Prompt(text, self._checked_ids(ids, how), salt)
+
+    def _encoded(self, text: str, how: Tokenization, *, add_special_tokens: bool) -> list[int]:
+        tokenizer = self._tokenizer()
+        # A text of more than this many characters per token of context does not fit. It is refused
+        # or cut here, so that what is thrown away anyway is not tokenized first.
+        most_chars = LONGEST_TOKEN * self.limits.max_model_len
+        limit = how.longest(self.limits.max_model_len)
+        if limit is not None:
+            text = how.cut(text, most_chars, tokenizer.truncation_side)
+        if how.add_special_tokens is not None:
+            add_special_tokens = how.add_special_tokens
+        return tokenizer.encode(
+            text.lower() if how.do_lower_case else text,
+            add_special_tokens,
+            max_chars=most_chars,
+            # With a side of the caller's own, _checked_ids cuts.
+            max_tokens=limit if how.truncation_side is None else None,
+        )
 
     def _tokenizer(self) -> Tokenizer:
         if self.tokenizer is None:
@@ -167,8 +190,11 @@ class InputProcessor:
             )
         return self.tokenizer
 
-    def _checked_ids(self, given: Any) -> list[int]:
+    def _checked_ids(self, given: Any, how: Tokenization) -> list[int]:
         ids = plain_ints(given)
+        limit = how.longest(self.limits.max_model_len)
+        if limit is not None:
+            ids = how.cut(ids, limit, self.tokenizer.truncation_side if self.tokenizer else "right")
         if not ids:
             raise RequestError("the prompt is empty; at least one token is needed.")
         if len(ids) >= self.limits.max_model_len:

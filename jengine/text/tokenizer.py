@@ -11,7 +11,7 @@ import json
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, Literal, final
 
 from tokenizers import Tokenizer as Backend
 
@@ -68,12 +68,28 @@ class Tokenizer:
         number: int | None = self.hf.eos_token_id
         return number
 
+    @property
+    def truncation_side(self) -> Literal["left", "right"]:
+        """Where this tokenizer cuts a text that is too long."""
+        return "left" if self.hf.truncation_side == "left" else "right"
+
     def encode(
-        self, text: str, add_special_tokens: bool = True, *, max_chars: int | None = None
+        self,
+        text: str,
+        add_special_tokens: bool = True,
+        *,
+        max_chars: int | None = None,
+        max_tokens: int | None = None,
     ) -> list[int]:
-        """Token ids of `text`; longer than `max_chars` is refused before any work is done."""
+        """Token ids of `text`; longer than `max_chars` is refused before any work is done.
+
+        More than `max_tokens` are cut on the tokenizer's own side, special tokens excepted.
+        """
         _check_text(text, max_chars)
-        encoded = self.hf(text, add_special_tokens=add_special_tokens, verbose=False)
+        options: dict[str, Any] = {"add_special_tokens": add_special_tokens, "verbose": False}
+        if max_tokens is not None:
+            options.update(truncation=True, max_length=max_tokens)
+        encoded = self.hf(text, **options)
         return list(encoded["input_ids"])
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:

@@ -432,6 +432,26 @@ def test_from_optional_takes_none_for_the_default() -> None:
         SamplingParams.from_optional(temprature=1)
 
 
+def test_prompts_are_tokenized_as_the_caller_says(text_llm: jengine.LLM) -> None:
+    options = {"truncate_prompt_tokens": 3, "truncation_side": "left"}
+    (output,) = text_llm.generate("some text", GREEDY, tokenization_kwargs=options)
+    assert output.prompt_token_ids == text_llm.get_tokenizer()("ext").input_ids
+    assert output.prompt == "some text"
+    text_llm.enqueue(["some text", "text"], GREEDY, tokenization_kwargs=options)
+    talk = [{"role": "user", "content": "hello"}]
+    text_llm.enqueue_chat(talk, GREEDY, tokenization_kwargs=options)
+    lengths = [len(one.prompt_token_ids) for one in text_llm.wait_for_completion()]
+    assert lengths == [3, 3, 3]
+    (chat,) = text_llm.chat(
+        talk, GREEDY, tokenization_kwargs=options, chat_template_content_format="auto"
+    )
+    assert len(chat.prompt_token_ids) == 3
+    with pytest.raises(RequestError, match="Did you mean 'truncate_prompt_tokens'"):
+        text_llm.generate("text", GREEDY, tokenization_kwargs={"truncate_prompt_token": 3})
+    with pytest.raises(UnsupportedFeature, match="content format"):
+        text_llm.chat(talk, GREEDY, chat_template_content_format="openai")
+
+
 def test_later_call_features_are_named(still_answers: jengine.LLM) -> None:
     with pytest.raises(UnsupportedFeature, match="LoRA adapters"):
         still_answers.generate(PROMPT, GREEDY, lora_request=object())

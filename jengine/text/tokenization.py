@@ -1,0 +1,104 @@
+"""How a prompt becomes token ids, where a caller wants it otherwise: vLLM's tokenization_kwargs.
+
+In: options by name. Out: the same, checked, and what they do to a text and to token ids.
+Must not know tokenizers, requests or the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from jengine.errors import RequestError, UnsupportedFeature, nearest_name
+
+Side = Literal["left", "right"]
+NAMES = (
+    "add_special_tokens", "truncate_prompt_tokens", "truncation_side", "do_lower_case",
+    "truncation", "max_length", "padding",
+)  # fmt: skip
+NO_TRUNCATION = (None, False, "do_not_truncate")
+TRUNCATION = (*NO_TRUNCATION, True, "longest_first")
+
+
+@dataclass(frozen=True)
+class Tokenization:
+    """Options of one call. The defaults change nothing."""
+
+    # None: special tokens are added to a text, and not to a conversation, whose template has them.
+    add_special_tokens: bool | None = None
+    # Tokens that a prompt is cut down to; -1: as many as leave room for one token of the answer.
+    truncate_prompt_tokens: int | None = None
+    # Where tokens are cut off. None: as the tokenizer does, which keeps its special tokens.
+    truncation_side: Side | None = None
+    do_lower_case: bool = False
+
+    def longest(self, max_model_len: int) -> int | None:
+        """How many tokens are kept at most, if there is such a limit."""
+        limit = self.truncate_prompt_tokens
+        if limit is not None and limit > max_model_len:
+            raise RequestError(
+                f"truncate_prompt_tokens={limit} is above the model's context of {max_model_len} "
+                "tokens; -1 keeps as many as fit."
+            )
+        return max_model_len - 1 if limit == -1 else limit
+
+    def cut(self, items: Sequence[Any], limit: int, usual: Side) -> Any:
+        """The first or the last `limit` characters or tokens; `usual` is the tokenizer's side."""
+        side = self.truncation_side or usual
+        if len(items) <= limit:
+            return items
+        return items[-limit:] if side == "left" else items[:limit]
+
+
+AS_USUAL = Tokenization()
+
+
+def checked_tokenization(given: Mapping[str, Any] | None) -> Tokenization:
+    """The options of `tokenization_kwargs`; what is unknown or wrong is refused."""
+    if given is None:
+        return AS_USUAL
+    if not isinstance(given, Mapping):
+        raise RequestError(f"tokenization_kwargs={given!r}: expected a dict.")
+    for name in given:
+        if name not in NAMES:
+            raise RequestError(
+                f"tokenization_kwargs has no key {name!r}; known: {', '.join(NAMES)}."
+                f"{nearest_name(str(name), NAMES)}"
+            )
+    if given.get("padding") not in (None, False, "do_not_pad"):
+        raise UnsupportedFeature(
+            f"padding={given['padding']!r}: a prompt is never padded, since it would be answered "
+            "with its padding. Leave it out."
+        )
+    return Tokenization(
+        _option(given, "add_special_tokens", (True, False, None)),
+        _limit(given),
+        _option(given, "truncation_side", ("left", "right", None)),
+        bool(_option(given, "do_lower_case", (True, False, None))),
+    )
+
+
+def _option(given: Mapping[str, Any], name: str, choices: tuple[Any, ...]) -> Any:
+    value = given.get(name)
+    if type(value) not in map(type, choices) or value not in choices:
+        raise RequestError(f"{name}={value!r}: expected one of {', '.join(map(repr, choices))}.")
+    return value
+
+
+def _limit(given: Mapping[str, Any]) -> int | None:
+    """truncate_prompt_tokens, or what transformers' truncation and max_length come to."""
+    limit = given.get("truncate_prompt_tokens")
+    truncation = _option(given, "truncation", TRUNCATION)
+    if truncation not in NO_TRUNCATION:
+        limit = given.get("max_length", -1)
+    elif "max_length" in given:
+        raise RequestError("max_length without truncation=True would cut nothing; give both.")
+    if limit is None:
+        return None
+    if isinstance(limit, bool) or not isinstance(limit, int) or limit < -1 or limit == 0:
+        raise RequestError(
+            f"truncate_prompt_tokens={limit!r}: expected an integer of at least 1, or -1 for as "
+            "many as fit."
+        )
+    return limit
