@@ -194,6 +194,14 @@ class ScheduleConfig:
     # Blocks kept free when a waiting request is admitted while others run.
     # Decode steps that one plan may run at most, where nobody waits.
     num_scheduler_steps: int = 1
+    # Requests with penalties, biases or masks that may run at once: the sampler's state for each
+    # is as large as the vocabulary. None: as many as run.
+    max_adjusted_seqs: int | None = None
+
+    @property
+    def sampler_rows(self) -> int:
+        """Rows of the sampler's pool."""
+        return min(self.max_adjusted_seqs or self.max_num_seqs, self.max_num_seqs)
 
     @property
     def largest_chunk(self) -> int:

@@ -53,6 +53,9 @@ class NewRow(msgspec.Struct, frozen=True, array_like=True):
     prompt_length: int
     sampling: RowSampling
     taps: int = 0  # which set of taps the row uses; 0: none
+    # Where the sampler keeps what adjusts the row's logits: 0: nothing does; otherwise 1 + its row
+    # in the pool of such state.
+    sampler_row: int = 0
 
 
 class NewBlocks(msgspec.Struct, frozen=True, array_like=True):

@@ -59,6 +59,7 @@ class Request:
         "publish_at",
         "request_id",
         "row",
+        "sampler_row",
         "status",
         "token_ids",
         "weights_version",
@@ -70,6 +71,7 @@ class Request:
         self.request_id = wire.request_id
         self.status = Status.WAITING
         self.row = -1
+        self.sampler_row = 0  # 1 + its row in the sampler's pool, while it runs and needs one
         self.token_ids: list[int] = list(wire.prompt_token_ids)
         self.prompt_length = len(wire.prompt_token_ids)
         self.num_computed = 0

@@ -112,8 +112,8 @@ def _parts(engine: Engine) -> Iterator[MemoryPart]:
         )
         yield MemoryPart("cache", on_one_device([array]), detail)
     rest = loaded.state._replace(caches=(), held=None)
-    rows = loaded.shapes.max_rows
-    detail = f"last tokens, penalties and masks of {rows} rows"
+    rows, adjusted = loaded.shapes.max_rows, len(loaded.state.rows.marks)
+    detail = f"last tokens of {rows} rows, penalties and masks of {adjusted}"
     yield MemoryPart("row state", on_one_device(jax.tree.leaves(rest)), detail)
     if loaded.state.held is not None:
         stages, tokens, _ = loaded.state.held.shape

@@ -26,6 +26,7 @@ COMPILATION_KEYS = {
     "decode_rows": "ladder of decode rows",
     "prefill_tokens": "ladder of prefill tokens",
     "pages": "ladder of cache blocks a row may read",
+    "max_adjusted_seqs": "requests with penalties, biases or masks that may run at once",
     "wait_for": "what is compiled before the engine is ready: all, or the largest step alone, "
     "which runs everything until the others are there",
 }

@@ -161,7 +161,8 @@ def device_side(args: EngineArgs, source: ModelSource, bar: Callable[..., Any]) 
     """Load the model onto this process's devices and compile its steps."""
     start_backend(args.gpu_memory_utilization)
     compilation = dict(args.compilation_config or {})
-    schedule = schedule_config(args, source.config)
+    penalises = any(source.generation.get(name, usual) != usual for name, usual in NO_PENALTY)
+    schedule = schedule_config(args, source.config, penalises=penalises)
     placement = placement_for(args, source.config)
     layout = stage_layout(source.config, placement.num_stages)
     _log_stages(layout, len(source.config.layers))
@@ -171,7 +172,7 @@ def device_side(args: EngineArgs, source: ModelSource, bar: Callable[..., Any]) 
     depth = overlap + layout.num_stages - 1
     steps = runner_config(
         args, source.config, schedule, compilation, layout.num_stages,
-        penalises=any(source.generation.get(name, usual) != usual for name, usual in NO_PENALTY),
+        penalises=penalises,
     )  # fmt: skip
     settings = MultihostSettings.checked(args.multihost)
     check_processes(args.executor, placement.processes)

@@ -21,6 +21,7 @@ from jengine.runner.attention_backend import attention_backend, cache_dtype
 from jengine.runner.buckets import FirstRungs, Ladders, StepShapes, default_ladders
 from jengine.runner.build import RunnerConfig
 from jengine.runner.features import Features, variants
+from jengine.sampling.admission import row_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +29,12 @@ BLOCK_SIZE = 16
 PREFILL_TILE = 32
 # Plans that may be in flight while one is read.
 OVERLAP_DEPTH = 1
+
+
+# What the sampler's pool of penalties, biases and masks may take by default, and the least that it
+# holds: a row takes about 1 MB with a vocabulary of 128,000.
+SAMPLER_POOL_BYTES = 256 * 1024**2
+FEWEST_ADJUSTED = 8
 
 
 @dataclass(frozen=True)
@@ -57,9 +64,16 @@ def device_defaults() -> DeviceDefaults:
 
 
 def schedule_config(
-    args: EngineArgs, config: ModelConfig, defaults: DeviceDefaults | None = None
+    args: EngineArgs,
+    config: ModelConfig,
+    defaults: DeviceDefaults | None = None,
+    *,
+    penalises: bool = False,
 ) -> ScheduleConfig:
-    """Limits of a step, from what was asked for, the model and the device (here: JAX's)."""
+    """Limits of a step, from what was asked for, the model and the device (None: JAX's).
+
+    `penalises`: requests have penalties unless they say otherwise.
+    """
     defaults = defaults or device_defaults()
     max_model_len = args.max_model_len or config.max_position
     if max_model_len > config.max_position:
@@ -79,7 +93,30 @@ def schedule_config(
         long_prefill_token_threshold=args.long_prefill_token_threshold,
         prefill_tile=prefill_tile(args),
         num_scheduler_steps=_steps_at_once(args),
+        max_adjusted_seqs=_adjusted_seqs(args, config, rows, max_model_len, penalises),
     )
+
+
+def _adjusted_seqs(
+    args: EngineArgs, config: ModelConfig, rows: int, max_model_len: int, penalises: bool
+) -> int:
+    """Requests with penalties, biases or masks that may run at once: all, if their state is small
+    or every request has them."""
+    given = (args.compilation_config or {}).get("max_adjusted_seqs")
+    if given is not None:
+        if type(given) is not int or given < 1:
+            raise ConfigError(
+                f"compilation_config['max_adjusted_seqs']={given!r}: expected a positive integer."
+            )
+        return min(given, rows)
+    if penalises:
+        return rows
+    fit = SAMPLER_POOL_BYTES // row_bytes(config.vocab_size, max_model_len)
+    most = max(1 << max(fit, 1).bit_length() - 1, FEWEST_ADJUSTED)
+    if most < rows:
+        logger.info("At most %d of %d requests at once may have penalties, biases or masks; "
+                    "compilation_config['max_adjusted_seqs'] is for more", most, rows)  # fmt: skip
+    return min(most, rows)
 
 
 def _steps_at_once(args: EngineArgs) -> int:
@@ -157,6 +194,7 @@ def runner_config(
         max_model_len=schedule.max_model_len,
         one_segment=args.deterministic,
         attention=attention_backend(args.attention_backend, groups),
+        max_adjusted=schedule.sampler_rows,
     )
     # A window moves on when a step has been read, so chunks in flight hold blocks as well.
     in_flight = (OVERLAP_DEPTH + stages) * max(
@@ -207,7 +245,10 @@ def _one_program(
 ) -> tuple[Ladders, tuple[Features, ...], tuple[Features, ...]]:
     """Deterministic mode: one bucket and the variant that can do everything, so that all numbers
     come out of the same program."""
-    fixed = [name for name in compilation if name != "cache_dir"]
+    harmless = {"cache_dir", "max_adjusted_seqs"}
+    if compilation.get("wait_for") == "all":  # as in every engine of this mode
+        harmless.add("wait_for")
+    fixed = [name for name in compilation if name not in harmless]
     if fixed:
         raise ConfigError(
             f"deterministic=True compiles one program; compilation_config[{fixed[0]!r}] cannot be "

@@ -78,7 +78,7 @@ NO_ENGINE_FLAG = (
     "override_generation_config", "profiler_config",
 )  # fmt: skip
 # Keys of the compilation config that hold no list.
-ONE_WORD = ("cache_dir", "wait_for")
+ONE_WORD = ("cache_dir", "wait_for", "max_adjusted_seqs")
 # Read from one field but meant for both: a request is repeated with the seed that was given.
 SHARED = ("seed",)
 

@@ -103,13 +103,16 @@ class Memory:
 
     @property
     def row_state(self) -> int:
-        """Bytes of what the sampler keeps for each row."""
+        """Bytes of each row's last token and of the sampler's pool."""
         cache = CacheConfig(self.config.groups, self.block_size, (0,) * len(self.config.groups))
         rows, longest = self.schedule.max_num_seqs, self.schedule.max_model_len
 
         def empty() -> object:
             dtype = jnp.dtype(self.config.dtype)
-            return empty_state(cache, dtype, rows, self.config.vocab_size, longest)
+            return empty_state(
+                cache, dtype, rows, self.config.vocab_size, longest,
+                max_adjusted=self.schedule.sampler_rows,
+            )  # fmt: skip
 
         return state_bytes(placed_state(jax.eval_shape(empty), self.placement))
 

@@ -126,8 +126,9 @@ class Paper:
         yield row("usable", gigabytes(memory.usable), f"{share:.0%} of {gigabytes(device.memory)}")
         detail = f"layers {memory.stage[0]} to {memory.stage[-1]}" * (memory.layout.pp > 1)
         yield row("weights", gigabytes(memory.weights), detail)
-        rows = memory.schedule.max_num_seqs
-        yield row("row state", gigabytes(memory.row_state), f"{rows} rows")
+        rows = memory.schedule.sampler_rows
+        detail = f"penalties, biases and masks of {rows} requests"
+        yield row("row state", gigabytes(memory.row_state), detail)
         step = f"a step of {memory.schedule.max_num_batched_tokens:,} tokens, estimated"
         yield row("scratch", gigabytes(memory.scratch), step)
         if memory.cache <= 0:

@@ -31,8 +31,8 @@ class RowAdmission:
     def admit(self, state: StepState, new_rows: Iterable[NewRow]) -> StepState:
         """The state with the settings of these rows, as far as their logits are adjusted."""
         for new in new_rows:
-            if new.sampling.adjusts_logits:
-                state = self._placed(state, new.row, self._packed(new))
+            if new.sampler_row:
+                state = self._placed(state, new.sampler_row - 1, self._packed(new))
         return state
 
     def _packed(self, new: NewRow) -> Admission:

@@ -65,6 +65,8 @@ class StepShapes:
     one_segment: bool = False
     # Which implementation of the paged operations runs; None leaves it to them.
     attention: str | None = None
+    # Rows whose logits are adjusted at the same time at most; None: all.
+    max_adjusted: int | None = None
 
     @property
     def max_pages(self) -> int:

@@ -284,6 +284,7 @@ class Sizing:
             self.model.vocab_size,
             shapes.max_model_len,
             held_by(self.placement, self.config.ladders, self.model.hidden_size),
+            shapes.max_adjusted,
         )
 
 

@@ -59,7 +59,7 @@ class Rows:
             "top_k": sampling.top_k,
             "top_p": sampling.top_p,
             "min_p": sampling.min_p,
-            "adjusted": sampling.adjusts_logits,
+            "adjusted": new.sampler_row,
             "repetition": sampling.repetition_penalty,
             "presence": sampling.presence_penalty,
             "frequency": sampling.frequency_penalty,

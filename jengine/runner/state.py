@@ -53,11 +53,12 @@ def block_bytes(group: CacheGroup, block_size: int, dtype: Any) -> int:
 
 def empty_state(
     cache: CacheConfig, cache_dtype: Any, max_rows: int, vocab_size: int, max_model_len: int,
-    held: Held | None = None,
+    held: Held | None = None, max_adjusted: int | None = None,
 ) -> StepState:  # fmt: skip
     """A state with nothing in it. `jax.eval_shape` of this very function sizes the engine.
 
-    The cache's layers are those of one stage; without `held` there is only one.
+    The cache's layers are those of one stage; without `held` there is only one. `max_adjusted`:
+    rows of the sampler's pool; None: `max_rows`.
     """
     stages = 1 if held is None else held.stages
     return StepState(
@@ -66,7 +67,7 @@ def empty_state(
             for group, blocks in zip(cache.groups, cache.num_blocks, strict=True)
         ),
         last_token=jnp.zeros(max_rows, jnp.int32),
-        rows=empty_row_state(max_rows, vocab_size, max_model_len),
+        rows=empty_row_state(max_adjusted or max_rows, vocab_size, max_model_len),
         held=None if held is None else jnp.zeros(held, jnp.float32),
     )
 

@@ -17,14 +17,14 @@ from jengine.sampling.state import RowState
 
 def adjust(logits: Array, state: RowState, inputs: SamplingInput) -> Array:
     """Adjusted logits f32[S, V]; rows that are not `adjusted` come back bit for bit."""
-    adjusted = inputs.adjusted.astype(bool)  # [S]
-    marks = state.marks.at[inputs.rows].get(mode="clip")  # [S, V]
-    bias = state.bias.at[inputs.rows].get(mode="clip")  # [S, V]
+    adjusted, rows = inputs.adjusted.astype(bool), inputs.adjusted - 1  # [S]
+    marks = state.marks.at[rows].get(mode="clip")  # [S, V]
+    bias = state.bias.at[rows].get(mode="clip")  # [S, V]
     with jax.named_scope("bias"):
         # One addition serves allowed ids (-inf) and logit_bias: masks and sums commute.
         result = logits + bias
     with jax.named_scope("bad_words"):
-        any_words = jnp.any(adjusted & (state.bad_word_of.at[inputs.rows, 0].get(mode="clip") >= 0))
+        any_words = jnp.any(adjusted & (state.bad_word_of.at[rows, 0].get(mode="clip") >= 0))
         result = lax.cond(
             any_words,
             lambda logits: _mask(logits, _completes_bad_word(logits.shape, state, inputs)),
@@ -47,14 +47,15 @@ def _mask(logits: Array, forbidden: Array) -> Array:
 
 def _completes_bad_word(shape: tuple[int, ...], state: RowState, inputs: SamplingInput) -> Array:
     """bool[S, V]: tokens that would end a bad word, looking back at generated tokens only."""
-    rows = inputs.rows[:, None]  # [S, 1]
+    rows = inputs.adjusted - 1  # [S]
     tokens, word_of, distance = (
-        flat.at[inputs.rows].get(mode="clip")  # [S, 1024]
+        flat.at[rows].get(mode="clip")  # [S, 1024]
         for flat in (state.bad_words, state.bad_word_of, state.bad_word_distance)
     )
     position = inputs.positions[:, None] - distance  # where an entry would have to stand
     generated = position >= inputs.prompt_length[:, None]  # rules out negative positions too
-    stands = state.history.at[rows, position].get(mode="clip")
+    column = position % state.history.shape[1]
+    stands = state.history.at[rows[:, None], column].get(mode="clip")
     missing = (distance > 0) & ~(generated & (stands == tokens))
 
     row = lax.broadcasted_iota(jnp.int32, tokens.shape, 0)

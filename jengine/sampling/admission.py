@@ -12,6 +12,9 @@ import numpy as np
 MAX_BAD_WORDS = 128
 MAX_BAD_WORD_TOKENS = 1024
 
+# A bad word is recognised by the tokens before its last one.
+LONGEST_HISTORY = MAX_BAD_WORD_TOKENS
+
 # A mark is a count of generated tokens with two flags above it.
 COUNT_BITS = (1 << 28) - 1
 IN_PROMPT = 1 << 28
@@ -23,10 +26,21 @@ class Admission(NamedTuple):
 
     marks: np.ndarray  # i32[V]
     bias: np.ndarray  # f32[V]
-    history: np.ndarray  # i32[L]
+    history: np.ndarray  # i32[history_length]
     bad_words: np.ndarray  # i32[1024]
     bad_word_of: np.ndarray  # i32[1024]
     bad_word_distance: np.ndarray  # i32[1024]
+
+
+def history_length(max_len: int) -> int:
+    """Tokens of a sequence that are remembered, in sequences of at most `max_len`."""
+    return min(max_len, LONGEST_HISTORY)
+
+
+def row_bytes(vocab: int, max_len: int) -> int:
+    """Bytes of one row of the sampler's pool."""
+    words = 2 * vocab + history_length(max_len) + 3 * MAX_BAD_WORD_TOKENS
+    return words * np.dtype(np.int32).itemsize
 
 
 def seed_words(seed: int) -> np.ndarray:
@@ -55,14 +69,20 @@ def pack_admission(
             f"{known.size} known tokens with prompt_length={prompt_length}, expected "
             f"prompt_length <= known tokens <= max_len={max_len}"
         )
-    history = np.full(max_len, -1, np.int32)
-    history[: known.size] = known
     return Admission(
         _marks(known, prompt_length, _checked("stop ids", stop, vocab), vocab),
         _bias(logit_bias or {}, allowed, vocab),
-        history,
+        _history(known, history_length(max_len)),
         *_flatten(bad_words, vocab),
     )
+
+
+def _history(known: np.ndarray, length: int) -> np.ndarray:
+    """The last tokens, each at its position modulo the length."""
+    history = np.full(length, -1, np.int32)
+    positions = np.arange(max(known.size - length, 0), known.size)
+    history[positions % length] = known[positions]
+    return history
 
 
 def _marks(known: np.ndarray, prompt_length: int, stop: np.ndarray, vocab: int) -> np.ndarray:

@@ -19,7 +19,7 @@ class SamplingInput(NamedTuple):
     top_p: Array  # f32[S] 1: off
     min_p: Array  # f32[S] 0: off
     seed: Array  # u32[S, 2] the request's 64-bit seed
-    adjusted: Array  # bool or i32[S] the row uses RowState, which is valid for it
+    adjusted: Array  # i32[S] 0: logits as they are; otherwise 1 + the request's row in RowState
     repetition: Array  # f32[S] 1: off
     presence: Array  # f32[S] 0: off
     frequency: Array  # f32[S] 0: off

@@ -63,7 +63,7 @@ def sample(
     tokens = jnp.where(usable, tokens, -1)
     if kept is not None:
         counted = usable & inputs.adjusted.astype(bool)
-        state = record(kept, inputs.rows, inputs.positions, tokens, counted)
+        state = record(kept, inputs.adjusted - 1, inputs.positions, tokens, counted)
     return SampleOutput(tokens, _logprobs(raw, processed, tokens, features)), state
 
 

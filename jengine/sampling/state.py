@@ -1,7 +1,8 @@
 """What the device remembers between steps for rows with penalties, bias or masks.
 
-In: Admission arrays and freshly sampled tokens. Out: the next RowState, written in place when
-the caller donates the old one. Must not know: logits, requests, how the state is used.
+A pool: a request that needs it is given one of its rows, which need not be its engine row. In:
+Admission arrays and freshly sampled tokens. Out: the next RowState, written in place when the
+caller donates the old one. Must not know: logits, requests, how the state is used.
 """
 
 from typing import NamedTuple
@@ -10,27 +11,27 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jengine.sampling.admission import MAX_BAD_WORD_TOKENS, Admission
+from jengine.sampling.admission import MAX_BAD_WORD_TOKENS, Admission, history_length
 
 
 class RowState(NamedTuple):
-    """Valid only for rows that were admitted and are marked `adjusted` in SamplingInput."""
+    """Valid only for the rows that SamplingInput's `adjusted` names. L: `history_length`."""
 
-    marks: Array  # i32[R, V] times generated; flags IN_PROMPT and IS_STOP above the count
-    bias: Array  # f32[R, V] logit_bias; -inf where the token is not allowed
-    history: Array  # i32[R, L] token at each position; beyond what is known: -1
-    bad_words: Array  # i32[R, 1024] the tokens of all bad words, one word after the other
-    bad_word_of: Array  # i32[R, 1024] which word an entry belongs to, -1 = none
-    bad_word_distance: Array  # i32[R, 1024] tokens from an entry to the end of its word
+    marks: Array  # i32[A, V] times generated; flags IN_PROMPT and IS_STOP above the count
+    bias: Array  # f32[A, V] logit_bias; -inf where the token is not allowed
+    history: Array  # i32[A, L] the last L tokens, each at its position modulo L; unknown: -1
+    bad_words: Array  # i32[A, 1024] the tokens of all bad words, one word after the other
+    bad_word_of: Array  # i32[A, 1024] which word an entry belongs to, -1 = none
+    bad_word_distance: Array  # i32[A, 1024] tokens from an entry to the end of its word
 
 
 def empty_row_state(rows: int, vocab: int, max_len: int) -> RowState:
-    """State of an engine without requests."""
+    """State of an engine without requests: a pool of so many rows."""
     flat = (rows, MAX_BAD_WORD_TOKENS)
     return RowState(
         marks=jnp.zeros((rows, vocab), jnp.int32),
         bias=jnp.zeros((rows, vocab), jnp.float32),
-        history=jnp.full((rows, max_len), -1, jnp.int32),
+        history=jnp.full((rows, history_length(max_len)), -1, jnp.int32),
         bad_words=jnp.full(flat, -1, jnp.int32),
         bad_word_of=jnp.full(flat, -1, jnp.int32),
         bad_word_distance=jnp.full(flat, -1, jnp.int32),
@@ -38,7 +39,7 @@ def empty_row_state(rows: int, vocab: int, max_len: int) -> RowState:
 
 
 def admit(state: RowState, row: Array, admission: Admission) -> RowState:
-    """Overwrite everything kept for one row; row R (out of range) writes nothing."""
+    """Overwrite everything kept in one row; row A (out of range) writes nothing."""
     with jax.named_scope("admit"):
         written = (
             kept.at[row].set(new, mode="drop") for kept, new in zip(state, admission, strict=True)
@@ -47,11 +48,13 @@ def admit(state: RowState, row: Array, admission: Admission) -> RowState:
 
 
 def record(state: RowState, rows: Array, positions: Array, tokens: Array, keep: Array) -> RowState:
-    """Count and remember one sampled token a row, where `keep` (bool[S]) holds."""
+    """Count and remember one sampled token per row, where `keep` (bool[S]) holds."""
     with jax.named_scope("record"):
         # Dropping needs an index past the end: negative ones would wrap around.
         target = jnp.where(keep, rows, state.marks.shape[0])
         return state._replace(
             marks=state.marks.at[target, tokens].add(1, mode="drop"),
-            history=state.history.at[target, positions].set(tokens, mode="drop"),
+            history=state.history.at[target, positions % state.history.shape[1]].set(
+                tokens, mode="drop"
+            ),
         )

@@ -1,6 +1,7 @@
 """What else must be ready before a waiting request may run: gates, asked one by one.
 
-Rows, budget and the KV cache are the scheduler's own limits, for which all requests wait in line.
+Rows, the sampler's pool, budget and the KV cache are the scheduler's own limits, for which all
+requests wait in line.
 A request that a gate keeps back lets those behind it pass.
 """
 

@@ -12,6 +12,7 @@ from jengine.config import ScheduleConfig
 from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.request import Request, Status
 from jengine.scheduler.queue import waiting_queue
+from jengine.scheduler.sampler_rows import SamplerRows
 from jengine.scheduler.side_results import SideResults
 
 
@@ -25,6 +26,7 @@ class Lifecycle:
         self.waiting = waiting_queue(config.policy)
         self.side_results = SideResults()
         self.free_rows = list(range(config.max_num_seqs))  # a heap: the smallest is used first
+        self.sampler_rows = SamplerRows(config.sampler_rows)
         self.num_preemptions = 0
         self._released: list[int] = []
 
@@ -38,6 +40,7 @@ class Lifecycle:
         """The next waiting request runs in the smallest free row; `hit` tokens are cached."""
         first, row = self.waiting.pop(), heapq.heappop(self.free_rows)
         assert first is request and row == request.row, "requests and rows are taken in order"
+        self.sampler_rows.take(request)
         request.status = Status.RUNNING
         request.num_computed = request.num_processed = hit
         request.known_at_admission = request.num_known
@@ -83,3 +86,4 @@ class Lifecycle:
         heapq.heappush(self.free_rows, request.row)
         self._released.append(request.row)
         request.row = -1
+        self.sampler_rows.give_back(request)

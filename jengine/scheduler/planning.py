@@ -84,6 +84,8 @@ class Planner:
 
     def _admit(self, request: Request, builder: PlanBuilder) -> bool:
         """Give the next waiting request a row and its first chunk, if both fit."""
+        if not self._requests.sampler_rows.have_room(request):
+            return False
         # With less budget a shorter chunk might fit.
         if builder.budget >= self._budget_refused and self._cache.still_lacks_room(request):
             return False
@@ -105,6 +107,7 @@ class Planner:
                 request.prompt_length,
                 request.wire.sampling,
                 request.wire.taps,
+                request.sampler_row,
             )
         )
         builder.new_blocks += blocks

@@ -124,6 +124,24 @@ def test_preemption(either_engine: jengine.LLM, truth: Any, overlap: bool) -> No
         assert llm.stats().preemptions > 0 or not full
 
 
+def test_requests_take_turns_in_the_samplers_pool(llm: jengine.LLM) -> None:
+    kinds: list[dict[str, Any]] = [
+        {"repetition_penalty": 1.3, "frequency_penalty": 0.4},
+        {"logit_bias": {5: 4.0, 6: -4.0}, "min_tokens": 6},
+        {},
+        {"allowed_token_ids": [3, 4, 8, 9, 10], "presence_penalty": 0.7},
+    ]
+    params = [
+        SamplingParams(temperature=0, max_tokens=12, **kinds[i % len(kinds)])
+        for i in range(len(PROMPTS))
+    ]
+    with rebuilt(llm) as all_at_once:
+        expected = run(all_at_once, params)
+    for most in (1, 3):
+        with rebuilt(llm, max_adjusted_seqs=most) as in_turns:
+            assert run(in_turns, params) == expected
+
+
 def test_preemption_in_a_window(window_engine: jengine.LLM) -> None:
     prompts = random_prompts(*[40] * 8, seed=3)
     params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)

@@ -22,7 +22,11 @@ SHAPES = StepShapes((CacheGroup(CacheSpec("full", 1, 8), (0,)),), 16, 32, 4, 64)
 def needs(*sampling: dict[str, Any], samples: list[bool] | None = None, decodes: int = 0) -> Any:
     """What a plan with one new row for each of these settings needs."""
     count = len(sampling)
-    new_rows = [NewRow(i, [1, 2], 2, RowSampling(**one)) for i, one in enumerate(sampling)]
+    settings = [RowSampling(**one) for one in sampling]
+    new_rows = [
+        NewRow(i, [1, 2], 2, one, sampler_row=(i + 1) * one.adjusts_logits)
+        for i, one in enumerate(settings)
+    ]
     rows = Rows(SHAPES)
     flags = samples or [True] * count
     entries = [Entry(row, 0, 2, Wanted(flag)) for row, flag in enumerate(flags)]

@@ -8,8 +8,11 @@ import pytest
 
 from jengine.assembly.args import EngineArgs
 from jengine.assembly.sizes import DEVICE_DEFAULTS, runner_config, schedule_config
+from jengine.errors import ConfigError
 from jengine.models.published import PUBLISHED
 from jengine.models.registry import model_config
+from jengine.planning.device_memory import Memory
+from jengine.planning.layout import Layout
 from jengine.runner.buckets import Bucket, Ladders
 from jengine.runner.build import RunnerConfig
 from jengine.runner.features import Features, variants
@@ -17,6 +20,7 @@ from jengine.runner.ledger import CompileLedger, Key, LedgerEntry
 from jengine.runner.program_list import ProgramList
 from jengine.runner.programs import Programs
 from jengine.runner.taps import TapSet
+from jengine.sampling.admission import row_bytes
 
 LARGE = model_config(PUBLISHED["llama-8b"])
 KNOWN = variants(20, "raw_logprobs")
@@ -117,3 +121,24 @@ def test_the_smallest_that_is_compiled_stands_in_for_one_that_is_to_come() -> No
     assert programs.ledger.asked_for((small, KNOWN["sampled"])) == 2
     keep(programs, (small, KNOWN["sampled"]))
     assert programs.bucket_for(small, KNOWN["greedy"]) == small
+
+
+def test_the_samplers_state_is_a_pool_of_limited_size() -> None:
+    usual, most = DEVICE_DEFAULTS["gpu"], 1024
+    args = EngineArgs("any", max_num_seqs=most)
+    assert schedule_config(args, LARGE, usual).sampler_rows == 256
+    assert schedule_config(args, LARGE, usual, penalises=True).sampler_rows == most
+    assert schedule_config(EngineArgs("any"), LARGE, DEVICE_DEFAULTS["cpu"]).sampler_rows == 8
+    for given, expected in ((700, 700), (5000, most)):
+        args = EngineArgs("any", max_num_seqs=most, compilation_config={"max_adjusted_seqs": given})
+        assert schedule_config(args, LARGE, usual).sampler_rows == expected
+    with pytest.raises(ConfigError, match=r"max_adjusted_seqs'\]='x': expected a positive"):
+        args = EngineArgs("any", compilation_config={"max_adjusted_seqs": "x"})
+        schedule_config(args, LARGE, usual)
+
+
+def test_bytes_of_the_samplers_state() -> None:
+    schedule = schedule_config(EngineArgs("any", max_num_seqs=1024), LARGE, DEVICE_DEFAULTS["gpu"])
+    memory = Memory(LARGE, Layout(), schedule, 16, usable=80 * 10**9)
+    # 1,024 rows of 128,256 tokens of vocabulary and 131,072 tokens of context took 1.6 GB.
+    assert 256 * row_bytes(128_256, 131_072) < memory.row_state < 268_000_000

@@ -38,6 +38,8 @@ def make_inputs(rows: Sequence[int], positions: Sequence[int], **given: Any) -> 
         for name, (dtype, off) in _OFF.items()
     }
     assert not given, f"unknown fields {sorted(given)}"
+    # A request's row in the sampler's state, counted from 1; here that of the engine.
+    fields["adjusted"] *= np.asarray(rows, np.int32) + 1
     return SamplingInput(
         rows=np.asarray(rows, np.int32),
         positions=np.asarray(positions, np.int32),

@@ -132,6 +132,43 @@ def test_bad_words_at_the_start_of_a_sequence_look_at_nothing_before_it() -> Non
     assert banned([5], 0, [[1, 5, 7], [5, 8]]) == {8}
 
 
+@pytest.mark.parametrize("known", [1023, 1024, 1025, 2047, 2500])
+def test_bad_words_late_in_a_long_sequence(known: int) -> None:
+    """The state remembers fewer tokens than a sequence has, but all that a bad word needs."""
+    word = [(7 * i) % V for i in range(1024)]
+    tokens = [1] * (known - 1023) + word[:-1]
+    short, length = [3, 4], 3000
+    admission = pack_admission(
+        tokens, known - 1023, vocab=V, max_len=length, bad_words=[word[-1024 + 2 :], short]
+    )
+    state = jit_admit(empty_row_state(2, V, length), np.int32(1), admission)
+    assert state.history.shape == (2, 1024)
+    inputs = make_inputs([0, R, R, 1], [0, 0, 0, known], adjusted=[0, 0, 0, 1],
+                         prompt_length=known - 1023)  # fmt: skip
+    row = np.asarray(jit_adjust(random_logits(3), state, inputs))[3]
+    assert np.flatnonzero(row == -np.inf).tolist() == [word[-1]]
+    inputs = inputs._replace(prompt_length=inputs.prompt_length + 3)  # it begins in the prompt
+    row = np.asarray(jit_adjust(random_logits(3), state, inputs))[3]
+    assert not np.isinf(row).any()
+
+
+def test_a_request_may_have_another_row_in_the_samplers_state() -> None:
+    """Engine rows 5 and 3 use the rows 0 and 1 of a pool of two."""
+    state = empty_row_state(2, V, L)
+    state = put(put(state, 0, [1, 2], 1, allowed=[7]), 1, [1], 1, allowed=[9, 11])
+    inputs = make_inputs([5, 0, 3, R], [2, 2, 1, 0])._replace(
+        adjusted=np.array([1, 0, 2, 0], np.int32)
+    )
+    logits = random_logits(9)
+    out = np.asarray(jit_adjust(logits, state, inputs))
+    assert np.flatnonzero(np.isfinite(out[0])).tolist() == [7]
+    assert np.flatnonzero(np.isfinite(out[2])).tolist() == [9, 11]
+    assert np.array_equal(out[1], logits[1]) and np.array_equal(out[3], logits[3])
+    output, after = jit_sample(logits, state, inputs, features=ADJUST, key_data=KEY)
+    counted = np.asarray(after.marks) - np.asarray(state.marks)
+    assert np.argwhere(counted).tolist() == [[0, 7], [1, int(output.tokens[2])]]
+
+
 def test_as_many_bad_words_as_fit() -> None:
     words = [[token % V, 3, 4, 5, 6, 7, 8, token // 4] for token in range(128)]
     known = [0, 31, 3, 4, 5, 6, 7, 8]
