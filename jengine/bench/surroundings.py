@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import re
 import resource
 import subprocess
 from pathlib import Path
@@ -89,6 +90,12 @@ def processor() -> str:
 
 
 def peak_bytes() -> int:
-    """Peak resident memory of this process."""
+    """The peak resident memory of this process so far."""
+    status = Path("/proc/self/status")
+    if status.is_file():
+        # Not ru_maxrss, which starts at what the parent process held when it started this one.
+        held = re.search(r"^VmHWM:\s+(\d+) kB$", status.read_text(encoding="utf-8"), re.MULTILINE)
+        if held is not None:
+            return int(held[1]) * 1024
     unit = 1 if platform.system() == "Darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

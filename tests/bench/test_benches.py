@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ import pytest
 from jengine import LLM
 from jengine.bench import against, load, peak_memory, step_clock
 from jengine.bench.against import Peer, PeerFailed, PeerSettings
+from jengine.bench.surroundings import peak_bytes
 from jengine.bench.throughput import Ours, memory_line
 from jengine.bench.workloads import WORKLOADS, generated, read_trace, write_trace
 from jengine.cli.main import main
@@ -242,6 +244,14 @@ def test_load_writes_random_weights_for_a_config(model: str, tmp_path: Path) -> 
     assert found["stored_gb"] == pytest.approx(
         (Path(model) / "model.safetensors").stat().st_size / 1e9, abs=1e-4
     )
+
+
+def test_peak_memory_is_of_this_process_alone() -> None:
+    """A child's ru_maxrss starts at what its parent held."""
+    held = bytearray(2 * 10**8)
+    program = "from jengine.bench.surroundings import peak_bytes; print(peak_bytes())"
+    done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, check=True)
+    assert peak_bytes() - int(done.stdout) > len(held) / 2
 
 
 @pytest.mark.parametrize("name", WORKLOADS)

@@ -249,27 +249,37 @@ def test_few_files_are_open_at_once() -> None:
     """A parameter of many experts is stored in more tensors than a process may open files."""
     live, most = set[int](), []
 
+    class Memory(bytearray):
+        """What a view of a file keeps open."""
+
     class Tensor:
         def __init__(self, name: str):
             self.name, self.file = name, "none"
 
         def read(self) -> np.ndarray:
-            view = np.ones((64, 64), np.float32).view(Opened)
-            live.add(id(view))
-            weakref.finalize(view, live.discard, id(view))
+            memory = Memory(np.ones((64, 64), np.float32).tobytes())
+            live.add(id(memory))
+            weakref.finalize(memory, live.discard, id(memory))
             most.append(len(live))
-            time.sleep(0.001)
-            return view
+            return np.frombuffer(memory, np.float32).reshape(64, 64)
 
-    class Opened(np.ndarray):
-        """An array that can be referred to weakly."""
+    class LateThreads(ThreadPoolExecutor):
+        """Starts work when every task is queued."""
+
+        queued, start = 0, threading.Event()
+
+        def submit(self, task: Any, /, *args: Any, **options: Any) -> Any:
+            self.queued += 1
+            if self.queued == count:
+                self.start.set()
+            return super().submit(lambda: self.start.wait(10) and task())
 
     count = 400
     parts = tuple(
         (Piece(str(expert), (64, 64), (expert,), transpose=True), Tensor(str(expert)))
         for expert in range(count)
     )
-    with ThreadPoolExecutor(4) as pool:
+    with LateThreads(4) as pool:
         parameter = StoredParameter((count, 64, 64), np.dtype(np.float32), cast(Any, parts), pool)
         assert parameter.nbytes > tile_copy.TASK_BYTES
         assert (np.asarray(parameter) == 1).all()
