@@ -1,4 +1,4 @@
-"""Held-out prompts with what a good answer must do: the demo model's examination.
+"""Prompts with what a good answer must do: the demo model's examination.
 
 In: nothing but a seed. Out: Suites of Cases, each with a check of the completion.
 Must not know: the model, the engine, tokens.
@@ -18,6 +18,8 @@ from examples.demo_model.greedy import Completion
 __all__ = ["TARGETS", "Case", "Suite", "suites"]
 
 TARGETS = {
+    "one-digit addition in digits": 1.0,
+    "one-digit addition in words": 0.95,
     "addition in digits": 0.95,
     "addition in words": 0.95,
     "valid JSON": 0.95,
@@ -66,7 +68,36 @@ def suites(share: float = 1.0, seed: int = 0) -> list[Suite]:
         rng = random.Random(f"{seed}/{max_tokens}/{count}")
         cases = [maker(rng) for _ in range(max(1, round(count * share)))]
         made.append(Suite(name, max_tokens, cases))
+    return small_suites(share, seed) + made
+
+
+def small_suites(share: float, seed: int) -> list[Suite]:
+    """Every sum of one-digit numbers once. All are in training: there are only a hundred pairs."""
+    pairs = [(left, right) for left in range(10) for right in range(10)]
+    signs = {
+        "addition": [sums.Sum(*pair) for pair in pairs],
+        "subtraction": [sums.Sum(*pair, "-") for pair in pairs if pair[0] >= pair[1]],
+    }
+    made = []
+    for task, problems in signs.items():
+        for form, max_tokens in (("digits", 24), ("words", 32)):
+            rng = random.Random(f"{seed}/{task}/{form}")
+            drawn = rng.sample(problems, max(1, round(len(problems) * share)))
+            cases = [one_sum_case(rng, problem, form == "words") for problem in drawn]
+            made.append(Suite(f"one-digit {task} in {form}", max_tokens, cases))
+    made.append(beside_suite(share, seed))
     return made
+
+
+def beside_suite(share: float, seed: int) -> Suite:
+    """Additions of a one-digit and a two-digit number, in either order."""
+    rng = random.Random(f"{seed}/beside")
+    drawn = []
+    for _ in range(max(1, round(100 * share))):
+        pair = [rng.randint(0, 9), rng.randint(10, 99)]
+        rng.shuffle(pair)
+        drawn.append(one_sum_case(rng, sums.Sum(*pair), rng.random() < 0.5))
+    return Suite("one digit and two digits added", 32, drawn)
 
 
 def ask(content: str) -> tuple[Turn, ...]:
@@ -80,7 +111,10 @@ def says(text: str, completion: Completion) -> bool:
 
 
 def sum_case(rng: random.Random, in_words: bool, sign: str) -> Case:
-    problem = sums.draw(rng, held_out=True, sign=sign)
+    return one_sum_case(rng, sums.draw(rng, held_out=True, sign=sign), in_words)
+
+
+def one_sum_case(rng: random.Random, problem: sums.Sum, in_words: bool) -> Case:
     expected = sums.answer(problem, in_words)
     return Case(partial(says, expected), ask(sums.question(rng, problem, in_words)))
 

@@ -126,6 +126,19 @@ def sums_chat(rng: random.Random, held_out: bool, kind: str) -> Document:
     return conversation(rng, kind, pairs)
 
 
+def small_sums_chat(rng: random.Random, held_out: bool, kind: str) -> Document:
+    """A conversation of one to four sums with one-digit numbers, of which none is held out."""
+    pairs: list[tuple[str, str]] = []
+    for _ in range(rng.choice((1, 2, 3, 4))):
+        problem = sums.draw(rng, held_out) if held_out else sums.draw_small(rng)
+        in_words = rng.random() < 0.4
+        asked = sums.question(rng, problem, in_words)
+        if pairs and rng.random() < 0.3:
+            asked = f"And {sums.operation(problem, in_words)}?"
+        pairs.append((asked, sums.answer(problem, in_words)))
+    return conversation(rng, kind, pairs)
+
+
 def records_chat(rng: random.Random, held_out: bool, kind: str) -> Document:
     """A conversation of one to three JSON objects."""
     pairs = [pair for _ in range(rng.choice((1, 1, 2))) for pair in ask_record(rng, held_out)]
@@ -231,15 +244,17 @@ KINDS: dict[str, Maker] = {
     "mixed": mixed_chat,
     "words": words_worksheet,
     "fable": fable_chat,
+    "small sums": small_sums_chat,
 }
 
-# From which step on how often each of KINDS is drawn. Dense worksheets come first, since sums take
+# From which step on, how often each of KINDS is drawn. Dense worksheets come first, since sums take
 # longest to learn; then everything that is asked for. Sums in words lag behind those in digits, so
 # the last mix practises them.
 MIXES: tuple[tuple[int, Mix], ...] = (
-    (0, (3.6, 0.9, 2.4, 2.7, 0.8, 0.9, 0.0, 0.0)),
-    (2000, (2.0, 0.6, 2.4, 4.0, 1.5, 1.4, 0.0, 0.0)),
-    (3500, (0.8, 0.6, 2.0, 3.0, 2.0, 1.4, 2.5, 0.0)),
+    (0, (3.6, 0.9, 2.4, 2.7, 0.8, 0.9, 0.0, 0.0, 0.0)),
+    (2000, (2.0, 0.6, 2.4, 4.0, 1.5, 1.4, 0.0, 0.0, 0.0)),
+    (3500, (0.8, 0.6, 2.0, 3.0, 2.0, 1.4, 2.5, 0.0, 0.0)),
 )
-# After that a refresher: what was still weak, and stories about anything that is asked for.
-REFRESHER: Mix = (0.5, 0.3, 2.0, 4.0, 0.8, 1.4, 3.0, 1.2)
+# After that a refresher: what is still weak, stories about any hero that is asked for, and sums of
+# one-digit numbers, which the mixes above hardly ever draw.
+REFRESHER: Mix = (0.5, 0.3, 2.0, 4.0, 0.8, 1.4, 2.0, 1.0, 3.0)

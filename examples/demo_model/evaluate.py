@@ -1,4 +1,4 @@
-"""Measures the demo model on held-out prompts and keeps the model card's figures true.
+"""Measures the demo model on its examination and keeps the model card's figures true.
 
 In: a model folder. Out: a table, a last line of JSON, with --write-card the card's figures.
 Must not know: how text is generated; `measure` takes any function that completes prompts.
@@ -63,7 +63,7 @@ def prompt(case: cases.Case) -> str:
 
 def table(figures: Sequence[Figure]) -> str:
     """The figures as a Markdown table."""
-    lines = ["| held-out prompts | right | of | share | target |", "|---|---|---|---|---|"]
+    lines = ["| prompts | right | of | share | target |", "|---|---|---|---|---|"]
     for figure in figures:
         target = cases.TARGETS.get(figure.name)
         wanted = f"{target:.0%}" if target else ""
@@ -82,7 +82,7 @@ def write_card(card: Path, figures: Sequence[Figure]) -> None:
 
 
 def main() -> None:
-    """Measure a model folder on held-out prompts."""
+    """Measure a model folder on the examination."""
     parser = argparse.ArgumentParser(
         prog="python -m examples.demo_model.evaluate", description=main.__doc__
     )

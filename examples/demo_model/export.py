@@ -49,9 +49,11 @@ It knows nothing about the world. It is for trying and testing software, not for
 
 ## Figures
 
-Greedy decoding on held-out prompts: pairs of numbers (one pair in ten, with its mirror image, in
-digits and words alike), combinations of JSON values, and story heroes that training never showed.
-`python -m examples.demo_model.evaluate` measures them again; `--write-card` updates this table.
+Greedy decoding. The prompts are held out, except for sums with a one-digit number, which are all
+in training (there are only a hundred pairs): pairs of two-digit numbers (one pair in ten, with its
+mirror image, in digits and words alike), combinations of JSON values, and story heroes that
+training never showed. `python -m examples.demo_model.evaluate` measures them again;
+`--write-card` updates this table.
 
 <!-- figures -->
 <!-- end of figures -->
@@ -62,10 +64,11 @@ digits and words alike), combinations of JSON values, and story heroes that trai
 - Tokenizer: byte-level BPE, {vocabulary:,} entries, every digit a token of its own, ChatML turns.
 - Shape: {layers} layers, hidden size {hidden}, {heads} heads of {head_dim}, {kv_heads} key-value
   heads, MLP {inner}, tied embeddings, {positions:,} positions.
-- Training: {steps:,} steps of {tokens_per_step:,} tokens ({tokens:.1f} million) on two CPU cores,
-  AdamW, rows of 128, then 256, then 512 tokens; conversations beyond 512 tokens are untrained.
+- Training: {steps:,} steps of {tokens_per_step:,} tokens ({tokens:.1f} million) on CPU cores,
+  AdamW, the last {refresher:,} of them a refresher at a lower learning rate; rows of at most 512
+  tokens, so that longer conversations are untrained.
 
-`python -m examples.demo_model.train --out DIR --size {size} --steps {steps}` trains one like it.
+`python -m examples.demo_model.train --out DIR --size {size} {flags}` trains one like it.
 """
 
 
@@ -94,6 +97,8 @@ def card(trainer: Trainer) -> str:
         inner=config["intermediate_size"],
         positions=config["max_position_embeddings"],
         steps=trainer.step,
+        refresher=plan.refresher,
+        flags=f"--steps {plan.steps} --refresher {plan.refresher}" + trainer.began_with,
         tokens_per_step=plan.tokens_per_step,
         tokens=trainer.step * plan.tokens_per_step / 1e6,
     )

@@ -14,6 +14,7 @@ __all__ = [
     "Sum",
     "answer",
     "draw",
+    "draw_small",
     "halves",
     "is_held_out",
     "number_in_words",
@@ -103,6 +104,20 @@ def draw(rng: random.Random, held_out: bool = False, sign: str | None = None) ->
         problem = Sum(left, right, chosen)
         if is_held_out(problem) == held_out:
             return problem
+
+
+def draw_small(rng: random.Random) -> Sum:
+    """Draw a sum with one-digit numbers: both of them, or one beside a number below 100.
+
+    All of these are in training. `draw` alone gives two one-digit numbers once in 700 draws.
+    """
+    sign = "+" if rng.random() < 0.7 else "-"
+    left, right = rng.randint(0, 9), rng.randint(0, 9 if rng.random() < 0.6 else 99)
+    if rng.random() < 0.5:
+        left, right = right, left
+    if sign == "-":
+        left, right = max(left, right), min(left, right)
+    return Sum(left, right, sign)
 
 
 def number_in_words(number: int) -> str:

@@ -27,10 +27,15 @@ CHECKPOINT_EVERY = 250
 KEPT_CHECKPOINTS = 3
 
 
-def train(plan: Plan, folder: Path, *, resume: bool = False) -> Trainer:
-    """Run the plan, with checkpoints and a progress bar, and return the trainer at its end."""
+def train(plan: Plan, folder: Path, *, resume: bool = False, start: Path | None = None) -> Trainer:
+    """Run the plan, with checkpoints and a progress bar, and return the trainer at its end.
+
+    A run begins with random parameters, or with those of the finished model in `start`.
+    """
     tokenizer = prepared_tokenizer(folder)
     trainer = Trainer(plan, tokenizer)
+    if start is not None:
+        trainer.start_from(start)
     keep = ocp.training.preservation_policies.LatestN(KEPT_CHECKPOINTS)
     with ocp.training.Checkpointer(
         str((folder / "checkpoints").resolve()),
@@ -90,13 +95,21 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, required=True, help="folder of the run")
     parser.add_argument("--size", choices=SIZES, default="demo")
-    parser.add_argument("--steps", type=int, default=Plan.steps)
+    parser.add_argument("--steps", type=int, help=f"default {Plan.steps}")
     parser.add_argument("--refresher", type=int, default=Plan.refresher, help="steps after those")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--from",
+        dest="start",
+        type=Path,
+        metavar="MODEL",
+        help="begin with the weights of this finished model; --steps is then 0 if not given",
+    )
     parser.add_argument("--resume", action="store_true", help="continue from the last checkpoint")
     given = parser.parse_args()
-    plan = Plan(given.size, given.steps, seed=given.seed, refresher=given.refresher)
-    trainer = train(plan, given.out, resume=given.resume)
+    steps = (0 if given.start else Plan.steps) if given.steps is None else given.steps
+    plan = Plan(given.size, steps, seed=given.seed, refresher=given.refresher)
+    trainer = train(plan, given.out, resume=given.resume, start=given.start)
 
     folder = given.out / "model"
     export(trainer, folder)

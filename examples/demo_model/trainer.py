@@ -6,6 +6,7 @@ Must not know: how the model computes (`jengine.models`), what the text says (`c
 
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -21,6 +22,7 @@ from examples.demo_model import tokenizer as demo_tokenizer
 from examples.demo_model.batches import Batch, batch_at
 from jengine.models.decoder import Decoder
 from jengine.models.registry import model_config
+from jengine.weights.safetensors_io import load_model
 
 __all__ = ["SIZES", "Plan", "Trainer", "checkpoint_config", "schedule"]
 
@@ -48,7 +50,7 @@ class Plan:
     # (from which share of the steps, length of a row): short rows are cheap, long ones teach
     # whole stories and conversations.
     lengths: tuple[tuple[float, int], ...] = ((0.0, 128), (0.65, 256), (0.95, 512))
-    # More steps at a lower learning rate, on `corpus.REFRESHER`. The shipped model has none.
+    # More steps at a lower learning rate, on `corpus.REFRESHER`.
     refresher: int = 0
     refresher_rate: float = 1.2e-3
     refresher_lengths: tuple[tuple[float, int], ...] = ((0.0, 256), (0.85, 512))
@@ -116,6 +118,7 @@ class Trainer:
         parameters = dict(zip(self.names, (leaf for _, leaf in paths), strict=True))
         self.optimizer = optimizer(plan)
         self.step = 0
+        self.began_with = ""  # the flag that names the finished model it began with
         self.state: dict[str, Any] = {
             "parameters": parameters,
             "optimizer": self.optimizer.init(parameters),
@@ -155,6 +158,21 @@ class Trainer:
         self.state, loss = self._update(self.state, batch)
         self.step += 1
         return float(loss)
+
+    def start_from(self, folder: Path) -> None:
+        """Take the parameters of a finished model; the optimizer starts afresh."""
+        variables = nnx.split(load_model(folder))[1]
+        leaves = jax.tree.leaves(variables)
+        ours = self.state["parameters"]
+        if [leaf.shape for leaf in leaves] != [ours[name].shape for name in self.names]:
+            raise SystemExit(
+                f"{folder} holds no model of size {self.plan.size!r}: give its --size."
+            )
+        parameters = {
+            name: leaf.astype(jnp.float32) for name, leaf in zip(self.names, leaves, strict=True)
+        }
+        self.state = {"parameters": parameters, "optimizer": self.optimizer.init(parameters)}
+        self.began_with = f" --from {folder}"
 
     def held_out_loss(self) -> float:
         """The loss on held-out documents, always the same ones."""

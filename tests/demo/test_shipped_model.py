@@ -88,6 +88,13 @@ def test_it_keeps_its_promises(generate, name: str):
     assert figure.share >= cases.TARGETS[name] - 0.1
 
 
+def test_it_adds_every_two_one_digit_numbers(generate):
+    (suite,) = (s for s in cases.suites() if s.name == "one-digit addition in digits")
+    failures: list[str] = []
+    (figure,) = evaluate.measure(generate, [suite], failures)
+    assert (figure.passed, figure.total) == (100, 100), failures
+
+
 @pytest.mark.slow
 def test_whole_examination_gives_the_figures_of_the_card(generate):
     figures = {figure.name: figure.share for figure in evaluate.measure(generate, cases.suites())}
@@ -99,6 +106,11 @@ def test_whole_examination_gives_the_figures_of_the_card(generate):
     ("question", "answer"),
     [
         ("What is 23 + 45?", "23 + 45 = 68."),
+        ("What is 2 + 3?", "2 + 3 = 5."),
+        ("2 + 3", "2 + 3 = 5."),
+        ("9+8", "9 + 8 = 17."),
+        ("What is 7 - 4?", "7 - 4 = 3."),
+        ("What is 0 + 5?", "0 + 5 = 5."),
         (
             "What is twenty-three plus forty-five?",
             "Twenty-three plus forty-five is sixty-eight.",

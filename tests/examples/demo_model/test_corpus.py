@@ -4,12 +4,16 @@ import itertools
 import json
 import random
 import re
+import zlib
 
 import pytest
 
 from examples.demo_model import corpus, records, stories, sums
 
 SUM = re.compile(r"(\d+) ([+-]) (\d+) = (\d+)\.")
+
+
+CRC_OF_FIRST_DOCUMENTS = 739636657
 
 
 def some(count: int, held_out: bool = False) -> list[corpus.Document]:
@@ -49,6 +53,25 @@ def test_every_sum_in_words_is_right_and_of_its_split():
             assert not sums.is_held_out(sums.Sum(numbers[left], numbers[right]))
             found += 1
     assert found > 100
+
+
+def test_the_refresher_shows_every_sum_of_one_digit_numbers():
+    rng = random.Random(0)
+    drawn = [sums.draw_small(rng) for _ in range(6000)]
+    assert all(min(problem.left, problem.right) < 10 for problem in drawn)
+    assert all(problem.result >= 0 and not sums.is_held_out(problem) for problem in drawn)
+    small = {problem for problem in drawn if max(problem.left, problem.right) < 10}
+    assert len(small) == 100 + 55
+    documents = itertools.islice(corpus.documents(1, mix=corpus.REFRESHER), 200)
+    asked = [one for source in documents for one in SUM.findall(text_of(source))]
+    assert sum(len(left) == len(right) == 1 for left, _, right, _ in asked) > len(asked) / 8
+
+
+def test_the_recipe_of_the_first_weights_is_unchanged():
+    """Adding a kind of document must not change what the earlier mixes draw."""
+    first = itertools.islice(corpus.documents("0/0", mix=corpus.MIXES[0][1]), 200)
+    text = "".join(map(text_of, first))
+    assert zlib.crc32(text.encode()) == CRC_OF_FIRST_DOCUMENTS
 
 
 def test_held_out_pairs_are_a_tenth_and_share_the_fate_of_their_mirror_image():

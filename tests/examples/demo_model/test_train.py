@@ -1,5 +1,6 @@
 """A tiny sibling learns, and a resumed run continues bit for bit."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -11,7 +12,7 @@ from orbax.checkpoint import v1 as ocp
 from examples.demo_model import corpus
 from examples.demo_model import tokenizer as demo_tokenizer
 from examples.demo_model.batches import batch_at, encode
-from examples.demo_model.export import export
+from examples.demo_model.export import card, export
 from examples.demo_model.train import train
 from examples.demo_model.trainer import Plan, Trainer, schedule
 from jengine.models.parameter import named_parameters
@@ -77,6 +78,23 @@ def test_command_refuses_to_overwrite_a_run(small_tokenizer, tmp_path: Path):
     with pytest.raises(SystemExit, match="--resume"):
         train(plan, tmp_path)
     assert train(plan, tmp_path, resume=True).step == 1
+
+
+@pytest.mark.slow
+def test_a_run_begins_with_a_finished_model(trained, small_tokenizer, tmp_path: Path):
+    _, trainer, _ = trained
+    first, second = tmp_path / "first", tmp_path / "second"
+    export(trainer, first)
+    demo_tokenizer.save(small_tokenizer, second)
+    plan = replace(PLAN, steps=0, refresher=4, refresher_rate=0.0)
+    further = train(plan, second, start=first)
+    assert further.step == 4
+    rounded = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), trainer.state["parameters"])
+    for name, leaf in further.state["parameters"].items():
+        np.testing.assert_allclose(leaf, rounded[name].astype(jnp.float32), err_msg=name)
+    assert f"--steps 0 --refresher 4 --from {first}" in card(further)
+    with pytest.raises(SystemExit, match="no model of size 'small'"):
+        Trainer(Plan(size="small"), small_tokenizer).start_from(first)
 
 
 @pytest.mark.slow
