@@ -28,8 +28,9 @@ HOST_HALF = {
 DEVICE_HALF = {
     "layers": {"nouns"},
     "sampling": {"nouns", "pallas_kernels"},
-    "models": {"nouns", "layers"},
-    "weights": {"nouns", "models", "sharding", "demo"},
+    "quantization": {"layers"},
+    "models": {"nouns", "layers", "quantization"},
+    "weights": {"nouns", "models", "quantization", "sharding", "demo"},
 }
 LEAVES: dict[str, set[str]] = {"pallas_kernels": set(), "sharding": set()}
 # Pages for people: knows nothing of ours, and only those who report use it.

@@ -18,16 +18,16 @@ from jengine.weights.live import named_arrays
 
 # Parameters that differ in name only: theirs -> ours.
 WHOLE = {
-    "embedder.input_embedding": "embed",
+    "embedder.input_embedding": "embed.weight",
     "final_norm.w": "norm.weight",
-    "lm_head.w": "head",
+    "lm_head.w": "head.weight",
 }
 IN_LAYER = {
     "input_layernorm.w": "before_attention.weight",
     "post_attention_layernorm.w": "before_mlp.weight",
     "attn.q_norm.w": "attention.q_norm.weight",
     "attn.k_norm.w": "attention.k_norm.weight",
-    "mlp.down_proj.kernel": "mlp.down",
+    "mlp.down_proj.kernel": "mlp.down.weight",
 }
 PROJECTIONS = ("attn.q_proj.w", "attn.k_proj.w", "attn.v_proj.w")
 BIASES = ("attn.q_bias", "attn.k_bias", "attn.v_bias")
@@ -57,12 +57,12 @@ def _layer(given: Mapping[str, Array]) -> dict[str, Array]:
     hidden, heads, dim = q.shape
     kv = k.shape[1]
     made = {ours: given[theirs] for theirs, ours in IN_LAYER.items() if theirs in given}
-    made["attention.qkv"] = _grouped(q.reshape(hidden, kv, -1, dim), k, v)
-    made["attention.out"] = given[OUT].reshape(kv, heads // kv, dim, hidden)
-    made["mlp.gate_up"] = jnp.stack([given[name] for name in GATE_UP], axis=1)
+    made["attention.qkv.weight"] = _grouped(q.reshape(hidden, kv, -1, dim), k, v)
+    made["attention.out.weight"] = given[OUT].reshape(kv, heads // kv, dim, hidden)
+    made["mlp.gate_up.weight"] = jnp.stack([given[name] for name in GATE_UP], axis=1)
     if BIASES[0] in given:
         bias_q, bias_k, bias_v = (given[name] for name in BIASES)
-        made["attention.qkv_bias"] = _grouped(
+        made["attention.qkv.bias"] = _grouped(
             bias_q.reshape(kv, -1, dim), bias_k.reshape(kv, dim), bias_v.reshape(kv, dim)
         )
     return made

@@ -1,7 +1,7 @@
-"""Matrix products in the one form that is fast everywhere.
+"""Matmuls in the one form that is fast everywhere.
 
-Activations are float32; an operand is cast to the weight's dtype right before the product and the
-result stays float32. XLA on the CPU has a fast path for exactly this form of bfloat16 product.
+Activations are float32; an operand is cast to the weight's dtype right before the matmul and the
+result stays float32. XLA on the CPU has a fast path for exactly this form of bfloat16 matmul.
 """
 
 from __future__ import annotations

@@ -1,27 +1,26 @@
 """Mixture of experts: each token goes through the few experts that a router picks for it.
 
-Tokens are sorted by expert, so that each expert's tokens lie together and a grouped matrix product
-runs all experts at once; no token is ever dropped.
+Tokens are sorted by expert, and one grouped matmul runs all experts; no token is ever dropped.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jengine.layers.linear import project
-from jengine.layers.mlp import gated, gated_mlp
+from jengine.layers.mlp import gated
 
 # Rows that the walk below multiplies at a time: experts mostly have few tokens of a step.
 TILE = 8
 
 
-def route(x: Array, router: Array, count: int, normalize: bool) -> tuple[Array, Array]:
+def route(logits: Array, count: int, normalize: bool) -> tuple[Array, Array]:
     """The weights and numbers of each token's `count` best experts, both [T, count]."""
-    chances = jax.nn.softmax(project("th,he->te", x, router), axis=-1)
+    chances = jax.nn.softmax(logits, axis=-1)
     weights, experts = lax.top_k(chances, count)
     if normalize:
         total = jnp.sum(weights, axis=-1, keepdims=True)
@@ -29,25 +28,31 @@ def route(x: Array, router: Array, count: int, normalize: bool) -> tuple[Array, 
     return weights, experts
 
 
-def experts_mlp(
-    x: Array, weights: Array, experts: Array, gate_up: Array, down: Array, activation: str
+# Rows [R, in], sorted by expert, and each expert's number of rows, to [R, ...out].
+GroupedMatmul = Callable[[Array, Array], Array]
+
+
+def mix_experts(
+    x: Array,
+    weights: Array,
+    experts: Array,
+    num_experts: int,
+    gate_up: GroupedMatmul,
+    down: GroupedMatmul,
+    activation: str,
 ) -> Array:
     """The weighted sum of what each token's experts make of it, [T, hidden].
 
-    gate_up is [experts, hidden, inner, 2], so that splitting `inner` over devices also splits the
-    columns of gate and up as one matrix; down is [experts, inner, hidden].
+    gate_up gives [R, inner, 2], down [R, hidden].
     """
-    num_experts, hidden, inner, _ = gate_up.shape
     tokens, count = experts.shape
     chosen = experts.reshape(-1)  # [T * count]
     order = jnp.argsort(chosen)
     sizes = jnp.bincount(chosen, length=num_experts).astype(jnp.int32)
-    sorted_x = x[order // count]
-    both = grouped_project(sorted_x, gate_up.reshape(num_experts, hidden, inner * 2), sizes)
-    inside = gated(both.reshape(-1, inner, 2), activation, axis=-1)
-    made = grouped_project(inside, down, sizes)
+    inside = gated(gate_up(x[order // count], sizes), activation, axis=-1)
+    made = down(inside, sizes)
     # Back to the tokens' order by a gather: a scatter would add up in any order.
-    made = made[jnp.argsort(order)].reshape(tokens, count, hidden)
+    made = made[jnp.argsort(order)].reshape(tokens, count, -1)
     return jnp.sum(made * jnp.broadcast_to(weights[..., None], made.shape), axis=1)
 
 
@@ -86,15 +91,3 @@ def walk_groups(x: Array, weight: Array, sizes: Array) -> Array:
     most = min(groups, rows) + rows // TILE
     out = jnp.zeros((rows + TILE, weight.shape[2]), jnp.float32)
     return lax.fori_loop(0, most, maybe_tile, out)[:rows]
-
-
-def experts_mlp_reference(
-    x: Array, weights: Array, experts: Array, gate_up: Array, down: Array, activation: str
-) -> Array:
-    """What `experts_mlp` computes, plainly: every expert on every token. For tests."""
-    total = jnp.zeros(x.shape, jnp.float32)
-    for expert in range(gate_up.shape[0]):
-        share = jnp.sum(jnp.where(experts == expert, weights, 0.0), axis=-1, keepdims=True)
-        made = gated_mlp(x, jnp.swapaxes(gate_up[expert], 1, 2), down[expert], activation)
-        total = total + made * jnp.broadcast_to(share, made.shape)
-    return total

@@ -160,13 +160,13 @@ Pieces = dict[str, tuple[Piece, ...]]
 def decoder_pieces(config: ModelConfig, names: Names) -> Pieces:
     """Parameter path -> pieces, for the shared decoder body."""
     vocab, hidden = config.vocab_size, config.hidden_size
-    pieces: Pieces = {"embed": (Piece(names.embed_weight, (vocab, hidden)),)}
+    pieces: Pieces = {"embed.weight": (Piece(names.embed_weight, (vocab, hidden)),)}
     if config.learned_positions:
         name = f"{names.prefix}{names.positions}.weight"
-        pieces["position_embed"] = (Piece(name, (config.max_position, hidden)),)
+        pieces["position_embed.weight"] = (Piece(name, (config.max_position, hidden)),)
     pieces |= _norm(config, "norm", f"{names.prefix}{names.final_norm}", (hidden,))
     if not config.tie_embeddings:
-        pieces["head"] = (Piece(f"{names.head}.weight", (vocab, hidden), transpose=True),)
+        pieces["head.weight"] = (Piece(f"{names.head}.weight", (vocab, hidden), transpose=True),)
     for layer, own in enumerate(config.layers):
         theirs = f"{names.prefix}{names.layers}.{layer}."
         ours = {
@@ -206,15 +206,17 @@ def _attention(hidden: int, config: AttentionConfig, names: Names, layer: str) -
     ours = (slice(0, group), group, group + 1)
     qkv = [layer + name for name in names.qkv]
     pieces: Pieces = {
-        "attention.qkv": _matrices(
+        "attention.qkv.weight": _matrices(
             names, qkv, hidden, sizes, [(EVERY, EVERY, part) for part in ours]
         ),
-        "attention.out": _matrices(names, [layer + names.attention_out], heads, (hidden,), [()]),
+        "attention.out.weight": _matrices(
+            names, [layer + names.attention_out], heads, (hidden,), [()]
+        ),
     }
     if config.qkv_bias:
-        pieces["attention.qkv_bias"] = _biases(qkv, sizes, [(EVERY, part) for part in ours])
+        pieces["attention.qkv.bias"] = _biases(qkv, sizes, [(EVERY, part) for part in ours])
     if config.output_bias:
-        pieces["attention.out_bias"] = _biases([layer + names.attention_out], (hidden,), [()])
+        pieces["attention.out.bias"] = _biases([layer + names.attention_out], (hidden,), [()])
     if config.qk_norm is not None:
         whole = config.qk_norm == "whole"
         for path, name, size in (
@@ -231,14 +233,14 @@ def _ffn(hidden: int, config: FfnConfig, names: Names, layer: str) -> Pieces:
     inner = config.intermediate_size
     up = [layer + name for name in names.gate_up]
     down = [layer + names.down]
-    pieces = {"mlp.down": _matrices(names, down, inner, (hidden,), [()])}
+    pieces = {"mlp.down.weight": _matrices(names, down, inner, (hidden,), [()])}
     if config.gated:
         parts: list[Index] = [(EVERY, 0), (EVERY, 1)]
-        return pieces | {"mlp.gate_up": _matrices(names, up, hidden, (inner, inner), parts)}
+        return pieces | {"mlp.gate_up.weight": _matrices(names, up, hidden, (inner, inner), parts)}
     return pieces | {
-        "mlp.up": _matrices(names, up, hidden, (inner,), [()]),
-        "mlp.up_bias": _biases(up, (inner,), [()]),
-        "mlp.down_bias": _biases(down, (hidden,), [()]),
+        "mlp.up.weight": _matrices(names, up, hidden, (inner,), [()]),
+        "mlp.up.bias": _biases(up, (inner,), [()]),
+        "mlp.down.bias": _biases(down, (hidden,), [()]),
     }
 
 
@@ -254,9 +256,9 @@ def _experts(hidden: int, config: ExpertsConfig, names: Names, layer: str) -> Pi
         gate_up += _matrices(names, both, hidden, (inner, inner), parts)
         down += _matrices(names, [theirs + names.expert_down], inner, (hidden,), [(expert,)])
     return {
-        "mlp.router": _matrices(names, [layer + names.router], hidden, (count,), [()]),
-        "mlp.gate_up": tuple(gate_up),
-        "mlp.down": tuple(down),
+        "mlp.router.weight": _matrices(names, [layer + names.router], hidden, (count,), [()]),
+        "mlp.gate_up.weight": tuple(gate_up),
+        "mlp.down.weight": tuple(down),
     }
 
 

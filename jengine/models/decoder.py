@@ -6,6 +6,8 @@ blocks, requests, sampling or checkpoints.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -14,13 +16,15 @@ from flax import nnx
 from jax import Array
 
 from jengine.config import ModelConfig
-from jengine.layers.linear import project
 from jengine.layers.soft_cap import soft_cap
 from jengine.models.attention import Attention
-from jengine.models.context import StepContext, whole_sequences
+from jengine.models.context import StepContext
+from jengine.models.language_model import LanguageModel
+from jengine.models.linear import Embedding, Factory, Linear
 from jengine.models.mlp import make_mlp
-from jengine.models.norms import make_norm, norms_around
-from jengine.models.parameter import normal, parameter
+from jengine.models.norms import NoNorm, Norm, make_norm, norms_around
+from jengine.quantization.scheme import WeightScheme
+from jengine.quantization.unquantized import UNQUANTIZED
 
 
 class DecoderLayer(nnx.Module):
@@ -29,41 +33,54 @@ class DecoderLayer(nnx.Module):
     Norms stand before, after or around each of the two.
     """
 
-    def __init__(self, config: ModelConfig, layer: int, dtype: Any, rngs: nnx.Rngs | None):
+    def __init__(self, factory: Factory, layer: int):
         self.path = f"layers.{layer}"
-        own = config.layers[layer]
-        self.before_attention, self.after_attention = norms_around(config, dtype, rngs)
-        self.attention = Attention(config, own.mixer, layer, dtype, rngs)
-        self.before_mlp, self.after_mlp = norms_around(config, dtype, rngs)
-        self.mlp = make_mlp(config, own.ffn, dtype, rngs)
+        own = factory.config.layers[layer]
+        self.before_attention, self.after_attention = norms_around(factory)
+        self.attention = Attention(factory, own.mixer, layer)
+        self.before_mlp, self.after_mlp = norms_around(factory)
+        self.mlp = make_mlp(factory, own.ffn)
 
     def __call__(self, x: Array, context: StepContext) -> Array:
         with jax.named_scope("attention"):
-            mixed = self.attention(self.before_attention(x), context)
-            x = x + context.tap(f"{self.path}.attention", self.after_attention(mixed))
+            attention = partial(self.attention, context=context, norm=self.before_attention)
+            x = self._added(x, attention, self.after_attention, context, "attention")
         with jax.named_scope("mlp"):
-            made = self.mlp(self.before_mlp(x))
-            x = x + context.tap(f"{self.path}.mlp", self.after_mlp(made))
+            mlp = partial(self.mlp, norm=self.before_mlp)
+            x = self._added(x, mlp, self.after_mlp, context, "mlp")
         return context.tap(f"{self.path}.output", x)
 
+    def _added(
+        self, x: Array, block: Callable[..., Array], after: Norm, context: StepContext, point: str
+    ) -> Array:
+        """x plus what the block makes of it. The block adds it itself where nothing comes between,
+        so that its last matmul can be fused with the sum."""
+        if isinstance(after, NoNorm) and not context.is_tapped:
+            return block(x, residual=x)
+        return x + context.tap(f"{self.path}.{point}", after(block(x)))
 
-class Decoder(nnx.Module):
+
+class Decoder(LanguageModel):
     """A decoder-only language model. Residual stream and logits are float32 in every dtype."""
 
-    def __init__(self, config: ModelConfig, *, dtype: Any = jnp.float32, rngs: nnx.Rngs | None):
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        dtype: Any = jnp.float32,
+        rngs: nnx.Rngs | None,
+        scheme: WeightScheme = UNQUANTIZED,
+    ):
         self.config = config
-        init = normal(config.initializer_range)
-        vocab, hidden = config.vocab_size, config.hidden_size
-        self.embed = parameter(rngs, (vocab, hidden), ("vocab", "embed"), dtype, init)
+        factory = Factory(config, dtype, rngs, scheme)
+        hidden = config.hidden_size
+        self.embed = Embedding(factory, config.vocab_size, ("vocab", "embed"))
         if config.learned_positions:
-            positions = (config.max_position, hidden)
-            self.position_embed = parameter(rngs, positions, (None, "embed"), dtype, init)
-        self.layers = nnx.List(
-            [DecoderLayer(config, layer, dtype, rngs) for layer in range(len(config.layers))]
-        )
-        self.norm = make_norm(config, (hidden,), ("embed",), dtype, rngs)
+            self.position_embed = Embedding(factory, config.max_position, (None, "embed"))
+        self.layers = nnx.List([DecoderLayer(factory, i) for i in range(len(config.layers))])
+        self.norm = make_norm(factory, (hidden,), ("embed",))
         if not config.tie_embeddings:
-            self.head = parameter(rngs, (hidden, vocab), ("embed", "vocab"), dtype, init)
+            self.head = Linear(factory, (hidden,), (config.vocab_size,), ("embed", "vocab"))
 
     def __call__(self, tokens: Array, context: StepContext) -> Array:
         """Hidden states after the final norm, [..., hidden]."""
@@ -80,24 +97,16 @@ class Decoder(nnx.Module):
 
     def embedded(self, tokens: Array, positions: Array) -> Array:
         """What enters the first layer, float32."""
-        x = jnp.take(self.embed[...], tokens, axis=0, mode="clip").astype(jnp.float32)
+        x = self.embed(tokens)
         if self.config.embed_scale != 1.0:
             # Rounded to the weights' dtype, as it was when the model was trained.
-            x = x * jnp.asarray(self.config.embed_scale, self.embed.dtype).astype(jnp.float32)
-        if self.config.learned_positions:
-            learned = jnp.take(self.position_embed[...], positions, axis=0, mode="clip")
-            x = x + learned.astype(jnp.float32)
-        return x
+            dtype = self.embed.weight.dtype
+            x = x * jnp.asarray(self.config.embed_scale, dtype).astype(jnp.float32)
+        return x + self.position_embed(positions) if self.config.learned_positions else x
 
     def logits(self, hidden: Array) -> Array:
         """Float32 logits over the vocabulary, [..., vocab]."""
         with jax.named_scope("head"):
-            if self.config.tie_embeddings:
-                logits = project("...h,vh->...v", hidden, self.embed[...])
-            else:
-                logits = project("...h,hv->...v", hidden, self.head[...])
+            tied = self.config.tie_embeddings
+            logits = self.embed.as_head(hidden) if tied else self.head(hidden)
             return soft_cap(logits, self.config.logit_soft_cap)
-
-    def score(self, tokens: Array) -> Array:
-        """Logits of whole sequences [B, T] -> [B, T, vocab], without a cache."""
-        return self.logits(self(tokens, whole_sequences(tokens.shape)))

@@ -5,76 +5,79 @@ A layer's config says which one it has.
 
 from __future__ import annotations
 
-from typing import Any
-
 from flax import nnx
 from jax import Array
 
-from jengine.config import ExpertsConfig, FfnConfig, MlpConfig, ModelConfig
-from jengine.layers.mlp import gated_mlp, plain_mlp
-from jengine.layers.moe import experts_mlp, route
-from jengine.models.parameter import normal, parameter, zeros
+from jengine.config import ExpertsConfig, FfnConfig, MlpConfig
+from jengine.layers.mlp import ACTIVATIONS, gated
+from jengine.layers.moe import mix_experts, route
+from jengine.models.linear import Factory, Linear, Norm
 
 
 class GatedMLP(nnx.Module):
-    """Gate and up as one matmul, then down."""
+    """down(act(gate(x)) * up(x)), gate and up as one matmul."""
 
-    def __init__(self, config: ModelConfig, mlp: MlpConfig, dtype: Any, rngs: nnx.Rngs | None):
-        hidden, inner = config.hidden_size, mlp.intermediate_size
-        init = normal(config.initializer_range)
-        self.activation = mlp.activation
-        self.gate_up = parameter(rngs, (hidden, 2, inner), ("embed", None, "mlp"), dtype, init)
-        self.down = parameter(rngs, (inner, hidden), ("mlp", "embed"), dtype, init)
+    def __init__(self, factory: Factory, config: MlpConfig):
+        hidden, inner = factory.config.hidden_size, config.intermediate_size
+        self.activation = config.activation
+        self.gate_up = Linear(factory, (hidden,), (2, inner), ("embed", None, "mlp"))
+        self.down = Linear(factory, (inner,), (hidden,), ("mlp", "embed"))
 
-    def __call__(self, x: Array) -> Array:
-        return gated_mlp(x, self.gate_up[...], self.down[...], self.activation)
+    def __call__(
+        self, x: Array, *, norm: Norm | None = None, residual: Array | None = None
+    ) -> Array:
+        both = self.gate_up(x, norm=norm)
+        return self.down(gated(both, self.activation), residual=residual)
 
 
 class PlainMLP(nnx.Module):
-    """Up and down, with biases."""
+    """down(act(up(x))), with biases."""
 
-    def __init__(self, config: ModelConfig, mlp: MlpConfig, dtype: Any, rngs: nnx.Rngs | None):
-        hidden, inner = config.hidden_size, mlp.intermediate_size
-        init = normal(config.initializer_range)
-        self.activation = mlp.activation
-        self.up = parameter(rngs, (hidden, inner), ("embed", "mlp"), dtype, init)
-        self.up_bias = zeros(rngs, (inner,), ("mlp",), dtype)
-        self.down = parameter(rngs, (inner, hidden), ("mlp", "embed"), dtype, init)
-        self.down_bias = zeros(rngs, (hidden,), ("embed",), dtype)
+    def __init__(self, factory: Factory, config: MlpConfig):
+        hidden, inner = factory.config.hidden_size, config.intermediate_size
+        self.activation = config.activation
+        self.up = Linear(factory, (hidden,), (inner,), ("embed", "mlp"), bias=True)
+        self.down = Linear(factory, (inner,), (hidden,), ("mlp", "embed"), bias=True)
 
-    def __call__(self, x: Array) -> Array:
-        up, down = (self.up[...], self.up_bias[...]), (self.down[...], self.down_bias[...])
-        return plain_mlp(x, *up, *down, self.activation)
+    def __call__(
+        self, x: Array, *, norm: Norm | None = None, residual: Array | None = None
+    ) -> Array:
+        inner = ACTIVATIONS[self.activation](self.up(x, norm=norm))
+        return self.down(inner, residual=residual)
 
 
 class ExpertsMLP(nnx.Module):
-    """A router and the gated MLPs of all experts, stacked."""
+    """A router and the gated MLPs of all experts, stacked.
 
-    def __init__(
-        self, config: ModelConfig, experts: ExpertsConfig, dtype: Any, rngs: nnx.Rngs | None
-    ):
-        self.config = experts
-        hidden, inner = config.hidden_size, experts.intermediate_size
-        count = experts.num_experts
-        init = normal(config.initializer_range)
-        self.router = parameter(rngs, (hidden, count), ("embed", None), dtype, init)
-        shape = (count, hidden, inner, 2)
-        self.gate_up = parameter(rngs, shape, ("experts", "embed", "mlp", None), dtype, init)
-        shape = (count, inner, hidden)
-        self.down = parameter(rngs, shape, ("experts", "mlp", "embed"), dtype, init)
+    gate_up is [experts, hidden, inner, 2], so that sharding `inner` also shards the columns of gate
+    and up as one matrix.
+    """
 
-    def __call__(self, x: Array) -> Array:
-        config, flat = self.config, x.reshape(-1, x.shape[-1])
-        picked = route(flat, self.router[...], config.experts_per_token, config.normalize_weights)
-        matrices = self.gate_up[...], self.down[...]
-        return experts_mlp(flat, *picked, *matrices, config.activation).reshape(x.shape)
+    def __init__(self, factory: Factory, config: ExpertsConfig):
+        self.config = config
+        hidden, inner, count = (
+            factory.config.hidden_size, config.intermediate_size, config.num_experts,
+        )  # fmt: skip
+        self.router = Linear(factory, (hidden,), (count,), ("embed", None))
+        axes = ("experts", "embed", "mlp", None)
+        self.gate_up = Linear(factory, (hidden,), (inner, 2), axes, groups=count)
+        axes = ("experts", "mlp", "embed")
+        self.down = Linear(factory, (inner,), (hidden,), axes, groups=count)
+
+    def __call__(
+        self, x: Array, *, norm: Norm | None = None, residual: Array | None = None
+    ) -> Array:
+        config = self.config
+        flat = (x if norm is None else norm(x)).reshape(-1, x.shape[-1])
+        picked = route(self.router(flat), config.experts_per_token, config.normalize_weights)
+        matmuls = self.gate_up.of_groups, self.down.of_groups
+        made = mix_experts(flat, *picked, config.num_experts, *matmuls, config.activation)
+        made = made.reshape(x.shape)
+        return made if residual is None else residual + made
 
 
-def make_mlp(
-    config: ModelConfig, ffn: FfnConfig, dtype: Any, rngs: nnx.Rngs | None
-) -> GatedMLP | PlainMLP | ExpertsMLP:
+def make_mlp(factory: Factory, config: FfnConfig) -> GatedMLP | PlainMLP | ExpertsMLP:
     """The feed-forward block of one layer."""
-    if isinstance(ffn, ExpertsConfig):
-        return ExpertsMLP(config, ffn, dtype, rngs)
-    kind = GatedMLP if ffn.gated else PlainMLP
-    return kind(config, ffn, dtype, rngs)
+    if isinstance(config, ExpertsConfig):
+        return ExpertsMLP(factory, config)
+    return (GatedMLP if config.gated else PlainMLP)(factory, config)

@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from flax import nnx
 from jax import Array
 
-from jengine.config import AttentionConfig, ModelConfig
+from jengine.config import AttentionConfig
+from jengine.layers.initializer import Initializer
 from jengine.layers.norm import layer_norm, rms_norm
-from jengine.models.parameter import Axes, Initializer, parameter, zeros
+from jengine.models.linear import Factory
+from jengine.models.parameter import Axes, parameter, zeros
 
 
 class RmsNorm(nnx.Module):
     """Divides by the root of the mean square, times a weight."""
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        shape: tuple[int, ...],
-        axes: Axes,
-        dtype: Any,
-        rngs: nnx.Rngs | None,
-    ):
-        self.eps = config.norm_eps
+    def __init__(self, factory: Factory, shape: tuple[int, ...], axes: Axes):
+        self.eps = factory.config.norm_eps
         # Some families store the weight as its distance from one.
-        self.offset = 1.0 if config.norm == "rms_one_plus" else 0.0
-        self.weight = parameter(rngs, shape, axes, dtype, Initializer(mean=1.0 - self.offset))
+        self.offset = 1.0 if factory.config.norm == "rms_one_plus" else 0.0
+        self.weight = parameter(
+            factory.rngs, shape, axes, factory.dtype, Initializer(mean=1.0 - self.offset)
+        )
 
     def __call__(self, x: Array) -> Array:
         weight = self.weight[...]
@@ -38,17 +33,10 @@ class RmsNorm(nnx.Module):
 class LayerNorm(nnx.Module):
     """Subtracts the mean and divides by the deviation, times a weight, plus a bias."""
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        shape: tuple[int, ...],
-        axes: Axes,
-        dtype: Any,
-        rngs: nnx.Rngs | None,
-    ):
-        self.eps = config.norm_eps
-        self.weight = parameter(rngs, shape, axes, dtype, Initializer(mean=1.0))
-        self.bias = zeros(rngs, shape, axes, dtype)
+    def __init__(self, factory: Factory, shape: tuple[int, ...], axes: Axes):
+        self.eps = factory.config.norm_eps
+        self.weight = parameter(factory.rngs, shape, axes, factory.dtype, Initializer(mean=1.0))
+        self.bias = zeros(factory.rngs, shape, axes, factory.dtype)
 
     def __call__(self, x: Array) -> Array:
         return layer_norm(x, self.weight[...], self.bias[...], self.eps)
@@ -64,18 +52,16 @@ class NoNorm(nnx.Module):
 Norm = RmsNorm | LayerNorm | NoNorm
 
 
-def make_norm(
-    config: ModelConfig, shape: tuple[int, ...], axes: Axes, dtype: Any, rngs: nnx.Rngs | None
-) -> RmsNorm | LayerNorm:
+def make_norm(factory: Factory, shape: tuple[int, ...], axes: Axes) -> RmsNorm | LayerNorm:
     """A norm of the config's kind over the last axes, as many as `shape` has."""
-    kind = LayerNorm if config.norm == "layer" else RmsNorm
-    return kind(config, shape, axes, dtype, rngs)
+    return (LayerNorm if factory.config.norm == "layer" else RmsNorm)(factory, shape, axes)
 
 
-def norms_around(config: ModelConfig, dtype: Any, rngs: nnx.Rngs | None) -> tuple[Norm, Norm]:
-    """The norms before and after attention or MLP, as the config places them."""
+def norms_around(factory: Factory) -> tuple[Norm, Norm]:
+    """The norms before and after attention or feed-forward block, as the config places them."""
+    config = factory.config
     before, after = (
-        make_norm(config, (config.hidden_size,), ("embed",), dtype, rngs)
+        make_norm(factory, (config.hidden_size,), ("embed",))
         if config.norm_places in (place, "around")
         else NoNorm()
         for place in ("before", "after")
@@ -83,16 +69,14 @@ def norms_around(config: ModelConfig, dtype: Any, rngs: nnx.Rngs | None) -> tupl
     return before, after
 
 
-def head_norms(
-    config: ModelConfig, attention: AttentionConfig, dtype: Any, rngs: nnx.Rngs | None
-) -> tuple[RmsNorm, RmsNorm] | None:
+def head_norms(factory: Factory, config: AttentionConfig) -> tuple[RmsNorm, RmsNorm] | None:
     """The norms of queries [..., kv, group, dim] and of keys [..., kv, dim]."""
-    if attention.qk_norm is None:
+    if config.qk_norm is None:
         return None
-    kv, dim = attention.num_kv_heads, attention.head_dim
-    if attention.qk_norm == "head":
+    kv, dim = config.num_kv_heads, config.head_dim
+    if config.qk_norm == "head":
         q = k = (dim,), ("head_dim",)
     else:
-        q = (kv, attention.group, dim), ("kv_heads", None, None)
+        q = (kv, config.group, dim), ("kv_heads", None, None)
         k = (kv, dim), ("kv_heads", None)
-    return RmsNorm(config, *q, dtype, rngs), RmsNorm(config, *k, dtype, rngs)
+    return RmsNorm(factory, *q), RmsNorm(factory, *k)

@@ -6,33 +6,18 @@ Sharding, dummy weights, loading and memory size are derived from these declarat
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Container, Iterator, Mapping
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax import Array
 
+from jengine.layers.initializer import Initializer
+
+T = TypeVar("T")
 Axes = tuple[str | None, ...]
-
-
-@dataclass(frozen=True)
-class Initializer:
-    """How a parameter starts: `mean` everywhere, plus normal noise of `stddev`.
-
-    A value and not a closure, so that two models of one config have equal declarations.
-    """
-
-    mean: float = 0.0
-    stddev: float = 0.0
-
-    def __call__(self, key: Array, shape: tuple[int, ...], dtype: Any) -> Array:
-        if self.stddev == 0.0:
-            return jnp.full(shape, self.mean, dtype)
-        return self.mean + jax.nn.initializers.normal(self.stddev)(key, shape, dtype)
 
 
 def normal(stddev: float) -> Initializer:
@@ -52,11 +37,6 @@ def parameter(
     if rngs is None:
         return nnx.Param(jax.ShapeDtypeStruct(shape, dtype), axes=axes, init=init)
     return nnx.Param(init(rngs.params(), shape, dtype), axes=axes, init=init)
-
-
-def ones(rngs: nnx.Rngs | None, size: int, axis: str, dtype: Any) -> nnx.Param:
-    """A norm's scale."""
-    return parameter(rngs, (size,), (axis,), dtype, Initializer(mean=1.0))
 
 
 def zeros(rngs: nnx.Rngs | None, shape: tuple[int, ...], axes: Axes, dtype: Any) -> nnx.Param:
@@ -79,6 +59,19 @@ def named_variables(state: nnx.State) -> list[tuple[str, nnx.Variable]]:
     """
     found, _ = jax.tree.flatten_with_path(state, is_leaf=lambda x: isinstance(x, nnx.Variable))
     return [(".".join(str(key.key) for key in path), variable) for path, variable in found]
+
+
+def with_current_names(given: Mapping[str, T], declared: Container[str]) -> dict[str, T]:
+    """The same, with names of version 0.1 replaced: `qkv` by `qkv.weight`, `qkv_bias` likewise."""
+    return {_current(name, given, declared): value for name, value in given.items()}
+
+
+def _current(name: str, given: Container[str], declared: Container[str]) -> str:
+    module = name.removesuffix("_bias")
+    current = f"{name}.weight" if module == name else f"{module}.bias"
+    if name in declared or current not in declared or current in given:
+        return name
+    return current
 
 
 def parameter_bytes(model: nnx.Module) -> int:

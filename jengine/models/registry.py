@@ -1,8 +1,8 @@
-"""Which architecture is read by which family: files of ours, imported when first needed, and what
-users register from outside.
+"""Which family reads which architecture: built-in ones, imported when first needed, and those that
+users register.
 
-In: a parsed config.json or a ModelConfig. Out: ModelConfig, a Decoder, its checkpoint names.
-Must not know files.
+In: a parsed config.json or a ModelConfig. Out: ModelConfig, a model, its checkpoint tensors. Must
+not know files.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
 import jax.numpy as jnp
 from flax import nnx
@@ -28,6 +28,7 @@ from jengine.models.checkpoint import (
 from jengine.models.decoder import Decoder
 from jengine.models.fields import Fields
 from jengine.models.hf_config import read_architecture
+from jengine.models.language_model import LanguageModel
 
 T = TypeVar("T")
 FAMILIES = {
@@ -57,6 +58,21 @@ class Family(Protocol):
     def read_config(self, hf: Mapping[str, object]) -> ModelConfig: ...
 
     def write_config(self, config: ModelConfig) -> dict[str, object]: ...
+
+
+@runtime_checkable
+class OwnBody(Protocol):
+    """What a family offers besides if its body is not the shared decoder.
+
+    The body declares its parameters with `Linear`, `Embedding` and `parameter`, as the shared one
+    does; everything else (sharding, loading, saving, updates) follows from these declarations.
+    """
+
+    def build(self, config: ModelConfig, *, dtype: Any, rngs: nnx.Rngs | None) -> LanguageModel: ...
+
+    def pieces(self, config: ModelConfig) -> dict[str, tuple[Piece, ...]]:
+        """For each parameter's path the checkpoint tensors that fill it."""
+        ...
 
 
 _REGISTERED: dict[str, Family] = {}
@@ -95,7 +111,7 @@ def supported() -> tuple[str, ...]:
 
 
 def model_config(hf: Mapping[str, object]) -> ModelConfig:
-    """The decoder that a parsed config.json describes, or a CheckpointError that says why not."""
+    """The model that a parsed config.json describes, or a CheckpointError that says why not."""
     architecture = read_architecture(Fields(hf))
     if architecture not in supported() and hf.get("auto_map") is not None:
         raise CheckpointError(
@@ -132,15 +148,20 @@ def _differences(config: ModelConfig, other: ModelConfig) -> Iterator[tuple[str,
         yield "len(layers)", len(config.layers)
 
 
-def build(config: ModelConfig, *, dtype: Any = jnp.float32, rngs: nnx.Rngs | None) -> Decoder:
-    """A freshly initialised model."""
-    _family(config.architecture)
+def build(config: ModelConfig, *, dtype: Any = jnp.float32, rngs: nnx.Rngs | None) -> LanguageModel:
+    """A freshly initialised model; without `rngs`, its declarations only."""
+    family = _family(config.architecture)
+    if isinstance(family, OwnBody):
+        return family.build(config, dtype=dtype, rngs=rngs)
     return Decoder(config, dtype=dtype, rngs=rngs)
 
 
 def checkpoint_map(config: ModelConfig) -> dict[str, tuple[Piece, ...]]:
     """For each parameter's path the checkpoint tensors that fill it."""
-    return decoder_pieces(config, _family(config.architecture).NAMES)
+    family = _family(config.architecture)
+    if isinstance(family, OwnBody):
+        return family.pieces(config)
+    return decoder_pieces(config, family.NAMES)
 
 
 def ignored_tensors(config: ModelConfig) -> tuple[IgnoredTensor, ...]:

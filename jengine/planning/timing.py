@@ -123,8 +123,8 @@ class Timing:
     def _touched(self, part: Part, tokens: int) -> float:
         """The share of a parameter that a step of so many tokens reads."""
         config = self.memory.config
-        if part.path in ("embed", "position_embed") and not (
-            part.path == "embed" and config.tie_embeddings
+        if part.path in ("embed.weight", "position_embed.weight") and not (
+            part.path == "embed.weight" and config.tie_embeddings
         ):
             return 0.0  # a row a token
         return 1 - (1 - self._share_of_a_token(part)) ** tokens
@@ -140,7 +140,7 @@ class Timing:
     def _operations(self, *, head: bool) -> float:
         """Of the products with parameters, for one token on one device."""
         config = self.memory.config
-        head_path = "embed" if config.tie_embeddings else "head"
+        head_path = "embed.weight" if config.tie_embeddings else "head.weight"
         total = 0.0
         for part in self.memory.parts:
             if part.layer is None and not (head and part.path == head_path):

@@ -1,7 +1,8 @@
-"""A model's parameters as the flat leaves that a step takes, and back. Nothing is copied.
+"""A model's parameters as the flat leaves that a step takes, and back.
 
-With several stages the leaf of a slot holds that slot's layers of all stages, one stage after the
-other along the first axis: every device's part of it is the very array of its stage's layer.
+Leaves are prepared parameters; where a weight's scheme takes declared ones, nothing is copied. With
+pipeline stages, the leaf of a slot holds that slot's layers of all stages, one stage after the
+other along the first axis: each device's shard of it is the very array of its stage's layer.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from jengine.models.decoder import Decoder
 from jengine.models.parameter import named_variables
 from jengine.models.stages import LAYER_PATH
 from jengine.weights.abstract import declaration
+from jengine.weights.prepared import PreparedForm
 from jengine.weights.stages import StagePlaces
 from sharding.axes import STAGES
 
@@ -27,14 +29,17 @@ Leaves = tuple[jax.Array, ...]
 
 
 class LeafOrder:
-    """The leaves of one model: which parameters are in each, and how they lie."""
+    """The leaves of one model: which parameters are in each, and how they are sharded."""
 
     def __init__(self, model: nnx.Module, places: StagePlaces) -> None:
         self.places = places
         self._layout = places.layout
         declared = declaration(model)
-        self._declared = dict(named_variables(nnx.state(declared)))
-        stage = first_layers(declared, self._layout.num_slots) if self._in_stages else declared
+        self._form = PreparedForm(declared, places.sharding)
+        self._names = tuple(name for name, _ in named_variables(nnx.state(declared)))
+        prepared = self._form.module
+        self._prepared = dict(named_variables(nnx.state(prepared)))
+        stage = first_layers(prepared, self._layout.num_slots) if self._in_stages else prepared
         self._graph, parameters = nnx.split(stage)
         _, self._tree = jax.tree.flatten(parameters)
         self.names = tuple(name for name, _ in named_variables(parameters))
@@ -52,30 +57,32 @@ class LeafOrder:
         return nnx.merge(self._graph, jax.tree.unflatten(self._tree, leaves))
 
     def leaves(self, values: Mapping[str, jax.Array]) -> Leaves:
-        """The leaves of parameters that lie where `places` puts them."""
+        """The leaves of declared parameters that are placed as `places` says."""
+        values = self._form.prepare(values)
         return tuple(
             self._stacked(name, values) if staged else values[name]
             for name, staged in zip(self.names, self.staged, strict=True)
         )
 
     def values(self, leaves: Leaves) -> dict[str, jax.Array]:
-        """The parameters in these leaves, by path."""
-        found = {}
+        """The declared parameters in these leaves, by path."""
+        found: dict[str, jax.Array] = {}
         for name, staged, leaf in zip(self.names, self.staged, leaves, strict=True):
             found.update(self._unstacked(name, leaf) if staged else {name: leaf})
-        return {name: found[name] for name in self._declared}
+        declared = self._form.restore(found)
+        return {name: declared[name] for name in self._names}
 
     def shapes(self) -> tuple[jax.ShapeDtypeStruct, ...]:
-        """The leaves without data, each with where it lies."""
+        """The leaves without data, each with its sharding."""
         return tuple(map(self._shape, self.names, self.staged))
 
     def _shape(self, name: str, staged: bool) -> jax.ShapeDtypeStruct:
-        declared = self._declared[name]
-        shape, axes = declared.shape, declared.get_metadata()["axes"]
+        prepared = self._prepared[name]
+        shape, axes = prepared.shape, prepared.get_metadata()["axes"]
         sharding = self.places.sharding(name, axes, shape)
         if staged:
             shape, sharding = self._stacked_shape(shape, sharding)
-        return jax.ShapeDtypeStruct(shape, declared.dtype, sharding=sharding)
+        return jax.ShapeDtypeStruct(shape, prepared.dtype, sharding=sharding)
 
     def _stacked_shape(
         self, shape: tuple[int, ...], sharding: NamedSharding
@@ -102,9 +109,9 @@ class LeafOrder:
         own = self._own_name(name, stage)
         if own is not None:
             return values[own]
-        wanted = self._declared[name]
+        wanted = self._prepared[name]
         for borrowed in self._names_in(stage, rest=self._slot(name)[1]):
-            if self._declared[borrowed].shape == wanted.shape:
+            if self._prepared[borrowed].shape == wanted.shape:
                 return values[borrowed]
         axes = wanted.get_metadata()["axes"]
         sharding = self.places.whole.stage(stage).sharding(axes, wanted.shape)
@@ -119,8 +126,8 @@ class LeafOrder:
             own = self._own_name(name, stage)
             if own is None:
                 continue
-            declared = self._declared[own]
-            axes, shape = declared.get_metadata()["axes"], declared.shape
+            prepared = self._prepared[own]
+            axes, shape = prepared.get_metadata()["axes"], prepared.shape
             sharding = self.places.sharding(own, axes, shape)
             shards = [s.data for s in leaf.addressable_shards if s.device in sharding.device_set]
             found[own] = jax.make_array_from_single_device_arrays(
@@ -131,7 +138,7 @@ class LeafOrder:
     def _names_in(self, stage: int, rest: str) -> list[str]:
         """The same parameter of all layers of a stage that have it."""
         names = (f"layers.{layer}.{rest}" for layer in self._layout.stages[stage])
-        return [name for name in names if name in self._declared]
+        return [name for name in names if name in self._prepared]
 
     def _own_name(self, name: str, stage: int) -> str | None:
         """The path of a slot's parameter in a stage, None where the stage leaves the slot out."""

@@ -1,6 +1,6 @@
 """A model as declarations without data, and the same model with its data put in.
 
-In: a ModelConfig. Out: a Decoder whose parameters are shapes, then arrays. No random numbers are
+In: a ModelConfig. Out: a model whose parameters are shapes, then arrays. No random numbers are
 drawn and nothing is allocated twice. Must not know files.
 """
 
@@ -18,8 +18,8 @@ from flax import nnx
 from jengine.config import ModelConfig
 from jengine.errors import ConfigError
 from jengine.models import registry
-from jengine.models.decoder import Decoder
 from jengine.models.hf_config import DTYPES
+from jengine.models.language_model import LanguageModel
 from jengine.models.parameter import named_variables
 
 M = TypeVar("M", bound=nnx.Module)
@@ -33,7 +33,7 @@ def place_on_default_device(path: str, axes: tuple[str | None, ...], array: Any)
     return jax.device_put(np.asarray(array))
 
 
-def abstract_model(config: ModelConfig) -> Decoder:
+def abstract_model(config: ModelConfig) -> LanguageModel:
     """The model in the config's dtype, every parameter a ShapeDtypeStruct."""
     return registry.build(config, dtype=jnp.dtype(config.dtype), rngs=None)
 

@@ -1,6 +1,6 @@
 """Random weights without a checkpoint, for load_format="dummy": as fast as memory can be written.
 
-In: a ModelConfig. Out: a Decoder with the declared means and deviations. Good for speed and
+In: a ModelConfig. Out: a model with the declared means and deviations. Good for speed and
 memory, not for training: the noise of large matrices repeats.
 """
 
@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from jengine.config import ModelConfig
-from jengine.models.decoder import Decoder
-from jengine.models.parameter import Initializer, named_parameters
+from jengine.layers.initializer import Initializer
+from jengine.models.language_model import LanguageModel
+from jengine.models.parameter import named_parameters
 from jengine.weights.abstract import (
     Place,
     abstract_model,
@@ -29,7 +30,7 @@ NOISE_LENGTH = 1_048_573
 
 def dummy_model(
     config: ModelConfig, dtype: Any = "auto", seed: int = 0, *, place: Place | None = None
-) -> Decoder:
+) -> LanguageModel:
     """A model of random weights; the same seed gives the same weights."""
     model = abstract_model(with_dtype(config, dtype))
     place = place or place_on_default_device

@@ -14,7 +14,7 @@ import numpy as np
 from flax import nnx
 
 from jengine.errors import ConfigError
-from jengine.models.parameter import named_parameters, named_variables
+from jengine.models.parameter import named_parameters, named_variables, with_current_names
 from jengine.weights.abstract import Place
 
 FIRST_SHOWN = 10
@@ -48,8 +48,8 @@ def _walk(path: str, node: Any, found: dict[str, Any]) -> None:
 def fitting_arrays(model: nnx.Module, params: Any, place: Place) -> dict[str, jax.Array]:
     """Arrays for every parameter that `model` (abstract or not) declares, or a ConfigError that
     lists the differences."""
-    given = named_arrays(params)
     declared = dict(named_parameters(model))
+    given = with_current_names(named_arrays(params), declared)
     problems = list(differences(declared, given))
     if problems:
         shown = "\n  ".join(problems[:FIRST_SHOWN])
@@ -87,8 +87,8 @@ def differences(declared: Mapping[str, Any], given: Mapping[str, Any]) -> list[s
 
 
 def release_moved(params: Any, placed: Mapping[str, jax.Array]) -> None:
-    """Delete the given arrays whose contents had to be copied elsewhere."""
-    for path, array in named_arrays(params).items():
+    """Delete the given arrays whose contents had to be copied."""
+    for path, array in with_current_names(named_arrays(params), placed).items():
         if isinstance(array, jax.Array) and not shares_memory(array, placed[path]):
             array.delete()
 

@@ -1,6 +1,6 @@
-"""Weights between an Orbax checkpoint and a Decoder, by the declared paths of its parameters.
+"""Weights between an Orbax checkpoint and a model, by the declared paths of its parameters.
 
-In: a folder that `save_orbax` or a training loop wrote, or a Decoder. Out: a Decoder whose arrays
+In: a folder that `save_orbax` or a training loop wrote, or a model. Out: a model whose arrays
 were read straight to where they belong, or such a folder. Importing this takes two seconds: Orbax.
 """
 
@@ -25,9 +25,9 @@ from orbax.checkpoint import v1
 from jengine.config import ModelConfig
 from jengine.errors import CheckpointError
 from jengine.models import registry
-from jengine.models.decoder import Decoder
 from jengine.models.hf_config import DTYPES
-from jengine.models.parameter import named_parameters
+from jengine.models.language_model import LanguageModel
+from jengine.models.parameter import named_parameters, with_current_names
 from jengine.weights.abstract import abstract_model, with_values
 from jengine.weights.live import FIRST_SHOWN, differences
 from jengine.weights.orbax_folder import ARRAYS_FOLDER, find_checkpoint, is_orbax, stored_trees
@@ -47,7 +47,7 @@ HOST_BYTES = 2**31
 
 def load_orbax(
     folder: Path | str, config: ModelConfig, shardings: Shardings, *, cast: bool = False
-) -> Decoder:
+) -> LanguageModel:
     """The model of `config` with the folder's arrays, each device reading its own part only.
 
     With `cast`, other floating point types than the config's are converted as they are read.
@@ -59,8 +59,9 @@ def load_orbax(
     stored = _named_leaves(checkpoint, trees)
     above = _prefix(checkpoint, stored, declared)
     _check(checkpoint, stored, declared, above, cast)
+    names = _stored_names(stored, declared, above)
     targets = {
-        above + path: jax.ShapeDtypeStruct(
+        names[path]: jax.ShapeDtypeStruct(
             parameter.shape,
             parameter.dtype,
             sharding=shardings(path, parameter.get_metadata()["axes"], parameter.shape),
@@ -69,10 +70,10 @@ def load_orbax(
     }
     values = _read(checkpoint, trees, targets)
     _check_range(checkpoint, stored, values)
-    return with_values(model, {path: values[above + path] for path in declared})
+    return with_values(model, {path: values[names[path]] for path in declared})
 
 
-def save_orbax(model: Decoder, folder: Path | str) -> None:
+def save_orbax(model: LanguageModel, folder: Path | str) -> None:
     """Write config.json, and the parameters as nested dicts in a folder below."""
     folder = Path(folder).resolve()
     values = {path: leaf.get_value() for path, leaf in named_parameters(model)}
@@ -183,12 +184,9 @@ def _check(
 ) -> None:
     """Refuse a checkpoint that does not hold exactly the model's parameters."""
     given = {}
-    for name, leaf in stored.items():
-        if name.startswith(above):
-            path = name.removeprefix(above)
-            given[path] = _stand_in(
-                leaf, declared[path].dtype if cast and path in declared else None
-            )
+    for path, name in _stored_names(stored, declared, above).items():
+        cast_to = declared[path].dtype if cast and path in declared else None
+        given[path] = _stand_in(stored[name], cast_to)
     problems = differences(declared, given)
     if problems:
         shown = "\n  ".join(problems[:FIRST_SHOWN])
@@ -197,6 +195,12 @@ def _check(
             f"{checkpoint}: these parameters do not fit the model that config.json describes:"
             f"\n  {shown}" + (f"\n  and {more} more" if more > 0 else "")
         )
+
+
+def _stored_names(stored: Iterable[str], declared: Mapping[str, Any], above: str) -> dict[str, str]:
+    """The name in the checkpoint of every array below `above`, by its path in the model."""
+    below = {name.removeprefix(above): name for name in stored if name.startswith(above)}
+    return with_current_names(below, declared)
 
 
 def _stand_in(leaf: Any, cast_to: Any) -> Any:

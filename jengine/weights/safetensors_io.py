@@ -1,6 +1,6 @@
-"""Weights between a model folder and a Decoder: load, and save so that others can load.
+"""Weights between a model folder and a model: load, and save so that others can load.
 
-In: a folder in Hugging Face format, or a Decoder. Out: a Decoder, or such a folder. Nothing is
+In: a folder in Hugging Face format, or a model. Out: a model, or such a folder. Nothing is
 built from a checkpoint before all its names, types and shapes are checked. Must not know families.
 """
 
@@ -22,8 +22,8 @@ from flax import nnx
 from jengine.errors import CheckpointError
 from jengine.models import registry
 from jengine.models.checkpoint import IgnoredTensor, Piece, take_tensors
-from jengine.models.decoder import Decoder
 from jengine.models.hf_config import DTYPES
+from jengine.models.language_model import LanguageModel
 from jengine.models.parameter import named_parameters
 from jengine.weights.abstract import (
     Place,
@@ -50,7 +50,7 @@ def load_model(
     dtype: Any = "auto",
     place: Place | None = None,
     progress: ProgressFactory | None = None,
-) -> Decoder:
+) -> LanguageModel:
     """The model in `folder`. "auto" keeps the dtype that config.json names."""
     folder = Path(folder)
     config = with_dtype(read_model_config(folder), dtype)
@@ -78,7 +78,7 @@ def load_params(
     return _stream(tensors, model, pieces, place, progress)
 
 
-def save_pretrained(model: Decoder, folder: Path | str) -> None:
+def save_pretrained(model: LanguageModel, folder: Path | str) -> None:
     """Write config.json and model.safetensors that load here and in transformers."""
     folder = Path(folder)
     parameters = dict(named_parameters(model))

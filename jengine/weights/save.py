@@ -1,6 +1,6 @@
 """Writes a model as a folder that loads again: weights, config, tokenizer, generation settings.
 
-In: a Decoder and what belongs to it. Out: a folder that appears only when it is complete.
+In: a model and what belongs to it. Out: a folder that appears only when it is complete.
 Must not know engines.
 """
 
@@ -20,7 +20,7 @@ from flax import nnx
 
 from jengine.config import ModelConfig
 from jengine.errors import CheckpointError, ConfigError
-from jengine.models.decoder import Decoder
+from jengine.models.language_model import LanguageModel
 from jengine.models.parameter import named_parameters
 from jengine.weights.abstract import abstract_model, with_values
 from jengine.weights.live import FIRST_SHOWN, differences
@@ -61,7 +61,7 @@ def save_model(
             tokenizer.save_pretrained(str(folder))
 
 
-def as_decoder(model: nnx.Module, config: ModelConfig) -> Decoder:
+def as_decoder(model: nnx.Module, config: ModelConfig) -> LanguageModel:
     """The parameters in the module that will load them, in the dtype they have."""
     parameters = dict(named_parameters(model))
     dtypes = {jnp.dtype(leaf.dtype).name for leaf in parameters.values()}
@@ -128,7 +128,7 @@ def _put_in_place(partial: Path, target: Path) -> None:
     shutil.rmtree(former, ignore_errors=True)
 
 
-def _write_weights(model: Decoder, folder: Path, format: Format) -> None:
+def _write_weights(model: LanguageModel, folder: Path, format: Format) -> None:
     if format == "orbax":
         # Importing Orbax takes two seconds, so only those who use it do.
         from jengine.weights.orbax_io import save_orbax

@@ -142,15 +142,15 @@ def test_requests_in_flight_finish_or_are_aborted(llm: LLM, models: list[Decoder
 def test_what_does_not_fit_is_listed_and_changes_nothing(llm: LLM, models: list[Decoder]) -> None:
     before = llm.generate([PROMPT], GREEDY)[0].outputs[0].token_ids
     tree = {path: parameter[...] for path, parameter in named_parameters(models[1])}
-    wrong = {**tree, "embed": tree["embed"][:-1], "extra": tree["embed"]}
-    del wrong["layers.1.mlp.down"]
+    wrong = {**tree, "embed.weight": tree["embed.weight"][:-1], "extra": tree["norm.weight"]}
+    del wrong["layers.1.mlp.down.weight"]
     with pytest.raises(ConfigError) as error:
         llm.update_params(wrong)
     text = str(error.value)
-    assert "embed: given shape" in text and "extra: not a parameter" in text
-    assert "layers.1.mlp.down: missing" in text
+    assert "embed.weight: given shape" in text and "extra: not a parameter" in text
+    assert "layers.1.mlp.down.weight: missing" in text
     with pytest.raises(ConfigError, match="given float16, expected float32"):
-        llm.update_params({**tree, "embed": tree["embed"].astype(jnp.float16)})
+        llm.update_params({**tree, "embed.weight": tree["embed.weight"].astype(jnp.float16)})
     with pytest.raises(ConfigError, match="on_inflight"):
         llm.update_params(models[1], on_inflight="wait")  # type: ignore[arg-type]
     assert llm.weights_version == 0

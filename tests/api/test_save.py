@@ -138,7 +138,7 @@ def test_live_models_and_new_parameters_are_saved(
 def test_parameters_that_were_donated_cannot_be_saved(folder: Path, tmp_path: Path) -> None:
     model = load_model(folder)
     with LLM(model, skip_tokenizer_init=True, **SETTINGS) as live:
-        model.embed.get_value().delete()
+        model.embed.weight.get_value().delete()
         with pytest.raises(ConfigError, match="donated"):
             live.save(tmp_path / "saved")
     assert names(tmp_path) == set()

@@ -9,15 +9,44 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jengine.layers.moe import (
-    experts_mlp,
-    experts_mlp_reference,
-    grouped_project,
-    route,
-    walk_groups,
-)
+from jengine.layers.linear import project
+from jengine.layers.mlp import gated
+from jengine.layers.moe import grouped_project, mix_experts, route, walk_groups
 
 HIDDEN, INNER, EXPERTS = 16, 24, 6
+Array = jax.Array
+
+
+def grouped(
+    x: Array, weights: Array, experts: Array, gate_up: Array, down: Array, activation: str
+) -> Array:
+    """What models run, on matrices [experts, hidden, inner, 2] and [experts, inner, hidden]."""
+
+    def first(x: Array, sizes: Array) -> Array:
+        flat = gate_up.reshape(*gate_up.shape[:2], -1)
+        return grouped_project(x, flat, sizes).reshape(len(x), -1, 2)
+
+    def second(x: Array, sizes: Array) -> Array:
+        return grouped_project(x, down, sizes)
+
+    return mix_experts(x, weights, experts, len(gate_up), first, second, activation)
+
+
+def reference(
+    x: Array, weights: Array, experts: Array, gate_up: Array, down: Array, activation: str
+) -> Array:
+    """The same plainly: every expert on every token."""
+    total = jnp.zeros(x.shape, jnp.float32)
+    for expert in range(gate_up.shape[0]):
+        share = jnp.sum(jnp.where(experts == expert, weights, 0.0), axis=-1, keepdims=True)
+        both = project("th,hig->tig", x, gate_up[expert])
+        made = project("ti,ih->th", gated(both, activation, axis=-1), down[expert])
+        total = total + made * jnp.broadcast_to(share, made.shape)
+    return total
+
+
+def logits_of(x: Array, router: Array) -> Array:
+    return project("th,he->te", x, router)
 
 
 def arrays(*shapes: tuple[int, ...], dtype: str = "float32") -> list[jnp.ndarray]:
@@ -35,9 +64,9 @@ def test_equals_the_reference(tokens: int, count: int, dtype: str) -> None:
     )
 
     @jax.jit
-    def both(x: jax.Array, router: jax.Array, *matrices: jax.Array) -> tuple[jax.Array, jax.Array]:
-        given = (x, *route(x, router, count, normalize=True), *matrices, "silu")
-        return experts_mlp(*given), experts_mlp_reference(*given)
+    def both(x: Array, router: Array, *matrices: Array) -> tuple[Array, Array]:
+        given = (x, *route(logits_of(x, router), count, normalize=True), *matrices, "silu")
+        return grouped(*given), reference(*given)
 
     ours, plain = both(x, router, gate_up, down)
     scale = float(jnp.abs(plain).max())
@@ -49,8 +78,8 @@ def test_equals_the_reference(tokens: int, count: int, dtype: str) -> None:
 def test_empty_experts(chosen: list[int]) -> None:
     x, gate_up, down = arrays((3, HIDDEN), (EXPERTS, HIDDEN, INNER, 2), (EXPERTS, INNER, HIDDEN))
     experts, weights = jnp.asarray(chosen)[:, None], jnp.asarray([[0.5], [1.0], [2.0]])
-    ours = experts_mlp(x, weights, experts, gate_up, down, "gelu_tanh")
-    plain = experts_mlp_reference(x, weights, experts, gate_up, down, "gelu_tanh")
+    ours = grouped(x, weights, experts, gate_up, down, "gelu_tanh")
+    plain = reference(x, weights, experts, gate_up, down, "gelu_tanh")
     np.testing.assert_allclose(np.asarray(ours), np.asarray(plain), rtol=1e-4, atol=1e-4)
 
 
@@ -60,10 +89,10 @@ def test_routing_equals_numpy() -> None:
     chances = np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True)
     best = np.argsort(-chances, axis=-1)[:, :2]
     expected = np.take_along_axis(chances, best, axis=-1)
-    weights, experts = route(x, router, 2, normalize=False)
+    weights, experts = route(logits_of(x, router), 2, normalize=False)
     np.testing.assert_array_equal(np.asarray(experts), best)
     np.testing.assert_allclose(np.asarray(weights), expected, atol=1e-5)
-    weights, _ = route(x, router, 2, normalize=True)
+    weights, _ = route(logits_of(x, router), 2, normalize=True)
     expected /= expected.sum(axis=-1, keepdims=True)
     np.testing.assert_allclose(np.asarray(weights), expected, atol=1e-5)
 
@@ -85,14 +114,12 @@ def test_gradients_equal_those_of_the_reference() -> None:
         (20, HIDDEN), (HIDDEN, EXPERTS), (EXPERTS, HIDDEN, INNER, 2), (EXPERTS, INNER, HIDDEN)
     )
 
-    def loss(run: Any, x: jax.Array, router: jax.Array, *matrices: jax.Array) -> jax.Array:
-        picked = route(x, router, 2, normalize=True)
+    def loss(run: Any, x: Array, router: Array, *matrices: Array) -> Array:
+        picked = route(logits_of(x, router), 2, normalize=True)
         return jnp.mean(jnp.square(run(x, *picked, *matrices, "silu")))
 
     gradients = jax.jit(jax.grad(loss, argnums=(1, 2, 3, 4)), static_argnums=0)
-    ours, plain = (
-        gradients(run, x, router, *matrices) for run in (experts_mlp, experts_mlp_reference)
-    )
+    ours, plain = (gradients(run, x, router, *matrices) for run in (grouped, reference))
     for left, right in zip(ours, plain, strict=True):
         scale = float(jnp.abs(right).max())
         np.testing.assert_allclose(np.asarray(left), np.asarray(right), atol=1e-5 * scale)

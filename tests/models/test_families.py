@@ -196,7 +196,7 @@ def test_bfloat16_checkpoint(tmp_path: Path) -> None:
     tokens = tokens_of(40)
     expected = their_logits(their_model(folder), tokens)
     kept, widened = load_model(folder), load_model(folder, dtype="float32")
-    assert kept.embed.dtype == jnp.bfloat16
+    assert kept.embed.weight.dtype == jnp.bfloat16
     assert np.abs(our_logits(widened, tokens) - expected).max() < TOLERANCE
     error = np.abs(our_logits(kept, tokens) - expected).mean() / np.abs(expected).mean()
     assert error < 0.03
@@ -223,5 +223,5 @@ def test_embeddings_are_scaled_in_the_dtype_of_the_weights(tmp_path: Path) -> No
     scaled = model.embedded(jnp.arange(97), jnp.arange(97))
     rounded = float(jnp.bfloat16(32**0.5))
     assert rounded != np.float32(32**0.5)
-    expected = np.asarray(model.embed[...], np.float32) * rounded
+    expected = np.asarray(model.embed.weight[...], np.float32) * rounded
     np.testing.assert_array_equal(np.asarray(scaled), expected)

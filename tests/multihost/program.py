@@ -100,7 +100,7 @@ def differing(folder: Path, rank: int) -> None:
         fewer = refused(RequestError, lambda: llm.generate(PROMPTS[: 4 - rank], PARAMS[: 4 - rank]))
         params = zeroed(llm)
         if rank == 1:
-            params["layers.1.mlp.down"] += 1
+            params["layers.1.mlp.down.weight"] += 1
         other_weights = refused(ConfigError, lambda: llm.update_params(params))
         if rank == 0:
             other_calls = refused(RequestError, lambda: llm.generate(PROMPTS, PARAMS))

@@ -110,7 +110,7 @@ def test_differences_are_named_and_the_engine_goes_on(folder: Path, on_one: list
             in found["other_methods"]
         )
         assert "it has 3 requests where the others have 4" in found["fewer"]
-        assert "weights differ first at 'layers.1.mlp.down'" in found["other_weights"]
+        assert "weights differ first at 'layers.1.mlp.down.weight'" in found["other_weights"]
         assert "Nothing was changed" in found["other_weights"]
         assert (
             "is reading or replacing parameters while the others are generating"

@@ -120,7 +120,7 @@ def load_or_refuse(folder: Path) -> None:
         model = load_model(folder)
     except CheckpointError:
         return
-    assert np.asarray(model.embed.get_value()).shape == (4, 4)
+    assert np.asarray(model.embed.weight.get_value()).shape == (4, 4)
 
 
 FUZZED = settings(

@@ -39,15 +39,15 @@ def test_dummy_weights_follow_the_declarations() -> None:
 def test_dummy_weights_follow_the_seed() -> None:
     config = tiny_config()
     first, same, other = (dummy_model(config, seed=seed) for seed in (1, 1, 2))
-    assert (first.embed[...] == same.embed[...]).all()
-    assert (first.embed[...] != other.embed[...]).any()
-    mlp = [layer.mlp.down[...] for layer in first.layers]
+    assert (first.embed.weight[...] == same.embed.weight[...]).all()
+    assert (first.embed.weight[...] != other.embed.weight[...]).any()
+    mlp = [layer.mlp.down.weight[...] for layer in first.layers]
     assert (mlp[0] != mlp[1]).any()
 
 
 def test_large_parameters_are_filled_to_the_end() -> None:
     config = dataclasses.replace(tiny_config(), vocab_size=NOISE_LENGTH // 32 * 2 + 5)
-    embed = np.asarray(dummy_model(config).embed.get_value()).reshape(-1)
+    embed = np.asarray(dummy_model(config).embed.weight.get_value()).reshape(-1)
     assert embed.size > 2 * NOISE_LENGTH
     np.testing.assert_array_equal(embed[NOISE_LENGTH : NOISE_LENGTH + 9], embed[:9])
     assert np.isfinite(embed).all()

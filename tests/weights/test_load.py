@@ -142,7 +142,7 @@ def test_dtypes_are_converted(stored: str, wanted: str, tmp_path: Path) -> None:
     model = load_model(folder, dtype=wanted)
     assert model.config.dtype == wanted
     expected = np.asarray(jnp.asarray(embed).astype(wanted))
-    np.testing.assert_array_equal(np.asarray(model.embed.get_value()), expected)
+    np.testing.assert_array_equal(np.asarray(model.embed.weight.get_value()), expected)
     assert load_model(folder, dtype=jnp.dtype(wanted)).config.dtype == wanted
 
 
@@ -326,7 +326,7 @@ def test_params_come_one_by_one_and_are_placed_by_axes(tmp_path: Path) -> None:
     declared = [(path, leaf.get_metadata()["axes"]) for path, leaf in named_parameters(model)]
     assert seen == declared
     assert list(values) == [path for path, _ in declared]
-    assert ("layers.0.attention.qkv", ("embed", "kv_heads", None, None)) in seen
+    assert ("layers.0.attention.qkv.weight", ("embed", "kv_heads", None, None)) in seen
 
 
 def test_progress_counts_every_byte(tmp_path: Path) -> None:

@@ -132,8 +132,8 @@ def test_arrays_are_read_to_where_they_belong(
         return shardings["vocab" if axes[0] == "vocab" else "embed"]
 
     loaded = load_orbax(tmp_path, model.config, where)
-    assert loaded.embed.get_value().sharding == shardings["vocab"]
-    assert loaded.head.get_value().sharding == shardings["embed"]
+    assert loaded.embed.weight.get_value().sharding == shardings["vocab"]
+    assert loaded.head.weight.get_value().sharding == shardings["embed"]
     assert loaded.norm.weight.get_value().sharding == NamedSharding(mesh, PartitionSpec())
     # Orbax itself was told where: nothing was moved afterwards.
     held = {leaf.get_value().sharding for _, leaf in named_parameters(loaded)}
@@ -292,8 +292,8 @@ def test_types_are_converted_when_asked_for(
         load_orbax(tmp_path, config, PLACES.sharding)
     found = flat_of(load_orbax(tmp_path, config, PLACES.sharding, cast=True))
     assert {str(array.dtype) for array in found.values()} == {wanted}
-    expected = np.asarray(values["embed"].astype(wanted))
-    np.testing.assert_array_equal(np.asarray(found["embed"]), expected)
+    expected = np.asarray(values["embed"]["weight"].astype(wanted))
+    np.testing.assert_array_equal(np.asarray(found["embed.weight"]), expected)
 
 
 def test_what_does_not_fit_into_float16_is_refused(tmp_path: Path, model: Decoder) -> None:
@@ -306,8 +306,10 @@ def test_what_does_not_fit_into_float16_is_refused(tmp_path: Path, model: Decode
 
 
 def test_integers_are_never_converted(tmp_path: Path, model: Decoder) -> None:
-    v1.save(tmp_path / "run", {**tree_of(model), "embed": jnp.zeros((97, 32), jnp.int8)})
-    with pytest.raises(CheckpointError, match="embed: given int8, expected float32"):
+    v1.save(
+        tmp_path / "run", {**tree_of(model), "embed": {"weight": jnp.zeros((97, 32), jnp.int8)}}
+    )
+    with pytest.raises(CheckpointError, match=r"embed\.weight: given int8, expected float32"):
         load(tmp_path, model, cast=True)
 
 
@@ -319,22 +321,36 @@ def test_a_model_of_two_types_is_not_saved(tmp_path: Path, model: Decoder) -> No
     assert not (tmp_path / "new").exists()
 
 
+def test_names_of_earlier_checkpoints_are_read(tmp_path: Path, model: Decoder) -> None:
+    """Before `Linear`, a weight was called like its module and a bias had `_bias` behind it."""
+    flat = flat_of(model)
+    kept = ("norm.weight", "before_attention.weight", "before_mlp.weight")
+    old = {
+        name if name.endswith(kept) else name.removesuffix(".weight").replace(".bias", "_bias"): x
+        for name, x in flat.items()
+    }
+    assert {"embed", "layers.0.attention.qkv", "norm.weight"} <= set(old)
+    v1.save(tmp_path / "run", {"params": old})
+    for name, found in flat_of(load(tmp_path, model)).items():
+        np.testing.assert_array_equal(np.asarray(found), np.asarray(flat[name]))
+
+
 # --- what is refused -----------------------------------------------------------------------
 
 
 def test_differences_are_listed(tmp_path: Path, model: Decoder) -> None:
     flat = flat_of(model)
     flat["extra.weight"] = jnp.zeros(3)
-    flat["embed"] = jnp.zeros((5, 32))
+    flat["embed.weight"] = jnp.zeros((5, 32))
     flat["norm.weight"] = 7
-    del flat["layers.1.mlp.down"]
+    del flat["layers.1.mlp.down.weight"]
     v1.save(tmp_path / "run", {"params": flat, "step": 3})
     with pytest.raises(CheckpointError) as caught:
         load(tmp_path, model)
     text = str(caught.value)
-    assert "layers.1.mlp.down: missing" in text
+    assert "layers.1.mlp.down.weight: missing" in text
     assert "extra.weight: not a parameter of this model" in text
-    assert "embed: given shape (5, 32), expected (97, 32)" in text
+    assert "embed.weight: given shape (5, 32), expected (97, 32)" in text
     assert "norm.weight: given a " in text
     assert "step" not in text
 
@@ -348,7 +364,7 @@ def test_long_lists_are_cut(tmp_path: Path, model: Decoder) -> None:
 @pytest.mark.parametrize(
     ("keys", "expected"),
     [
-        (("my_net",), "holds none of the model's parameters.*my_net.embed"),
+        (("my_net",), "holds none of the model's parameters.*my_net.embed.weight"),
         (("opt_state", "mu"), "holds none of the model's parameters"),
         (("params", "model"), r"more than once, under 'state\.model' and 'state\.params'"),
     ],

@@ -101,7 +101,7 @@ def test_replicas_of_stages(uneven: Path, on_one: list[Any]) -> None:
         assert llm.update_params({name: np.asarray(a) for name, a in mine.items()}) == 2
         assert run(llm) == on_one
         devices = {name: len(one.device_set) for name, one in llm.param_shardings.items()}
-    assert (devices["layers.0.mlp.down"], devices["embed"]) == (2, 4)
+    assert (devices["layers.0.mlp.down.weight"], devices["embed.weight"]) == (2, 4)
 
 
 @pytest.mark.slow
@@ -187,10 +187,10 @@ def test_each_stage_holds_its_layers_only(two: jengine.LLM) -> None:
     assert set(shardings) == set(parameters)
     memory = str(two.memory())
     stages = llm_devices(shardings)
-    assert stages["layers.0.mlp.down"] == stages["layers.1.mlp.down"] == {0}
-    assert stages["layers.2.attention.qkv"] == {1}
-    assert stages["embed"] == stages["norm.weight"] == {0, 1}
-    assert parameters["embed"].addressable_shards[0].data.shape[0] == 128 // 2
+    assert stages["layers.0.mlp.down.weight"] == stages["layers.1.mlp.down.weight"] == {0}
+    assert stages["layers.2.attention.qkv.weight"] == {1}
+    assert stages["embed.weight"] == stages["norm.weight"] == {0, 1}
+    assert parameters["embed.weight"].addressable_shards[0].data.shape[0] == 128 // 2
     assert caches[0].shape[0] == 4 and caches[0].addressable_shards[0].data.shape[0] == 2
     assert "on each of 2 devices" in memory
 

@@ -119,12 +119,13 @@ def test_each_device_holds_its_part(folder: Path) -> None:
         }
         caches = llm.engine.loaded.state.caches
         assert caches[0].size // caches[0].addressable_shards[0].data.size == 2
-    assert parts["embed"] == parts["layers.0.mlp.down"] == parts["layers.1.mlp.gate_up"] == 4
-    assert parts["layers.0.attention.qkv"] == 2  # as many as there are heads to share
+    assert parts["embed.weight"] == parts["layers.0.mlp.down.weight"] == 4
+    assert parts["layers.1.mlp.gate_up.weight"] == 4
+    assert parts["layers.0.attention.qkv.weight"] == 2  # as many as there are heads to share
     assert parts["norm.weight"] == 1
     said = {line.split()[0]: line for line in str(shardings).splitlines()}
-    assert said["embed"].endswith("4 parts on 4 devices")
-    assert said["layers.0-1.attention.qkv"].endswith("2 parts on 4 devices")
+    assert said["embed.weight"].endswith("4 parts on 4 devices")
+    assert said["layers.0-1.attention.qkv.weight"].endswith("2 parts on 4 devices")
     assert len(set(re.findall(r"part (\d)", shardings._repr_html_()))) == 4
 
 

@@ -1,0 +1,26 @@
+"""How a parameter starts, as a value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+
+@dataclass(frozen=True)
+class Initializer:
+    """`mean` everywhere, plus normal noise of `stddev`.
+
+    A value and not a closure, so that two models of one config have equal declarations.
+    """
+
+    mean: float = 0.0
+    stddev: float = 0.0
+
+    def __call__(self, key: Array, shape: tuple[int, ...], dtype: Any) -> Array:
+        if self.stddev == 0.0:
+            return jnp.full(shape, self.mean, dtype)
+        return self.mean + jax.nn.initializers.normal(self.stddev)(key, shape, dtype)

@@ -1,0 +1,116 @@
+"""Linear: every matmul with a weight goes through it. Embedding: rows of a table by token.
+
+In: activations. Out: float32 activations. How the weight is stored and multiplied is its scheme's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+
+from jengine.config import ModelConfig
+from jengine.layers.linear import add_bias
+from jengine.models.parameter import Axes, normal, parameter, zeros
+from jengine.quantization.scheme import Specs, Tensors, WeightScheme, WeightShape
+from jengine.quantization.unquantized import UNQUANTIZED
+
+Norm = Callable[[Array], Array]
+
+
+@dataclass(frozen=True)
+class Factory:
+    """What all modules of one model are made with. Without `rngs`, parameters are only declared."""
+
+    config: ModelConfig
+    dtype: Any
+    rngs: nnx.Rngs | None
+    scheme: WeightScheme = UNQUANTIZED
+
+
+class Linear(nnx.Module):
+    """x @ weight + bias, float32.
+
+    The parameters are the scheme's declared tensors, or, in the model that a step runs, its
+    prepared ones. Adapters add their part here.
+    """
+
+    def __init__(
+        self,
+        factory: Factory,
+        inputs: tuple[int, ...],
+        outputs: tuple[int, ...],
+        axes: Axes,
+        *,
+        bias: bool = False,
+        groups: int | None = None,
+    ):
+        self.scheme = factory.scheme
+        self.shape = WeightShape(inputs, outputs, axes, groups)
+        self.dtype = jnp.dtype(factory.dtype)
+        self.is_prepared = False
+        self._declare(self.declared_specs(normal(factory.config.initializer_range)), factory.rngs)
+        self.has_bias = bias
+        if bias:
+            self.bias = zeros(factory.rngs, outputs, axes[len(axes) - len(outputs) :], self.dtype)
+
+    def __call__(
+        self, x: Array, *, norm: Norm | None = None, residual: Array | None = None
+    ) -> Array:
+        """residual + (norm(x) @ weight + bias): given together, so that a backend can fuse them."""
+        x = x if norm is None else norm(x)
+        y = self.scheme.multiply(self.shape, x, self._step_tensors())
+        if self.has_bias:
+            y = add_bias(y, self.bias[...])
+        return y if residual is None else residual + y
+
+    def of_groups(self, x: Array, sizes: Array) -> Array:
+        """Rows of x, sorted by group, each times its own group's matrix."""
+        return self.scheme.multiply_groups(self.shape, x, self._step_tensors(), sizes)
+
+    def declared_specs(self, init: Any = None) -> Specs:
+        """The scheme's tensors in checkpoints."""
+        return self.scheme.declared(self.shape, self.dtype, init or normal(0.0))
+
+    def prepared_specs(self) -> Specs:
+        """The scheme's arrays in a step."""
+        return self.scheme.prepared(self.shape, self.dtype)
+
+    def become_prepared(self) -> None:
+        """Declare the prepared arrays in place of the checkpoint's tensors."""
+        for name in self.tensor_names:
+            delattr(self, name)
+        self.is_prepared = True
+        self._declare(self.prepared_specs(), None)
+
+    def _declare(self, specs: Specs, rngs: nnx.Rngs | None) -> None:
+        self.tensor_names = tuple(specs)
+        for name, spec in specs.items():
+            setattr(self, name, parameter(rngs, spec.shape, spec.axes, spec.dtype, spec.init))
+
+    def _step_tensors(self) -> Tensors:
+        tensors = {name: getattr(self, name)[...] for name in self.tensor_names}
+        # A declared model, as in training, prepares its weights wherever they are used.
+        return tensors if self.is_prepared else self.scheme.prepare(self.shape, tensors)
+
+
+class Embedding(nnx.Module):
+    """A table [rows, hidden]; as a tied head, its transpose is the weight of a matmul."""
+
+    def __init__(self, factory: Factory, rows: int, axes: Axes):
+        hidden = factory.config.hidden_size
+        init = normal(factory.config.initializer_range)
+        self.shape = WeightShape((hidden,), (rows,), axes, outputs_first=True)
+        self.weight = parameter(factory.rngs, (rows, hidden), axes, factory.dtype, init)
+
+    def __call__(self, indices: Array) -> Array:
+        """The rows of these tokens or positions, float32."""
+        return jnp.take(self.weight[...], indices, axis=0, mode="clip").astype(jnp.float32)
+
+    def as_head(self, x: Array) -> Array:
+        """x @ table.T, float32."""
+        return UNQUANTIZED.multiply(self.shape, x, {"weight": self.weight[...]})

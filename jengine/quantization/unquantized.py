@@ -1,0 +1,63 @@
+"""Weights in bfloat16, float16 or float32: one array each, which the step takes as it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from jax import Array
+
+from jengine.layers.initializer import Initializer
+from jengine.layers.linear import project
+from jengine.layers.moe import grouped_project
+from jengine.quantization.scheme import Specs, Tensors, TensorSpec, WeightShape
+
+# Letters of output dimensions in an einsum; "i" is the contracted one.
+OUTPUTS = "abcdefgh"
+
+
+@dataclass(frozen=True)
+class Unquantized:
+    """The weight in the model's dtype, laid out as it is declared."""
+
+    @property
+    def takes_declared(self) -> bool:
+        """Yes."""
+        return True
+
+    def declared(self, weight: WeightShape, dtype: Any, init: Initializer) -> Specs:
+        """The weight."""
+        return {"weight": TensorSpec(weight.shape, weight.axes, dtype, init)}
+
+    def prepared(self, weight: WeightShape, dtype: Any) -> Specs:
+        """The same."""
+        return self.declared(weight, dtype, Initializer())
+
+    def prepare(self, weight: WeightShape, tensors: Tensors) -> Tensors:
+        """The same arrays."""
+        return tensors
+
+    def restore(self, weight: WeightShape, tensors: Tensors) -> Tensors:
+        """The same arrays."""
+        return tensors
+
+    def multiply(self, weight: WeightShape, x: Array, tensors: Tensors) -> Array:
+        """One matmul in the weight's dtype with a float32 result."""
+        array = tensors["weight"]
+        outputs = OUTPUTS[: len(weight.outputs)]
+        if weight.outputs_first:
+            return project(f"...i,{outputs}i->...{outputs}", x, array)
+        if len(weight.inputs) > 1:
+            # XLA would transpose the weight in every step to contract several dimensions.
+            array = array.reshape(-1, *weight.outputs)
+        return project(f"...i,i{outputs}->...{outputs}", x, array)
+
+    def multiply_groups(
+        self, weight: WeightShape, x: Array, tensors: Tensors, sizes: Array
+    ) -> Array:
+        """One grouped matmul, likewise."""
+        array = tensors["weight"].reshape(weight.groups, *weight.matrix)
+        return grouped_project(x, array, sizes).reshape(-1, *weight.outputs)
+
+
+UNQUANTIZED = Unquantized()

@@ -1,0 +1,77 @@
+"""A family with its own body runs in the engine; declared and prepared weights stay apart."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import jengine
+from jengine import LLM, SamplingParams
+from jengine.errors import UnsupportedFeature
+from jengine.models import registry
+from jengine.models.parameter import named_parameters
+from jengine.runner.leaves import first_layers
+from jengine.weights.dummy import dummy_model
+from jengine.weights.safetensors_io import load_model, save_pretrained
+from tests.models.parallel_family import ARCHITECTURE, ParallelFamily
+from tests.models.plain_logits import plain_logits
+
+PROMPTS = [np.random.default_rng(size).integers(3, 97, size).tolist() for size in (3, 40)]
+GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+SETTINGS = {
+    "skip_tokenizer_init": True, "max_num_seqs": 2, "enforce_eager": True, "max_model_len": 64,
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(registry, "_REGISTERED", {})
+    jengine.register_model(ParallelFamily())
+    yield
+
+
+def model_of(seed: int) -> Any:
+    settings = {"architectures": [ARCHITECTURE], "initializer_range": 0.3}
+    return dummy_model(registry.model_config(settings), seed=seed)
+
+
+def arrays(model: Any) -> dict[str, np.ndarray]:
+    return {path: np.asarray(leaf.get_value()) for path, leaf in named_parameters(model)}
+
+
+def assert_answers(llm: LLM, model: Any) -> None:
+    for prompt, output in zip(PROMPTS, llm.generate(PROMPTS, GREEDY, use_tqdm=False), strict=True):
+        made = list(output.outputs[0].token_ids)
+        best = plain_logits(model, [*prompt, *made])[len(prompt) - 1 : -1].argmax(-1)
+        assert made == best.tolist()
+
+
+def test_it_answers_is_updated_and_saved_by_its_declared_parameters(tmp_path: Path) -> None:
+    first, second = model_of(1), model_of(2)
+    save_pretrained(first, tmp_path / "first")
+    with LLM(tmp_path / "first", **SETTINGS) as llm:
+        assert_answers(llm, first)
+        qkv = llm.engine.loaded.order.names.index("layers.0.attention.qkv.turned")
+        assert llm.engine.loaded.leaves[qkv].shape == (2, 4, 8, 32), "the step takes prepared ones"
+        for path, found in llm.engine.loaded.parameters().items():
+            np.testing.assert_array_equal(np.asarray(found), arrays(first)[path])
+
+        llm.update_params(second)
+        assert_answers(llm, second)
+        llm.save(tmp_path / "second")
+    again = arrays(load_model(tmp_path / "second"))
+    assert {path: array.tolist() for path, array in again.items()} == {
+        path: array.tolist() for path, array in arrays(second).items()
+    }
+    written = json.loads((tmp_path / "second" / "config.json").read_text())
+    assert written["architectures"] == [ARCHITECTURE]
+
+
+def test_stages_are_for_the_shared_decoder() -> None:
+    with pytest.raises(UnsupportedFeature, match="a Parallel: stages are built for"):
+        first_layers(model_of(1), 1)
