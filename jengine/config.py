@@ -73,6 +73,8 @@ class AttentionConfig:
     qk_norm: Literal["head", "whole"] | None = None
     scale: float | None = None  # None: head_dim ** -0.5
     soft_cap: float | None = None
+    # Whether each query head has one more score, a parameter, whose value vector is zero.
+    sinks: bool = False
 
     @property
     def group(self) -> int:

@@ -44,6 +44,16 @@ class AttentionInputs(NamedTuple):
     qkv: Array  # f32 [..., kv_heads, group + 2, dim]
     norms: HeadNorms | None
     rotation: tuple[Array, Array] | None  # cos and sin, [..., dim / 2] each
+    sinks: Array | None = None  # [kv_heads, group]
+
+    def normalized(self) -> AttentionInputs:
+        """The same with the norms applied."""
+        if self.norms is None:
+            return self
+        q, k, v = self.qkv[..., :-2, :], self.qkv[..., -2, :], self.qkv[..., -1, :]
+        q, k = self.norms(q, k)
+        qkv = jnp.concatenate([q, k[..., None, :], v[..., None, :]], axis=-2)
+        return self._replace(qkv=qkv, norms=None)
 
     def heads(self) -> tuple[Array, Array, Array]:
         """Normalised and rotated q [..., heads, dim] and k [..., kv_heads, dim], and v like k."""
@@ -84,9 +94,18 @@ def dense_attention(inputs: AttentionInputs) -> Array:
     scores = jnp.einsum("btkgd,bskd->bkgts", grouped, k) * scale  # [B, KV, G, T, S]
     scores = soft_cap(scores, config.soft_cap)
     mask = jnp.broadcast_to(causal_mask(length, config.window), scores.shape)
-    weights = jax.nn.softmax(jnp.where(mask, scores, -jnp.inf), axis=-1)
+    scores = jnp.where(mask, scores, -jnp.inf)
+    weights = softmax_with_sinks(scores, inputs.sinks)
     mixed = jnp.einsum("bkgts,bskd->btkgd", weights, v)
     return mixed.reshape(batch, length, heads, dim)
+
+
+def softmax_with_sinks(scores: Array, sinks: Array | None) -> Array:
+    """Softmax over the last axis of [B, KV, G, T, S]; a sink [KV, G] takes its part of each sum."""
+    if sinks is None:
+        return jax.nn.softmax(scores, axis=-1)
+    column = jnp.broadcast_to(sinks.astype(scores.dtype)[:, :, None, None], scores[..., :1].shape)
+    return jax.nn.softmax(jnp.concatenate([scores, column], axis=-1), axis=-1)[..., :-1]
 
 
 def causal_mask(length: int, window: int | None) -> Array:

@@ -15,6 +15,7 @@ from jengine.layers.attention import AttentionInputs, HeadNorms
 from jengine.models.context import StepContext
 from jengine.models.linear import Factory, Linear, Norm
 from jengine.models.norms import head_norms
+from jengine.models.parameter import normal, parameter
 
 
 class Attention(nnx.Module):
@@ -32,6 +33,9 @@ class Attention(nnx.Module):
         norms = head_norms(factory, config)
         if norms is not None:
             self.q_norm, self.k_norm = norms
+        if config.sinks:
+            init, shape = normal(factory.config.initializer_range), (kv, config.group)
+            self.sinks = parameter(factory.rngs, shape, ("kv_heads", None), factory.dtype, init)
         inputs, axes = (kv, config.group, dim), ("kv_heads", None, None, "embed")
         self.out = Linear(factory, inputs, (hidden,), axes, bias=config.output_bias)
 
@@ -46,7 +50,8 @@ class Attention(nnx.Module):
         qkv = self.qkv(x, norm=norm)  # [..., KV, G + 2, D]
         rope = self.config.rope
         rotation = None if rope is None else context.rotation(rope, self.config.head_dim)
-        inputs = AttentionInputs(self.config, qkv, self._norms(), rotation)
+        sinks = self.sinks[...] if self.config.sinks else None
+        inputs = AttentionInputs(self.config, qkv, self._norms(), rotation, sinks)
         with jax.named_scope("attend"):
             mixed = context.mix(self.layer, inputs)
         return self.out(mixed.reshape(*mixed.shape[:-2], -1), residual=residual)

@@ -118,6 +118,7 @@ class Names:
     qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     q_norm: str = "self_attn.q_norm"
     k_norm: str = "self_attn.k_norm"
+    sinks: str = "self_attn.sinks"  # the whole name: there is no ".weight" behind it
     attention_out: str = "self_attn.o_proj"
     # Without a gate, only up.
     gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
@@ -217,6 +218,8 @@ def _attention(hidden: int, config: AttentionConfig, names: Names, layer: str) -
         pieces["attention.qkv.bias"] = _biases(qkv, sizes, [(EVERY, part) for part in ours])
     if config.output_bias:
         pieces["attention.out.bias"] = _biases([layer + names.attention_out], (hidden,), [()])
+    if config.sinks:
+        pieces["attention.sinks"] = (Piece(layer + names.sinks, (config.num_heads,)),)
     if config.qk_norm is not None:
         whole = config.qk_norm == "whole"
         for path, name, size in (

@@ -6,19 +6,19 @@ before any row reads, which makes blocks shared within one step safe.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
 from jax.sharding import PartitionSpec
 
-from jengine.config import CacheSpec
-from jengine.layers.attention import ScoreOptions, score_options
+from jengine.config import AttentionConfig
+from jengine.layers.attention import AttentionInputs, score_options
 from jengine.models.context import Mixer, MixInputs
 from jengine.runner.buckets import Bucket, StepShapes
 from jengine.runner.state import CACHE_AXES
 from jengine.runner.step_input import StepInput, tile_of_token
-from pallas_kernels.cache_write import write_cache
+from pallas_kernels.cache_write import rotate_and_write
 from pallas_kernels.decode_attention import decode_attention
 from pallas_kernels.layout import held_dtype
 from pallas_kernels.prefill_attention import prefill_attention
@@ -28,7 +28,7 @@ Caches = tuple[Array, ...]
 # Logical axes of the operands of attention.
 PRODUCT_AXES = (None, "kv_heads", None, None)
 QUERY_AXES = (None, "kv_heads", "queries_of_kv_head", None)
-KEY_AXES = (None, "kv_heads", None)
+Rotation = tuple[Array, Array] | None
 
 
 class GroupView(NamedTuple):
@@ -67,31 +67,9 @@ def paged_attention(
 
     def attend(caches: Caches, layer: int, inputs: MixInputs) -> tuple[Array, Caches]:
         group, index = place[layer]
-        spec, options = shapes.groups[group].spec, score_options(inputs.config)
-        q, k, v = inputs.heads()
-
-        def own_heads(
-            cache: Array, q: Array, k: Array, v: Array, view: GroupView
-        ) -> tuple[Array, Array]:
-            written = write_cache(cache, index, k, v, view.slots, shapes.attention)
-            flat = q.reshape(q.shape[0], -1, spec.head_dim)
-            mixed = _read(flat, written, index, view, spec, bucket, shapes.attention, options)
-            return mixed.reshape(q.shape), written
-
-        # Queries by the kv head they belong to, so that both are split alike.
-        grouped = q.reshape(q.shape[0], spec.kv_heads, -1, spec.head_dim)
-        # The matmul's output is split by KV head only: split further, q would need an all-to-all.
-        grouped = placement.held(grouped, PRODUCT_AXES)
-        cache_spec = placement.spec(CACHE_AXES, caches[group].shape)
-        query_spec = placement.spec(QUERY_AXES, grouped.shape)
-        key_spec = placement.spec(KEY_AXES, k.shape)
-        run = placement.on_each_device(
-            own_heads,
-            (cache_spec, query_spec, key_spec, key_spec, PartitionSpec()),
-            (query_spec, cache_spec),
-        )
-        mixed, written = run(caches[group], grouped, k, v, views[group])
-        return mixed.reshape(q.shape), (*caches[:group], written, *caches[group + 1 :])
+        q, cache = _write(caches[group], index, inputs, views[group].slots, shapes, placement)
+        mixed = _attend(q, cache, index, inputs, views[group], bucket, shapes, placement)
+        return mixed, (*caches[:group], cache, *caches[group + 1 :])
 
     return attend
 
@@ -106,13 +84,66 @@ def group_view(inputs: StepInput, group: int, bucket: Bucket, shapes: StepShapes
     )
 
 
+def _write(
+    cache: Array, layer: int, inputs: AttentionInputs, slots: Array, shapes: StepShapes,
+    placement: Placement,
+) -> tuple[Array, Array]:  # fmt: skip
+    """Store keys and values; queries [T, kv_heads, group, dim], ready for scores, and the cache."""
+    if inputs.config.qk_norm == "whole" and placement.ways("kv_heads") > 1:
+        inputs = inputs.normalized()  # over all heads, of which each device has some
+    norms = inputs.norms
+    options = {} if norms is None else {"eps": norms.eps, "weight_offset": norms.offset}
+    weights = None if norms is None else (norms.q_weight, norms.k_weight)
+
+    def own_heads(
+        cache: Array, qkv: Array, slots: Array, rotation: Rotation, weights: Rotation
+    ) -> tuple[Array, Array]:
+        q, cache = rotate_and_write(
+            cache, layer, qkv, slots, rotation=rotation, norms=weights,
+            implementation=shapes.attention, **options,
+        )  # fmt: skip
+        return q.reshape(*qkv.shape[:2], -1, qkv.shape[-1]), cache
+
+    # The matmul's output is split by KV head only: split further, q would need an all-to-all.
+    qkv = placement.held(inputs.qkv, PRODUCT_AXES)
+    q_shape = (*qkv.shape[:2], qkv.shape[2] - 2, qkv.shape[3])
+    cache_spec = placement.spec(CACHE_AXES, cache.shape)
+    run = placement.on_each_device(
+        own_heads,
+        (cache_spec, placement.spec(PRODUCT_AXES, qkv.shape), *[PartitionSpec()] * 3),
+        (placement.spec(PRODUCT_AXES, q_shape), cache_spec),
+    )
+    return run(cache, qkv, slots, inputs.rotation, weights)
+
+
+def _attend(
+    q: Array, cache: Array, layer: int, inputs: AttentionInputs, view: GroupView, bucket: Bucket,
+    shapes: StepShapes, placement: Placement,
+) -> Array:  # fmt: skip
+    """Attend q to the cache: [T, heads, dim]."""
+    config, sinks = inputs.config, inputs.sinks
+
+    def own_heads(q: Array, cache: Array, view: GroupView, sinks: Array | None) -> Array:
+        flat = q.reshape(q.shape[0], -1, config.head_dim)
+        given = {**score_options(config), "sinks": None if sinks is None else sinks.reshape(-1)}
+        mixed = _read(flat, cache, layer, view, config, bucket, shapes.attention, given)
+        return mixed.reshape(q.shape)
+
+    query_spec = placement.spec(QUERY_AXES, q.shape)
+    cache_spec = placement.spec(CACHE_AXES, cache.shape)
+    sink_spec = PartitionSpec() if sinks is None else placement.spec(QUERY_AXES[1:3], sinks.shape)
+    specs = (query_spec, cache_spec, PartitionSpec(), sink_spec)
+    mixed = placement.on_each_device(own_heads, specs, query_spec)(q, cache, view, sinks)
+    return mixed.reshape(mixed.shape[0], config.num_heads, config.head_dim)
+
+
 def _read(
-    q: Array, cache: Array, layer: int, view: GroupView, spec: CacheSpec, bucket: Bucket,
-    implementation: str | None, scores: ScoreOptions,
+    q: Array, cache: Array, layer: int, view: GroupView, config: AttentionConfig, bucket: Bucket,
+    implementation: str | None, scores: dict[str, Any],
 ) -> Array:  # fmt: skip
     rows = bucket.decode_rows
     tables, starts, positions = view.tables, view.table_starts, view.positions
-    options = {"head_dim": spec.head_dim, "window": spec.window, **scores}
+    options = {"head_dim": config.head_dim, "window": config.window, **scores}
     # The dtype of the matmul that comes next, so that nothing converts in between.
     options |= {"dtype": held_dtype(cache), "implementation": implementation}
     decoded = decode_attention(

@@ -13,7 +13,7 @@ def test_one_device_holds_everything(full_folder: object) -> None:
         shardings = llm.param_shardings
         count = len(llm.engine.model.layers)
     lines = str(shardings).splitlines()
-    assert lines[0].startswith("embed ") and lines[0].endswith("1 part on 1 device")
+    assert lines[0].startswith("embed.weight ") and lines[0].endswith("1 part on 1 device")
     qkv = [line for line in lines if "attention.qkv" in line]
     assert len(qkv) == 1
     assert qkv[0].startswith(f"layers.0-{count - 1}.attention.qkv")

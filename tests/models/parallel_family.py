@@ -1,13 +1,13 @@
 """A family with a body of its own and a weight scheme of its own, for tests of both seams.
 
-Attention and MLP read the same normed activations and are added together. Weights are prepared as
-[outputs, inputs], so that what the step takes is never what a checkpoint holds.
+Attention (with sinks) and MLP read the same normed activations and are added together. Weights are
+prepared as [outputs, inputs], so that what the step takes is never what a checkpoint holds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -119,7 +119,7 @@ class ParallelFamily:
 
     def read_config(self, hf: Mapping[str, object]) -> ModelConfig:
         fields = Fields(hf)
-        attention = read_attention(fields, self.DEFAULTS)
+        attention = replace(read_attention(fields, self.DEFAULTS), sinks=True)
         layer = LayerConfig(attention, read_mlp(fields, self.DEFAULTS))
         layers = (layer,) * read_num_layers(fields, self.DEFAULTS)
         return read_decoder(fields, self.DEFAULTS, layers)

@@ -87,7 +87,8 @@ def test_every_layer_has_its_own_attention() -> None:
         {},
         {"rope": None, "scale": 0.2},
         {"window": 16, "rope": RopeConfig(theta=500.0), "soft_cap": 3.0},
-        {"num_heads": 6, "num_kv_heads": 1, "head_dim": 16, "qk_norm": "head"},
+        {"num_heads": 6, "num_kv_heads": 1, "head_dim": 16, "qk_norm": "head", "sinks": True},
+        {"qk_norm": "whole", "sinks": True, "window": 16},
     )
     assert len(config.groups) == 3
     model = Decoder(config, rngs=nnx.Rngs(0))
