@@ -18,6 +18,8 @@ from jengine.models.hf_config import (
     read_mlp,
     read_num_layers,
     with_windows,
+)
+from jengine.models.hf_write import (
     write_activation,
     write_decoder,
     write_layer_types,

@@ -16,9 +16,9 @@ from jengine.models.hf_config import (
     read_layer_pattern,
     read_mlp,
     read_num_layers,
-    read_rope,
     with_windows,
 )
+from jengine.models.hf_rope import read_rope
 
 __all__ = ["ARCHITECTURES", "MODELS", "NAMES", "read_config", "write_config"]
 

@@ -15,9 +15,8 @@ from jengine.models.hf_config import (
     read_dtype,
     read_eos,
     refuse_unsupported,
-    write_activation,
-    write_common,
 )
+from jengine.models.hf_write import write_activation, write_common
 
 ARCHITECTURES = ("GPT2LMHeadModel",)
 MODELS = "GPT-2"

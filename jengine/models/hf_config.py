@@ -1,4 +1,4 @@
-"""Reads a Hugging Face config.json into the shared decoder's shape, and writes it back.
+"""Reads a Hugging Face config.json into the shared decoder's shape.
 
 In: a mapping as parsed from JSON, in transformers 4 or 5 style. Out: ModelConfig. Every value is
 checked; what cannot be honoured is refused. Must not know families or tensors.
@@ -13,14 +13,12 @@ from typing import Literal, cast
 from jengine.config import (
     Activation,
     AttentionConfig,
-    FfnConfig,
     LayerConfig,
     MlpConfig,
     ModelConfig,
-    RopeConfig,
 )
-from jengine.errors import CheckpointError
 from jengine.models.fields import Fields
+from jengine.models.hf_rope import read_rope
 
 ACTIVATIONS = {
     "silu": "silu",
@@ -33,14 +31,6 @@ LAYER_TYPES = {"full_attention": "full", "sliding_attention": "sliding"}
 # The layer count decides how much is built before any tensor is compared, so it needs a limit.
 MOST_LAYERS = 1000
 MOST_EXPERTS = 512
-
-_ROPE_COMMON = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
-_ROPE_KEYS = {
-    "default": _ROPE_COMMON,
-    "linear": _ROPE_COMMON | {"factor"},
-    "llama3": _ROPE_COMMON
-    | {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"},
-}
 
 
 @dataclass(frozen=True)
@@ -161,30 +151,6 @@ def read_dtype(fields: Fields) -> str:
     return found.pop() if found else "float32"
 
 
-def read_rope(fields: Fields, default_theta: float, max_position: int) -> RopeConfig:
-    """`rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (transformers 4)."""
-    part = _rope_part(fields)
-    kind = _rope_kind(part)
-    unknown = sorted(str(key) for key in part.values if key not in _ROPE_KEYS[kind])
-    if unknown:
-        raise CheckpointError(
-            f"{part.where}: given {', '.join(map(repr, unknown))}, expected for rope type"
-            f" {kind!r} only {', '.join(sorted(_ROPE_KEYS[kind]))}."
-        )
-    if part.number("partial_rotary_factor", 1.0) != 1.0:
-        part.refuse("partial_rotary_factor", "1.0: partly rotated heads are not supported")
-    theta = _rope_theta(fields, part, default_theta)
-    if kind == "default":
-        return RopeConfig(theta=theta)
-    factor = part.number("factor", minimum=1.0)
-    if kind == "linear":
-        return RopeConfig(theta=theta, kind="linear", factor=factor)
-    low = part.number("low_freq_factor", above_minimum=True)
-    high = part.number("high_freq_factor", minimum=low, above_minimum=True)
-    original = part.integer("original_max_position_embeddings", max_position)
-    return RopeConfig(theta, "llama3", factor, low, high, original)
-
-
 def read_layer_windows(fields: Fields, num_layers: int) -> tuple[int | None, ...]:
     """One window per layer as the Qwen families say it: layer_types, or max_window_layers."""
     enabled = fields.flag("use_sliding_window", False)
@@ -220,91 +186,12 @@ def expect_uniform_layers(fields: Fields, num_layers: int, kind: str) -> None:
         fields.refuse("layer_types", f"{kind}_attention on every layer for this architecture")
 
 
-def write_decoder(config: ModelConfig) -> dict[str, object]:
-    """The inverse of `read_decoder`, in the style that transformers 4 and 5 both read."""
-    attention = written_attention(config)
-    if attention.rope is None:
-        raise CheckpointError(f"A config.json of {config.architecture} cannot express rope=None.")
-    return {
-        "hidden_size": config.hidden_size,
-        "intermediate_size": written_ffn(config).intermediate_size,
-        "num_hidden_layers": len(config.layers),
-        "num_attention_heads": attention.num_heads,
-        "num_key_value_heads": attention.num_kv_heads,
-        "head_dim": attention.head_dim,
-        "max_position_embeddings": config.max_position,
-        "rms_norm_eps": config.norm_eps,
-        "rope_theta": attention.rope.theta,
-        "rope_scaling": _write_rope_scaling(attention.rope),
-        "hidden_act": write_activation(config),
-        "tie_word_embeddings": config.tie_embeddings,
-        **write_common(config),
-    }
-
-
-def written_attention(config: ModelConfig) -> AttentionConfig:
-    """The attention that a config.json describes as that of the model: of a full layer, if any."""
-    mixers = _mixers(config)
-    return next((mixer for mixer in mixers if mixer.window is None), mixers[0])
-
-
-def written_ffn(config: ModelConfig) -> FfnConfig:
-    """The feed-forward block that a config.json describes: a dense one, if any."""
-    blocks = [layer.ffn for layer in config.layers]
-    return next((block for block in blocks if isinstance(block, MlpConfig)), blocks[0])
-
-
-def written_window(config: ModelConfig) -> int | None:
-    """The window of the layers that have one."""
-    return next((mixer.window for mixer in _mixers(config) if mixer.window is not None), None)
-
-
-def write_activation(config: ModelConfig) -> str:
-    """The activation by the first of the names that it is known under."""
-    ours = written_ffn(config).activation
-    return next(theirs for theirs, known in ACTIVATIONS.items() if known == ours)
-
-
-def write_common(config: ModelConfig) -> dict[str, object]:
-    """Keys that have one name in all families."""
-    eos = config.eos_token_ids
-    return {
-        "architectures": [config.architecture],
-        "vocab_size": config.vocab_size,
-        "initializer_range": config.initializer_range,
-        "torch_dtype": config.dtype,
-        "bos_token_id": config.bos_token_id,
-        "eos_token_id": None if not eos else eos[0] if len(eos) == 1 else list(eos),
-    }
-
-
-def write_layer_windows(config: ModelConfig) -> dict[str, object]:
-    """The inverse of `read_layer_windows`."""
-    window, kinds = written_window(config), write_layer_types(config)
-    return {
-        "use_sliding_window": window is not None,
-        "sliding_window": window,
-        "max_window_layers": len(kinds) if window is None else kinds.index("sliding_attention"),
-        "layer_types": kinds,
-    }
-
-
-def write_layer_types(config: ModelConfig) -> list[str]:
-    """One name per layer."""
-    names = {ours: theirs for theirs, ours in LAYER_TYPES.items()}
-    return [names["full" if mixer.window is None else "sliding"] for mixer in _mixers(config)]
-
-
 def refuse_unsupported(fields: Fields) -> None:
     """Keys that change what the weights mean and that no family here can honour."""
     if fields.values.get("quantization_config") is not None:
         fields.refuse("quantization_config", "a checkpoint that is not quantised")
     if fields.values.get("partial_rotary_factor") not in (None, 1, 1.0):
         fields.refuse("partial_rotary_factor", "1.0: partly rotated heads are not supported")
-
-
-def _mixers(config: ModelConfig) -> list[AttentionConfig]:
-    return [layer.mixer for layer in config.layers]
 
 
 def _read_max_position(fields: Fields, defaults: Defaults) -> int:
@@ -341,39 +228,3 @@ def _read_layer_types(fields: Fields, num_layers: int) -> list[str]:
 def _inside(token_id: int | None, vocab: int) -> int | None:
     """A family's default id, unless the vocabulary is too small to hold it."""
     return token_id if token_id is not None and token_id < vocab else None
-
-
-def _rope_part(fields: Fields) -> Fields:
-    old, new = fields.part("rope_scaling"), fields.part("rope_parameters")
-    if old is not None and new is not None and dict(old.values) != dict(new.values):
-        fields.refuse("rope_scaling", "the same as 'rope_parameters', or only one of the two")
-    return new or old or Fields({}, f"{fields.where}: rope_parameters")
-
-
-def _rope_kind(part: Fields) -> str:
-    known = {kind: kind for kind in _ROPE_KEYS}
-    found = [
-        part.choice(key, "default", known) for key in ("rope_type", "type") if key in part.values
-    ]
-    if len(set(found)) > 1:
-        part.refuse("type", "the same as 'rope_type'")
-    return found[0] if found else "default"
-
-
-def _rope_theta(fields: Fields, part: Fields, default: float) -> float:
-    found = [one for one in (part, fields) if one.values.get("rope_theta") is not None]
-    values = {one.number("rope_theta", above_minimum=True) for one in found}
-    if len(values) > 1:
-        fields.refuse("rope_theta", "the same as 'rope_theta' inside 'rope_parameters'")
-    return values.pop() if values else default
-
-
-def _write_rope_scaling(rope: RopeConfig) -> dict[str, object] | None:
-    if rope.kind == "default":
-        return None
-    scaling: dict[str, object] = {"rope_type": rope.kind, "factor": rope.factor}
-    if rope.kind == "llama3":
-        scaling["low_freq_factor"] = rope.low_freq_factor
-        scaling["high_freq_factor"] = rope.high_freq_factor
-        scaling["original_max_position_embeddings"] = rope.original_max_position
-    return scaling

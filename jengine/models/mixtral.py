@@ -16,10 +16,8 @@ from jengine.models.hf_config import (
     read_decoder,
     read_mlp,
     read_num_layers,
-    write_decoder,
-    written_ffn,
-    written_window,
 )
+from jengine.models.hf_write import write_decoder, written_ffn, written_window
 
 ARCHITECTURES = ("MixtralForCausalLM",)
 MODELS = "Mixtral"

@@ -15,9 +15,8 @@ from jengine.models.hf_config import (
     read_decoder,
     read_mlp,
     read_num_layers,
-    write_decoder,
-    written_attention,
 )
+from jengine.models.hf_write import write_decoder, written_attention
 
 ARCHITECTURES = ("Olmo2ForCausalLM",)
 MODELS = "OLMo 2"

@@ -15,9 +15,8 @@ from jengine.models.hf_config import (
     read_decoder,
     read_mlp,
     read_num_layers,
-    write_decoder,
-    written_window,
 )
+from jengine.models.hf_write import write_decoder, written_window
 
 ARCHITECTURES = ("Phi3ForCausalLM",)
 MODELS = "Phi-3, Phi-4 (without longrope)"

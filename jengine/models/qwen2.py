@@ -15,9 +15,8 @@ from jengine.models.hf_config import (
     read_mlp,
     read_num_layers,
     with_windows,
-    write_decoder,
-    write_layer_windows,
 )
+from jengine.models.hf_write import write_decoder, write_layer_windows
 
 ARCHITECTURES = ("Qwen2ForCausalLM",)
 MODELS = "Qwen2, Qwen2.5"

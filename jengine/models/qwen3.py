@@ -15,10 +15,8 @@ from jengine.models.hf_config import (
     read_mlp,
     read_num_layers,
     with_windows,
-    write_decoder,
-    write_layer_windows,
-    written_attention,
 )
+from jengine.models.hf_write import write_decoder, write_layer_windows, written_attention
 
 ARCHITECTURES = ("Qwen3ForCausalLM",)
 MODELS = "Qwen3"

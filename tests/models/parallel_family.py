@@ -26,8 +26,8 @@ from jengine.models.hf_config import (
     read_decoder,
     read_mlp,
     read_num_layers,
-    write_decoder,
 )
+from jengine.models.hf_write import write_decoder
 from jengine.models.language_model import LanguageModel
 from jengine.models.linear import Embedding, Factory, Linear
 from jengine.models.mlp import make_mlp

@@ -1,0 +1,90 @@
+"""Writes the shared decoder's shape as the keys of a config.json: the inverse of hf_config.
+
+In: a ModelConfig. Out: keys that transformers 4 and 5 both read. A family adds its own.
+"""
+
+from __future__ import annotations
+
+from jengine.config import AttentionConfig, FfnConfig, MlpConfig, ModelConfig
+from jengine.errors import CheckpointError
+from jengine.models.hf_config import ACTIVATIONS, LAYER_TYPES
+from jengine.models.hf_rope import write_rope_scaling
+
+
+def write_decoder(config: ModelConfig) -> dict[str, object]:
+    """The inverse of `read_decoder`, in the style that transformers 4 and 5 both read."""
+    attention = written_attention(config)
+    if attention.rope is None:
+        raise CheckpointError(f"A config.json of {config.architecture} cannot express rope=None.")
+    return {
+        "hidden_size": config.hidden_size,
+        "intermediate_size": written_ffn(config).intermediate_size,
+        "num_hidden_layers": len(config.layers),
+        "num_attention_heads": attention.num_heads,
+        "num_key_value_heads": attention.num_kv_heads,
+        "head_dim": attention.head_dim,
+        "max_position_embeddings": config.max_position,
+        "rms_norm_eps": config.norm_eps,
+        "rope_theta": attention.rope.theta,
+        "rope_scaling": write_rope_scaling(attention.rope),
+        "hidden_act": write_activation(config),
+        "tie_word_embeddings": config.tie_embeddings,
+        **write_common(config),
+    }
+
+
+def written_attention(config: ModelConfig) -> AttentionConfig:
+    """The attention that a config.json describes as that of the model: of a full layer, if any."""
+    mixers = _mixers(config)
+    return next((mixer for mixer in mixers if mixer.window is None), mixers[0])
+
+
+def written_ffn(config: ModelConfig) -> FfnConfig:
+    """The feed-forward block that a config.json describes: a dense one, if any."""
+    blocks = [layer.ffn for layer in config.layers]
+    return next((block for block in blocks if isinstance(block, MlpConfig)), blocks[0])
+
+
+def written_window(config: ModelConfig) -> int | None:
+    """The window of the layers that have one."""
+    return next((mixer.window for mixer in _mixers(config) if mixer.window is not None), None)
+
+
+def write_activation(config: ModelConfig) -> str:
+    """The activation by the first of the names that it is known under."""
+    ours = written_ffn(config).activation
+    return next(theirs for theirs, known in ACTIVATIONS.items() if known == ours)
+
+
+def write_common(config: ModelConfig) -> dict[str, object]:
+    """Keys that have one name in all families."""
+    eos = config.eos_token_ids
+    return {
+        "architectures": [config.architecture],
+        "vocab_size": config.vocab_size,
+        "initializer_range": config.initializer_range,
+        "torch_dtype": config.dtype,
+        "bos_token_id": config.bos_token_id,
+        "eos_token_id": None if not eos else eos[0] if len(eos) == 1 else list(eos),
+    }
+
+
+def write_layer_windows(config: ModelConfig) -> dict[str, object]:
+    """The inverse of `read_layer_windows`."""
+    window, kinds = written_window(config), write_layer_types(config)
+    return {
+        "use_sliding_window": window is not None,
+        "sliding_window": window,
+        "max_window_layers": len(kinds) if window is None else kinds.index("sliding_attention"),
+        "layer_types": kinds,
+    }
+
+
+def write_layer_types(config: ModelConfig) -> list[str]:
+    """One name per layer."""
+    names = {ours: theirs for theirs, ours in LAYER_TYPES.items()}
+    return [names["full" if mixer.window is None else "sliding"] for mixer in _mixers(config)]
+
+
+def _mixers(config: ModelConfig) -> list[AttentionConfig]:
+    return [layer.mixer for layer in config.layers]
