@@ -11,11 +11,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax import Array
 
+from jengine import LLM, SamplingParams
 from jengine.config import LayerConfig, ModelConfig
 from jengine.layers.initializer import Initializer
+from jengine.models import registry
 from jengine.models.attention import Attention
 from jengine.models.checkpoint import Names, Piece, decoder_pieces
 from jengine.models.context import StepContext
@@ -32,9 +35,17 @@ from jengine.models.language_model import LanguageModel
 from jengine.models.linear import Embedding, Factory, Linear
 from jengine.models.mlp import make_mlp
 from jengine.models.norms import make_norm
+from jengine.models.parameter import named_parameters
 from jengine.quantization.scheme import Specs, Tensors, TensorSpec, WeightShape
+from jengine.weights.dummy import dummy_model
+from tests.models.plain_logits import plain_logits
 
 ARCHITECTURE = "ParallelForCausalLM"
+PROMPTS = [np.random.default_rng(size).integers(3, 97, size).tolist() for size in (3, 40)]
+GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+SETTINGS = {
+    "skip_tokenizer_init": True, "max_num_seqs": 2, "enforce_eager": True, "max_model_len": 64,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -137,3 +148,19 @@ class ParallelFamily:
             for path, pieces in found.items()
             if "before_mlp" not in path
         }
+
+
+def model_of(seed: int) -> Any:
+    settings = {"architectures": [ARCHITECTURE], "initializer_range": 0.3}
+    return dummy_model(registry.model_config(settings), seed=seed)
+
+
+def arrays(model: Any) -> dict[str, np.ndarray]:
+    return {path: np.asarray(leaf.get_value()) for path, leaf in named_parameters(model)}
+
+
+def assert_answers(llm: LLM, model: Any) -> None:
+    for prompt, output in zip(PROMPTS, llm.generate(PROMPTS, GREEDY, use_tqdm=False), strict=True):
+        made = list(output.outputs[0].token_ids)
+        best = plain_logits(model, [*prompt, *made])[len(prompt) - 1 : -1].argmax(-1)
+        assert made == best.tolist()

@@ -5,27 +5,24 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 import jengine
-from jengine import LLM, SamplingParams
+from jengine import LLM
 from jengine.errors import UnsupportedFeature
 from jengine.models import registry
-from jengine.models.parameter import named_parameters
 from jengine.runner.leaves import first_layers
-from jengine.weights.dummy import dummy_model
 from jengine.weights.safetensors_io import load_model, save_pretrained
-from tests.models.parallel_family import ARCHITECTURE, ParallelFamily
-from tests.models.plain_logits import plain_logits
-
-PROMPTS = [np.random.default_rng(size).integers(3, 97, size).tolist() for size in (3, 40)]
-GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
-SETTINGS = {
-    "skip_tokenizer_init": True, "max_num_seqs": 2, "enforce_eager": True, "max_model_len": 64,
-}  # fmt: skip
+from tests.models.parallel_family import (
+    ARCHITECTURE,
+    SETTINGS,
+    ParallelFamily,
+    arrays,
+    assert_answers,
+    model_of,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -33,22 +30,6 @@ def _registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(registry, "_REGISTERED", {})
     jengine.register_model(ParallelFamily())
     yield
-
-
-def model_of(seed: int) -> Any:
-    settings = {"architectures": [ARCHITECTURE], "initializer_range": 0.3}
-    return dummy_model(registry.model_config(settings), seed=seed)
-
-
-def arrays(model: Any) -> dict[str, np.ndarray]:
-    return {path: np.asarray(leaf.get_value()) for path, leaf in named_parameters(model)}
-
-
-def assert_answers(llm: LLM, model: Any) -> None:
-    for prompt, output in zip(PROMPTS, llm.generate(PROMPTS, GREEDY, use_tqdm=False), strict=True):
-        made = list(output.outputs[0].token_ids)
-        best = plain_logits(model, [*prompt, *made])[len(prompt) - 1 : -1].argmax(-1)
-        assert made == best.tolist()
 
 
 def test_it_answers_is_updated_and_saved_by_its_declared_parameters(tmp_path: Path) -> None:

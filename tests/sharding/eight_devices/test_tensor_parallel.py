@@ -14,10 +14,19 @@ from jax.sharding import Mesh
 import jengine
 from jengine import SamplingParams
 from jengine.errors import ConfigError
+from jengine.models import registry
 from jengine.models.parameter import named_parameters
 from jengine.runner.build import split_model
 from jengine.weights.live import shares_memory
+from jengine.weights.safetensors_io import save_pretrained
 from tests.api.engines import answers, random_prompts, rebuilt, tiny_engine
+from tests.models.parallel_family import (
+    SETTINGS,
+    ParallelFamily,
+    arrays,
+    assert_answers,
+    model_of,
+)
 from tests.models.tiny_models import write_tiny_native
 
 PROMPTS = random_prompts(1, 17, 60, 130, 200)
@@ -77,6 +86,23 @@ def test_every_family(tmp_path: Path, family: str, devices: int) -> None:
         expected = run(one)
     with split_engine(folder, devices, max_model_len=256) as llm:
         assert run(llm) == expected
+
+
+def test_a_family_with_its_own_body_and_weight_scheme(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prepared weights and attention sinks are sharded by their own logical axes."""
+    monkeypatch.setattr(registry, "_REGISTERED", {})
+    jengine.register_model(ParallelFamily())
+    model = model_of(1)
+    save_pretrained(model, tmp_path)
+    with jengine.LLM(tmp_path, tensor_parallel_size=4, **SETTINGS) as llm:
+        assert_answers(llm, model)
+        names, leaves = llm.engine.order.names, llm.engine.loaded.leaves
+        prepared = dict(zip(names, leaves, strict=True))["layers.0.attention.out.turned"]
+        assert prepared.addressable_shards[0].data.shape == (32, 1, 2, 8)
+        for path, found in llm.engine.loaded.parameters().items():
+            np.testing.assert_array_equal(np.asarray(found), arrays(model)[path])
 
 
 def test_strict_mode_compiles_nothing_while_serving(folder: Path, on_one: list[Any]) -> None:
