@@ -30,7 +30,7 @@ DEVICE_HALF = {
     "sampling": {"nouns", "pallas_kernels"},
     "quantization": {"layers"},
     "models": {"nouns", "layers", "quantization"},
-    "weights": {"nouns", "models", "quantization", "sharding", "demo"},
+    "weights": {"nouns", "layers", "models", "quantization", "sharding", "demo"},
 }
 LEAVES: dict[str, set[str]] = {"pallas_kernels": set(), "sharding": set()}
 # Pages for people: knows nothing of ours, and only those who report use it.
