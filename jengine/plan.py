@@ -77,13 +77,17 @@ class Wanted(IntEnum):
     TOKENS = 1
 
 
+# Looking a member up in its class takes longer than to make an entry.
+NOTHING, TOKENS = Wanted
+
+
 class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What one row runs in a step: `length` tokens from position `start` on."""
 
     row: int
     start: int
     length: int
-    wanted: Wanted = Wanted.TOKENS
+    wanted: Wanted = TOKENS
 
 
 class Plan(msgspec.Struct, frozen=True, array_like=True):

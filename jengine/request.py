@@ -39,6 +39,10 @@ class Status(Enum):
     FINISHED = auto()
 
 
+# Looking a member up in its class takes longer than all else that a step does for a request.
+WAITING, RUNNING, PREEMPTED, FINISHED = Status
+
+
 class Request:
     """A request inside the engine core. Only the scheduler and the cache manager change it."""
 
@@ -69,7 +73,7 @@ class Request:
     def __init__(self, wire: WireRequest, max_model_len: int, admission_order: int) -> None:
         self.wire = wire
         self.request_id = wire.request_id
-        self.status = Status.WAITING
+        self.status = WAITING
         self.row = -1
         self.sampler_row = 0  # 1 + its row in the sampler's pool, while it runs and needs one
         self.token_ids: list[int] = list(wire.prompt_token_ids)

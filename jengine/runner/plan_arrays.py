@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jengine.plan import Plan, Wanted
+from jengine.plan import TOKENS, Plan
 
 
 class PlanArrays(NamedTuple):
@@ -27,7 +27,7 @@ def plan_arrays(plan: Plan) -> PlanArrays:
         np.array([entry.row for entry in entries], np.int32),
         np.array([entry.start for entry in entries], np.int32),
         np.array([entry.length for entry in entries], np.int32),
-        np.array([entry.wanted is Wanted.TOKENS for entry in entries], bool),
+        np.array([entry.wanted is TOKENS for entry in entries], bool),
         plan.num_decodes,
         plan.repeats,
     )

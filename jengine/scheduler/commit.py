@@ -6,8 +6,8 @@ In: a flight and its StepOutput. Out: TokenDeltas. Must not know who runs next.
 from __future__ import annotations
 
 from jengine.kvcache.coordinator import CacheCoordinator
-from jengine.outputs import StepOutput, TokenDelta
-from jengine.request import Request, Status
+from jengine.outputs import EntryOutput, StepOutput, TokenDelta
+from jengine.request import FINISHED, RUNNING, Request
 from jengine.scheduler.flights import Flight
 from jengine.scheduler.lifecycle import Lifecycle
 
@@ -31,37 +31,38 @@ class Committer:
         for request, entry, result in zip(
             flight.requests, plan.entries, output.entries, strict=True
         ):
-            if request.status is Status.RUNNING:
+            if request.status is RUNNING:
                 request.num_processed = entry.start + entry.length
-            if entry.wanted and request.status is not Status.FINISHED:
-                delta = self._commit_tokens(request, result.tokens, flight)
-                if result.logprobs is not None and delta.token_ids:
-                    delta.logprobs = result.logprobs.cut(0, len(delta.token_ids))
+            if entry.wanted and request.status is not FINISHED:
+                delta = self._commit_tokens(request, result, flight)
                 has_finished |= delta.finish_reason is not None
                 deltas.append(delta)
         if has_finished:
             self._requests.drop_finished()
         return deltas
 
-    def _commit_tokens(self, request: Request, tokens: list[int], flight: Flight) -> TokenDelta:
+    def _commit_tokens(self, request: Request, result: EntryOutput, flight: Flight) -> TokenDelta:
         """Append a request's sampled tokens as far as they count, and publish what they complete.
 
         The token that ended the request is never published: a multi-step decode stops where all
         rows have ended, so this token may not have run.
         """
         request.num_in_flight -= 1
+        taken, ending = counted_tokens(request, result.tokens)
+        request.token_ids += taken
         delta = TokenDelta(
             request_id=request.request_id,
-            token_ids=[],
+            token_ids=taken,
             num_cached_tokens=request.num_cached_tokens,
             weights_version=flight.weights_version,
         )
-        ending = take_tokens(request, tokens, delta.token_ids)
+        if result.logprobs is not None and taken:
+            delta.logprobs = result.logprobs.cut(0, len(taken))
         if ending == NOT_FINITE:
             self._fail(request, delta)
             return delta
         computed, known = request.num_computed, request.num_known - (ending is not None)
-        if computed >= request.publish_at <= known and request.status is Status.RUNNING:
+        if computed >= request.publish_at <= known and request.status is RUNNING:
             self._cache.publish(request, min(computed, known))
         self._requests.side_results.deliver(request, delta)
         if ending is not None or request.num_known >= request.cap:
@@ -87,13 +88,14 @@ class Committer:
         self._requests.finish(request)
 
 
-def take_tokens(request: Request, tokens: list[int], taken: list[int]) -> int | None:
-    """Append tokens up to the one that ends the request, which is returned if there is one."""
-    for token in tokens:
+def counted_tokens(request: Request, tokens: list[int]) -> tuple[list[int], int | None]:
+    """The tokens up to the one that ends the request, which is returned if there is one.
+
+    A token that is not finite ends it as well, and does not count.
+    """
+    for index, token in enumerate(tokens):
         if token == NOT_FINITE:
-            return token
-        request.token_ids.append(token)
-        taken.append(token)
+            return tokens[:index], token
         if token in request.ending_ids:
-            return token
-    return None
+            return tokens[: index + 1], token
+    return tokens, None

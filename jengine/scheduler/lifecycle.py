@@ -10,7 +10,7 @@ import heapq
 
 from jengine.config import ScheduleConfig
 from jengine.kvcache.coordinator import CacheCoordinator
-from jengine.request import Request, Status
+from jengine.request import FINISHED, PREEMPTED, RUNNING, Request
 from jengine.scheduler.queue import waiting_queue
 from jengine.scheduler.sampler_rows import SamplerRows
 from jengine.scheduler.side_results import SideResults
@@ -41,7 +41,7 @@ class Lifecycle:
         first, row = self.waiting.pop(), heapq.heappop(self.free_rows)
         assert first is request and row == request.row, "requests and rows are taken in order"
         self.sampler_rows.take(request)
-        request.status = Status.RUNNING
+        request.status = RUNNING
         request.num_computed = request.num_processed = hit
         request.known_at_admission = request.num_known
         if request.num_cached_tokens < 0:
@@ -53,7 +53,7 @@ class Lifecycle:
         self.running.remove(request)
         self.cache.free(request)
         self._release_row(request)
-        request.status = Status.PREEMPTED
+        request.status = PREEMPTED
         request.num_computed = 0
         request.num_preemptions += 1
         self.num_preemptions += 1
@@ -64,18 +64,18 @@ class Lifecycle:
 
         The caller takes it out of the running list: a commit does so once for all that have ended.
         """
-        if request.status is Status.RUNNING:
+        if request.status is RUNNING:
             self.cache.free(request)
             self._release_row(request)
         else:
             self.waiting.remove(request)
-        request.status = Status.FINISHED
+        request.status = FINISHED
         del self.open[request.request_id]
         self.side_results.forget(request)
 
     def drop_finished(self) -> None:
         """Take finished requests out of the running list."""
-        self.running = [one for one in self.running if one.status is Status.RUNNING]
+        self.running = [one for one in self.running if one.status is RUNNING]
 
     def take_released(self) -> list[int]:
         """The rows released since the last call."""

@@ -6,7 +6,7 @@ Must not know: who should run, or why.
 
 from __future__ import annotations
 
-from jengine.plan import Entry, NewBlocks, NewRow, Plan, Wanted
+from jengine.plan import NOTHING, Entry, NewBlocks, NewRow, Plan
 from jengine.request import Request
 
 
@@ -72,6 +72,6 @@ def sealed_entry(request: Request, length: int, step: int) -> Entry:
     request.num_computed = end = start + length
     request.last_step = step
     if end < request.known_at_admission:
-        return Entry(row, start, length, Wanted.NOTHING)
+        return Entry(row, start, length, NOTHING)
     request.num_in_flight += 1
     return Entry(row, start, length)

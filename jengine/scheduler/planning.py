@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from jengine.config import ScheduleConfig
 from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.plan import NewRow
-from jengine.request import Request, Status
+from jengine.request import RUNNING, Request
 from jengine.scheduler.flights import Flights
 from jengine.scheduler.gates import AdmissionGate
 from jengine.scheduler.lifecycle import Lifecycle
@@ -46,7 +46,7 @@ class Planner:
         for request in tuple(running):
             if builder.budget <= 0:
                 break
-            if request.status is not Status.RUNNING:
+            if request.status is not RUNNING:
                 continue  # preempted in this pass
             computed = request.num_computed
             if computed < request.known_at_admission:

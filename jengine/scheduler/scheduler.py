@@ -14,7 +14,7 @@ from jengine.errors import ConfigError, RequestError
 from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.outputs import StepOutput, TokenDelta
 from jengine.plan import Plan
-from jengine.request import Request, Status, WireRequest
+from jengine.request import RUNNING, Request, WireRequest
 from jengine.scheduler.commit import Committer
 from jengine.scheduler.flights import Flight, Flights
 from jengine.scheduler.gates import AdmissionGate, NotInFlight
@@ -137,7 +137,7 @@ class Scheduler:
             weights_version=self.cache.weights_version,
         )
         self._requests.side_results.deliver(request, delta)
-        if request.status is Status.RUNNING:
+        if request.status is RUNNING:
             self._requests.running.remove(request)
         self._requests.finish(request)
         return delta

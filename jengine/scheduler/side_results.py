@@ -12,7 +12,7 @@ import numpy as np
 
 from jengine.outputs import StepOutput, TokenDelta
 from jengine.plan import Plan
-from jengine.request import Request, Status
+from jengine.request import FINISHED, Request
 from jengine.scheduler.prompt_scores import PromptScores
 
 
@@ -63,7 +63,7 @@ class SideResults:
         if not self._scores and not self._captures:
             return
         for request, entry, found in zip(requests, plan.entries, output.entries, strict=True):
-            if request.status is Status.FINISHED:
+            if request.status is FINISHED:
                 continue
             scores = self._scores.get(request.request_id)
             if scores is not None and found.prompt_logprobs is not None:
