@@ -85,9 +85,14 @@ def line_chart(
     marked: Sequence[str] = (),
     title: str,
     width: float = WIDTH,
+    beside: Sequence[float] = (),
 ) -> str:
-    """Lines over named places, on a logarithmic scale. Places in `marked` stand out."""
-    y = log_axis([value for line in series for value in line.values], HEIGHT - BOTTOM, TOP)
+    """Lines over named places, on a logarithmic scale. Places in `marked` stand out.
+
+    The scale has room for the values `beside` these, so that charts of one page share it.
+    """
+    values = [value for line in series for value in line.values]
+    y = log_axis([*values, *beside], HEIGHT - BOTTOM, TOP)
     spread = max(len(labels) - 1, 1)
     xs = [LEFT + (width - LEFT - RIGHT) * index / spread for index in range(len(labels))]
     parts = [
@@ -101,7 +106,7 @@ def line_chart(
 
 
 def one_line(line: Series, xs: Sequence[float], labels: Sequence[str], y: Axis) -> str:
-    """A line with a dot at each place; values that are no numbers are drawn at the top."""
+    """A line with a dot at each place; infinite values and NaN are drawn at the top."""
     places = [y.place(value if math.isfinite(value) else y.high) for value in line.values]
     path = " ".join(f"{x:.1f},{place:.1f}" for x, place in zip(xs, places, strict=True))
     dots = "".join(
@@ -262,7 +267,7 @@ def tip(words: str) -> str:
 
 
 def figure(parts: Sequence[str], title: str, height: float, width: float = WIDTH) -> str:
-    """The parts as a picture with a name for those who cannot see it."""
+    """The parts as an SVG picture with an accessible name."""
     return (
         f'<svg viewBox="0 0 {width:.0f} {height:.0f}" role="img" '
         f'style="max-width:{width:.0f}px" aria-label="{html.escape(title)}">{"".join(parts)}</svg>'

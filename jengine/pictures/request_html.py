@@ -1,4 +1,4 @@
-"""How an output looks in a notebook: text whose tokens are coloured by how unlikely they were.
+"""An output in a notebook: text whose tokens are coloured by how unlikely they were.
 
 In: an output. Out: HTML that needs no script, style sheet or network. Must not know where the
 output came from.
@@ -14,7 +14,14 @@ from typing import Any
 # A colour laid over the page's own, so that it can be read on light and on dark pages.
 COLOUR = "214, 69, 65"
 DEEPEST = 0.75
-LEGEND = "the redder, the less likely the model found the token; hover for what else it considered"
+# The ends of the scale are written out, so that it can be read without a pointer.
+SCALE = "inline-block; width: 9em; height: 0.9em; vertical-align: middle; margin: 0 0.4em"
+LEGEND = (
+    "probability of the token: 100 %"
+    f"<i style='display: {SCALE}; background: linear-gradient(to right, "
+    f"rgba({COLOUR}, 0), rgba({COLOUR}, {DEEPEST}))'></i>0 % "
+    "&middot; the redder, the less likely; hover for what else the model considered"
+)
 BOX = "white-space: pre-wrap; overflow-wrap: anywhere; line-height: 1.6"
 MUTED = "opacity: 0.65"
 
@@ -74,7 +81,7 @@ def _text(token: int, table: Table) -> str:
 
 
 def _hints(token: int, table: Table) -> Iterator[str]:
-    """What the mouse shows: the token's probability and rank, and the likeliest others."""
+    """The tooltip: the token's probability and rank, and the likeliest others."""
     entry = table[token]
     rank = "" if entry.rank is None else f", rank {entry.rank}"
     yield f"token {token}: {math.exp(entry.logprob):.1%}{rank}"

@@ -72,7 +72,8 @@ def body(results: Results) -> str:
 
 LAYERS_TEXT = (
     "Relative error of each tensor against the truth, |x - truth| / |truth|, at the median "
-    "position; zeros lie on the lowest line. The question is whether jengine lies above torch."
+    "position; zeros are drawn on the lowest line. The three charts share one scale. The question "
+    "is whether jengine is above torch."
 )
 STRIP_TEXT = "KL(truth || run) after each token of each prompt, in nats. Rest on a cell to read it."
 AGREEMENT_TEXT = (
@@ -148,35 +149,42 @@ def layer_charts(results: Results) -> str:
         "What attention adds": [p for p in points if p.name.endswith(".attention")],
         "What the MLP adds": [p for p in points if p.name.endswith(".mlp")],
     }
-    offender = results.first_offender
+    # One scale for all of them: what attention adds can be compared with what it is added to.
+    values = [value for line in layer_lines(points, results) for value in line.values]
     first, *others = (
-        f"<h3>{html.escape(title)}</h3>{layer_chart(some, title, offender, results)}"
+        f"<h3>{html.escape(title)}</h3>{layer_chart(some, title, results, values)}"
         for title, some in wanted.items()
         if some
     )
     return first + columns_of(*others)
 
 
-def layer_chart(
-    points: Sequence[PointResult], title: str, offender: str | None, results: Results
-) -> str:
-    """Three lines: either from the truth, and both from one another."""
+def layer_lines(points: Sequence[PointResult], results: Results) -> list[Series]:
+    """Errors of torch and of jengine against the truth, and the difference between the two."""
     dtype = results.inputs.dtype
     names = {
         f"torch {dtype} from the truth": ("torch", "peer"),
         f"jengine {dtype} from the truth": ("ours", "ours"),
         "jengine from torch": ("apart", "apart"),
     }
-    series = [
+    return [
         Series(name, look, [quantiles(getattr(p, field).relative)["p50"] for p in points])
         for name, (look, field) in names.items()
     ]
+
+
+def layer_chart(
+    points: Sequence[PointResult], title: str, results: Results, beside: Sequence[float]
+) -> str:
+    """The three lines over these points, on a scale that also has room for `beside`."""
+    offender = results.first_offender
     labels = [short_name(point.name) for point in points]
     # The offender itself, and its layer in the residual stream.
     output = f"layers.{short_name(offender)}.output" if offender else ""
     marked = [short_name(p.name) for p in points if p.name in (offender, output)]
     width = charts.WIDTH if points[0].name.startswith("layers.") else FULL_WIDTH
-    return charts.line_chart(series, labels, marked=marked, title=title, width=width)
+    series = layer_lines(points, results)
+    return charts.line_chart(series, labels, marked=marked, title=title, width=width, beside=beside)
 
 
 def short_name(point: str) -> str:

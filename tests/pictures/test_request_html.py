@@ -12,6 +12,7 @@ import pytest
 
 import jengine
 from jengine.outputs import CompletionOutput, Logprob, RequestOutput
+from jengine.pictures.request_html import DEEPEST
 
 
 class Spans(HTMLParser):
@@ -71,6 +72,20 @@ def test_without_logprobs_it_is_plain_and_escaped() -> None:
     assert Spans(page).spans == []
     assert "2 tokens, stop" in Spans(page).text
     assert "[4, 5, 6]" in output(prompt=None)._repr_html_()
+
+
+def test_the_colours_have_a_scale_with_both_ends() -> None:
+    page = output(logprobs=[table(7, "<b>", 0.999), table(8, "c", 0.1)])._repr_html_()
+    colour = r"rgba\(\d+, \d+, \d+, ([\d.]+)\)"
+    [(low, high)] = re.findall(rf"linear-gradient\(to right, {colour}, {colour}\)", page)
+    legend = Spans(page).text.split("token: ")[1]
+    assert legend.startswith("100 %0 %") and (float(low), float(high)) == (0.0, DEEPEST)
+    # As deep as a token that was certain, and as one that was impossible.
+    certain, impossible = Spans(
+        output(logprobs=[table(7, "a", 1.0), table(8, "b", 1e-30)])._repr_html_()
+    ).spans
+    assert (certain[1], impossible[1]) == (float(low), float(high))
+    assert "linear-gradient" not in output()._repr_html_()
 
 
 def test_a_token_is_the_redder_the_less_likely_it_was() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from jengine.research.measure import (
     logit_result,
     point_results,
 )
+from jengine.research.metrics import VectorErrors
 from jengine.research.report import page
 from jengine.research.results import Inputs, Results
 from jengine.research.runs import Continuation, Reference, Run
@@ -77,6 +79,21 @@ def test_text_of_others_is_shown_as_text(reference: Reference) -> None:
     found = parsed(page(results(reference, reference.working)))
     assert found.foreign == []
     assert "script" not in found.counts
+
+
+def test_the_charts_of_layers_share_one_scale(reference: Reference) -> None:
+    found = results(reference, reference.working)
+    point, *rest = found.points
+    tiny = replace(point, name="layers.0.attention", peer=scaled(point.peer, 1e-3))
+    large = replace(point, name="layers.0.mlp", peer=scaled(point.peer, 1e3))
+    drawn = page(replace(found, points=[point, *rest, tiny, large]))
+    charts_of_layers = re.findall(r"<svg.*?</svg>", drawn)[:3]
+    ticks = [re.findall(r'text-anchor="end">([^<]+)<', chart) for chart in charts_of_layers]
+    assert ticks[0] == ticks[1] == ticks[2] and len(ticks[0]) > 2
+
+
+def scaled(errors: VectorErrors, factor: float) -> VectorErrors:
+    return errors._replace(relative=errors.relative * factor)
 
 
 def test_the_peer_itself_is_bit_equal(reference: Reference) -> None:
