@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from jengine.runner.size_record import PREFIX
 from tests.cli.fake_llm import FakeLLM, run
 
 SETTINGS = (
@@ -28,6 +29,7 @@ import jengine
 compilation = {"variants": ["greedy"], "decode_rows": [2], "prefill_tokens": [32]}
 llm = jengine.LLM("demo", max_num_seqs=2, max_num_batched_tokens=34, max_model_len=64,
                   compilation_config=compilation)
+llm.wait_until_warm()
 llm.generate("Once", jengine.SamplingParams(temperature=0, max_tokens=2), use_tqdm=False)
 print(json.dumps(seen))
 """
@@ -51,11 +53,13 @@ def test_an_engine_starts_from_a_bundle_without_compiling(tmp_path: Path) -> Non
     bundle, first, second = tmp_path / "warm.zip", tmp_path / "first", tmp_path / "second"
     said = python(first, "-m", "jengine", "cache", "save", str(bundle), "demo", *SETTINGS)
     assert "2 steps" in said
-    # Another engine's programs are not in it.
-    others = {file.name for file in (first / "jengine" / "xla").glob("*-cache")}
+    # Every program, and the size of the cache that they were compiled for.
+    kept = first / "jengine" / "xla"
+    others = {file.name for pattern in ("*-cache", f"{PREFIX}*") for file in kept.glob(pattern)}
     with zipfile.ZipFile(bundle) as archive:
         packed = {Path(name).name for name in archive.namelist()} - {"manifest.json"}
     assert packed == others and len(packed) > 2
+    assert sum(name.startswith(PREFIX) for name in packed) == 1
     assert "it fits this machine" in python(second, "-m", "jengine", "cache", "show", str(bundle))
     python(second, "-m", "jengine", "cache", "load", str(bundle))
     seen = json.loads(python(second, "-c", START).splitlines()[-1])
