@@ -1,4 +1,4 @@
-"""How checkpoint tensors lie in our parameters: names, shapes, which part, transposed or not.
+"""Maps checkpoint tensors to parameters: names, shapes, slices, transposed or not.
 
 The same pieces are used to load and to save. The names are Llama's unless a family says otherwise
 in a `Names`. Must not know files or devices.
@@ -23,10 +23,11 @@ EVERY = slice(None)
 
 @dataclass(frozen=True)
 class Piece:
-    """A checkpoint tensor of `shape`, or `source` of it, and the part of our parameter it fills.
+    """A checkpoint tensor of `shape`, or its slice `source`, and the slice of a parameter it fills.
 
-    A matrix is mostly stored [out, in] and kept here [in, out] (`transpose`); its two axes are then
-    split as the part `parameter[index]` is. Both steps are views, and both can be undone.
+    Most checkpoints store a matrix as [outputs, inputs], parameters are [inputs, outputs]
+    (`transpose`); the two axes are then split into those of `parameter[index]`. Both steps are
+    views with an inverse.
     """
 
     name: str
@@ -36,7 +37,7 @@ class Piece:
     source: Index = ()
 
     def place(self, shape: tuple[int, ...]) -> list[slice]:
-        """Where its part lies in a parameter of this shape, along each axis."""
+        """Its slice of a parameter of this shape, one per axis."""
         index = (*self.index, *[EVERY] * (len(shape) - len(self.index)))
         return [
             slice(*one.indices(size)[:2]) if isinstance(one, slice) else slice(one, one + 1)
@@ -44,12 +45,12 @@ class Piece:
         ]
 
     def turned(self, tensor: np.ndarray) -> np.ndarray:
-        """A view of the checkpoint's tensor, to be split as its part of the parameter is."""
+        """A view of the checkpoint's tensor with its axes in the parameter's order."""
         tensor = tensor[self.source]
         return tensor.T if self.transpose else tensor
 
     def take(self, parameter: np.ndarray) -> np.ndarray:
-        """The other way round: the checkpoint's tensor, or `source` of it."""
+        """The inverse: the checkpoint's tensor, or its slice `source`, out of the parameter."""
         part = parameter[self.index]
         if not self.transpose:
             return part.reshape(self.source_shape)
@@ -58,12 +59,12 @@ class Piece:
     @property
     def source_shape(self) -> tuple[int, ...]:
         """The shape of `source`."""
-        # A view of one number stands for the tensor, of which only the shape matters here.
+        # A broadcast scalar has the tensor's shape and takes no memory.
         return np.broadcast_to(0, self.shape)[self.source].shape
 
 
 def take_tensors(parameter: np.ndarray, pieces: Sequence[Piece]) -> Iterator[np.ndarray]:
-    """The checkpoint tensors that a parameter came from, each put together from its pieces."""
+    """The checkpoint tensors of a parameter, each assembled from its pieces."""
     for _, group in itertools.groupby(pieces, key=lambda piece: piece.name):
         parts = list(group)
         if not parts[0].source:
@@ -104,7 +105,7 @@ class Names:
     One name where there could be several means one tensor that holds them one after the other.
     """
 
-    # Stands before all names but the head's. Files of a bare model, without a head, leave it out.
+    # Prefix of all names but the head's. Files of a bare model, without a head, omit it.
     prefix: str = "model."
     embed: str = "embed_tokens"
     positions: str = ""
@@ -127,7 +128,7 @@ class Names:
     experts: str = "mlp.experts"
     expert_gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
     expert_down: str = "down_proj"
-    # Whether matrices are stored as we keep them.
+    # Whether checkpoints store matrices as [inputs, outputs], as parameters do.
     stored_in_out: bool = False
     ignored: tuple[IgnoredTensor, ...] = (FREQUENCIES,)
 
@@ -138,13 +139,13 @@ class Names:
 
 
 def with_prefix(tensors: Mapping[str, T], names: Names) -> Mapping[str, T]:
-    """The tensors by their full names, also where the file is that of a bare model."""
+    """The tensors by their full names, also if the file is that of a bare model."""
     bare = names.embed_weight not in tensors and f"{names.embed}.weight" in tensors
     return {names.prefix + name: found for name, found in tensors.items()} if bare else tensors
 
 
 def ignored_in_decoder(config: ModelConfig, names: Names) -> tuple[IgnoredTensor, ...]:
-    """What old or redundant files of a family hold besides."""
+    """Tensors that old or redundant files of a family hold in addition."""
     if not config.tie_embeddings:
         return names.ignored
     head = IgnoredTensor(
@@ -268,7 +269,7 @@ def _experts(hidden: int, config: ExpertsConfig, names: Names, layer: str) -> Pi
 def _matrices(
     names: Names, theirs: Sequence[str], inputs: int, outputs: Sequence[int], ours: Sequence[Index]
 ) -> tuple[Piece, ...]:
-    """Matrices [outputs[i], inputs] that fill the parts ours[i], each a tensor or all in one."""
+    """Matrices [outputs[i], inputs] for the slices ours[i], each a tensor or all fused in one."""
     pieces = []
     for (name, rows, source), index in zip(_sources(theirs, outputs), ours, strict=True):
         weight = f"{name}.weight"
@@ -290,7 +291,7 @@ def _biases(
 
 
 def _sources(theirs: Sequence[str], sizes: Sequence[int]) -> Iterator[tuple[str, int, Index]]:
-    """For each size its tensor, that tensor's length, and which part of it; () is all of it."""
+    """Per size: the tensor, its length, and the slice of it; () is the whole tensor."""
     if len(theirs) == len(sizes):
         yield from ((name, size, ()) for name, size in zip(theirs, sizes, strict=True))
         return

@@ -18,7 +18,7 @@ from jengine.layers.attention import AttentionInputs, dense_attention
 from jengine.layers.rope import rotation
 from jengine.models.taps import Tap
 
-# One type per kind of mixer; a mixer tells by the type what a layer wants.
+# One type per kind of mixing; a mixer dispatches on it.
 MixInputs = AttentionInputs
 
 
@@ -53,7 +53,7 @@ class StepContext:
         self._trace = TraceState()
 
     def mix(self, layer: int, inputs: MixInputs) -> Array:
-        """What the layer's tokens make of the tokens before them; stores what they leave."""
+        """Combine the layer's tokens with earlier ones, and store what later tokens need."""
         mixed, caches = self._mixer(self.caches, layer, inputs)
         if caches is not self.caches:
             if not self._trace.is_valid():
@@ -80,7 +80,7 @@ class StepContext:
         return self._tap is not None
 
     def tap(self, name: str, value: Array) -> Array:
-        """The value at a tap point, as whoever taps it leaves it."""
+        """The value at a tap point, after the tap has captured or changed it."""
         return value if self._tap is None else self._tap(name, value)
 
 

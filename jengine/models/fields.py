@@ -109,7 +109,7 @@ class Fields:
         return value
 
     def choice(self, key: str, default: str, known: Mapping[str, T]) -> T:
-        """What a known word stands for."""
+        """The value that a known word stands for."""
         value = self.values.get(key, default)
         if not isinstance(value, str) or value not in known:
             self.refuse(key, f"one of {', '.join(sorted(known))}")

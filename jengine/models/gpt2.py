@@ -39,7 +39,7 @@ NAMES = Names(
         ),
     ),
 )
-# What no released GPT-2 uses, and what the value is in all of them.
+# Options that no released GPT-2 uses, with the only supported value.
 FIXED = {"scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False}
 END_OF_TEXT = 50256
 

@@ -1,4 +1,4 @@
-"""Norms as modules: which kind, and whether there is one at all, is chosen when they are made."""
+"""Norms as modules. The model's config says which kind, and where there is none."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class LayerNorm(nnx.Module):
 
 
 class NoNorm(nnx.Module):
-    """Stands where a family has no norm."""
+    """The identity, where a family has no norm."""
 
     def __call__(self, x: Array) -> Array:
         return x

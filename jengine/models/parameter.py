@@ -28,7 +28,7 @@ def normal(stddev: float) -> Initializer:
 def parameter(
     rngs: nnx.Rngs | None, shape: tuple[int, ...], axes: Axes, dtype: Any, init: Initializer
 ) -> nnx.Param:
-    """A parameter with one logical axis name a dimension (None: never sharded).
+    """A parameter with one logical axis name per dimension (None: never sharded).
 
     Without random numbers it is declared only: a shape stands for its array.
     """
@@ -45,7 +45,7 @@ def zeros(rngs: nnx.Rngs | None, shape: tuple[int, ...], axes: Axes, dtype: Any)
 
 
 def named_parameters(model: nnx.Module) -> Iterator[tuple[str, nnx.Param]]:
-    """(dotted path, parameter) of every parameter, in one order everywhere."""
+    """(dotted path, parameter) of every parameter, always in the same order."""
     for path, variable in named_variables(nnx.state(model)):
         if isinstance(variable, nnx.Param):
             yield path, variable
@@ -54,15 +54,15 @@ def named_parameters(model: nnx.Module) -> Iterator[tuple[str, nnx.Param]]:
 def named_variables(state: nnx.State) -> list[tuple[str, nnx.Variable]]:
     """(dotted path, variable), in the order in which JAX flattens the state.
 
-    Not by nnx's own flattening and filters: they leave a reference cycle behind, which would keep
-    old weights alive until the garbage collector comes by.
+    nnx's own flattening and filters leave a reference cycle, which would keep old weights alive
+    until the next garbage collection.
     """
     found, _ = jax.tree.flatten_with_path(state, is_leaf=lambda x: isinstance(x, nnx.Variable))
     return [(".".join(str(key.key) for key in path), variable) for path, variable in found]
 
 
 def with_current_names(given: Mapping[str, T], declared: Container[str]) -> dict[str, T]:
-    """The same, with names of version 0.1 replaced: `qkv` by `qkv.weight`, `qkv_bias` likewise."""
+    """The same arrays under current names: `qkv.weight` for `qkv`, `qkv.bias` for `qkv_bias`."""
     return {_current(name, given, declared): value for name, value in given.items()}
 
 

@@ -51,7 +51,7 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
 def write_config(config: ModelConfig) -> dict[str, object]:
     """The inverse of `read_config`."""
     window = written_window(config)
-    # transformers' own pad token lies outside of small vocabularies.
+    # The default pad token of transformers is outside of small vocabularies.
     family = {"model_type": "phi3", "sliding_window": window, "pad_token_id": None}
     return {**write_decoder(config), **family}
 

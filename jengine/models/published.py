@@ -1,4 +1,4 @@
-"""Settings of well-known models' config.json files, as their makers publish them. No jax, no data.
+"""Settings of well-known models' config.json files, as published. No jax, no data.
 
 For programs that need real shapes and no weights: plans on paper, compiling without a GPU.
 """

@@ -49,7 +49,7 @@ FAMILIES = {
 
 
 class Family(Protocol):
-    """What a family file, or an object given to `register_model`, offers."""
+    """What a family's file, or an object given to `register_model`, defines."""
 
     ARCHITECTURES: tuple[str, ...]
     MODELS: str  # for people
@@ -62,10 +62,10 @@ class Family(Protocol):
 
 @runtime_checkable
 class OwnBody(Protocol):
-    """What a family offers besides if its body is not the shared decoder.
+    """What a family defines in addition if its body is not the shared decoder.
 
-    The body declares its parameters with `Linear`, `Embedding` and `parameter`, as the shared one
-    does; everything else (sharding, loading, saving, updates) follows from these declarations.
+    The body declares parameters with `Linear`, `Embedding` and `parameter`, as the shared one does;
+    sharding, loading, saving and updates follow from these declarations.
     """
 
     def build(self, config: ModelConfig, *, dtype: Any, rngs: nnx.Rngs | None) -> LanguageModel: ...
@@ -83,7 +83,7 @@ _ADD_A_MODEL = (
 
 
 def register_model(family: Family) -> None:
-    """Read the family's architectures from now on, in this process, as if they were built in.
+    """Read the family's architectures in this process as if they were built in.
 
     Registering an architecture again replaces it, so that a notebook's cell can be run twice.
     """

@@ -17,7 +17,7 @@ LAYER_PATH = re.compile(r"layers\.(\d+)\.(.+)")
 
 @dataclass(frozen=True)
 class StageLayout:
-    """The layer in each slot of each stage; None: the stage leaves the slot out.
+    """The layer in each slot of each stage; None: the stage skips the slot.
 
     Slot i of every stage is built like layer i of the model.
     """
@@ -26,12 +26,12 @@ class StageLayout:
 
     @property
     def num_stages(self) -> int:
-        """Parts of the model, which run different tokens at the same time."""
+        """The number of stages, which run different tokens at the same time."""
         return len(self.stages)
 
     @property
     def num_slots(self) -> int:
-        """Layers that a stage runs in a step, those left out included."""
+        """Layers that a stage's program has, skipped ones included."""
         return len(self.stages[0])
 
     @property
@@ -41,7 +41,7 @@ class StageLayout:
 
     @property
     def is_even(self) -> bool:
-        """Whether no slot is left out."""
+        """Whether no stage skips a slot."""
         return all(map(all, self.runs))
 
     def stage_of(self, layer: int) -> int:
@@ -50,7 +50,7 @@ class StageLayout:
 
 
 def stage_layout(config: ModelConfig, stages: int) -> StageLayout:
-    """As few slots as the order of the layers allows; every stage gets at least one layer."""
+    """The layout with the fewest slots; every stage gets at least one layer."""
     count = len(config.layers)
     if not 1 <= stages <= count:
         raise ConfigError(
@@ -66,7 +66,7 @@ def stage_layout(config: ModelConfig, stages: int) -> StageLayout:
 def laid_out(
     kinds: tuple[LayerConfig, ...], stages: int, slots: int
 ) -> tuple[tuple[int | None, ...], ...] | None:
-    """Every stage takes the next layers that fit its slots; None if some are left over."""
+    """Give each stage the next layers that fit its slots; None if layers remain."""
     rows: list[tuple[int | None, ...]] = []
     layer = 0
     for stage in range(stages):

@@ -1,4 +1,4 @@
-"""Which keys of a config.json its family never looks at: each of them must change nothing.
+"""The keys of a config.json that its family never reads: each of them must be harmless.
 
 For those who add a model: `python -m jengine.models.unread MODEL_FOLDER` prints them.
 """

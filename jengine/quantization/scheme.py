@@ -24,8 +24,8 @@ Tensors = Mapping[str, Array]
 class WeightShape:
     """A weight [groups, inputs, outputs] without data: `x @ weight` contracts all its inputs.
 
-    With `groups` it is one matrix per group, such as one per expert. With `outputs_first` it lies
-    as [outputs, inputs], such as an embedding that also is the output head.
+    With `groups` it is one matrix per group, such as one per expert. With `outputs_first` it is
+    laid out as [outputs, inputs], such as an embedding that is also the output head.
     """
 
     inputs: tuple[int, ...]
@@ -36,7 +36,7 @@ class WeightShape:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The dimensions as they lie in memory."""
+        """The dimensions in memory order."""
         matrix = (self.outputs, self.inputs) if self.outputs_first else (self.inputs, self.outputs)
         return (*(() if self.groups is None else (self.groups,)), *matrix[0], *matrix[1])
 

@@ -1,4 +1,4 @@
-"""Taps of a step: which values a request captures, and which functions change what flows by.
+"""Taps of a step: which values a request captures, and which functions change values.
 
 A plan names sets of taps by number; the functions themselves never leave the process. While a step
 is traced, its taps are called at the model's tap points and touch the tokens of their rows only.

@@ -1,4 +1,4 @@
-"""A model as declarations without data, and the same model with its data put in.
+"""A model as declarations without data, and the same model with arrays.
 
 In: a ModelConfig. Out: a model whose parameters are shapes, then arrays. No random numbers are
 drawn and nothing is allocated twice. Must not know files.
@@ -23,8 +23,8 @@ from jengine.models.language_model import LanguageModel
 from jengine.models.parameter import named_variables
 
 M = TypeVar("M", bound=nnx.Module)
-# Puts one parameter where it belongs, given its path and its logical axes. What is still in a file
-# is an array when numpy makes one of it, or of a part.
+# Places one parameter, given its path and logical axes. A parameter that is still in a file turns
+# into an array when NumPy asks for it or for a part of it.
 Place = Callable[[str, tuple[str | None, ...], Any], jax.Array]
 
 

@@ -1,7 +1,7 @@
 """Live parameters: arrays of the user's own program, checked against what a model declares.
 
-In: an nnx module, an nnx.State or a plain tree of arrays. Out: dotted path -> array, in place where
-dtype and sharding fit. Nothing is taken over before everything was checked.
+In: an nnx module, an nnx.State or a plain tree of arrays. Out: dotted path -> array, without a copy
+where dtype and sharding fit. Nothing is replaced before everything is checked.
 """
 
 from __future__ import annotations

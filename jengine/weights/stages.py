@@ -1,7 +1,7 @@
-"""Where parameters lie when a model runs in stages: each layer on its stage's devices only.
+"""Places parameters on pipeline stages: each layer on its stage's devices only.
 
-In: a parameter's path, logical axes and values. Out: an array in its place. With one stage that is
-what the placement alone would say.
+In: a parameter's path, logical axes and values. Out: a placed array. With one stage,
+the placement alone decides.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class StagePlaces:
         return self.of(path)(path, axes, values)
 
     def sharding(self, path: str, axes: Axes, shape: tuple[int, ...]) -> NamedSharding:
-        """Where one parameter lies."""
+        """The sharding of one parameter."""
         return self.of(path).sharding(axes, shape)
 
     def refuse_several_processes(self, what: str) -> None:
