@@ -151,7 +151,7 @@ def story_chat(rng: random.Random, held_out: bool, kind: str) -> Document:
 
 
 def fable_chat(rng: random.Random, held_out: bool, kind: str) -> Document:
-    """A story about somebody who is in no list of heroes: the hero has to be copied."""
+    """A story about a hero that is in no list: the model has to copy it from the request."""
     known = rng.random() < 0.5
     hero = rng.choice(UNUSUAL_HEROES) if known else names.made_up_word(rng)
     story = stories.draw(rng, held_out, hero=hero)

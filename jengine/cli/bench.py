@@ -126,7 +126,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) ->
 
 
 def check(arguments: argparse.Namespace) -> None:
-    """What argparse cannot see."""
+    """Refuse combinations of flags that argparse accepts."""
     for flag, value in (("--from", arguments.from_file), ("--plots", arguments.plots)):
         if value is not None and arguments.kind != "growth":
             raise ConfigError(f"{flag}: only bench growth draws charts.")
@@ -219,7 +219,7 @@ def load(arguments: argparse.Namespace, open_llm: OpenLLM) -> tuple[dict[str, An
 
 
 def growth(arguments: argparse.Namespace, open_llm: OpenLLM) -> tuple[dict[str, Any], str]:
-    """How time and memory grow; or what an earlier run has found of it."""
+    """Measure how time and memory grow, or show what an earlier run measured."""
     bench = importlib.import_module("jengine.bench.growth")
     if arguments.from_file is not None:
         result = bench.read(Path(arguments.from_file))
@@ -273,5 +273,5 @@ def command_line(arguments: argparse.Namespace) -> str:
 
 
 def own_name(word: str) -> str:
-    """A word of the command; of a path that begins at the root, only what is last."""
+    """A word of the command; of an absolute path only its last part."""
     return Path(word).name if Path(word).is_absolute() else word

@@ -1,4 +1,4 @@
-"""What `jengine cache` does: makes a warm bundle, puts one into the cache, shows either.
+"""The work of `jengine cache`: make a warm bundle, load one into the cache, list either.
 
 In: parsed words. Out: files, and lines on the terminal. What a bundle is stands in
 runner/warm_bundle.py.
@@ -66,7 +66,7 @@ def save(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) -
 
 
 def described(arguments: argparse.Namespace, settings: dict[str, Any], directory: Path) -> Manifest:
-    """A manifest that lacks the entries only."""
+    """A manifest without its entries."""
     compilation = dict(settings["compilation_config"])
     compilation.pop("cache_dir", None)  # of this machine alone
     given = {**settings, "compilation_config": compilation}
@@ -123,7 +123,7 @@ def load(arguments: argparse.Namespace, terminal: Terminal) -> None:
 
 
 def show(arguments: argparse.Namespace, terminal: Terminal) -> None:
-    """What is in a bundle, or in this machine's cache."""
+    """List the programs of a bundle, or of this machine's cache."""
     if arguments.file is None:
         directory = Path(arguments.cache_dir or usual_cache_dir())
         files = [item for item in directory.glob("*-cache") if item.is_file()]

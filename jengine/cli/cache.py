@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 USAGE = "save FILE MODEL [flags] | load FILE | show [FILE]"
 EXAMPLES = """\
 A bundle holds the programs of LLM(MODEL, flags): an engine with the same settings starts from them.
-It is executed. Load only bundles that you, or somebody you trust, have made.
+It is executed: load only bundles that you made or whose maker you trust.
 
 examples:
   jengine cache save warm.zip ./model --max-model-len 4k     on a machine like the others

@@ -144,7 +144,7 @@ class Chat:
     def _next_message(self) -> str | None:
         """A message, or None to leave: at the end of the input, or for Ctrl-C twice in a row.
 
-        Once is not enough: who wants to stop an answer may be late by a moment.
+        Once is not enough: it may have been meant for an answer that has just ended.
         """
         try:
             message = read_message(self.terminal.read_line)

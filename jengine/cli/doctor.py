@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) ->
 
 
 def first_command(findings: list[Finding]) -> str:
-    """What to try on a machine that works."""
+    """The first command to try on a machine that works."""
     lacking = any(one.subject == "demo model" and one.level != "OK" for one in findings)
     return "jengine chat FOLDER" if lacking else "jengine demo"
 
@@ -110,7 +110,7 @@ def show_text(findings: list[Finding], command: str, failed: bool, terminal: Ter
 
 
 def show_json(findings: list[Finding], command: str, failed: bool, terminal: Terminal) -> None:
-    """The same for programs."""
+    """Print the findings as JSON."""
     report = {
         "working": not failed,
         "findings": [dataclasses.asdict(finding) for finding in findings],

@@ -42,10 +42,10 @@ ENGINE_HELP = {
     "enable_prefix_caching": "do not reuse the cache of prompts that begin alike",
     "enable_chunked_prefill": "run each prompt in one piece",
     "long_prefill_token_threshold": "prompts longer than this are run in pieces of this size",
-    "scheduling_policy": "who runs first",
+    "scheduling_policy": "which waiting request runs first",
     "overlap": "end a step before the next is prepared",
     "attention_backend": "what attention runs on; auto: Triton on NVIDIA GPUs, else XLA",
-    "num_scheduler_steps": "decode steps in one call of the device while nobody waits",
+    "num_scheduler_steps": "decode steps in one call of the device while no request waits",
     "enforce_eager": "compile steps when they are first needed, not at the start",
     "strict": "make a compile after the start an error",
     "deterministic": "bitwise equal log-probabilities in any batch; slower",
@@ -155,7 +155,7 @@ def add_switch(
 
 
 def flag_settings(name: str, kind: Any) -> dict[str, Any]:
-    """How argparse should read a field of this type."""
+    """The argparse settings for a field of this type."""
     parts = get_args(kind) or (kind,)
     if get_origin(kind) is Literal:
         return {"choices": parts}
@@ -203,7 +203,7 @@ def checked(read: Callable[[str], Any]) -> Callable[[str], Any]:
 
 
 def whole_number(name: str, text: str) -> int | None:
-    """An integer: plain, with its sign, or human such as 32k."""
+    """Read an integer: plain, signed, or with a suffix such as 32k."""
     try:
         return int(text)
     except ValueError:
@@ -211,7 +211,7 @@ def whole_number(name: str, text: str) -> int | None:
 
 
 def json_object(text: str) -> dict[str, Any]:
-    """An object from JSON; a value that is text may be JSON too, or a list with commas."""
+    """Read a JSON object; a string in it may be JSON too, or a list with commas."""
     try:
         found = json.loads(text)
     except ValueError as error:
@@ -222,7 +222,7 @@ def json_object(text: str) -> dict[str, Any]:
 
 
 def plain_value(key: str, value: Any) -> Any:
-    """What was typed for one key: all keys but two hold lists."""
+    """The value typed for one key; all keys but those in ONE_WORD hold lists."""
     if isinstance(value, str):
         try:
             value = json.loads(value)

@@ -1,7 +1,7 @@
 """Ctrl-C while libraries load and steps compile.
 
-A KeyboardInterrupt that is raised inside a library's callback or start-up code is swallowed there,
-or comes out as another error. Nothing needs to be finished in these phases, so the process ends.
+A KeyboardInterrupt raised inside a library's callback or start-up code is swallowed there or turned
+into another error. Nothing needs to be finished in these phases, so the process ends at once.
 """
 
 from __future__ import annotations

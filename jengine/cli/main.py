@@ -1,4 +1,4 @@
-"""The command `jengine`: finds the command that is meant and runs it.
+"""The program `jengine`: runs the command that its first word names.
 
 In: the words after `jengine`. Out: an exit status: 0, 1 for an error, 2 for words that are not
 understood, 130 for Ctrl-C. Must not know what the commands do; only the chosen one is imported.
@@ -53,7 +53,7 @@ New here? Type: jengine demo
 
 
 class Command(Protocol):
-    """What the file of a command offers."""
+    """The contents of a command's file."""
 
     USAGE: str
     EXAMPLES: str

@@ -43,7 +43,7 @@ class Dots:
 
 @dataclass(frozen=True)
 class Axis:
-    """From values to places; `log` leaves a place below everything for zeros."""
+    """Maps values to coordinates; on a log axis zeros are placed at the low end."""
 
     low: float
     high: float
@@ -52,7 +52,7 @@ class Axis:
     log: bool = False
 
     def place(self, value: float) -> float:
-        """Where a value lies."""
+        """The coordinate of a value."""
         if not self.log:
             share = (min(max(value, self.low), self.high) - self.low) / (self.high - self.low)
         elif value <= 0:
@@ -249,7 +249,7 @@ def names_below(xs: Sequence[float], labels: Sequence[str], width: float) -> lis
 
 
 def mark(x: float) -> str:
-    """A place that should be looked at."""
+    """A highlighted place."""
     return f'<line class="mark" x1="{x:.1f}" y1="{TOP}" x2="{x:.1f}" y2="{HEIGHT - BOTTOM}"/>'
 
 
@@ -262,7 +262,7 @@ def text(x: float, y: float, words: str, anchor: str, look: str = "label") -> st
 
 
 def tip(words: str) -> str:
-    """What shows when the pointer rests on a part."""
+    """A tooltip."""
     return f"<title>{html.escape(words)}</title>"
 
 
@@ -283,7 +283,7 @@ def legend(entries: Sequence[tuple[str, str]]) -> str:
 
 
 def number(value: float) -> str:
-    """A number in few characters."""
+    """Format a number in few characters."""
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
     if abs(value) >= 1000:

@@ -1,4 +1,4 @@
-"""What devices can do, from their vendor's data sheets. Data only.
+"""Memory and rates of accelerators, from their vendors' data sheets. Data only.
 
 Memory and rates are the printed ones: 1 GB is 1e9 bytes, bfloat16 without sparsity, and a link in
 one direction (data sheets print both directions together).

@@ -40,7 +40,7 @@ class Part:
 
     @property
     def bytes(self) -> int:
-        """Of this device."""
+        """Bytes on this device."""
         return self.elements * self.itemsize
 
     @property
@@ -52,7 +52,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Memory:
-    """What one device holds and what is left of it."""
+    """Memory of one device: what the engine holds there and what is left for the KV cache."""
 
     config: ModelConfig
     layout: Layout
@@ -62,7 +62,7 @@ class Memory:
 
     @cached_property
     def placement(self) -> Placement:
-        """Where arrays would lie. It is asked for shapes only, which a mesh on paper knows."""
+        """Placement of arrays on a mesh without devices: enough to ask for shard shapes."""
         heads = tuple(spec.kv_heads for spec in self.config.cache_specs)
         sizes = mesh_sizes(self.layout.tp, self.layout.pp, heads)
         kinds = (AxisType.Auto,) * len(sizes)
@@ -118,7 +118,7 @@ class Memory:
 
     @property
     def scratch(self) -> int:
-        """An estimate of what the largest step needs beside all that, as engines make it."""
+        """Estimated scratch memory of the largest step, as engines estimate it."""
         return scratch_bytes(self.config, *largest_step(self.schedule), self.layout.tp)
 
     @property

@@ -1,4 +1,4 @@
-"""How devices are divided: replicas of pipelines of stages of devices that share each layer.
+"""Layout of devices: data-parallel replicas, pipeline stages, tensor-parallel devices.
 
 In: sizes that a user gives. Out: a Layout, or a ConfigError. Must not know models.
 """
@@ -23,12 +23,12 @@ class Layout:
 
     @property
     def devices(self) -> int:
-        """All of them."""
+        """All devices."""
         return self.tp * self.pp * self.dp
 
     @property
     def devices_a_host(self) -> int:
-        """The same on every host."""
+        """Devices per host, the same on every host."""
         return self.devices // self.hosts
 
     @property
@@ -38,7 +38,7 @@ class Layout:
 
     @property
     def stages_cross_hosts(self) -> bool:
-        """Whether some stage hands its results to another host."""
+        """Whether some stage sends its activations to another host."""
         return self.pp > 1 and self.tp * self.pp > self.devices_a_host
 
 

@@ -1,4 +1,4 @@
-"""A plan on paper: memory, exchanges and times of a model on devices, with what was assumed.
+"""A plan on paper: memory, communication and step times of a model on devices, and assumptions.
 
 In: what a user says on the command line. Out: Paper, as text or JSON.
 """
@@ -33,7 +33,7 @@ GIGA = 1e9
 
 @dataclass(frozen=True)
 class Paper:
-    """Everything that was calculated."""
+    """The result of a calculation, as text or JSON."""
 
     name: str
     timing: Timing
@@ -41,7 +41,7 @@ class Paper:
 
     @property
     def memory(self) -> Memory:
-        """Bytes of one device."""
+        """Memory of one device."""
         return self.timing.memory
 
     @property
@@ -186,8 +186,8 @@ class Paper:
         yield "scratch: 6 hidden states and 3 MLP widths a token, 3 rows of logits, in float32"
         if layout.tp > 1:
             yield (
-                "sums: two a layer and one for the embedding, float32 hidden states, ring "
-                f"all-reduce, {assumed.link_latency * 1e6:g} us each before the first byte; none "
+                "all-reduces: two per layer and one for the embedding, float32 hidden states, ring "
+                f"algorithm, {assumed.link_latency * 1e6:g} us each before the first byte; none "
                 "overlaps with other work"
             )
         if layout.hosts > 1:
@@ -203,7 +203,7 @@ class Paper:
         if self.memory.config.has_experts:
             yield (
                 "experts: every token picks its own at random, and only what is picked is read and "
-                "multiplied; today's XLA does more on GPUs (grouped products expand densely)"
+                "multiplied; today's XLA does more on GPUs (grouped matmuls expand densely)"
             )
 
 
@@ -218,7 +218,7 @@ def milliseconds(seconds: float) -> str:
 
 
 def step_rows(title: str, step: StepTime) -> Iterator[str]:
-    """What one step is made of."""
+    """The parts of one step's time."""
     yield ""
     yield title
     read = f"{gigabytes(step.weights_read)} of weights, {gigabytes(step.cache_read)} of cache"

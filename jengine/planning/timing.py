@@ -1,4 +1,4 @@
-"""How long a step takes at least, and about: bytes and operations over what devices can do.
+"""Step time, as a floor and as an estimate: bytes and operations over the rates of a device.
 
 In: Memory, a device and the work. Out: Timing, in seconds. Nothing here was measured by itself;
 `Assumptions` names every number that is not a shape or a data sheet's.
@@ -17,9 +17,9 @@ FLOAT32 = 4
 
 @dataclass(frozen=True)
 class Assumptions:
-    """What is neither a shape nor printed by a vendor."""
+    """Assumptions: what neither a shape nor a data sheet says."""
 
-    # Reached by large copies and products on an H200.
+    # Reached by large copies and matmuls on an H200.
     bandwidth_share: float = 0.9
     flops_share: float = 0.8
     # A network port for each device, one way.
@@ -34,7 +34,7 @@ class Assumptions:
 
 @dataclass(frozen=True)
 class Work:
-    """What a replica does at once."""
+    """The load of a replica."""
 
     batch: int  # requests that decode
     context: int  # tokens that each of them has, on average
@@ -43,7 +43,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Exchange:
-    """What devices send each other in one step of one plan."""
+    """One kind of communication in a step."""
 
     what: str
     link: str
@@ -89,7 +89,7 @@ class Timing:
         return self._step(rows, read, cache, operations)
 
     def prefill(self, work: Work) -> StepTime:
-        """A step of prompt tokens only, from the middle of prompts of the context's length."""
+        """A prefill-only step, from the middle of prompts of the context's length."""
         tokens = work.prefill
         read = sum(round(part.bytes * self._touched(part, tokens)) for part in self.memory.parts)
         prompts = -(-tokens // work.context)
@@ -97,7 +97,7 @@ class Timing:
         return self._step(tokens, read, prompts * self.memory.read_bytes(work.context), operations)
 
     def tokens_a_second(self, work: Work, seconds: float) -> float:
-        """Of all replicas: a stage begins a plan whenever it has ended one."""
+        """Tokens per second of all replicas, with every stage busy."""
         rows = -(-work.batch // self.memory.layout.pp)
         return self.memory.layout.dp * rows / seconds
 
@@ -138,7 +138,7 @@ class Timing:
         return ffn.experts_per_token / ffn.num_experts
 
     def _operations(self, *, head: bool) -> float:
-        """Of the products with parameters, for one token on one device."""
+        """Operations of the matmuls with parameters, per token on one device."""
         config = self.memory.config
         head_path = "embed.weight" if config.tie_embeddings else "head.weight"
         total = 0.0
@@ -149,7 +149,7 @@ class Timing:
         return total
 
     def _attention(self, context: int) -> float:
-        """Of scores and mixed values, for one token on one device."""
+        """Operations of attention scores and weighted values, per token on one device."""
         mixers = [self.memory.config.layers[layer].mixer for layer in self.memory.stage]
         return sum(
             4 * mixer.num_heads / self.memory.layout.tp * mixer.head_dim
@@ -162,14 +162,18 @@ class Timing:
         hidden = tokens * self.memory.config.hidden_size * FLOAT32
         found = []
         if layout.tp > 1:
-            # Two sums a layer and one for the embedding, as the compiled program has them.
+            # Two all-reduces per layer and one for the embedding, as the compiled program has them.
             count = 2 * len(self.memory.stage) + 1
-            found.append(self._sums("sums within a layer", count, hidden, layout.tp, True))
+            found.append(
+                self._all_reduces("all-reduces within a layer", count, hidden, layout.tp, True)
+            )
         if layout.pp > 1:
-            found += [self._handing_on(hidden), self._last_results(hidden)]
+            found += [self._to_next_stage(hidden), self._last_results(hidden)]
         return found
 
-    def _sums(self, what: str, count: int, size: int, devices: int, tensor: bool) -> Exchange:
+    def _all_reduces(
+        self, what: str, count: int, size: int, devices: int, tensor: bool
+    ) -> Exchange:
         """Ring all-reduces. A ring over several hosts leaves each by all of its ports together."""
         layout, assumed = self.memory.layout, self.assumed
         hosts = layout.tensor_hosts if tensor else 1 + layout.stages_cross_hosts
@@ -181,7 +185,7 @@ class Timing:
             latency += assumed.network_latency
         return Exchange(what, link, count, count * sent, count * (sent / rate + latency))
 
-    def _handing_on(self, size: int) -> Exchange:
+    def _to_next_stage(self, size: int) -> Exchange:
         """Each device hands hidden states to the one with its part of the next stage."""
         assumed, across = self.assumed, self.memory.layout.stages_cross_hosts
         rate = assumed.network if across else self.device.link
@@ -191,4 +195,6 @@ class Timing:
 
     def _last_results(self, size: int) -> Exchange:
         """The last stage's hidden states to all stages, which share the head."""
-        return self._sums("last stage's results to all", 1, size, self.memory.layout.pp, False)
+        return self._all_reduces(
+            "last stage's results to all", 1, size, self.memory.layout.pp, False
+        )

@@ -100,7 +100,7 @@ class ContinuationResult:
 
     @property
     def band(self) -> Band:
-        """Leaving the truth's path is noise at a tie, and suspicious elsewhere."""
+        """Leaving the truth's path is noise at a tie, and otherwise suspicious."""
         if self.ours_from_truth is None:
             return Band.BIT_EQUAL
         return Band.WITHIN_NOISE if self.ours_from_truth.tie else Band.SUSPICIOUS

@@ -27,7 +27,7 @@ OpenLLM = Callable[..., LLM]
 
 @dataclass(frozen=True)
 class Subject:
-    """A model, and how to run it here and elsewhere."""
+    """A model, and how to run it in jengine and in torch."""
 
     name: str
     config: ModelConfig

@@ -86,7 +86,7 @@ def lacking_there(python: str) -> list[str]:
 
 
 def make_bundle(python: str, job: Job) -> None:
-    """Run the job; afterwards the bundle lies in `job.out`."""
+    """Run the job, which writes its bundle to `job.out`."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "job.json"
         file.write_text(json.dumps(asdict(job)), encoding="utf-8")

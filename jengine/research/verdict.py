@@ -1,7 +1,7 @@
 """Judges errors against those of a peer: within its noise, suspicious, or wrong.
 
 In: relative errors of two results, one number a position. Out: ratios and a band. The peer is
-torch in the working dtype; nobody has to be closer to the truth than that. Must not know layers.
+torch in the working dtype; jengine need not be closer to the truth than that. Must not know layers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What `jengine doctor` looks at, one file a subject. Each has `check`, which returns findings.
+"""The checks of `jengine doctor`, one file per subject. Each has `check`, which returns findings.
 
 A file is imported when its turn comes, so that a broken installation is a finding, not a crash.
 """

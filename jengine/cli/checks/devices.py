@@ -1,4 +1,4 @@
-"""Which devices does JAX see, and how much memory is free?"""
+"""The devices that JAX sees, and their free memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def check() -> list[Finding]:
 
 
 def describe(device: jax.Device) -> Finding:
-    """A device and its memory, if the backend tells."""
+    """A device and its memory, if the backend reports it."""
     stats = device.memory_stats() or {}
     figures: dict[str, Any] = {
         "id": device.id,
@@ -52,7 +52,7 @@ def unused_gpu(platform: str) -> list[Finding]:
 
 
 def host_memory() -> Finding:
-    """What the host has left."""
+    """The host's memory and cores."""
     memory = psutil.virtual_memory()
     figures = {"available": memory.available, "total": memory.total}
     cores = psutil.cpu_count(logical=True)

@@ -1,4 +1,4 @@
-"""Which environment variables change how JAX and jengine behave?"""
+"""Environment variables that change how JAX and jengine behave."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ MEANING = {
     "XLA_FLAGS": "options of the compiler",
     "JAX_COMPILATION_CACHE_DIR": "JAX keeps compiled programs here, instead of jengine's own place",
     "JAX_ENABLE_X64": "64-bit numbers are on",
-    "JAX_DEFAULT_MATMUL_PRECISION": "precision of matrix products",
+    "JAX_DEFAULT_MATMUL_PRECISION": "precision of matmuls",
     "XLA_PYTHON_CLIENT_PREALLOCATE": "whether JAX takes GPU memory at its start",
     "XLA_CLIENT_MEM_FRACTION": "the share of GPU memory that JAX may take",
     "XLA_PYTHON_CLIENT_MEM_FRACTION": "the share of GPU memory that JAX may take",
     "CUDA_VISIBLE_DEVICES": "only these GPUs are seen",
-    "XDG_CACHE_HOME": "the compile cache lies below this folder",
+    "XDG_CACHE_HOME": "the compile cache is below this folder",
     "OMP_NUM_THREADS": "threads of some CPU libraries",
     "JAX_DISABLE_JIT": "steps are not compiled, which is very slow; unset it",
     "JAX_DEBUG_NANS": "every step is checked and slow; unset it unless you look for a fault",
@@ -26,7 +26,7 @@ LIBRARY_PATH = "LD_LIBRARY_PATH"
 
 
 def check() -> list[Finding]:
-    """What is set."""
+    """The variables of this process."""
     return findings(os.environ)
 
 

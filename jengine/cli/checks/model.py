@@ -1,4 +1,4 @@
-"""Does a model fit this machine, and with which settings? Reads headers only, no weights.
+"""Whether a model fits this machine, and with which settings. Reads headers, no weights.
 
 In: a model folder and engine settings. Out: findings, and the settings to add. The sizes come from
 the same functions that build the engine.
@@ -33,7 +33,7 @@ from jengine.weights.orbax_folder import find_checkpoint
 
 @dataclass(frozen=True)
 class Report:
-    """What was found, and the settings that make the model fit."""
+    """The findings, and the settings that make the model fit."""
 
     findings: list[Finding]
     settings: dict[str, int]
@@ -42,7 +42,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a model costs in bytes, and what there is."""
+    """Bytes that a model needs, and bytes that are free for its cache."""
 
     args: EngineArgs
     model: ModelConfig
@@ -85,7 +85,7 @@ class Sizes:
 
 
 def check(name: str, settings: Mapping[str, Any]) -> Report:
-    """Everything about one model."""
+    """Check one model: configuration, weights, tokenizer, fit."""
     try:
         args = EngineArgs.checked("jengine", model=name, **settings)
         start_backend(args.gpu_memory_utilization)
@@ -129,7 +129,7 @@ def describe(sizes: Sizes) -> Finding:
 
 
 def check_weights(args: EngineArgs, folder: Any) -> Finding:
-    """Are there weights, whole and readable?"""
+    """Check that weights are there, complete and readable."""
     if args.load_format == "dummy":
         return Finding("OK", "weights", "drawn at random (load_format=dummy)")
     try:
@@ -143,7 +143,7 @@ def check_weights(args: EngineArgs, folder: Any) -> Finding:
 
 
 def check_tokenizer(folder: Any) -> tuple[Finding, bool]:
-    """Does the tokenizer load, and can it render a chat?"""
+    """Load the tokenizer; also whether it can render a chat."""
     try:
         tokenizer = load_tokenizer(folder)
     except JengineError as error:

@@ -1,4 +1,4 @@
-"""Is the compile cache usable, and is the demo model there?"""
+"""The folders on disk: the compile cache and the demo model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DEMO_FILES = ("config.json", "model.safetensors", "tokenizer.json")
 
 
 def check() -> list[Finding]:
-    """Both folders."""
+    """Check the compile cache and the demo model."""
     return [compile_cache(default_cache_dir()), demo_model(model_path())]
 
 

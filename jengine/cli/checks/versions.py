@@ -1,4 +1,4 @@
-"""Are the packages there, and do jax, jaxlib and the accelerator's plugins fit together?
+"""Installed packages, and whether jax, jaxlib and the accelerator's plugins fit together.
 
 Reads installed metadata only. Must not import what it checks.
 """
@@ -38,7 +38,7 @@ def installed(names: tuple[str, ...]) -> dict[str, str | None]:
 
 
 def all_versions() -> dict[str, str]:
-    """Everything that is installed."""
+    """The version of every installed package."""
     return {
         dist.metadata["Name"].lower().replace("_", "-"): dist.version
         for dist in metadata.distributions()
@@ -77,7 +77,7 @@ def plugins(versions: dict[str, str]) -> list[Finding]:
 
 
 def optional() -> Finding:
-    """What is there for extra features."""
+    """Packages for optional features."""
     versions = installed(tuple(OPTIONAL))
     have = [f"{name} {version}" for name, version in versions.items() if version]
     lack = [f"{name} ({OPTIONAL[name]})" for name, version in versions.items() if not version]
