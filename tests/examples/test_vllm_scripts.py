@@ -19,7 +19,12 @@ from tests.assembly.vllm_arguments import VLLM_ARGUMENTS
 
 ROOT = Path(__file__).parent.parent.parent
 SCRIPTS = sorted((ROOT / "examples" / "vllm_scripts").glob("*.py"))
-QUICK: dict[str, Any] = {"enforce_eager": True, "max_num_seqs": 4, "show_progress": False}
+# Two programs, compiled when first needed.
+QUICK: dict[str, Any] = {
+    "enforce_eager": True, "max_num_seqs": 4, "max_num_batched_tokens": 256,
+    "show_progress": False,
+    "compilation_config": {"decode_rows": [4], "prefill_tokens": [256], "variants": ["scored"]},
+}  # fmt: skip
 # Keyword arguments of vLLM 0.33, for the calls that the scripts make.
 PROMPTS = "prompts sampling_params use_tqdm lora_request priority tokenization_kwargs"
 ENGINE = {"model", "enforce_eager", *VLLM_ARGUMENTS}
