@@ -131,11 +131,12 @@ class Answer:
     num_cached_tokens: int = 0
     weights_version: int = 0
     shown_tokens: int = 0
+    ended: int = 0  # completions that have
 
     @property
     def finished(self) -> bool:
         """Whether every completion has ended."""
-        return all(item.transcript.finished for item in self.completions)
+        return self.ended == len(self.completions)
 
     def output(self) -> RequestOutput:
         """What the user gets now."""
@@ -202,7 +203,9 @@ class OutputProcessor:
         if delta.request_id not in self._by_wire:
             return None, False
         answer, completion = self._by_wire[delta.request_id]
+        had_ended = completion.transcript.finished
         abort = completion.push(delta)
+        answer.ended += completion.transcript.finished and not had_ended
         self._note(answer, delta)
         if answer.finished:
             self.close(answer.submission.request_id)

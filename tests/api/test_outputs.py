@@ -21,6 +21,7 @@ import jengine
 from jengine import RequestOutputKind, SamplingParams
 from jengine.api.generate import _kept
 from jengine.errors import EngineDead, RequestError, UnsupportedFeature
+from jengine.text.transcript import Transcript
 from jengine.weights.safetensors_io import load_model
 from tests.api.engines import MAX_MODEL_LEN, VOCAB, answers, random_prompts, tiny_engine
 from tests.api.test_same_tokens import mixed_params
@@ -94,6 +95,20 @@ def test_stream_interval(llm: jengine.LLM, interval: int, name: str) -> None:
     shown = np.cumsum(lengths).tolist() if name == "DELTA" else lengths
     assert shown == sorted({*range(1, 12, interval), 12}), "first and last are immediate"
     assert outputs[-1].finished
+
+
+def test_many_answers_to_one_prompt_take_linear_work(
+    llm: jengine.LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    finished = Transcript.finished.fget  # type: ignore[attr-defined]
+    monkeypatch.setattr(
+        Transcript, "finished", property(lambda self: asked.append(1) or finished(self))
+    )
+    params = SamplingParams(n=400, max_tokens=2, ignore_eos=True, seed=1)
+    (output,) = llm.generate([PROMPTS[0]], params)
+    assert [len(answer.token_ids) for answer in output.outputs] == [2] * 400
+    assert len(asked) < 400 * 2 * 12, "each token asks about its own answer only"
 
 
 # Stopping
