@@ -358,9 +358,13 @@ class LLM:
         """What a request without parameters gets: the model's own generation settings."""
         return SamplingParams(**self.engine.default_params)
 
-    def reset_prefix_cache(self) -> bool:
-        """Forget cached prefixes. False if requests are using the cache."""
-        return self.engine.session.core.reset_prefix_cache()
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        """Forget cached prefixes. False if requests are using the cache.
+
+        With `reset_running_requests`, those that run give up their blocks and are computed again
+        from the tokens that they have: their answers do not change.
+        """
+        return self.engine.session.core.reset_prefix_cache(reset_running_requests)
 
     def stats(self) -> EngineStats:
         """What the engine is doing."""

@@ -406,6 +406,21 @@ def test_a_cache_salt_keeps_prefixes_apart(llm: jengine.LLM) -> None:
     assert cached() == 0
 
 
+def test_the_cache_can_be_forgotten_while_requests_run(llm: jengine.LLM) -> None:
+    [expected] = llm.generate(PROMPTS[0], GREEDY)
+    llm.reset_prefix_cache()
+    preemptions = llm.stats().preemptions
+    outputs = []
+    for output in llm.stream(PROMPTS[0], GREEDY):
+        outputs.append(output)
+        if len(outputs) == 3:
+            assert not llm.reset_prefix_cache()
+            assert llm.reset_prefix_cache(reset_running_requests=True)
+            assert llm.stats().cache_usage == 0
+    assert outputs[-1].outputs[0].token_ids == expected.outputs[0].token_ids
+    assert llm.stats().preemptions == preemptions + 1
+
+
 def test_metrics_are_there(llm: jengine.LLM) -> None:
     metrics = llm.generate(PROMPTS[0], GREEDY)[0].metrics
     assert metrics.time_to_first_token is not None and metrics.finished is not None
