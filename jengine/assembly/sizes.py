@@ -195,6 +195,7 @@ def runner_config(
         one_segment=args.deterministic,
         attention=attention_backend(args.attention_backend, groups),
         max_adjusted=schedule.sampler_rows,
+        packed_tables=stages > 1,
     )
     # A window moves on when a step has been read, so chunks in flight hold blocks as well.
     in_flight = (OVERLAP_DEPTH + stages) * max(

@@ -1,6 +1,7 @@
 """Host time of a step: schedule, pack and commit, with an executor that only packs.
 
-No model and no device work, so what is measured is Python.
+No model and no device work, so what is measured is Python. Each number of requests is measured with
+a short and with a long `max_model_len`, on which nothing should depend.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.outputs import StepOutput
 from jengine.plan import Plan, RowSampling
 from jengine.request import WireRequest
+from jengine.runner.block_tables import block_entries
 from jengine.runner.buckets import Ladders, StepShapes, default_ladders
 from jengine.runner.features import needed
 from jengine.runner.packing import bucket_for, pack
@@ -30,6 +32,7 @@ from jengine.scheduler.scheduler import Scheduler
 VOCAB_SIZE = 32_000
 PROMPT_LENGTH = 128
 BLOCK_SIZE = 16
+LONG_CONTEXT = 131_072
 
 
 @dataclass
@@ -59,14 +62,18 @@ class PackingExecutor:
     ladders: Ladders
     rows: Rows
     seconds: list[float] = field(default_factory=list)
+    packed_bytes: int = 0  # of the last step
 
     def submit(self, plan: Plan) -> PackedOnly:
         """Pack the plan as the runner does."""
         began = time.perf_counter()
         self.rows.apply(plan)
         arrays = plan_arrays(plan)
-        pack(arrays, self.rows, bucket_for(arrays, self.shapes, self.ladders), self.shapes)
         needed(arrays, self.rows, VOCAB_SIZE)
+        bucket = bucket_for(arrays, self.shapes, self.ladders)
+        new_blocks = block_entries(plan.new_blocks)
+        packed = pack(arrays, self.rows, bucket, self.shapes, new_blocks)
+        self.packed_bytes = packed.buffer.nbytes
         self.seconds.append(time.perf_counter() - began)
         return PackedOnly(plan, arrays.samples)
 
@@ -85,12 +92,11 @@ class PackingExecutor:
         """Nothing to give back."""
 
 
-def build(running: int, steps: int) -> tuple[EngineCore, PackingExecutor]:
+def build(running: int, steps: int, max_model_len: int) -> tuple[EngineCore, PackingExecutor]:
     """An engine core with room for everything, and `running` requests queued."""
-    max_model_len = PROMPT_LENGTH + steps + 2 * BLOCK_SIZE
     group = CacheGroup(CacheSpec("full", 8, 128), tuple(range(32)))
     shapes = StepShapes((group,), BLOCK_SIZE, 32, running, max_model_len)
-    blocks = running * shapes.max_pages + 1
+    blocks = running * -(-shortest_context(steps) // BLOCK_SIZE) + 1
     schedule = ScheduleConfig(running, 8192, max_model_len)
     scheduler = Scheduler(schedule, CacheCoordinator(CacheConfig((group,), BLOCK_SIZE, (blocks,))))
     ladders = default_ladders(running, 8192, max_model_len, BLOCK_SIZE, 32)
@@ -108,9 +114,15 @@ def build(running: int, steps: int) -> tuple[EngineCore, PackingExecutor]:
     return core, executor
 
 
-def measure(running: int, steps: int) -> dict[str, float]:
+def shortest_context(steps: int) -> int:
+    """A context in which every request can run this many decode steps."""
+    return PROMPT_LENGTH + steps + 2 * BLOCK_SIZE
+
+
+def measure(running: int, steps: int, max_model_len: int | None = None) -> dict[str, float]:
     """Median milliseconds of pure decode steps with this many running requests."""
-    core, executor = build(running, steps + 8)
+    max_model_len = max_model_len or shortest_context(steps + 8)
+    core, executor = build(running, steps + 8, max_model_len)
     while core.scheduler.num_waiting:
         core.step()
     for _ in range(4):
@@ -125,25 +137,32 @@ def measure(running: int, steps: int) -> dict[str, float]:
     packing = statistics.median(executor.seconds) * 1e3
     return {
         "running": running,
+        "max_model_len": max_model_len,
         "total_ms": round(total, 4),
         "schedule_and_commit_ms": round(total - packing, 4),
         "pack_ms": round(packing, 4),
         "us_per_request": round(total * 1e3 / running, 3),
+        "packed_bytes": executor.packed_bytes,
     }
 
 
 def measure_all(running: list[int], steps: int) -> dict[str, Any]:
-    """A row for each number of running requests."""
-    rows = [measure(count, steps) for count in running]
+    """For each number of running requests a row with a short context, and one with a long one."""
+    contexts = (None, LONG_CONTEXT)
+    rows = [measure(count, steps, context) for count in running for context in contexts]
     return {"bench": "host", **surroundings(), "results": rows}
 
 
 def printed(result: dict[str, Any]) -> str:
     """The same as a table."""
-    lines = [f"{'rows':>6} {'schedule+commit ms':>19} {'pack ms':>8} {'total ms':>9} {'us/row':>7}"]
+    lines = [
+        f"{'rows':>6} {'context':>8} {'schedule+commit ms':>19} {'pack ms':>8} {'total ms':>9} "
+        f"{'us/row':>7} {'packed kB':>10}"
+    ]
     lines += [
-        f"{row['running']:>6} {row['schedule_and_commit_ms']:>19.3f} {row['pack_ms']:>8.3f} "
-        f"{row['total_ms']:>9.3f} {row['us_per_request']:>7.2f}"
+        f"{row['running']:>6} {row['max_model_len']:>8} {row['schedule_and_commit_ms']:>19.3f} "
+        f"{row['pack_ms']:>8.3f} {row['total_ms']:>9.3f} {row['us_per_request']:>7.2f} "
+        f"{row['packed_bytes'] / 1e3:>10.1f}"
         for row in result["results"]
     ]
     return "\n".join(lines)

@@ -103,16 +103,18 @@ class Memory:
 
     @property
     def row_state(self) -> int:
-        """Bytes of each row's last token and of the sampler's pool."""
+        """Bytes of each row's last token, length and block tables, and of the sampler's pool."""
         cache = CacheConfig(self.config.groups, self.block_size, (0,) * len(self.config.groups))
         rows, longest = self.schedule.max_num_seqs, self.schedule.max_model_len
 
         def empty() -> object:
             dtype = jnp.dtype(self.config.dtype)
-            return empty_state(
+            state = empty_state(
                 cache, dtype, rows, self.config.vocab_size, longest,
                 max_adjusted=self.schedule.sampler_rows,
             )  # fmt: skip
+            # Pipelines pack block tables with each plan.
+            return state if self.layout.pp == 1 else state._replace(tables=None)
 
         return state_bytes(placed_state(jax.eval_shape(empty), self.placement))
 

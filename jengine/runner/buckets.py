@@ -67,6 +67,9 @@ class StepShapes:
     attention: str | None = None
     # Rows whose logits are adjusted at the same time at most; None: all.
     max_adjusted: int | None = None
+    # In a pipeline: the block tables of a plan's rows are packed with it, since its stages run
+    # after later plans were submitted. Otherwise they are on the device, and plans bring changes.
+    packed_tables: bool = False
 
     @property
     def max_pages(self) -> int:
@@ -80,6 +83,16 @@ class StepShapes:
     def num_slots(self, bucket: Bucket) -> int:
         """Positions that have logits: every decode row, and one for each prefill row."""
         return bucket.decode_rows + min(self.num_tiles(bucket), self.max_rows)
+
+    def num_new_blocks(self, bucket: Bucket) -> int:
+        """Blocks that a plan of this bucket may add to tables in the step itself: enough for its
+        tokens. The blocks of a cached prefix may be more (see `block_tables.BlockWriter`)."""
+        if self.packed_tables:
+            return 0
+        per_row = (bucket.repeats - 1) // self.block_size + 1
+        per_tile = -(-self.prefill_tile // self.block_size)
+        per_group = bucket.decode_rows * per_row + self.num_tiles(bucket) * per_tile
+        return per_group * len(self.groups)
 
     def group_pages(self, bucket: Bucket, group: CacheGroup) -> int:
         """Pages a tile reads in a group: a window needs only what it can see."""

@@ -32,6 +32,7 @@ from jengine.runner.leaves import LeafOrder
 from jengine.runner.ledger import CompileLedger, LedgerEntry
 from jengine.runner.loaded_model import LoadedModel
 from jengine.runner.pipeline_runner import PipelineRunner
+from jengine.runner.program import Stages
 from jengine.runner.program_list import ProgramList
 from jengine.runner.programs import (
     Compiled,
@@ -50,7 +51,6 @@ from jengine.runner.state import (
     placed_state,
     state_bytes,
 )
-from jengine.runner.step import Stages
 from jengine.runner.taps import TapSet, TapSets
 from jengine.weights.live import named_arrays
 from sharding.placement import Placement
@@ -126,9 +126,8 @@ def build_runners(
     if config.warm_up:
         wanted = config.programs
         warm_up(programs, wanted.first if config.early_start else wanted.all, bar)
-        if any(tier.sampling.adjust for tier in config.tiers):
-            for loaded in models:
-                loaded.warm_up_admission()
+        for loaded in models:
+            loaded.warm_up(admission=any(tier.sampling.adjust for tier in config.tiers))
     if config.early_start:
         background = BackgroundWarmUp(programs, config.programs.later)
         for loaded in models:

@@ -23,6 +23,11 @@ class Features:
     prompt_logprobs: int | None = None
     taps: tuple[TapSet, ...] = ()
 
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """The heads that run on the step's hidden states (see `runner.heads`)."""
+        return ("sampled",) if self.prompt_logprobs is None else ("sampled", "prompt_logprobs")
+
     def covers(self, other: Features) -> bool:
         """Whether a step of this variant can run a plan that needs `other`."""
         mine, theirs = self.sampling, other.sampling
@@ -81,9 +86,9 @@ def needed(
         SamplingFeatures(
             random=bool((rows.settings["temperature"][sampling] > 0).any()),
             adjust=bool(rows.settings["adjusted"][sampling].any()),
-            logprobs=most_wanted(rows.logprobs[sampling], vocab_size),
+            logprobs=most_wanted(rows.settings["logprobs"][sampling], vocab_size),
         ),
-        prompt_logprobs=most_wanted(rows.prompt_logprobs[prefill], vocab_size),
+        prompt_logprobs=most_wanted(rows.settings["prompt_logprobs"][prefill], vocab_size),
         taps=taps,
     )
 

@@ -1,7 +1,7 @@
 """A model on one replica's devices: its parameters, its step state and its compiled steps.
 
-In: packed steps. Out: device outputs that are not awaited. Must not know plans,
-but for the rows that they admit.
+In: packed steps. Out: device outputs that are not awaited. Must not know plans
+beyond their new rows and blocks.
 """
 
 from __future__ import annotations
@@ -10,17 +10,19 @@ from collections.abc import Iterable
 from typing import Any
 
 import jax
+import numpy as np
 
 from jengine.errors import ConfigError
 from jengine.plan import NewRow
 from jengine.runner.admission import RowAdmission
 from jengine.runner.background import BackgroundWarmUp
+from jengine.runner.block_tables import BlockWriter
 from jengine.runner.buckets import Ladders, StepShapes
+from jengine.runner.heads import DeviceOutput
 from jengine.runner.leaves import LeafOrder, Leaves
 from jengine.runner.ledger import ProgramCounts
 from jengine.runner.programs import Compiled, Programs
 from jengine.runner.state import StepState
-from jengine.runner.step import DeviceOutput
 from jengine.runner.taps import TapSets
 from sharding.mesh import steps_may_queue
 from sharding.placement import Placement
@@ -47,6 +49,7 @@ class LoadedModel:
         self.taps = taps
         self.order = order
         self._admission = RowAdmission(programs.compiler, vocab_size)
+        self._blocks = BlockWriter(programs.compiler)
         self.background: BackgroundWarmUp | None = None  # compiles programs while steps run
         self._may_queue = steps_may_queue(self.placement.mesh)
 
@@ -71,9 +74,21 @@ class LoadedModel:
         """Fill the sampler's state of these rows, after the steps queued before."""
         self.state = self._admission.admit(self.state, new_rows)
 
-    def warm_up_admission(self) -> None:
-        """Compile the program that admits rows with penalties, biases or masks."""
-        self.state = self._admission.warm_up(self.state)
+    def add_blocks(self, entries: np.ndarray) -> None:
+        """Write blocks for which the next step's packed input has no room into block tables."""
+        if len(entries):
+            assert self.state.tables is not None, "in a pipeline tables are packed"
+            tables = self._blocks.write(self.state.tables, entries)
+            self.state = self.state._replace(tables=tables)
+
+    def warm_up(self, *, admission: bool) -> None:
+        """Compile the small programs beside the steps; `admission` is the one that admits rows with
+        penalties, biases or masks."""
+        if self.state.tables is not None:
+            tables = self._blocks.warm_up(self.state.tables)
+            self.state = self.state._replace(tables=tables)
+        if admission:
+            self.state = self._admission.warm_up(self.state)
 
     def parameters(self) -> dict[str, jax.Array]:
         """The parameters in use, by path. They are not copied."""

@@ -1,7 +1,7 @@
-"""A burst: the decode step run several times in one call, each run on the tokens of the one before.
+"""Multi-step decode: the step run several times in one call, each on the tokens of the run before.
 
-In and out like the step, but that what it leaves has a leading axis: one entry a run. It ends early
-when every row has sampled a token that ends it.
+In and out as in step.py, but its output has a leading axis with one entry per run. It ends early
+once every row has sampled one of its stop ids.
 """
 
 from __future__ import annotations
@@ -12,18 +12,20 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from jengine.runner.heads import DeviceOutput
 from jengine.runner.leaves import Leaves
+from jengine.runner.program import Program
 from jengine.runner.state import StepState
-from jengine.runner.step import DeviceOutput, Program, run
+from jengine.runner.step import extended, run
 from jengine.runner.step_input import StepInput
 
-# For runs that did not take place. The scheduler takes it for a failure where it still wants a
-# token, which by then no row does.
+# The token of runs that did not take place. The scheduler would take it for a failed row, but by
+# then it wants no more tokens of any row.
 NOT_RUN = -1
 
 
 class Progress(NamedTuple):
-    """What one run hands to the next."""
+    """What one run passes to the next."""
 
     count: Array  # i32[] runs so far
     goes_on: Array  # bool[S] rows that have not sampled an ending token
@@ -37,38 +39,32 @@ def multi_step(
     """Run the packed plan as often as it says."""
     model = program.rebuild(leaves)
     inputs = StepInput.over(packed, program.bucket, program.shapes)
-    rows = inputs.sampling.rows
+    state = extended(state, inputs)
+    rows, endings = inputs.sampling.rows, inputs.multi_step.endings
     last = state.last_token.at[rows].get(mode="clip")
 
     def wanted(progress: Progress) -> Array:
-        return (progress.count < inputs.repeats[0]) & jnp.any(progress.goes_on)
+        return (progress.count < inputs.multi_step.repeats[0]) & jnp.any(progress.goes_on)
 
     def once(progress: Progress) -> Progress:
         count = progress.count
-        state, output = run(model, advanced(inputs, count), progress.state, program)
+        state, output = run(model, inputs, progress.state, program)
         outputs = jax.tree.map(
             lambda all_runs, own: lax.dynamic_update_index_in_dim(all_runs, own, count, 0),
             progress.outputs,
             output,
         )
-        goes_on = progress.goes_on & ~ended(output.sampled.tokens, inputs.endings)
+        goes_on = progress.goes_on & ~ended(output.sampled.tokens, endings)
         return Progress(count + 1, goes_on, state, outputs)
 
     begin = Progress(
         jnp.int32(0),
-        (rows < program.shapes.max_rows) & ~ended(last, inputs.endings),
+        (rows < program.shapes.max_rows) & ~ended(last, endings),
         state,
         nothing(jax.eval_shape(lambda: run(model, inputs, state, program)[1]), program),
     )
     end = lax.while_loop(wanted, once, begin)
     return end.state, end.outputs
-
-
-def advanced(inputs: StepInput, count: Array) -> StepInput:
-    """The inputs of a later run: every row is so many tokens further."""
-    positions = jnp.where(inputs.positions >= 0, inputs.positions + count, inputs.positions)
-    sampling = inputs.sampling._replace(positions=inputs.sampling.positions + count)
-    return inputs._replace(positions=positions, sampling=sampling)
 
 
 def ended(tokens: Array, endings: Array) -> Array:
@@ -77,7 +73,7 @@ def ended(tokens: Array, endings: Array) -> Array:
 
 
 def nothing(output: DeviceOutput, program: Program) -> DeviceOutput:
-    """What a burst leaves before its first run."""
+    """The outputs before the first run."""
     most = program.bucket.repeats
     empty = jax.tree.map(lambda x: jnp.zeros((most, *x.shape), x.dtype), output)
     tokens = jnp.full_like(empty.sampled.tokens, NOT_RUN)

@@ -1,4 +1,4 @@
-"""Fills a StepInput from a plan and the rows' mirror. Pure numpy, vectorised over decode rows."""
+"""Fills a StepInput from a plan and the mirror of rows. Pure numpy, vectorised over decode rows."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ import numpy as np
 
 from jengine.runner.buckets import Bucket, Ladders, StepShapes
 from jengine.runner.plan_arrays import PlanArrays
-from jengine.runner.rows import SETTINGS, Rows
+from jengine.runner.rows import Rows
 from jengine.runner.step_input import StepInput
+from jengine.sampling.inputs import fill_sampling
+
+NO_BLOCKS = np.zeros((0, 4), np.int32)
 
 
 class PackedStep(NamedTuple):
@@ -38,34 +41,62 @@ def bucket_for(plan: PlanArrays, shapes: StepShapes, ladders: Ladders) -> Bucket
     return ladders.smallest_for(plan.num_decodes, prefill, pages, plan.repeats)
 
 
-def pack(plan: PlanArrays, rows: Rows, bucket: Bucket, shapes: StepShapes) -> PackedStep:
-    """The plan's arrays in this bucket's layout."""
+def pack(
+    plan: PlanArrays,
+    rows: Rows,
+    bucket: Bucket,
+    shapes: StepShapes,
+    new_blocks: np.ndarray = NO_BLOCKS,
+) -> PackedStep:
+    """The plan's arrays in this bucket's layout. Of `new_blocks` as many as have room."""
     buffer, inputs = StepInput.empty(bucket, shapes)
+    taken = new_blocks[: len(inputs.blocks.new)]
+    inputs.blocks.new[: len(taken)] = taken
+    starts = known_starts(plan, rows, shapes)
     if shapes.one_segment:
-        slots, chunk_offsets = _pack_one_segment(plan, rows, inputs, shapes)
-        _pack_sampling(plan, rows, inputs, slots)
-        return PackedStep(buffer, bucket, slots, chunk_offsets, 0)
-    _pack_decodes(plan, rows, inputs, shapes)
-    chunk_offsets, last_tokens = _pack_chunks(plan, rows, inputs, bucket, shapes)
-    slots = np.concatenate([
-        np.arange(plan.num_decodes), bucket.decode_rows + np.arange(len(last_tokens))
-    ]).astype(np.int32)  # fmt: skip
-    inputs.logit_index[slots[: plan.num_decodes]] = slots[: plan.num_decodes]
-    inputs.logit_index[slots[plan.num_decodes :]] = last_tokens
-    _pack_sampling(plan, rows, inputs, slots)
+        slots, chunk_offsets = _pack_one_segment(plan, rows, inputs, starts, shapes)
+    else:
+        _pack_decodes(plan, rows, inputs, starts, shapes)
+        chunk_offsets, last_tokens = _pack_chunks(plan, rows, inputs, bucket, shapes)
+        slots = np.concatenate([
+            np.arange(plan.num_decodes), bucket.decode_rows + np.arange(len(last_tokens))
+        ]).astype(np.int32)  # fmt: skip
+        inputs.heads.logit_index[slots[: plan.num_decodes]] = slots[: plan.num_decodes]
+        inputs.heads.logit_index[slots[plan.num_decodes :]] = last_tokens
+    # Of several runs in one call: where the first one's token will stand.
+    ends = np.where(starts < 0, -1, plan.starts + plan.lengths - (plan.repeats - 1))
+    samples = plan.samples
+    fill_sampling(inputs.sampling, slots, plan.rows[samples], ends[samples], rows.settings)
     if bucket.is_multi_step:
-        inputs.repeats[0] = plan.repeats
-        inputs.endings[slots] = rows.endings[plan.rows]
-    return PackedStep(buffer, bucket, slots, chunk_offsets, bucket.decode_rows)
+        inputs.multi_step.repeats[0] = plan.repeats
+        inputs.multi_step.endings[slots] = rows.settings["endings"][plan.rows]
+    chunk_base = 0 if shapes.one_segment else bucket.decode_rows
+    return PackedStep(buffer, bucket, slots, chunk_offsets, chunk_base)
 
 
-def _pack_decodes(plan: PlanArrays, rows: Rows, inputs: StepInput, shapes: StepShapes) -> None:
+def known_starts(plan: PlanArrays, rows: Rows, shapes: StepShapes) -> np.ndarray:
+    """i32[entries]: where each entry begins, -1 for decodes at the length that the device knows.
+
+    That is all decodes but those of rows that the plan itself starts. In a pipeline plans carry
+    every position, since a stage runs when the row may have moved on.
+    """
+    starts = plan.starts.copy()
+    if not shapes.packed_tables:
+        decodes = slice(plan.num_decodes)
+        starts[decodes] = -1
+        if rows.started:
+            started = np.isin(plan.rows[decodes], rows.started)
+            starts[decodes][started] = plan.starts[decodes][started]
+    return starts
+
+
+def _pack_decodes(
+    plan: PlanArrays, rows: Rows, inputs: StepInput, starts: np.ndarray, shapes: StepShapes
+) -> None:
     count = plan.num_decodes
-    decoding = plan.rows[:count]
-    positions = plan.starts[:count]
-    inputs.decode_rows[:count] = decoding
-    inputs.positions[:count] = positions
-    _pack_tiles(inputs, 0, rows, decoding, positions, shapes)
+    inputs.tokens.decode_rows[:count] = plan.rows[:count]
+    inputs.tiles.decode_starts[:count] = starts[:count]
+    _pack_tiles(inputs, 0, rows, plan.rows[:count], plan.starts[:count], shapes)
 
 
 def _pack_chunks(
@@ -78,22 +109,24 @@ def _pack_chunks(
     for entry in range(plan.num_decodes, len(plan.rows)):
         row, start, length = (int(x[entry]) for x in (plan.rows, plan.starts, plan.lengths))
         offsets[entry] = offset
-        inputs.prefill_tokens[offset : offset + length] = rows.tokens[row, start : start + length]
-        inputs.targets[offset : offset + length] = rows.tokens[row, start + 1 : start + length + 1]
-        first = bucket.decode_rows + offset
-        inputs.positions[first : first + length] = np.arange(start, start + length)
-        tile_starts = np.arange(start, start + length, tile, dtype=np.int32)
-        first_tile = bucket.decode_rows + offset // tile
-        owners = np.full(len(tile_starts), row, np.int32)
-        _pack_tiles(inputs, first_tile, rows, owners, tile_starts, shapes)
+        tokens, targets = inputs.tokens.prefill_tokens, inputs.heads.targets
+        tokens[offset : offset + length] = rows.tokens[row, start : start + length]
+        targets[offset : offset + length] = rows.tokens[row, start + 1 : start + length + 1]
+        within = np.arange(0, length, tile, dtype=np.int32)
+        tiles = slice(offset // tile, offset // tile + len(within))
+        inputs.tiles.rows[tiles] = row
+        inputs.tiles.starts[tiles] = start + within
+        inputs.tiles.lengths[tiles] = np.minimum(length - within, tile)
+        owners = np.full(len(within), row, np.int32)
+        _pack_tiles(inputs, bucket.decode_rows + tiles.start, rows, owners, start + within, shapes)
         if plan.samples[entry]:
-            last_tokens.append(first + length - 1)
-        offset += len(tile_starts) * tile
+            last_tokens.append(bucket.decode_rows + offset + length - 1)
+        offset += len(within) * tile
     return offsets, last_tokens
 
 
 def _pack_one_segment(
-    plan: PlanArrays, rows: Rows, inputs: StepInput, shapes: StepShapes
+    plan: PlanArrays, rows: Rows, inputs: StepInput, starts: np.ndarray, shapes: StepShapes
 ) -> tuple[np.ndarray, dict[int, int]]:
     """Every token as a decode row of its own, in plan order; all of them have logits."""
     lengths = plan.lengths
@@ -102,13 +135,14 @@ def _pack_one_segment(
     owners = np.repeat(plan.rows, lengths)
     within = np.arange(count, dtype=np.int32) - np.repeat(ends - lengths, lengths)
     positions = np.repeat(plan.starts, lengths) + within
-    inputs.decode_rows[:count] = owners
-    inputs.positions[:count] = positions
+    inputs.tokens.decode_rows[:count] = owners
+    inputs.tiles.decode_starts[:count] = positions
     # Decode entries are one token each and come first; the host knows the tokens after them.
+    inputs.tiles.decode_starts[:first_chunk] = starts[:first_chunk]
     known = slice(first_chunk, count)
-    inputs.decode_tokens[known] = rows.tokens[owners[known], positions[known]]
-    inputs.targets[known] = rows.tokens[owners[known], positions[known] + 1]
-    inputs.logit_index[:] = np.arange(len(inputs.logit_index))
+    inputs.tokens.decode_tokens[known] = rows.tokens[owners[known], positions[known]]
+    inputs.heads.targets[known] = rows.tokens[owners[known], positions[known] + 1]
+    inputs.heads.logit_index[:] = np.arange(len(inputs.heads.logit_index))
     _pack_tiles(inputs, 0, rows, owners, positions, shapes)
     slots = ends[plan.samples] - 1
     offsets = {entry: int(ends[entry] - lengths[entry]) for entry in range(first_chunk, len(ends))}
@@ -123,32 +157,18 @@ def _pack_tiles(
     positions: np.ndarray,
     shapes: StepShapes,
 ) -> None:
-    """What tiles read of their rows; under a window a table begins at the first block in view."""
-    last_tile = first_tile + len(owners)
-    inputs.taps[first_tile:last_tile] = rows.taps[owners]
-    for group, table, starts, known in zip(
-        shapes.groups, inputs.tables, inputs.table_starts, rows.tables, strict=True
-    ):
+    """The tap sets of tiles and, in a pipeline, what they read of their rows' block tables: under a
+    window these begin at the first block in view."""
+    tiles = slice(first_tile, first_tile + len(owners))
+    inputs.tiles.taps[tiles] = rows.settings["taps"][owners]
+    if not shapes.packed_tables:
+        return
+    for group, table, known in zip(shapes.groups, inputs.blocks.tables, rows.tables, strict=True):
         pages = table.shape[1]
         if group.spec.window is None:
-            table[first_tile:last_tile] = known[owners, :pages]
+            table[tiles] = known[owners, :pages]
             continue
         first_page = np.maximum(positions - group.spec.window + 1, 0) // shapes.block_size
         columns = first_page[:, None] + np.arange(pages)
         inside = np.minimum(columns, known.shape[1] - 1)
-        table[first_tile:last_tile] = np.where(
-            columns < known.shape[1], known[owners[:, None], inside], 0
-        )
-        starts[first_tile:last_tile] = first_page * shapes.block_size
-
-
-def _pack_sampling(plan: PlanArrays, rows: Rows, inputs: StepInput, slots: np.ndarray) -> None:
-    owners = plan.rows[plan.samples]
-    # Of several steps in one call: where the first one's token will stand.
-    ends = plan.starts + plan.lengths - (plan.repeats - 1)
-    sampling = inputs.sampling
-    sampling.rows[slots] = owners
-    sampling.positions[slots] = ends[plan.samples]
-    sampling.seed[slots] = rows.seeds[owners]
-    for name in SETTINGS:
-        getattr(sampling, name)[slots] = rows.settings[name][owners]
+        table[tiles] = np.where(columns < known.shape[1], known[owners[:, None], inside], 0)

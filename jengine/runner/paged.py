@@ -15,9 +15,10 @@ from jax.sharding import PartitionSpec
 from jengine.config import AttentionConfig
 from jengine.layers.attention import AttentionInputs, score_options
 from jengine.models.context import Mixer, MixInputs
+from jengine.runner.batch import Batch
 from jengine.runner.buckets import Bucket, StepShapes
 from jengine.runner.state import CACHE_AXES
-from jengine.runner.step_input import StepInput, tile_of_token
+from jengine.runner.step_input import tile_of_token
 from pallas_kernels.cache_write import rotate_and_write
 from pallas_kernels.decode_attention import decode_attention
 from pallas_kernels.layout import held_dtype
@@ -40,19 +41,19 @@ class GroupView(NamedTuple):
     table_starts: Array  # i32 [tiles]
 
 
-def token_slots(inputs: StepInput, group: int, bucket: Bucket, shapes: StepShapes) -> Array:
+def token_slots(batch: Batch, group: int, bucket: Bucket, shapes: StepShapes) -> Array:
     """Where each token's keys and values go in the group's cache; out of range for padding."""
     tiles = tile_of_token(bucket, shapes)
-    table = inputs.tables[group][tiles]  # [D + T, pages]
-    offset = inputs.positions - inputs.table_starts[group][tiles]
+    table = batch.tables[group][tiles]  # [D + T, pages]
+    offset = batch.positions - batch.table_starts[group][tiles]
     page = jnp.clip(offset // shapes.block_size, 0, table.shape[1] - 1)
     block = jnp.take_along_axis(table, page[:, None], axis=1)[:, 0]
-    slot = block * shapes.block_size + inputs.positions % shapes.block_size
-    return jnp.where(inputs.positions >= 0, slot, jnp.iinfo(jnp.int32).max)
+    slot = block * shapes.block_size + batch.positions % shapes.block_size
+    return jnp.where(batch.positions >= 0, slot, jnp.iinfo(jnp.int32).max)
 
 
 def paged_attention(
-    inputs: StepInput, bucket: Bucket, shapes: StepShapes, placement: Placement
+    batch: Batch, bucket: Bucket, shapes: StepShapes, placement: Placement
 ) -> Mixer:
     """The mixer of one step: write a layer's keys and values, then attend to the cache.
 
@@ -63,7 +64,7 @@ def paged_attention(
         for group_index, group in enumerate(shapes.groups)
         for index, layer in enumerate(group.layers)
     }
-    views = [group_view(inputs, group, bucket, shapes) for group in range(len(shapes.groups))]
+    views = [group_view(batch, group, bucket, shapes) for group in range(len(shapes.groups))]
 
     def attend(caches: Caches, layer: int, inputs: MixInputs) -> tuple[Array, Caches]:
         group, index = place[layer]
@@ -74,13 +75,13 @@ def paged_attention(
     return attend
 
 
-def group_view(inputs: StepInput, group: int, bucket: Bucket, shapes: StepShapes) -> GroupView:
+def group_view(batch: Batch, group: int, bucket: Bucket, shapes: StepShapes) -> GroupView:
     """The step as the layers of this group see it."""
     return GroupView(
-        token_slots(inputs, group, bucket, shapes),
-        inputs.positions,
-        inputs.tables[group],
-        inputs.table_starts[group],
+        token_slots(batch, group, bucket, shapes),
+        batch.positions,
+        batch.tables[group],
+        batch.table_starts[group],
     )
 
 

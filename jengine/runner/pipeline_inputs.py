@@ -1,7 +1,7 @@
-"""The plans that a pipeline's stages hold, joined into what one step reads.
+"""Joins the plans of a pipeline's stages into the packed input of one step.
 
 In: the packed plan of each stage, each in its own bucket. Out: one bucket for all, and one buffer
-with a row for each stage. Pure numpy; must not know devices.
+with a row per stage. Pure numpy; must not know devices.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def joined(held: Sequence[PackedStep | None], bucket: Bucket, shapes: StepShapes
     """The buffer of a step [stages, packed + 1]. Every plan must have been moved to the bucket.
 
     Each row has what its own stage's layers read, what the first stage embeds, what the last one
-    samples, and the stage's number: so no device has to ask another for any of it.
+    samples, and the stage's number, so that the step needs no collective for its inputs.
     """
     nothing = StepInput.empty(bucket, shapes)[0]
     buffers = [nothing if packed is None else packed.buffer for packed in held]
@@ -54,14 +54,17 @@ def moved(packed: PackedStep, bucket: Bucket, shapes: StepShapes) -> PackedStep:
     buffer, new = StepInput.empty(bucket, shapes)
     old = StepInput.over(packed.buffer, packed.bucket, shapes)
     rows, shift = packed.bucket.decode_rows, bucket.decode_rows - packed.bucket.decode_rows
-    for name in ("prefill_tokens", "targets"):
-        spread(getattr(old, name), getattr(new, name), 0, 0)
-    for name in ("decode_rows", "decode_tokens", "positions", "taps"):
-        spread(getattr(old, name), getattr(new, name), rows, shift)
-    spread(behind(old.logit_index, rows, shift), new.logit_index, rows, shift)
-    for name in ("tables", "table_starts", "sampling"):
-        for theirs, ours in zip(getattr(old, name), getattr(new, name), strict=True):
-            spread(theirs, ours, rows, shift)
+    for theirs, ours in zip(old.tokens, new.tokens, strict=True):
+        spread(theirs, ours, 0, 0)
+    for name in ("decode_starts", "rows", "starts", "lengths"):
+        spread(getattr(old.tiles, name), getattr(new.tiles, name), 0, 0)
+    spread(old.tiles.taps, new.tiles.taps, rows, shift)
+    spread(old.heads.targets, new.heads.targets, 0, 0)
+    spread(behind(old.heads.logit_index, rows, shift), new.heads.logit_index, rows, shift)
+    for theirs, ours in zip(old.blocks.tables, new.blocks.tables, strict=True):
+        spread(theirs, ours, rows, shift)
+    for theirs, ours in zip(old.sampling, new.sampling, strict=True):
+        spread(theirs, ours, rows, shift)
     slots = behind(packed.slots, rows, shift)
     return packed._replace(
         buffer=buffer, bucket=bucket, slots=slots, chunk_base=packed.chunk_base + shift

@@ -6,7 +6,7 @@ all devices together. State in, state out, as in step.py.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,12 +15,16 @@ from jax.sharding import PartitionSpec
 
 from jengine.models.context import StepContext
 from jengine.models.taps import Tap
+from jengine.runner.batch import stage_batch
 from jengine.runner.buckets import Bucket
+from jengine.runner.heads import DeviceOutput, Hidden, run_heads
 from jengine.runner.leaves import Leaves
 from jengine.runner.paged import paged_attention
+from jengine.runner.program import Program, Stages
 from jengine.runner.state import StepState
-from jengine.runner.step import DeviceOutput, Program, Stages, answer, input_tokens
-from jengine.runner.step_input import StepInput, tile_of_token
+from jengine.runner.step import input_tokens
+from jengine.runner.step_input import HeadInput, StepInput, TokenInput, tile_of_token
+from jengine.sampling import SamplingInput
 from sharding.axes import STAGES
 
 # Logical axes of the packed input of all stages.
@@ -34,9 +38,10 @@ def pipeline_step(
     """Run what all stages hold; `packed` has a row for each."""
     assert program.stages is not None, "a step of one stage is step.step"
     model = program.rebuild(leaves)
-    inputs = _shared_inputs(packed, program)
+    inputs, positions = _shared_inputs(packed, program)
     with jax.named_scope("embed"):
-        entering = model.embedded(input_tokens(inputs, state), jnp.maximum(inputs.positions, 0))
+        tokens = input_tokens(inputs.tokens, state)
+        entering = model.embedded(tokens, jnp.maximum(positions, 0))
     run = program.placement.on_each_stage(
         lambda *parts: _stage(*parts, program=program),
         (BY_STAGE, BY_STAGE, BY_STAGE, EVERYWHERE, BY_STAGE),
@@ -45,18 +50,28 @@ def pipeline_step(
     own = tuple(x for x, staged in zip(leaves, program.stages.staged, strict=True) if staged)
     caches, held, (ends, prompts) = run(own, state.caches, state.held, entering, packed)
     state = state._replace(caches=caches, held=held)
-    return answer(model, model.norm(ends), model.norm(prompts), inputs, state, program)
+    hidden = (model.norm(ends), model.norm(prompts))
+    leaving = Hidden(model, *hidden, inputs.heads, inputs.sampling)
+    return run_heads(leaving, state, program)
 
 
-def _shared_inputs(packed: Array, program: Program) -> StepInput:
-    """What enters, and what is sampled: the same in every stage's row. What layers read is not in
-    it, but for the positions of the tokens that enter."""
+class SharedInputs(NamedTuple):
+    """The sections that are the same in every stage's row."""
 
-    def own(packed: Array) -> StepInput:
+    tokens: TokenInput  # of the plan that enters
+    heads: HeadInput  # of the plan that is sampled
+    sampling: SamplingInput
+
+
+def _shared_inputs(packed: Array, program: Program) -> tuple[SharedInputs, Array]:
+    """Those sections, and the positions of the tokens that enter."""
+
+    def own(packed: Array) -> tuple[SharedInputs, Array]:
         inputs = StepInput.over(packed[0], program.bucket, program.shapes)
         first = _number(packed) == 0
-        positions = lax.psum(jnp.where(first, inputs.positions, 0), STAGES)
-        return inputs._replace(positions=positions, tables=(), table_starts=(), taps=())
+        positions = stage_batch(inputs, program.shapes).positions
+        entering = lax.psum(jnp.where(first, positions, 0), STAGES)
+        return SharedInputs(inputs.tokens, inputs.heads, inputs.sampling), entering
 
     return program.placement.on_each_stage(own, (BY_STAGE,), EVERYWHERE)(packed)
 
@@ -76,13 +91,14 @@ def _stage(
     stage, count = _number(packed), placement.num_stages
     inputs = StepInput.over(packed[0], bucket, program.shapes)
     x = jnp.where(stage == 0, entering, _taken(held[0], bucket, stages.largest))
-    positions = jnp.maximum(inputs.positions, 0)
-    attention = paged_attention(inputs, bucket, program.shapes, placement)
+    batch = stage_batch(inputs, program.shapes)
+    positions = jnp.maximum(batch.positions, 0)
+    attention = paged_attention(batch, bucket, program.shapes, placement)
     rows = tile_of_token(bucket, program.shapes)
     context = StepContext(positions, rows, attention, caches, _left_out(stages, stage))
     model = program.rebuild(_with_gaps(leaves, stages.staged))
     x = model.through_layers(x, context)
-    ends, prompts = x[inputs.logit_index], x[bucket.decode_rows :]
+    ends, prompts = x[inputs.heads.logit_index], x[bucket.decode_rows :]
     if program.features.prompt_logprobs is None:
         prompts = prompts[:0]
     last = stage == count - 1

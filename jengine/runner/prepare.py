@@ -19,18 +19,18 @@ class PlanNeeds:
 
     features: Features
     prompt_lengths: np.ndarray
-    logprobs: np.ndarray  # see `Rows`
+    logprobs: np.ndarray  # see `rows.SETTINGS`
     prompt_logprobs: np.ndarray
     taps: np.ndarray  # the tap set
 
 
 def needs_of(plan: PlanArrays, rows: Rows, vocab_size: int, taps: TapSets) -> PlanNeeds:
     """The needs of a plan whose new rows have been taken in."""
-    of_entries = rows.taps[plan.rows]
+    of_entries = rows.settings["taps"][plan.rows]
     return PlanNeeds(
         needed(plan, rows, vocab_size, taps.of(of_entries)),
         rows.settings["prompt_length"][plan.rows],
-        rows.logprobs[plan.rows],
-        rows.prompt_logprobs[plan.rows],
+        rows.settings["logprobs"][plan.rows],
+        rows.settings["prompt_logprobs"][plan.rows],
         of_entries,
     )

@@ -26,8 +26,9 @@ from jengine.runner.leaves import Leaves
 from jengine.runner.ledger import CompileLedger, Key, LedgerEntry
 from jengine.runner.multi_step import multi_step
 from jengine.runner.pipeline_step import PACKED_AXES, pipeline_step
+from jengine.runner.program import Program, Stages
 from jengine.runner.state import StepState
-from jengine.runner.step import Program, Stages, step
+from jengine.runner.step import step
 from jengine.runner.step_input import packed_size
 from jengine.runner.taps import TapSet
 from sharding.placement import Placement

@@ -9,10 +9,10 @@ import numpy as np
 
 from jengine.outputs import StepLogprobs, StepOutput
 from jengine.plan import Plan
+from jengine.runner.heads import DeviceOutput
 from jengine.runner.packing import PackedStep
 from jengine.runner.plan_arrays import PlanArrays
 from jengine.runner.prepare import PlanNeeds
-from jengine.runner.step import DeviceOutput
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from jengine.outputs import StepOutput
 from jengine.plan import Plan
+from jengine.runner.block_tables import block_entries
 from jengine.runner.leaves import Leaves
 from jengine.runner.loaded_model import LoadedModel
 from jengine.runner.packing import bucket_for, pack
@@ -60,7 +61,9 @@ class Runner:
         smallest = bucket_for(arrays, loaded.shapes, loaded.ladders)
         bucket = programs.bucket_for(smallest, needs.features)
         program, entry = programs.find(bucket, needs.features)
-        packed = pack(arrays, rows, bucket, loaded.shapes)
+        new_blocks = block_entries(plan.new_blocks)
+        packed = pack(arrays, rows, bucket, loaded.shapes, new_blocks)
+        loaded.add_blocks(new_blocks[loaded.shapes.num_new_blocks(bucket) :])
         loaded.admit(plan.new_rows)
         output = loaded.run(program, packed.buffer)
         entry.count(plan.num_tokens, plan.repeats)

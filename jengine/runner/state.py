@@ -21,12 +21,15 @@ HELD_AXES = ("stage", None, None)
 
 
 class StepState(NamedTuple):
-    """One cache array a group, the last sampled token of each row, and the sampler's row state."""
+    """One cache array per group, and what is known of each row."""
 
     caches: tuple[Array, ...]
-    last_token: Array  # i32[rows]
-    rows: RowState
-    # f32[stages, tokens, hidden]: what each stage will work on next. None: there is one stage.
+    last_token: Array  # i32[rows] the token sampled last, which is the row's next input
+    lengths: Array  # i32[rows] tokens in the cache: where the last token will stand
+    rows: RowState  # the sampler's
+    # i32[groups, rows, pages] block tables. None: they are packed with each plan, in a pipeline.
+    tables: Array | None
+    # f32[stages, tokens, hidden] activations between stages. None: there is one stage.
     held: Array | None = None
 
 
@@ -55,19 +58,22 @@ def empty_state(
     cache: CacheConfig, cache_dtype: Any, max_rows: int, vocab_size: int, max_model_len: int,
     held: Held | None = None, max_adjusted: int | None = None,
 ) -> StepState:  # fmt: skip
-    """A state with nothing in it. `jax.eval_shape` of this very function sizes the engine.
+    """An empty state. `jax.eval_shape` of this very function sizes the engine.
 
     The cache's layers are those of one stage; without `held` there is only one. `max_adjusted`:
     rows of the sampler's pool; None: `max_rows`.
     """
     stages = 1 if held is None else held.stages
+    pages = -(-max_model_len // cache.block_size)
     return StepState(
         caches=tuple(
             jnp.zeros(group_shape(group, blocks, cache.block_size, stages), cache_dtype)
             for group, blocks in zip(cache.groups, cache.num_blocks, strict=True)
         ),
         last_token=jnp.zeros(max_rows, jnp.int32),
+        lengths=jnp.zeros(max_rows, jnp.int32),
         rows=empty_row_state(max_adjusted or max_rows, vocab_size, max_model_len),
+        tables=jnp.zeros((len(cache.groups), max_rows, pages), jnp.int32) if held is None else None,
         held=None if held is None else jnp.zeros(held, jnp.float32),
     )
 

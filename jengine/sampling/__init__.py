@@ -1,8 +1,8 @@
 """Sampling: logits → tokens, with penalties, masks, filters and log-probabilities.
 
 In: float32 logits, row state, per-position parameters. Out: tokens and the next row state.
-Must not know: requests, plans, how logits were made. features.py and admission.py are free of
-jax for the host half; every other name is loaded on first use so that they stay so.
+Must not know: requests, plans, how logits were made. features.py, admission.py and inputs.py are
+free of jax for the host half; every other name is loaded on first use so that they stay so.
 """
 
 from importlib import import_module
@@ -10,15 +10,20 @@ from typing import TYPE_CHECKING, Any
 
 from jengine.sampling.admission import Admission, pack_admission, seed_words
 from jengine.sampling.features import LogprobsMode, SamplingFeatures
+from jengine.sampling.inputs import (
+    ROW_SETTINGS,
+    RowSetting,
+    SamplingInput,
+    fill_sampling,
+    sampling_layout,
+)
 
 if TYPE_CHECKING:
-    from jengine.sampling.inputs import SamplingInput
     from jengine.sampling.logprobs import Logprobs, score_tokens
     from jengine.sampling.sampler import SampleOutput, sample
     from jengine.sampling.state import RowState, admit, empty_row_state
 
 _DEVICE_NAMES = {
-    "SamplingInput": "inputs",
     "Logprobs": "logprobs",
     "score_tokens": "logprobs",
     "SampleOutput": "sampler",
@@ -29,17 +34,21 @@ _DEVICE_NAMES = {
 }
 
 __all__ = [
+    "ROW_SETTINGS",
     "Admission",
     "Logprobs",
     "LogprobsMode",
+    "RowSetting",
     "RowState",
     "SampleOutput",
     "SamplingFeatures",
     "SamplingInput",
     "admit",
     "empty_row_state",
+    "fill_sampling",
     "pack_admission",
     "sample",
+    "sampling_layout",
     "score_tokens",
     "seed_words",
 ]

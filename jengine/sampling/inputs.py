@@ -1,27 +1,84 @@
-"""The sampler's view of one step: one entry for each position whose next token is wanted.
+"""The sampler's section of a step's input: one slot per position whose next token is wanted.
 
-In: filled by the caller from its packed step input. Out: arrays that every phase reads.
-Must not know: how rows are scheduled, which entries are padding (row R marks them).
+Filled on the host, read by every phase of sampling on the device. Must not know jax, how rows are
+scheduled, or which slots are padding (row R marks them).
 """
 
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, NamedTuple, get_type_hints
 
-from jax import Array
+import numpy as np
+
+from jengine.sampling.admission import seed_words
+
+
+class RowSetting(NamedTuple):
+    """A setting that a request keeps for as long as it has its row."""
+
+    dtype: str
+    source: Callable[[Any], Any]  # its value, from the plan's NewRow
+    width: tuple[int, ...] = ()  # shape of one value
 
 
 class SamplingInput(NamedTuple):
-    """S positions to sample; R is the number of engine rows."""
+    """S slots; R is the number of engine rows. The fields with a RowSetting are the one list of
+    row settings: another parameter of the sampler is one more field."""
 
-    rows: Array  # i32[S] engine row, or R for padding
-    positions: Array  # i32[S] where the token to be sampled stands in its sequence
-    temperature: Array  # f32[S] below 1e-5: greedy, and the filters are off
-    top_k: Array  # i32[S] 0 or less: off
-    top_p: Array  # f32[S] 1: off
-    min_p: Array  # f32[S] 0: off
-    seed: Array  # u32[S, 2] the request's 64-bit seed
-    adjusted: Array  # i32[S] 0: logits as they are; otherwise 1 + the request's row in RowState
-    repetition: Array  # f32[S] 1: off
-    presence: Array  # f32[S] 0: off
-    frequency: Array  # f32[S] 0: off
-    prompt_length: Array  # i32[S] the first generated token stands at this position
-    min_position: Array  # i32[S] stop ids are masked at positions below this one
+    rows: Any  # i32[S] engine row, or R for padding
+    # i32[S] where the token to be sampled stands in its sequence; packed as -1 where only the
+    # device knows it
+    positions: Any
+    # f32[S] below 1e-5: greedy, and the filters are off
+    temperature: Annotated[Any, RowSetting("float32", lambda new: new.sampling.temperature)]
+    # i32[S] 0 or less: off
+    top_k: Annotated[Any, RowSetting("int32", lambda new: new.sampling.top_k)]
+    # f32[S] 1: off
+    top_p: Annotated[Any, RowSetting("float32", lambda new: new.sampling.top_p)]
+    # f32[S] 0: off
+    min_p: Annotated[Any, RowSetting("float32", lambda new: new.sampling.min_p)]
+    # u32[S, 2] the request's 64-bit seed
+    seed: Annotated[Any, RowSetting("uint32", lambda new: seed_words(new.sampling.seed), (2,))]
+    # i32[S] 0: logits as they are; otherwise 1 + the request's row in RowState
+    adjusted: Annotated[Any, RowSetting("int32", lambda new: new.sampler_row)]
+    # f32[S] 1: off
+    repetition: Annotated[Any, RowSetting("float32", lambda new: new.sampling.repetition_penalty)]
+    # f32[S] 0: off
+    presence: Annotated[Any, RowSetting("float32", lambda new: new.sampling.presence_penalty)]
+    # f32[S] 0: off
+    frequency: Annotated[Any, RowSetting("float32", lambda new: new.sampling.frequency_penalty)]
+    # i32[S] the first generated token stands at this position
+    prompt_length: Annotated[Any, RowSetting("int32", lambda new: new.prompt_length)]
+    # i32[S] stop ids are masked at positions below this one
+    min_position: Annotated[
+        Any, RowSetting("int32", lambda new: new.prompt_length + new.sampling.min_tokens)
+    ]
+
+
+ROW_SETTINGS: dict[str, RowSetting] = {
+    name: hint.__metadata__[0]
+    for name, hint in get_type_hints(SamplingInput, include_extras=True).items()
+    if hasattr(hint, "__metadata__")
+}
+
+
+def sampling_layout(slots: int, num_rows: int) -> dict[str, tuple[tuple[int, ...], str, int]]:
+    """Shape, type and padding of each field."""
+    return {
+        "rows": ((slots,), "int32", num_rows),
+        "positions": ((slots,), "int32", -1),
+        **{name: ((slots, *one.width), one.dtype, 0) for name, one in ROW_SETTINGS.items()},
+    }
+
+
+def fill_sampling(
+    section: SamplingInput,
+    slots: np.ndarray,
+    rows: np.ndarray,
+    positions: np.ndarray | int,
+    settings: Mapping[str, np.ndarray],
+) -> None:
+    """Fill the slots of these rows; `settings` holds each setting by row."""
+    section.rows[slots] = rows
+    section.positions[slots] = positions
+    for name in ROW_SETTINGS:
+        getattr(section, name)[slots] = settings[name][rows]

@@ -87,7 +87,10 @@ def lines_and_result(*words: str) -> tuple[list[str], dict[str, Any]]:
 
 def test_host_measures_every_size() -> None:
     found = result("host", "--running", "2", "5", "--steps", "4")
-    assert [row["running"] for row in found["results"]] == [2, 5]
+    assert [row["running"] for row in found["results"]] == [2, 2, 5, 5]
+    short, long = found["results"][:2]
+    assert short["max_model_len"] < long["max_model_len"] == 131_072
+    assert short["packed_bytes"] == long["packed_bytes"], "packing must not depend on the context"
     for row in found["results"]:
         parts = row["schedule_and_commit_ms"] + row["pack_ms"]
         assert row["total_ms"] == pytest.approx(parts, abs=1e-3)

@@ -6,33 +6,63 @@ from dataclasses import replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jengine.config import CacheGroup, CacheSpec
 from jengine.plan import Entry, NewBlocks, NewRow, Plan, RowSampling, Wanted
+from jengine.runner.batch import Batch, batch_of, stage_batch, with_new_blocks
+from jengine.runner.block_tables import block_entries
 from jengine.runner.buckets import Bucket, Ladders, StepShapes
-from jengine.runner.packing import PackedStep, bucket_for, pack
+from jengine.runner.packing import NO_BLOCKS, PackedStep, bucket_for, pack
 from jengine.runner.plan_arrays import plan_arrays
 from jengine.runner.rows import SETTINGS, Rows
+from jengine.runner.state import StepState
+from jengine.runner.step import with_positions
 from jengine.runner.step_input import StepInput, packed_size
+from jengine.sampling import empty_row_state
+from jengine.sampling.inputs import ROW_SETTINGS, SamplingInput
 
 BLOCK, TILE, WINDOW = 4, 8, 6
 ROWS, CONTEXT = 5, 64
 FULL = CacheGroup(CacheSpec("full", 1, 8), (0,))
 SLIDING = CacheGroup(CacheSpec("sliding", 1, 8, window=WINDOW), (1,))
 SHAPES = StepShapes((FULL, SLIDING), BLOCK, TILE, ROWS, CONTEXT)
+# In a pipeline, where the plan carries its rows' tables and positions.
+STAGED = replace(SHAPES, packed_tables=True)
 BUCKET = Bucket(4, 32, CONTEXT // BLOCK)
 
 
-@pytest.mark.parametrize("bucket", [BUCKET, Bucket(2, 0, 3), Bucket(1, 8, 1)])
-def test_host_and_device_read_the_same_buffer(bucket: Bucket) -> None:
+def batch_of_plan(
+    inputs: StepInput,
+    shapes: StepShapes,
+    lengths: dict[int, int] | None = None,
+    written: np.ndarray = NO_BLOCKS,
+    bucket: Bucket = BUCKET,
+) -> Batch:
+    """What attention reads of a packed plan, given row lengths and the blocks written before."""
+    if shapes.packed_tables:
+        return jax.tree.map(np.asarray, stage_batch(inputs, shapes))
+    known = np.zeros(ROWS, np.int32)
+    for row, length in (lengths or {}).items():
+        known[row] = length
+    tables = jnp.zeros((len(shapes.groups), ROWS, shapes.max_pages), jnp.int32)
+    tables = with_new_blocks(with_new_blocks(tables, written), inputs.blocks.new)
+    rows = jax.eval_shape(lambda: empty_row_state(1, 1, 1))
+    state = StepState((), jnp.zeros(ROWS, jnp.int32), jnp.asarray(known), rows, tables)
+    return jax.tree.map(np.asarray, batch_of(inputs, state, bucket, shapes))
+
+
+@pytest.mark.parametrize("shapes", [SHAPES, STAGED])
+@pytest.mark.parametrize("bucket", [BUCKET, Bucket(2, 0, 3), Bucket(1, 8, 1), Bucket(2, 0, 3, 4)])
+def test_host_and_device_read_the_same_buffer(bucket: Bucket, shapes: StepShapes) -> None:
     rng = np.random.default_rng(0)
-    size = packed_size(bucket, SHAPES)
+    size = packed_size(bucket, shapes)
     # Bit patterns of finite floats, so that equal bits are equal numbers in every field.
     buffer = rng.integers(0, 2**30, size, dtype=np.int32)
-    host = StepInput.over(buffer, bucket, SHAPES)
-    device = jax.jit(lambda packed: StepInput.over(packed, bucket, SHAPES))(buffer)
+    host = StepInput.over(buffer, bucket, shapes)
+    device = jax.jit(lambda packed: StepInput.over(packed, bucket, shapes))(buffer)
     assert jax.tree.structure(host) == jax.tree.structure(device)
     for ours, theirs in zip(jax.tree.leaves(host), jax.tree.leaves(device), strict=True):
         assert ours.dtype == theirs.dtype and ours.shape == theirs.shape
@@ -42,10 +72,10 @@ def test_host_and_device_read_the_same_buffer(bucket: Bucket) -> None:
 
 def test_an_empty_input_is_all_padding() -> None:
     buffer, inputs = StepInput.empty(BUCKET, SHAPES)
-    assert (inputs.positions == -1).all()
-    assert (inputs.decode_rows == ROWS).all()
+    assert (batch_of_plan(inputs, SHAPES).positions == -1).all()
+    assert (inputs.tokens.decode_rows == ROWS).all() and (inputs.tiles.rows == ROWS).all()
     assert (inputs.sampling.rows == ROWS).all()
-    inputs.targets[0] = 7
+    inputs.heads.targets[0] = 7
     assert 7 in buffer, "the views write into the buffer"
 
 
@@ -58,7 +88,7 @@ def test_a_plan_without_rows_is_all_padding(one_segment: bool) -> None:
     packed = pack(plan, Rows(shapes), bucket, shapes)
     inputs = StepInput.over(packed.buffer, bucket, shapes)
     assert len(packed.slots) == 0
-    assert (inputs.positions == -1).all()
+    assert (batch_of_plan(inputs, shapes, bucket=bucket).positions == -1).all()
     assert (inputs.sampling.rows == ROWS).all()
 
 
@@ -66,9 +96,9 @@ def start(row: int, tokens: list[int], **sampling: Any) -> NewRow:
     return NewRow(row, tokens, len(tokens), RowSampling(**sampling))
 
 
-def packed_plan() -> tuple[Plan, PackedStep, StepInput]:
+def packed_plan(shapes: StepShapes = SHAPES) -> tuple[Plan, PackedStep, StepInput]:
     """Row 4 decodes at 30, row 1 at 5; row 0 runs 8..20 of a prompt, row 2 runs 3 of 3."""
-    rows = Rows(SHAPES)
+    rows = Rows(shapes)
     prompts = {0: list(range(100, 130)), 2: [7, 8, 9], 4: list(range(25)), 1: [1] * 5}
     new_blocks = []
     for row in prompts:
@@ -80,84 +110,153 @@ def packed_plan() -> tuple[Plan, PackedStep, StepInput]:
         start(4, prompts[4]),
         start(1, prompts[1], temperature=1.5, min_p=0.25),
     ]
+    rows.apply(Plan(0, [], 0, new_rows=new_rows))
     plan = Plan(
-        0,
+        1,
         [Entry(4, 30, 1), Entry(1, 5, 1), Entry(0, 8, 13, Wanted.NOTHING), Entry(2, 0, 3)],
         num_decodes=2,
-        new_rows=new_rows,
         new_blocks=new_blocks,
     )
     rows.apply(plan)
-    packed = pack(plan_arrays(plan), rows, BUCKET, SHAPES)
-    return plan, packed, StepInput.over(packed.buffer, BUCKET, SHAPES)
+    packed = pack(plan_arrays(plan), rows, BUCKET, shapes, block_entries(plan.new_blocks))
+    return plan, packed, StepInput.over(packed.buffer, BUCKET, shapes)
 
 
-def test_decode_rows_come_first() -> None:
+# Where the rows of the packed plan stand when it runs, and the blocks for which it has no room.
+LENGTHS = {4: 30, 1: 5}
+
+
+def read_plan(shapes: StepShapes) -> tuple[PackedStep, StepInput, Batch]:
+    """The packed plan and what attention reads of it, its rows having been decoded before."""
+    plan, packed, inputs = packed_plan(shapes)
+    rest = block_entries(plan.new_blocks)[shapes.num_new_blocks(BUCKET) :]
+    return packed, inputs, batch_of_plan(inputs, shapes, LENGTHS, rest)
+
+
+BOTH = pytest.mark.parametrize("shapes", [SHAPES, STAGED], ids=["one stage", "pipeline"])
+
+
+@BOTH
+def test_decode_rows_come_first(shapes: StepShapes) -> None:
+    _, inputs, batch = read_plan(shapes)
+    assert inputs.tokens.decode_rows.tolist() == [4, 1, ROWS, ROWS]
+    assert batch.positions[: BUCKET.decode_rows].tolist() == [30, 5, -1, -1]
+
+
+def test_the_length_of_a_decoding_row_is_the_devices() -> None:
+    """The host only reserves: a step may have advanced the row by less."""
     _, _, inputs = packed_plan()
-    assert inputs.decode_rows.tolist() == [4, 1, ROWS, ROWS]
-    assert inputs.positions[: BUCKET.decode_rows].tolist() == [30, 5, -1, -1]
+    batch = batch_of_plan(inputs, SHAPES, {4: 28, 1: 5})
+    assert batch.positions[: BUCKET.decode_rows].tolist() == [28, 5, -1, -1]
+    batch = batch_of_plan(inputs, SHAPES, {4: CONTEXT, 1: 5})
+    assert batch.positions[0] == CONTEXT - 1, "tables end there"
 
 
-def test_chunks_fill_whole_tiles() -> None:
-    _, packed, inputs = packed_plan()
+def test_a_row_that_starts_with_a_decode_has_its_position_in_the_plan() -> None:
+    rows = Rows(SHAPES)
+    plan = Plan(0, [Entry(3, 9, 1), Entry(1, 6, 1)], 2, new_rows=[start(3, [1] * 9)])
+    rows.apply(plan)
+    packed = pack(plan_arrays(plan), rows, BUCKET, SHAPES)
+    inputs = StepInput.over(packed.buffer, BUCKET, SHAPES)
+    assert inputs.tiles.decode_starts.tolist() == [9, -1, -1, -1]
+    assert inputs.sampling.positions[packed.slots].tolist() == [10, -1]
+    assert batch_of_plan(inputs, SHAPES, {1: 6}).positions[:4].tolist() == [9, 6, -1, -1]
+
+
+@BOTH
+def test_chunks_fill_whole_tiles(shapes: StepShapes) -> None:
+    packed, inputs, batch = read_plan(shapes)
     assert packed.chunk_offsets == {2: 0, 3: 16}
-    assert inputs.prefill_tokens[:13].tolist() == list(range(108, 121))
-    assert inputs.prefill_tokens[16:19].tolist() == [7, 8, 9]
+    assert inputs.tokens.prefill_tokens[:13].tolist() == list(range(108, 121))
+    assert inputs.tokens.prefill_tokens[16:19].tolist() == [7, 8, 9]
     expected = [*range(8, 21), -1, -1, -1, 0, 1, 2, *[-1] * 13]
-    assert inputs.positions[BUCKET.decode_rows :].tolist() == expected
+    assert batch.positions[BUCKET.decode_rows :].tolist() == expected
 
 
 def test_targets_are_the_tokens_that_follow() -> None:
     _, _, inputs = packed_plan()
-    assert inputs.targets[:13].tolist() == list(range(109, 122))
-    assert inputs.targets[16:18].tolist() == [8, 9]
+    assert inputs.heads.targets[:13].tolist() == list(range(109, 122))
+    assert inputs.heads.targets[16:18].tolist() == [8, 9]
 
 
-def test_tables_of_full_attention_begin_at_the_beginning() -> None:
-    _, _, inputs = packed_plan()
+@BOTH
+def test_tables_of_full_attention_begin_at_the_beginning(shapes: StepShapes) -> None:
+    _, _, batch = read_plan(shapes)
     owners = [4, 1, None, None, 0, 0, 2, None]  # decode rows, then tiles
     for tile, owner in enumerate(owners):
-        if owner is not None:
-            assert inputs.tables[0][tile].tolist() == [100 * owner + i + 1 for i in range(16)]
-    assert (inputs.table_starts[0] == 0).all()
+        expected = [0] * 16 if owner is None else [100 * owner + i + 1 for i in range(16)]
+        assert batch.tables[0][tile].tolist() == expected
+    assert (batch.table_starts[0] == 0).all()
 
 
-def test_tables_of_a_window_begin_at_the_first_block_in_view() -> None:
-    _, _, inputs = packed_plan()
+@BOTH
+def test_tables_of_a_window_begin_at_the_first_block_in_view(shapes: StepShapes) -> None:
+    _, _, batch = read_plan(shapes)
     first_queries = {0: (4, 30), 1: (1, 5), 4: (0, 8), 5: (0, 16), 6: (2, 0)}
     pages = SHAPES.group_pages(BUCKET, SLIDING)
-    assert inputs.tables[1].shape[1] == pages < 16
+    assert batch.tables[1].shape[1] == pages < 16
     for tile, (owner, position) in first_queries.items():
         first_seen = max(0, position - WINDOW + 1)
         page = first_seen // BLOCK
-        assert inputs.table_starts[1][tile] == page * BLOCK
-        assert inputs.tables[1][tile].tolist() == [100 * owner + page + i + 1 for i in range(pages)]
+        assert batch.table_starts[1][tile] == page * BLOCK
+        assert batch.tables[1][tile].tolist() == [100 * owner + page + i + 1 for i in range(pages)]
         last = position if tile < BUCKET.decode_rows else position + TILE - 1
         assert last < (page + pages) * BLOCK, "the last query of the tile sees all it may"
 
 
-def test_a_window_at_the_end_of_the_context_reads_the_null_block_beyond() -> None:
-    rows = Rows(SHAPES)
+@BOTH
+def test_a_window_at_the_end_of_the_context_reads_the_null_block_beyond(shapes: StepShapes) -> None:
+    rows = Rows(shapes)
     table = list(range(1, CONTEXT // BLOCK + 1))
     plan = Plan(
         0, [Entry(3, CONTEXT - 1, 1)], num_decodes=1,
         new_rows=[start(3, [1] * 10)], new_blocks=[NewBlocks(3, 1, 0, table)],
     )  # fmt: skip
     rows.apply(plan)
-    inputs = StepInput.over(pack(plan_arrays(plan), rows, BUCKET, SHAPES).buffer, BUCKET, SHAPES)
+    packed = pack(plan_arrays(plan), rows, BUCKET, shapes, block_entries(plan.new_blocks))
+    inputs = StepInput.over(packed.buffer, BUCKET, shapes)
+    batch = batch_of_plan(inputs, shapes)
     first = (CONTEXT - WINDOW) // BLOCK
-    pages = inputs.tables[1].shape[1]
+    pages = batch.tables[1].shape[1]
     expected = (table[first:] + [0] * pages)[:pages]
-    assert inputs.tables[1][0].tolist() == expected
+    assert batch.tables[1][0].tolist() == expected
+
+
+@pytest.mark.parametrize("max_model_len", [4096, 131_072])
+def test_a_decode_step_is_small_whatever_the_context(max_model_len: int) -> None:
+    shapes = replace(SHAPES, block_size=16, max_rows=256, max_model_len=max_model_len)
+    assert packed_size(Bucket(256, 0, shapes.max_pages), shapes) * 4 <= 64_000
+
+
+def test_a_row_that_another_request_takes_over_reads_its_own_blocks() -> None:
+    tables = jnp.zeros((1, ROWS, 16), jnp.int32)
+    first = block_entries([NewBlocks(2, 0, 0, list(range(1, 11))), NewBlocks(1, 0, 0, [50])])
+    second = block_entries([NewBlocks(2, 0, 0, [20, 21]), NewBlocks(2, 0, 2, [22])])
+    padding = np.full((3, 4), ROWS, np.int32)
+    tables = with_new_blocks(tables, first)
+    tables = np.asarray(with_new_blocks(tables, np.concatenate([second, padding])))
+    assert tables[0, 2, :4].tolist() == [20, 21, 22, 4], "what lies behind is never read"
+    assert tables[0, 1, :2].tolist() == [50, 0]
+    assert not tables[0, [0, 3, 4]].any()
+
+
+def test_a_new_row_setting_is_one_field() -> None:
+    """Each field of the sampler's input but the first two has its source beside it."""
+    assert ["rows", "positions", *ROW_SETTINGS] == list(SamplingInput._fields)
+    _, _, inputs = packed_plan()
+    assert all(getattr(inputs.sampling, name).dtype == one.dtype
+               for name, one in ROW_SETTINGS.items())  # fmt: skip
 
 
 def test_only_rows_that_sample_have_a_slot() -> None:
     plan, packed, inputs = packed_plan()
     assert packed.slots.tolist() == [0, 1, BUCKET.decode_rows]
-    assert inputs.logit_index[packed.slots].tolist() == [0, 1, BUCKET.decode_rows + 16 + 2]
+    assert inputs.heads.logit_index[packed.slots].tolist() == [0, 1, BUCKET.decode_rows + 16 + 2]
     sampling = inputs.sampling
     assert sampling.rows[packed.slots].tolist() == [4, 1, 2]
-    assert sampling.positions[packed.slots].tolist() == [31, 6, 3], "where the new token stands"
+    assert sampling.positions[packed.slots].tolist() == [-1, -1, 3], "as far as the host knows"
+    found = with_positions(sampling, read_plan(SHAPES)[2].positions[inputs.heads.logit_index])
+    assert found.positions[packed.slots].tolist() == [31, 6, 3], "where the new token stands"
     others = np.delete(sampling.rows, packed.slots)
     assert (others == ROWS).all()
     assert len(packed.slots) == sum(entry.wanted is Wanted.TOKENS for entry in plan.entries)
@@ -177,7 +276,6 @@ def test_settings_follow_their_row() -> None:
         "prompt_length": [25, 5, 3],
         "min_position": [25, 5, 5],
     }
-    assert set(SETTINGS) <= set(inputs.sampling._fields)
 
 
 def test_a_row_that_starts_again_keeps_nothing_of_its_former_request() -> None:
@@ -187,12 +285,11 @@ def test_a_row_that_starts_again_keeps_nothing_of_its_former_request() -> None:
             start(0, [1, 2, 3], temperature=1.0, seed=9, logprobs=2, prompt_logprobs=-1, min_p=0.5)
         ])
     )  # fmt: skip
-    assert (rows.logprobs[0], rows.prompt_logprobs[0]) == (3, -1)
+    assert (rows.settings["logprobs"][0], rows.settings["prompt_logprobs"][0]) == (3, -1)
     rows.apply(Plan(1, [Entry(0, 0, 1)], 0, new_rows=[start(0, [4])]))
     fresh = Rows(SHAPES)
     fresh.apply(Plan(0, [Entry(0, 0, 1)], 0, new_rows=[start(0, [4])]))
     assert rows.tokens[0, 0] == 4
     for name in SETTINGS:
-        assert rows.settings[name][0] == fresh.settings[name][0]
-    assert (rows.seeds[0] == fresh.seeds[0]).all()
-    assert rows.logprobs[0] == rows.prompt_logprobs[0] == 0
+        assert (rows.settings[name][0] == fresh.settings[name][0]).all()
+    assert rows.settings["logprobs"][0] == rows.settings["prompt_logprobs"][0] == 0

@@ -56,8 +56,9 @@ def compiler_for(case: StepCase, config: ModelConfig, devices: np.ndarray) -> St
     groups = cache_groups(config.cache_specs[: layout.num_slots])
     blocks = case.cache_tokens // BLOCK_SIZE
     shapes = StepShapes(
-        groups, BLOCK_SIZE, PREFILL_TILE, MAX_ROWS, case.max_model_len, attention=case.attention
-    )
+        groups, BLOCK_SIZE, PREFILL_TILE, MAX_ROWS, case.max_model_len,
+        attention=case.attention, packed_tables=case.stages > 1,
+    )  # fmt: skip
     ladders = Ladders((MAX_ROWS,), (PREFILL_TOKENS,), (shapes.max_pages,))
     cache = CacheConfig(groups, BLOCK_SIZE, (blocks,) * len(groups))
     held = held_by(placement, ladders, config.hidden_size)
