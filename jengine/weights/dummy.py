@@ -1,7 +1,7 @@
-"""Random weights without a checkpoint, for load_format="dummy": as fast as memory can be written.
+"""Random weights without a checkpoint, for load_format="dummy", made at the speed of memory.
 
-In: a ModelConfig. Out: a model with the declared means and deviations. Good for speed and
-memory, not for training: the noise of large matrices repeats.
+In: a ModelConfig. Out: a model whose parameters have the declared means and deviations. For
+measuring speed and memory, not for training: the noise of large matrices repeats.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from jengine.weights.abstract import (
 )
 from jengine.weights.transfers import Transfers
 
-# A prime, so that no row of a matrix starts where another one does.
+# A prime, so that the rows of a matrix start at different places in the noise.
 NOISE_LENGTH = 1_048_573
 
 
@@ -49,7 +49,7 @@ def dummy_model(
 
 
 def _fill(buffer: np.ndarray, init: Initializer, noise: np.ndarray, first: int) -> None:
-    """Values of `init` from the noise, starting at `first` and going round as often as needed."""
+    """Fill the buffer from the noise, which starts at `first` and repeats."""
     if init.stddev == 0.0:
         buffer.fill(init.mean)
         return

@@ -27,7 +27,7 @@ GGUF_ADVICE = (
     "GGUF files are not read: get the model in Hugging Face format (config.json, tokenizer.json,"
     " *.safetensors), as its makers publish it."
 )
-# Formats that can run code when they are opened, or that no reader here understands.
+# Weights in formats that are not read: pickles, which can run code, and others.
 OTHER_FORMATS = (".bin", ".pt", ".pth", ".ckpt", ".gguf", ".msgpack", ".h5")
 # Limits of the numbers in generation_config.json, as Fields.number takes them.
 SAMPLING_NUMBERS: Mapping[str, dict[str, Any]] = {
@@ -87,7 +87,7 @@ def _in_hub_cache(name: str) -> Path | None:
 
 
 def read_model_config(folder: Path) -> ModelConfig:
-    """The model that config.json describes."""
+    """The ModelConfig that config.json describes."""
     file = folder / "config.json"
     if not file.is_file() and any(folder.glob("*.gguf")):
         raise CheckpointError(f"{folder}: holds GGUF files and no config.json. {GGUF_ADVICE}")
@@ -95,7 +95,7 @@ def read_model_config(folder: Path) -> ModelConfig:
 
 
 def read_json(file: Path) -> dict[str, object]:
-    """A JSON object out of a file."""
+    """Parse a file that holds a JSON object."""
     if not file.is_file():
         raise CheckpointError(f"{file.parent}: there is no {file.name} in this folder.")
     try:
@@ -186,9 +186,9 @@ def _read_shards(folder: Path, index: Mapping[str, object]) -> dict[str, StoredT
 
 
 def _shard_name(folder: Path, name: str, shard: object) -> str:
-    """A shard's name must be a plain file name, so that it cannot lead out of the folder.
+    """Check that a shard's name is a plain file name, so that it cannot lead out of the folder.
 
-    The file may be a link: download caches keep the data elsewhere and link to it.
+    The file itself may be a symbolic link, as in download caches.
     """
     if (
         not isinstance(shard, str)

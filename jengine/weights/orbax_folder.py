@@ -1,7 +1,7 @@
-"""Finds the Orbax checkpoint in a model folder by names alone, so that Orbax need not be imported.
+"""Finds the Orbax checkpoint in a model folder by file names, without importing Orbax.
 
-In: a folder. Out: the checkpoint that lies in it, the newest of several steps, and what it is
-made of. Must not know arrays.
+In: a folder. Out: its checkpoint, the newest of several steps, and the names of the checkpoint's
+trees. Must not know arrays.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from pathlib import Path
 
 from jengine.errors import CheckpointError
 
-# Where jengine itself puts the arrays of a model.
+# The subfolder that jengine saves arrays in.
 ARRAYS_FOLDER = "orbax"
 CHECKPOINT_FILE = "_CHECKPOINT_METADATA"
 TREE_FILE = "_METADATA"
-# What Orbax calls a folder that it has not finished.
+# Part of the name of a checkpoint that Orbax has not finished writing.
 UNFINISHED = ".orbax-checkpoint-tmp"
 
 
@@ -60,7 +60,7 @@ def _checkpoints(folder: Path) -> Iterator[list[Path]]:
     for _ in range(3):
         found = [path for path in level if _is_checkpoint(path)]
         if found:
-            # Resolved, so that a link called 'latest' is no second checkpoint.
+            # Resolved, so that a link named 'latest' is not counted as a second checkpoint.
             yield sorted({path.resolve() for path in found})
         level = [below for path in level if path not in found for below in _folders(path)]
 
@@ -77,7 +77,7 @@ def _folders(folder: Path) -> list[Path]:
             if path.is_dir() and UNFINISHED not in path.name and not path.name.startswith(".")
         )
     except OSError:
-        return []  # not a folder, or not ours to read: then there is no checkpoint of ours in it
+        return []  # not a folder, or not readable
 
 
 def _step(path: Path) -> tuple[tuple[Path, str], int | None]:

@@ -1,7 +1,7 @@
-"""Weights between an Orbax checkpoint and a model, by the declared paths of its parameters.
+"""Loads and saves Orbax checkpoints, whose arrays are named by the paths of our parameters.
 
-In: a folder that `save_orbax` or a training loop wrote, or a model. Out: a model whose arrays
-were read straight to where they belong, or such a folder. Importing this takes two seconds: Orbax.
+In: a folder that `save_orbax` or a training loop wrote, or a model. Out: a model whose shards
+each device read for itself, or such a folder. Importing this takes two seconds, because of Orbax.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ from jengine.weights.orbax_folder import ARRAYS_FOLDER, find_checkpoint, is_orba
 
 __all__ = ["is_orbax", "load_orbax", "save_orbax"]
 
-# Where the parameter of this path lies, which has these logical axes and this shape.
+# The sharding of a parameter, given its path, logical axes and shape.
 Shardings = Callable[[str, tuple[str | None, ...], tuple[int, ...]], Sharding]
-# Keys that parameters may lie under. Any other may be a moment of the optimizer or an average.
+# Keys that parameters may be stored under. Others may be optimizer moments or averaged weights.
 ABOVE_PARAMETERS = (
     "params", "parameters", "model", "weights", "state", "train_state", "default", "pytree",
 )  # fmt: skip
 LONGEST_CAUSE = 400
-# Orbax by itself holds a copy of the whole model on the host while it reads or writes.
+# Limit of host memory while reading or writing; without one Orbax copies the whole model there.
 HOST_BYTES = 2**31
 
 
 def load_orbax(
     folder: Path | str, config: ModelConfig, shardings: Shardings, *, cast: bool = False
 ) -> LanguageModel:
-    """The model of `config` with the folder's arrays, each device reading its own part only.
+    """The model of `config` with the folder's arrays; each device reads its own shard only.
 
     With `cast`, other floating point types than the config's are converted as they are read.
     """
@@ -74,7 +74,7 @@ def load_orbax(
 
 
 def save_orbax(model: LanguageModel, folder: Path | str) -> None:
-    """Write config.json, and the parameters as nested dicts in a folder below."""
+    """Write config.json, and the parameters as nested dicts in a subfolder."""
     folder = Path(folder).resolve()
     values = {path: leaf.get_value() for path, leaf in named_parameters(model)}
     config = dataclasses.replace(model.config, dtype=_one_dtype(values))
@@ -125,7 +125,7 @@ def _described(checkpoint: Path) -> dict[str | None, Any]:
 
 
 def _named_leaves(checkpoint: Path, trees: Mapping[str | None, Any]) -> dict[str, Any]:
-    """Dotted path -> what is known of the array, over all trees."""
+    """Dotted path -> description of the array, over all trees."""
     stored: dict[str, Any] = {}
     for tree_name, tree in trees.items():
         for path, leaf in jax.tree.leaves_with_path(tree):
@@ -143,7 +143,7 @@ def _dotted(tree: str | None, path: Sequence[Any]) -> str:
 
 
 def _prefix(checkpoint: Path, stored: Mapping[str, Any], declared: Mapping[str, Any]) -> str:
-    """What stands before the names of the parameters: '', 'params.', 'state.model.', ..."""
+    """The prefix of the parameters' names: '', 'params.', 'state.model.', ..."""
     counts = Counter(
         prefix
         for name in stored
@@ -204,7 +204,7 @@ def _stored_names(stored: Iterable[str], declared: Mapping[str, Any], above: str
 
 
 def _stand_in(leaf: Any, cast_to: Any) -> Any:
-    """An array of the leaf's shape and type that takes no memory; the leaf, if it is no array."""
+    """An array of the leaf's shape and type without memory of its own; other leaves unchanged."""
     try:
         dtype = jnp.dtype(leaf.dtype)
         if cast_to is not None and jnp.issubdtype(dtype, jnp.floating):
@@ -219,7 +219,7 @@ def _read(
     trees: Mapping[str | None, Any],
     targets: Mapping[str, jax.ShapeDtypeStruct],
 ) -> dict[str, jax.Array]:
-    """Name -> array, for the names in `targets`. Nothing else is read."""
+    """Read the arrays named in `targets`, and no others."""
     values: dict[str, jax.Array] = {}
     for tree_name, tree in trees.items():
 
@@ -241,7 +241,7 @@ def _read(
 def _check_range(
     checkpoint: Path, stored: Mapping[str, Any], values: Mapping[str, jax.Array]
 ) -> None:
-    """Refuse infinities in float16, the only type with a smaller range than the stored ones."""
+    """Refuse values that overflowed to infinity; only float16 has a smaller range than stored."""
     for name, array in values.items():
         narrowed = array.dtype == jnp.float16 and stored[name].dtype != jnp.float16
         if narrowed and bool(jnp.isinf(array).any()):
@@ -253,8 +253,8 @@ def _check_range(
 
 @contextmanager
 def _bounded_memory(arrays: Iterable[jax.Array | jax.ShapeDtypeStruct]) -> Iterator[None]:
-    """Between file and device, the host holds a few arrays at a time and not the whole model."""
-    # Orbax refuses an array that is larger than the limit; a stored number has 8 bytes at most.
+    """Limit the host memory that Orbax uses between file and device to a few arrays."""
+    # Orbax refuses an array larger than the limit; a stored element has at most 8 bytes.
     limit = HOST_BYTES + 8 * max(math.prod(array.shape) for array in arrays)
     context = v1.Context()
     context.memory.read_concurrent_bytes = limit
@@ -266,11 +266,11 @@ def _bounded_memory(arrays: Iterable[jax.Array | jax.ShapeDtypeStruct]) -> Itera
 
 @contextmanager
 def _orbax_errors(checkpoint: Path) -> Iterator[None]:
-    """A damaged checkpoint gives a dozen kinds of errors, which all mean the same here."""
+    """Raise CheckpointError for the dozen kinds of errors that a damaged checkpoint causes."""
     try:
         yield
     except jax.errors.JaxRuntimeError:
-        raise  # the device's, such as too little memory
+        raise  # an error of the device, such as out of memory
     except Exception as error:
         root: BaseException = error
         while root.__cause__ is not None:

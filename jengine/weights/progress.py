@@ -7,12 +7,12 @@ from typing import Protocol
 
 
 class ProgressBar(Protocol):
-    """What loading needs of a bar."""
+    """The methods of a tqdm bar that loading calls."""
 
     def update(self, n: float) -> object: ...
 
     def close(self) -> object: ...
 
 
-# Makes a bar from what is being done and the number of bytes that it takes.
+# Makes a bar from a label and a total in bytes.
 ProgressFactory = Callable[[str, int], ProgressBar]

@@ -1,7 +1,7 @@
 """The safetensors format: a checked header, tensors as memory-mapped views, and a writer.
 
-In: one file. Out: its tensors by name. A header is believed only after every offset, shape and
-size in it agrees with the file. Must not know models.
+In: one file. Out: its tensors by name. A header is used only after every offset, shape and size in
+it was checked against the file. Must not know models.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ READABLE = {
     "F16": np.dtype(np.float16),
     "BF16": np.dtype(ml_dtypes.bfloat16),
 }
-# Bits of one element of every type the format knows, to check sizes of tensors we cannot use.
+# Bits per element of every type in the format, to check sizes of tensors that are not readable too.
 _BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "U16": 16, "I16": 16, "F16": 16, "BF16": 16,
     "U32": 32, "I32": 32, "F32": 32, "U64": 64, "I64": 64, "F64": 64, "C64": 64,
@@ -38,7 +38,7 @@ _BITS = {
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Where one tensor lies."""
+    """One tensor's type, shape and byte range in a file."""
 
     file: Path
     name: str
@@ -48,7 +48,7 @@ class StoredTensor:
     size: int
 
     def read(self) -> np.ndarray:
-        """A read-only view of the file; nothing is loaded before it is looked at."""
+        """A read-only, memory-mapped view of the tensor."""
         dtype = READABLE[self.dtype]
         if self.size == 0:
             return np.empty(self.shape, dtype)
@@ -59,7 +59,7 @@ class StoredTensor:
 
 
 def read_header(file: Path) -> dict[str, StoredTensor]:
-    """Every tensor of the file, after checking that the file can hold exactly these."""
+    """The file's tensors by name, checked to fill the file exactly."""
     try:
         with file.open("rb") as stream:
             file_size = os.fstat(stream.fileno()).st_size
@@ -75,7 +75,7 @@ def read_header(file: Path) -> dict[str, StoredTensor]:
 
 
 def write_file(file: Path, declared: Sequence[Declared], arrays: Iterable[np.ndarray]) -> None:
-    """Write `arrays` one at a time, as declared; the file appears only when it is complete."""
+    """Write the arrays one at a time under a temporary name, and rename the complete file."""
     header = _encode_header(declared)
     partial = file.with_name(f".{file.name}.partial")
     try:
@@ -84,7 +84,7 @@ def write_file(file: Path, declared: Sequence[Declared], arrays: Iterable[np.nda
             for (name, dtype, shape), array in zip(declared, arrays, strict=True):
                 if array.dtype != dtype or array.shape != shape:
                     raise ValueError(f"{name!r} is {array.dtype} {array.shape}, not as declared")
-                # bfloat16 has no buffer format of its own, so bytes are written.
+                # Written as bytes: bfloat16 has no buffer format.
                 stream.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
         partial.replace(file)
     finally:
@@ -93,7 +93,7 @@ def write_file(file: Path, declared: Sequence[Declared], arrays: Iterable[np.nda
 
 def _encode_header(declared: Sequence[Declared]) -> bytes:
     names = {dtype: name for name, dtype in READABLE.items()}
-    # transformers 4 opens only files that carry this note.
+    # transformers 4 refuses files without this metadata.
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for name, dtype, shape in declared:
@@ -153,7 +153,7 @@ def _stored(file: Path, name: str, entry: object, data_start: int) -> StoredTens
     if not _sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise CheckpointError(f"{file}: {name!r}: offsets {str(offsets)[:120]} are not a range.")
     begin, end = offsets
-    # Python integers do not overflow, so a shape cannot wrap around to a size that fits.
+    # No overflow: a shape of huge dimensions cannot wrap around to a size that matches.
     if math.prod(shape) * _BITS[dtype] != (end - begin) * 8:
         raise CheckpointError(
             f"{file}: {name!r}: {dtype} {str(shape)[:120]} does not take the {end - begin} bytes"

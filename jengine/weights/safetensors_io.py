@@ -1,7 +1,7 @@
-"""Weights between a model folder and a model: load, and save so that others can load.
+"""Loads a model from safetensors, and saves one so that transformers loads it too.
 
-In: a folder in Hugging Face format, or a model. Out: a model, or such a folder. Nothing is
-built from a checkpoint before all its names, types and shapes are checked. Must not know families.
+In: a folder in Hugging Face format, or a model. Out: a model, or such a folder. All names,
+types and shapes of a checkpoint are checked before a model is built. Must not know families.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from jengine.weights.tile_copy import copy_threads
 from jengine.weights.transfers import Transfers
 
 Pieces = Mapping[str, tuple[Piece, ...]]
-# Bytes of a tied head compared with the embedding at a time.
+# Bytes compared at a time when a tied head is checked against the embedding.
 COMPARED_AT_ONCE = 2**24
 
 
@@ -162,12 +162,12 @@ def check_tensors(
 
 
 def _bytes_of(piece: Piece, tensor: StoredTensor) -> float:
-    """Bytes that a piece takes of its tensor."""
+    """Bytes of the tensor that a piece reads."""
     return tensor.size * math.prod(piece.source_shape) / math.prod(piece.shape)
 
 
 def _by_name(pieces: Pieces) -> dict[str, Piece]:
-    """The tensors that are needed, each with one of its pieces."""
+    """The needed tensors' names, each with one of its pieces."""
     return {piece.name: piece for found in pieces.values() for piece in found}
 
 
@@ -187,7 +187,7 @@ def _misfit(tensors: Mapping[str, StoredTensor], piece: Piece) -> list[str]:
 
 
 def _check_copy(copy: StoredTensor, original: StoredTensor, reason: str) -> None:
-    """A tied head in the file is harmless only if it really is the embedding."""
+    """Refuse a stored copy of a tied head unless it equals the embedding."""
     same = copy.dtype == original.dtype and copy.shape == original.shape
     if same:
         ours, theirs = (one.read().reshape(-1).view(np.uint8) for one in (copy, original))

@@ -1,7 +1,7 @@
-"""Writes a model as a folder that loads again: weights, config, tokenizer, generation settings.
+"""Saves a model as a folder: weights, config, tokenizer and generation settings.
 
-In: a model and what belongs to it. Out: a folder that appears only when it is complete.
-Must not know engines.
+In: a model, its tokenizer and its source folder. Out: a folder, renamed into place once it is
+complete. Must not know engines.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ GENERATION_FILE = "generation_config.json"
 
 
 class Saveable(Protocol):
-    """What is needed of a transformers tokenizer."""
+    """The method of a transformers tokenizer that saving calls."""
 
     def save_pretrained(self, save_directory: str) -> object: ...
 
@@ -62,7 +62,7 @@ def save_model(
 
 
 def as_decoder(model: nnx.Module, config: ModelConfig) -> LanguageModel:
-    """The parameters in the module that will load them, in the dtype they have."""
+    """The parameters in a model, whose config names their dtype."""
     parameters = dict(named_parameters(model))
     dtypes = {jnp.dtype(leaf.dtype).name for leaf in parameters.values()}
     if len(dtypes) == 1:
@@ -80,7 +80,7 @@ def as_decoder(model: nnx.Module, config: ModelConfig) -> LanguageModel:
 
 @contextlib.contextmanager
 def new_folder(path: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
-    """An empty folder to write into, which takes its place at `path` if nothing went wrong."""
+    """A temporary folder to write into, renamed to `path` if no exception was raised."""
     if not str(path):
         raise CheckpointError("path: given '', expected the folder to save the model in.")
     target = Path(os.path.expanduser(path)).resolve()
@@ -96,7 +96,7 @@ def new_folder(path: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
 
 
 def _check_target(target: Path, overwrite: bool) -> None:
-    """Refuse to replace anything but a saved model, and that only if asked to."""
+    """Refuse to replace a folder that is not a saved model, or without `overwrite`."""
     if target.exists() and not target.is_dir():
         raise CheckpointError(f"{target}: is a file, expected a folder to save the model in.")
     names = sorted(path.name for path in target.iterdir()) if target.is_dir() else []
@@ -115,7 +115,7 @@ def _check_target(target: Path, overwrite: bool) -> None:
 
 
 def _put_in_place(partial: Path, target: Path) -> None:
-    """Two renames if a model is replaced; a crash between them leaves both, by other names."""
+    """Replace the model by two renames; a crash between them leaves both under temporary names."""
     former = target.with_name(partial.name.replace(".partial", ".replaced"))
     if target.is_dir() and any(target.iterdir()):
         target.rename(former)
@@ -130,7 +130,7 @@ def _put_in_place(partial: Path, target: Path) -> None:
 
 def _write_weights(model: LanguageModel, folder: Path, format: Format) -> None:
     if format == "orbax":
-        # Importing Orbax takes two seconds, so only those who use it do.
+        # Imported here because importing Orbax takes two seconds.
         from jengine.weights.orbax_io import save_orbax
 
         save_orbax(model, folder)

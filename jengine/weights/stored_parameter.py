@@ -112,7 +112,7 @@ def copy_part(
 
 
 def aligned(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
-    """An array without values, whose memory JAX can take over."""
+    """An uninitialised array, aligned so that JAX on the CPU uses its memory without a copy."""
     size = math.prod(shape) * dtype.itemsize
     memory = np.empty(size + ALIGNMENT, np.uint8)
     begin = -memory.ctypes.data % ALIGNMENT
@@ -120,18 +120,18 @@ def aligned(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
 
 
 def ranges(index: Sequence[slice], shape: tuple[int, ...]) -> list[slice]:
-    """Where a part begins and ends along each axis."""
+    """The start and stop of a region along each axis, without None or negative indices."""
     given = (*index, *[slice(None)] * (len(shape) - len(index)))
     return [slice(*one.indices(size)[:2]) for one, size in zip(given, shape, strict=True)]
 
 
 def overlap(one: slice, other: slice) -> slice:
-    """What two ranges have in common; it ends before it begins if that is nothing."""
+    """The intersection of two ranges; its stop is not after its start if they are disjoint."""
     return slice(max(one.start, other.start), min(one.stop, other.stop))
 
 
 def moved(region: Region, origin: Region) -> tuple[slice, ...]:
-    """A region as seen from where another one begins."""
+    """A region relative to the start of another one."""
     return tuple(
         slice(one.start - base.start, one.stop - base.start)
         for one, base in zip(region, origin, strict=True)
@@ -139,10 +139,10 @@ def moved(region: Region, origin: Region) -> tuple[slice, ...]:
 
 
 def converted(values: np.ndarray, dtype: np.dtype, tensor: StoredTensor) -> np.ndarray:
-    """The values in this type, or as they are where assigning them converts them as well."""
+    """The values checked for overflow in float16; assignment converts all other types."""
     if dtype != np.float16 or values.dtype == np.float16:
         return values
-    # float16 is the only type here with a smaller range than the stored one.
+    # float16 is the only readable type with a smaller range than another.
     wide = np.asarray(values, np.float32)
     with np.errstate(over="ignore"):
         narrow = wide.astype(np.float16)
