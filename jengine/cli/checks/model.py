@@ -25,6 +25,7 @@ from jengine.planning.device_memory import gigabytes, largest_step
 from jengine.runner.cache_size import scratch_bytes
 from jengine.runner.memory_pool import available_bytes
 from jengine.runner.state import block_bytes
+from jengine.sampling.admission import row_bytes
 from jengine.text.tokenizer import load_tokenizer
 from jengine.weights.abstract import abstract_model, with_dtype
 from jengine.weights.folder import open_checkpoint, read_model_config, resolve_model
@@ -105,7 +106,9 @@ def measure(args: EngineArgs, config: ModelConfig) -> Sizes:
     leaves = jax.tree.leaves(nnx.state(abstract_model(config), nnx.Param))
     parameters = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
     free = available_bytes(jax.local_devices()[0], args.gpu_memory_utilization)
-    room = free - parameters - scratch_bytes(config, *largest_step(schedule_config(args, config)))
+    schedule = schedule_config(args, config)
+    pool = schedule.sampler_rows * row_bytes(config.vocab_size, schedule.max_model_len)
+    room = free - parameters - pool - scratch_bytes(config, *largest_step(schedule))
     wanted = args.kv_cache_memory_bytes
     budget = room if wanted is None else min(int(wanted), room)
     return Sizes(args, config, parameters, budget)
