@@ -11,7 +11,8 @@ import pytest
 from tests.models.tiny_models import write_tiny_native
 from tests.text.conftest import build_byte_level
 
-CHAT = ("--max-tokens", "4", "--temperature", "0", "--ignore-eos", "--max-model-len", "128")
+# Twelve tokens of a random model are text: an unfinished character at the end is withheld.
+CHAT = ("--max-tokens", "12", "--temperature", "0", "--ignore-eos", "--max-model-len", "128")
 SMALL = (
     "--compilation-config.prefill_tokens", "32", "--max-num-batched-tokens", "32",
     "--compilation-config.wait-for", "all",
