@@ -44,7 +44,7 @@ WAITING, RUNNING, PREEMPTED, FINISHED = Status
 
 
 class Request:
-    """A request inside the engine core. Only the scheduler and the cache manager change it."""
+    """A request inside the engine core. Only the scheduler and the cache coordinator change it."""
 
     __slots__ = (
         "admission_order",

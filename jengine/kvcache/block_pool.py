@@ -39,7 +39,7 @@ class BlockPool:
 
     @property
     def num_used(self) -> int:
-        """Blocks that somebody owns."""
+        """Blocks with an owner."""
         return self.total - self.num_unowned
 
     @property
@@ -74,7 +74,7 @@ class BlockPool:
     def free(self, blocks: Iterable[int]) -> None:
         """Give up one ownership each. Pass a table's tail first: it is then reused first."""
         for block in blocks:
-            assert self._owners[block] > 0, f"block {block} is freed but nobody owns it"
+            assert self._owners[block] > 0, f"block {block} is freed but has no owner"
             self._owners[block] -= 1
             if self._owners[block] == 0:
                 self._enter_ring(block)
@@ -86,7 +86,7 @@ class BlockPool:
 
     def publish(self, block: int, key: bytes) -> None:
         """Make an owned block findable. Several blocks may hold the same content."""
-        assert self._owners[block] > 0, f"block {block} is published but nobody owns it"
+        assert self._owners[block] > 0, f"block {block} is published but has no owner"
         assert self._keys[block] is None, f"block {block} is published twice"
         self._keys[block] = key
         self._blocks_of.setdefault(key, {})[block] = None

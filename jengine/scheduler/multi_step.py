@@ -1,6 +1,6 @@
 """Multi-step decode: plans whose decodes run several times before the host reads their tokens.
 
-In: a PlanBuilder. Out: its number of steps, and blocks for all of them. It never preempts: the
+In: a PlanBuilder. Out: how often its decodes run, and blocks for all runs. It never preempts: the
 number is bounded by the shortest answer still possible and by the free blocks.
 """
 
@@ -12,14 +12,14 @@ from jengine.scheduler.plan_builder import PlanBuilder
 
 
 class MultiStepDecode:
-    """Lengthens drafts, to `most` runs of their decodes."""
+    """Lets the decodes of a plan run up to `most` times."""
 
     def __init__(self, most: int, cache: CacheCoordinator) -> None:
         self.most = most
         self._cache = cache
 
     def lengthen(self, builder: PlanBuilder, num_waiting: int) -> None:
-        """Let the builder run as often as may be: once while a request waits, or a prompt runs."""
+        """As many runs as possible; one while a request waits or a prefill chunk runs."""
         if self.most == 1 or num_waiting or builder.chunks or builder.preempted:
             return
         repeats = min((self._room(request) for request in builder.decodes), default=1)
@@ -29,8 +29,8 @@ class MultiStepDecode:
             self._lengthen(builder, repeats)
 
     def _room(self, request: Request) -> int:
-        """How often a request may run."""
-        if request.wire.taps:  # what one run captures would be lost in the next
+        """How many tokens a request may decode."""
+        if request.wire.taps:  # a run would overwrite what the one before it captured
             return 1
         return min(self.most, request.cap - 1 - request.num_computed)
 
@@ -38,5 +38,5 @@ class MultiStepDecode:
         builder.repeats = repeats
         for request in builder.decodes:
             blocks = self._cache.allocate(request, repeats)
-            assert blocks is not None, "the cache had room for this burst a moment ago"
+            assert blocks is not None, "the cache had room for all of these a moment ago"
             builder.new_blocks += blocks

@@ -24,7 +24,7 @@ class PlanBuilder:
         self.chunks: list[tuple[Request, int]] = []
         self.new_rows: list[NewRow] = []
         self.new_blocks: list[NewBlocks] = []
-        self.preempted = False  # somebody lost its row in this step
+        self.preempted = False  # a request lost its row in this step
         self.repeats = 1  # how often its decodes run
 
     def cost(self, length: int) -> int:

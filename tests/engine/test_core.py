@@ -1,4 +1,4 @@
-"""The heart: what is queued from outside waits for the start of a step, whoever queues it."""
+"""The heart: requests and aborts wait for the start of a step, whatever queues them."""
 
 from __future__ import annotations
 

@@ -86,5 +86,5 @@ def test_double_free_is_an_error():
     pool = BlockPool(3)
     block = pool.allocate(1)
     pool.free(block)
-    with pytest.raises(AssertionError, match="nobody owns"):
+    with pytest.raises(AssertionError, match="no owner"):
         pool.free(block)

@@ -1,4 +1,4 @@
-"""The manager: prefix hits, capacity, windows, versions."""
+"""The coordinator: prefix hits, capacity, windows, versions."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ def test_a_request_that_starts_again_publishes_under_the_new_version():
     assert cache.find_prefix(make_request(list(range(9)), "b")) == 8
 
 
-def test_distrusted_contents_are_not_found_whoever_holds_them():
+def test_distrusted_contents_are_not_found_in_any_request():
     cache = make_cache(FULL, sliding(3), blocks=40)
     bad, sharer = make_request(list(range(9)), "a"), make_request(list(range(9)), "b")
     admit(cache, bad)

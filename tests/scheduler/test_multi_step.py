@@ -13,7 +13,7 @@ def repeats(loop: Loop) -> list[int]:
     return [plan.repeats for plan in loop.plans]
 
 
-def test_nobody_waits_so_decodes_run_in_bursts() -> None:
+def test_decodes_run_several_times_while_no_request_waits() -> None:
     loop = Loop(num_scheduler_steps=4)
     wires = [make_wire(5, "a", max_tokens=11), make_wire(9, "b", max_tokens=20)]
     loop.add(*wires)
@@ -23,7 +23,7 @@ def test_nobody_waits_so_decodes_run_in_bursts() -> None:
     assert repeats(loop) == [1, 4, 4, 2, 4, 4, 1]
 
 
-def test_one_step_at_a_time_while_somebody_waits() -> None:
+def test_one_step_at_a_time_while_a_request_waits() -> None:
     loop = Loop(num_scheduler_steps=4, max_num_seqs=1)
     wires = [make_wire(5, "a", max_tokens=9), make_wire(5, "b", max_tokens=9)]
     loop.add(*wires)
@@ -34,7 +34,7 @@ def test_one_step_at_a_time_while_somebody_waits() -> None:
     assert max(repeats(loop)) == 4
 
 
-def test_a_burst_takes_free_blocks_only() -> None:
+def test_it_takes_free_blocks_only() -> None:
     loop = Loop(num_scheduler_steps=8, blocks=4, block_size=4)  # 12 tokens in all
     wire = make_wire(2, max_tokens=10)
     loop.add(wire)
@@ -57,7 +57,7 @@ def test_rows_with_taps_run_one_step_at_a_time() -> None:
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-def test_logprobs_of_a_burst_are_each_tokens_own(depth: int) -> None:
+def test_logprobs_are_each_tokens_own(depth: int) -> None:
     loop = Loop(num_scheduler_steps=4, depth=depth)
     wires = [
         make_wire(5, name, max_tokens=9, sampling=RowSampling(logprobs=count))

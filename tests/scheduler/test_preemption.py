@@ -217,7 +217,7 @@ def test_the_least_urgent_preempts_itself_and_the_others_go_on():
 
 
 def test_what_was_planned_for_a_victim_is_neither_run_nor_found():
-    """A chunk was planned and got blocks in this very step; nobody computes it now."""
+    """A chunk was planned and got blocks in this very step; no step computes it now."""
     loop = Loop(
         policy="priority", depth=0, blocks=13, max_num_batched_tokens=16,
         long_prefill_token_threshold=8,
@@ -237,7 +237,7 @@ def test_what_was_planned_for_a_victim_is_neither_run_nor_found():
     loop.assert_truth(low, high)
 
 
-def test_a_draft_takes_back_what_a_victim_would_have_cost():
+def test_the_builder_takes_back_what_a_victim_would_have_cost():
     builder = PlanBuilder(12, 4)
     first, second = (Request(make_wire(9, name), 64, 0) for name in "ab")
     first.row, second.row = 0, 1
