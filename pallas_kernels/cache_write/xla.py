@@ -26,21 +26,15 @@ def rotate_and_write_xla(
 ) -> tuple[Array, Array]:
     """See `rotate_and_write`."""
     tokens, kv_heads, members, head_dim = qkv.shape
-    q, k, v = qkv[:, :, :-2], qkv[:, :, -2:-1], qkv[:, :, -1]
+    q, k, v = qkv[:, :, :-2], qkv[:, :, -2], qkv[:, :, -1]
     if norms is not None:
         q, k = (
-            normed(x, as_heads(weight, x), eps, weight_offset)
-            for x, weight in zip((q, k), norms, strict=True)
+            normed(x, weight, eps, weight_offset) for x, weight in zip((q, k), norms, strict=True)
         )
+    q = q.reshape(tokens, kv_heads * (members - 2), head_dim)
     if rotation is not None:
         q, k = (rotated(x, *rotation) for x in (q, k))
-    cache = write_cache_xla(cache, layer, k[:, :, 0], v, slots)
-    return q.reshape(tokens, kv_heads * (members - 2), head_dim), cache
-
-
-def as_heads(weight: Array, x: Array) -> Array:
-    """A norm's weight [..., dim] as [kv_heads, members, dim] if it spans them all, or as [dim]."""
-    return weight if weight.ndim == 1 else weight.reshape(x.shape[1:])
+    return q, write_cache_xla(cache, layer, k, v, slots)
 
 
 def normed(x: Array, weight: Array, eps: float, weight_offset: float) -> Array:
@@ -51,8 +45,9 @@ def normed(x: Array, weight: Array, eps: float, weight_offset: float) -> Array:
 
 
 def rotated(x: Array, cos: Array, sin: Array) -> Array:
-    """Rotate the first lanes of each head, two halves of what cos covers; x is [T, KV, M, dim]."""
+    """Rotate the first lanes of each head, two halves of what cos covers; x is [T, heads, dim]."""
     half = cos.shape[-1]
     first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
-    cos, sin = (jnp.broadcast_to(part[:, None, None], first.shape) for part in (cos, sin))
-    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin, rest], axis=-1)
+    cos, sin = (jnp.broadcast_to(part[:, None], first.shape) for part in (cos, sin))
+    parts = [first * cos - second * sin, second * cos + first * sin]
+    return jnp.concatenate([*parts, rest] if rest.size else parts, axis=-1)
