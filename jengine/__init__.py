@@ -15,8 +15,9 @@ if TYPE_CHECKING:  # for type checkers, which cannot follow __getattr__
     from jengine.api.generate import clear, generate
     from jengine.api.llm import LLM
     from jengine.assembly.args import EngineArgs
+    from jengine.logprobs import Logprob
     from jengine.models.registry import register_model
-    from jengine.outputs import CompletionOutput, Logprob, RequestOutput
+    from jengine.outputs import CompletionOutput, RequestOutput
     from jengine.research.compare import compare
     from jengine.research.comparison import Comparison
     from jengine.sampling_params import RequestOutputKind, SamplingParams
@@ -29,7 +30,7 @@ _HOMES = {
     "CompletionOutput": "jengine.outputs",
     "EngineArgs": "jengine.assembly.args",
     "LLM": "jengine.api.llm",
-    "Logprob": "jengine.outputs",
+    "Logprob": "jengine.logprobs",
     "PromptType": "jengine.prompts",
     "RequestOutput": "jengine.outputs",
     "RequestOutputKind": "jengine.sampling_params",

@@ -6,36 +6,20 @@ way out. Field names follow vLLM; jengine adds `tokens`, `logprobs_array`, `weig
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
+from jengine.logprobs import LogprobTables, StepLogprobs, Table
 from jengine.pictures.request_html import request_html
 from jengine.plan import Plan
 from jengine.vllm_names import missing_name
 
-
-class StepLogprobs(NamedTuple):
-    """Log-probabilities of positions: the chosen token first, then the top k, and its rank."""
-
-    values: np.ndarray  # f32 [positions, 1 + k]
-    ids: np.ndarray  # i32 [positions, 1 + k]
-    rank: np.ndarray  # i32 [positions]
-
-    def cut(self, begin: int, end: int) -> StepLogprobs:
-        """A run of positions."""
-        return StepLogprobs(*(array[begin:end] for array in self))
-
-    @classmethod
-    def joined(cls, parts: list[StepLogprobs]) -> StepLogprobs:
-        """Parts one after the other."""
-        if not parts:
-            empty = np.zeros((0, 1), np.float32)
-            return cls(empty, empty.astype(np.int32), np.zeros(0, np.int32))
-        return cls(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+SampleLogprobs = Sequence[Table]
+PromptLogprobs = Sequence[Table | None]
 
 
 class EntryOutput(msgspec.Struct, array_like=True, gc=False):
@@ -90,18 +74,6 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass
-class Logprob:
-    """One token's log-probability at one position."""
-
-    logprob: float
-    rank: int | None = None
-    decoded_token: str | None = None
-
-
-SampleLogprobs = list[dict[int, Logprob]]
-
-
-@dataclass
 class CompletionOutput:
     """One answer to a prompt."""
 
@@ -132,6 +104,8 @@ class CompletionOutput:
             return None
         if isinstance(self.logprobs, StepLogprobs):
             return self.logprobs.values[:, 0]
+        if isinstance(self.logprobs, LogprobTables):
+            return self.logprobs.scores.values[:, 0]
         pairs = zip(self.token_ids, self.logprobs, strict=True)
         return np.asarray([table[token].logprob for token, table in pairs], dtype=np.float32)
 
@@ -152,7 +126,7 @@ class RequestOutput:
     prompt: str | None
     prompt_token_ids: list[int]
     # With flat_logprobs: arrays whose first entry is for the second token of the prompt.
-    prompt_logprobs: list[dict[int, Logprob] | None] | StepLogprobs | None
+    prompt_logprobs: PromptLogprobs | StepLogprobs | None
     outputs: list[CompletionOutput]
     finished: bool
     metrics: RequestMetrics = field(default_factory=RequestMetrics)

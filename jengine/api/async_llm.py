@@ -1,179 +1,227 @@
-"""AsyncLLM: the engine inside an asyncio program, in the same process.
-
-One task drives the engine while there is work; each step runs on one worker thread so that the
-event loop stays free. Requests enter and leave between steps only.
-"""
+"""AsyncLLM: the engine inside an asyncio program, in the same process."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections.abc import Coroutine, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
-from jengine.api.summary import engine_summary
-from jengine.assembly.args import EngineArgs
-from jengine.assembly.build import Engine, build_engine
-from jengine.assembly.progress import progress_factory
+from jengine.api import parameters
+from jengine.api.arguments import chat_options, refuse_later
+from jengine.api.async_requests import AnswerStream, AsyncRequests, Reader
+from jengine.api.base import BaseLLM
+from jengine.api.parameters import OnInflight
+from jengine.api.stats import EngineStats
+from jengine.assembly.engine import Engine
+from jengine.engine.answer import Answer
 from jengine.errors import EngineDead, RequestError, UnsupportedFeature
-from jengine.outputs import RequestOutput
+from jengine.executor.protocol import WorkerHealth
 from jengine.sampling_params import SamplingParams
-from jengine.vllm_names import missing_attribute
 
-Delivery = RequestOutput | BaseException
+# Seconds between two looks at whether all requests have ended.
+GLANCE = 0.01
 
 
-class AsyncLLM:
-    """`async for output in engine.generate(prompt, params, request_id)`."""
+class AsyncLLM(BaseLLM):
+    """`async for output in engine.generate(prompt, params, request_id)`.
 
-    def __init__(self, model: str | Path, **settings: Any) -> None:
-        self._engine: Engine | None = None
-        args = EngineArgs.checked("AsyncLLM", model=model, **settings)
-        self._engine = build_engine(args, progress_factory(args.show_progress))
-        if self._engine.processes > 1:
-            self._engine.session.core.shutdown()
+    Any number of tasks, of any number of event loops, may use one engine.
+    """
+
+    def _hold(self, engine: Engine) -> None:
+        if engine.processes > 1:
+            engine.client.shutdown()
             raise UnsupportedFeature(
                 "AsyncLLM over several processes is not built yet: their requests would come in "
                 "different orders. Use LLM, or a mesh of this process's own devices."
             )
-        self._worker = ThreadPoolExecutor(1, "jengine-step")
-        self._listeners: dict[str, asyncio.Queue[Delivery]] = {}
-        self._driver: asyncio.Task[None] | None = None
-        self._leaving: set[asyncio.Future[None]] = set()
-        self._lock = asyncio.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
+        super()._hold(engine)
+        self._requests = AsyncRequests(engine.session)
 
-    def __repr__(self) -> str:
-        return engine_summary(self, self._engine)
-
-    if not TYPE_CHECKING:  # a checker would take every name for an attribute
-
-        def __getattr__(self, name: str) -> Any:
-            raise missing_attribute(type(self).__name__, name)
-
-    @classmethod
-    def from_engine_args(cls, engine_args: EngineArgs) -> AsyncLLM:
-        """An engine from an EngineArgs, as vLLM users write it."""
-        return cls(**vars(engine_args))
-
-    @property
-    def engine(self) -> Engine:
-        """The engine's parts, while it lives."""
-        if self._engine is None:
-            raise EngineDead("this AsyncLLM was shut down. Create a new one.")
-        return self._engine
-
-    async def generate(
+    def generate(
         self,
         prompt: Any,
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
         *,
         priority: int = 0,
-    ) -> AsyncIterator[RequestOutput]:
-        """Outputs of one request as they grow. Leaving the loop, or cancelling, aborts it."""
-        params = sampling_params or SamplingParams(**self.engine.default_params)
-        # A task of its own: once begun it ends, so a request never enters unnoticed.
-        entering = asyncio.create_task(self._enter(prompt, params, request_id, priority))
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        **later: Any,
+    ) -> AnswerStream:
+        """Outputs of one request as they grow. Leaving the loop, or cancelling, aborts it.
+
+        A reader who is slower than the engine gets what is new since it read before in one output.
+        """
+        refuse_later("generate", later)
+
+        def submit(reader: Reader) -> Answer:
+            given = prompt
+            if tokenization_kwargs is not None:
+                (given,) = self._front.tokenized([prompt], tokenization_kwargs)
+            return self._submit(given, sampling_params, request_id, priority, reader)
+
+        return self._requests.stream(submit)
+
+    def chat(
+        self,
+        messages: Sequence[Any],
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        **options: Any,
+    ) -> AnswerStream:
+        """`generate` for one conversation, a list of messages; options as for `LLM.chat`."""
+        given = chat_options("chat", options)
+
+        def submit(reader: Reader) -> Answer:
+            prompts = self._front.chat_prompts(messages, given)
+            if len(prompts) != 1:
+                raise RequestError(
+                    f"chat: {len(prompts)} conversations; expected one. Call chat once for each."
+                )
+            return self._submit(prompts[0], sampling_params, request_id, priority, reader)
+
+        return self._requests.stream(submit)
+
+    def _submit(
+        self,
+        prompt: Any,
+        params: SamplingParams | None,
+        request_id: str | None,
+        priority: int,
+        reader: Reader,
+    ) -> Answer:
+        self.engine.check_leaves()
+        return self._front.session.submit(
+            prompt,
+            self._front.default_params() if params is None else params,
+            request_id=request_id,
+            priority=priority,
+            reader=reader,
+        )
+
+    async def abort(self, request_id: str | Iterable[str]) -> None:
+        """End requests; who reads them gets a last output with what there is."""
+        self.engine  # noqa: B018 - raises if it was shut down
+        for one in [request_id] if isinstance(request_id, str) else list(request_id):
+            await asyncio.to_thread(self._requests.abort, one)
+
+    # --- the engine ------------------------------------------------------------------------
+
+    async def stats(self) -> EngineStats:
+        """What the engine is doing."""
+        return await asyncio.to_thread(self._front.stats)
+
+    async def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        """Forget cached prefixes; as `LLM.reset_prefix_cache`."""
+        return await asyncio.to_thread(self._front.reset_prefix_cache, reset_running_requests)
+
+    async def health(self, *, probe: bool = False) -> list[WorkerHealth]:
+        """What is known of every process that runs steps; as `LLM.health`."""
+        return await asyncio.to_thread(self._front.health, probe)
+
+    async def call_workers(self, method: str, **arguments: Any) -> list[Any]:
+        """Do something in every process that runs steps; as `LLM.call_workers`."""
+        return await asyncio.to_thread(self._front.call_workers, method, arguments)
+
+    async def wait_until_warm(self, timeout: float | None = None) -> bool:
+        """Wait until every program is compiled; as `LLM.wait_until_warm`."""
+        return await asyncio.to_thread(self.engine.wait_until_warm, timeout)
+
+    async def update_params(
+        self, params: Any, *, donate: bool = False, on_inflight: OnInflight = "finish"
+    ) -> int:
+        """Use other parameters, between two steps; as `LLM.update_params`.
+
+        With "finish", requests that come meanwhile wait and run with the new ones.
+        """
+        return await asyncio.to_thread(
+            parameters.update_params,
+            self.engine, params, donate, on_inflight, self._requests.finish_all,
+        )  # fmt: skip
+
+    async def save(
+        self,
+        path: str | Path,
+        format: Literal["safetensors", "orbax"] = "safetensors",
+        *,
+        overwrite: bool = False,
+    ) -> None:
+        """Write the parameters in use as a model folder; as `LLM.save`."""
+        await asyncio.to_thread(parameters.save, self.engine, path, format, overwrite)
+
+    async def wait_for_requests_to_drain(self, drain_timeout: float = 300) -> None:
+        """Return when no request is open; TimeoutError after so many seconds."""
+        end = time.monotonic() + drain_timeout
+        while self._front.session.open_answers:
+            if time.monotonic() > end:
+                raise TimeoutError(f"requests are still running after {drain_timeout} seconds")
+            await asyncio.sleep(GLANCE)
+
+    async def check_health(self) -> None:
+        """Raise EngineDead if the engine has stopped. Never waits for a step."""
+        self._front.session.client.check_alive()
+
+    @property
+    def errored(self) -> bool:
+        """Whether the engine has stopped."""
+        return self._death() is not None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether requests are taken."""
+        return not self.errored
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the engine has stopped."""
+        return self.errored
+
+    @property
+    def dead_error(self) -> BaseException:
+        """The error that every request gets once the engine has stopped."""
+        return self._death() or EngineDead("this engine has stopped; create a new one.")
+
+    def _death(self) -> EngineDead | None:
         try:
-            request_id, arrived = await asyncio.shield(entering)
-        except asyncio.CancelledError:
-            entering.add_done_callback(self._forget)
-            raise
-        try:
-            while True:
-                delivery = await arrived.get()
-                if isinstance(delivery, BaseException):
-                    raise delivery
-                yield delivery
-                if delivery.finished:
-                    return
-        finally:
-            self._listeners.pop(request_id, None)
-            await asyncio.shield(self._leave(request_id))
+            self._front.session.client.check_alive()
+        except EngineDead as error:
+            return error
+        return None
 
-    async def abort(self, request_id: str) -> None:
-        """End a request; whoever waits for it gets a last output with what there is."""
-        async with self._turn():
-            session = self.engine.session
-            output = await self._run(lambda: session.abort(request_id))
-        if output is not None:
-            self._deliver(output)
+    def shutdown(self) -> Done:
+        """End every request and give memory back. Twice is harmless.
 
-    def get_tokenizer(self) -> Any:
-        """The transformers tokenizer."""
-        if self.engine.tokenizer is None:
-            raise RequestError("this engine has no tokenizer (skip_tokenizer_init=True).")
-        return self.engine.tokenizer.hf
+        It is done when this returns, and may be awaited as well: `await engine.shutdown()`.
+        """
+        if self._front.leave() is not None:
+            self._requests.shutdown()
+        return Done()
 
-    async def shutdown(self) -> None:
-        """End every request and give memory back. Calling it twice is harmless."""
-        if self._engine is None:
-            return
-        async with self._turn():
-            engine, self._engine = self._engine, None
-            await self._run(engine.session.core.shutdown)
-        if self._driver is not None and not self._driver.done():
-            await asyncio.gather(self._driver, return_exceptions=True)
-        self._fail_all(EngineDead("the engine was shut down."))
-        self._worker.shutdown()
+    async def __aenter__(self) -> AsyncLLM:
+        return self
 
-    async def _enter(
-        self, prompt: Any, params: SamplingParams, request_id: str | None, priority: int
-    ) -> tuple[str, asyncio.Queue[Delivery]]:
-        async with self._turn():
-            session = self.engine.session
-            name = await self._run(
-                lambda: session.submit(prompt, params, request_id=request_id, priority=priority)
-            )
-            arrived = self._listeners[name] = asyncio.Queue()
-        if self._driver is None or self._driver.done():
-            self._driver = asyncio.create_task(self._drive())
-        return name, arrived
+    async def __aexit__(self, *_: object) -> None:
+        await self.shutdown()
 
-    def _forget(self, entering: asyncio.Task[tuple[str, asyncio.Queue[Delivery]]]) -> None:
-        """Nobody waits any more for the request that has just entered."""
-        if not entering.cancelled() and entering.exception() is None:
-            request_id, _ = entering.result()
-            self._listeners.pop(request_id, None)
-            leaving = asyncio.ensure_future(self._leave(request_id))
-            self._leaving.add(leaving)  # the event loop itself keeps no task alive
-            leaving.add_done_callback(self._leaving.discard)
 
-    async def _leave(self, request_id: str) -> None:
-        async with self._turn():
-            if self._engine is not None:
-                session = self._engine.session
-                await self._run(lambda: session.discard(request_id))
+class Done(Coroutine[None, None, None]):
+    """A coroutine that is over: it can be awaited, made a task or dropped without a warning."""
 
-    async def _drive(self) -> None:
-        """Step while there is work. A failed step fails every request that is waiting."""
-        try:
-            while self._engine is not None and self._engine.session.has_work:
-                async with self._turn():
-                    if self._engine is None:
-                        return
-                    outputs = await self._run(self._engine.session.step)
-                for output in outputs:
-                    self._deliver(output)
-        except Exception as error:  # noqa: BLE001 - handed on to every caller
-            self._fail_all(error)
+    def __await__(self) -> Generator[None, None, None]:
+        return
+        yield
 
-    def _turn(self) -> asyncio.Lock:
-        """Held by whoever changes the session: a step, or a request that enters or leaves."""
-        loop = asyncio.get_running_loop()
-        if loop is not self._loop:  # one event loop after another may use an engine
-            self._loop, self._lock = loop, asyncio.Lock()
-        return self._lock
+    def send(self, _value: None) -> None:
+        """End at once."""
+        raise StopIteration
 
-    async def _run(self, work: Callable[[], Any]) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._worker, work)
+    def throw(self, typ: Any, val: Any = None, tb: Any = None) -> None:
+        """Raise what is thrown in."""
+        raise typ if val is None else val
 
-    def _deliver(self, output: RequestOutput) -> None:
-        if output.request_id in self._listeners:
-            self._listeners[output.request_id].put_nowait(output)
-
-    def _fail_all(self, error: BaseException) -> None:
-        for arrived in self._listeners.values():
-            arrived.put_nowait(error)
+    def close(self) -> None:
+        """Nothing is left to close."""

@@ -1,105 +1,123 @@
-"""Batches of requests over one session: submitted together, driven a step at a time.
+"""Batches of requests over one session: submitted together, answered a step at a time. No jax.
 
-In: rendered prompts with their parameters. Out: outputs, to the batch they belong to, whoever
-drives. Must not know how prompts are written or how results are shown.
+In: rendered prompts with their parameters. Out: the outputs of each batch. Several threads may run
+batches of one session: one of them runs each step for all, and the others wait for it.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Generator, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Generator, Iterable
 
+from jengine.api.front import Ask
 from jengine.api.interrupt import held_back_interrupts
-from jengine.engine.input_processor import Prompt
+from jengine.engine.answer import Answer
 from jengine.engine.session import Session
-from jengine.errors import RequestError
 from jengine.outputs import RequestOutput
-from jengine.sampling_params import SamplingParams
 
 
 class Batch:
-    """Requests that were submitted together, and their outputs that nobody has taken yet."""
+    """Requests that were submitted together, and those that have something new to take."""
 
     def __init__(self) -> None:
-        self.ids: list[str] = []
-        self.arrived: deque[RequestOutput] = deque()
+        self.answers: list[Answer] = []
+        self.arrived: deque[Answer] = deque()
+
+    @property
+    def ids(self) -> list[str]:
+        """The ids of the requests, in order."""
+        return [answer.request_id for answer in self.answers]
 
 
 class Batches:
-    """All batches of one session. Several may be run in turn."""
+    """All batches of one session. Several may be run in turn, or at once in several threads."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self._by_request: dict[str, Batch] = {}
+        self._stepping = threading.Lock()
+        self._stepped = threading.Condition()
 
-    def submit(
-        self,
-        batch: Batch,
-        prompts: Sequence[Prompt],
-        params: Sequence[SamplingParams],
-        priorities: Sequence[int],
-    ) -> None:
+    def submit(self, batch: Batch, asks: Iterable[Ask]) -> None:
         """Queue all prompts, or, with an error, none of them. Ctrl-C waits for the end."""
         try:
             with held_back_interrupts():
-                for prompt, wanted, priority in zip(prompts, params, priorities, strict=True):
-                    batch.ids.append(self.session.submit(prompt, wanted, priority=priority))
-                    self._by_request[batch.ids[-1]] = batch
+                for prompt, params, priority in asks:
+                    answer = self.session.submit(prompt, params, priority=priority, reader=batch)
+                    batch.answers.append(answer)
         except BaseException:
-            self.discard(batch.ids)
+            self.discard(batch)
             raise
 
     def run(self, batch: Batch) -> Generator[RequestOutput]:
-        """Steps until the batch is answered; aborts what is left of it if the caller leaves."""
-        pending = set(batch.ids)
+        """Outputs until the batch is answered; what is left of it ends if the caller leaves."""
+        pending = set(batch.answers)
         try:
             while pending:
-                while batch.arrived:
-                    output = batch.arrived.popleft()
-                    if output.finished:
-                        pending.discard(output.request_id)
-                        self._by_request.pop(output.request_id, None)
-                    yield output
-                if pending:
-                    self.step()
+                if not batch.arrived:
+                    self._wait_for(batch)
+                    continue
+                answer = batch.arrived.popleft()
+                output = answer.take()
+                if output is None:
+                    continue  # taken with what had arrived before
+                if output.finished:
+                    pending.discard(answer)
+                yield output
         finally:
-            self.discard(pending)
+            for answer in pending:
+                self.session.discard(answer)
 
     def stream(self, batch: Batch) -> Generator[RequestOutput]:
         """`run` for a caller who may never begin to read."""
         outputs = self.run(batch)
-        # A generator that nobody began to read does not run its own `finally`.
-        weakref.finalize(outputs, self.discard, batch.ids).atexit = False  # pyrefly: ignore
+        # A generator that was never started does not run its own `finally`.
+        weakref.finalize(outputs, self.discard, batch).atexit = False  # pyrefly: ignore
         return outputs
 
-    def step(self) -> None:
-        """One step of the engine; Ctrl-C waits for its end."""
-        self.session.core.check_alive()
-        assert self.session.has_work, "a caller waits for requests that the engine lost"
-        with held_back_interrupts():
-            for output in self.session.step():
-                self._by_request[output.request_id].arrived.append(output)
-
     def finish_all(self) -> None:
-        """Run until nothing is left; outputs wait in their batches."""
-        while self.session.has_work:
-            self.step()
+        """Run until every request that is open now has ended; outputs wait to be taken."""
+        for answer in self.session.open_answers:
+            while not answer.finished:
+                self._step_or_wait(lambda answer=answer: answer.finished)
 
-    def abort_all(self) -> None:
-        """End every request; whoever waits for one finds its last output."""
-        for request_id, batch in list(self._by_request.items()):
-            output = self.session.abort(request_id)
-            if output is not None:
-                batch.arrived.append(output)
+    def discard(self, batch: Batch) -> None:
+        """End the requests of a batch that will not be read any further."""
+        for answer in batch.answers:
+            self.session.discard(answer)
 
-    def discard(self, ids: Iterable[str]) -> None:
-        """End requests whose answers nobody wants any more."""
-        for request_id in list(ids):
-            self._by_request.pop(request_id, None)
-            self.session.discard(request_id)
+    def _wait_for(self, batch: Batch) -> None:
+        """Return when the batch has something to take, or a step has been run."""
+        self._step_or_wait(lambda: bool(batch.arrived))
+
+    def _step_or_wait(self, done: Callable[[], bool]) -> None:
+        """Run a step, unless another thread does; then wait for its end."""
+        with held_back_interrupts():  # inside, Ctrl-C could leave the lock behind
+            stepped = self._try_step(done)
+        if not stepped:
+            with self._stepped:
+                self._stepped.wait_for(lambda: done() or not self._stepping.locked())
+
+    def _try_step(self, done: Callable[[], bool]) -> bool:
+        """Run a step if it is needed; False if another thread runs one."""
+        if not self._stepping.acquire(blocking=False):
+            return False
+        try:
+            if not done():
+                self._step()
+        finally:
+            self._stepping.release()
+            with self._stepped:
+                self._stepped.notify_all()
+        return True
+
+    def _step(self) -> None:
+        self.session.client.check_alive()
+        assert self.session.has_work, "a caller waits for requests that the engine lost"
+        for answer in self.session.step():
+            answer.reader.arrived.append(answer)
 
 
 class Speed:
@@ -121,27 +139,3 @@ class Speed:
             f"est. speed input: {self.read / seconds:.2f} toks/s, "
             f"output: {self.written / seconds:.2f} toks/s"
         )
-
-
-def as_list(prompts: Any) -> list[Any]:
-    """One prompt, many or none, as a list of prompts."""
-    if isinstance(prompts, (str, Mapping, Prompt)):
-        return [prompts]
-    if isinstance(prompts, (bytes, int)) or not hasattr(prompts, "__iter__"):
-        raise RequestError(
-            f"prompts is a {type(prompts).__name__}; expected a string, a list of token ids, a "
-            "dict, or a list of these."
-        )
-    items = list(prompts)
-    if items and all(hasattr(item, "__index__") and not isinstance(item, bool) for item in items):
-        return [prompts]  # one prompt of token ids
-    return items
-
-
-def spread(name: str, given: Any, count: int) -> list[Any]:
-    """One value for all prompts, or one a prompt."""
-    if isinstance(given, Sequence) and not isinstance(given, str):
-        if len(given) != count:
-            raise RequestError(f"{name} has {len(given)} entries for {count} prompts.")
-        return list(given)
-    return [given] * count

@@ -10,7 +10,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from jengine.api.llm import LLM, Params
+from jengine.api.arguments import Params
+from jengine.api.llm import LLM
 from jengine.assembly.args import EngineArgs
 from jengine.assembly.vllm_args import RENAMED as RENAMED_SETTINGS
 from jengine.assembly.vllm_args import VLLM_SETTINGS

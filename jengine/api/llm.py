@@ -1,137 +1,56 @@
 """LLM: the engine in the caller's process and thread. What most users hold.
 
-Prompts in, RequestOutputs out, in the order of the prompts. No threads, no ports, no processes.
+Prompts in, RequestOutputs out, in the order of the prompts. No threads, no ports, no processes of
+its own; threads of the user's may share one LLM, and their requests run together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import jax
-import msgspec
 
 import jengine
-from jengine.api import arrays
+from jengine.api import arrays, parameters
+from jengine.api.arguments import Params, chat_options, refuse_later
 from jengine.api.arrays import GenerateResult, Scores
-from jengine.api.batches import Batch, Batches, Speed, as_list, spread
-from jengine.api.memory_picture import MemoryPicture, memory_picture
+from jengine.api.base import BaseLLM
+from jengine.api.batches import Batch, Batches, Speed
+from jengine.api.parameters import OnInflight
 from jengine.api.profiling import trace_folder
-from jengine.api.sharding_picture import ParamShardings
-from jengine.api.summary import engine_summary
+from jengine.api.stats import EngineStats
 from jengine.api.tapping import opened_taps
-from jengine.assembly.args import EngineArgs, one_of
-from jengine.assembly.build import Engine, build_engine
+from jengine.assembly.engine import Engine
 from jengine.assembly.progress import ProgressFactory, progress_factory
-from jengine.engine.input_processor import Prompt
-from jengine.errors import EngineDead, RequestError, UnsupportedFeature, unknown_argument
-from jengine.executor.calls import decoded_answers, encoded_arguments
+from jengine.errors import RequestError
 from jengine.executor.protocol import WorkerHealth
-from jengine.models.parameter import named_parameters
-from jengine.models.taps import TapPoint, tap_points
-from jengine.outputs import Counts, RequestOutput
-from jengine.runner.ledger import CompileLedger
+from jengine.outputs import RequestOutput
 from jengine.runner.taps import Intervention
-from jengine.sampling_params import RequestOutputKind, SamplingParams
-from jengine.text.chat_template import render_chat
-from jengine.text.tokenization import checked_tokenization
-from jengine.vllm_names import missing_attribute
-from jengine.weights.abstract import with_values
-from jengine.weights.live import fitting_arrays, release_moved
-from jengine.weights.save import save_model
+from jengine.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from jengine import Comparison
 
-Params = SamplingParams | Sequence[SamplingParams] | None
 Progress = bool | ProgressFactory
-# Later features, as arguments of the methods below.
-LATER_ARGUMENTS = {
-    "lora_request": "LoRA adapters",
-    "mm_processor_kwargs": "multimodal input",
-    "chat_template_content_format": "choosing the content format of chat templates",
-}
-CHAT_OPTIONS = (
-    "chat_template",
-    "add_generation_prompt",
-    "continue_final_message",
-    "tools",
-    "chat_template_kwargs",
-    "tokenization_kwargs",
-)
-ALWAYS_KNOWN = ("sampling_params", "use_tqdm", "priority")
 # A bar for less than this many seconds would only flicker.
 SHORTEST_BAR = 0.5
 
 
-@dataclass(frozen=True)
-class EngineStats:
-    """What an engine is doing, in numbers."""
-
-    running: int
-    waiting: int
-    preemptions: int
-    cache_usage: float
-    prefix_queries: int
-    prefix_hits: int
-    programs: int
-    compiles_after_warm_up: int
-    replicas: tuple[Counts, ...] = ()  # each data-parallel replica's own, where there are several
-    programs_to_come: int = 0  # being compiled while requests run
-    on_first_use: tuple[str, ...] = ()  # step variants that the first request for them compiles
-
-    def __str__(self) -> str:
-        programs = (
-            f"programs {self.programs} ({self.compiles_after_warm_up} compiled after warm-up)"
-        )
-        if self.programs_to_come:
-            programs += f", {self.programs_to_come} still to be compiled"
-        if self.on_first_use:
-            programs += f", compiled on first use: {', '.join(self.on_first_use)}"
-        each = [f"\n  replica {i}: {in_words(one)}" for i, one in enumerate(self.replicas)]
-        return f"{in_words(self)}, {programs}{''.join(each)}"
-
-
-def in_words(counts: Counts | EngineStats) -> str:
-    """What an engine or one of its replicas is doing."""
-    queries = counts.prefix_queries
-    rate = counts.prefix_hits / queries if queries else 0.0
-    return (
-        f"running {counts.running}, waiting {counts.waiting}, preemptions {counts.preemptions}, "
-        f"cache in use {counts.cache_usage:.1%}, prefix cache hit rate {rate:.1%}"
-    )
-
-
-class LLM:
+class LLM(BaseLLM):
     """An offline engine for one model. `LLM("demo")` works anywhere.
 
     `model` is a local folder in Hugging Face format, or "demo". All other settings are keyword
     arguments with vLLM's names; see `jengine.EngineArgs`.
     """
 
-    def __init__(self, model: str | Path, **settings: Any) -> None:
-        self._engine: Engine | None = None
+    def _hold(self, engine: Engine) -> None:
+        super()._hold(engine)
+        self._batches = Batches(engine.session)
         self._enqueued: list[Batch] = []
-        args = EngineArgs.checked("LLM", model=model, **settings)
-        self._engine = build_engine(args, progress_factory(args.show_progress))
-        self._batches = Batches(self._engine.session)
-
-    def __repr__(self) -> str:
-        return engine_summary(self, self._engine)
-
-    if not TYPE_CHECKING:  # a checker would take every name for an attribute
-
-        def __getattr__(self, name: str) -> Any:
-            raise missing_attribute(type(self).__name__, name)
-
-    @classmethod
-    def from_engine_args(cls, engine_args: EngineArgs) -> LLM:
-        """An engine from an EngineArgs."""
-        return cls(**vars(engine_args))
 
     # --- answers ---------------------------------------------------------------------------
 
@@ -161,7 +80,7 @@ class LLM:
         `tokenization_kwargs` are options of text.tokenization, such as truncate_prompt_tokens.
         """
         refuse_later("generate", later)
-        prompts = self._tokenized(prompts, tokenization_kwargs)
+        prompts = self._front.tokenized(prompts, tokenization_kwargs)
         with self._taps(capture, intervene) as taps:
             return self._answer(prompts, sampling_params, use_tqdm, priority, taps)
 
@@ -181,7 +100,7 @@ class LLM:
         Options: chat_template, add_generation_prompt, continue_final_message, tools,
         chat_template_kwargs, tokenization_kwargs. `capture` and `intervene` as for `generate`.
         """
-        prompts = self._render_chats(messages, options)
+        prompts = self._front.chat_prompts(messages, chat_options("chat", options))
         with self._taps(capture, intervene) as taps:
             return self._answer(prompts, sampling_params, use_tqdm, priority, taps)
 
@@ -200,7 +119,7 @@ class LLM:
         self, messages: Any, sampling_params: Params = None, **options: Any
     ) -> Generator[RequestOutput]:
         """`stream` for conversations; options as for `chat`."""
-        prompts = self._render_chats(messages, options)
+        prompts = self._front.chat_prompts(messages, chat_options("stream_chat", options))
         return self._stream(prompts, sampling_params)
 
     def enqueue(
@@ -215,7 +134,7 @@ class LLM:
     ) -> list[str]:
         """Queue prompts without running them; `wait_for_completion` answers them."""
         refuse_later("enqueue", later)
-        prompts = self._tokenized(prompts, tokenization_kwargs)
+        prompts = self._front.tokenized(prompts, tokenization_kwargs)
         return self._enqueue(prompts, sampling_params, use_tqdm, priority)
 
     def enqueue_chat(
@@ -223,7 +142,8 @@ class LLM:
         **options: Any,
     ) -> list[str]:  # fmt: skip
         """`enqueue` for conversations."""
-        return self._enqueue(self._render_chats(messages, options), sampling_params, use_tqdm)
+        prompts = self._front.chat_prompts(messages, chat_options("enqueue_chat", options))
+        return self._enqueue(prompts, sampling_params, use_tqdm)
 
     def wait_for_completion(
         self, output_type: type | tuple[type, ...] | None = None, *, use_tqdm: Progress = True
@@ -239,7 +159,7 @@ class LLM:
             return [output for batch in batches for output in self._complete(batch, use_tqdm)]
         finally:
             for batch in batches:  # Ctrl-C ends them all
-                self._batches.discard(batch.ids)
+                self._batches.discard(batch)
 
     # --- training loops --------------------------------------------------------------------
 
@@ -248,7 +168,7 @@ class LLM:
         params: Any,
         *,
         donate: bool = False,
-        on_inflight: Literal["finish", "abort", "continue"] = "finish",
+        on_inflight: OnInflight = "finish",
     ) -> int:
         """Use other parameters: a module, an nnx.State, or a tree of arrays. Returns their version.
 
@@ -257,17 +177,8 @@ class LLM:
         of arrays that had to be moved. Requests that are running finish first, are aborted, or
         continue with the new weights on top of what they have cached.
         """
-        engine = self.engine
-        one_of("on_inflight", on_inflight, ("finish", "abort", "continue"))
-        values = fitting_arrays(engine.declared, params, engine.places)
-        if on_inflight == "finish":
-            self._batches.finish_all()
-        if on_inflight == "abort":
-            self._batches.abort_all()
-        leaves = engine.order.leaves(values)
-        if donate:
-            release_moved(params, values)
-        return engine.session.core.update_weights(leaves)
+        finish_all = self._batches.finish_all
+        return parameters.update_params(self.engine, params, donate, on_inflight, finish_all)
 
     def save(
         self,
@@ -282,27 +193,7 @@ class LLM:
         "safetensors" also loads in transformers. `overwrite` replaces a saved model, never
         anything else.
         """
-        engine = self.engine
-        if engine.processes > 1:
-            raise UnsupportedFeature(
-                "save: writing parameters that are spread over several processes is not built yet. "
-                "Save them from the program that owns them."
-            )
-        engine.check_leaves()
-        save_model(
-            with_values(engine.declared, engine.loaded.parameters()),
-            engine.model,
-            path,
-            format,
-            tokenizer=None if engine.tokenizer is None else engine.tokenizer.hf,
-            source=engine.folder,
-            overwrite=overwrite,
-        )
-
-    @property
-    def weights_version(self) -> int:
-        """How often the parameters were replaced."""
-        return self.engine.session.core.weights_version
+        parameters.save(self.engine, path, format, overwrite)
 
     def compute_logprobs(
         self, token_ids: Any, lengths: Any = None, top_k: int = 0
@@ -347,31 +238,17 @@ class LLM:
 
     # --- the engine ------------------------------------------------------------------------
 
-    def get_tokenizer(self) -> Any:
-        """The transformers tokenizer."""
-        tokenizer = self.engine.tokenizer
-        if tokenizer is None:
-            raise RequestError("this engine has no tokenizer (skip_tokenizer_init=True).")
-        return tokenizer.hf
-
-    def get_default_sampling_params(self) -> SamplingParams:
-        """What a request without parameters gets: the model's own generation settings."""
-        return SamplingParams(**self.engine.default_params)
-
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         """Forget cached prefixes. False if requests are using the cache.
 
         With `reset_running_requests`, those that run give up their blocks and are computed again
         from the tokens that they have: their answers do not change.
         """
-        return self.engine.session.core.reset_prefix_cache(reset_running_requests)
+        return self._front.reset_prefix_cache(reset_running_requests)
 
     def stats(self) -> EngineStats:
         """What the engine is doing."""
-        return EngineStats(
-            **msgspec.structs.asdict(self.engine.session.core.counts()),
-            **msgspec.structs.asdict(self.engine.loaded.program_counts()),
-        )
+        return self._front.stats()
 
     def wait_until_warm(self, timeout: float | None = None) -> bool:
         """Wait until every program is compiled; False if that takes more seconds than `timeout`.
@@ -379,7 +256,7 @@ class LLM:
         Requests are let in before that, unless the engine was given a seed or
         `compilation_config={"wait_for": "all"}`. Raises what the compiler has raised meanwhile.
         """
-        return self.engine.loaded.wait_until_warm(timeout)
+        return self.engine.wait_until_warm(timeout)
 
     def health(self, *, probe: bool = False) -> list[WorkerHealth]:
         """What is known of every process that runs steps. Raises EngineDead if one is lost.
@@ -387,14 +264,7 @@ class LLM:
         `probe` runs a step with nothing in it first, through every device. In a program of several
         processes all of them ask for it.
         """
-        if probe:
-            if self.engine.session.has_work:
-                raise RequestError(
-                    "health(probe=True) while requests run: their steps show as much. Finish them "
-                    "first, or leave probe out."
-                )
-            self.engine.session.core.probe()
-        return self.engine.session.core.health()
+        return self._front.health(probe)
 
     def call_workers(self, method: str, **arguments: Any) -> list[Any]:
         """Do something in every process that runs steps; what each returns, by rank.
@@ -402,8 +272,7 @@ class LLM:
         "memory": bytes on their devices; "programs": what was compiled; "start_profile" (folder)
         and "stop_profile". In a program of several processes all of them make the call.
         """
-        data = encoded_arguments(method, arguments)
-        return decoded_answers(method, self.engine.session.core.call_workers(method, data))
+        return self._front.call_workers(method, arguments)
 
     def start_profile(self, profile_prefix: str | None = None) -> None:
         """Record what the devices do, into the folder of `profiler_config`, until stop_profile().
@@ -422,60 +291,13 @@ class LLM:
         mesh = self.mesh
         return mesh.size if include_dp else mesh.size // mesh.shape.get("dp", 1)
 
-    @property
-    def ledger(self) -> CompileLedger:
-        """Every compiled program, printable."""
-        return self.engine.loaded.programs.ledger
-
-    @property
-    def mesh(self) -> jax.sharding.Mesh:
-        """The devices of this engine, as its arrays are split over them.
-
-        With data parallelism the first axis, `dp`, numbers the replicas.
-        """
-        return self.engine.placement.mesh
-
-    @property
-    def param_shardings(self) -> ParamShardings:
-        """Parameter -> how it is split over the mesh, or over its stage's part of it; a picture in
-        a notebook. Over `dp` it is not split: each replica has it."""
-        places, leaves = self.engine.places, dict(named_parameters(self.engine.declared))
-        return ParamShardings(
-            {
-                path: places.sharding(path, leaf.get_metadata()["axes"], leaf.shape)
-                for path, leaf in leaves.items()
-            },
-            {path: leaf.shape for path, leaf in leaves.items()},
-        )
-
-    @property
-    def tap_points(self) -> list[TapPoint]:
-        """The places whose values `generate` can capture or change."""
-        return tap_points(self.engine.model)
-
-    def memory(self) -> MemoryPicture:
-        """What this engine's memory consists of: printable, and a picture in notebooks."""
-        return memory_picture(self.engine)
-
-    @property
-    def max_model_len(self) -> int:
-        """The longest prompt and answer together, in tokens."""
-        return self.engine.schedule.max_model_len
-
-    @property
-    def engine(self) -> Engine:
-        """The engine's parts, while it lives."""
-        if self._engine is None:
-            raise EngineDead("this LLM was shut down. Create a new one.")
-        return self._engine
-
     def shutdown(self) -> None:
         """Abort everything and give memory back. Calling it twice is harmless."""
-        engine, self._engine = self._engine, None
+        engine = self._front.leave()
         if engine is not None:
-            engine.session.core.shutdown()
+            engine.client.shutdown()
 
-    def __enter__(self) -> LLM:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -488,32 +310,6 @@ class LLM:
 
     # --- how it is done --------------------------------------------------------------------
 
-    def _render_chats(self, messages: Any, options: dict[str, Any]) -> list[Prompt]:
-        refuse_later(
-            "chat", {key: options[key] for key in options if key not in CHAT_OPTIONS}, CHAT_OPTIONS
-        )
-        options = {key: value for key, value in options.items() if key in CHAT_OPTIONS}
-        how = checked_tokenization(options.pop("tokenization_kwargs", None))
-        engine = self.engine
-        if engine.tokenizer is None:
-            raise RequestError("chat needs a tokenizer (skip_tokenizer_init=True was given).")
-        if options.get("chat_template") is None:
-            options["chat_template"] = engine.args.chat_template
-        several = isinstance(messages, list | tuple) and all(map(is_conversation, messages[:1]))
-        return [
-            engine.session.input_processor.render_chat(
-                render_chat(engine.tokenizer, one, **options), how
-            )
-            for one in (messages if several else [messages])
-        ]
-
-    def _tokenized(self, prompts: Any, tokenization_kwargs: Mapping[str, Any] | None) -> Any:
-        """The prompts as they are, or rendered where the caller wants it done otherwise."""
-        if tokenization_kwargs is None:
-            return prompts
-        render, how = self.engine.session.input_processor.render, tokenization_kwargs
-        return [render(one, checked_tokenization(how)) for one in as_list(prompts)]
-
     def _token_ids(self, text: str) -> list[int]:
         return self.engine.session.input_processor.render(text).token_ids
 
@@ -522,12 +318,14 @@ class LLM:
     ) -> list[RequestOutput]:
         return self._answer(rows, params, False)
 
-    # A batch is made before anything of it is queued, and everything queued is noted in it: so
-    # whatever happens on the way, Ctrl-C included, its requests can be ended.
-
     def _taps(self, capture: Any, intervene: Any) -> AbstractContextManager[int]:
         engine = self.engine
+        if capture is None and intervene is None:
+            return nullcontext(0)
         return opened_taps(engine.loaded, engine.model, capture, intervene)
+
+    # A batch is made before anything of it is queued, and everything queued is noted in it: so
+    # whatever happens on the way, Ctrl-C included, its requests can be ended.
 
     def _answer(
         self,
@@ -542,7 +340,7 @@ class LLM:
             self._submit(batch, prompts, sampling_params, use_tqdm, priority, taps)
             return self._complete(batch, use_tqdm)
         finally:
-            self._batches.discard(batch.ids)
+            self._batches.discard(batch)
 
     def _stream(self, prompts: Any, sampling_params: Params) -> Generator[RequestOutput]:
         batch = Batch()
@@ -550,7 +348,7 @@ class LLM:
             self._submit(batch, prompts, sampling_params, False, streaming=True)
             return self._batches.stream(batch)
         except BaseException:
-            self._batches.discard(batch.ids)
+            self._batches.discard(batch)
             raise
 
     def _enqueue(
@@ -565,9 +363,9 @@ class LLM:
             self._submit(batch, prompts, sampling_params, use_tqdm, priority)
             self._enqueued.append(batch)
         except BaseException:
-            self._batches.discard(batch.ids)
+            self._batches.discard(batch)
             raise
-        return list(batch.ids)
+        return batch.ids
 
     def _submit(
         self,
@@ -581,31 +379,19 @@ class LLM:
         streaming: bool = False,
     ) -> None:
         """Check and queue all prompts, or, with an error, none of them."""
-        engine = self.engine
-        engine.check_leaves()
-        given = as_list(prompts)
-        default = self.get_default_sampling_params()
-        params = [
-            default if one is None else one
-            for one in spread("sampling_params", sampling_params, len(given))
-        ]
-        if not streaming:
-            params = [final_only(one) for one in params]
-        priorities = [level or 0 for level in spread("priority", priority, len(given))]
-        with self._bar(use_tqdm, len(given), "Rendering prompts") as progress:
+        asks = self._front.asks(prompts, sampling_params, priority, streaming=streaming)
+        with self._bar(use_tqdm, len(asks), "Rendering prompts") as progress:
             rendered = []
-            for prompt in given:
-                done = isinstance(prompt, Prompt)
-                ready = prompt if done else engine.session.input_processor.render(prompt)
-                rendered.append(replace(ready, taps=taps))
+            for ask in self._front.rendered(asks, taps):
+                rendered.append(ask)
                 progress.update(1)
-        self._batches.submit(batch, rendered, params, priorities)
+        self._batches.submit(batch, rendered)
 
     def _complete(self, batch: Batch, use_tqdm: Progress) -> list[RequestOutput]:
         """Run the engine until the batch is answered."""
         done: dict[str, RequestOutput] = {}
         speed = Speed()
-        with self._bar(use_tqdm, len(batch.ids), "Processed prompts") as progress:
+        with self._bar(use_tqdm, len(batch.answers), "Processed prompts") as progress:
             for output in self._batches.run(batch):
                 if output.finished:
                     done[output.request_id] = output
@@ -617,26 +403,3 @@ class LLM:
     def _bar(self, use_tqdm: Progress, total: int, label: str) -> Any:
         quiet = {"delay": SHORTEST_BAR} if total == 1 and not callable(use_tqdm) else {}
         return progress_factory(use_tqdm)(total=total, desc=label, **quiet)
-
-
-def refuse_later(owner: str, given: Mapping[str, Any], known: Iterable[str] = ()) -> None:
-    """Refuse arguments that do not exist or whose feature is not built."""
-    for name, value in given.items():
-        if name not in LATER_ARGUMENTS:
-            raise unknown_argument(owner, name, [*known, *ALWAYS_KNOWN])
-        if value is not None and (name, value) != ("chat_template_content_format", "auto"):
-            raise UnsupportedFeature(
-                f"{owner}({name}=...): {LATER_ARGUMENTS[name]} is not built yet; leave {name} out."
-            )
-
-
-def final_only(params: SamplingParams) -> SamplingParams:
-    """The same without outputs on the way, which nobody would see."""
-    if not isinstance(params, SamplingParams):
-        return params  # the intake says what is wrong with it
-    return replace(params, output_kind=RequestOutputKind.FINAL_ONLY)
-
-
-def is_conversation(item: Any) -> bool:
-    """Whether an element of `messages` is itself a list of messages."""
-    return isinstance(item, Sequence) and not isinstance(item, str)

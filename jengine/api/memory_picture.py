@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import jax
 
-from jengine.assembly.build import Engine
+from jengine.assembly.engine import Engine
 from jengine.models.parameter import named_parameters
 from jengine.runner.attention_backend import cache_dtype_name
 from jengine.runner.reports import on_one_device

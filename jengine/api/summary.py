@@ -6,12 +6,11 @@ a device or a worker.
 
 from __future__ import annotations
 
-from jengine.assembly.build import Engine
-from jengine.assembly.remote_engine import RemoteEngine
+from jengine.assembly.engine import Engine
 from jengine.runner.attention_backend import cache_dtype_name
 
 
-def engine_summary(owner: object, engine: Engine | RemoteEngine | None) -> str:
+def engine_summary(owner: object, engine: Engine | None) -> str:
     """The class of `owner`, and the engine's model, devices, cache and programs."""
     name = type(owner).__name__
     if engine is None:
@@ -28,24 +27,24 @@ def engine_summary(owner: object, engine: Engine | RemoteEngine | None) -> str:
     return f"<{name}: {', '.join(part for part in parts if part)}>"
 
 
-def devices(engine: Engine | RemoteEngine) -> str:
+def devices(engine: Engine) -> str:
     """How many devices of which kind run the steps."""
-    if isinstance(engine, RemoteEngine):
+    if engine.devices is None:
         return f"devices of {engine.args.executor} workers"
     mesh = engine.placement.mesh
     return f"{mesh.size} x {mesh.devices.flat[0].device_kind}"
 
 
-def cache_type(engine: Engine | RemoteEngine) -> str:
+def cache_type(engine: Engine) -> str:
     """The number type of the KV cache, where it is in this process."""
-    if isinstance(engine, RemoteEngine):
+    if engine.devices is None:
         return ""
     return f" in {cache_dtype_name(engine.loaded.state.caches[0].dtype)}"
 
 
-def programs(engine: Engine | RemoteEngine) -> str:
+def programs(engine: Engine) -> str:
     """How many step programs are compiled, and are still to be."""
-    if isinstance(engine, RemoteEngine):
+    if engine.devices is None:
         return ""
     counts = engine.loaded.program_counts()
     to_come = f" and {counts.programs_to_come} to come" if counts.programs_to_come else ""

@@ -7,22 +7,22 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, cast
+from dataclasses import replace
+from typing import Any
 
 import jax
-from flax import nnx
 
 import jengine
 from jengine.assembly.args import EngineArgs
 from jengine.assembly.backend import start_backend
+from jengine.assembly.engine import DeviceSide, Engine
 from jengine.assembly.model_source import ModelSource, load_parameters, open_model_source
 from jengine.assembly.progress import explained_if_slow
-from jengine.assembly.remote_engine import RemoteEngine, RemoteModel, job_of, started
+from jengine.assembly.remote_engine import job_of, started
 from jengine.assembly.sizes import OVERLAP_DEPTH, runner_config, schedule_config
 from jengine.config import CacheConfig, ModelConfig, ScheduleConfig
 from jengine.distributed.process_group import CoreParts, process_group_of
+from jengine.engine.client import InProcessClient
 from jengine.engine.core import EngineCore
 from jengine.engine.input_processor import InputProcessor, Limits
 from jengine.engine.protocol import Core
@@ -36,11 +36,8 @@ from jengine.models.stages import StageLayout, stage_layout
 from jengine.runner.build import RunnerConfig, build_runners
 from jengine.runner.compile_cache import enable_compile_cache, what_compiling_costs
 from jengine.runner.leaves import LeafOrder
-from jengine.runner.loaded_model import LoadedModel
-from jengine.runner.runner import PlanRunner
 from jengine.sampling_params import SamplingParams
 from jengine.scheduler.scheduler import Scheduler
-from jengine.text.tokenizer import Tokenizer
 from jengine.weights.abstract import declaration
 from jengine.weights.stages import StagePlaces
 from sharding.mesh import engine_mesh, steps_may_queue
@@ -52,88 +49,22 @@ logger = logging.getLogger(__name__)
 NO_PENALTY = (("repetition_penalty", 1.0), ("presence_penalty", 0.0), ("frequency_penalty", 0.0))
 
 
-@dataclass(frozen=True)
-class Engine:
-    """Everything that `LLM` and `AsyncLLM` hold."""
-
-    session: Session
-    runners: tuple[PlanRunner, ...]  # of each data-parallel replica
-    args: EngineArgs
-    folder: Path | None  # where the model came from; None: it was live
-    model: ModelConfig
-    schedule: ScheduleConfig
-    cache: CacheConfig
-    declared: nnx.Module  # the model with shapes for arrays: what new parameters must fit
-    order: LeafOrder  # of the parameters of all replicas
-    tokenizer: Tokenizer | None
-    default_params: Mapping[str, Any]
-
-    @property
-    def loaded(self) -> LoadedModel:
-        """The model on the first replica's devices: programs, parameters and taps are the same on
-        all."""
-        return self.runners[0].loaded
-
-    @property
-    def places(self) -> StagePlaces:
-        """Where parameters lie."""
-        return self.order.places
-
-    @property
-    def placement(self) -> Placement:
-        """Where arrays lie that belong to no stage, and which devices there are."""
-        return self.places.whole
-
-    def check_leaves(self) -> None:
-        """Refuse to run on parameters that somebody else has donated meanwhile."""
-        for runner in self.runners:
-            runner.loaded.check_leaves()
-
-    @property
-    def processes(self) -> int:
-        """How many make the same calls."""
-        return len(self.placement.processes)
-
-
-@dataclass(frozen=True)
-class DeviceSide:
-    """What is built where the devices are."""
-
-    core: Core
-    runners: tuple[PlanRunner, ...]  # of each data-parallel replica
-    schedule: ScheduleConfig
-    cache: CacheConfig
-    depth: int
-    declared: nnx.Module
-    order: LeafOrder
-
-
 def build_engine(args: EngineArgs, bar: Callable[..., Any]) -> Engine:
     """Load the model and build an engine that is ready to serve."""
     checked_options(args)
     if args.executor not in OWN_PROCESSES:
-        return cast(Engine, remote_engine(args))  # what it lacks says so when it is asked for
+        return remote_engine(args)
     enable_compile_cache((args.compilation_config or {}).get("cache_dir"))
     source = open_model_source(args)
     side = device_side(args, source, bar)
     _log_capacity(side.cache, side.schedule, len(side.runners), jax.default_backend())
-    return Engine(
-        session=_session(args, source, side.core, side.schedule, jax.default_backend()),
-        runners=side.runners,
-        # Without the user's arrays: the engine must not keep old parameters alive.
-        args=replace(args, model=str(source.folder), params=None),
-        folder=source.folder,
-        model=source.config,
-        schedule=side.schedule,
-        cache=side.cache,
-        declared=side.declared,
-        order=side.order,
-        tokenizer=source.tokenizer,
-        default_params=_default_params(source.generation),
-    )
+    # Without the user's arrays: the engine must not keep old parameters alive.
+    args = replace(args, model=str(source.folder), params=None)
+    platform = jax.default_backend()
+    return engine_of(args, source, side.core, side.schedule, side.cache, platform, side)
 
 
-def remote_engine(args: EngineArgs) -> RemoteEngine:
+def remote_engine(args: EngineArgs) -> Engine:
     """Start workers, and schedule here what runs there."""
     kind = starting_executor(args.executor)
     source = open_model_source(args)
@@ -144,17 +75,8 @@ def remote_engine(args: EngineArgs) -> RemoteEngine:
     scheduler = Scheduler(capacity.schedule, CacheCoordinator(capacity.cache), depth=capacity.depth)
     core = EngineCore(scheduler, executor, capacity.depth)
     _log_capacity(capacity.cache, capacity.schedule, 1, capacity.platform)
-    return RemoteEngine(
-        session=_session(args, source, core, capacity.schedule, capacity.platform),
-        loaded=RemoteModel(executor),
-        args=replace(args, model=str(source.folder)),
-        folder=source.folder,
-        model=source.config,
-        schedule=capacity.schedule,
-        cache=capacity.cache,
-        tokenizer=source.tokenizer,
-        default_params=_default_params(source.generation),
-    )
+    args = replace(args, model=str(source.folder))
+    return engine_of(args, source, core, capacity.schedule, capacity.cache, capacity.platform, None)
 
 
 def device_side(args: EngineArgs, source: ModelSource, bar: Callable[..., Any]) -> DeviceSide:
@@ -201,9 +123,16 @@ def device_side(args: EngineArgs, source: ModelSource, bar: Callable[..., Any]) 
     return DeviceSide(core, runners, schedule, cache, depth, declaration(model), order)
 
 
-def _session(
-    args: EngineArgs, source: ModelSource, core: Core, schedule: ScheduleConfig, platform: str
-) -> Session:
+def engine_of(
+    args: EngineArgs,
+    source: ModelSource,
+    core: Core,
+    schedule: ScheduleConfig,
+    cache: CacheConfig,
+    platform: str,
+    devices: DeviceSide | None,
+) -> Engine:
+    """The engine around a core."""
     limits = Limits(
         source.config.vocab_size,
         schedule.max_model_len,
@@ -211,8 +140,20 @@ def _session(
         source.eos_token_ids,
         source.stop_token_ids,
     )
-    log = None if args.disable_log_stats else StatsLog(core.counts, platform)
-    return Session(InputProcessor(limits, source.tokenizer, args.seed or 0), core, log)
+    client = InProcessClient(core)
+    log = None if args.disable_log_stats else StatsLog(client.stats, platform)
+    return Engine(
+        session=Session(InputProcessor(limits, source.tokenizer, args.seed or 0), client, log),
+        client=client,
+        args=args,
+        folder=source.folder,
+        model=source.config,
+        schedule=schedule,
+        cache=cache,
+        tokenizer=source.tokenizer,
+        default_params=_default_params(source.generation),
+        devices=devices,
+    )
 
 
 def checked_options(args: EngineArgs) -> None:

@@ -10,7 +10,8 @@ import jax
 import msgspec
 
 from jengine.assembly.args import EngineArgs
-from jengine.assembly.build import DeviceSide, device_side
+from jengine.assembly.build import device_side
+from jengine.assembly.engine import DeviceSide
 from jengine.assembly.model_source import open_model_source
 from jengine.assembly.progress import progress_factory
 from jengine.distributed.follower import FollowingCore

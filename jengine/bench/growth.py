@@ -40,7 +40,7 @@ def measure(
     prompt_length: int,
 ) -> dict[str, Any]:
     """All three tables. Memory comes first: the decode steps overwrite the cache."""
-    core = llm.engine.session.core
+    core = llm.engine.client.core
     if not isinstance(core, EngineCore):
         raise ConfigError("bench growth: expected one engine in this process, without replicas.")
     held = memory_growth(llm, core, prompt_length)
@@ -115,7 +115,7 @@ def held(llm: LLM, core: EngineCore, count: int, prompt_length: int) -> dict[str
     answered: set[str] = set()
     try:
         while len(answered) < count:
-            answered |= {output.request_id for output in session.step()}
+            answered |= {answer.request_id for answer in session.step()}
         return {
             "requests": count,
             "running": core.counts().running,
@@ -125,8 +125,8 @@ def held(llm: LLM, core: EngineCore, count: int, prompt_length: int) -> dict[str
             "device_bytes": device_stats(llm).get("bytes_in_use"),
         }
     finally:
-        for request_id in asked:
-            session.discard(request_id)
+        for answer in asked:
+            session.discard(answer)
 
 
 def cache_bytes(llm: LLM, core: EngineCore) -> int:

@@ -6,6 +6,7 @@ Must not know the scheduler or how answers are built.
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -69,7 +70,6 @@ class Prompt:
 class Submission:
     """One prompt with its parameters, ready to be queued: one wire request for each answer."""
 
-    request_id: str
     prompt: Prompt
     params: SamplingParams
     wires: tuple[WireRequest, ...]
@@ -83,6 +83,7 @@ class InputProcessor:
         self.tokenizer = tokenizer
         # Requests without a seed draw one here, so an engine's seed fixes a whole run.
         self._seeds = random.Random(seed)  # noqa: S311 - not for secrets
+        self._numbers = itertools.count()
 
     def render(self, given: Any, how: Tokenization = AS_USUAL) -> Prompt:
         """A str, a sequence of ids, or a dict with one of them, as a checked prompt."""
@@ -97,10 +98,12 @@ class InputProcessor:
         ids = self._encoded(text, how, add_special_tokens=False)
         return Prompt(text, self._checked_ids(ids, how))
 
-    def submission(
-        self, request_id: str, prompt: Prompt, params: SamplingParams, priority: int = 0
-    ) -> Submission:
-        """Check the parameters against the model and build one wire request an answer."""
+    def submission(self, prompt: Prompt, params: SamplingParams, priority: int = 0) -> Submission:
+        """Check the parameters against the model and build one wire request an answer.
+
+        Each gets an id that is never used again, so that tokens still on their way to a request
+        that was discarded cannot reach a later one.
+        """
         if not isinstance(params, SamplingParams):
             raise RequestError(
                 f"sampling_params is a {type(params).__name__}; expected SamplingParams."
@@ -118,7 +121,7 @@ class InputProcessor:
         stop_ids = self._stop_ids(params)
         wires = tuple(
             WireRequest(
-                request_id=request_id if params.n == 1 else f"{index}_{request_id}",
+                request_id=str(next(self._numbers)),
                 prompt_token_ids=prompt.token_ids,
                 sampling=msgspec.structs.replace(sampling, seed=(seed + index) % 2**64),
                 max_tokens=self._at_most_the_context(params.max_tokens),
@@ -134,7 +137,7 @@ class InputProcessor:
             )
             for index in range(params.n)
         )
-        return Submission(request_id, prompt, params, wires)
+        return Submission(prompt, params, wires)
 
     def _from_dict(self, given: Mapping[str, Any], how: Tokenization) -> Prompt:
         for key, feature in LATER_PROMPT_KEYS.items():

@@ -1,4 +1,4 @@
-"""What a session needs of an engine core, wherever the requests are scheduled."""
+"""What a client needs of an engine core, in whichever process the requests are scheduled."""
 
 from __future__ import annotations
 

@@ -1,38 +1,54 @@
-"""A session: input_processor, core and answers of one engine, driven one step at a time.
+"""A session: what lies between users and the client of one engine.
 
-What `LLM` and `AsyncLLM` have in common. Not thread safe: one caller at a time.
+Prompts become checked requests, token deltas become answers. All of its methods may be called from
+any thread; `discard` also from a finalizer that the garbage collector runs.
 """
 
 from __future__ import annotations
 
 import itertools
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+from jengine.engine.answer import Answer
+from jengine.engine.client import EngineClient
 from jengine.engine.input_processor import InputProcessor, Prompt
 from jengine.engine.output_processor import OutputProcessor
-from jengine.engine.protocol import Core
 from jengine.errors import RequestError
 from jengine.metrics.stats_log import StatsLog
-from jengine.outputs import RequestOutput, TokenDelta
+from jengine.outputs import TokenDelta
 from jengine.sampling_params import SamplingParams
 
 
 class Session:
-    """Submit prompts, call `step` while there is work, get outputs."""
+    """Submit prompts, call `step` while there is work, and take what is new from the answers."""
 
     def __init__(
-        self, input_processor: InputProcessor, core: Core, log: StatsLog | None = None
+        self, input_processor: InputProcessor, client: EngineClient, log: StatsLog | None = None
     ) -> None:
         self.input_processor = input_processor
-        self.core = core
+        self.client = client
         self.log = log
-        self.answers = OutputProcessor(input_processor.tokenizer)
+        self._answers = OutputProcessor(input_processor.tokenizer)
         self._numbers = itertools.count()
+        self._lock = threading.Lock()  # around `_answers`
+        self._entry = threading.Lock()  # held to keep new requests out
+        self._discarded: deque[Answer] = deque()
+        self._unread: deque[list[TokenDelta]] = deque()
 
     @property
     def has_work(self) -> bool:
         """Whether `step` has something to do."""
-        return self.core.has_work
+        return self.client.has_work
+
+    @property
+    def open_answers(self) -> list[Answer]:
+        """The requests that have not ended, in the order in which they came."""
+        with self._opened() as answers:
+            return answers.open_answers
 
     def submit(
         self,
@@ -41,59 +57,114 @@ class Session:
         *,
         request_id: str | None = None,
         priority: int = 0,
-    ) -> str:
-        """Queue a prompt (rendered or as the user gave it): wholly, or with an error not at all."""
-        self.core.check_alive()
-        request_id = self._unused_id() if request_id is None else request_id
-        if not isinstance(request_id, str) or not request_id:
+        reader: Any = None,
+    ) -> Answer:
+        """Queue a prompt (rendered or as the user gave it): wholly, or with an error not at all.
+
+        `reader` is what `process` finds at the answer when there is something to take.
+        """
+        self.client.check_alive()
+        if request_id is not None and (not isinstance(request_id, str) or not request_id):
             raise RequestError(f"request_id={request_id!r}: expected a string that is not empty.")
         rendered = prompt if isinstance(prompt, Prompt) else self.input_processor.render(prompt)
-        submission = self.input_processor.submission(request_id, rendered, params, priority)
-        if self.answers.knows(submission):
-            raise RequestError(f"request_id={request_id!r} is being answered already.")
-        self.answers.open(submission)
+        submission = self.input_processor.submission(rendered, params, priority)
+        with self._entry:
+            with self._opened() as answers:
+                request_id = self._unused_id(answers) if request_id is None else request_id
+                if request_id in answers:
+                    raise RequestError(f"request_id={request_id!r} is being answered already.")
+                answer = answers.open(request_id, submission, reader)
+            self._add(answer)
+        return answer
+
+    def _add(self, answer: Answer) -> None:
         try:
-            for wire in submission.wires:
-                self.core.add(wire)
+            for wire in answer.submission.wires:
+                self.client.add(wire)
         except BaseException:
-            self.discard(request_id)
+            self.discard(answer)
             raise
-        return request_id
 
-    def _unused_id(self) -> str:
+    def _unused_id(self, answers: OutputProcessor) -> str:
         numbers = map(str, self._numbers)
-        return next(number for number in numbers if number not in self.answers)
+        return next(number for number in numbers if number not in answers)
 
-    def step(self) -> list[RequestOutput]:
-        """Run one step of the engine; the outputs it made."""
-        outputs = []
-        deltas = self.core.step()
+    def step(self) -> list[Answer]:
+        """Run one step of the engine; the answers that have something new for their readers."""
+        self._unread.append(self.client.outputs())
+        return self.process()
+
+    def receive(self) -> None:
+        """Wait for what the engine brings next, and keep it for `process`."""
+        self._unread.append(self.client.outputs())
+
+    def process(self) -> list[Answer]:
+        """Add what was received to the answers; those that have something new for their readers.
+
+        This is where text is made. Another thread may receive meanwhile.
+        """
+        news: list[Answer] = []
+        with self._opened() as answers:
+            while self._unread:
+                deltas = self._unread.popleft()
+                news += self._take(deltas, answers)
+        return news
+
+    def _take(self, deltas: Sequence[TokenDelta], answers: OutputProcessor) -> list[Answer]:
+        news = []
         for delta in deltas:
-            output, cut_short = self.answers.take(delta)
-            if cut_short:
-                self.core.abort(delta.request_id)
-            if output is not None:
-                outputs.append(output)
+            taken = answers.take(delta)
+            if taken is None:
+                continue
+            if taken.cut_short:
+                self.client.abort(delta.request_id)
+            if taken.has_news:
+                news.append(taken.answer)
         if self.log is not None:
-            self.log.count(deltas, outputs)
-        return outputs
+            self.log.count(deltas, [answer for answer in news if answer.finished])
+        return news
 
-    def abort(self, request_id: str) -> RequestOutput | None:
-        """End a request and all its completions; its final output with what there is so far."""
-        final = None
-        for wire_id in self.answers.wire_ids(request_id):
-            delta = self.core.abort(wire_id) or ended(wire_id)
-            output, _ = self.answers.take(delta)
-            final = output or final
-        return final
+    def abort(self, request_id: str) -> None:
+        """End a request and all its completions; a later step gives its reader the last output."""
+        with self._opened() as answers:
+            answer = answers.answer(request_id)
+        if answer is not None:
+            self._abort(answer)
 
-    def discard(self, request_id: str) -> None:
-        """End a request whose answer nobody wants any more."""
-        for wire_id in self.answers.wire_ids(request_id):
-            self.core.abort(wire_id)
-        self.answers.close(request_id)
+    def discard(self, answer: Answer) -> None:
+        """End a request whose answer has no reader any more.
 
+        It only appends to queues, so it may interrupt anything: also a step, and this session
+        itself, when the garbage collector closes an abandoned stream.
+        """
+        if not answer.finished:
+            self._discarded.append(answer)
+            self._abort(answer)
 
-def ended(wire_id: str) -> TokenDelta:
-    """The delta of a completion that the core no longer knows."""
-    return TokenDelta(request_id=wire_id, token_ids=[], finish_reason="abort")
+    def fail_all(self, error: BaseException) -> list[Answer]:
+        """End every open request with an error for its reader; the answers that got it."""
+        with self._opened() as answers:
+            failed = answers.open_answers
+            for answer in failed:
+                answers.close(answer)
+                answer.fail(error)
+                self._abort(answer)
+        return failed
+
+    @contextmanager
+    def closed_to_new(self) -> Iterator[None]:
+        """Inside, a request that is submitted waits for the end of the block."""
+        with self._entry:
+            yield
+
+    def _abort(self, answer: Answer) -> None:
+        for wire in answer.submission.wires:
+            self.client.abort(wire.request_id)
+
+    @contextmanager
+    def _opened(self) -> Iterator[OutputProcessor]:
+        """The open requests, for this thread alone and without those that were discarded."""
+        with self._lock:
+            while self._discarded:
+                self._answers.close(self._discarded.popleft())
+            yield self._answers

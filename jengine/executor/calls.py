@@ -1,26 +1,19 @@
 """The calls that workers answer: a table of names with the types of arguments and results.
 
-In: a name and arguments. Out: bytes, and back; nothing else can be called. Must not know where the
-workers are.
+In: a name and arguments. Out: bytes, and back; nothing else can be called. `worker_calls` does what
+is asked. Must not know where the workers are, or jax.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from jengine.errors import RequestError, nearest_name
-from jengine.runner.ledger import ProgramCounts
-from jengine.runner.loaded_model import LoadedModel
-from jengine.runner.reports import (
-    DeviceMemory,
-    device_memory,
-    start_profile,
-    stop_profile,
-)
+from jengine.runner.report_types import DeviceMemory, ProgramCounts
 
 
 class Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -35,18 +28,17 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class WorkerCall:
-    """One call that workers answer."""
+    """The types of one call that workers answer."""
 
     arguments: Any
     result: Any
-    run: Callable[[LoadedModel, Any], Any]
 
 
 CALLS = {
-    "memory": WorkerCall(Nothing, DeviceMemory, lambda loaded, _: device_memory(loaded)),
-    "programs": WorkerCall(Nothing, ProgramCounts, lambda loaded, _: loaded.program_counts()),
-    "start_profile": WorkerCall(Profile, None, lambda _, given: start_profile(given.folder)),
-    "stop_profile": WorkerCall(Nothing, None, lambda _, __: stop_profile()),
+    "memory": WorkerCall(Nothing, DeviceMemory),
+    "programs": WorkerCall(Nothing, ProgramCounts),
+    "start_profile": WorkerCall(Profile, None),
+    "stop_profile": WorkerCall(Nothing, None),
 }
 
 
@@ -69,17 +61,6 @@ def encoded_arguments(method: str, arguments: Mapping[str, Any]) -> bytes:
     except msgspec.ValidationError as error:
         raise RequestError(f"call_workers({method!r}): {error}.") from error
     return msgspec.msgpack.encode(given)
-
-
-def answer(loaded: LoadedModel, method: str, arguments: bytes) -> bytes:
-    """Answer a call in this worker. Errors go to the caller and are not raised here."""
-    call = CALLS[method]
-    given = msgspec.msgpack.decode(arguments, type=call.arguments)
-    try:
-        value = call.run(loaded, given)
-    except Exception as error:  # noqa: BLE001 - the caller raises it
-        return msgspec.msgpack.encode(Outcome(b"", f"{type(error).__name__}: {error}"))
-    return encoded_answer(value)
 
 
 def encoded_answer(value: Any) -> bytes:

@@ -6,8 +6,8 @@ import os
 import platform
 
 from jengine.errors import EngineDead
-from jengine.executor.calls import answer
 from jengine.executor.protocol import WorkerHealth
+from jengine.executor.worker_calls import answer
 from jengine.plan import Plan
 from jengine.runner.leaves import Leaves
 from jengine.runner.runner import PlanRunner, StepHandle

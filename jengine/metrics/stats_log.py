@@ -7,12 +7,24 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
-from jengine.outputs import Counts, RequestOutput, TokenDelta
+from jengine.outputs import Counts, TokenDelta
 
 logger = logging.getLogger(__name__)
 INTERVAL = 10.0
+
+
+class FinishedRequest(Protocol):
+    """What the log wants to know of a request that has ended."""
+
+    num_cached_tokens: int
+
+    @property
+    def prompt_token_ids(self) -> Sequence[int]:
+        """The tokens of its prompt."""
+        ...
 
 
 class StatsLog:
@@ -23,12 +35,11 @@ class StatsLog:
         self.device = device.upper()
         self._start_interval()
 
-    def count(self, deltas: list[TokenDelta], outputs: list[RequestOutput]) -> None:
+    def count(self, deltas: Sequence[TokenDelta], finished: Sequence[FinishedRequest]) -> None:
         """Note what a step brought."""
         self._written += sum(len(delta.token_ids) for delta in deltas)
-        for output in outputs:
-            if output.finished:
-                self._read += len(output.prompt_token_ids) - output.num_cached_tokens
+        for request in finished:
+            self._read += len(request.prompt_token_ids) - request.num_cached_tokens
         elapsed = time.monotonic() - self._began
         if elapsed >= INTERVAL:
             logger.info("%s", self.line(elapsed))

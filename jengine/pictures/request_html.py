@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 # A colour laid over the page's own, so that it can be read on light and on dark pages.
@@ -35,15 +35,20 @@ def request_html(output: Output) -> str:
     parts = [_prompt(output)]
     parts += [f"<div style='margin: 0.4em 0 0 1em'>{_answer(one)}</div>" for one in output.outputs]
     scored = [output.prompt_logprobs, *(answer.logprobs for answer in output.outputs)]
-    if any(isinstance(tables, list) for tables in scored):
+    if any(map(_has_tables, scored)):
         parts.append(f"<small style='{MUTED}'>{LEGEND}</small>")
     return f"<div style='{BOX}'>{''.join(parts)}</div>"
+
+
+def _has_tables(logprobs: Any) -> bool:
+    """Whether these are tables, one a token; flat log-probabilities are a named tuple of arrays."""
+    return isinstance(logprobs, Sequence) and not isinstance(logprobs, tuple)
 
 
 def _prompt(output: Output) -> str:
     plain = output.prompt if output.prompt is not None else str(output.prompt_token_ids)
     tables = output.prompt_logprobs
-    if not isinstance(tables, list):
+    if not _has_tables(tables):
         return html.escape(plain)
     # The first token follows nothing, so it has no table: its text is what the others leave over.
     pairs = list(zip(output.prompt_token_ids, tables, strict=True))
@@ -55,7 +60,7 @@ def _prompt(output: Output) -> str:
 
 def _answer(answer: Output) -> str:
     tables = answer.logprobs
-    if isinstance(tables, list):
+    if _has_tables(tables):
         pairs = zip(answer.token_ids, tables, strict=True)
         text = "".join(_span(token, table) for token, table in pairs)
     else:

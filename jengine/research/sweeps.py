@@ -63,7 +63,7 @@ def run_sweeps(
     piece = max(llm.engine.schedule.prefill_tile, SHORTEST_PIECE)
     longer = [number for number, ids in enumerate(prompts) if len(ids) > piece]
     # An engine of several processes has its scheduler in one of them only.
-    if longer and isinstance(llm.engine.session.core, (EngineCore, DataParallelCore)):
+    if longer and isinstance(llm.engine.client.core, (EngineCore, DataParallelCore)):
         with short_pieces(llm, piece):
             pairs = [
                 Pair(plain[number], teacher_forced(ask(llm, [prompts[number]], steps)[0]))
@@ -120,18 +120,18 @@ def same_steps(first: RequestOutput, second: RequestOutput) -> int:
 def short_pieces(llm: LLM, tokens: int) -> Iterator[None]:
     """The same compiled steps behind a scheduler that cuts prompts into pieces."""
     engine = llm.engine
-    session, usual = engine.session, engine.session.core
+    client, usual = engine.client, engine.client.core
     # The other scheduler writes over what this one believes to be cached.
     llm.reset_prefix_cache()
     schedule = replace(engine.schedule, long_prefill_token_threshold=tokens)
     scheduler = Scheduler(schedule, CacheCoordinator(engine.cache), depth=0)
     other = EngineCore(scheduler, LocalExecutor(engine.runners[0]), 0)
-    session.core = other
+    client.core = other
     try:
         yield
     finally:
         other.reset()
-        session.core = usual
+        client.core = usual
 
 
 def result(name: str, meaning: str, pairs: Sequence[Pair], measure: Measure) -> SweepResult:

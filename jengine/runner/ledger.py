@@ -8,23 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 
-import msgspec
-
 from jengine.runner.buckets import Bucket
 from jengine.runner.features import Features
+from jengine.runner.report_types import ProgramCounts
 
 Key = tuple[Bucket, Features]
 # Widths of the printed columns: bucket, features, seconds, megabytes, hits, padded share.
 COLUMNS = (16, 44, 8, 8, 7, 7)
-
-
-class ProgramCounts(msgspec.Struct, frozen=True):
-    """How many programs were compiled."""
-
-    programs: int
-    compiles_after_warm_up: int
-    programs_to_come: int = 0  # being compiled while steps run
-    on_first_use: tuple[str, ...] = ()  # variants that the first step to need them compiles
 
 
 @dataclass

@@ -20,8 +20,8 @@ from jengine.runner.block_tables import BlockWriter
 from jengine.runner.buckets import Ladders, StepShapes
 from jengine.runner.heads import DeviceOutput
 from jengine.runner.leaves import LeafOrder, Leaves
-from jengine.runner.ledger import ProgramCounts
 from jengine.runner.programs import Compiled, Programs
+from jengine.runner.report_types import ProgramCounts
 from jengine.runner.state import StepState
 from jengine.runner.taps import TapSets
 from sharding.mesh import steps_may_queue

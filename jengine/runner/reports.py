@@ -9,21 +9,9 @@ import math
 from collections.abc import Iterable
 
 import jax
-import msgspec
 
 from jengine.runner.loaded_model import LoadedModel
-
-
-class DeviceMemory(msgspec.Struct, frozen=True):
-    """Bytes on the first device of a process; the last two where the device tells."""
-
-    platform: str
-    devices: int  # of this process
-    weights: int
-    cache: int
-    row_state: int
-    in_use: int | None
-    limit: int | None
+from jengine.runner.report_types import DeviceMemory
 
 
 def device_memory(loaded: LoadedModel) -> DeviceMemory:

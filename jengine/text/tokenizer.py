@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, final
@@ -52,6 +53,7 @@ class Tokenizer:
 
     def __init__(self, hf: PreTrainedTokenizerBase) -> None:
         self.hf = hf
+        self._encoding = threading.Lock()
         self.backend: Backend | None = hf.backend_tokenizer if hf.is_fast else None
         self.vocab_size: int = len(hf)  # added tokens included
         added = hf.added_tokens_decoder
@@ -89,7 +91,10 @@ class Tokenizer:
         options: dict[str, Any] = {"add_special_tokens": add_special_tokens, "verbose": False}
         if max_tokens is not None:
             options.update(truncation=True, max_length=max_tokens)
-        encoded = self.hf(text, **options)
+        # transformers sets options of the Rust tokenizer before it encodes, which fails while
+        # another thread encodes.
+        with self._encoding:
+            encoded = self.hf(text, **options)
         return list(encoded["input_ids"])
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:

@@ -52,7 +52,7 @@ def rebuilt(
 ) -> Iterator[jengine.LLM]:
     """The engine with another schedule or a smaller cache, and as it was afterwards."""
     engine = llm.engine
-    core = engine.session.core
+    core = engine.client.core
     blocks = tuple(num_blocks or most for most in engine.cache.num_blocks)
     assert all(map(int.__le__, blocks, engine.cache.num_blocks)), "more than the device holds"
     cache = replace(engine.cache, num_blocks=blocks, enable_prefix_caching=prefix_caching)
@@ -62,20 +62,19 @@ def rebuilt(
         replace(engine.schedule, **schedule), CacheCoordinator(cache), depth=depth, spacing=stages
     )
     # Rows that a former scheduler used start again in the runner, so nothing of it is left.
-    engine.session.core = EngineCore(scheduler, LocalExecutor(engine.runners[0]), depth)
+    engine.client.core = EngineCore(scheduler, LocalExecutor(engine.runners[0]), depth)
     try:
         yield llm
     finally:
-        engine.session.core.reset()
+        engine.client.core.reset()
         core.reset()
-        engine.session.core = core
+        engine.client.core = core
 
 
 def is_idle(llm: jengine.LLM) -> bool:
     """Whether nothing is left in the engine."""
     stats = llm.stats()
-    waited_for = len(llm.engine.session.answers) + len(llm._batches._by_request)
-    return stats.running + stats.waiting + waited_for == 0
+    return stats.running + stats.waiting + len(llm.engine.session.open_answers) == 0
 
 
 def random_prompts(*lengths: int, seed: int = 0) -> list[list[int]]:

@@ -141,8 +141,8 @@ def test_throughput_divides_time_and_memory(model: str, trace: Path) -> None:
 
 
 def test_replicas_divide_no_time() -> None:
-    session = SimpleNamespace(core="of several replicas")
-    llm: Any = SimpleNamespace(engine=SimpleNamespace(session=session))
+    client = SimpleNamespace(core="of several replicas")
+    llm: Any = SimpleNamespace(engine=SimpleNamespace(client=client))
     assert Ours(llm, []).time is None
     assert step_clock.printed(None).startswith("Time: not divided")
 

@@ -59,7 +59,7 @@ def test_cache_bytes_are_those_of_the_array(model: str) -> None:
     """Everything in use, counted in bytes, is the whole cache without its null block."""
     with LLM(model, skip_tokenizer_init=True, max_num_seqs=2, max_model_len=64,
              enforce_eager=True, show_progress=False) as llm:  # fmt: skip
-        core = llm.engine.session.core
+        core = llm.engine.client.core
         assert isinstance(core, EngineCore)
         (group,), (array,) = core.scheduler.cache.groups, llm.engine.loaded.state.caches
         group.pool.allocate(group.pool.total)
@@ -75,8 +75,8 @@ def test_counts(most: int, counts: list[int]) -> None:
 
 
 def test_what_growth_cannot_measure() -> None:
-    session = SimpleNamespace(core="of several replicas")
-    llm: Any = SimpleNamespace(engine=SimpleNamespace(session=session))
+    client = SimpleNamespace(core="of several replicas")
+    llm: Any = SimpleNamespace(engine=SimpleNamespace(client=client))
     with pytest.raises(ConfigError, match="without replicas"):
         growth.measure(
             llm, running=[2], steps=1, contexts=[8], rows=2, iterations=1, prompt_length=8

@@ -13,7 +13,7 @@ from jengine.executor.calls import encoded_answer
 from jengine.executor.protocol import Capacity, EngineJob, WorkerHealth
 from jengine.executor.scripted import ScriptedExecutor, ScriptedResult
 from jengine.plan import Plan
-from jengine.runner.ledger import ProgramCounts
+from jengine.runner.report_types import ProgramCounts
 
 VOCAB = 97
 GROUP = CacheGroup(CacheSpec("full", 1, 8), (0,))

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 import jengine
-from jengine.outputs import CompletionOutput, Logprob, RequestOutput
+from jengine.logprobs import Logprob
+from jengine.outputs import CompletionOutput, RequestOutput
 from jengine.pictures.request_html import DEEPEST
 
 

@@ -1,0 +1,104 @@
+"""What LLM and AsyncLLM have in common: everything that can be asked without waiting."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Self
+
+import jax
+
+from jengine.api.front import Front
+from jengine.api.memory_picture import MemoryPicture, memory_picture
+from jengine.api.parameters import param_shardings
+from jengine.api.sharding_picture import ParamShardings
+from jengine.api.summary import engine_summary
+from jengine.assembly.args import EngineArgs
+from jengine.assembly.build import build_engine
+from jengine.assembly.engine import Engine
+from jengine.assembly.progress import progress_factory
+from jengine.models.taps import TapPoint, tap_points
+from jengine.runner.ledger import CompileLedger
+from jengine.sampling_params import SamplingParams
+from jengine.vllm_names import missing_attribute
+
+
+class BaseLLM:
+    """An engine and its front."""
+
+    def __init__(self, model: Any, **settings: Any) -> None:
+        owner = type(self).__name__
+        args = EngineArgs.checked(owner, model=model, **settings)
+        self._hold(build_engine(args, progress_factory(args.show_progress)))
+
+    def __repr__(self) -> str:
+        return engine_summary(self, self._front.living)
+
+    if not TYPE_CHECKING:  # a checker would take every name for an attribute
+
+        def __getattr__(self, name: str) -> Any:
+            raise missing_attribute(type(self).__name__, name)
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs) -> Self:
+        """An engine from an EngineArgs."""
+        return cls(**vars(engine_args))
+
+    @classmethod
+    def over(cls, engine: Engine) -> Self:
+        """A new owner of an engine that has been built already."""
+        llm = cls.__new__(cls)
+        llm._hold(engine)
+        return llm
+
+    def _hold(self, engine: Engine) -> None:
+        self._front = Front(type(self).__name__, engine)
+
+    @property
+    def engine(self) -> Engine:
+        """The engine's parts, while it lives."""
+        return self._front.engine
+
+    def get_tokenizer(self) -> Any:
+        """The transformers tokenizer."""
+        return self._front.tokenizer()
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What a request without parameters gets: the model's own generation settings."""
+        return self._front.default_params()
+
+    @property
+    def max_model_len(self) -> int:
+        """The longest prompt and answer together, in tokens."""
+        return self.engine.schedule.max_model_len
+
+    @property
+    def weights_version(self) -> int:
+        """How often the parameters were replaced."""
+        return self.engine.client.weights_version
+
+    @property
+    def ledger(self) -> CompileLedger:
+        """Every compiled program, printable."""
+        return self.engine.loaded.programs.ledger
+
+    @property
+    def mesh(self) -> jax.sharding.Mesh:
+        """The devices of this engine, as its arrays are split over them.
+
+        With data parallelism the first axis, `dp`, numbers the replicas.
+        """
+        return self.engine.placement.mesh
+
+    @property
+    def param_shardings(self) -> ParamShardings:
+        """Parameter -> how it is split over the mesh, or over its stage's part of it; a picture in
+        a notebook. Over `dp` it is not split: each replica has it."""
+        return param_shardings(self.engine)
+
+    @property
+    def tap_points(self) -> list[TapPoint]:
+        """The places whose values `LLM.generate` can capture or change."""
+        return tap_points(self.engine.model)
+
+    def memory(self) -> MemoryPicture:
+        """What this engine's memory consists of: printable, and a picture in notebooks."""
+        return memory_picture(self.engine)

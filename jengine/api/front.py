@@ -1,0 +1,148 @@
+"""The front of an engine: what LLM and AsyncLLM have in common, apart from how they wait. No jax.
+
+In: prompts, conversations and questions as users write them. Out: rendered prompts with parameters,
+and answers to questions that the engine's client can give.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from jengine.api.arguments import Params, as_conversations, as_list, final_only, spread
+from jengine.api.stats import EngineStats
+from jengine.engine.input_processor import Prompt
+from jengine.engine.session import Session
+from jengine.errors import EngineDead, RequestError
+from jengine.executor.calls import decoded_answers, encoded_arguments
+from jengine.executor.protocol import WorkerHealth
+from jengine.sampling_params import SamplingParams
+from jengine.text.chat_template import render_chat
+from jengine.text.tokenization import checked_tokenization
+
+if TYPE_CHECKING:
+    from jengine.assembly.engine import Engine
+
+
+class Ask(NamedTuple):
+    """One prompt as `Session.submit` takes it."""
+
+    prompt: Any  # as the user gave it, or rendered
+    params: SamplingParams
+    priority: int
+
+
+class Front:
+    """An engine while it lives, and what can be asked of it."""
+
+    def __init__(self, owner: str, engine: Engine) -> None:
+        self._owner = owner
+        self._engine: Engine | None = engine
+
+    @property
+    def engine(self) -> Engine:
+        """The engine's parts, while it lives."""
+        if self._engine is None:
+            raise EngineDead(f"this {self._owner} was shut down. Create a new one.")
+        return self._engine
+
+    @property
+    def living(self) -> Engine | None:
+        """The engine's parts, or None after shutdown."""
+        return self._engine
+
+    @property
+    def session(self) -> Session:
+        """Where requests go in and answers come out."""
+        return self.engine.session
+
+    def leave(self) -> Engine | None:
+        """Let go of the engine, to shut it down; None if that was done before."""
+        engine, self._engine = self._engine, None
+        return engine
+
+    # --- prompts ---------------------------------------------------------------------------
+
+    def asks(
+        self,
+        prompts: Any,
+        sampling_params: Params,
+        priority: int | Sequence[int] | None = None,
+        *,
+        streaming: bool = False,
+    ) -> list[Ask]:
+        """One for each prompt, with the parameters meant for it."""
+        self.engine.check_leaves()
+        given = as_list(prompts)
+        default = self.default_params()
+        params = [
+            default if one is None else one
+            for one in spread("sampling_params", sampling_params, len(given))
+        ]
+        if not streaming:
+            params = [final_only(one) for one in params]
+        levels = [level or 0 for level in spread("priority", priority, len(given))]
+        return [Ask(*one) for one in zip(given, params, levels, strict=True)]
+
+    def rendered(self, asks: Iterable[Ask], taps: int = 0) -> Iterable[Ask]:
+        """The same with their prompts tokenized and checked, one after the other."""
+        processor = self.session.input_processor
+        for ask in asks:
+            given = ask.prompt
+            prompt = given if isinstance(given, Prompt) else processor.render(given)
+            yield ask._replace(prompt=replace(prompt, taps=taps))
+
+    def chat_prompts(self, messages: Any, options: Mapping[str, Any]) -> list[Prompt]:
+        """The prompts of one conversation or of several, by the chat template."""
+        tokenizer = self.engine.tokenizer
+        if tokenizer is None:
+            raise RequestError("chat needs a tokenizer (skip_tokenizer_init=True was given).")
+        options = dict(options)
+        how = checked_tokenization(options.pop("tokenization_kwargs", None))
+        if options.get("chat_template") is None:
+            options["chat_template"] = self.engine.args.chat_template
+        render = self.session.input_processor.render_chat
+        return [
+            render(render_chat(tokenizer, one, **options), how)
+            for one in as_conversations(messages)
+        ]
+
+    def tokenized(self, prompts: Any, tokenization_kwargs: Mapping[str, Any] | None) -> Any:
+        """The prompts as they are, or rendered if they are to be tokenized in another way."""
+        if tokenization_kwargs is None:
+            return prompts
+        how, render = checked_tokenization(tokenization_kwargs), self.session.input_processor.render
+        return [render(one, how) for one in as_list(prompts)]
+
+    def default_params(self) -> SamplingParams:
+        """What a request without parameters gets: the model's own generation settings."""
+        return SamplingParams(**self.engine.default_params)
+
+    def tokenizer(self) -> Any:
+        """The transformers tokenizer."""
+        tokenizer = self.engine.tokenizer
+        if tokenizer is None:
+            raise RequestError("this engine has no tokenizer (skip_tokenizer_init=True).")
+        return tokenizer.hf
+
+    # --- questions -------------------------------------------------------------------------
+
+    def stats(self) -> EngineStats:
+        """What the engine is doing."""
+        return EngineStats.of(self.session.client.stats(), self.engine.program_counts())
+
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        """Forget cached prefixes. False if requests are using the cache."""
+        return self.session.client.reset_prefix_cache(reset_running_requests)
+
+    def health(self, probe: bool = False) -> list[WorkerHealth]:
+        """What is known of every process that runs steps, if wanted after an empty step."""
+        if probe:
+            self.session.client.probe()
+        return self.session.client.health()
+
+    def call_workers(self, method: str, arguments: Mapping[str, Any]) -> list[Any]:
+        """What a call returns in every process that runs steps, by rank."""
+        data = encoded_arguments(method, arguments)
+        return decoded_answers(method, self.session.client.call(method, data))

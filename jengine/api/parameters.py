@@ -1,0 +1,74 @@
+"""Parameters of a running engine: replaced by a training loop, and saved as a model folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+from jengine.api.sharding_picture import ParamShardings
+from jengine.assembly.args import one_of
+from jengine.assembly.engine import Engine
+from jengine.errors import UnsupportedFeature
+from jengine.models.parameter import named_parameters
+from jengine.weights.abstract import with_values
+from jengine.weights.live import fitting_arrays, release_moved
+from jengine.weights.save import save_model
+
+OnInflight = Literal["finish", "abort", "continue"]
+
+
+def update_params(
+    engine: Engine, params: Any, donate: bool, on_inflight: OnInflight,
+    finish_all: Callable[[], None],
+) -> int:  # fmt: skip
+    """Use other parameters from the next step on; returns their version.
+
+    `finish_all` returns when every open request has ended. Requests that come meanwhile wait.
+    """
+    one_of("on_inflight", on_inflight, ("finish", "abort", "continue"))
+    values = fitting_arrays(engine.declared, params, engine.places)
+    session = engine.session
+    with session.closed_to_new():
+        if on_inflight == "finish":
+            finish_all()
+        if on_inflight == "abort":
+            for answer in session.open_answers:
+                session.abort(answer.request_id)
+        leaves = engine.order.leaves(values)
+        if donate:
+            release_moved(params, values)
+        return engine.client.update_weights(leaves)
+
+
+def save(
+    engine: Engine, path: str | Path, format: Literal["safetensors", "orbax"], overwrite: bool
+) -> None:
+    """Write the parameters in use as a model folder."""
+    if engine.processes > 1:
+        raise UnsupportedFeature(
+            "save: writing parameters that are spread over several processes is not built yet. "
+            "Save them from the program that owns them."
+        )
+    engine.check_leaves()
+    save_model(
+        with_values(engine.declared, engine.loaded.parameters()),
+        engine.model,
+        path,
+        format,
+        tokenizer=None if engine.tokenizer is None else engine.tokenizer.hf,
+        source=engine.folder,
+        overwrite=overwrite,
+    )
+
+
+def param_shardings(engine: Engine) -> ParamShardings:
+    """How each parameter is split over the devices."""
+    places, leaves = engine.places, dict(named_parameters(engine.declared))
+    return ParamShardings(
+        {
+            path: places.sharding(path, leaf.get_metadata()["axes"], leaf.shape)
+            for path, leaf in leaves.items()
+        },
+        {path: leaf.shape for path, leaf in leaves.items()},
+    )

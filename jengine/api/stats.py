@@ -1,0 +1,53 @@
+"""What `stats()` returns: what an engine is doing, in numbers and in words. No jax."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from jengine.outputs import Counts
+from jengine.runner.report_types import ProgramCounts
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """What an engine is doing, in numbers."""
+
+    running: int
+    waiting: int
+    preemptions: int
+    cache_usage: float
+    prefix_queries: int
+    prefix_hits: int
+    programs: int
+    compiles_after_warm_up: int
+    replicas: tuple[Counts, ...] = ()  # each data-parallel replica's own, where there are several
+    programs_to_come: int = 0  # being compiled while requests run
+    on_first_use: tuple[str, ...] = ()  # step variants that the first request for them compiles
+
+    @classmethod
+    def of(cls, counts: Counts, programs: ProgramCounts) -> EngineStats:
+        """The scheduler's numbers and the compiler's together."""
+        return cls(**msgspec.structs.asdict(counts), **msgspec.structs.asdict(programs))
+
+    def __str__(self) -> str:
+        programs = (
+            f"programs {self.programs} ({self.compiles_after_warm_up} compiled after warm-up)"
+        )
+        if self.programs_to_come:
+            programs += f", {self.programs_to_come} still to be compiled"
+        if self.on_first_use:
+            programs += f", compiled on first use: {', '.join(self.on_first_use)}"
+        each = [f"\n  replica {i}: {in_words(one)}" for i, one in enumerate(self.replicas)]
+        return f"{in_words(self)}, {programs}{''.join(each)}"
+
+
+def in_words(counts: Counts | EngineStats) -> str:
+    """What an engine or one of its replicas is doing."""
+    queries = counts.prefix_queries
+    rate = counts.prefix_hits / queries if queries else 0.0
+    return (
+        f"running {counts.running}, waiting {counts.waiting}, preemptions {counts.preemptions}, "
+        f"cache in use {counts.cache_usage:.1%}, prefix cache hit rate {rate:.1%}"
+    )

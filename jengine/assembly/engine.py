@@ -1,0 +1,122 @@
+"""An engine that has been built: its session and client, and its parts on local devices.
+
+Imports no jax, so that a process that only takes requests needs none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jengine.assembly.args import EngineArgs
+from jengine.config import CacheConfig, ModelConfig, ScheduleConfig
+from jengine.engine.client import InProcessClient
+from jengine.engine.session import Session
+from jengine.errors import UnsupportedFeature
+from jengine.executor.calls import decoded_answers, encoded_arguments
+from jengine.runner.report_types import ProgramCounts
+from jengine.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from flax import nnx
+
+    from jengine.engine.protocol import Core
+    from jengine.runner.leaves import LeafOrder
+    from jengine.runner.loaded_model import LoadedModel
+    from jengine.runner.runner import PlanRunner
+    from jengine.weights.stages import StagePlaces
+    from sharding.placement import Placement
+
+
+@dataclass(frozen=True)
+class DeviceSide:
+    """What is built where the devices are."""
+
+    core: Core
+    runners: tuple[PlanRunner, ...]  # of each data-parallel replica
+    schedule: ScheduleConfig
+    cache: CacheConfig
+    depth: int
+    declared: nnx.Module  # the model with shapes for arrays: what new parameters must fit
+    order: LeafOrder  # of the parameters of all replicas
+
+
+@dataclass(frozen=True)
+class Engine:
+    """Everything that `LLM` and `AsyncLLM` hold."""
+
+    session: Session
+    client: InProcessClient
+    args: EngineArgs
+    folder: Path | None  # where the model came from; None: it was live
+    model: ModelConfig
+    schedule: ScheduleConfig
+    cache: CacheConfig
+    tokenizer: Tokenizer | None
+    default_params: Mapping[str, Any]
+    devices: DeviceSide | None  # None: steps run in other processes
+
+    @property
+    def here(self) -> DeviceSide:
+        """The devices' side, where it is in this process."""
+        if self.devices is None:
+            raise UnsupportedFeature(
+                "this needs parameters, programs or devices of the engine, which are in its "
+                "workers and not in this process. Use an engine of this process for it; "
+                "llm.call_workers(...) and llm.health() tell about workers."
+            )
+        return self.devices
+
+    @property
+    def runners(self) -> tuple[PlanRunner, ...]:
+        """The runner of each data-parallel replica."""
+        return self.here.runners
+
+    @property
+    def loaded(self) -> LoadedModel:
+        """The model on the first replica's devices: programs, parameters and taps are the same on
+        all."""
+        return self.here.runners[0].loaded
+
+    @property
+    def declared(self) -> nnx.Module:
+        """The model with shapes for arrays: what new parameters must fit."""
+        return self.here.declared
+
+    @property
+    def order(self) -> LeafOrder:
+        """The order of the parameters of all replicas."""
+        return self.here.order
+
+    @property
+    def places(self) -> StagePlaces:
+        """Where parameters lie."""
+        return self.order.places
+
+    @property
+    def placement(self) -> Placement:
+        """Where arrays lie that belong to no stage, and which devices there are."""
+        return self.places.whole
+
+    @property
+    def processes(self) -> int:
+        """How many make the same calls. Workers make none."""
+        return 1 if self.devices is None else len(self.placement.processes)
+
+    def check_leaves(self) -> None:
+        """Refuse to run on parameters that were donated meanwhile. Workers' cannot be."""
+        for runner in self.devices.runners if self.devices else ():
+            runner.loaded.check_leaves()
+
+    def program_counts(self) -> ProgramCounts:
+        """How many programs were compiled; every worker compiles the same."""
+        if self.devices is not None:
+            return self.loaded.program_counts()
+        answers = self.client.call("programs", encoded_arguments("programs", {}))
+        return decoded_answers("programs", answers)[0]
+
+    def wait_until_warm(self, timeout: float | None = None) -> bool:
+        """Wait until every program is compiled. Workers compile all before they run a step."""
+        return self.devices is None or self.loaded.wait_until_warm(timeout)

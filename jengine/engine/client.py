@@ -1,0 +1,225 @@
+"""How a front reaches an engine core: the protocol, and the client for a core in this process.
+
+What passes is plain data: requests and deltas as structs, calls as bytes. So the core may as well
+be in another process. Replacing parameters and taps need live arrays and exist in process only.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, Protocol
+
+from jengine.engine.protocol import Core
+from jengine.errors import EngineDead, RequestError
+from jengine.executor.protocol import WorkerHealth
+from jengine.outputs import Counts, TokenDelta
+from jengine.request import WireRequest
+
+
+class EngineClient(Protocol):
+    """Requests and aborts in, token deltas out. Every method may be called from any thread."""
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `outputs` has something to wait for."""
+        ...
+
+    def add(self, wire: WireRequest) -> None:
+        """Queue a request. Raises a RequestError if no schedule could ever answer it."""
+        ...
+
+    def abort(self, request_id: str) -> None:
+        """Queue the end of a request; unless it has ended by then, a last delta says "abort".
+
+        Safe at any moment, also in a finalizer that the garbage collector runs inside a step.
+        """
+        ...
+
+    def outputs(self) -> list[TokenDelta]:
+        """Wait for the next step and return what it brought. One thread at a time calls it."""
+        ...
+
+    def settle(self) -> None:
+        """Return when everything queued so far has reached the scheduler."""
+        ...
+
+    def stats(self) -> Counts:
+        """What the scheduler is doing."""
+        ...
+
+    def call(self, method: str, arguments: bytes) -> list[bytes]:
+        """What a call returns in every process that runs steps, by rank; see `executor.calls`."""
+        ...
+
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        """Forget cached prefixes. False if requests are using the cache."""
+        ...
+
+    def health(self) -> list[WorkerHealth]:
+        """What is known of every process that runs steps."""
+        ...
+
+    def probe(self) -> None:
+        """Run a step with nothing in it, to its end. Only while no request runs."""
+        ...
+
+    def check_alive(self) -> None:
+        """Raise EngineDead if the engine has stopped or belongs to another process."""
+        ...
+
+    def shutdown(self) -> None:
+        """Abort everything and give the device memory back. Twice is harmless."""
+        ...
+
+
+class InProcessClient:
+    """The client of a core in this process: a queue, and the lock around the core's steps.
+
+    Nothing but this class touches the core. `add` and `abort` append to the queue without a lock;
+    the thread that runs the next step takes them up first. Everything else runs between two steps.
+    """
+
+    def __init__(self, core: Core) -> None:
+        self.core = core
+        self._process = os.getpid()
+        self._queue: deque[WireRequest | str] = deque()  # a string is the id of a request to abort
+        self._ended: list[TokenDelta] = []  # last deltas that no step has returned yet
+        self._stepping = threading.RLock()  # knows its thread, which `_alone` relies on
+        self._next = threading.Lock()  # held by the thread that gets `_stepping` next
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `outputs` has something to do."""
+        return bool(self._queue or self._ended) or self.core.has_work
+
+    def add(self, wire: WireRequest) -> None:
+        """Queue a request, or raise a RequestError if no schedule could ever answer it."""
+        self.check_alive()
+        self.core.check(wire)
+        self._queue.append(wire)
+
+    def abort(self, request_id: str) -> None:
+        """Queue the end of a request."""
+        self._queue.append(request_id)
+
+    def outputs(self) -> list[TokenDelta]:
+        """Run one step, unless what is queued leaves nothing to run."""
+        with self._between_steps():
+            ended, self._ended = self._ended, []
+            return ended + self.core.step() if self.core.has_work else ended
+
+    def settle(self) -> None:
+        """Have the scheduler take up what is queued."""
+        with self._between_steps():
+            self.core.counts()
+
+    def stats(self) -> Counts:
+        """What the scheduler is doing."""
+        with self._between_steps():
+            return self.core.counts()
+
+    def call(self, method: str, arguments: bytes) -> list[bytes]:
+        """What a call returns in every process that runs steps, by rank."""
+        with self._between_steps():
+            return self.core.call_workers(method, arguments)
+
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        """Forget cached prefixes. False if requests are using the cache."""
+        with self._between_steps():
+            return self.core.reset_prefix_cache(reset_running_requests)
+
+    def health(self) -> list[WorkerHealth]:
+        """What is known of every process that runs steps; answered while a step runs."""
+        self.check_alive()
+        return self.core.health()
+
+    def probe(self) -> None:
+        """Run a step with nothing in it, to its end. Only while no request runs."""
+        with self._between_steps():
+            counts = self.core.counts()
+            if self.core.has_work and counts.running + counts.waiting:
+                raise RequestError(
+                    "health(probe=True) while requests run: their steps show as much. Finish them "
+                    "first, or leave probe out."
+                )
+            self.core.probe()
+
+    @property
+    def weights_version(self) -> int:
+        """How often the parameters were replaced."""
+        return self.core.weights_version
+
+    def update_weights(self, leaves: Any) -> int:
+        """Use other parameters from the next step on. Returns the new version of the weights."""
+        with self._between_steps():
+            return self.core.update_weights(leaves)
+
+    def check_alive(self) -> None:
+        """Raise EngineDead if the engine has stopped or belongs to another process."""
+        self._check_process()
+        self.core.check_alive()
+
+    def shutdown(self) -> None:
+        """Abort everything and give the device memory back.
+
+        In a forked child it does nothing: devices and locks are the parent's.
+        """
+        if os.getpid() == self._process:
+            with self._alone():
+                self._queue.clear()
+                self._ended.clear()
+                self.core.shutdown()
+
+    @contextmanager
+    def _between_steps(self) -> Iterator[None]:
+        """The core for this thread alone, with everything queued before taken up."""
+        self._check_process()
+        with self._alone():
+            self._take_up()
+            yield
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Threads get the core in the order in which they came.
+
+        A plain lock would go back to the thread that runs steps each time, for as long as it runs.
+        """
+        try:
+            with self._next:
+                self._stepping.acquire()
+            yield
+        finally:
+            # Ctrl-C may come while the lock is waited for: then it is not this thread's.
+            with suppress(RuntimeError):
+                self._stepping.release()
+
+    def _take_up(self) -> None:
+        while self._queue:
+            item = self._queue.popleft()
+            try:
+                ended = self.core.abort(item) if isinstance(item, str) else self.core.add(item)
+            except RequestError as error:
+                assert isinstance(item, WireRequest), "an abort refuses nothing"
+                ended = refused(item, error)
+            if ended is not None:
+                self._ended.append(ended)
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._process:
+            raise EngineDead(
+                f"this engine belongs to process {self._process}, and this is process "
+                f"{os.getpid()}, a fork of it, which has none of its threads and devices. Use the "
+                "engine in its own process, or create one in each child: start children with "
+                "multiprocessing.get_context('spawn')."
+            )
+
+
+def refused(wire: WireRequest, error: RequestError) -> TokenDelta:
+    """The only delta of a request that the core does not take."""
+    return TokenDelta(
+        request_id=wire.request_id, token_ids=[], finish_reason="error", message=str(error)
+    )

@@ -1,0 +1,100 @@
+"""One answer to a prompt while it grows: its text, tokens, log-probabilities and why it ended.
+
+In: token deltas of one wire request. Out: a CompletionOutput so far, or what is new in it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from jengine.logprobs import TEXT_CONTEXT, LogprobTables, ScoreBuffer, StepLogprobs, TokenTexts
+from jengine.outputs import CompletionOutput, TokenDelta
+from jengine.request import WireRequest
+from jengine.sampling_params import SamplingParams
+from jengine.text.tokenizer import Tokenizer
+from jengine.text.transcript import Transcript
+
+
+class Completion:
+    """One of a request's answers."""
+
+    def __init__(
+        self,
+        index: int,
+        wire: WireRequest,
+        params: SamplingParams,
+        tokenizer: Tokenizer | None,
+        texts: TokenTexts,
+    ) -> None:
+        self.index = index
+        self.params = params
+        self.texts = texts
+        self.error: str | None = None
+        self.prompt_length = len(wire.prompt_token_ids)
+        self.captured: list[dict[str, np.ndarray]] = []
+        self.transcript = Transcript(
+            tokenizer,
+            wire.prompt_token_ids,
+            stop=params.stop or (),
+            include_stop_str_in_output=params.include_stop_str_in_output,
+            skip_special_tokens=params.skip_special_tokens,
+            spaces_between_special_tokens=params.spaces_between_special_tokens,
+            detokenize=params.detokenize and tokenizer is not None,
+            min_tokens=params.min_tokens,
+        )
+        # Tokens of the answer after the prompt's last ones, which show the text of the first.
+        self._tokens = list(wire.prompt_token_ids[-TEXT_CONTEXT:])
+        self._before = len(self._tokens)
+        self._scores = ScoreBuffer()
+        self._cumulative = 0.0
+        self._shown = 0  # tokens that a delta has shown
+
+    def push(self, delta: TokenDelta) -> bool:
+        """Take a delta in. True: a stop string was found, the engine should stop this one."""
+        done = len(self.transcript.token_ids)
+        self.error = self.error or delta.message
+        cut_short = self.transcript.push(delta.token_ids, delta.finish_reason, delta.stop_reason)
+        if delta.finish_reason and not self.transcript.finished:
+            self.transcript.finish(delta.finish_reason, delta.stop_reason)
+        if self.params.logprobs is not None and delta.logprobs is not None:
+            new = self.transcript.token_ids[done:]
+            self._tokens += new
+            self._scores.append(delta.logprobs.cut(0, len(new)))
+            self._cumulative += float(delta.logprobs.values[: len(new), 0].sum())
+        if delta.captured is not None:
+            self.captured.append(delta.captured)
+        return cut_short
+
+    def output(self, delta: bool) -> CompletionOutput:
+        """The answer so far, or, for a delta, what is new since the last one."""
+        transcript = self.transcript
+        first, self._shown = (self._shown if delta else 0), len(transcript.token_ids)
+        if delta:
+            text, token_ids = transcript.take_delta()
+        else:
+            text, token_ids = transcript.visible_text(), list(transcript.token_ids)
+        wanted = self.params.logprobs is not None
+        return CompletionOutput(
+            index=self.index,
+            text=text,
+            token_ids=token_ids,
+            cumulative_logprob=self._cumulative if wanted else None,
+            logprobs=self._logprobs_from(first) if wanted else None,
+            finish_reason=transcript.finish_reason,
+            stop_reason=transcript.stop_reason,
+            captured=self._all_captured() if self.captured else None,
+        )
+
+    def _logprobs_from(self, first: int) -> LogprobTables | StepLogprobs:
+        scores = self._scores.view(first, self._shown)
+        if self.params.flat_logprobs:
+            return scores
+        return LogprobTables(scores, self._tokens, self._before + first, self.texts)
+
+    def _all_captured(self) -> dict[str, np.ndarray]:
+        """Values of every token that ran: the answer's last one was only sampled."""
+        end = self.prompt_length + max(len(self.transcript.token_ids) - 1, 0)
+        return {
+            name: np.concatenate([part[name] for part in self.captured])[:end]
+            for name in self.captured[0]
+        }

@@ -1,0 +1,32 @@
+"""What a worker does when it is called; `calls` has the names and types.
+
+In: a name and arguments as bytes. Out: the result as bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from jengine.executor.calls import CALLS, Outcome, encoded_answer
+from jengine.runner.loaded_model import LoadedModel
+from jengine.runner.reports import device_memory, start_profile, stop_profile
+
+RUN: dict[str, Callable[[LoadedModel, Any], Any]] = {
+    "memory": lambda loaded, _: device_memory(loaded),
+    "programs": lambda loaded, _: loaded.program_counts(),
+    "start_profile": lambda _, given: start_profile(given.folder),
+    "stop_profile": lambda _, __: stop_profile(),
+}
+
+
+def answer(loaded: LoadedModel, method: str, arguments: bytes) -> bytes:
+    """Answer a call in this worker. Errors go to the caller and are not raised here."""
+    given = msgspec.msgpack.decode(arguments, type=CALLS[method].arguments)
+    try:
+        value = RUN[method](loaded, given)
+    except Exception as error:  # noqa: BLE001 - the caller raises it
+        return msgspec.msgpack.encode(Outcome(b"", f"{type(error).__name__}: {error}"))
+    return encoded_answer(value)

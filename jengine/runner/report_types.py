@@ -1,0 +1,26 @@
+"""What a runner tells about itself and its devices, as plain data that can travel. No jax."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class DeviceMemory(msgspec.Struct, frozen=True):
+    """Bytes on the first device of a process; the last two where the device tells."""
+
+    platform: str
+    devices: int  # of this process
+    weights: int
+    cache: int
+    row_state: int
+    in_use: int | None
+    limit: int | None
+
+
+class ProgramCounts(msgspec.Struct, frozen=True):
+    """How many programs were compiled."""
+
+    programs: int
+    compiles_after_warm_up: int
+    programs_to_come: int = 0  # being compiled while steps run
+    on_first_use: tuple[str, ...] = ()  # variants that the first step to need them compiles

@@ -1,0 +1,49 @@
+"""The texts of single tokens, as log-probability tables show them; each is decoded once.
+
+In: token ids and the tokens before them. Out: what each would add to the text. Most tokens have a
+text of their own; one that is part of a character depends on the tokens before it.
+Must not know: log-probabilities, requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import final
+
+from jengine.text.tokenizer import REPLACEMENT, Tokenizer
+
+
+@final
+class TokenTexts:
+    """Texts of one tokenizer's tokens. Safe to use from several threads."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        # Token id -> its text after any whole text; None: it depends on the tokens before.
+        self._known: dict[int, str | None] = {}
+        # An ordinary token. After one, a decoder leaves a leading space where it is.
+        usual = tokenizer.encode("a", add_special_tokens=False) if tokenizer.backend else []
+        self._before = usual[-1:]
+
+    def of(self, token_ids: list[int], context: Sequence[int]) -> list[str]:
+        """What each of these tokens would add to a text that ends with `context`."""
+        known = self._known
+        missing = [number for number in token_ids if number not in known]
+        if missing:
+            self._learn(missing)
+        texts = [known[number] for number in token_ids]
+        return [
+            self._tokenizer.token_text(number, context) if text is None or not context else text
+            for number, text in zip(token_ids, texts, strict=True)
+        ]
+
+    def _learn(self, token_ids: list[int]) -> None:
+        backend = self._tokenizer.backend
+        if backend is None or not self._before:
+            self._known.update(dict.fromkeys(token_ids))
+            return
+        before = backend.decode(self._before, skip_special_tokens=False)
+        for number in token_ids:
+            text = backend.decode([*self._before, number], skip_special_tokens=False)
+            own = text[len(before) :] if text.startswith(before) else REPLACEMENT
+            self._known[number] = None if REPLACEMENT in own else own

@@ -1,0 +1,87 @@
+"""An engine without a model or jax: the real front, client, core and scheduler before a script."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from jengine.assembly.args import EngineArgs
+from jengine.assembly.engine import Engine
+from jengine.config import CacheConfig, CacheGroup, CacheSpec, ScheduleConfig
+from jengine.engine.client import InProcessClient
+from jengine.engine.core import EngineCore
+from jengine.engine.input_processor import InputProcessor, Limits
+from jengine.engine.session import Session
+from jengine.executor.calls import encoded_answer
+from jengine.executor.protocol import WorkerHealth
+from jengine.executor.scripted import ScriptedExecutor, scripted_tokens
+from jengine.kvcache.coordinator import CacheCoordinator
+from jengine.plan import Plan
+from jengine.runner.report_types import ProgramCounts
+from jengine.scheduler.scheduler import Scheduler
+
+VOCAB = 97
+MAX_MODEL_LEN = 1024
+
+
+class Script(ScriptedExecutor):
+    """A scripted executor with everything that an engine asks of one."""
+
+    step_seconds = 0.0
+    most_rows = 0  # that ran in one step
+    steps = 0
+
+    def submit(self, plan: Plan) -> Any:
+        self.steps += 1
+        self.most_rows = max(self.most_rows, len(plan.entries))
+        time.sleep(self.step_seconds)
+        return super().submit(plan)
+
+    def call_workers(self, method: str, arguments: bytes) -> list[bytes]:
+        assert method == "programs" and msgspec.msgpack.decode(arguments) == {}
+        return [encoded_answer(ProgramCounts(3, 1))]
+
+    def health(self) -> list[WorkerHealth]:
+        return [WorkerHealth(0, "script", self.steps, 0.0)]
+
+    def update_weights(self, leaves: Any) -> None:
+        self.leaves = leaves
+
+    def shutdown(self) -> None:
+        pass
+
+
+def scripted_engine(*, tokenizer: Any = None, max_num_seqs: int = 8, **settings: Any) -> Engine:
+    """An engine whose answers are those of `told`."""
+    cache = CacheConfig((CacheGroup(CacheSpec("full", 1, 8), (0,)),), 4, (2049,), True)
+    schedule = ScheduleConfig(max_num_seqs, 256, MAX_MODEL_LEN, prefill_tile=1)
+    scheduler = Scheduler(schedule, CacheCoordinator(cache), depth=1)
+    client = InProcessClient(EngineCore(scheduler, Script(cache, VOCAB), depth=1))
+    limits = Limits(VOCAB, MAX_MODEL_LEN, 20, ())
+    return Engine(
+        session=Session(InputProcessor(limits, tokenizer, seed=0), client),
+        client=client,
+        args=EngineArgs(model="scripted", **settings),
+        folder=None,
+        model=None,  # type: ignore[arg-type]
+        schedule=schedule,
+        cache=cache,
+        tokenizer=tokenizer,
+        default_params={"max_tokens": 5},
+        devices=None,
+    )
+
+
+def script_of(engine: Engine) -> Script:
+    """The executor behind an engine."""
+    core = engine.client.core
+    assert isinstance(core, EngineCore) and isinstance(core.executor, Script)
+    return core.executor
+
+
+def told(prompt: Sequence[int], count: int) -> list[int]:
+    """What the script answers."""
+    return scripted_tokens(prompt, count, VOCAB)

@@ -1,0 +1,107 @@
+"""The in-process client: what reaches the core, when, and on which thread."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from jengine.errors import EngineDead, RequestError
+from jengine.outputs import TokenDelta
+from jengine.plan import RowSampling
+from jengine.request import WireRequest
+from tests.engine.scripted import script_of, scripted_engine, told
+
+PROMPT = [5, 6, 7]
+
+
+def wire(name: str, max_tokens: int = 5) -> WireRequest:
+    return WireRequest(
+        request_id=name, prompt_token_ids=PROMPT, sampling=RowSampling(), max_tokens=max_tokens
+    )
+
+
+def test_adds_and_aborts_reach_the_scheduler_at_the_next_step() -> None:
+    client = scripted_engine().client
+    scheduler = client.core.scheduler  # type: ignore[attr-defined]
+    client.add(wire("kept"))
+    client.add(wire("left"))
+    client.abort("left")
+    client.abort("unknown")
+    assert client.has_work and not scheduler.has_unfinished
+    deltas: list[TokenDelta] = []
+    while client.has_work:
+        deltas += client.outputs()
+    by_name = {name: [one for one in deltas if one.request_id == name] for name in ("kept", "left")}
+    assert [token for one in by_name["kept"] for token in one.token_ids] == told(PROMPT, 5)
+    assert [one.finish_reason for one in by_name["left"]] == ["abort"]
+
+
+def test_a_question_is_answered_with_what_is_queued_taken_up() -> None:
+    client = scripted_engine().client
+    client.add(wire("a"))
+    assert client.stats().waiting == 1
+    client.abort("a")
+    assert client.stats().waiting == 0
+    (ended,) = client.outputs()
+    assert (ended.request_id, ended.finish_reason) == ("a", "abort")
+
+
+def test_what_can_never_run_is_refused_at_once_and_what_clashes_later() -> None:
+    client = scripted_engine().client
+    with pytest.raises(RequestError, match="expected at least 1"):
+        client.add(wire("a", max_tokens=0))
+    assert not client.has_work
+    client.add(wire("a", max_tokens=2))
+    client.add(wire("a"))
+    deltas = client.outputs()
+    (refused,) = [one for one in deltas if one.finish_reason == "error"]
+    assert "being answered already" in str(refused.message)
+    while client.has_work:
+        deltas += client.outputs()
+    assert [token for one in deltas for token in one.token_ids] == told(PROMPT, 2)
+
+
+def test_questions_do_not_wait_until_the_engine_is_idle() -> None:
+    engine = scripted_engine()
+    client, script = engine.client, script_of(engine)
+    script.step_seconds = 0.002
+    client.add(wire("long", max_tokens=500))
+
+    def run() -> None:
+        while client.has_work:
+            client.outputs()
+
+    stepping = threading.Thread(target=run)
+    stepping.start()
+    while script.steps < 5:
+        time.sleep(0.001)
+    for _ in range(10):
+        before = script.steps
+        assert client.stats().running == 1
+        assert script.steps - before <= 5, "threads that step must let others in"
+    client.abort("long")
+    stepping.join()
+
+
+def test_everything_refuses_to_run_in_a_forked_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = scripted_engine().client
+    monkeypatch.setattr("os.getpid", lambda: -1)
+    calls = (
+        lambda: client.add(wire("a")),
+        client.outputs,
+        client.stats,
+        client.settle,
+        client.probe,
+        client.health,
+        client.reset_prefix_cache,
+        lambda: client.call("programs", b"\x80"),
+    )
+    for call in calls:
+        with pytest.raises(EngineDead, match="'spawn'"):
+            call()
+    client.shutdown()
+    monkeypatch.undo()
+    client.add(wire("a"))
+    assert client.stats().waiting == 1, "a child does not shut its parent's engine down"
