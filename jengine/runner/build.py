@@ -144,7 +144,9 @@ def runner_for(loaded: LoadedModel) -> PlanRunner:
 def replica_programs(compilers: Iterable[StepCompiler], config: RunnerConfig) -> list[Programs]:
     """The programs of each replica, which share a ledger."""
     tiers = [*config.tiers, *config.late_tiers]
-    ledger = CompileLedger(on_first_use=config.late_tiers if config.warm_up else tuple(tiers))
+    ready = config.tiers if config.warm_up else ()
+    late = (tier for tier in tiers if not any(other.covers(tier) for other in ready))
+    ledger = CompileLedger(on_first_use=tuple(late))
     return [
         Programs(compiler, tiers, ledger, strict=config.strict, planned=config.programs.all)
         for compiler in compilers

@@ -166,6 +166,10 @@ def test_without_strict_a_late_compile_is_one_warning(
     assert "for its program, 4+64x6 with features random, which" in told
     assert llm.stats().on_first_use[0] == "random"
     assert "compiled on first use: random, random+adjust" in str(llm.stats())
+    # The variant of warm-up also runs what a cheaper one would.
+    compilation = {**LADDERS, "variants": ["sampled"]}
+    sampled = jengine.LLM(folder, compilation_config=compilation, **SETTINGS)
+    assert sampled.stats().on_first_use[0] == "random+adjust"
     assert str(llm.ledger).count("compiled late") == 1
 
 
