@@ -7,7 +7,7 @@ Must not know: log-probabilities, requests.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import final
 
 from jengine.text.tokenizer import REPLACEMENT, Tokenizer
@@ -28,16 +28,18 @@ class TokenTexts:
     def of(self, token_ids: list[int], context: Sequence[int]) -> list[str]:
         """What each of these tokens would add to a text that ends with `context`."""
         known = self._known
-        missing = [number for number in token_ids if number not in known]
+        missing = {number for number in (*token_ids, *context[-1:]) if number not in known}
         if missing:
             self._learn(missing)
+        # After a part of a character, what comes next may belong to it.
+        whole = bool(context) and known[context[-1]] is not None
         texts = [known[number] for number in token_ids]
         return [
-            self._tokenizer.token_text(number, context) if text is None or not context else text
+            text if whole and text is not None else self._tokenizer.token_text(number, context)
             for number, text in zip(token_ids, texts, strict=True)
         ]
 
-    def _learn(self, token_ids: list[int]) -> None:
+    def _learn(self, token_ids: Iterable[int]) -> None:
         backend = self._tokenizer.backend
         if backend is None or not self._before:
             self._known.update(dict.fromkeys(token_ids))
