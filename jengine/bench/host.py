@@ -160,10 +160,11 @@ def printed(result: dict[str, Any]) -> str:
         f"{'rows':>6} {'context':>8} {'schedule+commit ms':>19} {'pack ms':>8} {'total ms':>9} "
         f"{'us/row':>7} {'packed kB':>10}"
     ]
+    # Results of earlier versions have neither a context nor the bytes.
     lines += [
-        f"{row['running']:>6} {row['max_model_len']:>8} {row['schedule_and_commit_ms']:>19.3f} "
-        f"{row['pack_ms']:>8.3f} {row['total_ms']:>9.3f} {row['us_per_request']:>7.2f} "
-        f"{row['packed_bytes'] / 1e3:>10.1f}"
+        f"{row['running']:>6} {row.get('max_model_len', '-'):>8} "
+        f"{row['schedule_and_commit_ms']:>19.3f} {row['pack_ms']:>8.3f} {row['total_ms']:>9.3f} "
+        f"{row['us_per_request']:>7.2f} {row.get('packed_bytes', 0) / 1e3:>10.1f}"
         for row in result["results"]
     ]
     return "\n".join(lines)

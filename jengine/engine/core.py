@@ -98,15 +98,15 @@ class EngineCore:
         """A step that fails ends the engine; one that never ran ends its requests."""
         try:
             yield
-        except (UnexpectedCompile, KeyboardInterrupt):
+        except BaseException as error:
+            if isinstance(error, Exception) and not isinstance(error, UnexpectedCompile):
+                self.failure = error
+                raise EngineDead(f"a step failed: {type(error).__name__}: {error}") from error
             # The plan never ran, so what was scheduled with it is not in the cache. The next step
-            # returns the last deltas of all requests. (Ctrl-C arrives here only when it is pressed
-            # twice; once, it waits for the end of the step.)
+            # returns the last deltas of all requests. (A first Ctrl-C waits for the end of the
+            # step; a second one, or what another signal handler raises, arrives here.)
             self.undelivered += self.reset()
             raise
-        except Exception as error:
-            self.failure = error
-            raise EngineDead(f"a step failed: {type(error).__name__}: {error}") from error
 
     @property
     def weights_version(self) -> int:

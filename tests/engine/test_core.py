@@ -145,6 +145,29 @@ def test_a_step_may_leave_the_one_before_it_unread(core: EngineCore) -> None:
     assert tokens_of(drain(core), "a") == truth(wire)[0]
 
 
+class Alarm(BaseException):
+    """What a signal handler of the user's may raise in the middle of a step."""
+
+
+def test_what_a_signal_handler_raises_ends_requests_and_not_the_engine(
+    core: EngineCore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core.add(make_wire(5, "cut", max_tokens=12))
+    deltas = core.step()
+    with monkeypatch.context() as patch:
+
+        def interrupted(*_arguments: object) -> None:
+            raise Alarm
+
+        patch.setattr(core.executor, "submit", interrupted)
+        with pytest.raises(Alarm):
+            core.step()
+    assert ends(deltas + drain(core)) == {"cut": "abort"}
+    wire = make_wire(7, "next", max_tokens=6)
+    core.add(wire)
+    assert tokens_of(drain(core), "next") == truth(wire)[0]
+
+
 def test_the_tour_quotes_the_heart() -> None:
     tour = (Path(inspect.getfile(EngineCore)).parent.parent / "README.md").read_text()
     quoted = tour.split("The heart, in full")[1].split("```python\n")[1].split("```")[0]
