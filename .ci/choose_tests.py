@@ -93,7 +93,8 @@ def imports(file: Path, modules: Mapping[str, Path]) -> Iterator[Path]:
         if name:
             yield modules[name]
     if file.parts[0] == "tests":
-        for folder in file.parents:
+        # But for the one of all tests, through which every test would be reached.
+        for folder in file.parents[:-2]:
             fixtures = folder / "conftest.py"
             if fixtures != file and (ROOT / fixtures).is_file():
                 yield fixtures

@@ -1,4 +1,4 @@
-"""vLLM's names for what is called otherwise here, lies elsewhere, or is not built yet.
+"""vLLM's names for what has another name or place here, or is not built yet.
 
 Scripts for vLLM import from its paths (`vllm.inputs`, `vllm.engine.arg_utils`, `vllm.lora.request`)
 and call its methods. The tables below say where our own name is, or why there is none, so that the
@@ -99,17 +99,14 @@ UNBUILT_METHODS = {
     "read and changed with LLM.generate(capture=..., intervene=...).",
     "beam_search": BEAMS,
     "check_admission": SERVER,
-    "check_health": "use LLM.health().",
     "checkpoint_prepare": "checkpoints of the process",
     "checkpoint_restore": "checkpoints of the process",
     "classify": POOLING,
     "collective_rpc": "use LLM.call_workers(method, ...); code is never sent to other processes.",
     "compute_weight_checksums": "checksums of weights",
-    "dead_error": "generate(...) raises EngineDead, with the cause chained to it.",
     "do_log_stats": "give disable_log_stats=False when the engine is made.",
     "embed": POOLING,
     "encode": POOLING,
-    "errored": "generate(...) raises EngineDead, with the cause chained to it.",
     "finish_weight_update": f"{UPDATE}.",
     "get_external_elastic_ep_status": ELASTIC,
     "get_kv_event_sources": "transfer of KV caches between engines",
@@ -123,9 +120,7 @@ UNBUILT_METHODS = {
     "init_weight_transfer_engine": f"{UPDATE}.",
     "input_processor": "use engine.session.input_processor.",
     "is_paused": "pausing",
-    "is_running": "generate(...) raises EngineDead, with the cause chained to it.",
     "is_sleeping": SLEEP,
-    "is_stopped": "generate(...) raises EngineDead, with the cause chained to it.",
     "is_tracing_enabled": "export of traces",
     "list_loras": LORA,
     "llm_engine": "use engine.",
@@ -150,7 +145,6 @@ UNBUILT_METHODS = {
     "tokenizer": "use get_tokenizer().",
     "update_weight_version": "weights_version counts the updates.",
     "update_weights": f"{UPDATE}.",
-    "wait_for_requests_to_drain": "await the outputs of the requests.",
     "wake_up": SLEEP,
 }
 

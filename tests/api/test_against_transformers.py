@@ -42,7 +42,7 @@ def one_torch_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-SLOW = {"llama", "qwen2 with biases"}
+SLOW = {"llama", "qwen2 with biases", "mistral with a window", "qwen3 with normed heads"}
 PARAMS = [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in CASES]
 
 

@@ -42,7 +42,7 @@ def generate(folder: Path, backend: str, **options: object) -> list[tuple[int, .
     [
         pytest.param("llama", {}, marks=pytest.mark.slow),
         # A sliding window, and a soft cap.
-        ("gemma2", {}),
+        pytest.param("gemma2", {}, marks=pytest.mark.slow),
         # Every token as a decode row.
         pytest.param(
             "gemma2", {"deterministic": True, "compilation_config": None}, marks=pytest.mark.slow

@@ -97,6 +97,7 @@ def sizes(llm: jengine.LLM) -> dict[str, int]:
     return {f"{one.bucket} {one.features}": one.hits for one in entries if one.hits}
 
 
+@pytest.mark.slow
 def test_the_largest_program_answers_until_the_others_are_there(folder: Path, gate: Gate) -> None:
     prompts = random_prompts(9, 40, 3)
     with early_engine(folder, wait_for="all") as complete:

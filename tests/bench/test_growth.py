@@ -29,6 +29,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(write_tiny_native(tmp_path_factory.mktemp("model"), "qwen3"))
 
 
+@pytest.mark.slow
 def test_growth_measures_draws_and_draws_again(model: str, tmp_path: Path) -> None:
     kept, plots = tmp_path / "growth.json", tmp_path / "plots"
     words = [*WORDS, "--enforce-eager", "--output-json", str(kept), "--plots", str(plots)]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 
+import pytest
+
 from jengine.bench.journey import functions_run, lines_in, measure
 from jengine.errors import nearest_name
 
@@ -34,6 +36,7 @@ def test_only_what_is_called_is_seen() -> None:
     assert functions == {("jengine/errors.py", nearest_name.__code__.co_firstlineno)}
 
 
+@pytest.mark.slow
 def test_a_generate_passes_the_rooms() -> None:
     found = measure(new_tokens=2)
     assert {"scheduler", "kvcache", "runner", "engine", "text"} <= set(found["host_by_room"])

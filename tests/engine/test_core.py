@@ -77,8 +77,9 @@ def test_a_garbage_collection_inside_schedule_changes_no_plan(
     gc.disable()  # only inside `seal`
     try:
         Reader(core, "b")
-        monkeypatch.setattr(PlanBuilder, "seal", collecting)
-        deltas += core.step()
+        with monkeypatch.context() as patch:
+            patch.setattr(PlanBuilder, "seal", collecting)
+            deltas += core.step()
     finally:
         gc.enable()
     assert "b" not in ends(deltas), "the plan was made with it"

@@ -81,6 +81,7 @@ def test_layers_may_be_recomputed_in_training() -> None:
         np.testing.assert_allclose(np.asarray(left), np.asarray(right), rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_every_layer_has_its_own_attention() -> None:
     """Windows, rotations, heads and scores differ between layers; the cache's answers agree."""
     config = config_of(

@@ -32,6 +32,7 @@ def _registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
+@pytest.mark.slow
 def test_it_answers_is_updated_and_saved_by_its_declared_parameters(tmp_path: Path) -> None:
     first, second = model_of(1), model_of(2)
     save_pretrained(first, tmp_path / "first")

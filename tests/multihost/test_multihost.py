@@ -51,7 +51,7 @@ def said(scenario: str, folder: Path, processes: int = 2, devices: int = 1) -> d
 
 
 SIZES = [
-    (2, 1),
+    pytest.param(2, 1, marks=pytest.mark.slow),
     pytest.param(2, 2, marks=pytest.mark.slow),
     pytest.param(4, 1, marks=pytest.mark.slow),
 ]

@@ -33,6 +33,7 @@ def cache(tmp_path: Path) -> Iterator[Path]:
     compilation_cache.reset_cache()
 
 
+@pytest.mark.slow
 def test_a_second_start_compiles_nothing_though_free_memory_has_changed(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
