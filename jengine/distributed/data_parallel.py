@@ -73,6 +73,8 @@ class DataParallelCore:
         replica = self.router.replica_of(request_id)
         if replica is not None:
             self.replicas[replica].abort(request_id)
+            # At once: no step may follow that would bring its last delta.
+            self.router.leave(request_id)
 
     def step(self) -> list[TokenDelta]:
         """One step of every replica that has something to do."""

@@ -70,7 +70,7 @@ class Router:
         if placed is None:
             return
         if delta.finish_reason is not None:
-            self._leave(delta.request_id)
+            self.leave(delta.request_id)
             return
         count = len(delta.token_ids)
         self.loads[placed.replica] += count
@@ -79,9 +79,10 @@ class Router:
     def clear(self) -> None:
         """Nothing is left to do."""
         for request_id in list(self._placed):
-            self._leave(request_id)
+            self.leave(request_id)
 
-    def _leave(self, request_id: str) -> None:
+    def leave(self, request_id: str) -> None:
+        """A request that has been placed is no load any more."""
         placed = self._placed.pop(request_id)
         self.loads[placed.replica] -= placed.tokens
         coming = self._coming[placed.replica]
