@@ -7,12 +7,14 @@ the bits of bfloat16.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
-from jaxtyping import Float, Int, Shaped
+
+if TYPE_CHECKING:  # shapes are for readers and type checkers
+    from jaxtyping import Float, Int, Shaped
 
 KEYS, VALUES = PLANES = (0, 1)
 

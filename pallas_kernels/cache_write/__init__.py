@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import TYPE_CHECKING
 
 import jax
 from jax import Array
-from jaxtyping import Float, Int, Shaped
 
 from pallas_kernels.cache_write.xla import rotate_and_write_xla, write_cache_xla
 from pallas_kernels.choice import choose
+
+if TYPE_CHECKING:  # shapes are for readers and type checkers
+    from jaxtyping import Float, Int, Shaped
 
 WRITE = {
     "xla": write_cache_xla,

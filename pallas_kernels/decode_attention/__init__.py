@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
-from jaxtyping import Float, Int, Shaped
 
 from pallas_kernels.choice import choose
 from pallas_kernels.decode_attention.xla import decode_attention_xla
+
+if TYPE_CHECKING:  # shapes are for readers and type checkers
+    from jaxtyping import Float, Int, Shaped
 
 IMPLEMENTATIONS = {
     "xla": decode_attention_xla,

@@ -7,13 +7,16 @@ Must not know: seeds and positions (only the keys made of them), penalties, log-
 from __future__ import annotations
 
 from functools import partial
+from typing import TYPE_CHECKING
 
 import jax
 from jax import Array
-from jaxtyping import Float, Int, UInt32
 
 from pallas_kernels.choice import choose
 from pallas_kernels.token_sampling.xla import sample_tokens_xla
+
+if TYPE_CHECKING:  # shapes are for readers and type checkers
+    from jaxtyping import Float, Int, UInt32
 
 IMPLEMENTATIONS = {
     "xla": sample_tokens_xla,
