@@ -159,6 +159,7 @@ STEPS = 16
 sampling = SamplingParams(temperature=1.0, max_tokens=LONGEST)
 rng = random.Random(0)
 history, differences = [], []
+llm.wait_until_warm()  # engines start before every program is compiled
 programs = len(llm.ledger.entries)
 for step in range(STEPS):
     tokens, answered, sampled, rewards = rollout(jax.random.key(step))
