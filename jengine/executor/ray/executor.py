@@ -173,7 +173,8 @@ class Cluster:
         rank = self._ends.index(end)
         where = self.workers[rank]
         try:
-            return error_in(ray.get(end))
+            error = error_in(ray.get(end))
+            return error and type(error)(f"worker {rank} ({where}): {error}")
         except ray.exceptions.RayError as error:
             kind = EngineDead if isinstance(error, ray.exceptions.RayActorError) else ConfigError
             return kind(f"worker {rank} ({where}) failed: {last_line(error)}")
