@@ -58,6 +58,18 @@ ALLOWED = {
     "integrations": ABOVE_API,
     "cli": {*ABOVE_API, "demo", "planning", "bench", "research", "server"},
 }
+# Rooms of the runner -> those that each may import. "top" is the files right below it;
+# report_types is plain data that both sides of the executor read.
+RUNNER: dict[str, set[str]] = {
+    "report_types": set(),
+    "variants": set(),
+    "disk": set(),
+    "memory": set(),
+    "step": {"variants"},
+    "plans": {"variants", "step"},
+    "programs": {"report_types", "variants", "memory", "step"},
+    "top": {"report_types", "variants", "disk", "memory", "step", "plans", "programs"},
+}
 # The nouns that the device half may know: shapes and errors, never who asked for what.
 DEVICE_NOUNS = {"jengine.config", "jengine.errors"}
 # Libraries that only some rooms may import.
@@ -83,6 +95,13 @@ NO_JAX = {
     "jengine.sampling.features",
     "jengine.sampling.admission",
     "jengine.sampling.inputs",
+    "jengine.runner.report_types",
+    "jengine.runner.variants.buckets",
+    "jengine.runner.variants.features",
+    "jengine.runner.variants.program_list",
+    "jengine.runner.variants.tap_sets",
+    "jengine.runner.plans.rows",
+    "jengine.runner.plans.plan_arrays",
 }
 # Our own code that may be imported inside functions.
 LAZY_IMPORTERS = {"jengine": "public names, loaded when they are first used"}
@@ -172,8 +191,30 @@ def test_rooms_import_only_what_is_below_them() -> None:
     assert broken == []
 
 
-def test_the_rules_have_no_cycle() -> None:
-    left = {room: set(below) for room, below in ALLOWED.items()}
+def runner_room(module: str) -> str:
+    room = module.split(".")[2]
+    is_folder = (ROOT / "jengine" / "runner" / room).is_dir()
+    return room if is_folder or room == "report_types" else "top"
+
+
+def test_rooms_of_the_runner_import_only_what_is_below_them() -> None:
+    inside = [
+        (one, runner_room(one.module), runner_room(one.target))
+        for one in own_imports()
+        if all(name.startswith("jengine.runner.") for name in (one.module, one.target))
+    ]
+    assert {room for _, *rooms in inside for room in rooms} == set(RUNNER)
+    broken = [
+        f"{one.module} imports {one.target}"
+        for one, room, below in inside
+        if below not in {room, *RUNNER[room]}
+    ]
+    assert broken == []
+
+
+@pytest.mark.parametrize("rules", [ALLOWED, RUNNER], ids=["rooms", "runner"])
+def test_the_rules_have_no_cycle(rules: dict[str, set[str]]) -> None:
+    left = {room: set(below) for room, below in rules.items()}
     while left:
         ready = {room for room, below in left.items() if not below & set(left)}
         assert ready, f"these rooms may import each other: {sorted(left)}"
@@ -258,6 +299,8 @@ def test_exceptions_are_still_needed() -> None:
         "jengine.text.transcript",
         "jengine.assembly.args",
         "jengine.sampling.inputs",
+        "jengine.runner.variants.program_list",
+        "jengine.runner.plans.rows",
         "jengine.executor.scripted",
         "jengine.distributed.data_parallel",
         "jengine.demo",

@@ -16,7 +16,7 @@ from jengine.assembly.build import build_engine
 from jengine.assembly.engine import Engine
 from jengine.assembly.progress import progress_factory
 from jengine.models.taps import TapPoint, tap_points
-from jengine.runner.ledger import CompileLedger
+from jengine.runner.programs.ledger import CompileLedger
 from jengine.sampling_params import SamplingParams
 from jengine.vllm_names import missing_attribute
 

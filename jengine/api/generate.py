@@ -17,7 +17,7 @@ from jengine.assembly.vllm_args import RENAMED as RENAMED_SETTINGS
 from jengine.assembly.vllm_args import VLLM_SETTINGS
 from jengine.errors import RequestError, UnsupportedFeature, unknown_argument
 from jengine.outputs import RequestOutput
-from jengine.runner.taps import Intervention
+from jengine.runner.variants.tap_sets import Intervention
 from jengine.sampling_params import INSTEAD, LATER_FEATURES, SamplingParams
 
 SAMPLING = tuple(item.name for item in fields(SamplingParams))

@@ -29,7 +29,7 @@ from jengine.assembly.progress import ProgressFactory, progress_factory
 from jengine.errors import RequestError
 from jengine.executor.protocol import WorkerHealth
 from jengine.outputs import RequestOutput
-from jengine.runner.taps import Intervention
+from jengine.runner.variants.tap_sets import Intervention
 from jengine.sampling_params import SamplingParams
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ import jax
 
 from jengine.assembly.engine import Engine
 from jengine.models.parameter import named_parameters
-from jengine.runner.attention_backend import cache_dtype_name
 from jengine.runner.reports import on_one_device
+from jengine.runner.step.attention_backend import cache_dtype_name
 
 # One hue a part, readable on light and on dark pages.
 COLOURS = ("#4c78a8", "#f58518", "#eeca3b", "#b279a2", "#54a24b", "#9d755d")

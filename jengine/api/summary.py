@@ -7,7 +7,7 @@ a device or a worker.
 from __future__ import annotations
 
 from jengine.assembly.engine import Engine
-from jengine.runner.attention_backend import cache_dtype_name
+from jengine.runner.step.attention_backend import cache_dtype_name
 
 
 def engine_summary(owner: object, engine: Engine | None) -> str:

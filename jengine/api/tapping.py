@@ -18,7 +18,8 @@ from jengine.config import ModelConfig
 from jengine.errors import RequestError, UnsupportedFeature, nearest_name
 from jengine.models.taps import tap_points
 from jengine.runner.loaded_model import LoadedModel
-from jengine.runner.taps import Intervention, call_intervention
+from jengine.runner.step.taps import call_intervention
+from jengine.runner.variants.tap_sets import Intervention
 
 
 def opened_taps(

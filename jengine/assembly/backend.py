@@ -8,7 +8,7 @@ from __future__ import annotations
 import jax
 
 from jengine.errors import ConfigError
-from jengine.runner.memory_pool import start_devices
+from jengine.runner.memory.memory_pool import start_devices
 
 # JAX raises a bare AssertionError where JAX_PLATFORMS names a plugin that is not installed.
 CANNOT_START = (RuntimeError, AssertionError)

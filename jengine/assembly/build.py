@@ -33,9 +33,10 @@ from jengine.executor.multihost.settings import MultihostSettings
 from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.metrics.stats_log import StatsLog
 from jengine.models.stages import StageLayout, stage_layout
-from jengine.runner.build import RunnerConfig, build_runners
-from jengine.runner.compile_cache import enable_compile_cache, what_compiling_costs
-from jengine.runner.leaves import LeafOrder
+from jengine.runner.build import build_runners
+from jengine.runner.disk.compile_cache import enable_compile_cache, what_compiling_costs
+from jengine.runner.runner_config import RunnerConfig
+from jengine.runner.step.leaves import LeafOrder
 from jengine.sampling_params import SamplingParams
 from jengine.scheduler.scheduler import Scheduler
 from jengine.weights.abstract import declaration

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from flax import nnx
 
     from jengine.engine.protocol import Core
-    from jengine.runner.leaves import LeafOrder
     from jengine.runner.loaded_model import LoadedModel
     from jengine.runner.runner import PlanRunner
+    from jengine.runner.step.leaves import LeafOrder
     from jengine.weights.stages import StagePlaces
     from sharding.placement import Placement
 

@@ -17,10 +17,10 @@ from jengine.config import ModelConfig, ScheduleConfig, cache_groups
 from jengine.errors import ConfigError, UnsupportedFeature, nearest_name
 from jengine.kvcache.kinds import blocks_needed
 from jengine.models.stages import stage_layout
-from jengine.runner.attention_backend import attention_backend, cache_dtype
-from jengine.runner.buckets import FirstRungs, Ladders, StepShapes, default_ladders
-from jengine.runner.build import RunnerConfig
-from jengine.runner.features import Features, variants
+from jengine.runner.runner_config import RunnerConfig
+from jengine.runner.step.attention_backend import attention_backend, cache_dtype
+from jengine.runner.variants.buckets import FirstRungs, Ladders, StepShapes, default_ladders
+from jengine.runner.variants.features import Features, variants
 from jengine.sampling.admission import row_bytes
 
 logger = logging.getLogger(__name__)

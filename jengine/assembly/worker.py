@@ -24,7 +24,7 @@ from jengine.executor.multihost.settings import MultihostSettings
 from jengine.executor.protocol import Capacity
 from jengine.executor.remote.job import Ended, Job, ended_with
 from jengine.executor.remote.server import OneWorker, PlanServer, SeveralWorkers
-from jengine.runner.compile_cache import enable_compile_cache
+from jengine.runner.disk.compile_cache import enable_compile_cache
 
 
 def run(data: bytes) -> bytes:

@@ -21,12 +21,12 @@ from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.outputs import StepOutput
 from jengine.plan import Plan, RowSampling
 from jengine.request import WireRequest
-from jengine.runner.block_tables import block_entries
-from jengine.runner.buckets import Ladders, StepShapes, default_ladders
-from jengine.runner.features import needed
-from jengine.runner.packing import bucket_for, pack
-from jengine.runner.plan_arrays import plan_arrays
-from jengine.runner.rows import Rows
+from jengine.runner.plans.needed_features import needed
+from jengine.runner.plans.packing import bucket_for, pack
+from jengine.runner.plans.plan_arrays import plan_arrays
+from jengine.runner.plans.rows import Rows
+from jengine.runner.programs.block_tables import block_entries
+from jengine.runner.variants.buckets import Ladders, StepShapes, default_ladders
 from jengine.scheduler.scheduler import Scheduler
 
 VOCAB_SIZE = 32_000

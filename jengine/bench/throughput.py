@@ -25,7 +25,7 @@ from jengine.bench.surroundings import surroundings
 from jengine.bench.workloads import Item, read_trace, write_trace
 from jengine.engine.core import EngineCore
 from jengine.models.parameter import named_parameters
-from jengine.runner.ledger import CompileLedger
+from jengine.runner.programs.ledger import CompileLedger
 from jengine.sampling_params import SamplingParams
 
 

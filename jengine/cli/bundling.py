@@ -1,7 +1,7 @@
 """The work of `jengine cache`: make a warm bundle, load one into the cache, list either.
 
 In: parsed words. Out: files, and lines on the terminal. What a bundle is stands in
-runner/warm_bundle.py.
+runner/disk/warm_bundle.py.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 from jengine.cli.flags import engine_arguments
 from jengine.cli.terminal import Terminal
 from jengine.errors import ConfigError
-from jengine.runner.compile_cache import (
+from jengine.runner.disk.compile_cache import (
     enable_compile_cache,
     names_directory,
     usual_cache_dir,
 )
-from jengine.runner.machine import this_machine
-from jengine.runner.warm_bundle import (
+from jengine.runner.disk.machine import this_machine
+from jengine.runner.disk.warm_bundle import (
     FORMAT,
     Manifest,
     load_bundle,

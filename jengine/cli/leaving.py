@@ -53,5 +53,5 @@ def leave(status: int) -> NoReturn:
     logging.shutdown()
     if threading.active_count() > 1 and "jax" in sys.modules:
         # A thread may be storing a program: a file that is cut short would stay in the cache.
-        importlib.import_module("jengine.runner.compile_cache").wait_for_writes()
+        importlib.import_module("jengine.runner.disk.compile_cache").wait_for_writes()
     os._exit(status)

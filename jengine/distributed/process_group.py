@@ -31,8 +31,8 @@ from jengine.executor.multihost.settings import MultihostSettings
 from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.models.parameter import named_parameters
 from jengine.request import WireRequest
-from jengine.runner.leaves import Leaves
 from jengine.runner.runner import PlanRunner
+from jengine.runner.step.leaves import Leaves
 from jengine.scheduler.refusal import refuse_impossible
 from jengine.scheduler.scheduler import Scheduler
 from sharding.placement import Placement

@@ -9,8 +9,8 @@ from jengine.errors import EngineDead
 from jengine.executor.protocol import WorkerHealth
 from jengine.executor.worker_calls import answer
 from jengine.plan import Plan
-from jengine.runner.leaves import Leaves
 from jengine.runner.runner import PlanRunner, StepHandle
+from jengine.runner.step.leaves import Leaves
 
 
 class LocalExecutor:

@@ -22,8 +22,8 @@ from jengine.kvcache.kinds import blocks_needed
 from jengine.models.parameter import named_parameters
 from jengine.models.stages import stage_layout
 from jengine.planning.layout import Layout
-from jengine.runner.cache_size import scratch_bytes
-from jengine.runner.state import block_bytes, empty_state, placed_state, state_bytes
+from jengine.runner.memory.cache_size import scratch_bytes
+from jengine.runner.step.state import block_bytes, empty_state, placed_state, state_bytes
 from jengine.weights.abstract import abstract_model
 from sharding.mesh import mesh_sizes
 from sharding.placement import Placement

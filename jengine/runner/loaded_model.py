@@ -14,16 +14,17 @@ import numpy as np
 
 from jengine.errors import ConfigError
 from jengine.plan import NewRow
-from jengine.runner.admission import RowAdmission
-from jengine.runner.background import BackgroundWarmUp
-from jengine.runner.block_tables import BlockWriter
-from jengine.runner.buckets import Ladders, StepShapes
-from jengine.runner.heads import DeviceOutput
-from jengine.runner.leaves import LeafOrder, Leaves
-from jengine.runner.programs import Compiled, Programs
+from jengine.runner.programs.admission import RowAdmission
+from jengine.runner.programs.background import BackgroundWarmUp
+from jengine.runner.programs.block_tables import BlockWriter
+from jengine.runner.programs.compiler import Compiled
+from jengine.runner.programs.programs import Programs
 from jengine.runner.report_types import ProgramCounts
-from jengine.runner.state import StepState
-from jengine.runner.taps import TapSets
+from jengine.runner.step.heads import DeviceOutput
+from jengine.runner.step.leaves import LeafOrder, Leaves
+from jengine.runner.step.state import StepState
+from jengine.runner.variants.buckets import Ladders, StepShapes
+from jengine.runner.variants.tap_sets import TapSets
 from sharding.mesh import steps_may_queue
 from sharding.placement import Placement
 

@@ -13,17 +13,17 @@ import jax
 
 from jengine.outputs import StepOutput
 from jengine.plan import Plan
-from jengine.runner.buckets import Bucket
-from jengine.runner.features import Features
-from jengine.runner.leaves import Leaves
 from jengine.runner.loaded_model import LoadedModel
-from jengine.runner.packing import PackedStep, bucket_for, pack
-from jengine.runner.pipeline_inputs import common_bucket, joined, moved
-from jengine.runner.pipeline_step import PACKED_AXES
-from jengine.runner.plan_arrays import PlanArrays, plan_arrays
-from jengine.runner.prepare import PlanNeeds, needs_of
-from jengine.runner.results import PendingStep
-from jengine.runner.rows import Rows
+from jengine.runner.plans.packing import PackedStep, bucket_for, pack
+from jengine.runner.plans.pipeline_inputs import common_bucket, joined, moved
+from jengine.runner.plans.plan_arrays import PlanArrays, plan_arrays
+from jengine.runner.plans.prepare import PlanNeeds, needs_of
+from jengine.runner.plans.results import PendingStep
+from jengine.runner.plans.rows import Rows
+from jengine.runner.step.leaves import Leaves
+from jengine.runner.step.pipeline_step import PACKED_AXES
+from jengine.runner.variants.buckets import Bucket
+from jengine.runner.variants.features import Features
 from sharding.placement import put
 
 # The needs of a step in which no plan leaves the last stage, so that nothing is sampled.

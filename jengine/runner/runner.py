@@ -9,14 +9,14 @@ from typing import Protocol
 
 from jengine.outputs import StepOutput
 from jengine.plan import Plan
-from jengine.runner.block_tables import block_entries
-from jengine.runner.leaves import Leaves
 from jengine.runner.loaded_model import LoadedModel
-from jengine.runner.packing import bucket_for, pack
-from jengine.runner.plan_arrays import plan_arrays
-from jengine.runner.prepare import needs_of
-from jengine.runner.results import PendingStep
-from jengine.runner.rows import Rows
+from jengine.runner.plans.packing import bucket_for, pack
+from jengine.runner.plans.plan_arrays import plan_arrays
+from jengine.runner.plans.prepare import needs_of
+from jengine.runner.plans.results import PendingStep
+from jengine.runner.plans.rows import Rows
+from jengine.runner.programs.block_tables import block_entries
+from jengine.runner.step.leaves import Leaves
 
 
 class StepHandle(Protocol):

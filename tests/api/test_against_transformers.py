@@ -11,7 +11,7 @@ import pytest
 
 import jengine
 from jengine import SamplingParams
-from jengine.runner.features import Features
+from jengine.runner.variants.features import Features
 from jengine.sampling.features import SamplingFeatures
 from tests.api.engines import random_prompts, tiny_engine
 from tests.models.tiny_models import LLAMA3_ROPE, write_tiny

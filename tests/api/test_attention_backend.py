@@ -13,7 +13,7 @@ import pytest
 import jengine
 from jengine.config import CacheGroup, CacheSpec
 from jengine.errors import ConfigError
-from jengine.runner import attention_backend as backends
+from jengine.runner.step import attention_backend as backends
 from jengine.sampling import sampler
 from tests.models.tiny_models import write_tiny_native
 from tests.pallas_kernels.implementations import TRITON

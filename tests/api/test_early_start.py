@@ -22,8 +22,10 @@ from jengine.assembly import args as arguments
 from jengine.assembly.args import EngineArgs
 from jengine.assembly.build import starts_early
 from jengine.errors import ConfigError
-from jengine.runner import background
-from jengine.runner.programs import Key, Programs, compile_in_turn
+from jengine.runner.programs import background
+from jengine.runner.programs.programs import Programs
+from jengine.runner.programs.warm_up import compile_in_turn
+from jengine.runner.variants.program_list import Key
 from tests.api.engines import answers, random_prompts
 from tests.models.tiny_models import write_tiny_native
 
@@ -233,7 +235,7 @@ def test_the_program_ends_without_waiting_for_the_rest(
 ) -> None:
     code = f"""
 import time, jengine
-from jengine.runner import background
+from jengine.runner.programs import background
 compiled = background.compile_in_turn
 def slow(owners, key):
     print("compiling", flush=True)

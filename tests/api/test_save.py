@@ -22,7 +22,6 @@ from jengine.assembly.model_source import load_parameters, open_model_source
 from jengine.errors import CheckpointError, ConfigError, EngineDead
 from jengine.models.parameter import named_parameters
 from jengine.models.stages import stage_layout
-from jengine.runner.build import split_model
 from jengine.weights import save as save_room
 from jengine.weights.folder import open_checkpoint
 from jengine.weights.orbax_io import save_orbax
@@ -31,6 +30,7 @@ from jengine.weights.save import new_folder
 from jengine.weights.stages import StagePlaces
 from sharding.mesh import one_device_mesh
 from sharding.placement import Placement
+from tests.models.split import split_model
 from tests.models.tiny_models import write_tiny_native
 
 SETTINGS: dict[str, Any] = {

@@ -15,12 +15,13 @@ from jengine import SamplingParams
 from jengine.errors import RequestError, UnexpectedCompile
 from jengine.models.context import whole_sequences
 from jengine.models.taps import tap_points
-from jengine.runner import taps
-from jengine.runner.build import split_model
-from jengine.runner.taps import SETS_KEPT, TapSets, takes
+from jengine.runner.step.taps import takes
+from jengine.runner.variants import tap_sets
+from jengine.runner.variants.tap_sets import SETS_KEPT, TapSets
 from tests.api.engines import answers, random_prompts, rebuilt, tiny_engine
 from tests.api.few_requests import PROMPTS
 from tests.models.plain_logits import lengthened
+from tests.models.split import split_model
 
 GREEDY = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True)
 
@@ -154,7 +155,7 @@ def test_changed_keys_and_values_are_never_found_by_others(llm: jengine.LLM) -> 
 def test_the_same_function_is_compiled_once_and_old_ones_are_forgotten(
     llm: jengine.LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(taps, "SETS_KEPT", 2)
+    monkeypatch.setattr(tap_sets, "SETS_KEPT", 2)
 
     def programs() -> int:
         return len(llm.ledger.entries)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from jengine.runner.size_record import PREFIX
+from jengine.runner.disk.size_record import PREFIX
 from tests.cli.fake_llm import FakeLLM, run
 
 SETTINGS = (

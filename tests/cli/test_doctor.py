@@ -18,8 +18,8 @@ from jengine.cli.checks import environment, storage, versions
 from jengine.cli.checks.model import Sizes, check_fit, measure
 from jengine.errors import ConfigError
 from jengine.planning.device_memory import gigabytes
-from jengine.runner.cache_size import BlockDemand, blocks_for
-from jengine.runner.state import block_bytes
+from jengine.runner.memory.cache_size import BlockDemand, blocks_for
+from jengine.runner.step.state import block_bytes
 from jengine.weights.folder import read_model_config
 from tests.cli.fake_llm import FakeLLM, run
 from tests.models.tiny_models import write_tiny_native

@@ -13,7 +13,7 @@ import jengine
 from jengine import LLM
 from jengine.errors import UnsupportedFeature
 from jengine.models import registry
-from jengine.runner.leaves import first_layers
+from jengine.runner.step.leaves import first_layers
 from jengine.weights.safetensors_io import load_model, save_pretrained
 from tests.models.parallel_family import (
     ARCHITECTURE,

@@ -16,7 +16,7 @@ from jengine.models.linear import Factory, Linear
 from jengine.models.stages import stage_layout
 from jengine.quantization.scheme import WeightShape
 from jengine.quantization.unquantized import UNQUANTIZED
-from jengine.runner.leaves import LeafOrder
+from jengine.runner.step.leaves import LeafOrder
 from jengine.weights.live import named_arrays
 from jengine.weights.stages import StagePlaces
 from sharding.mesh import one_device_mesh

@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from jengine.plan import NewBlocks
-from jengine.runner.block_tables import WRITTEN_AT_ONCE, BlockWriter, block_entries
+from jengine.runner.programs.block_tables import WRITTEN_AT_ONCE, BlockWriter, block_entries
 
 GROUPS, ROWS, PAGES = 2, 3, WRITTEN_AT_ONCE
 

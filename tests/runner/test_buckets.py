@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from jengine.config import CacheGroup, CacheSpec
 from jengine.errors import ConfigError
 from jengine.plan import Entry, Plan
-from jengine.runner.buckets import Bucket, Ladders, StepShapes, default_ladders, grow, rung
-from jengine.runner.packing import bucket_for
-from jengine.runner.plan_arrays import plan_arrays
+from jengine.runner.plans.packing import bucket_for
+from jengine.runner.plans.plan_arrays import plan_arrays
+from jengine.runner.variants.buckets import Bucket, Ladders, StepShapes, default_ladders, grow, rung
 
 TILE = 32
 BLOCK = 16

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from jengine.config import CacheGroup, CacheSpec
 from jengine.errors import CapacityError, ConfigError
-from jengine.runner.cache_size import (
+from jengine.runner.memory.cache_size import (
     SIGNIFICANT_BITS,
     BlockDemand,
     blocks_for,

@@ -13,8 +13,8 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
 from jengine.errors import ConfigError
-from jengine.runner import compile_cache
-from jengine.runner.compile_cache import (
+from jengine.runner.disk import compile_cache
+from jengine.runner.disk.compile_cache import (
     enable_compile_cache,
     names_directory,
     wait_for_writes,

@@ -9,10 +9,11 @@ import pytest
 
 from jengine.config import CacheGroup, CacheSpec
 from jengine.plan import Entry, NewRow, Plan, RowSampling, Wanted
-from jengine.runner.buckets import StepShapes
-from jengine.runner.features import Features, holds, needed, variants
-from jengine.runner.plan_arrays import plan_arrays
-from jengine.runner.rows import Rows
+from jengine.runner.plans.needed_features import needed
+from jengine.runner.plans.plan_arrays import plan_arrays
+from jengine.runner.plans.rows import Rows
+from jengine.runner.variants.buckets import StepShapes
+from jengine.runner.variants.features import Features, holds, variants
 from jengine.sampling.features import SamplingFeatures
 
 VOCAB = 50

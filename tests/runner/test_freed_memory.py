@@ -8,7 +8,7 @@ import numpy as np
 import psutil
 import pytest
 
-from jengine.runner.freed_memory import give_back_freed_memory
+from jengine.runner.memory.freed_memory import give_back_freed_memory
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's own")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from jengine.runner.buckets import Bucket
-from jengine.runner.features import Features
-from jengine.runner.ledger import CompileLedger, LedgerEntry
+from jengine.runner.programs.ledger import CompileLedger, LedgerEntry
+from jengine.runner.variants.buckets import Bucket
+from jengine.runner.variants.features import Features
 from jengine.sampling.features import SamplingFeatures
 
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from jengine.errors import ConfigError
-from jengine.runner import memory_pool
-from jengine.runner.cache_size import available_on_each
-from jengine.runner.memory_pool import HOST_SHARE, available_bytes, pool_share
+from jengine.runner.memory import memory_pool
+from jengine.runner.memory.cache_size import available_on_each
+from jengine.runner.memory.memory_pool import HOST_SHARE, available_bytes, pool_share
 from tests.models.tiny_models import write_tiny_native
 
 GB = 10**9
@@ -138,7 +138,7 @@ def test_an_engine_starts_jax_with_a_pool_for_its_share(tmp_path: Path) -> None:
 
 
 def test_a_pool_that_was_chosen_or_is_there_is_left_alone() -> None:
-    claim = "from jengine.runner.memory_pool import start_devices; start_devices(0.92)"
+    claim = "from jengine.runner.memory.memory_pool import start_devices; start_devices(0.92)"
     chosen = started(f"{claim}; import jax; jax.devices()", XLA_CLIENT_MEM_FRACTION="0.5")
     assert set(chosen) == {"started with 0.5", "left 0.5"}
     assert set(started(f"import jax; jax.devices(); {claim}")) == {"started with None", "left None"}

@@ -16,14 +16,14 @@ from flax import nnx
 
 from jengine.config import AttentionConfig, CacheConfig, LayerConfig, MlpConfig, ModelConfig
 from jengine.models.decoder import Decoder
-from jengine.runner.attention_backend import cache_dtype
-from jengine.runner.buckets import Bucket, StepShapes
-from jengine.runner.build import split_model
-from jengine.runner.features import variants
-from jengine.runner.programs import Compiled, StepCompiler
-from jengine.runner.state import empty_state, placed_state, state_bytes
+from jengine.runner.programs.compiler import Compiled, StepCompiler
+from jengine.runner.step.attention_backend import cache_dtype
+from jengine.runner.step.state import empty_state, placed_state, state_bytes
+from jengine.runner.variants.buckets import Bucket, StepShapes
+from jengine.runner.variants.features import variants
 from sharding.mesh import one_device_mesh
 from sharding.placement import Placement
+from tests.models.split import split_model
 
 VOCAB = 64
 BLOCKS = 20_000

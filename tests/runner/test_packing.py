@@ -12,15 +12,15 @@ import pytest
 
 from jengine.config import CacheGroup, CacheSpec
 from jengine.plan import Entry, NewBlocks, NewRow, Plan, RowSampling, Wanted
-from jengine.runner.batch import Batch, batch_of, stage_batch, with_new_blocks
-from jengine.runner.block_tables import block_entries
-from jengine.runner.buckets import Bucket, Ladders, StepShapes
-from jengine.runner.packing import NO_BLOCKS, PackedStep, bucket_for, pack
-from jengine.runner.plan_arrays import plan_arrays
-from jengine.runner.rows import SETTINGS, Rows
-from jengine.runner.state import StepState
-from jengine.runner.step import with_positions
-from jengine.runner.step_input import StepInput, packed_size
+from jengine.runner.plans.packing import NO_BLOCKS, PackedStep, bucket_for, pack
+from jengine.runner.plans.plan_arrays import plan_arrays
+from jengine.runner.plans.rows import SETTINGS, Rows
+from jengine.runner.programs.block_tables import block_entries
+from jengine.runner.step.batch import Batch, batch_of, stage_batch, with_new_blocks
+from jengine.runner.step.state import StepState
+from jengine.runner.step.step import with_positions
+from jengine.runner.step.step_input import StepInput, packed_size
+from jengine.runner.variants.buckets import Bucket, Ladders, StepShapes
 from jengine.sampling import empty_row_state
 from jengine.sampling.inputs import ROW_SETTINGS, SamplingInput
 

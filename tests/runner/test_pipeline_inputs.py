@@ -6,10 +6,10 @@ import jax
 import numpy as np
 import pytest
 
-from jengine.runner.buckets import Bucket, Ladders
-from jengine.runner.packing import PackedStep
-from jengine.runner.pipeline_inputs import common_bucket, joined, moved
-from jengine.runner.step_input import StepInput, packed_parts
+from jengine.runner.plans.packing import PackedStep
+from jengine.runner.plans.pipeline_inputs import common_bucket, joined, moved
+from jengine.runner.step.step_input import StepInput, packed_parts
+from jengine.runner.variants.buckets import Bucket, Ladders
 from tests.runner.test_packing import BUCKET, CONTEXT, ROWS, STAGED, batch_of_plan, packed_plan
 
 LARGER = Bucket(5, 64, CONTEXT // 4)

@@ -13,13 +13,13 @@ from jengine.models.published import PUBLISHED
 from jengine.models.registry import model_config
 from jengine.planning.device_memory import Memory
 from jengine.planning.layout import Layout
-from jengine.runner.buckets import Bucket, Ladders
-from jengine.runner.build import RunnerConfig
-from jengine.runner.features import Features, variants
-from jengine.runner.ledger import CompileLedger, Key, LedgerEntry
-from jengine.runner.program_list import ProgramList
-from jengine.runner.programs import Programs
-from jengine.runner.taps import TapSet
+from jengine.runner.programs.ledger import CompileLedger, LedgerEntry
+from jengine.runner.programs.programs import Programs
+from jengine.runner.runner_config import RunnerConfig
+from jengine.runner.variants.buckets import Bucket, Ladders
+from jengine.runner.variants.features import Features, variants
+from jengine.runner.variants.program_list import Key, ProgramList
+from jengine.runner.variants.tap_sets import TapSet
 from jengine.sampling.admission import row_bytes
 
 LARGE = model_config(PUBLISHED["llama-8b"])

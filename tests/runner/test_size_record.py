@@ -14,7 +14,7 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
 import jengine
-from jengine.runner.size_record import PREFIX, SizeRecord
+from jengine.runner.disk.size_record import PREFIX, SizeRecord
 from tests.models.tiny_models import write_tiny_native
 
 SEEN: Counter[str] = Counter()

@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from jengine.errors import ConfigError
-from jengine.runner.machine import Machine, instructions, this_machine
-from jengine.runner.warm_bundle import (
+from jengine.runner.disk.machine import Machine, instructions, this_machine
+from jengine.runner.disk.warm_bundle import (
     MANIFEST,
     Manifest,
     load_bundle,

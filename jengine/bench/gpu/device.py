@@ -13,7 +13,7 @@ from jengine.assembly.args import EngineArgs
 from jengine.bench.gpu.part import Part, run_stage
 from jengine.bench.gpu.stages import COMPILED_FOR
 from jengine.bench.surroundings import surroundings
-from jengine.runner.memory_pool import start_devices
+from jengine.runner.memory.memory_pool import start_devices
 
 PACKAGES = ("jax-triton", "triton", "flax", "transformers", "torch")
 TARGET = "*gpu_target_config.pbtxt"

@@ -26,12 +26,12 @@ from jengine.bench.gpu_proof.device import H200
 from jengine.config import CacheConfig, ModelConfig, cache_groups
 from jengine.models.registry import model_config
 from jengine.models.stages import stage_layout
-from jengine.runner.buckets import Bucket, Ladders, StepShapes
-from jengine.runner.build import held_by, stages_of
-from jengine.runner.features import variants
-from jengine.runner.leaves import LeafOrder
-from jengine.runner.programs import StepCompiler
-from jengine.runner.state import empty_state, placed_state, state_bytes
+from jengine.runner.programs.compiler import StepCompiler
+from jengine.runner.sizing import held_by, stages_of
+from jengine.runner.step.leaves import LeafOrder
+from jengine.runner.step.state import empty_state, placed_state, state_bytes
+from jengine.runner.variants.buckets import Bucket, Ladders, StepShapes
+from jengine.runner.variants.features import variants
 from jengine.weights.abstract import abstract_model
 from jengine.weights.stages import StagePlaces
 from sharding.mesh import engine_mesh

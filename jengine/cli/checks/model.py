@@ -22,9 +22,9 @@ from jengine.cli.checks.finding import Finding, Level
 from jengine.config import ModelConfig, ScheduleConfig
 from jengine.errors import JengineError
 from jengine.planning.device_memory import gigabytes, largest_step
-from jengine.runner.cache_size import scratch_bytes
-from jengine.runner.memory_pool import available_bytes
-from jengine.runner.state import block_bytes
+from jengine.runner.memory.cache_size import scratch_bytes
+from jengine.runner.memory.memory_pool import available_bytes
+from jengine.runner.step.state import block_bytes
 from jengine.sampling.admission import row_bytes
 from jengine.text.tokenizer import load_tokenizer
 from jengine.weights.abstract import abstract_model, with_dtype

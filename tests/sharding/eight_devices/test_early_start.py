@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from jengine import SamplingParams
-from jengine.runner import background
-from jengine.runner.programs import compile_in_turn
+from jengine.runner.programs import background
+from jengine.runner.programs.warm_up import compile_in_turn
 from tests.api.engines import answers, random_prompts, tiny_engine
 
 PROMPTS = random_prompts(5, 70, 30, 9, 44, seed=2)

@@ -17,7 +17,7 @@ import jengine
 from jengine import SamplingParams
 from jengine.errors import ConfigError, UnexpectedCompile, UnsupportedFeature
 from jengine.plan import Wanted
-from jengine.runner.leaves import first_layers
+from jengine.runner.step.leaves import first_layers
 from jengine.weights.live import shares_memory
 from jengine.weights.safetensors_io import load_model
 from tests.api.engines import answers, rebuilt, tiny_engine

@@ -1,0 +1,247 @@
+"""A warm bundle: the compiled programs of one engine in a file, for machines of the same kind.
+
+In: entries of the compile cache that an engine has used. Out: a zip file with a manifest, and the
+same entries in another cache. Everything is checked before anything is written. What is in a bundle
+is executed: whoever loads one trusts whoever made it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import sys
+import threading
+import zipfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from jengine.errors import ConfigError
+from jengine.runner.disk.machine import Machine
+from jengine.runner.disk.private_files import private_file, write_private
+from jengine.runner.disk.size_record import PREFIX
+
+MANIFEST = "manifest.json"
+ENTRIES = "entries/"
+FORMAT = 1
+# A name in the cache is a function's name and a sum; nothing that could lead out of a directory.
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.<>-]{0,250}")
+MOST_MANIFEST_BYTES = 2**24
+
+
+class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One file of the cache."""
+
+    size: int
+    sha256: str
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a bundle holds and where it may be used."""
+
+    format: int
+    model: str
+    settings: dict[str, Any]
+    machine: Machine
+    # Set where JAX names programs after the directory they lie in: they are found nowhere else.
+    directory: str | None
+    entries: dict[str, Entry]
+
+    @property
+    def size(self) -> int:
+        """Bytes of all entries."""
+        return sum(entry.size for entry in self.entries.values())
+
+
+@dataclass
+class Loaded:
+    """What became of a bundle's entries."""
+
+    written: list[str] = field(default_factory=list)
+    there: list[str] = field(default_factory=list)  # the same already
+    kept: list[str] = field(default_factory=list)  # others, of the same program
+
+
+class Used:
+    """Names of the files in a directory that this process has opened: the programs that JAX has
+    read or written, and the record of the cache size that they were compiled for.
+
+    Python reports every file that is opened; JAX has no public way to ask which it has used.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = os.path.realpath(directory)
+        self._names: set[str] = set()
+        self._lock = threading.Lock()
+        self.listening = False
+
+    @property
+    def names(self) -> list[str]:
+        """Those that are still there, without marks of the cache itself."""
+        with self._lock:
+            found = sorted(self._names)
+        return [name for name in found if (Path(self._directory) / name).is_file()]
+
+    def hear(self, event: str, arguments: tuple[Any, ...]) -> None:
+        """An audit hook."""
+        if not self.listening or event != "open" or not isinstance(arguments[0], (str, bytes)):
+            return
+        folder, name = os.path.split(os.fsdecode(arguments[0]))
+        kept = name.endswith("-cache") or name.startswith(PREFIX)
+        if kept and os.path.realpath(folder) == self._directory:
+            with self._lock:
+                self._names.add(name)
+
+
+@contextmanager
+def used_entries(directory: Path) -> Iterator[Used]:
+    """The entries used while this is open. An audit hook cannot be taken away, so it stays, deaf:
+    for processes that end soon."""
+    used = Used(directory)
+    sys.addaudithook(used.hear)
+    used.listening = True
+    try:
+        yield used
+    finally:
+        used.listening = False
+
+
+def save_bundle(file: Path, directory: Path, names: Iterable[str], manifest: Manifest) -> Manifest:
+    """Write these entries of a cache; the file appears when it is complete. `manifest` says all
+    but the entries."""
+    contents = {name: (directory / name).read_bytes() for name in sorted(names)}
+    entries = {name: Entry(len(data), digest(data)) for name, data in contents.items()}
+    manifest = msgspec.structs.replace(manifest, entries=entries)
+    partial = file.with_name(f".{file.name}.partial")
+    try:
+        with private_file(partial) as stream, zipfile.ZipFile(stream, "w") as archive:
+            text = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
+            archive.writestr(MANIFEST, text)
+            for name, data in contents.items():  # compressed already
+                archive.writestr(ENTRIES + name, data)
+        partial.replace(file)
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be written: {error}.") from error
+    finally:
+        partial.unlink(missing_ok=True)
+    return manifest
+
+
+def load_bundle(
+    file: Path, directory: Path, here: Machine, *, names_directory: bool, overwrite: bool = False
+) -> Loaded:
+    """Put a bundle's entries into a cache, if they were compiled for a machine like this.
+
+    An entry that differs from one that is there stays out unless `overwrite` says otherwise: both
+    are the same program, compiled twice. `names_directory`: whether JAX names programs after the
+    directory they lie in here.
+    """
+    with opened(file) as archive:
+        manifest = checked_manifest(file, archive)
+        refuse_elsewhere(file, manifest, here, directory if names_directory else None)
+        for name, entry in manifest.entries.items():  # all of them, before any is written
+            read_entry(file, archive, name, entry)
+        loaded = Loaded()
+        for name, entry in manifest.entries.items():
+            target = directory / name
+            if target.exists() and digest(target.read_bytes()) == entry.sha256:
+                loaded.there.append(name)
+            elif target.exists() and not overwrite:
+                loaded.kept.append(name)
+            else:
+                write_private(target, read_entry(file, archive, name, entry))
+                loaded.written.append(name)
+    return loaded
+
+
+def read_manifest(file: Path) -> Manifest:
+    """What a bundle says of itself."""
+    with opened(file) as archive:
+        return checked_manifest(file, archive)
+
+
+def refuse_elsewhere(file: Path, manifest: Manifest, here: Machine, directory: Path | None) -> None:
+    """Refuse a bundle that was made for another machine, or whose programs would not be found."""
+    differences = manifest.machine.differences(here)
+    ours = None if directory is None else str(directory)
+    if manifest.directory != ours:
+        differences.append(
+            f"directory that programs are named after: {manifest.directory or 'none'} there, "
+            f"{ours or 'none'} here"
+        )
+    if differences:
+        raise ConfigError(
+            f"{file} was made on another kind of machine, where programs are not the same: "
+            f"{'; '.join(differences)}. Make a bundle on a machine like this one with jengine "
+            "cache save."
+        )
+
+
+@contextmanager
+def opened(file: Path) -> Iterator[zipfile.ZipFile]:
+    """The bundle as an archive; what is wrong with it becomes one error."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            yield archive
+    except OSError as error:
+        raise ConfigError(f"{file}: {error.strerror or error}.") from error
+    except (zipfile.BadZipFile, zipfile.LargeZipFile, EOFError, NotImplementedError) as error:
+        raise ConfigError(f"{file} is damaged or no bundle: {error}. Copy it again.") from error
+
+
+def checked_manifest(file: Path, archive: zipfile.ZipFile) -> Manifest:
+    """The manifest, if the archive holds what it says and nothing else."""
+    parts = [part.filename for part in archive.infolist()]
+    if MANIFEST not in parts:
+        raise ConfigError(f"{file} has no {MANIFEST}: it was not made by jengine cache save.")
+    text = read_part(file, archive, MANIFEST, MOST_MANIFEST_BYTES)
+    try:
+        manifest = msgspec.json.decode(text, type=Manifest)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"{file}: its manifest cannot be read: {error}. It is damaged, or of another version "
+            "of jengine."
+        ) from error
+    if manifest.format != FORMAT:
+        raise ConfigError(
+            f"{file} has format {manifest.format}, expected {FORMAT}. Make it again with this "
+            "version of jengine."
+        )
+    bad = [name for name in manifest.entries if not NAME.fullmatch(name)]
+    if bad:
+        raise ConfigError(f"{file} names an entry {bad[0][:80]!r}, which is no name in a cache.")
+    wanted = sorted([MANIFEST, *(ENTRIES + name for name in manifest.entries)])
+    if sorted(parts) != wanted:
+        odd = sorted({*parts} ^ {*wanted}) or [name for name in parts if parts.count(name) > 1]
+        raise ConfigError(f"{file}: its manifest and its contents differ in {odd[0][:80]!r}.")
+    return manifest
+
+
+def read_entry(file: Path, archive: zipfile.ZipFile, name: str, entry: Entry) -> bytes:
+    """One entry, if it is what the manifest says."""
+    data = read_part(file, archive, ENTRIES + name, entry.size)
+    if len(data) != entry.size or digest(data) != entry.sha256:
+        raise ConfigError(
+            f"{file}: entry {name!r} is not what its manifest says: it was damaged or changed. "
+            "Copy the bundle again."
+        )
+    return data
+
+
+def read_part(file: Path, archive: zipfile.ZipFile, name: str, most: int) -> bytes:
+    """A part of the archive that has at most so many bytes, whatever it claims to hold."""
+    with archive.open(name) as stream:
+        data = stream.read(most + 1)
+    if len(data) > most:
+        raise ConfigError(f"{file}: {name!r} has more than the {most} bytes that it should have.")
+    return data
+
+
+def digest(data: bytes) -> str:
+    """The sha256 of these bytes."""
+    return hashlib.sha256(data).hexdigest()

@@ -1,0 +1,180 @@
+"""Sizes the paged KV cache: what was asked for, or what fits beside parameters and scratch memory.
+
+The largest step is compiled once, for a size chosen by an estimate of its scratch memory; what the
+compiler then reports decides whether that size stays. Sizes are rounded, because every program's
+name in the compile cache depends on them. Must not know devices' allocators or compilers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax
+
+from jengine.config import CacheGroup, ModelConfig
+from jengine.errors import CapacityError, ConfigError
+from jengine.runner.memory.memory_pool import available_bytes, free_bytes
+
+# Block counts keep this many significant bits: the loss is at most 1/64.
+SIGNIFICANT_BITS = 7
+# Part of the free memory that a new size leaves alone, so that the same size still fits when the
+# next process, or the next machine of this kind, finds a little less free.
+RESERVE = 1 / 128
+# A size is kept if it is at least this part of the best one: another size would mean compiling
+# every program again. A host's free memory differs at each start, an accelerator's hardly.
+ENOUGH = {"cpu": 0.75}
+ENOUGH_ON_ACCELERATORS = 15 / 16
+
+
+@dataclass(frozen=True)
+class BlockDemand:
+    """What one group's blocks cost, and how many are wished for or needed at least."""
+
+    group: CacheGroup
+    block_bytes: int
+    most_useful: int  # more than this could never be in use at once, prefix cache aside
+    at_least: int  # one request as long as the context
+
+
+def free_on_each(devices: Sequence[jax.Device]) -> int:
+    """Bytes that are free on every one of these devices, reserves included."""
+    return _least(list(map(free_bytes, devices)), devices)
+
+
+def available_on_each(devices: Sequence[jax.Device], share: float) -> int:
+    """Bytes that the engine may still allocate on every one of these devices."""
+    return _least([available_bytes(device, share) for device in devices], devices)
+
+
+def _least(each: list[int], devices: Sequence[jax.Device]) -> int:
+    least = min(each)
+    # The devices that XLA makes of one CPU share its memory.
+    return least // len(devices) if devices[0].platform == "cpu" else least
+
+
+def scratch_bytes(model: ModelConfig, tokens: int, logits: int, devices: int = 1) -> int:
+    """An upper estimate of a step's scratch memory: activations of its tokens and rows of logits.
+
+    `devices` share what is as wide as the MLP or the vocabulary; each has whole hidden states.
+    """
+    inner = max(layer.ffn.active_size for layer in model.layers)
+    activations = tokens * (6 * model.hidden_size + 3 * inner // devices)
+    return 4 * (activations + 3 * logits * model.vocab_size // devices)
+
+
+def cost(demands: Sequence[BlockDemand], blocks: Sequence[int]) -> int:
+    """Bytes of so many blocks of each group."""
+    return sum(n * demand.block_bytes for n, demand in zip(blocks, demands, strict=True))
+
+
+def least_blocks(demands: Sequence[BlockDemand]) -> tuple[int, ...]:
+    """One request as long as the context, and the null block."""
+    return tuple(demand.at_least + 1 for demand in demands)
+
+
+def wished_blocks(demands: Sequence[BlockDemand]) -> tuple[int, ...]:
+    """Room for every row at full length."""
+    return tuple(max(demand.most_useful, demand.at_least) + 1 for demand in demands)
+
+
+def blocks_for(demands: Sequence[BlockDemand], budget: int) -> tuple[int, ...]:
+    """Spread a budget over the groups, in proportion to what they can use; null block included."""
+    wished = sum(demand.most_useful * demand.block_bytes for demand in demands)
+    least = cost(demands, least_blocks(demands))
+    if budget < least:
+        raise ConfigError(
+            f"the cache gets {budget / 1e6:.1f} MB, but one request as long as the context needs "
+            f"{least / 1e6:.1f} MB. Raise kv_cache_memory_bytes to {least} or more, or lower "
+            "max_model_len."
+        )
+    share = (budget - least) / max(wished, 1)
+    return tuple(demand.at_least + 1 + int(share * demand.most_useful) for demand in demands)
+
+
+def overridden_blocks(demands: Sequence[BlockDemand], count: int) -> tuple[int, ...]:
+    """`num_gpu_blocks_override` in every group, the null block included."""
+    least = max(demand.at_least + 1 for demand in demands)
+    if count < least:
+        raise ConfigError(
+            f"num_gpu_blocks_override={count}: one request as long as the context needs {least} "
+            "blocks, the null block included. Raise it, or lower max_model_len."
+        )
+    return (count,) * len(demands)
+
+
+def refuse_more_than(present: int, demands: Sequence[BlockDemand], blocks: tuple[int, ...]) -> None:
+    """Refuse a cache of a size that was asked for if the device has no such memory."""
+    wanted = cost(demands, blocks)
+    if wanted > present:
+        raise CapacityError(
+            f"the KV cache was asked to take {wanted / 1e9:.2f} GB, but {present / 1e9:.2f} GB of "
+            "the device's memory are free. Lower kv_cache_memory_bytes (or "
+            "num_gpu_blocks_override), or leave it out: the cache then takes what fits."
+        )
+
+
+def rounded(blocks: int) -> int:
+    """Rounded down to a number with few significant bits."""
+    step = 1 << max(blocks.bit_length() - SIGNIFICANT_BITS, 0)
+    return blocks // step * step
+
+
+def fitting_blocks(demands: Sequence[BlockDemand], budget: int) -> tuple[int, ...]:
+    """The wished-for blocks if the budget holds them, else a rounded number that it does."""
+    wished = wished_blocks(demands)
+    if cost(demands, wished) <= budget:
+        return wished
+    least = least_blocks(demands)
+    reserved = max(budget - int(budget * RESERVE), min(budget, cost(demands, least)))
+    most = blocks_for(demands, reserved)
+    return tuple(max(rounded(n), few) for n, few in zip(most, least, strict=True))
+
+
+def planned_blocks(
+    demands: Sequence[BlockDemand],
+    available: int,
+    scratch: int,
+    recorded: tuple[int, ...] | None,
+    enough: float,
+) -> tuple[int, ...]:
+    """The blocks that the largest step is compiled for, before its scratch memory is known.
+
+    A recorded size is taken again if it fits and is `enough` of what this start would choose.
+    """
+    # With little memory the estimate must not refuse what the compiler might show to fit.
+    budget = max(available - scratch, cost(demands, least_blocks(demands)))
+    chosen = fitting_blocks(demands, budget)
+    if recorded is None or len(recorded) != len(demands):
+        return chosen
+    fits = cost(demands, recorded) <= available and all(
+        map(int.__ge__, recorded, least_blocks(demands))
+    )
+    return (
+        recorded if fits and cost(demands, recorded) >= enough * cost(demands, chosen) else chosen
+    )
+
+
+def settled_blocks(
+    demands: Sequence[BlockDemand],
+    planned: tuple[int, ...],
+    scratch: int,
+    available: int,
+    enough: float,
+) -> tuple[int, ...]:
+    """The planned blocks if they fit beside the measured scratch memory and are `enough` of what
+    would, else as many as do."""
+    try:
+        best = fitting_blocks(demands, available - scratch)
+    except ConfigError as error:
+        raise CapacityError(
+            f"{available / 1e9:.2f} GB are available; the largest step needs "
+            f"{scratch / 1e9:.2f} GB of scratch memory. {error}"
+        ) from error
+    fits = cost(demands, planned) + scratch <= available
+    return planned if fits and cost(demands, planned) >= enough * cost(demands, best) else best
+
+
+def enough_on(platform: str) -> float:
+    """The part of the best size below which a size is given up on this platform."""
+    return ENOUGH.get(platform, ENOUGH_ON_ACCELERATORS)

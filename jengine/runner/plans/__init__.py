@@ -1,0 +1,1 @@
+"""Plans to packed numbers and results back to plans. Numpy; must not know programs."""

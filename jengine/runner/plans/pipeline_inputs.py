@@ -1,0 +1,83 @@
+"""Joins the plans of a pipeline's stages into the packed input of one step.
+
+In: the packed plan of each stage, each in its own bucket. Out: one bucket for all, and one buffer
+with a row per stage. Pure numpy; must not know devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from jengine.runner.plans.packing import PackedStep
+from jengine.runner.step.step_input import StepInput, packed_parts
+from jengine.runner.variants.buckets import Bucket, Ladders, StepShapes
+
+
+def common_bucket(held: Sequence[PackedStep | None], ladders: Ladders) -> Bucket:
+    """The smallest bucket that holds every stage's plan."""
+    buckets = [packed.bucket for packed in held if packed is not None]
+    if len(buckets) == 1:
+        return buckets[0]
+    return ladders.smallest_for(
+        max(bucket.decode_rows for bucket in buckets),
+        max(bucket.prefill_tokens for bucket in buckets),
+        max(bucket.pages for bucket in buckets),
+    )
+
+
+def joined(held: Sequence[PackedStep | None], bucket: Bucket, shapes: StepShapes) -> np.ndarray:
+    """The buffer of a step [stages, packed + 1]. Every plan must have been moved to the bucket.
+
+    Each row has what its own stage's layers read, what the first stage embeds, what the last one
+    samples, and the stage's number, so that the step needs no collective for its inputs.
+    """
+    nothing = StepInput.empty(bucket, shapes)[0]
+    buffers = [nothing if packed is None else packed.buffer for packed in held]
+    embedded, read, sampled = packed_parts(bucket, shapes)
+    rows = np.empty((len(held), len(nothing) + 1), np.int32)
+    rows[:, -1] = np.arange(len(held))
+    rows[:, embedded] = buffers[0][embedded]
+    rows[:, sampled] = buffers[-1][sampled]
+    for row, buffer in zip(rows, buffers, strict=True):
+        row[read] = buffer[read]
+    return rows
+
+
+def moved(packed: PackedStep, bucket: Bucket, shapes: StepShapes) -> PackedStep:
+    """The same plan in a bucket that is at least as large: decode rows begin where they did,
+    prompts behind the new bucket's decode rows."""
+    if packed.bucket is bucket or packed.bucket == bucket:
+        return packed
+    buffer, new = StepInput.empty(bucket, shapes)
+    old = StepInput.over(packed.buffer, packed.bucket, shapes)
+    rows, shift = packed.bucket.decode_rows, bucket.decode_rows - packed.bucket.decode_rows
+    for theirs, ours in zip(old.tokens, new.tokens, strict=True):
+        spread(theirs, ours, 0, 0)
+    for name in ("decode_starts", "rows", "starts", "lengths"):
+        spread(getattr(old.tiles, name), getattr(new.tiles, name), 0, 0)
+    spread(old.tiles.taps, new.tiles.taps, rows, shift)
+    spread(old.heads.targets, new.heads.targets, 0, 0)
+    spread(behind(old.heads.logit_index, rows, shift), new.heads.logit_index, rows, shift)
+    for theirs, ours in zip(old.blocks.tables, new.blocks.tables, strict=True):
+        spread(theirs, ours, rows, shift)
+    for theirs, ours in zip(old.sampling, new.sampling, strict=True):
+        spread(theirs, ours, rows, shift)
+    slots = behind(packed.slots, rows, shift)
+    return packed._replace(
+        buffer=buffer, bucket=bucket, slots=slots, chunk_base=packed.chunk_base + shift
+    )
+
+
+def spread(old: Any, new: Any, rows: int, shift: int) -> None:
+    """Copy the first `rows` entries to the same place, and the others `shift` further on."""
+    columns = tuple(slice(size) for size in old.shape[1:])
+    new[:rows][(slice(None), *columns)] = old[:rows]
+    new[rows + shift : len(old) + shift][(slice(None), *columns)] = old[rows:]
+
+
+def behind(indices: np.ndarray, rows: int, shift: int) -> np.ndarray:
+    """Indices whose entries behind the first `rows` were moved."""
+    return np.where(indices >= rows, indices + shift, indices).astype(indices.dtype)

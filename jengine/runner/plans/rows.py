@@ -1,0 +1,79 @@
+"""The host's mirror of every row: tokens and settings, and block tables where plans carry them.
+
+Built from plans alone. Indexed by row, never by position in a batch. Must not know requests or the
+device.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from jengine.plan import NewBlocks, NewRow, Plan
+from jengine.runner.variants.buckets import ENDINGS, StepShapes
+from jengine.sampling.inputs import ROW_SETTINGS, RowSetting
+
+
+def wanted_columns(count: int | None) -> int:
+    """None -> 0, k -> 1 + k, -1 (the whole vocabulary) -> -1."""
+    if count is None:
+        return 0
+    return -1 if count < 0 else count + 1
+
+
+def ending_ids(new: NewRow) -> list[int]:
+    """The row's first stop ids, and -1 for none."""
+    endings = new.sampling.stop_ids[:ENDINGS]
+    return endings + [-1] * (ENDINGS - len(endings))
+
+
+# Beside the sampler's settings, those that choose programs and read results.
+SETTINGS: dict[str, RowSetting] = {
+    **ROW_SETTINGS,
+    # 0: not wanted; otherwise 1 + k, and -1 for the whole vocabulary.
+    "logprobs": RowSetting("int32", lambda new: wanted_columns(new.sampling.logprobs)),
+    "prompt_logprobs": RowSetting(
+        "int32", lambda new: wanted_columns(new.sampling.prompt_logprobs)
+    ),
+    "endings": RowSetting("int32", ending_ids, (ENDINGS,)),
+    "taps": RowSetting("int32", lambda new: new.taps),  # ids of tap sets; 0: none
+}
+
+
+class Rows:
+    """Per-row arrays; `apply(plan)` brings them up to date before the plan is packed."""
+
+    def __init__(self, shapes: StepShapes) -> None:
+        rows = shapes.max_rows
+        # One column more: the token after the last one, for prompt log-probability targets.
+        self.tokens = np.zeros((rows, shapes.max_model_len + 1), np.int32)
+        self.settings: dict[str, np.ndarray[Any, Any]] = {
+            name: np.zeros((rows, *setting.width), setting.dtype)
+            for name, setting in SETTINGS.items()
+        }
+        # Rows that the last plan started: the device does not know their lengths yet.
+        self.started: list[int] = []
+        self.tables = (
+            [np.zeros((rows, shapes.max_pages), np.int32) for _ in shapes.groups]
+            if shapes.packed_tables
+            else []
+        )
+
+    def apply(self, plan: Plan) -> None:
+        """Take in the rows and blocks that the plan adds."""
+        self.started = [new.row for new in plan.new_rows]
+        for new in plan.new_rows:
+            self._start(new)
+        if self.tables:
+            for blocks in plan.new_blocks:
+                self._extend(blocks)
+
+    def _start(self, new: NewRow) -> None:
+        self.tokens[new.row, : len(new.token_ids)] = new.token_ids
+        for name, setting in SETTINGS.items():
+            self.settings[name][new.row] = setting.source(new)
+
+    def _extend(self, new: NewBlocks) -> None:
+        end = new.first + len(new.blocks)
+        self.tables[new.group][new.row, new.first : end] = new.blocks

@@ -1,0 +1,1 @@
+"""Compiled steps: how they are made, kept, found and counted."""

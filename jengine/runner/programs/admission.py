@@ -1,0 +1,67 @@
+"""Fills the sampler's row state on the device for rows with penalties, biases or masks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import jax
+import numpy as np
+
+from jengine.plan import NewRow
+from jengine.runner.programs.compiler import Compiled, StepCompiler
+from jengine.runner.step.state import StepState
+from jengine.sampling import Admission, admit, pack_admission
+
+
+class RowAdmission:
+    """A small program beside the steps, which overwrites one row of the sampler's state."""
+
+    def __init__(self, compiler: StepCompiler, vocab_size: int) -> None:
+        self._compiler = compiler
+        self._vocab_size = vocab_size
+        self._program: Compiled | None = None
+
+    def warm_up(self, state: StepState) -> StepState:
+        """Compile the program and run it once, on an empty row."""
+        nothing = pack_admission(
+            [], 0, vocab=self._vocab_size, max_len=self._compiler.shapes.max_model_len
+        )
+        return self._placed(state, 0, nothing)
+
+    def admit(self, state: StepState, new_rows: Iterable[NewRow]) -> StepState:
+        """The state with the settings of these rows, as far as their logits are adjusted."""
+        for new in new_rows:
+            if new.sampler_row:
+                state = self._placed(state, new.sampler_row - 1, self._packed(new))
+        return state
+
+    def _packed(self, new: NewRow) -> Admission:
+        sampling = new.sampling
+        return pack_admission(
+            new.token_ids,
+            new.prompt_length,
+            vocab=self._vocab_size,
+            max_len=self._compiler.shapes.max_model_len,
+            logit_bias=sampling.logit_bias,
+            allowed=sampling.allowed_ids,
+            stop=sampling.stop_ids,
+            bad_words=sampling.bad_words,
+        )
+
+    def _placed(self, state: StepState, row: int, admission: Admission) -> StepState:
+        arguments = (state.rows, np.int32(row), admission)
+        if self._program is None:
+            self._program = self._compiled(arguments)
+        return state._replace(rows=self._program(*arguments))
+
+    def _compiled(self, arguments: tuple[object, ...]) -> Compiled:
+        # Compiled ahead, by shape: jit would compile again for a step's output, whose shardings
+        # are equivalent to those of the first state but not equal.
+        everywhere = self._compiler.placement.everywhere
+        _, *new = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), arguments
+        )
+        kept = self._compiler.state.rows
+        shardings = jax.tree.map(lambda x: x.sharding, kept)
+        jitted = jax.jit(admit, donate_argnums=0, out_shardings=shardings)
+        return jitted.lower(kept, *new).compile()

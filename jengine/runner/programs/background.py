@@ -1,0 +1,100 @@
+"""Warm-up that goes on while steps run: one thread compiles what is left, most wanted first.
+
+In: the programs of every replica and what is still to be compiled. Out: more programs, one at a
+time. Must not know steps or requests.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Iterable, Sequence
+
+from jengine.runner.programs.programs import Programs
+from jengine.runner.programs.warm_up import compile_in_turn
+from jengine.runner.variants.program_list import Key
+
+logger = logging.getLogger(__name__)
+# Added to the thread's niceness. Where it holds Python's lock no step computes for long, so a low
+# share of a busy processor does not hold up who waits for the lock.
+NICENESS = 10
+# Seconds between two looks at whether somebody has stopped the warm-up.
+GLANCE = 0.1
+
+
+class BackgroundWarmUp:
+    """Compiles what warm-up has left. Ends by itself with its engine or with the program."""
+
+    def __init__(self, replicas: Sequence[Programs], wanted: Iterable[Key]) -> None:
+        # Engines that nobody holds any more need no programs.
+        self._replicas = [weakref.ref(programs) for programs in replicas]
+        self._left = list(wanted)
+        self._failures: list[Exception] = []
+        self._stopped = threading.Event()
+        for programs in replicas:
+            programs.expect_later(self._left)
+        # Python waits for it at exit: a thread that is cut off inside the compiler takes the
+        # process down. It looks between two programs whether it should go on.
+        self._thread = threading.Thread(target=self._run, name="jengine-warm-up", daemon=False)
+
+    def start(self) -> None:
+        """Begin; returns at once."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Compile nothing more, and wait for the program that is being compiled."""
+        self._stopped.set()
+        if self._thread.ident is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait for the end; whether everything is compiled. Raises what the compiler raised."""
+        end = None if timeout is None else time.monotonic() + timeout
+        # A join without a limit would not notice Ctrl-C on every platform.
+        while self._thread.is_alive() and (end is None or time.monotonic() < end):
+            left = GLANCE if end is None else min(GLANCE, max(end - time.monotonic(), 0.0))
+            self._thread.join(left)
+        if self._failures:
+            raise self._failures[0]
+        return not self._left and not self._thread.is_alive()
+
+    def _run(self) -> None:
+        lower_priority()
+        began, total = time.perf_counter(), len(self._left)
+        while self._left and self._may_go_on() and self._compile_next():
+            pass
+        made = total - len(self._left) - len(self._failures)
+        logger.info("%d of %d programs compiled while serving, in %.1f s",
+                    made, total, time.perf_counter() - began)  # fmt: skip
+
+    def _may_go_on(self) -> bool:
+        # At exit Python waits for this thread, and its main thread counts as ended.
+        return not self._stopped.is_set() and threading.main_thread().is_alive()
+
+    def _compile_next(self) -> bool:
+        """Compile the program that most steps have asked for; False if nobody needs it any more."""
+        replicas = [programs for one in self._replicas if (programs := one()) is not None]
+        if len(replicas) < len(self._replicas):
+            return False
+        # `max` takes the first of equals, so what nobody asked for comes in the order given.
+        key = max(self._left, key=replicas[0].ledger.asked_for)
+        try:
+            for programs, compiled, entry in compile_in_turn(replicas, key):
+                programs.keep(compiled, entry)
+        except Exception as error:  # kept for who waits; larger programs serve on
+            self._failures.append(error)
+            logger.exception("compiling step %s with features %s while serving failed; its steps "
+                             "run in a larger program", *key)  # fmt: skip
+        self._left.remove(key)
+        return True
+
+
+def lower_priority() -> None:
+    """Let steps go first on a busy processor. On Linux a thread has a priority of its own."""
+    if sys.platform == "linux":
+        thread = threading.get_native_id()
+        os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + NICENESS)

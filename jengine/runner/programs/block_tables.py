@@ -1,0 +1,67 @@
+"""Block tables on the device: how a plan's new blocks get there.
+
+Those that fit in the step's packed input are written by the step itself; more, as those of a long
+cached prefix, by a small program that is queued before the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import chain
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from jengine.plan import NewBlocks
+from jengine.runner.programs.compiler import Compiled, StepCompiler
+from jengine.runner.step.batch import with_new_blocks
+
+# Blocks that one run of the program beside the steps writes.
+WRITTEN_AT_ONCE = 2048
+
+
+def block_entries(new_blocks: Iterable[NewBlocks]) -> np.ndarray:
+    """i32[N, 4] of (group, row, index, block), one for each new block."""
+    found = list(new_blocks)
+    if not found:
+        return np.zeros((0, 4), np.int32)
+    heads = np.array([(one.group, one.row, one.first) for one in found], np.int32)
+    counts = np.array([len(one.blocks) for one in found], np.int32)
+    entries = np.empty((int(counts.sum()), 4), np.int32)
+    entries[:, :3] = np.repeat(heads, counts, axis=0)
+    begins = np.cumsum(counts) - counts
+    entries[:, 2] += np.arange(len(entries), dtype=np.int32) - np.repeat(begins, counts)
+    entries[:, 3] = np.fromiter(chain.from_iterable(one.blocks for one in found), np.int32)
+    return entries
+
+
+class BlockWriter:
+    """The program beside the steps."""
+
+    def __init__(self, compiler: StepCompiler) -> None:
+        self._compiler = compiler
+        self._program: Compiled | None = None
+
+    def write(self, tables: Array, entries: np.ndarray) -> Array:
+        """The tables with these blocks, however many. The given tables are donated."""
+        for begin in range(0, len(entries), WRITTEN_AT_ONCE):
+            part = entries[begin : begin + WRITTEN_AT_ONCE]
+            padded = np.full((WRITTEN_AT_ONCE, 4), np.iinfo(np.int32).max, np.int32)
+            padded[: len(part)] = part
+            tables = self._run(tables, padded)
+        return tables
+
+    def warm_up(self, tables: Array) -> Array:
+        """Compile the program and run it once, on padding."""
+        return self._run(tables, np.full((WRITTEN_AT_ONCE, 4), np.iinfo(np.int32).max, np.int32))
+
+    def _run(self, tables: Array, entries: np.ndarray) -> Array:
+        if self._program is None:
+            where = self._compiler.placement.everywhere
+            kept = self._compiler.state.tables
+            given = jax.ShapeDtypeStruct(entries.shape, jnp.int32, sharding=where)
+            jitted = jax.jit(with_new_blocks, donate_argnums=0, out_shardings=where)
+            self._program = jitted.lower(kept, given).compile()
+        return self._program(tables, entries)

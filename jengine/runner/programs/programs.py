@@ -1,0 +1,134 @@
+"""The compiled steps of a replica, and which of them runs a plan.
+
+A program that is missing after warm-up is one loud log line or, in strict mode, an error.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from jengine.errors import UnexpectedCompile
+from jengine.runner.programs.compiler import Compiled, StepCompiler
+from jengine.runner.programs.ledger import CompileLedger, LedgerEntry
+from jengine.runner.variants.buckets import Bucket
+from jengine.runner.variants.features import Features
+from jengine.runner.variants.program_list import Key
+from jengine.runner.variants.tap_sets import TapSet
+
+logger = logging.getLogger(__name__)
+
+
+class Programs:
+    """The compiled steps of one replica, by bucket and features. All replicas share a ledger."""
+
+    def __init__(
+        self,
+        compiler: StepCompiler,
+        tiers: list[Features],
+        ledger: CompileLedger,
+        *,
+        strict: bool,
+        planned: Sequence[Key] = (),
+    ) -> None:
+        self.compiler = compiler
+        self.tiers = tiers
+        self.strict = strict
+        self.ledger = ledger
+        # What the engine compiles at its start, or on first use where it compiles nothing then.
+        # Other programs are compiled when a step needs one, in the step's own bucket.
+        self._planned = tuple(planned)
+        self._smallest: dict[Key, Key | None] = {}  # what a step needs -> the planned program
+        self._compiled: dict[Key, Compiled] = {}
+        # What a warm-up in the background will compile; larger programs stand in for it meanwhile.
+        self._later: set[Key] = set()
+        self._warm = False
+
+    def keep(self, compiled: Compiled, entry: LedgerEntry) -> None:
+        """Take in a program that was compiled elsewhere: while sizing, or in the background."""
+        key = (entry.bucket, entry.features)
+        self.ledger.add(entry)  # first, since a step looks there for what it finds compiled
+        self._compiled[key] = compiled
+        self._later.discard(key)
+
+    def expect_later(self, keys: Iterable[Key]) -> None:
+        """Let larger programs stand in for these until they are there."""
+        self._later.update(self.missing(keys))
+        self.ledger.expect(self._later)
+
+    def bucket_for(self, bucket: Bucket, needed: Features) -> Bucket:
+        """The bucket in which a step of this size runs now.
+
+        That of the smallest planned program that covers it, since rare variants have fewer
+        buckets; while that one is still to come, of the smallest that is compiled.
+        """
+        if needed.taps:  # no planned program has taps
+            return bucket
+        asked = (bucket, needed)
+        if asked not in self._smallest:
+            self._smallest[asked] = self._smallest_of(self._planned, *asked)
+        wanted = self._smallest[asked]
+        if wanted is None:
+            return bucket
+        if wanted in self._later:
+            self.ledger.note_asked(wanted)
+            wanted = self._smallest_of(list(self._compiled), *asked) or wanted
+        return wanted[0]
+
+    def _smallest_of(self, keys: Sequence[Key], bucket: Bucket, needed: Features) -> Key | None:
+        """The program among these that runs such a step with least padding."""
+        able = [key for key in keys if key[0].covers(bucket) and key[1].covers(needed)]
+
+        def size(key: Key) -> tuple[int, int, int]:
+            return key[0].num_tokens, key[0].pages, self.tiers.index(key[1])
+
+        return min(able, key=size, default=None)
+
+    def missing(self, wanted: Iterable[Key]) -> list[Key]:
+        """Those that are not there yet."""
+        return [key for key in wanted if key not in self._compiled]
+
+    def end_warm_up(self) -> None:
+        """What is compiled from now on, a step has to wait for."""
+        self._warm = True
+
+    def find(self, bucket: Bucket, needed: Features) -> tuple[Compiled, LedgerEntry]:
+        """The cheapest program that can run this step; compiled now if there is none."""
+        tiers = self.tiers
+        if needed.taps:  # no tier has taps: these are compiled when they are first needed
+            tiers = [replace(tier, taps=needed.taps) for tier in tiers]
+        for tier in tiers:
+            if tier.covers(needed) and (bucket, tier) in self._compiled:
+                return self._compiled[bucket, tier], self.ledger.entries[bucket, tier]
+        features = next((tier for tier in tiers if tier.covers(needed)), needed)
+        self._late(bucket, features)
+        return self._compiled[bucket, features], self.ledger.entries[bucket, features]
+
+    def expect(self, bucket: Bucket, needed: Features) -> None:
+        """Refuse what strict mode would refuse later, when a plan can no longer be left out."""
+        if self.strict:
+            self.find(self.bucket_for(bucket, needed), needed)
+
+    def forget(self, taps: TapSet) -> None:
+        """Drop the programs of taps that will not be used again."""
+        for bucket, features in [key for key in list(self._compiled) if taps in key[1].taps]:
+            del self._compiled[bucket, features]
+            self.ledger.entries.pop((bucket, features), None)  # replicas have it in common
+
+    def _late(self, bucket: Bucket, features: Features) -> None:
+        if self.strict and self._warm:
+            raise UnexpectedCompile(
+                f"strict mode: step {bucket} with features {features} was not compiled in warm-up. "
+                "Add its variant to compilation_config['variants'], or use strict=False, which "
+                "capture and intervene always need."
+            )
+        compiled, entry = self.compiler.compile(bucket, features)
+        if self._warm:
+            entry.after_warm_up = True
+            logger.warning(
+                "a step waited %.2f s for its program, %s with features %s, which warm-up had left "
+                "out; compilation_config['variants'] says what is compiled at the start",
+                entry.seconds, bucket, features,
+            )  # fmt: skip
+        self.keep(compiled, entry)

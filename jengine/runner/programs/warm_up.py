@@ -1,0 +1,54 @@
+"""Warm-up: compiles many programs in parallel, with a progress bar."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from typing import Any
+
+from jengine.runner.programs.compiler import Compiled
+from jengine.runner.programs.ledger import LedgerEntry
+from jengine.runner.programs.programs import Programs
+from jengine.runner.variants.program_list import Key
+
+ProgressBar = Callable[..., Any]
+
+
+def warm_up(replicas: Sequence[Programs], wanted: Iterable[Key], bar: ProgressBar) -> None:
+    """Compile everything in `wanted` that is not there yet, with a progress bar.
+
+    Different programs are compiled at once, one program for its replicas in turn: all but the
+    first find it in the persistent cache where that does not tell devices apart, as on GPUs.
+    """
+    began = time.perf_counter()
+    jobs: dict[Key, list[Programs]] = {}
+    keys = list(wanted)
+    for programs in replicas:
+        for key in programs.missing(keys):
+            jobs.setdefault(key, []).append(programs)
+    total = sum(map(len, jobs.values()))
+    with (
+        ThreadPoolExecutor(max(1, os.cpu_count() or 1), "compile") as pool,
+        bar(total=total, desc="Compiling steps", unit="program") as progress,
+    ):
+        futures = [pool.submit(compile_in_turn, owners, key) for key, owners in jobs.items()]
+        try:
+            for future in as_completed(futures):
+                for programs, compiled, entry in future.result():
+                    programs.keep(compiled, entry)
+                    progress.update(1)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    for programs in replicas:
+        programs.end_warm_up()
+    replicas[0].ledger.warm_up_seconds += time.perf_counter() - began
+
+
+def compile_in_turn(
+    owners: Sequence[Programs], key: Key
+) -> list[tuple[Programs, Compiled, LedgerEntry]]:
+    """One program for each of these replicas."""
+    return [(programs, *programs.compiler.compile(*key)) for programs in owners]

@@ -1,0 +1,35 @@
+"""The runner's own settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from jengine.runner.variants.buckets import Ladders, StepShapes
+from jengine.runner.variants.features import Features
+from jengine.runner.variants.program_list import ProgramList
+
+
+@dataclass(frozen=True)
+class RunnerConfig:
+    """The runner's own settings."""
+
+    shapes: StepShapes
+    ladders: Ladders
+    tiers: tuple[Features, ...]  # variants to compile in warm-up, cheapest first
+    late_tiers: tuple[Features, ...]  # variants compiled when first needed
+    cache_dtype: Any
+    kv_cache_memory_bytes: int | None
+    memory_share: float
+    num_gpu_blocks_override: int | None
+    demands: tuple[tuple[int, int], ...]  # a group: (most useful, at least) blocks
+    enable_prefix_caching: bool = True
+    warm_up: bool = True
+    # Whether steps may run once the largest program is compiled, and the others come later.
+    early_start: bool = False
+    strict: bool = False
+
+    @property
+    def programs(self) -> ProgramList:
+        """What is compiled."""
+        return ProgramList(self.ladders, self.tiers, self.shapes.one_segment)

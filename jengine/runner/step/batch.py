@@ -1,0 +1,88 @@
+"""Batch: the positions and block tables of a step's tokens, as attention reads them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from jengine.config import CacheGroup
+from jengine.runner.step.state import StepState
+from jengine.runner.step.step_input import StepInput, TileInput
+from jengine.runner.variants.buckets import Bucket, StepShapes
+
+
+class Batch(NamedTuple):
+    """D decode rows and T prefill tokens. Query tiles: the decode rows, then the prefill tiles."""
+
+    positions: Array  # i32[D + T]; -1 for padding
+    tables: tuple[Array, ...]  # per group: i32[tiles, pages] block ids
+    table_starts: tuple[Array, ...]  # per group: i32[tiles] position of the table's first token
+
+
+def batch_of(inputs: StepInput, state: StepState, bucket: Bucket, shapes: StepShapes) -> Batch:
+    """The batch of a step, whose rows have their lengths and tables in the state."""
+    assert state.tables is not None, "in a pipeline tables are packed: see stage_batch"
+    with jax.named_scope("batch"):
+        tiles, decoding = inputs.tiles, inputs.tokens.decode_rows
+        lengths = state.lengths.at[decoding].get(mode="fill", fill_value=-1)
+        # No row is scheduled past the longest context; a table must not be read past its end.
+        lengths = jnp.minimum(lengths, shapes.max_model_len - 1)
+        decodes = jnp.where(tiles.decode_starts >= 0, tiles.decode_starts, lengths)
+        rows = jnp.concatenate([decoding, tiles.rows])
+        begins = jnp.concatenate([decodes, tiles.starts])
+        firsts = tuple(first_pages(group, begins, shapes) for group in shapes.groups)
+        tables = tuple(
+            tables_of(state.tables, index, shapes, bucket, rows, first)
+            for index, first in enumerate(firsts)
+        )
+        starts = tuple(first * shapes.block_size for first in firsts)
+        return Batch(token_positions(decodes, tiles, shapes), tables, starts)
+
+
+def stage_batch(inputs: StepInput, shapes: StepShapes) -> Batch:
+    """The batch of one pipeline stage, all of which is packed."""
+    tiles = inputs.tiles
+    begins = jnp.concatenate([tiles.decode_starts, tiles.starts])
+    starts = tuple(
+        first_pages(group, begins, shapes) * shapes.block_size for group in shapes.groups
+    )
+    positions = token_positions(tiles.decode_starts, tiles, shapes)
+    return Batch(positions, inputs.blocks.tables, starts)
+
+
+def token_positions(decodes: Array, tiles: TileInput, shapes: StepShapes) -> Array:
+    """i32[D + T]: the decodes' positions, and those of the prefill tiles' tokens."""
+    offsets = jnp.arange(shapes.prefill_tile, dtype=jnp.int32)[None, :]
+    runs = offsets < tiles.lengths[:, None]  # [P, tile]
+    prefills = jnp.where(runs, tiles.starts[:, None] + offsets, -1)
+    return jnp.concatenate([decodes, prefills.reshape(-1)])
+
+
+def first_pages(group: CacheGroup, begins: Array, shapes: StepShapes) -> Array:
+    """i32[tiles]: the first page that a tile reads, given the position of its first token."""
+    if group.spec.window is None:
+        return jnp.zeros_like(begins)
+    return jnp.maximum(begins - group.spec.window + 1, 0) // shapes.block_size
+
+
+def tables_of(
+    tables: Array, index: int, shapes: StepShapes, bucket: Bucket, rows: Array, first_page: Array
+) -> Array:
+    """i32[tiles, pages]: the part of the rows' block tables that tiles read in a group. The null
+    block stands where a row or a page is out of range."""
+    group = shapes.groups[index]
+    pages = shapes.group_pages(bucket, group)
+    if group.spec.window is None:
+        return tables.at[index, rows, :pages].get(mode="fill", fill_value=0)
+    columns = first_page[:, None] + jnp.arange(pages, dtype=jnp.int32)[None, :]
+    return tables.at[index, rows[:, None], columns].get(mode="fill", fill_value=0)
+
+
+def with_new_blocks(tables: Array, entries: Array) -> Array:
+    """The tables i32[groups, rows, pages] with these blocks; entries out of range are padding."""
+    with jax.named_scope("block_tables"):
+        group, row, index, block = entries.T
+        return tables.at[group, row, index].set(block, mode="drop")

@@ -1,0 +1,101 @@
+"""Heads: what a step makes of the hidden states that leave the last layer.
+
+Features name the heads of a step; a head is a function and a line in HEADS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from jengine.runner.step.program import Program
+from jengine.runner.step.state import StepState
+from jengine.runner.step.step_input import HeadInput
+from jengine.sampling import Logprobs, SampleOutput, SamplingInput, sample, score_tokens
+
+# Prompt tokens whose logits exist at the same time, where prompt log-probabilities are wanted.
+SCORED_AT_ONCE = 64
+
+
+class Hidden(NamedTuple):
+    """The hidden states of a step, and which of them each head reads."""
+
+    model: Any
+    ends: Array  # [S, hidden] at the sampling slots
+    prompts: Array  # [T, hidden] at the prefill tokens
+    heads: HeadInput
+    sampling: SamplingInput  # with every position known
+
+
+class DeviceOutput(NamedTuple):
+    """The results of a step on the device: a field per head, and captured values."""
+
+    sampled: SampleOutput
+    prompt_logprobs: Logprobs | None = None
+    captured: dict[str, Array] = {}  # f32 [tokens, width] per tap point
+
+
+def run_heads(hidden: Hidden, state: StepState, program: Program) -> tuple[StepState, DeviceOutput]:
+    """The results of all heads of the program's features."""
+    results: dict[str, Any] = {}
+    for name in program.features.heads:
+        state, results[name] = HEADS[name](hidden, state, program)
+    return state, DeviceOutput(**results)
+
+
+def sample_head(
+    hidden: Hidden, state: StepState, program: Program
+) -> tuple[StepState, SampleOutput]:
+    """Sample the token that follows each slot's row. It is the row's next input, at its length."""
+    with jax.named_scope("sample"):
+        # One base key for all engines: a request's seed alone decides its noise, and requests
+        # without one got theirs from the engine's seed.
+        sampled, rows = sample(
+            hidden.model.logits(hidden.ends),
+            state.rows,
+            hidden.sampling,
+            features=program.features.sampling,
+            key_data=jnp.zeros(2, jnp.uint32),
+            implementation=program.sampler,
+        )
+    # A row whose logits are not finite fails on the host; until then it runs on a harmless token.
+    fed_back = jnp.maximum(sampled.tokens, 0)
+    owners = hidden.sampling.rows
+    state = state._replace(
+        last_token=state.last_token.at[owners].set(fed_back, mode="drop"),
+        lengths=state.lengths.at[owners].set(hidden.sampling.positions, mode="drop"),
+        rows=rows or state.rows,
+    )
+    return state, sampled
+
+
+def prompt_logprobs_head(
+    hidden: Hidden, state: StepState, program: Program
+) -> tuple[StepState, Logprobs | None]:
+    """Log-probabilities of the token after each prompt token, a few at a time."""
+    wanted, tokens = program.features.prompt_logprobs, program.bucket.prefill_tokens
+    assert wanted is not None, "the features do not name this head"
+    model, targets = hidden.model, hidden.heads.targets
+    if program.shapes.one_segment:  # every token is a slot: XLA computes the logits only once
+        return state, score_tokens(model.logits(hidden.ends), targets, wanted)
+    if not tokens:
+        return state, None
+    parts = -(-tokens // SCORED_AT_ONCE)
+    padding = parts * SCORED_AT_ONCE - tokens
+    states = jnp.pad(hidden.prompts, ((0, padding), (0, 0)))
+    targets = jnp.pad(targets, (0, padding))
+    with jax.named_scope("score_prompts"):
+        scored = lax.map(
+            lambda part: score_tokens(model.logits(part[0]), part[1], wanted),
+            (states.reshape(parts, SCORED_AT_ONCE, -1), targets.reshape(parts, SCORED_AT_ONCE)),
+        )
+    return state, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:tokens], scored)
+
+
+Head = Callable[[Hidden, StepState, Program], tuple[StepState, Any]]
+# By the field of DeviceOutput that holds a head's results.
+HEADS: dict[str, Head] = {"sampled": sample_head, "prompt_logprobs": prompt_logprobs_head}

@@ -1,0 +1,80 @@
+"""Multi-step decode: the step run several times in one call, each on the tokens of the run before.
+
+In and out as in step.py, but its output has a leading axis with one entry per run. It ends early
+once every row has sampled one of its stop ids.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from jengine.runner.step.heads import DeviceOutput
+from jengine.runner.step.leaves import Leaves
+from jengine.runner.step.program import Program
+from jengine.runner.step.state import StepState
+from jengine.runner.step.step import extended, run
+from jengine.runner.step.step_input import StepInput
+
+# The token of runs that did not take place. The scheduler would take it for a failed row, but by
+# then it wants no more tokens of any row.
+NOT_RUN = -1
+
+
+class Progress(NamedTuple):
+    """What one run passes to the next."""
+
+    count: Array  # i32[] runs so far
+    goes_on: Array  # bool[S] rows that have not sampled an ending token
+    state: StepState
+    outputs: DeviceOutput  # of all runs
+
+
+def multi_step(
+    leaves: Leaves, state: StepState, packed: Array, *, program: Program
+) -> tuple[StepState, DeviceOutput]:
+    """Run the packed plan as often as it says."""
+    model = program.rebuild(leaves)
+    inputs = StepInput.over(packed, program.bucket, program.shapes)
+    state = extended(state, inputs)
+    rows, endings = inputs.sampling.rows, inputs.multi_step.endings
+    last = state.last_token.at[rows].get(mode="clip")
+
+    def wanted(progress: Progress) -> Array:
+        return (progress.count < inputs.multi_step.repeats[0]) & jnp.any(progress.goes_on)
+
+    def once(progress: Progress) -> Progress:
+        count = progress.count
+        state, output = run(model, inputs, progress.state, program)
+        outputs = jax.tree.map(
+            lambda all_runs, own: lax.dynamic_update_index_in_dim(all_runs, own, count, 0),
+            progress.outputs,
+            output,
+        )
+        goes_on = progress.goes_on & ~ended(output.sampled.tokens, endings)
+        return Progress(count + 1, goes_on, state, outputs)
+
+    begin = Progress(
+        jnp.int32(0),
+        (rows < program.shapes.max_rows) & ~ended(last, endings),
+        state,
+        nothing(jax.eval_shape(lambda: run(model, inputs, state, program)[1]), program),
+    )
+    end = lax.while_loop(wanted, once, begin)
+    return end.state, end.outputs
+
+
+def ended(tokens: Array, endings: Array) -> Array:
+    """bool [S]: whether a token ends its row, or is none because the logits were not finite."""
+    return (tokens < 0) | jnp.any(tokens[:, None] == endings, axis=1)
+
+
+def nothing(output: DeviceOutput, program: Program) -> DeviceOutput:
+    """The outputs before the first run."""
+    most = program.bucket.repeats
+    empty = jax.tree.map(lambda x: jnp.zeros((most, *x.shape), x.dtype), output)
+    tokens = jnp.full_like(empty.sampled.tokens, NOT_RUN)
+    return empty._replace(sampled=empty.sampled._replace(tokens=tokens))

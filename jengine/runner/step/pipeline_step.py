@@ -1,0 +1,152 @@
+"""A step of a pipeline: every stage runs its layers on the plan it holds, then hands it on.
+
+A plan enters at the first stage and leaves the last one so many steps later, when it is sampled by
+all devices together. State in, state out, as in step.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.sharding import PartitionSpec
+
+from jengine.models.context import StepContext
+from jengine.models.taps import Tap
+from jengine.runner.step.batch import stage_batch
+from jengine.runner.step.heads import DeviceOutput, Hidden, run_heads
+from jengine.runner.step.leaves import Leaves
+from jengine.runner.step.paged import paged_attention
+from jengine.runner.step.program import Program, Stages
+from jengine.runner.step.state import StepState
+from jengine.runner.step.step import input_tokens
+from jengine.runner.step.step_input import HeadInput, StepInput, TokenInput, tile_of_token
+from jengine.runner.variants.buckets import Bucket
+from jengine.sampling import SamplingInput
+from sharding.axes import STAGES
+
+# Logical axes of the packed input of all stages.
+PACKED_AXES = ("stage", None)
+BY_STAGE, EVERYWHERE = PartitionSpec(STAGES), PartitionSpec()
+
+
+def pipeline_step(
+    leaves: Leaves, state: StepState, packed: Array, *, program: Program
+) -> tuple[StepState, DeviceOutput]:
+    """Run what all stages hold; `packed` has a row for each."""
+    assert program.stages is not None, "a step of one stage is step.step"
+    model = program.rebuild(leaves)
+    inputs, positions = _shared_inputs(packed, program)
+    with jax.named_scope("embed"):
+        tokens = input_tokens(inputs.tokens, state)
+        entering = model.embedded(tokens, jnp.maximum(positions, 0))
+    run = program.placement.on_each_stage(
+        lambda *parts: _stage(*parts, program=program),
+        (BY_STAGE, BY_STAGE, BY_STAGE, EVERYWHERE, BY_STAGE),
+        (BY_STAGE, BY_STAGE, EVERYWHERE),
+    )
+    own = tuple(x for x, staged in zip(leaves, program.stages.staged, strict=True) if staged)
+    caches, held, (ends, prompts) = run(own, state.caches, state.held, entering, packed)
+    state = state._replace(caches=caches, held=held)
+    hidden = (model.norm(ends), model.norm(prompts))
+    leaving = Hidden(model, *hidden, inputs.heads, inputs.sampling)
+    return run_heads(leaving, state, program)
+
+
+class SharedInputs(NamedTuple):
+    """The sections that are the same in every stage's row."""
+
+    tokens: TokenInput  # of the plan that enters
+    heads: HeadInput  # of the plan that is sampled
+    sampling: SamplingInput
+
+
+def _shared_inputs(packed: Array, program: Program) -> tuple[SharedInputs, Array]:
+    """Those sections, and the positions of the tokens that enter."""
+
+    def own(packed: Array) -> tuple[SharedInputs, Array]:
+        inputs = StepInput.over(packed[0], program.bucket, program.shapes)
+        first = _number(packed) == 0
+        positions = stage_batch(inputs, program.shapes).positions
+        entering = lax.psum(jnp.where(first, positions, 0), STAGES)
+        return SharedInputs(inputs.tokens, inputs.heads, inputs.sampling), entering
+
+    return program.placement.on_each_stage(own, (BY_STAGE,), EVERYWHERE)(packed)
+
+
+def _stage(
+    leaves: Leaves,
+    caches: tuple[Array, ...],
+    held: Array,
+    entering: Array,
+    packed: Array,
+    *,
+    program: Program,
+) -> tuple[tuple[Array, ...], Array, tuple[Array, Array]]:
+    """One stage's layers on its own parts of the arrays; held and packed are [1, ...]."""
+    stages, placement, bucket = program.stages, program.placement.in_stage(), program.bucket
+    assert stages is not None, "a step of one stage is step.step"
+    stage, count = _number(packed), placement.num_stages
+    inputs = StepInput.over(packed[0], bucket, program.shapes)
+    x = jnp.where(stage == 0, entering, _taken(held[0], bucket, stages.largest))
+    batch = stage_batch(inputs, program.shapes)
+    positions = jnp.maximum(batch.positions, 0)
+    attention = paged_attention(batch, bucket, program.shapes, placement)
+    rows = tile_of_token(bucket, program.shapes)
+    context = StepContext(positions, rows, attention, caches, _left_out(stages, stage))
+    model = program.rebuild(_with_gaps(leaves, stages.staged))
+    x = model.through_layers(x, context)
+    ends, prompts = x[inputs.heads.logit_index], x[bucket.decode_rows :]
+    if program.features.prompt_logprobs is None:
+        prompts = prompts[:0]
+    last = stage == count - 1
+    leaving = jax.tree.map(lambda x: lax.psum(jnp.where(last, x, 0.0), STAGES), (ends, prompts))
+    x = lax.ppermute(x, STAGES, [(one, one + 1) for one in range(count - 1)])
+    # Nothing comes to the first stage. Said once more, since XLA leaves a bare copy of what has
+    # come out of the CUDA graph, and not one with arithmetic.
+    x = jnp.where(stage == 0, 0.0, x)
+    return context.caches, _kept(held, x, bucket, stages.largest), leaving
+
+
+def _number(packed: Array) -> Array:
+    """The stage's number, which stands behind its input: a CUDA graph cannot ask for it."""
+    return packed[0, -1]
+
+
+def _with_gaps(leaves: Leaves, staged: tuple[bool, ...]) -> tuple[Any, ...]:
+    """The leaves of a stage in their places; the others' places are empty."""
+    own = iter(leaves)
+    return tuple(next(own) if is_own else None for is_own in staged)
+
+
+def _left_out(stages: Stages, stage: Array) -> Tap | None:
+    """A tap that zeroes what layers add in the slots that a stage leaves out."""
+    if stages.layout.is_even:
+        return None
+    runs = jnp.asarray(stages.layout.runs)[stage]  # bool[slots]
+
+    def tap(name: str, value: Array) -> Array:
+        _, slot, point = name.split(".")
+        return value if point == "output" else jnp.where(runs[int(slot)], value, 0.0)
+
+    return tap
+
+
+def _taken(held: Array, bucket: Bucket, largest: Bucket) -> Array:
+    """The bucket's tokens among those that a stage holds room for."""
+    first = largest.decode_rows
+    return jnp.concatenate([
+        held[: bucket.decode_rows], held[first : first + bucket.prefill_tokens]
+    ])  # fmt: skip
+
+
+def _kept(held: Array, x: Array, bucket: Bucket, largest: Bucket) -> Array:
+    """What is held, with the bucket's tokens in their places."""
+    held = held.at[0, : bucket.decode_rows].set(x[: bucket.decode_rows])
+    if not bucket.prefill_tokens:
+        return held
+    first = largest.decode_rows
+    prompts = slice(first, first + bucket.prefill_tokens)
+    return held.at[0, prompts].set(x[bucket.decode_rows :])

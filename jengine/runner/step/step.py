@@ -1,0 +1,74 @@
+"""THE step: one XLA program per (bucket, features). State in, state out; no globals.
+
+embed -> layers -> heads (sample, score) -> new state. Structure is decided by
+static values and gone after tracing; data is decided by arrays.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array
+
+from jengine.models.context import StepContext
+from jengine.runner.step.batch import batch_of, with_new_blocks
+from jengine.runner.step.heads import DeviceOutput, Hidden, run_heads
+from jengine.runner.step.leaves import Leaves
+from jengine.runner.step.paged import paged_attention
+from jengine.runner.step.program import Program
+from jengine.runner.step.state import StepState
+from jengine.runner.step.step_input import StepInput, TokenInput, tile_of_token
+from jengine.runner.step.taps import StepTaps
+from jengine.sampling import SamplingInput
+
+
+def step(
+    leaves: Leaves, state: StepState, packed: Array, *, program: Program
+) -> tuple[StepState, DeviceOutput]:
+    """Run the packed plan."""
+    inputs = StepInput.over(packed, program.bucket, program.shapes)
+    return run(program.rebuild(leaves), inputs, extended(state, inputs), program)
+
+
+def extended(state: StepState, inputs: StepInput) -> StepState:
+    """The state with the plan's new blocks in its block tables."""
+    assert state.tables is not None, "in a pipeline tables are packed"
+    return state._replace(tables=with_new_blocks(state.tables, inputs.blocks.new))
+
+
+def run(
+    model: Any, inputs: StepInput, state: StepState, program: Program
+) -> tuple[StepState, DeviceOutput]:
+    """Run the step of these inputs."""
+    bucket, shapes = program.bucket, program.shapes
+    tokens = input_tokens(inputs.tokens, state)
+    batch = batch_of(inputs, state, bucket, shapes)
+    attention = paged_attention(batch, bucket, shapes, program.placement)
+    positions = jnp.maximum(batch.positions, 0)
+    rows = tile_of_token(bucket, shapes)
+    taps = StepTaps(program.features.taps, inputs.tiles.taps[rows], positions)
+    tap = taps if taps.sets else None
+    context = StepContext(positions, rows, attention, state.caches, tap)
+    hidden = model(tokens, context)
+    state = state._replace(caches=context.caches)
+    ends = inputs.heads.logit_index
+    sampling = with_positions(inputs.sampling, batch.positions[ends])
+    prompts = hidden[bucket.decode_rows :]
+    leaving = Hidden(model, hidden[ends], prompts, inputs.heads, sampling)
+    state, output = run_heads(leaving, state, program)
+    return state, output._replace(captured=taps.captured)
+
+
+def input_tokens(inputs: TokenInput, state: StepState) -> Array:
+    """The tokens that a step runs, i32[D + T]."""
+    # Decode tokens never leave the device: each row's last sample is its next input.
+    own_tokens = state.last_token.at[inputs.decode_rows].get(mode="clip")
+    decode_tokens = jnp.where(inputs.decode_tokens >= 0, inputs.decode_tokens, own_tokens)
+    return jnp.concatenate([decode_tokens, inputs.prefill_tokens])
+
+
+def with_positions(inputs: SamplingInput, ends: Array) -> SamplingInput:
+    """The sampler's input with the positions that the host does not know: one behind each slot's
+    last token, which stands at `ends` i32[S]."""
+    return inputs._replace(positions=jnp.where(inputs.positions >= 0, inputs.positions, ends + 1))

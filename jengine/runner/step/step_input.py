@@ -1,0 +1,244 @@
+"""StepInput: everything one step reads from the host, laid out in one packed int32 buffer.
+
+It is made of sections, each with a layout of its own. The same layout gives numpy views to fill on
+the host and slices of the traced buffer on the device, so a step costs one transfer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from jengine.runner.variants.buckets import ENDINGS, Bucket, StepShapes
+from jengine.sampling import SamplingInput, sampling_layout
+
+
+class Field(NamedTuple):
+    """One array of a section."""
+
+    shape: tuple[int, ...]
+    dtype: str = "int32"
+    padding: int = 0
+
+
+# A list where a field holds one array per cache group.
+Fields = dict[str, Field | list[Field]]
+
+
+class TokenInput(NamedTuple):
+    """D decode rows and T prefill tokens."""
+
+    decode_rows: Any  # i32[D] engine row; max_rows for padding
+    decode_tokens: Any  # i32[D] a token the host knows; -1: the one that the row sampled last
+    prefill_tokens: Any  # i32[T]
+
+
+def token_fields(bucket: Bucket, shapes: StepShapes) -> Fields:
+    """The layout of TokenInput."""
+    return {
+        "decode_rows": Field((bucket.decode_rows,), padding=shapes.max_rows),
+        "decode_tokens": Field((bucket.decode_rows,), padding=-1),
+        "prefill_tokens": Field((bucket.prefill_tokens,)),
+    }
+
+
+class TileInput(NamedTuple):
+    """Where tokens stand in their sequences. Query tiles are the D decode rows, then the P prefill
+    tiles, each of one row."""
+
+    decode_starts: Any  # i32[D] a position the host knows; -1: the row's length, or padding
+    rows: Any  # i32[P] engine row; max_rows for padding
+    starts: Any  # i32[P] position of the tile's first token
+    lengths: Any  # i32[P] tokens of the tile that are not padding
+    taps: Any  # i32[D + P] id of the tap set of the tile's row; 0: none
+
+
+def tile_fields(bucket: Bucket, shapes: StepShapes) -> Fields:
+    """The layout of TileInput."""
+    prefill = shapes.num_tiles(bucket)
+    return {
+        "decode_starts": Field((bucket.decode_rows,), padding=-1),
+        "rows": Field((prefill,), padding=shapes.max_rows),
+        "starts": Field((prefill,)),
+        "lengths": Field((prefill,)),
+        "taps": Field((bucket.decode_rows + prefill,)),
+    }
+
+
+class BlockInput(NamedTuple):
+    """What changes in block tables; in a pipeline, the tables themselves."""
+
+    new: Any  # i32[N, 4] (group, row, index, block); max_rows in padding
+    tables: Any  # per group: i32[tiles, pages]; empty where tables are on the device
+
+
+def block_fields(bucket: Bucket, shapes: StepShapes) -> Fields:
+    """The layout of BlockInput."""
+    tiles = bucket.decode_rows + shapes.num_tiles(bucket)
+    groups = shapes.groups if shapes.packed_tables else ()
+    return {
+        "new": Field((shapes.num_new_blocks(bucket), 4), padding=shapes.max_rows),
+        "tables": [Field((tiles, shapes.group_pages(bucket, group))) for group in groups],
+    }
+
+
+class MultiStepInput(NamedTuple):
+    """Of a multi-step decode; without entries in other steps."""
+
+    repeats: Any  # i32[1] the most runs of this call
+    endings: Any  # i32[S, ENDINGS] tokens that end a slot's row, and -1
+
+
+def multi_step_fields(bucket: Bucket, shapes: StepShapes) -> Fields:
+    """The layout of MultiStepInput."""
+    slots = shapes.num_slots(bucket) if bucket.is_multi_step else 0
+    return {
+        "repeats": Field((int(bucket.is_multi_step),)),
+        "endings": Field((slots, ENDINGS), padding=-1),
+    }
+
+
+class HeadInput(NamedTuple):
+    """Which hidden states the heads read."""
+
+    logit_index: Any  # i32[S] which of the D + T tokens a slot samples after
+    targets: Any  # i32[T] the token after each prompt token, for prompt log-probabilities
+
+
+def head_fields(bucket: Bucket, shapes: StepShapes) -> Fields:
+    """The layout of HeadInput."""
+    prompts = bucket.decode_rows if shapes.one_segment else bucket.prefill_tokens
+    return {"logit_index": Field((shapes.num_slots(bucket),)), "targets": Field((prompts,))}
+
+
+def sampling_fields(bucket: Bucket, shapes: StepShapes) -> Fields:
+    """The layout of SamplingInput."""
+    layout = sampling_layout(shapes.num_slots(bucket), shapes.max_rows)
+    return {name: Field(*field) for name, field in layout.items()}
+
+
+class StepInput(NamedTuple):
+    """The sections, in their order in the buffer."""
+
+    tokens: TokenInput
+    tiles: TileInput
+    blocks: BlockInput
+    multi_step: MultiStepInput
+    heads: HeadInput
+    sampling: SamplingInput
+
+    @classmethod
+    def empty(cls, bucket: Bucket, shapes: StepShapes) -> tuple[np.ndarray, StepInput]:
+        """A buffer in which everything is padding, and views of it."""
+        layout = layout_of(bucket, shapes)
+        buffer = np.zeros(layout.size, np.int32)
+        for part, padding in layout.paddings:
+            buffer[part] = padding
+        return buffer, layout.views(buffer, numpy_view)
+
+    @classmethod
+    def over(cls, buffer: Any, bucket: Bucket, shapes: StepShapes) -> StepInput:
+        """Views of a packed buffer: numpy views of a numpy one, traced slices of a traced one."""
+        view = numpy_view if isinstance(buffer, np.ndarray) else device_view
+        return layout_of(bucket, shapes).views(buffer, view)
+
+
+SECTIONS: dict[str, tuple[Callable[..., Any], Callable[[Bucket, StepShapes], Fields]]] = {
+    "tokens": (TokenInput, token_fields),
+    "tiles": (TileInput, tile_fields),
+    "blocks": (BlockInput, block_fields),
+    "multi_step": (MultiStepInput, multi_step_fields),
+    "heads": (HeadInput, head_fields),
+    "sampling": (SamplingInput, sampling_fields),
+}
+
+Part = tuple[slice, Field]
+View = Callable[[Any, Field], Any]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The places of all sections' fields in the buffer of one bucket."""
+
+    size: int
+    sections: dict[str, slice]
+    parts: dict[str, dict[str, Part | tuple[Part, ...]]]
+    paddings: list[tuple[slice, int]]  # of the parts whose padding is not 0
+
+    def views(self, buffer: Any, view: View) -> StepInput:
+        """Every field as a view of the buffer."""
+
+        def viewed(part: Part | tuple[Part, ...]) -> Any:
+            if part and isinstance(part[0], slice):
+                return view(buffer[part[0]], part[1])  # pyrefly: ignore[bad-argument-type]
+            return tuple(map(viewed, part))  # pyrefly: ignore[bad-argument-type]
+
+        return StepInput(*(
+            kind(**{name: viewed(part) for name, part in self.parts[section].items()})
+            for section, (kind, _) in SECTIONS.items()
+        ))  # fmt: skip
+
+
+@lru_cache(maxsize=256)
+def layout_of(bucket: Bucket, shapes: StepShapes) -> Layout:
+    """The layout of this bucket's buffer. Walked once, not in every step."""
+    offset = 0
+    sections: dict[str, slice] = {}
+    parts: dict[str, dict[str, Any]] = {}
+    paddings: list[tuple[slice, int]] = []
+
+    def placed(field: Field | list[Field]) -> Part | tuple[Part, ...]:
+        nonlocal offset
+        if isinstance(field, list):
+            return tuple(map(placed, field))  # pyrefly: ignore[bad-return]
+        begin, offset = offset, offset + math.prod(field.shape)
+        if field.padding:
+            paddings.append((slice(begin, offset), field.padding))
+        return slice(begin, offset), field
+
+    for section, (_, fields) in SECTIONS.items():
+        begin = offset
+        parts[section] = {name: placed(field) for name, field in fields(bucket, shapes).items()}
+        sections[section] = slice(begin, offset)
+    return Layout(offset, sections, parts, paddings)
+
+
+def numpy_view(part: np.ndarray, field: Field) -> np.ndarray:
+    """A writable view on the host."""
+    return part.view(field.dtype).reshape(field.shape)
+
+
+def device_view(part: Array, field: Field) -> Array:
+    """The same on the device."""
+    part = part.reshape(field.shape)
+    if field.dtype == "int32":
+        return part
+    return lax.bitcast_convert_type(part, jnp.dtype(field.dtype))
+
+
+def packed_size(bucket: Bucket, shapes: StepShapes) -> int:
+    """Length of the packed buffer."""
+    return layout_of(bucket, shapes).size
+
+
+def packed_parts(bucket: Bucket, shapes: StepShapes) -> tuple[slice, slice, slice]:
+    """The parts that a pipeline's first stage embeds, every stage's layers read, and the last stage
+    samples."""
+    layout = layout_of(bucket, shapes)
+    embedded = layout.sections["tokens"].stop
+    read = layout.sections["blocks"].stop
+    return slice(0, embedded), slice(embedded, read), slice(read, layout.size)
+
+
+def tile_of_token(bucket: Bucket, shapes: StepShapes) -> Array:
+    """i32 [D + T]: the query tile that each token belongs to."""
+    decodes = jnp.arange(bucket.decode_rows, dtype=jnp.int32)
+    tiles = jnp.arange(shapes.num_tiles(bucket), dtype=jnp.int32) + bucket.decode_rows
+    return jnp.concatenate([decodes, jnp.repeat(tiles, shapes.prefill_tile)])

@@ -1,0 +1,53 @@
+"""Taps of a step while it is traced: called at the model's tap points, they capture values and
+change those of the tokens whose rows asked for it."""
+
+from __future__ import annotations
+
+import inspect
+
+import jax.numpy as jnp
+from jax import Array
+
+from jengine.runner.variants.tap_sets import Intervention, TapSet
+
+
+class StepTaps:
+    """The tap of one step while it is traced. `captured` holds what passed the points asked for."""
+
+    def __init__(self, sets: tuple[TapSet, ...], owners: Array, positions: Array) -> None:
+        self.sets = sets
+        self.owners = owners  # i32 [tokens]: the set of each token's row
+        self.positions = positions
+        self.captured: dict[str, Array] = {}
+
+    def __call__(self, name: str, value: Array) -> Array:
+        """Change the value for the rows that asked for it, then keep it for those that did."""
+        for taps in self.sets:
+            for point, function in taps.intervene:
+                if point == name:
+                    changed = call_intervention(function, value, self.positions)
+                    value = jnp.where((self.owners == taps.number)[:, None], changed, value)
+        if any(name in taps.capture for taps in self.sets):
+            self.captured[name] = value.astype(jnp.float32)
+        return value
+
+
+def call_intervention(function: Intervention, value: Array, positions: Array) -> Array:
+    """The function's result in the dtype of what it replaces."""
+    arguments = (value.astype(jnp.float32), positions)
+    return jnp.asarray(function(*arguments[: takes(function)])).astype(value.dtype)
+
+
+def takes(function: Intervention) -> int:
+    """How many of (values, positions) a function takes: those that it must be given."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:  # functions written in C have no signature; such take values
+        return 1
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    required = [
+        one
+        for one in parameters
+        if one.kind in positional and one.default is inspect.Parameter.empty
+    ]
+    return min(max(len(required), 1), 2)

@@ -1,0 +1,226 @@
+"""Buckets: the few shapes that steps are compiled for, and the choice of one for a plan.
+
+A step's tokens lie as [decode rows | prefill tokens]. No jax here: users and tests can look at the
+ladders without a device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from jengine.config import CacheGroup
+from jengine.errors import ConfigError
+
+# XLA on the CPU turns products with a single row into slow scalar loops.
+FEWEST_DECODE_ROWS = 2
+# So many padded rows cost next to nothing beside a prefill; this many times as many do.
+FEW_ROWS = 8
+# Stop ids per row that a multi-step decode compares with. A row with more of them may run to the
+# end of the call; the scheduler cuts its tokens there as elsewhere.
+ENDINGS = 8
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """One compiled shape: decode rows, prefill tokens, and cache pages a row may read."""
+
+    decode_rows: int
+    prefill_tokens: int
+    pages: int
+    repeats: int = 1  # how often the step runs at most: more than once is a burst
+
+    def __str__(self) -> str:
+        times = f"*{self.repeats}" if self.is_multi_step else ""
+        return f"{self.decode_rows}+{self.prefill_tokens}x{self.pages}{times}"
+
+    @property
+    def is_multi_step(self) -> bool:
+        """Whether the step is run several times in one call."""
+        return self.repeats > 1
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens one run of the step computes, padding included."""
+        return self.decode_rows + self.prefill_tokens
+
+    def covers(self, other: Bucket) -> bool:
+        """Whether every plan that fits the other one fits this one."""
+        return (
+            self.decode_rows >= other.decode_rows
+            and self.prefill_tokens >= other.prefill_tokens
+            and self.pages >= other.pages
+            and self.repeats == other.repeats
+        )
+
+
+@dataclass(frozen=True)
+class StepShapes:
+    """What all buckets of one engine have in common."""
+
+    groups: tuple[CacheGroup, ...]
+    block_size: int
+    prefill_tile: int
+    max_rows: int
+    max_model_len: int
+    # Deterministic mode: every token, of prompts too, runs as if it were a decode row. One shape
+    # and one order of arithmetic for all, so a token's numbers do not depend on what ran with it.
+    one_segment: bool = False
+    # Which implementation of the paged operations runs; None leaves it to them.
+    attention: str | None = None
+    # Rows whose logits are adjusted at the same time at most; None: all.
+    max_adjusted: int | None = None
+    # In a pipeline: the block tables of a plan's rows are packed with it, since its stages run
+    # after later plans were submitted. Otherwise they are on the device, and plans bring changes.
+    packed_tables: bool = False
+
+    @property
+    def max_pages(self) -> int:
+        """Blocks of a request as long as the context."""
+        return -(-self.max_model_len // self.block_size)
+
+    def num_tiles(self, bucket: Bucket) -> int:
+        """Prefill tiles of a bucket."""
+        return bucket.prefill_tokens // self.prefill_tile
+
+    def num_slots(self, bucket: Bucket) -> int:
+        """Positions that have logits: every decode row, and one for each prefill row."""
+        return bucket.decode_rows + min(self.num_tiles(bucket), self.max_rows)
+
+    def num_new_blocks(self, bucket: Bucket) -> int:
+        """Blocks that a plan of this bucket may add to tables in the step itself: enough for its
+        tokens. The blocks of a cached prefix may be more (see `block_tables.BlockWriter`)."""
+        if self.packed_tables:
+            return 0
+        per_row = (bucket.repeats - 1) // self.block_size + 1
+        per_tile = -(-self.prefill_tile // self.block_size)
+        per_group = bucket.decode_rows * per_row + self.num_tiles(bucket) * per_tile
+        return per_group * len(self.groups)
+
+    def group_pages(self, bucket: Bucket, group: CacheGroup) -> int:
+        """Pages a tile reads in a group: a window needs only what it can see."""
+        if group.spec.window is None:
+            return bucket.pages
+        tile = self.prefill_tile if bucket.prefill_tokens else bucket.repeats
+        span = group.spec.window - 1 + tile
+        return min(bucket.pages, (span - 1) // self.block_size + 2)
+
+
+@dataclass(frozen=True)
+class Ladders:
+    """The sizes each part of a bucket is rounded up to."""
+
+    decode_rows: tuple[int, ...]
+    prefill_tokens: tuple[int, ...]
+    pages: tuple[int, ...]
+    repeats: tuple[int, ...] = (1,)
+
+    def __post_init__(self) -> None:
+        for name, rungs in vars(self).items():
+            if not rungs and name == "prefill_tokens":
+                continue  # one segment: there is no other
+            if not rungs or list(rungs) != sorted(set(rungs)) or rungs[0] < 1:
+                raise ConfigError(f"ladder {name}={rungs}: expected growing positive sizes.")
+
+    def buckets(self) -> Iterator[Bucket]:
+        """Every bucket, smallest first."""
+        for pages in self.pages:
+            for rows in self.decode_rows:
+                for repeats in self.repeats:
+                    yield Bucket(rows, 0, pages, repeats)
+            for tokens in self.prefill_tokens:
+                for rows in self.mixed_decode_rows(tokens):
+                    yield Bucket(rows, tokens, pages)
+
+    def rare_buckets(self) -> Iterator[Bucket]:
+        """The buckets of variants that few steps need, whose plans are rounded up further."""
+        for pages in self.pages:
+            for rows in thinned(self.decode_rows, 2):
+                for repeats in self.repeats:
+                    yield Bucket(rows, 0, pages, repeats)
+            for tokens in thinned(self.prefill_tokens, 3):
+                yield Bucket(self.decode_rows[-1], tokens, pages)
+
+    def mixed_decode_rows(self, prefill_tokens: int) -> tuple[int, ...]:
+        """The rungs of decode rows beside a prefill of this size: the largest, and a small one
+        where padding to the largest would cost more than an eighth of the step."""
+        most = self.decode_rows[-1]
+        few = [rows for rows in self.decode_rows if FEW_ROWS <= rows <= most // FEW_ROWS]
+        return (*few[:1], most) if prefill_tokens < FEW_ROWS * most else (most,)
+
+    @property
+    def largest(self) -> Bucket:
+        """The bucket that needs most memory."""
+        tokens = self.prefill_tokens[-1] if self.prefill_tokens else 0
+        return Bucket(self.decode_rows[-1], tokens, self.pages[-1])
+
+    def smallest_for(
+        self, decode_rows: int, prefill_tokens: int, pages: int, repeats: int = 1
+    ) -> Bucket:
+        """The bucket a plan of this size runs in."""
+        tokens, rows = 0, self.decode_rows
+        if prefill_tokens:
+            tokens = rung("prefill tokens", self.prefill_tokens, prefill_tokens)
+            rows = self.mixed_decode_rows(tokens)
+        return Bucket(
+            rung("decode rows", rows, decode_rows),
+            tokens,
+            rung("pages", self.pages, pages),
+            rung("repeats", self.repeats, repeats),
+        )
+
+
+def rung(what: str, ladder: tuple[int, ...], size: int) -> int:
+    """The smallest entry that holds `size`. A plan beyond the ladder is a bug of ours."""
+    for entry in ladder:
+        if entry >= size:
+            return entry
+    raise AssertionError(f"a plan asks for {size} {what}, the ladder ends at {ladder[-1]}")
+
+
+def grow(first: int, last: int, factor: int) -> tuple[int, ...]:
+    """A ladder from `first` to `last` inclusive, each rung `factor` times the one below."""
+    rungs = []
+    size = first
+    while size < last:
+        rungs.append(size)
+        size *= factor
+    return (*rungs, last)
+
+
+def thinned(rungs: tuple[int, ...], every: int) -> tuple[int, ...]:
+    """Each `every`-th rung, counted from the largest."""
+    return rungs[::-1][::every][::-1]
+
+
+@dataclass(frozen=True)
+class FirstRungs:
+    """The smallest sizes that are worth a program of their own on a kind of device.
+
+    A GPU reads all weights in any step, and computes some hundred tokens in that time.
+    """
+
+    decode_rows: int = FEWEST_DECODE_ROWS
+    prefill_tokens: int = 1
+
+
+CPU_RUNGS = FirstRungs()
+
+
+def default_ladders(
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    max_model_len: int,
+    block_size: int,
+    tile: int,
+    first: FirstRungs = CPU_RUNGS,
+) -> Ladders:
+    """Short ladders: one page count, since attention loops stop early. Padded prompt tokens cost as
+    much as real ones, so their ladder is the finer one."""
+    rows = max(max_num_seqs, FEWEST_DECODE_ROWS)
+    tokens = -(-max_num_batched_tokens // tile) * tile
+    return Ladders(
+        decode_rows=grow(first.decode_rows, rows, 4),
+        prefill_tokens=grow(max(first.prefill_tokens, tile), tokens, 2),
+        pages=(-(-max_model_len // block_size),),
+    )

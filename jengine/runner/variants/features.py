@@ -1,0 +1,73 @@
+"""Features: what is structural about a step. A hashable value that picks a compiled variant.
+
+A plan's needs are rounded up to one of a few variants, as its size is rounded up to a bucket.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from jengine.runner.variants.tap_sets import TapSet
+from jengine.sampling.features import LogprobsMode, SamplingFeatures
+
+
+@dataclass(frozen=True)
+class Features:
+    """The sampler's features, prompt log-probabilities a token (None: none), and taps."""
+
+    sampling: SamplingFeatures = field(default_factory=SamplingFeatures)
+    prompt_logprobs: int | None = None
+    taps: tuple[TapSet, ...] = ()
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """The heads that run on the step's hidden states (see `step/heads.py`)."""
+        return ("sampled",) if self.prompt_logprobs is None else ("sampled", "prompt_logprobs")
+
+    def covers(self, other: Features) -> bool:
+        """Whether a step of this variant can run a plan that needs `other`."""
+        mine, theirs = self.sampling, other.sampling
+        return (
+            mine.random >= theirs.random
+            and mine.adjust >= theirs.adjust
+            and holds(mine.logprobs, theirs.logprobs)
+            and holds(self.prompt_logprobs, other.prompt_logprobs)
+            and self.taps == other.taps
+        )
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether steps of this variant do nothing but sample."""
+        sampling = self.sampling
+        extra = (sampling.logprobs, self.prompt_logprobs)
+        return not sampling.adjust and extra == (None, None) and not self.taps
+
+    def __str__(self) -> str:
+        parts = {
+            "random": self.sampling.random,
+            "adjust": self.sampling.adjust,
+            f"logprobs={self.sampling.logprobs}": self.sampling.logprobs is not None,
+            f"prompt_logprobs={self.prompt_logprobs}": self.prompt_logprobs is not None,
+            **{str(taps): True for taps in self.taps},
+        }
+        return "+".join(name for name, used in parts.items() if used) or "greedy"
+
+
+def holds(have: int | None, want: int | None) -> bool:
+    """Whether `have` log-probabilities a token are enough."""
+    return want is None or (have is not None and have >= want)
+
+
+def variants(max_logprobs: int, mode: LogprobsMode) -> dict[str, Features]:
+    """The variants an engine may compile, cheapest first; each covers the ones before it."""
+    greedy = Features(SamplingFeatures(logprobs_mode=mode))
+    sampled = Features(replace(greedy.sampling, random=True))
+    adjusted = Features(replace(sampled.sampling, adjust=True))
+    full = Features(replace(adjusted.sampling, logprobs=max_logprobs))
+    return {
+        "greedy": greedy,
+        "sampled": sampled,
+        "adjusted": adjusted,
+        "full": full,
+        "scored": Features(full.sampling, prompt_logprobs=max_logprobs),
+    }
