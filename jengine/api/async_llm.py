@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from jengine.api import parameters
+from jengine.api.answer_stream import AnswerStream, Reader
 from jengine.api.arguments import chat_options, refuse_later
-from jengine.api.async_requests import AnswerStream, AsyncRequests, Reader
+from jengine.api.async_requests import AsyncRequests, PauseMode
 from jengine.api.base import BaseLLM
 from jengine.api.parameters import OnInflight
+from jengine.api.profiling import trace_folder
 from jengine.api.stats import EngineStats
 from jengine.assembly.engine import Engine
+from jengine.assembly.values import one_of
 from jengine.engine.answer import Answer
 from jengine.errors import EngineDead, RequestError, UnsupportedFeature
 from jengine.executor.protocol import WorkerHealth
@@ -136,7 +139,8 @@ class AsyncLLM(BaseLLM):
     ) -> int:
         """Use other parameters, between two steps; as `LLM.update_params`.
 
-        With "finish", requests that come meanwhile wait and run with the new ones.
+        With "finish", requests that come meanwhile wait and run with the new ones. While generation
+        is paused nothing waits: requests that were kept go on with the new ones at resume.
         """
         return await asyncio.to_thread(
             parameters.update_params,
@@ -152,6 +156,41 @@ class AsyncLLM(BaseLLM):
     ) -> None:
         """Write the parameters in use as a model folder; as `LLM.save`."""
         await asyncio.to_thread(parameters.save, self.engine, path, format, overwrite)
+
+    async def pause_generation(
+        self, *, mode: PauseMode = "abort", clear_cache: bool = True
+    ) -> None:
+        """Run no more steps until `resume_generation`; it returns when the last one has ended.
+
+        Requests that are open are aborted ("abort"), finished first ("wait"), or keep what they
+        have and go on at the resume ("keep"). Requests that come meanwhile wait for the resume, and
+        one that is aborted meanwhile gets its last output then. `clear_cache` forgets the prefix
+        cache; kept requests are then computed again from the tokens that they have.
+        """
+        one_of("mode", mode, ("abort", "wait", "keep"))
+        self._front.session.client.check_alive()
+        await asyncio.to_thread(self._requests.pause, mode)
+        if clear_cache:
+            await self.reset_prefix_cache(reset_running_requests=True)
+
+    async def resume_generation(self) -> None:
+        """Run steps again after `pause_generation`."""
+        self.engine  # noqa: B018 - raises if it was shut down
+        await asyncio.to_thread(self._requests.resume)
+
+    async def is_paused(self) -> bool:
+        """Whether generation is paused."""
+        return self._requests.paused
+
+    async def start_profile(self, profile_prefix: str | None = None) -> None:
+        """Record what the devices do; as `LLM.start_profile`."""
+        await self.call_workers(
+            "start_profile", folder=trace_folder(self.engine.args, profile_prefix)
+        )
+
+    async def stop_profile(self) -> None:
+        """Write what was recorded since start_profile()."""
+        await self.call_workers("stop_profile")
 
     async def wait_for_requests_to_drain(self, drain_timeout: float = 300) -> None:
         """Return when no request is open; TimeoutError after so many seconds."""

@@ -9,25 +9,17 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Literal
 
+from jengine.api.answer_stream import AnswerStream, Reader, Submit, wake
 from jengine.engine.answer import Answer
 from jengine.engine.session import Session
 from jengine.errors import EngineDead
-from jengine.outputs import RequestOutput
 
-
-class Reader:
-    """A stream's wait for something new, in its own event loop."""
-
-    def __init__(self) -> None:
-        self.loop = asyncio.get_running_loop()
-        self.event = asyncio.Event()
-
-
-Submit = Callable[[Reader], Answer]
+# What a pause does with the requests that are open: end them, finish them, or stop where they are.
+PauseMode = Literal["abort", "wait", "keep"]
 
 
 class AsyncRequests:
@@ -38,12 +30,13 @@ class AsyncRequests:
         self._input = ThreadPoolExecutor(1, "jengine-input")
         self._steps = ThreadPoolExecutor(1, "jengine-step")
         self._output = ThreadPoolExecutor(1, "jengine-output")
-        self._guard = threading.Lock()  # around `_stepping`
+        self._guard = threading.Condition()  # around the next two; notified when steps have ended
         self._stepping = False
+        self._paused = False
         self._progress = threading.Condition()  # notified when outputs were made
 
     def stream(self, submit: Submit) -> AnswerStream:
-        """The outputs of the request that `submit` makes, once somebody begins to read them."""
+        """The outputs of the request that `submit` makes, from the first read on."""
         return AnswerStream(self, submit)
 
     def enter(self, submit: Submit, reader: Reader) -> Future[Answer]:
@@ -60,9 +53,9 @@ class AsyncRequests:
             raise EngineDead("this AsyncLLM was shut down. Create a new one.") from error
 
     def run_steps(self) -> None:
-        """Have the step thread run until there is no more work."""
+        """Have the step thread run until there is no more work, unless generation is paused."""
         with self._guard:
-            if not self._stepping and self._session.has_work:
+            if not self._stepping and not self._paused and self._session.has_work:
                 self._stepping = True
                 self._steps.submit(self._run_steps)
 
@@ -77,10 +70,45 @@ class AsyncRequests:
         self.run_steps()
 
     def finish_all(self) -> None:
-        """Return when every request that is open now has ended."""
+        """Return when every request that is open now has ended, or generation is paused."""
         for answer in self._session.open_answers:
             with self._progress:
-                self._progress.wait_for(lambda answer=answer: answer.finished)
+                self._progress.wait_for(lambda answer=answer: self._paused or not answer.is_open)
+
+    @property
+    def paused(self) -> bool:
+        """Whether no steps run until `resume`."""
+        return self._paused
+
+    def pause(self, mode: PauseMode) -> None:
+        """Run no more steps; returns when the last one has ended and its outputs can be read.
+
+        Requests that come meanwhile, also during the wait for open ones, are queued.
+        """
+        if mode == "keep":
+            self._stop_steps()
+            return
+        with self._session.closed_to_new():
+            if mode == "abort":
+                for answer in self._session.open_answers:
+                    self._session.abort(answer.request_id)
+            self.resume()  # paused before with requests kept: these end or finish now
+            self.finish_all()
+            self._stop_steps()
+
+    def resume(self) -> None:
+        """Let steps run again."""
+        with self._guard:
+            self._paused = False
+        self.run_steps()
+
+    def _stop_steps(self) -> None:
+        with self._guard:
+            self._paused = True
+            self._guard.wait_for(lambda: not self._stepping)
+        with self._progress:
+            self._progress.notify_all()
+        self._output.submit(lambda: None).result()  # after the outputs of the last step
 
     def shutdown(self) -> None:
         """End every request with an EngineDead for its reader, the engine, and the threads."""
@@ -101,8 +129,9 @@ class AsyncRequests:
                 self._output.submit(self._make_outputs)
                 dead = False
             with self._guard:
-                if dead or not self._session.has_work:
+                if dead or self._paused or not self._session.has_work:
                     self._stepping = False
+                    self._guard.notify_all()
                     return
 
     def _make_outputs(self) -> None:
@@ -125,78 +154,3 @@ class AsyncRequests:
             except RuntimeError:  # the loop is closed, and its readers with it
                 for answer in answers:
                     self._session.discard(answer)
-
-
-def wake(answers: Iterable[Answer]) -> None:
-    """Let readers take what is new."""
-    for answer in answers:
-        answer.reader.event.set()
-
-
-class AnswerStream(AsyncGenerator[RequestOutput, None]):
-    """The outputs of one request as they grow. The request is made when the first is asked for.
-
-    Letting go of the stream, closing it, or cancelling who reads it ends the request at once: an
-    async generator would do so only when its event loop comes to it.
-    """
-
-    def __init__(self, requests: AsyncRequests, submit: Submit) -> None:
-        self._requests = requests
-        self._submit: Submit | None = submit
-        self._answer: Answer | None = None
-
-    async def asend(self, _value: None) -> RequestOutput:
-        """The next output; StopAsyncIteration after the last one."""
-        if self._submit is not None:
-            submit, self._submit = self._submit, None
-            self._answer = await self._entered(submit)
-        if self._answer is None:
-            raise StopAsyncIteration
-        try:
-            output = await self._next(self._answer)
-        except BaseException:
-            self._leave()
-            raise
-        if output.finished:
-            self._answer = None
-        return output
-
-    async def athrow(self, typ: Any, val: Any = None, tb: Any = None) -> RequestOutput:
-        """End the request and raise."""
-        self._leave()
-        error = typ() if val is None and isinstance(typ, type) else val or typ
-        raise error.with_traceback(tb)
-
-    async def aclose(self) -> None:
-        """End the request."""
-        self._leave()
-
-    def __del__(self) -> None:
-        self._leave()
-
-    async def _entered(self, submit: Submit) -> Answer:
-        entering = self._requests.enter(submit, Reader())
-        try:
-            return await asyncio.wrap_future(entering)
-        except BaseException:
-            entering.add_done_callback(self._forget)
-            raise
-
-    def _forget(self, entered: Future[Answer]) -> None:
-        """End a request whose reader left while it was being made."""
-        if not entered.cancelled() and entered.exception() is None:
-            self._requests.discard(entered.result())
-
-    @staticmethod
-    async def _next(answer: Answer) -> RequestOutput:
-        event = answer.reader.event
-        while (output := answer.take()) is None:
-            event.clear()
-            await event.wait()
-        return output
-
-    def _leave(self) -> None:
-        self._submit = None
-        answer, self._answer = self._answer, None
-        if answer is not None:
-            self._requests.discard(answer)

@@ -80,8 +80,8 @@ class Batches:
     def finish_all(self) -> None:
         """Run until every request that is open now has ended; outputs wait to be taken."""
         for answer in self.session.open_answers:
-            while not answer.finished:
-                self._step_or_wait(lambda answer=answer: answer.finished)
+            while answer.is_open:
+                self._step_or_wait(lambda answer=answer: not answer.is_open)
 
     def discard(self, batch: Batch) -> None:
         """End the requests of a batch that will not be read any further."""

@@ -38,6 +38,7 @@ class Answer:
         ]
         self.metrics = RequestMetrics()
         self.finished = False  # every completion has ended
+        self.discarded = False  # its reader is gone, so it is never completed
         self.error: BaseException | None = None
         self.num_cached_tokens = 0
         self._texts = texts
@@ -54,6 +55,11 @@ class Answer:
     def prompt_token_ids(self) -> list[int]:
         """The tokens of the prompt."""
         return self.submission.prompt.token_ids
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is still being answered for a reader."""
+        return not (self.finished or self.discarded)
 
     def push(self, completion: Completion, delta: TokenDelta) -> tuple[bool, bool]:
         """Take a delta in: whether the reader must be told, and whether to abort the completion."""

@@ -137,7 +137,8 @@ class Session:
         It only appends to queues, so it may interrupt anything: also a step, and this session
         itself, when the garbage collector closes an abandoned stream.
         """
-        if not answer.finished:
+        if answer.is_open:
+            answer.discarded = True
             self._discarded.append(answer)
             self._abort(answer)
 

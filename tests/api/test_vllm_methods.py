@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
 import jengine
-from jengine import RequestOutput, SamplingParams
+from jengine import AsyncLLM, RequestOutput, SamplingParams
 from jengine.errors import ConfigError, RequestError
 from tests.api.engines import tiny_engine
 
@@ -24,7 +25,14 @@ def test_a_profile_is_written_where_the_config_says(
         llm.start_profile("warm")
         llm.generate([[5, 6, 7]], PARAMS)
         llm.stop_profile()
-    assert list((tmp_path / "warm").rglob("*.xplane.pb"))
+        asyncio.run(profiled_again(AsyncLLM.over(llm.engine)))
+    for name in ("warm", "again"):
+        assert list((tmp_path / name).rglob("*.xplane.pb"))
+
+
+async def profiled_again(engine: AsyncLLM) -> None:
+    await engine.start_profile("again")
+    await engine.stop_profile()
 
 
 def test_a_profile_needs_a_folder(llm: jengine.LLM) -> None:

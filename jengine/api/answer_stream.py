@@ -1,0 +1,104 @@
+"""The stream of one request's outputs, as asyncio programs read it. No jax.
+
+In: a way to submit the request. Out: outputs as they grow. A stream that is closed, dropped or
+cancelled ends its request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Iterable
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+from jengine.engine.answer import Answer
+from jengine.outputs import RequestOutput
+
+if TYPE_CHECKING:
+    from jengine.api.async_requests import AsyncRequests
+
+
+class Reader:
+    """A stream's wait for something new, in its own event loop."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.event = asyncio.Event()
+
+
+Submit = Callable[[Reader], Answer]
+
+
+def wake(answers: Iterable[Answer]) -> None:
+    """Let readers take what is new."""
+    for answer in answers:
+        answer.reader.event.set()
+
+
+class AnswerStream(AsyncGenerator[RequestOutput, None]):
+    """The outputs of one request as they grow. The request is made when the first is asked for.
+
+    Letting go of the stream, closing it, or cancelling its reader ends the request at once: an
+    async generator would do so only when its event loop comes to it.
+    """
+
+    def __init__(self, requests: AsyncRequests, submit: Submit) -> None:
+        self._requests = requests
+        self._submit: Submit | None = submit
+        self._answer: Answer | None = None
+
+    async def asend(self, _value: None) -> RequestOutput:
+        """The next output; StopAsyncIteration after the last one."""
+        if self._submit is not None:
+            submit, self._submit = self._submit, None
+            self._answer = await self._entered(submit)
+        if self._answer is None:
+            raise StopAsyncIteration
+        try:
+            output = await self._next(self._answer)
+        except BaseException:
+            self._leave()
+            raise
+        if output.finished:
+            self._answer = None
+        return output
+
+    async def athrow(self, typ: Any, val: Any = None, tb: Any = None) -> RequestOutput:
+        """End the request and raise."""
+        self._leave()
+        error = typ() if val is None and isinstance(typ, type) else val or typ
+        raise error.with_traceback(tb)
+
+    async def aclose(self) -> None:
+        """End the request."""
+        self._leave()
+
+    def __del__(self) -> None:
+        self._leave()
+
+    async def _entered(self, submit: Submit) -> Answer:
+        entering = self._requests.enter(submit, Reader())
+        try:
+            return await asyncio.wrap_future(entering)
+        except BaseException:
+            entering.add_done_callback(self._forget)
+            raise
+
+    def _forget(self, entered: Future[Answer]) -> None:
+        """End a request whose reader left while it was being made."""
+        if not entered.cancelled() and entered.exception() is None:
+            self._requests.discard(entered.result())
+
+    @staticmethod
+    async def _next(answer: Answer) -> RequestOutput:
+        event = answer.reader.event
+        while (output := answer.take()) is None:
+            event.clear()
+            await event.wait()
+        return output
+
+    def _leave(self) -> None:
+        self._submit = None
+        answer, self._answer = self._answer, None
+        if answer is not None:
+            self._requests.discard(answer)
