@@ -1,4 +1,7 @@
-"""Prompts as dicts, for those who like them typed. Plain strings and lists of ids work as well."""
+"""Types of prompts. A prompt is a string, a list of token ids, or one of these dicts.
+
+Inside the engine every prompt is a TokensPrompt, as `engine.prompt_renderer` makes it.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,14 @@ from typing import NotRequired, TypedDict
 
 
 class TextPrompt(TypedDict):
-    """A prompt as text. `cache_salt` keeps its cached prefix apart from others'."""
+    """A prompt as text. Only requests with the same `cache_salt` share cached prefixes."""
 
     prompt: str
     cache_salt: NotRequired[str]
 
 
 class TokensPrompt(TypedDict):
-    """A prompt as token ids; `prompt` may say what text they came from."""
+    """A prompt as token ids; `prompt` is the text that they came from, if known."""
 
     prompt_token_ids: list[int]
     prompt: NotRequired[str]

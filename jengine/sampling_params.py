@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from jengine.errors import RequestError, UnsupportedFeature, unknown_argument
 from jengine.vllm_names import missing_name
@@ -127,6 +127,7 @@ class SamplingParams:
     logit_bias: Mapping[int | str, float] | None = None
     allowed_token_ids: list[int] | None = None
     skip_reading_prefix_cache: bool | None = None
+    _checked: ClassVar[dict[str, Any] | None] = None  # of an object: its values when last checked
 
     def __post_init__(self) -> None:
         self._check_counts()
@@ -143,6 +144,7 @@ class SamplingParams:
         if self.skip_reading_prefix_cache is None:
             # A cached prompt token has no logits, so its log-probability could not be returned.
             self.skip_reading_prefix_cache = self.prompt_logprobs is not None
+        vars(self)["_checked"] = self._values()
 
     @classmethod
     def from_optional(cls, **given: Any) -> SamplingParams:
@@ -159,6 +161,26 @@ class SamplingParams:
         if "prompt_logprobs" in changes:
             changes.setdefault("skip_reading_prefix_cache", None)  # decided anew
         return replace(self, **changes)
+
+    def settled(self, **changes: Any) -> SamplingParams:
+        """A copy that later changes of this object do not reach.
+
+        Fields are checked again only if any was set since the last check. `changes` are set
+        without a check.
+        """
+        checked = self if self._checked == self._values() else self.clone()
+        copy = object.__new__(type(checked))
+        vars(copy).update({**vars(checked), **checked._values(), **changes})
+        vars(copy)["_checked"] = copy._values()
+        return copy
+
+    def _values(self) -> dict[str, Any]:
+        """The fields' values, with lists and dicts copied."""
+        return {
+            name: value.copy() if isinstance(value, (list, dict)) else value
+            for name, value in vars(self).items()
+            if name != "_checked"
+        }
 
     def _check_counts(self) -> None:
         self.n = integer("n", self.n, 1, MAX_N)

@@ -1,16 +1,14 @@
-"""What users hand to `generate` and `chat`, brought into one form. No jax.
+"""Arguments of `generate` and `chat` as lists, one item per prompt. No jax.
 
-In: prompts, messages and parameters as users write them. Out: lists with one entry a prompt, or an
-error that says what was expected.
+In: prompts, messages and parameters as users write them. Out: lists, or an error that says what was
+expected.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
-from jengine.engine.input_processor import Prompt
 from jengine.errors import RequestError, UnsupportedFeature, unknown_argument
 from jengine.sampling_params import RequestOutputKind, SamplingParams
 
@@ -54,7 +52,7 @@ def chat_options(owner: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 def as_list(prompts: Any) -> list[Any]:
     """One prompt, many or none, as a list of prompts."""
-    if isinstance(prompts, (str, Mapping, Prompt)):
+    if isinstance(prompts, (str, Mapping)):
         return [prompts]
     if isinstance(prompts, (bytes, int)) or not hasattr(prompts, "__iter__"):
         raise RequestError(
@@ -79,7 +77,7 @@ def is_conversation(item: Any) -> bool:
 
 
 def spread(name: str, given: Any, count: int) -> list[Any]:
-    """One value for all prompts, or one a prompt."""
+    """One value for all prompts, or one per prompt, as a list with one per prompt."""
     if isinstance(given, Sequence) and not isinstance(given, str):
         if len(given) != count:
             raise RequestError(f"{name} has {len(given)} entries for {count} prompts.")
@@ -88,7 +86,7 @@ def spread(name: str, given: Any, count: int) -> list[Any]:
 
 
 def final_only(params: SamplingParams) -> SamplingParams:
-    """The same parameters with the last output only, where no earlier one would be shown."""
+    """The same parameters for a caller who reads only the last output of each request."""
     if not isinstance(params, SamplingParams):
         return params  # the input processor says what is wrong with it
-    return replace(params, output_kind=RequestOutputKind.FINAL_ONLY)
+    return params.settled(output_kind=RequestOutputKind.FINAL_ONLY)

@@ -1,7 +1,7 @@
 """Batches of requests over one session: submitted together, answered a step at a time. No jax.
 
-In: rendered prompts with their parameters. Out: the outputs of each batch. Several threads may run
-batches of one session: one of them runs each step for all, and the others wait for it.
+In: prompts with their parameters. Out: the outputs of each batch. Several threads may run batches
+of one session: one of them runs each step for all, and the others wait for it.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
+from typing import Any
 
-from jengine.api.front import Ask
 from jengine.api.interrupt import held_back_interrupts
 from jengine.engine.answer import Answer
 from jengine.engine.session import Session
 from jengine.outputs import RequestOutput
+from jengine.sampling_params import SamplingParams
 
 
 class Batch:
@@ -40,13 +41,25 @@ class Batches:
         self._stepping = threading.Lock()
         self._stepped = threading.Condition()
 
-    def submit(self, batch: Batch, asks: Iterable[Ask]) -> None:
-        """Queue all prompts, or, with an error, none of them. Ctrl-C waits for the end."""
+    def submit(
+        self,
+        batch: Batch,
+        asked: Iterable[tuple[Any, SamplingParams, int]],
+        taps: int = 0,
+        note_progress: Callable[[], object] = lambda: None,
+    ) -> None:
+        """Tokenize, check and queue prompts one after the other; with an error, none stays queued.
+
+        `asked` are prompts with their parameters and priorities.
+        """
         try:
-            with held_back_interrupts():
-                for prompt, params, priority in asks:
-                    answer = self.session.submit(prompt, params, priority=priority, reader=batch)
+            for prompt, params, priority in asked:
+                with held_back_interrupts():  # else Ctrl-C could keep a request out of the batch
+                    answer = self.session.submit(
+                        prompt, params, priority=priority, taps=taps, reader=batch
+                    )
                     batch.answers.append(answer)
+                note_progress()
         except BaseException:
             self.discard(batch)
             raise
@@ -121,7 +134,7 @@ class Batches:
 
 
 class Speed:
-    """Tokens a second so far, as the progress bar shows them."""
+    """Tokens per second so far, as the progress bar shows them."""
 
     def __init__(self) -> None:
         self.began = time.perf_counter()

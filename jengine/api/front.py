@@ -1,22 +1,21 @@
 """The front of an engine: what LLM and AsyncLLM have in common, apart from how they wait. No jax.
 
-In: prompts, conversations and questions as users write them. Out: rendered prompts with parameters,
-and answers to questions that the engine's client can give.
+In: prompts, conversations and questions as users write them. Out: prompts with their parameters,
+and the answers of the engine's client.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from jengine.api.arguments import Params, as_conversations, as_list, final_only, spread
 from jengine.api.stats import EngineStats
-from jengine.engine.input_processor import Prompt
 from jengine.engine.session import Session
 from jengine.errors import EngineDead, RequestError
 from jengine.executor.calls import decoded_answers, encoded_arguments
 from jengine.executor.protocol import WorkerHealth
+from jengine.prompts import TokensPrompt
 from jengine.sampling_params import SamplingParams
 from jengine.text.chat_template import render_chat
 from jengine.text.tokenization import checked_tokenization
@@ -25,16 +24,8 @@ if TYPE_CHECKING:
     from jengine.assembly.engine import Engine
 
 
-class Ask(NamedTuple):
-    """One prompt as `Session.submit` takes it."""
-
-    prompt: Any  # as the user gave it, or rendered
-    params: SamplingParams
-    priority: int
-
-
 class Front:
-    """An engine while it lives, and what can be asked of it."""
+    """An engine until its shutdown, and the calls that LLM and AsyncLLM have in common."""
 
     def __init__(self, owner: str, engine: Engine) -> None:
         self._owner = owner
@@ -64,36 +55,27 @@ class Front:
 
     # --- prompts ---------------------------------------------------------------------------
 
-    def asks(
+    def asked(
         self,
         prompts: Any,
         sampling_params: Params,
         priority: int | Sequence[int] | None = None,
         *,
         streaming: bool = False,
-    ) -> list[Ask]:
-        """One for each prompt, with the parameters meant for it."""
+    ) -> list[tuple[Any, SamplingParams, int]]:
+        """Each prompt as it was given, with its parameters and its priority."""
         self.engine.check_leaves()
         given = as_list(prompts)
-        default = self.default_params()
-        params = [
-            default if one is None else one
-            for one in spread("sampling_params", sampling_params, len(given))
-        ]
+        params = spread("sampling_params", sampling_params, len(given))
+        if None in params:
+            default = self.default_params()
+            params = [default if one is None else one for one in params]
         if not streaming:
             params = [final_only(one) for one in params]
         levels = [level or 0 for level in spread("priority", priority, len(given))]
-        return [Ask(*one) for one in zip(given, params, levels, strict=True)]
+        return list(zip(given, params, levels, strict=True))
 
-    def rendered(self, asks: Iterable[Ask], taps: int = 0) -> Iterable[Ask]:
-        """The same with their prompts tokenized and checked, one after the other."""
-        processor = self.session.input_processor
-        for ask in asks:
-            given = ask.prompt
-            prompt = given if isinstance(given, Prompt) else processor.render(given)
-            yield ask._replace(prompt=replace(prompt, taps=taps))
-
-    def chat_prompts(self, messages: Any, options: Mapping[str, Any]) -> list[Prompt]:
+    def chat_prompts(self, messages: Any, options: Mapping[str, Any]) -> list[TokensPrompt]:
         """The prompts of one conversation or of several, by the chat template."""
         tokenizer = self.engine.tokenizer
         if tokenizer is None:
@@ -102,17 +84,18 @@ class Front:
         how = checked_tokenization(options.pop("tokenization_kwargs", None))
         if options.get("chat_template") is None:
             options["chat_template"] = self.engine.args.chat_template
-        render = self.session.input_processor.render_chat
+        render = self.session.input_processor.prompts.render_chat
         return [
             render(render_chat(tokenizer, one, **options), how)
             for one in as_conversations(messages)
         ]
 
     def tokenized(self, prompts: Any, tokenization_kwargs: Mapping[str, Any] | None) -> Any:
-        """The prompts as they are, or rendered if they are to be tokenized in another way."""
+        """The prompts as given; as token ids if there are options for tokenizing them."""
         if tokenization_kwargs is None:
             return prompts
-        how, render = checked_tokenization(tokenization_kwargs), self.session.input_processor.render
+        how = checked_tokenization(tokenization_kwargs)
+        render = self.session.input_processor.prompts.render
         return [render(one, how) for one in as_list(prompts)]
 
     def default_params(self) -> SamplingParams:
@@ -137,12 +120,12 @@ class Front:
         return self.session.client.reset_prefix_cache(reset_running_requests)
 
     def health(self, probe: bool = False) -> list[WorkerHealth]:
-        """What is known of every process that runs steps, if wanted after an empty step."""
+        """The health of every process that runs steps; `probe` runs an empty step first."""
         if probe:
             self.session.client.probe()
         return self.session.client.health()
 
     def call_workers(self, method: str, arguments: Mapping[str, Any]) -> list[Any]:
-        """What a call returns in every process that runs steps, by rank."""
+        """The result of a call in every process that runs steps, by rank."""
         data = encoded_arguments(method, arguments)
         return decoded_answers(method, self.session.client.call(method, data))

@@ -311,7 +311,7 @@ class LLM(BaseLLM):
     # --- how it is done --------------------------------------------------------------------
 
     def _token_ids(self, text: str) -> list[int]:
-        return self.engine.session.input_processor.render(text).token_ids
+        return self.engine.session.input_processor.prompts.render(text)["prompt_token_ids"]
 
     def _answer_rows(
         self, rows: list[list[int]], params: list[SamplingParams]
@@ -379,13 +379,9 @@ class LLM(BaseLLM):
         streaming: bool = False,
     ) -> None:
         """Check and queue all prompts, or, with an error, none of them."""
-        asks = self._front.asks(prompts, sampling_params, priority, streaming=streaming)
-        with self._bar(use_tqdm, len(asks), "Rendering prompts") as progress:
-            rendered = []
-            for ask in self._front.rendered(asks, taps):
-                rendered.append(ask)
-                progress.update(1)
-        self._batches.submit(batch, rendered)
+        asked = self._front.asked(prompts, sampling_params, priority, streaming=streaming)
+        with self._bar(use_tqdm, len(asked), "Rendering prompts") as progress:
+            self._batches.submit(batch, asked, taps, lambda: progress.update(1))
 
     def _complete(self, batch: Batch, use_tqdm: Progress) -> list[RequestOutput]:
         """Run the engine until the batch is answered."""

@@ -24,7 +24,8 @@ from jengine.config import CacheConfig, ModelConfig, ScheduleConfig
 from jengine.distributed.process_group import CoreParts, process_group_of
 from jengine.engine.client import InProcessClient
 from jengine.engine.core import EngineCore
-from jengine.engine.input_processor import InputProcessor, Limits
+from jengine.engine.input_processor import InputProcessor
+from jengine.engine.limits import Limits
 from jengine.engine.protocol import Core
 from jengine.engine.session import Session
 from jengine.errors import ConfigError, UnsupportedFeature

@@ -123,7 +123,6 @@ def measure(running: int, steps: int, max_model_len: int | None = None) -> dict[
     """Median milliseconds of pure decode steps with this many running requests."""
     max_model_len = max_model_len or shortest_context(steps + 8)
     core, executor = build(running, steps + 8, max_model_len)
-    core.step()  # takes up the requests
     while core.scheduler.num_waiting:
         core.step()
     for _ in range(4):

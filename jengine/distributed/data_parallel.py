@@ -1,7 +1,7 @@
-"""A core of several replicas: places each request in one of them and steps them all together.
+"""A core of several replicas: routes each request to one of them and steps them all together.
 
-In: requests. Out: token deltas, whichever replica they are from. Every replica is an EngineCore
-with a scheduler, a cache and devices of its own. Must not know devices.
+In: requests. Out: the token deltas of all replicas. Every replica is an EngineCore with a
+scheduler, a cache and devices of its own. Must not know devices.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ class DataParallelCore:
         self.replicas[0].check(wire)
 
     def add(self, wire: WireRequest) -> None:
-        """Queue a request where its beginning is cached already, or where there is least to do."""
+        """Queue a request in the replica that caches its prefix, or in the least loaded one."""
         self.check_alive()
         if wire.request_id in self.router:
             raise RequestError(f"request_id={wire.request_id!r} is being answered already.")
-        # Every cache names the same content alike, so the hashes are made once.
+        # The hash of a block is the same in every cache, so hashes are computed once.
         length = len(wire.prompt_token_ids)
         request = Request(wire, length, 0)
         found = [one.scheduler.cache.find_prefix(request) for one in self.replicas]
@@ -68,13 +68,13 @@ class DataParallelCore:
         self.replicas[chosen].add(wire, request.block_hashes)
         self.router.enter(wire.request_id, Placed(chosen, length, request.block_hashes))
 
-    def abort(self, request_id: str) -> None:
-        """Queue the end of a request in its replica."""
+    def abort(self, request_id: str) -> TokenDelta | None:
+        """End a request in its replica. Returns its last delta, or None if it has ended."""
         replica = self.router.replica_of(request_id)
-        if replica is not None:
-            self.replicas[replica].abort(request_id)
-            # At once: no step may follow that would bring its last delta.
-            self.router.leave(request_id)
+        if replica is None:
+            return None
+        self.router.leave(request_id)
+        return self.replicas[replica].abort(request_id)
 
     def step(self) -> list[TokenDelta]:
         """One step of every replica that has something to do."""

@@ -1,7 +1,7 @@
-"""The core of the process that leads: an EngineCore whose steps, aborts and weights go to all.
+"""The leading process's core: an EngineCore whose steps, aborts and weights every process follows.
 
-In: requests, of which every process has the same. Out: token deltas, to its own session and to the
-followers. Must not know sockets or devices.
+In: requests, the same in every process. Out: token deltas, for its own session and the followers.
+Must not know sockets or devices.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from jengine.request import WireRequest
 
 
 class LeadingCore:
-    """Schedules for all processes. What its session sees is an engine core."""
+    """Schedules for all processes."""
 
     def __init__(
         self, core: EngineCore, executor: LeadingExecutor, channel: LeaderChannel,
@@ -52,13 +52,8 @@ class LeadingCore:
         self.unchecked[wire.request_id] = wire
 
     def abort(self, request_id: str) -> TokenDelta | None:
-        """End a request in every process, at once: a follower may wait for its last delta."""
-        self.core.abort(request_id)
-        self.core.take_up()
-        ends = {delta.request_id: delta for delta in self.core.undelivered}
-        delta = ends.get(request_id)
-        if delta is not None:
-            self.core.undelivered.remove(delta)
+        """End a request in every process. Returns its last delta, or None if it has ended."""
+        delta = self.core.abort(request_id)
         if self.unchecked.pop(request_id, None) is None and delta is not None:
             self.channel.broadcast(RequestAborted(request_id, delta))
         return delta
@@ -88,8 +83,8 @@ class LeadingCore:
         names = [wire.request_id for wire in wires]
         verdict = self.channel.agree(reports("requests", digests_of(wires)), self._serve, names)
         if verdict.problem is not None:
-            for name in names:
-                self.core.abort(name)
+            ended = map(self.core.abort, names)
+            self.core.undelivered += [delta for delta in ended if delta is not None]
             raise RequestError(verdict.problem)
 
     def _hear(self) -> None:

@@ -1,47 +1,43 @@
 """A request on its way out: its completions, and the output that its reader takes next.
 
 In: token deltas. Out: one RequestOutput whenever the reader asks, with everything that is new since
-it asked before. So a slow reader holds up nothing and keeps nothing but the answer itself.
+it asked before. So outputs do not pile up for a slow reader.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from jengine.engine.completion import Completion
-from jengine.engine.input_processor import Submission
-from jengine.logprobs import LogprobTables, StepLogprobs, TokenTexts
+from jengine.logprobs import LogprobTables, StepLogprobs
 from jengine.outputs import RequestMetrics, RequestOutput, TokenDelta
-from jengine.sampling_params import RequestOutputKind
-from jengine.text.tokenizer import Tokenizer
+from jengine.sampling_params import RequestOutputKind, SamplingParams
 
 
 class Answer:
-    """What is known of one request. One thread pushes, another may take."""
+    """One request and its completions so far. One thread pushes deltas, another takes outputs."""
 
     def __init__(
         self,
         request_id: str,
-        submission: Submission,
-        tokenizer: Tokenizer | None,
-        texts: TokenTexts,
+        text: str | None,
+        params: SamplingParams,
+        completions: Sequence[Completion],
         reader: Any,
     ) -> None:
         self.request_id = request_id  # by which the user knows the request
-        self.submission = submission
-        self.reader = reader  # who is told that there is something to take
-        self.completions = [
-            Completion(index, wire, submission.params, tokenizer, texts)
-            for index, wire in enumerate(submission.wires)
-        ]
+        self.completions = completions
+        self.reader = reader  # is told when there is something to take
         self.metrics = RequestMetrics()
         self.finished = False  # every completion has ended
         self.discarded = False  # its reader is gone, so it is never completed
         self.error: BaseException | None = None
         self.num_cached_tokens = 0
-        self._texts = texts
+        self._text = text  # of the prompt
+        self._params = params
         self._began = time.monotonic()
         self._prompt_logprobs: LogprobTables | StepLogprobs | None = None
         self._weights_version = 0
@@ -54,7 +50,7 @@ class Answer:
     @property
     def prompt_token_ids(self) -> list[int]:
         """The tokens of the prompt."""
-        return self.submission.prompt.token_ids
+        return self.completions[0].wire.prompt_token_ids
 
     @property
     def is_open(self) -> bool:
@@ -62,7 +58,7 @@ class Answer:
         return not (self.finished or self.discarded)
 
     def push(self, completion: Completion, delta: TokenDelta) -> tuple[bool, bool]:
-        """Take a delta in: whether the reader must be told, and whether to abort the completion."""
+        """Take a delta in: whether to tell the reader, and whether to abort the completion."""
         with self._lock:
             ended, tokens = completion.transcript.finished, len(completion.transcript.token_ids)
             cut_short = completion.push(delta)
@@ -91,10 +87,10 @@ class Answer:
             return self._output()
 
     def _output(self) -> RequestOutput:
-        delta = self.submission.params.output_kind is RequestOutputKind.DELTA
+        delta = self._params.output_kind is RequestOutputKind.DELTA
         return RequestOutput(
             request_id=self.request_id,
-            prompt=self.submission.prompt.text,
+            prompt=self._text,
             prompt_token_ids=self.prompt_token_ids,
             prompt_logprobs=self._prompt_logprobs,
             outputs=[item.output(delta) for item in self.completions],
@@ -115,12 +111,13 @@ class Answer:
             self._prompt_logprobs = self._tables(delta.prompt_logprobs)
 
     def _tables(self, scores: StepLogprobs) -> LogprobTables | StepLogprobs:
-        if self.submission.params.flat_logprobs:
+        if self._params.flat_logprobs:
             return scores
-        return LogprobTables(scores, self.prompt_token_ids, 1, self._texts, opens_prompt=True)
+        texts = self.completions[0].texts
+        return LogprobTables(scores, self.prompt_token_ids, 1, texts, opens_prompt=True)
 
     def _shows_progress(self) -> bool:
-        params = self.submission.params
+        params = self._params
         if params.output_kind is RequestOutputKind.FINAL_ONLY:
             return False
         due = self._tokens - self._shown_tokens >= (params.stream_interval or 1)

@@ -1,7 +1,7 @@
 """How a front reaches an engine core: the protocol, and the client for a core in this process.
 
-What passes is plain data: requests and deltas as structs, calls as bytes. So the core may as well
-be in another process. Replacing parameters and taps need live arrays and exist in process only.
+Only plain data passes: requests and deltas as structs, calls as bytes. So the core may as well be
+in another process. Replacing parameters and taps need live arrays and exist in process only.
 """
 
 from __future__ import annotations
@@ -79,8 +79,10 @@ class EngineClient(Protocol):
 class InProcessClient:
     """The client of a core in this process: a queue, and the lock around the core's steps.
 
-    Nothing but this class touches the core. `add` and `abort` append to the queue without a lock;
-    the thread that runs the next step takes them up first. Everything else runs between two steps.
+    Only this class calls the core. `add` and `abort` append to the queue without a lock, so they
+    are safe at any moment, also when the garbage collector closes an abandoned stream in the middle
+    of `schedule`. The thread that runs the next step takes them up first. Everything else runs
+    between two steps.
     """
 
     def __init__(self, core: Core) -> None:
@@ -109,13 +111,14 @@ class InProcessClient:
     def outputs(self) -> list[TokenDelta]:
         """Run one step, unless what is queued leaves nothing to run."""
         with self._between_steps():
-            ended, self._ended = self._ended, []
-            return ended + self.core.step() if self.core.has_work else ended
+            deltas = self.core.step() if self.core.has_work else []
+            ended, self._ended = self._ended, []  # only now: a step may fail
+            return ended + deltas
 
     def settle(self) -> None:
-        """Have the scheduler take up what is queued."""
+        """Give everything queued to the core."""
         with self._between_steps():
-            self.core.counts()
+            pass
 
     def stats(self) -> Counts:
         """What the scheduler is doing."""
@@ -176,7 +179,7 @@ class InProcessClient:
 
     @contextmanager
     def _between_steps(self) -> Iterator[None]:
-        """The core for this thread alone, with everything queued before taken up."""
+        """The core for this thread alone, which has been given everything queued so far."""
         self._check_process()
         with self._alone():
             self._take_up()
@@ -198,6 +201,7 @@ class InProcessClient:
                 self._stepping.release()
 
     def _take_up(self) -> None:
+        """Give the core what is queued. Items that are queued meanwhile are taken up as well."""
         while self._queue:
             item = self._queue.popleft()
             try:
@@ -219,7 +223,7 @@ class InProcessClient:
 
 
 def refused(wire: WireRequest, error: RequestError) -> TokenDelta:
-    """The only delta of a request that the core does not take."""
+    """The only delta of a request that the core refuses."""
     return TokenDelta(
         request_id=wire.request_id, token_ids=[], finish_reason="error", message=str(error)
     )

@@ -1,6 +1,6 @@
-"""One answer to a prompt while it grows: its text, tokens, log-probabilities and why it ended.
+"""One completion of a prompt while it grows: text, tokens, log-probabilities, reason of its end.
 
-In: token deltas of one wire request. Out: a CompletionOutput so far, or what is new in it.
+In: token deltas of one wire request. Out: the CompletionOutput so far, or what is new in it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from jengine.text.transcript import Transcript
 
 
 class Completion:
-    """One of a request's answers."""
+    """One of the n completions of a request."""
 
     def __init__(
         self,
@@ -27,10 +27,10 @@ class Completion:
         texts: TokenTexts,
     ) -> None:
         self.index = index
+        self.wire = wire
         self.params = params
         self.texts = texts
         self.error: str | None = None
-        self.prompt_length = len(wire.prompt_token_ids)
         self.captured: list[dict[str, np.ndarray]] = []
         self.transcript = Transcript(
             tokenizer,
@@ -42,7 +42,7 @@ class Completion:
             detokenize=params.detokenize and tokenizer is not None,
             min_tokens=params.min_tokens,
         )
-        # Tokens of the answer after the prompt's last ones, which show the text of the first.
+        # The prompt's last tokens, on which the text of the next depends, then the completion's.
         self._tokens = list(wire.prompt_token_ids[-TEXT_CONTEXT:])
         self._before = len(self._tokens)
         self._scores = ScoreBuffer()
@@ -50,7 +50,7 @@ class Completion:
         self._shown = 0  # tokens that a delta has shown
 
     def push(self, delta: TokenDelta) -> bool:
-        """Take a delta in. True: a stop string was found, the engine should stop this one."""
+        """Take a delta in. True: a stop string was found, so the engine should end the request."""
         done = len(self.transcript.token_ids)
         self.error = self.error or delta.message
         cut_short = self.transcript.push(delta.token_ids, delta.finish_reason, delta.stop_reason)
@@ -66,7 +66,7 @@ class Completion:
         return cut_short
 
     def output(self, delta: bool) -> CompletionOutput:
-        """The answer so far, or, for a delta, what is new since the last one."""
+        """The completion so far, or, for a delta, what is new since the last one."""
         transcript = self.transcript
         first, self._shown = (self._shown if delta else 0), len(transcript.token_ids)
         if delta:
@@ -92,8 +92,8 @@ class Completion:
         return LogprobTables(scores, self._tokens, self._before + first, self.texts)
 
     def _all_captured(self) -> dict[str, np.ndarray]:
-        """Values of every token that ran: the answer's last one was only sampled."""
-        end = self.prompt_length + max(len(self.transcript.token_ids) - 1, 0)
+        """Values of every token that ran, which are all but the last: that was only sampled."""
+        end = len(self.wire.prompt_token_ids) + max(len(self.transcript.token_ids) - 1, 0)
         return {
             name: np.concatenate([part[name] for part in self.captured])[:end]
             for name in self.captured[0]

@@ -1,7 +1,7 @@
-"""The heart: take up what was queued, schedule, submit, commit.
+"""The heart: schedule, submit, commit.
 
 Overlap is a value carried from one call to the next: the next step is queued before the tokens of
-the last one are read. Must not know text, devices, or who is waiting for the answers.
+the last one are read. Must not know text, devices, or the readers of the answers.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
-from jengine.errors import EngineDead, RequestError, UnexpectedCompile
+from jengine.errors import EngineDead, UnexpectedCompile
 from jengine.executor.protocol import Executor, PendingOutput, WorkerHealth
 from jengine.outputs import Counts, TokenDelta
 from jengine.plan import Plan
@@ -20,18 +20,12 @@ from jengine.scheduler.refusal import refuse_impossible
 from jengine.scheduler.scheduler import Scheduler
 
 
-class Arrival(NamedTuple):
-    """A request that no step has taken up yet."""
-
-    wire: WireRequest
-    block_hashes: Sequence[bytes]
-
-
 class EngineCore:
     """Requests in, token deltas out. `depth` plans may be in flight while one is read.
 
-    `add` and `abort` only append to an inbox, so they are safe at any moment, also when the garbage
-    collector closes an abandoned stream inside `schedule`. Everything else is called between steps.
+    Every method but `check`, `check_alive` and `health` is called between two steps, by one thread
+    at a time. `engine.client` sees to that: callers from outside, such as a finalizer that the
+    garbage collector runs inside `schedule`, only append to the client's queue.
     """
 
     def __init__(self, scheduler: Scheduler, executor: Executor, depth: int) -> None:
@@ -42,47 +36,29 @@ class EngineCore:
         self.is_due = False  # whether the oldest step in flight must be read before the next one
         self.undelivered: list[TokenDelta] = []  # deltas that no step has returned yet
         self.failure: BaseException | None = None
-        self._inbox: deque[Arrival | str] = deque()  # a string is the id of a request to abort
-        self._arriving: set[str] = set()  # ids of the requests in the inbox
 
     @property
     def has_work(self) -> bool:
         """Whether `step` has something to do or to return."""
-        return self.scheduler.has_unfinished or bool(self._inbox or self.undelivered)
+        return self.scheduler.has_unfinished or bool(self.undelivered)
 
     def check(self, wire: WireRequest) -> None:
         """Raise a RequestError if no schedule could ever answer a request."""
         refuse_impossible(wire, self.scheduler.config, self.scheduler.cache)
 
     def add(self, wire: WireRequest, block_hashes: Sequence[bytes] = ()) -> None:
-        """Queue a request, with the hashes of its first blocks as far as they are known."""
+        """Queue a request in the scheduler, with the hashes of its first blocks if known."""
         self.check_alive()
-        self.check(wire)
-        name = wire.request_id
-        if name in self._arriving or self.scheduler.knows(name):
-            raise RequestError(f"request_id={name!r} is being answered already.")
-        self._arriving.add(name)
-        self._inbox.append(Arrival(wire, block_hashes))
+        self.scheduler.add(wire, block_hashes)
 
-    def abort(self, request_id: str) -> None:
-        """Queue the end of a request. Unless it ends before, a last delta says "abort"."""
-        self._inbox.append(request_id)
-
-    def take_up(self) -> None:
-        """Hand what was queued to the scheduler."""
-        while self._inbox:
-            item = self._inbox.popleft()
-            if isinstance(item, Arrival):
-                self.scheduler.add(*item)
-                self._arriving.discard(item.wire.request_id)
-            elif (ended := self.scheduler.abort(item)) is not None:
-                self.undelivered.append(ended)
+    def abort(self, request_id: str) -> TokenDelta | None:
+        """End a request. Returns its last delta, or None if it is unknown or has ended."""
+        return self.scheduler.abort(request_id)
 
     def step(self, read: bool = True) -> list[TokenDelta]:
         """Queue the next step, then read the one before it, which `read=False` leaves undone."""
         self.check_alive()
         with self._failing():
-            self.take_up()
             plan = self.scheduler.schedule()
             if plan:
                 self.in_flight.append((plan, self.executor.submit(plan)))
@@ -119,7 +95,6 @@ class EngineCore:
         The version is in the root of every prefix hash, so nothing cached before is found again.
         """
         self.check_alive()
-        self.take_up()
         self.executor.update_weights(leaves)
         version = self.weights_version + 1
         self.scheduler.set_weights_version(version)
@@ -130,19 +105,16 @@ class EngineCore:
         for _, pending in self.in_flight:
             pending.result()  # its blocks are free only once it has run
         self.in_flight.clear()
-        self.take_up()
         deltas = self.scheduler.reset()
         self.scheduler.reset_prefix_cache()
         return deltas
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         """Forget cached prefixes. False if requests are using the cache."""
-        self.take_up()
         return self.scheduler.reset_prefix_cache(reset_running_requests=reset_running_requests)
 
     def counts(self) -> Counts:
         """What the scheduler is doing."""
-        self.take_up()
         scheduler, cache = self.scheduler, self.scheduler.cache
         return Counts(
             running=scheduler.num_running,
@@ -166,7 +138,6 @@ class EngineCore:
     def probe(self) -> None:
         """Run a step with nothing in it, to its end. Only while no request runs."""
         self.check_alive()
-        self.take_up()
         with self._failing():
             self.executor.submit(self.scheduler.empty_plan()).result()
 
@@ -178,7 +149,6 @@ class EngineCore:
     def shutdown(self) -> None:
         """Abort everything and give the device memory back."""
         self.in_flight.clear()
-        self._inbox.clear()
         self.undelivered.clear()
         self.scheduler.reset()
         self.executor.shutdown()

@@ -1,24 +1,26 @@
-"""Every request that is being answered: which deltas belong to it, and which ids are in use.
+"""The requests that are being answered: which deltas belong to them, and which ids are in use.
 
-In: submissions and token deltas. Out: the answers that have something new for their readers. Must
+In: wire requests and token deltas. Out: the answers that have something new for their readers. Must
 not know the scheduler, threads, or how readers wait.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from jengine.engine.answer import Answer
 from jengine.engine.completion import Completion
-from jengine.engine.input_processor import Submission
 from jengine.logprobs import NoTexts
 from jengine.outputs import TokenDelta
+from jengine.request import WireRequest
+from jengine.sampling_params import SamplingParams
 from jengine.text.token_texts import TokenTexts
 from jengine.text.tokenizer import Tokenizer
 
 
 class Taken(NamedTuple):
-    """What a delta has changed."""
+    """The effect of a delta on its request."""
 
     answer: Answer
     has_news: bool  # for the reader, who does not know it yet
@@ -42,23 +44,34 @@ class OutputProcessor:
 
     @property
     def open_answers(self) -> list[Answer]:
-        """The requests that have not ended, in the order in which they came."""
+        """The requests that have not ended, in order of arrival."""
         return list(self._by_request.values())
 
-    def open(self, request_id: str, submission: Submission, reader: Any) -> Answer:
-        """Expect deltas for this submission."""
-        answer = Answer(request_id, submission, self.tokenizer, self._texts, reader)
+    def open(
+        self,
+        request_id: str,
+        text: str | None,
+        params: SamplingParams,
+        wires: Sequence[WireRequest],
+        reader: Any,
+    ) -> Answer:
+        """Expect deltas for these wire requests, the completions of one prompt."""
+        completions = [
+            Completion(index, wire, params, self.tokenizer, self._texts)
+            for index, wire in enumerate(wires)
+        ]
+        answer = Answer(request_id, text, params, completions, reader)
         self._by_request[request_id] = answer
-        for wire, completion in zip(submission.wires, answer.completions, strict=True):
-            self._by_wire[wire.request_id] = (answer, completion)
+        for completion in completions:
+            self._by_wire[completion.wire.request_id] = (answer, completion)
         return answer
 
     def close(self, answer: Answer) -> None:
         """Forget a request, if it is open; later deltas of it are ignored."""
         if self._by_request.get(answer.request_id) is answer:
             del self._by_request[answer.request_id]
-        for wire in answer.submission.wires:
-            self._by_wire.pop(wire.request_id, None)
+        for completion in answer.completions:
+            self._by_wire.pop(completion.wire.request_id, None)
 
     def answer(self, request_id: str) -> Answer | None:
         """The open request with this id."""

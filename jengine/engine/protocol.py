@@ -1,4 +1,8 @@
-"""What a client needs of an engine core, in whichever process the requests are scheduled."""
+"""The methods of an engine core, in whichever process its requests are scheduled.
+
+`engine.client` calls them between two steps, one thread at a time. `check`, `check_alive` and
+`health` may be called at any time.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from jengine.request import WireRequest
 
 
 class Core(Protocol):
-    """Requests in, token deltas out, one step at a time."""
+    """Requests in, token deltas out, one step per call."""
 
     @property
     def has_work(self) -> bool:
@@ -34,11 +38,11 @@ class Core(Protocol):
         ...
 
     def abort(self, request_id: str) -> TokenDelta | None:
-        """End a request. Its final delta, or None: a step returns it, or it has ended already."""
+        """End a request. Returns its last delta; None if a step returns it, or it has ended."""
         ...
 
     def step(self) -> list[TokenDelta]:
-        """What the next step brings the requests."""
+        """Run the next step. Returns the new tokens and ends of requests that it leads to."""
         ...
 
     def update_weights(self, leaves: Any) -> int:
@@ -48,21 +52,21 @@ class Core(Protocol):
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         """Forget cached prefixes. False if requests are using the cache.
 
-        With `reset_running_requests` none do: those that run give up their blocks and are computed
-        again, from the tokens that they have.
+        With `reset_running_requests` running requests are preempted first: they give up their
+        blocks and are computed again from the tokens known so far.
         """
         ...
 
     def counts(self) -> Counts:
-        """What the scheduler is doing."""
+        """Numbers of running and waiting requests, and of the cache."""
         ...
 
     def call_workers(self, method: str, arguments: bytes) -> list[bytes]:
-        """What a call returns in every process that runs steps, by rank."""
+        """The result of a call in every process that runs steps, by rank."""
         ...
 
     def health(self) -> list[WorkerHealth]:
-        """What is known of every process that runs steps."""
+        """The health of every process that runs steps, as far as known."""
         ...
 
     def probe(self) -> None:

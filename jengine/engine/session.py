@@ -1,4 +1,4 @@
-"""A session: what lies between users and the client of one engine.
+"""A session: connects users to the client of one engine.
 
 Prompts become checked requests, token deltas become answers. All of its methods may be called from
 any thread; `discard` also from a finalizer that the garbage collector runs.
@@ -15,7 +15,7 @@ from typing import Any
 
 from jengine.engine.answer import Answer
 from jengine.engine.client import EngineClient
-from jengine.engine.input_processor import InputProcessor, Prompt
+from jengine.engine.input_processor import InputProcessor
 from jengine.engine.output_processor import OutputProcessor
 from jengine.errors import RequestError
 from jengine.metrics.stats_log import StatsLog
@@ -57,30 +57,33 @@ class Session:
         *,
         request_id: str | None = None,
         priority: int = 0,
+        taps: int = 0,
         reader: Any = None,
     ) -> Answer:
-        """Queue a prompt (rendered or as the user gave it): wholly, or with an error not at all.
+        """Queue a prompt. With an error, nothing of it is queued.
 
-        `reader` is what `process` finds at the answer when there is something to take.
+        `taps` is the number of a set of taps. `reader` is kept in the answer, for the caller of
+        `process` to tell it that there is something to take.
         """
         self.client.check_alive()
         if request_id is not None and (not isinstance(request_id, str) or not request_id):
             raise RequestError(f"request_id={request_id!r}: expected a string that is not empty.")
-        rendered = prompt if isinstance(prompt, Prompt) else self.input_processor.render(prompt)
-        submission = self.input_processor.submission(rendered, params, priority)
+        params = self.input_processor.own_params(params)
+        rendered = self.input_processor.prompts.render(prompt)
+        wires = self.input_processor.wires(rendered, params, priority, taps)
         with self._entry:
             with self._opened() as answers:
                 request_id = self._unused_id(answers) if request_id is None else request_id
                 if request_id in answers:
                     raise RequestError(f"request_id={request_id!r} is being answered already.")
-                answer = answers.open(request_id, submission, reader)
+                answer = answers.open(request_id, rendered.get("prompt"), params, wires, reader)
             self._add(answer)
         return answer
 
     def _add(self, answer: Answer) -> None:
         try:
-            for wire in answer.submission.wires:
-                self.client.add(wire)
+            for completion in answer.completions:
+                self.client.add(completion.wire)
         except BaseException:
             self.discard(answer)
             raise
@@ -159,8 +162,8 @@ class Session:
             yield
 
     def _abort(self, answer: Answer) -> None:
-        for wire in answer.submission.wires:
-            self.client.abort(wire.request_id)
+        for completion in answer.completions:
+            self.client.abort(completion.wire.request_id)
 
     @contextmanager
     def _opened(self) -> Iterator[OutputProcessor]:

@@ -111,7 +111,7 @@ from tests.engine.scripted import scripted_engine, told
 engine = scripted_engine()
 front, batch = Front("test", engine), Batch()
 batches = Batches(front.session)
-batches.submit(batch, front.rendered(front.asks([[1, 2], [3, 4]], None)))
+batches.submit(batch, front.asked([[1, 2], [3, 4]], None))
 found = {tuple(one.prompt_token_ids): one.outputs[0].token_ids for one in batches.run(batch)}
 assert found == {(1, 2): told([1, 2], 5), (3, 4): told([3, 4], 5)}, found
 requests = AsyncRequests(front.session)

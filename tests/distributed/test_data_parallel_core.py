@@ -97,6 +97,10 @@ class Replicas:
             self.core.add(wire)
             self.tokens[wire.request_id] = []
 
+    def abort(self, name: str) -> None:
+        ended = self.core.abort(name)
+        self.take([] if ended is None else [ended])
+
     def take(self, deltas: list[TokenDelta]) -> None:
         for one in deltas:
             assert one.request_id not in self.finals, "a delta after the final one"
@@ -273,7 +277,7 @@ def test_a_request_id_is_answered_once() -> None:
         replicas.core.add(make_wire(64, "long"))
     assert replicas.core.router.loads == [5, 0, 0]
     for name in ("nobody", "a", "a"):
-        replicas.core.abort(name)
+        replicas.abort(name)
     replicas.drain()
     assert {name: one.finish_reason for name, one in replicas.finals.items()} == {"a": "abort"}
 
@@ -364,7 +368,7 @@ class ReplicasMachine(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(sorted(self.wires)))
         if name not in self.replicas.finals:
             self.aborted.add(name)
-        self.replicas.core.abort(name)
+        self.replicas.abort(name)
 
     @rule()
     def forget_prefixes(self):

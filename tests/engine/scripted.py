@@ -13,7 +13,8 @@ from jengine.assembly.engine import Engine
 from jengine.config import CacheConfig, CacheGroup, CacheSpec, ScheduleConfig
 from jengine.engine.client import InProcessClient
 from jengine.engine.core import EngineCore
-from jengine.engine.input_processor import InputProcessor, Limits
+from jengine.engine.input_processor import InputProcessor
+from jengine.engine.limits import Limits
 from jengine.engine.session import Session
 from jengine.executor.calls import encoded_answer
 from jengine.executor.protocol import WorkerHealth

@@ -63,6 +63,29 @@ def test_what_can_never_run_is_refused_at_once_and_what_clashes_later() -> None:
     assert [token for one in deltas for token in one.token_ids] == told(PROMPT, 2)
 
 
+class Alarm(BaseException):
+    """An exception that a user's signal handler may raise in the middle of a step."""
+
+
+def test_a_refusal_outlives_a_step_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = scripted_engine()
+    client = engine.client
+    client.add(wire("a"))
+    client.add(wire("a"))
+
+    def interrupted(*_arguments: object) -> None:
+        raise Alarm
+
+    with monkeypatch.context() as patch:
+        patch.setattr(script_of(engine), "submit", interrupted)
+        with pytest.raises(Alarm):
+            client.outputs()
+    reasons = []
+    while client.has_work:
+        reasons += [one.finish_reason for one in client.outputs()]
+    assert sorted(map(str, reasons)) == ["abort", "error"]
+
+
 def test_questions_do_not_wait_until_the_engine_is_idle() -> None:
     engine = scripted_engine()
     client, script = engine.client, script_of(engine)

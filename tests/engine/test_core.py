@@ -1,4 +1,4 @@
-"""The heart: requests and aborts wait for the start of a step, whatever queues them."""
+"""The heart, and the client's queue, which keeps outside callers away while a plan is made."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from jengine.config import CacheConfig, ScheduleConfig
+from jengine.engine.client import InProcessClient
 from jengine.engine.core import EngineCore
 from jengine.errors import RequestError
 from jengine.executor.scripted import ScriptedExecutor
@@ -47,16 +48,16 @@ def ends(deltas: list[TokenDelta]) -> dict[str, str]:
 class Reader:
     """The reader of a stream, who forgets it within a reference cycle."""
 
-    def __init__(self, core: EngineCore, name: str) -> None:
-        self.stream = self.read(core, name)
+    def __init__(self, client: InProcessClient, name: str) -> None:
+        self.stream = self.read(client, name)
         next(self.stream)
 
-    def read(self, core: EngineCore, name: str) -> Iterator[None]:
+    def read(self, client: InProcessClient, name: str) -> Iterator[None]:
         try:
             while True:
                 yield
         finally:
-            core.abort(name)
+            client.abort(name)
 
 
 @pytest.mark.parametrize("steps", range(4))
@@ -64,10 +65,11 @@ def test_a_garbage_collection_inside_schedule_changes_no_plan(
     core: EngineCore, monkeypatch: pytest.MonkeyPatch, steps: int
 ) -> None:
     """It may close an abandoned stream, whose request is already in the plan being built."""
+    client = InProcessClient(core)
     wires = [make_wire(5 + 2 * i, name, max_tokens=12) for i, name in enumerate("abc")]
     for wire in wires:
-        core.add(wire)
-    deltas = [delta for _ in range(steps) for delta in core.step()]
+        client.add(wire)
+    deltas = [delta for _ in range(steps) for delta in client.outputs()]
     seal = PlanBuilder.seal
 
     def collecting(*arguments):
@@ -76,14 +78,15 @@ def test_a_garbage_collection_inside_schedule_changes_no_plan(
 
     gc.disable()  # only inside `seal`
     try:
-        Reader(core, "b")
+        Reader(client, "b")
         with monkeypatch.context() as patch:
             patch.setattr(PlanBuilder, "seal", collecting)
-            deltas += core.step()
+            deltas += client.outputs()
     finally:
         gc.enable()
     assert "b" not in ends(deltas), "the plan was made with it"
-    deltas += drain(core)
+    while client.has_work:
+        deltas += client.outputs()
     assert ends(deltas) == {"a": "length", "b": "abort", "c": "length"}
     for wire in (wires[0], wires[2]):
         assert tokens_of(deltas, wire.request_id) == truth(wire)[0]
@@ -91,48 +94,31 @@ def test_a_garbage_collection_inside_schedule_changes_no_plan(
     assert given == truth(wires[1])[0][: len(given)]
 
 
-def test_aborts_and_requests_wait_for_the_next_step(core: EngineCore) -> None:
+def test_requests_and_aborts_between_steps_take_effect_at_once(core: EngineCore) -> None:
     core.add(make_wire(5, "a", max_tokens=9))
-    assert core.scheduler.num_waiting == 0 and core.has_work
+    assert core.has_work and core.counts().waiting == 1
     core.step()
-    core.abort("a")
-    core.add(make_wire(6, "b"))
-    assert core.scheduler.num_running == 1
-    assert ends(core.step()) == {"a": "abort"}
-    drain(core)
-    core.abort("a")
-    core.abort("nobody")
-    assert core.has_work and core.step() == [] and not core.has_work
+    assert not core.reset_prefix_cache()
+    ended = core.abort("a")
+    assert ended is not None and ended.finish_reason == "abort"
+    assert core.reset_prefix_cache() and core.counts().running == 0 and not core.has_work
+    assert core.abort("a") is None and core.abort("unknown") is None
+    wire = make_wire(6, "b")
+    core.add(wire)
+    assert tokens_of(drain(core), "b") == truth(wire)[0]
 
 
-def test_an_abort_before_the_first_step(core: EngineCore) -> None:
-    core.add(make_wire(5, "a"))
-    core.abort("a")
-    assert ends(drain(core)) == {"a": "abort"}
-
-
-def test_what_cannot_run_is_refused_at_once(core: EngineCore) -> None:
+def test_what_cannot_run_is_refused(core: EngineCore) -> None:
     with pytest.raises(RequestError, match="has 64 tokens"):
         core.add(make_wire(64, "long"))
     core.add(make_wire(5, "a"))
-    for _ in range(2):  # in the inbox, then in the scheduler
+    for _ in range(2):  # while it waits, then while it runs
         with pytest.raises(RequestError, match="being answered already"):
             core.add(make_wire(5, "a"))
         core.step()
     core.abort("a")
-    drain(core)
     core.add(make_wire(5, "a"))
     assert ends(drain(core)) == {"a": "length"}
-
-
-def test_calls_between_steps_see_what_is_queued(core: EngineCore) -> None:
-    core.add(make_wire(5, "a"))
-    assert core.counts().waiting == 1
-    core.step()
-    assert not core.reset_prefix_cache()
-    core.abort("a")
-    assert core.reset_prefix_cache() and core.counts().running == 0
-    assert ends(core.step()) == {"a": "abort"}
 
 
 def test_a_step_may_leave_the_one_before_it_unread(core: EngineCore) -> None:

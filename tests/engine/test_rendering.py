@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from jengine.demo import model_path
-from jengine.engine.input_processor import InputProcessor, Limits
+from jengine.engine.limits import Limits
+from jengine.engine.prompt_renderer import PromptRenderer
 from jengine.errors import JengineError, RequestError, UnsupportedFeature
 from jengine.text.tokenization import AS_USUAL, Tokenization, checked_tokenization
 from jengine.text.tokenizer import Tokenizer, load_tokenizer
@@ -23,24 +24,24 @@ def tokenizer() -> Tokenizer:
 
 
 @pytest.fixture(scope="module")
-def processor(tokenizer: Tokenizer) -> InputProcessor:
-    return InputProcessor(Limits(tokenizer.vocab_size, CONTEXT, 0, (2,)), tokenizer, seed=0)
+def renderer(tokenizer: Tokenizer) -> PromptRenderer:
+    return PromptRenderer(Limits(tokenizer.vocab_size, CONTEXT, 0, (2,)), tokenizer)
 
 
-def ids(processor: InputProcessor, prompt: Any, **options: Any) -> list[int]:
-    return processor.render(prompt, checked_tokenization(options)).token_ids
+def ids(renderer: PromptRenderer, prompt: Any, **options: Any) -> list[int]:
+    return renderer.render(prompt, checked_tokenization(options))["prompt_token_ids"]
 
 
 @pytest.mark.parametrize("form", ["text", "dict", "ids", "ids in a dict", "chat"])
 def test_a_prompt_is_cut_to_so_many_tokens(
-    processor: InputProcessor, tokenizer: Tokenizer, form: str
+    renderer: PromptRenderer, tokenizer: Tokenizer, form: str
 ) -> None:
     whole = tokenizer.encode(LONG)
     prompt = {
         "text": LONG, "dict": {"prompt": LONG}, "ids": whole,
         "ids in a dict": {"prompt_token_ids": whole}, "chat": LONG,
     }[form]  # fmt: skip
-    render = processor.render_chat if form == "chat" else processor.render
+    render = renderer.render_chat if form == "chat" else renderer.render
     with pytest.raises(RequestError, match=r"maximum context length|characters, at most"):
         render(prompt)
     for options, expected in (
@@ -52,26 +53,26 @@ def test_a_prompt_is_cut_to_so_many_tokens(
         ({"truncation": True, "max_length": 4}, whole[:4]),
         ({"truncate_prompt_tokens": -1, "truncation_side": "left"}, whole[1 - CONTEXT :]),
     ):
-        assert render(prompt, checked_tokenization(options)).token_ids == expected
+        assert render(prompt, checked_tokenization(options))["prompt_token_ids"] == expected
 
 
-def test_a_short_prompt_stays_as_it_is(processor: InputProcessor, tokenizer: Tokenizer) -> None:
-    assert ids(processor, TEXT, truncate_prompt_tokens=-1) == tokenizer.encode(TEXT)
-    assert ids(processor, [5, 6], truncate_prompt_tokens=2) == [5, 6]
+def test_a_short_prompt_stays_as_it_is(renderer: PromptRenderer, tokenizer: Tokenizer) -> None:
+    assert ids(renderer, TEXT, truncate_prompt_tokens=-1) == tokenizer.encode(TEXT)
+    assert ids(renderer, [5, 6], truncate_prompt_tokens=2) == [5, 6]
 
 
 def test_the_tokenizers_own_side_is_used(tokenizer: Tokenizer) -> None:
     left = load_tokenizer(model_path())
     left.hf.truncation_side = "left"
-    processor = InputProcessor(Limits(left.vocab_size, CONTEXT, 0, (2,)), left, seed=0)
+    renderer = PromptRenderer(Limits(left.vocab_size, CONTEXT, 0, (2,)), left)
     whole = tokenizer.encode(LONG)
-    assert ids(processor, LONG, truncate_prompt_tokens=5) == whole[-5:]
-    assert ids(processor, whole, truncate_prompt_tokens=5) == whole[-5:]
-    assert ids(processor, LONG, truncate_prompt_tokens=5, truncation_side="right") == whole[:5]
+    assert ids(renderer, LONG, truncate_prompt_tokens=5) == whole[-5:]
+    assert ids(renderer, whole, truncate_prompt_tokens=5) == whole[-5:]
+    assert ids(renderer, LONG, truncate_prompt_tokens=5, truncation_side="right") == whole[:5]
 
 
 def test_an_endless_text_is_cut_before_it_is_tokenized(
-    processor: InputProcessor, monkeypatch: pytest.MonkeyPatch
+    renderer: PromptRenderer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []
     encode = Tokenizer.encode
@@ -81,15 +82,15 @@ def test_an_endless_text_is_cut_before_it_is_tokenized(
         return encode(self, text, *rest, **options)
 
     monkeypatch.setattr(Tokenizer, "encode", watched)
-    assert len(ids(processor, "a" * 10**6, truncate_prompt_tokens=5)) == 5
+    assert len(ids(renderer, "a" * 10**6, truncate_prompt_tokens=5)) == 5
     assert seen == [64 * CONTEXT]
 
 
-def test_lower_case_and_special_tokens(processor: InputProcessor, tokenizer: Tokenizer) -> None:
-    assert ids(processor, TEXT, do_lower_case=True) == tokenizer.encode(TEXT.lower())
-    plain = ids(processor, TEXT, add_special_tokens=False)
+def test_lower_case_and_special_tokens(renderer: PromptRenderer, tokenizer: Tokenizer) -> None:
+    assert ids(renderer, TEXT, do_lower_case=True) == tokenizer.encode(TEXT.lower())
+    plain = ids(renderer, TEXT, add_special_tokens=False)
     assert plain == tokenizer.encode(TEXT, add_special_tokens=False)
-    assert processor.render(TEXT).text == TEXT
+    assert renderer.render(TEXT)["prompt"] == TEXT
 
 
 def test_values_that_change_nothing() -> None:
@@ -116,13 +117,13 @@ def test_values_that_change_nothing() -> None:
         ({"padding": True}, "a prompt is never padded"),
     ],
 )
-def test_options_that_are_refused(processor: InputProcessor, options: Any, complaint: str) -> None:
+def test_options_that_are_refused(renderer: PromptRenderer, options: Any, complaint: str) -> None:
     with pytest.raises(JengineError, match=complaint):
-        processor.render(TEXT, checked_tokenization(options))
+        renderer.render(TEXT, checked_tokenization(options))
 
 
-def test_parts_of_prompts_that_are_not_there_may_be_none(processor: InputProcessor) -> None:
-    whole = processor.render({"prompt": TEXT, "multi_modal_data": None, "prompt_embeds": None})
-    assert whole == processor.render(TEXT)
+def test_parts_of_prompts_that_are_not_there_may_be_none(renderer: PromptRenderer) -> None:
+    whole = renderer.render({"prompt": TEXT, "multi_modal_data": None, "prompt_embeds": None})
+    assert whole == renderer.render(TEXT)
     with pytest.raises(UnsupportedFeature, match="multi_modal_data: multimodal input"):
-        processor.render({"prompt": TEXT, "multi_modal_data": {}})
+        renderer.render({"prompt": TEXT, "multi_modal_data": {}})

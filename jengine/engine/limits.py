@@ -1,0 +1,38 @@
+"""Limits of a model and its engine, which requests are checked against."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from jengine.errors import RequestError
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a prompt and its sampling parameters may ask for."""
+
+    vocab_size: int
+    max_model_len: int
+    max_logprobs: int  # -1: the whole vocabulary
+    eos_token_ids: tuple[int, ...]  # ends an answer without a stop reason
+    stop_token_ids: tuple[int, ...] = ()  # the model's other ending ids, which are stop reasons
+
+    @property
+    def most_logprobs(self) -> int:
+        """The largest k of the top-k log-probabilities that a request may ask for."""
+        return self.vocab_size if self.max_logprobs < 0 else min(self.max_logprobs, self.vocab_size)
+
+    def at_most_the_context(self, tokens: int | None) -> int:
+        """A number of tokens, no larger than the context: 64-bit numbers do not fit the device."""
+        return self.max_model_len if tokens is None else min(tokens, self.max_model_len)
+
+    def in_vocabulary(self, name: str, ids: Iterable[int]) -> list[int]:
+        """The ids as a list, or a RequestError if one of them is outside the vocabulary."""
+        ids = list(ids)
+        if ids and not (min(ids) >= 0 and max(ids) < self.vocab_size):
+            bad = next(i for i in ids if not 0 <= i < self.vocab_size)
+            raise RequestError(
+                f"{name} has {bad}; token ids of this model go from 0 to {self.vocab_size - 1}."
+            )
+        return ids
