@@ -70,6 +70,7 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
     cache_usage: float = 0.0
     prefix_queries: int = 0
     prefix_hits: int = 0
+    weights_version: int = 0  # how often the parameters were replaced
     replicas: tuple[Counts, ...] = ()  # each data-parallel replica's own, where there are several
 
 

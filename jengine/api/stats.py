@@ -22,6 +22,7 @@ class EngineStats:
     prefix_hits: int
     programs: int
     compiles_after_warm_up: int
+    weights_version: int = 0  # how often the parameters were replaced
     replicas: tuple[Counts, ...] = ()  # each data-parallel replica's own, where there are several
     programs_to_come: int = 0  # being compiled while requests run
     on_first_use: tuple[str, ...] = ()  # step variants that the first request for them compiles

@@ -6,35 +6,23 @@ of them can say what to use instead.
 
 from __future__ import annotations
 
+import argparse
 import functools
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from jengine.assembly.dict_settings import COMPILATION_KEYS, PROFILER_KEYS, checked_keys
+from jengine.assembly.flags import ENGINE_HELP, add_field_flags
 from jengine.assembly.values import human_integer, one_of, switch, template_text
-from jengine.assembly.vllm_args import own_settings
-from jengine.errors import ConfigError, UnsupportedFeature, nearest_name, unknown_argument
+from jengine.assembly.vllm_args import RENAMED, VLLM_SETTINGS, own_settings
+from jengine.errors import ConfigError, UnsupportedFeature, unknown_argument
 from jengine.executor.choice import checked_executor
 
 T = TypeVar("T")
 # What engines wait for unless `compilation_config` says otherwise: the largest step alone.
 USUAL_WAIT = "largest"
-COMPILATION_KEYS = {
-    "cache_dir": "directory of the persistent compile cache, or False for none",
-    "variants": "step variants to compile in warm-up: greedy, sampled, adjusted, full, scored",
-    "decode_rows": "ladder of decode rows",
-    "prefill_tokens": "ladder of prefill tokens",
-    "pages": "ladder of cache blocks a row may read",
-    "max_adjusted_seqs": "requests with penalties, biases or masks that may run at once",
-    "wait_for": "what is compiled before the engine is ready: all, or the largest step alone, "
-    "which runs everything until the others are there",
-}
-PROFILER_KEYS = {
-    "profiler": "'jax', or vLLM's 'torch': both record with jax.profiler",
-    "dir": "folder of the traces; vLLM's torch_profiler_dir means the same",
-    "torch_profiler_dir": "see dir",
-}
 SIZES = (
     "max_model_len",
     "max_num_seqs",
@@ -155,6 +143,25 @@ class EngineArgs:
         """EngineArgs from keyword arguments; errors name the owner of the arguments."""
         return cls(model, **known_settings(owner, given))
 
+    @staticmethod
+    def add_cli_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+        """Add a flag for each setting to a parser of the user's own.
+
+        What is not given stays absent, so `LLM(**vars(parser.parse_args()))` takes the defaults.
+        """
+        group = parser.add_argument_group("engine")
+        add_field_flags(group, EngineArgs, {"model": "a model folder, or demo", **ENGINE_HELP})
+        return parser
+
+    @classmethod
+    def from_cli_args(cls, args: argparse.Namespace) -> EngineArgs:
+        """EngineArgs from parsed flags. Names that are no settings are left to the program."""
+        names = {*(item.name for item in fields(cls)), *RENAMED, *VLLM_SETTINGS}
+        given = {name: value for name, value in vars(args).items() if name in names}
+        if given.get("model") is None:
+            raise ConfigError("--model is missing: give a model folder, or demo.")
+        return cls(**given)
+
     def __post_init__(self) -> None:
         for item in fields(self):
             if getattr(self, item.name) is None and item.default is not MISSING:
@@ -243,21 +250,4 @@ class EngineArgs:
         if self.max_logprobs < -1:
             raise ConfigError(
                 f"max_logprobs={self.max_logprobs}: expected 0 or more, or -1 for the vocabulary."
-            )
-
-
-def checked_keys(name: str, given: Any, known: Mapping[str, str]) -> None:
-    """Refuse a setting that is no mapping, or has a key that is not known."""
-    if given is None:
-        return
-    if not isinstance(given, Mapping):
-        raise ConfigError(
-            f"{name}={given!r}: expected a dict with some of the keys {', '.join(known)}. "
-            f"Leave {name} out if none of them is needed."
-        )
-    for key in given:
-        if key not in known:
-            raise ConfigError(
-                f"{name} has no key {key!r}. Known: {', '.join(known)}."
-                f"{nearest_name(str(key), known)}"
             )

@@ -20,17 +20,15 @@ from jengine.errors import ConfigError, nearest_name
 from jengine.text.tokenizer import Tokenizer, load_tokenizer, wrap_tokenizer
 from jengine.weights.abstract import abstract_model, with_dtype, with_values
 from jengine.weights.dummy import dummy_model
-from jengine.weights.folder import (
+from jengine.weights.folder import INDEX_FILE, SINGLE_FILE, read_model_config
+from jengine.weights.generation_config import (
     GENERATION_KEYS,
-    INDEX_FILE,
-    SINGLE_FILE,
     generation_settings,
     read_generation_config,
-    read_model_config,
-    resolve_model,
 )
 from jengine.weights.live import fitting_arrays
 from jengine.weights.orbax_folder import is_orbax
+from jengine.weights.resolve import resolve_model
 from jengine.weights.safetensors_io import load_model
 from jengine.weights.stages import StagePlaces
 

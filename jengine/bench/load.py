@@ -29,7 +29,8 @@ from jengine.bench.surroundings import cores, peak_bytes, surroundings
 from jengine.errors import JengineError
 from jengine.models.parameter import named_parameters, parameter_bytes
 from jengine.weights.dummy import dummy_model
-from jengine.weights.folder import open_checkpoint, read_model_config, resolve_model
+from jengine.weights.folder import open_checkpoint, read_model_config
+from jengine.weights.resolve import resolve_model
 from jengine.weights.safetensors_io import load_model, save_pretrained
 
 CHILD = """

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from jengine.cli.answer import Answer, stream_answer
 from jengine.cli.conversation import Conversation, read_message
-from jengine.cli.few_requests import few_requests
+from jengine.cli.few_requests import few_requests, models_sampling
 from jengine.cli.flags import (
     add_engine_flags,
     add_sampling_flags,
@@ -69,7 +69,9 @@ def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) ->
     given: dict[str, Any] = {"max_tokens": None, **sampling_arguments(arguments)}
     # Wrong settings are refused before the engine takes its time to start.
     SamplingParams(**given)
-    settings = few_requests(engine_arguments(arguments), given, most=1)
+    settings = engine_arguments(arguments)
+    sampling = {**models_sampling(arguments.model, settings), **given}
+    settings = few_requests(settings, sampling, most=1)
     if terminal.interactive:
         terminal.note(f"Starting {arguments.model} ...")
     with engine_to_the_end(open_llm, arguments.model, settings) as llm:

@@ -1,13 +1,16 @@
 """Engine settings for one person at a terminal: few rows and one step variant start sooner.
 
-In: what the user gave. Out: the same with defaults that a command line wants. Whatever these leave
-out is compiled when it is first needed.
+In: what the user gave, and the sampling settings in the model's generation_config.json. Out: the
+same with defaults that a command line wants. Other variants are compiled when first needed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+
+from jengine.weights.generation_config import read_generation_config
+from jengine.weights.resolve import resolve_model
 
 # Penalties that change nothing; any other needs a variant that adjusts logits.
 NEUTRAL = {
@@ -32,6 +35,13 @@ def few_requests(
         usual = {"variants": [variant(sampling)]}
         result["compilation_config"] = {**usual, **given}
     return result
+
+
+def models_sampling(model: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The sampling settings that the model's folder gives every request."""
+    if settings.get("generation_config", "auto") != "auto":
+        return {}
+    return read_generation_config(resolve_model(model))
 
 
 def variant(sampling: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""The flags that commands share, made from the fields of EngineArgs and SamplingParams.
+"""The flags that commands share: settings of the engine and of sampling.
 
 In: a parser. Out: flags on it, and later the keyword arguments that the user gave; what was not
 given is left to the Python API. Must not know commands.
@@ -7,56 +7,16 @@ given is left to the Python API. Must not know commands.
 from __future__ import annotations
 
 import argparse
-import functools
-import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, Field, fields
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from collections.abc import Sequence
+from typing import Any
 
-from jengine.assembly.args import COMPILATION_KEYS, EngineArgs
-from jengine.assembly.values import human_integer, template_text
+from jengine.assembly.args import EngineArgs
+from jengine.assembly.flags import ENGINE_HELP, add_field_flags
+from jengine.assembly.values import template_text
 from jengine.assembly.vllm_args import VLLM_SETTINGS
 from jengine.cli.parser import Parser
-from jengine.errors import ConfigError
 from jengine.sampling_params import SamplingParams
 
-# For a setting that is true or false the text is about changing its default.
-ENGINE_HELP = {
-    "tokenizer": "folder of the tokenizer, if it is not the model's",
-    "trust_remote_code": argparse.SUPPRESS,
-    "chat_template": "file or text of a chat template, if it is not the tokenizer's",
-    "dtype": "type of weights and cache: auto, float32, bfloat16, float16",
-    "tensor_parallel_size": "devices to split each layer over",
-    "pipeline_parallel_size": "stages of layers, each on devices of its own",
-    "data_parallel_size": "copies of the model, each on devices of its own",
-    "executor": "what runs the steps: auto, local, multihost, ray, or package.module:Class",
-    "load_format": "where weights come from; auto: what the folder holds, dummy: at random",
-    "seed": "seed of sampling and of dummy weights",
-    "max_model_len": "longest prompt and answer together, in tokens",
-    "max_num_seqs": "most requests that run at once",
-    "max_num_batched_tokens": "most tokens of one step",
-    "block_size": "tokens of one cache block",
-    "num_gpu_blocks_override": "blocks of each cache group, whatever memory there is",
-    "gpu_memory_utilization": "share of the accelerator's memory to use",
-    "kv_cache_memory_bytes": "bytes of the cache, for example 2G",
-    "enable_prefix_caching": "do not reuse the cache of prompts that begin alike",
-    "enable_chunked_prefill": "run each prompt in one piece",
-    "long_prefill_token_threshold": "prompts longer than this are run in pieces of this size",
-    "scheduling_policy": "which waiting request runs first",
-    "overlap": "end a step before the next is prepared",
-    "attention_backend": "what attention runs on; auto: Triton on NVIDIA GPUs, else XLA",
-    "num_scheduler_steps": "decode steps in one call of the device while no request waits",
-    "enforce_eager": "compile steps when they are first needed, not at the start",
-    "strict": "make a compile after the start an error",
-    "deterministic": "bitwise equal log-probabilities in any batch; slower",
-    "compilation_config": "JSON, or --compilation-config.KEY VALUE; keys: "
-    + ", ".join(COMPILATION_KEYS),
-    "generation_config": "whether the model's generation_config.json sets sampling defaults",
-    "max_logprobs": "most log-probabilities a request may ask for; -1: the vocabulary",
-    "logprobs_mode": "what is returned as log-probabilities",
-    "disable_log_stats": "log figures while running",
-    "show_progress": "show no progress bars",
-}
 SAMPLING_HELP = {
     "max_tokens": "most tokens of an answer",
     "min_tokens": "fewest tokens of an answer",
@@ -72,13 +32,6 @@ SAMPLING_HELP = {
     "logprobs": "return this many log-probabilities a token (shown with --json)",
     "ignore_eos": "go on after the end token",
 }
-# Fields that only make sense from Python.
-NO_ENGINE_FLAG = (
-    "model", "params", "mesh", "multihost", "executor_options", "skip_tokenizer_init",
-    "override_generation_config", "profiler_config",
-)  # fmt: skip
-# Keys of the compilation config that hold no list.
-ONE_WORD = ("cache_dir", "wait_for", "max_adjusted_seqs")
 # Read from one field but meant for both: a request is repeated with the seed that was given.
 SHARED = ("seed",)
 
@@ -123,116 +76,3 @@ def unbuilt_flags() -> dict[str, str]:
         "--" + name.replace("_", "-"): setting.instead or f"{setting.feature}: not built yet"
         for name, setting in VLLM_SETTINGS.items()
     }
-
-
-def add_field_flags(
-    group: argparse._ArgumentGroup, owner: type[Any], helps: Mapping[str, str]
-) -> None:
-    """Flags for some fields of a dataclass, by their type. What is not given stays absent."""
-    types = get_type_hints(owner)
-    by_name = {field.name: field for field in fields(owner)}
-    for name, text in helps.items():
-        flag = "--" + name.replace("_", "-")
-        common = {"dest": name, "default": argparse.SUPPRESS, "help": text}
-        if bool in (types[name], *get_args(types[name])):
-            add_switch(group, flag, by_name[name].default is not False, common)
-            continue
-        if not text.endswith("]"):
-            common["help"] = text + shown_default(by_name[name])
-        group.add_argument(flag, **common, **flag_settings(name, types[name]))
-
-
-def add_switch(
-    group: argparse._ArgumentGroup, flag: str, usually_on: bool, common: dict[str, Any]
-) -> None:
-    """--flag and --no-flag; help shows the one that changes something."""
-    other = flag.replace("--", "--no-", 1)
-    shown, hidden = (other, flag) if usually_on else (flag, other)
-    for spelling in (shown, hidden):
-        action = "store_false" if spelling == other else "store_true"
-        group.add_argument(spelling, action=action, **common)
-        common = {**common, "help": argparse.SUPPRESS}
-
-
-def flag_settings(name: str, kind: Any) -> dict[str, Any]:
-    """The argparse settings for a field of this type."""
-    parts = get_args(kind) or (kind,)
-    if get_origin(kind) is Literal:
-        return {"choices": parts}
-    if name == "compilation_config":
-        return {"action": MergeObjects, "type": checked(json_object), "metavar": "JSON"}
-    if name == "stop":
-        return {"action": "append", "metavar": "TEXT"}
-    if int in parts:
-        return {"type": checked(functools.partial(whole_number, name)), "metavar": "N"}
-    if float in parts:
-        return {"type": float, "metavar": "X"}
-    return {"metavar": "TEXT"}
-
-
-def shown_default(field: Field[Any]) -> str:
-    """' [default]' for help, where there is one to show."""
-    if field.default is None or field.default is MISSING:
-        return ""
-    return f" [{field.default}]"
-
-
-class MergeObjects(argparse.Action):
-    """Several JSON objects for one flag become one."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
-    ) -> None:
-        setattr(namespace, self.dest, {**vars(namespace).get(self.dest, {}), **values})
-
-
-def checked(read: Callable[[str], Any]) -> Callable[[str], Any]:
-    """`read` for argparse, which shows the text of this one kind of error only."""
-
-    def reader(text: str) -> Any:
-        try:
-            return read(text)
-        except ConfigError as error:
-            raise argparse.ArgumentTypeError(str(error)) from error
-
-    return reader
-
-
-def whole_number(name: str, text: str) -> int | None:
-    """Read an integer: plain, signed, or with a suffix such as 32k."""
-    try:
-        return int(text)
-    except ValueError:
-        return human_integer(name, text)
-
-
-def json_object(text: str) -> dict[str, Any]:
-    """Read a JSON object; a string in it may be JSON too, or a list with commas."""
-    try:
-        found = json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"{text!r}: expected a JSON object ({error}).") from error
-    if not isinstance(found, dict):
-        raise ConfigError(f"{text!r}: expected a JSON object.")
-    return {key: plain_value(key, value) for key, value in found.items()}
-
-
-def plain_value(key: str, value: Any) -> Any:
-    """The value typed for one key; all keys but those in ONE_WORD hold lists."""
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except ValueError:
-            # Not JSON: the words themselves are meant.
-            value = value if key in ONE_WORD else [plain_word(part) for part in value.split(",")]
-    return value if key in ONE_WORD or isinstance(value, list) else [value]
-
-
-def plain_word(text: str) -> str | int:
-    """One entry of a list with commas."""
-    text = text.strip()
-    return int(text) if text.isdecimal() else text

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jengine.cli.answer import stream_answer
-from jengine.cli.few_requests import few_requests
+from jengine.cli.few_requests import few_requests, models_sampling
 from jengine.cli.flags import (
     add_engine_flags,
     add_sampling_flags,
@@ -58,7 +58,9 @@ def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) ->
     # Wrong settings are refused before the engine takes its time to start.
     SamplingParams(**given)
     most = given.get("n", 1) if len(prompts) == 1 else None
-    settings = few_requests(engine_arguments(arguments), given, most)
+    settings = engine_arguments(arguments)
+    sampling = {**models_sampling(arguments.model, settings), **given}
+    settings = few_requests(settings, sampling, most)
     with engine_to_the_end(open_llm, arguments.model, settings) as llm:
         params = llm.get_default_sampling_params().clone(**given)
         if len(prompts) == 1 and params.n == 1 and not arguments.json:

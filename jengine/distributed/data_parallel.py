@@ -143,6 +143,7 @@ class DataParallelCore:
             cache_usage=sum(one.cache_usage for one in each) / len(each),
             prefix_queries=sum(one.prefix_queries for one in each),
             prefix_hits=sum(one.prefix_hits for one in each),
+            weights_version=self.weights_version,
             replicas=each,
         )
 

@@ -47,6 +47,11 @@ class EngineClient(Protocol):
         """Return when everything queued so far has reached the scheduler."""
         ...
 
+    @property
+    def weights_version(self) -> int:
+        """How often the parameters were replaced, without a wait; `stats` has it too."""
+        ...
+
     def stats(self) -> Counts:
         """What the scheduler is doing."""
         ...

@@ -123,6 +123,7 @@ class EngineCore:
             cache_usage=cache.usage,
             prefix_queries=cache.stats.queries,
             prefix_hits=cache.stats.hits,
+            weights_version=self.weights_version,
         )
 
     def call_workers(self, method: str, arguments: bytes) -> list[bytes]:

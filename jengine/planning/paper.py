@@ -23,7 +23,8 @@ from jengine.planning.device_memory import Memory, gigabytes
 from jengine.planning.layout import checked_layout
 from jengine.planning.timing import Assumptions, StepTime, Timing, Work
 from jengine.weights.abstract import with_dtype
-from jengine.weights.folder import read_model_config, resolve_model
+from jengine.weights.folder import read_model_config
+from jengine.weights.resolve import resolve_model
 
 BITS_A_BYTE = 8
 USUAL_TP = (1, 2, 4, 8, 16, 32, 64)

@@ -20,7 +20,7 @@ from jengine.assembly.sizes import PREFILL_TILE
 from jengine.config import ModelConfig
 from jengine.text.tokenizer import Tokenizer, has_tokenizer
 from jengine.weights.abstract import with_values
-from jengine.weights.folder import resolve_model
+from jengine.weights.resolve import resolve_model
 
 OpenLLM = Callable[..., LLM]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -125,3 +126,24 @@ def test_a_chat_template_may_be_a_file_or_text(tmp_path: Path) -> None:
     assert EngineArgs("demo", chat_template=file).chat_template == "{{ messages }}"
     assert EngineArgs("demo", chat_template=str(file)).chat_template == "{{ messages }}"
     assert EngineArgs("demo", chat_template="{{ x }}").chat_template == "{{ x }}"
+
+
+def test_flags_on_a_parser_of_the_programs_own() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--max-tokens", type=int)
+    assert EngineArgs.add_cli_args(parser) is parser
+    parser.set_defaults(model="demo")
+    words = "--max-tokens 5 --max-model-len 1k --no-overlap --dtype float32 --max-num-seqs 3"
+    given = parser.parse_args(words.split())
+    expected = {"max_model_len": 1000, "overlap": False, "dtype": "float32", "max_num_seqs": 3}
+    assert vars(given) == {"model": "demo", "max_tokens": 5, **expected}
+    assert EngineArgs.from_cli_args(given) == EngineArgs("demo", **expected)
+
+
+def test_flags_without_a_model_or_with_a_feature_that_is_not_built() -> None:
+    parser = EngineArgs.add_cli_args(argparse.ArgumentParser())
+    with pytest.raises(ConfigError, match="--model is missing"):
+        EngineArgs.from_cli_args(parser.parse_args([]))
+    parser.set_defaults(enable_lora=True)
+    with pytest.raises(UnsupportedFeature, match=r"EngineArgs\(enable_lora=True\) needs LoRA"):
+        EngineArgs.from_cli_args(parser.parse_args(["--model", "demo"]))

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from jengine.assembly.args import EngineArgs
+from jengine.assembly.flags import ENGINE_HELP, NO_ENGINE_FLAG
 from jengine.cli.doctor import flag_words
-from jengine.cli.few_requests import few_requests, variant
+from jengine.cli.few_requests import few_requests, models_sampling, variant
 from jengine.cli.flags import (
-    ENGINE_HELP,
-    NO_ENGINE_FLAG,
     SAMPLING_HELP,
     add_engine_flags,
     add_sampling_flags,
@@ -23,6 +24,7 @@ from jengine.cli.flags import (
 from jengine.cli.parser import Parser, plain_words
 from jengine.errors import ConfigError, UnsupportedFeature
 from jengine.sampling_params import SamplingParams
+from tests.cli.fake_llm import FakeLLM, run
 
 
 def parse(*words: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -154,6 +156,19 @@ def test_few_requests_start_small_unless_the_user_says_otherwise() -> None:
 )
 def test_the_cheapest_variant_is_compiled(sampling: dict[str, Any], expected: str) -> None:
     assert variant(sampling) == expected
+
+
+def test_the_models_own_penalty_counts_as_given(tmp_path: Path) -> None:
+    own = {"repetition_penalty": 1.1, "temperature": 0.6}
+    (tmp_path / "generation_config.json").write_text(json.dumps(own))
+    assert models_sampling(str(tmp_path), {}) == own
+    assert models_sampling(str(tmp_path), {"generation_config": "vllm"}) == {}
+    for command in (["chat", str(tmp_path), "-q"], ["generate", str(tmp_path)]):
+        llm = FakeLLM()
+        run(llm, *command, "hello")
+        run(llm, *command, "hello", "--repetition-penalty", "1")
+        variants = [settings["compilation_config"]["variants"] for _, settings in llm.opened]
+        assert variants == [["adjusted"], ["sampled"]]
 
 
 def test_settings_are_typed_as_they_are_read() -> None:

@@ -21,7 +21,7 @@ from flax import nnx
 
 from jengine.models.parameter import named_parameters
 from jengine.text.tokenizer import load_tokenizer
-from jengine.weights.folder import resolve_model
+from jengine.weights.resolve import resolve_model
 from tests.integrations import fake_tunix
 from tests.models.split import split_model
 from tests.models.tiny_models import write_tiny_native

@@ -12,13 +12,9 @@ import pytest
 from jengine.demo import model_path
 from jengine.errors import CheckpointError
 from jengine.text.tokenizer import load_tokenizer
-from jengine.weights.folder import (
-    open_checkpoint,
-    read_generation_config,
-    read_json,
-    read_model_config,
-    resolve_model,
-)
+from jengine.weights.folder import open_checkpoint, read_model_config
+from jengine.weights.generation_config import read_generation_config, read_json
+from jengine.weights.resolve import resolve_model
 
 
 def test_a_model_is_a_local_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

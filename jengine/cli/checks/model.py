@@ -28,8 +28,9 @@ from jengine.runner.step.state import block_bytes
 from jengine.sampling.admission import row_bytes
 from jengine.text.tokenizer import load_tokenizer
 from jengine.weights.abstract import abstract_model, with_dtype
-from jengine.weights.folder import open_checkpoint, read_model_config, resolve_model
+from jengine.weights.folder import open_checkpoint, read_model_config
 from jengine.weights.orbax_folder import find_checkpoint
+from jengine.weights.resolve import resolve_model
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,41 @@
+"""Settings that are dicts: the keys that each of them knows. No jax."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from jengine.errors import ConfigError, nearest_name
+
+COMPILATION_KEYS = {
+    "cache_dir": "directory of the persistent compile cache, or False for none",
+    "variants": "step variants to compile in warm-up: greedy, sampled, adjusted, full, scored",
+    "decode_rows": "ladder of decode rows",
+    "prefill_tokens": "ladder of prefill tokens",
+    "pages": "ladder of cache blocks a row may read",
+    "max_adjusted_seqs": "requests with penalties, biases or masks that may run at once",
+    "wait_for": "what is compiled before the engine is ready: all, or the largest step alone, "
+    "which runs everything until the others are there",
+}
+PROFILER_KEYS = {
+    "profiler": "'jax', or vLLM's 'torch': both record with jax.profiler",
+    "dir": "folder of the traces; vLLM's torch_profiler_dir means the same",
+    "torch_profiler_dir": "see dir",
+}
+
+
+def checked_keys(name: str, given: Any, known: Mapping[str, str]) -> None:
+    """Refuse a setting that is no mapping, or has a key that is not known."""
+    if given is None:
+        return
+    if not isinstance(given, Mapping):
+        raise ConfigError(
+            f"{name}={given!r}: expected a dict with some of the keys {', '.join(known)}. "
+            f"Leave {name} out if none of them is needed."
+        )
+    for key in given:
+        if key not in known:
+            raise ConfigError(
+                f"{name} has no key {key!r}. Known: {', '.join(known)}."
+                f"{nearest_name(str(key), known)}"
+            )

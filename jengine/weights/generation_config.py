@@ -1,0 +1,63 @@
+"""The JSON files of a model folder, and what generation_config.json says about sampling. No jax.
+
+In: a folder, or settings that take the place of the file's. Out: checked sampling settings.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jengine.errors import CheckpointError, lfs_advice
+from jengine.models.fields import LARGEST_INTEGER, Fields
+
+# Limits of the numbers in generation_config.json, as Fields.number takes them.
+SAMPLING_NUMBERS: Mapping[str, dict[str, Any]] = {
+    "temperature": {},
+    "top_p": {"maximum": 1.0, "above_minimum": True},
+    "min_p": {"maximum": 1.0},
+    "repetition_penalty": {"above_minimum": True},
+}
+SAMPLING_INTEGERS = {"top_k": -1, "max_new_tokens": 1}
+GENERATION_KEYS = ("eos_token_id", *SAMPLING_NUMBERS, *SAMPLING_INTEGERS)
+
+
+def read_json(file: Path) -> dict[str, object]:
+    """Parse a file that holds a JSON object."""
+    if not file.is_file():
+        raise CheckpointError(f"{file.parent}: there is no {file.name} in this folder.")
+    try:
+        parsed = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        advice = lfs_advice(file)
+        raise CheckpointError(f"{file}: cannot be read as JSON: {error}{advice}") from error
+    if not isinstance(parsed, dict):
+        raise CheckpointError(f"{file}: expected a JSON object, given {type(parsed).__name__}.")
+    return parsed
+
+
+def read_generation_config(folder: Path) -> dict[str, object]:
+    """The folder's generation_config.json, or {} where there is none."""
+    file = folder / "generation_config.json"
+    return generation_settings(read_json(file), str(file)) if file.exists() else {}
+
+
+def generation_settings(values: object, where: str) -> dict[str, object]:
+    """What a generation config says about sampling; keys that it leaves out or nulls are absent.
+
+    `eos_token_id` is always a tuple. Keys that do not concern sampling are ignored.
+    """
+    fields = Fields(values, where)
+    found: dict[str, object] = {}
+    given = {key for key, value in fields.values.items() if value is not None}
+    if "eos_token_id" in given:
+        found["eos_token_id"] = fields.integers("eos_token_id", None, maximum=LARGEST_INTEGER)
+    for key, limits in SAMPLING_NUMBERS.items():
+        if key in given:
+            found[key] = fields.number(key, **limits)
+    for key, minimum in SAMPLING_INTEGERS.items():
+        if key in given:
+            found[key] = fields.integer(key, minimum=minimum)
+    return found
