@@ -6,7 +6,7 @@ keys still need, so that a backend can do these and the cache write in one kerne
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypedDict
+from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,9 @@ from jengine.layers.norm import rms_norm
 from jengine.layers.rope import rotate
 from jengine.layers.soft_cap import soft_cap
 
+if TYPE_CHECKING:  # shapes are for readers and type checkers
+    from jaxtyping import Bool, Float
+
 
 class HeadNorms(NamedTuple):
     """RMS norms of queries and keys; the weights have `offset` added to them."""
@@ -26,8 +29,10 @@ class HeadNorms(NamedTuple):
     eps: float
     offset: float
 
-    def __call__(self, q: Array, k: Array) -> tuple[Array, Array]:
-        """q [..., kv_heads, group, dim] and k [..., kv_heads, dim], normalised."""
+    def __call__(
+        self, q: Float[Array, "*tokens kv_heads group dim"], k: Float[Array, "*tokens kv_heads dim"]
+    ) -> tuple[Float[Array, "*tokens kv_heads group dim"], Float[Array, "*tokens kv_heads dim"]]:
+        """Normalised queries and keys."""
         q_weight, k_weight = self.q_weight, self.k_weight
         if self.offset:
             q_weight, k_weight = (w.astype("float32") + self.offset for w in (q_weight, k_weight))
@@ -35,7 +40,7 @@ class HeadNorms(NamedTuple):
 
 
 class AttentionInputs(NamedTuple):
-    """Queries, keys and values of one layer, grouped by KV head: [its queries, its key, its value].
+    """Queries, keys and values of one layer. Per KV head: its group of queries, its key, its value.
 
     Norms come before the rotation; both apply to queries and keys only.
     """
@@ -47,7 +52,7 @@ class AttentionInputs(NamedTuple):
     sinks: Array | None = None  # [kv_heads, group]
 
     def normalized(self) -> AttentionInputs:
-        """The same with the norms applied."""
+        """The inputs with the norms already applied."""
         if self.norms is None:
             return self
         q, k, v = self.qkv[..., :-2, :], self.qkv[..., -2, :], self.qkv[..., -1, :]
@@ -55,8 +60,14 @@ class AttentionInputs(NamedTuple):
         qkv = jnp.concatenate([q, k[..., None, :], v[..., None, :]], axis=-2)
         return self._replace(qkv=qkv, norms=None)
 
-    def heads(self) -> tuple[Array, Array, Array]:
-        """Normalised and rotated q [..., heads, dim] and k [..., kv_heads, dim], and v like k."""
+    def heads(
+        self,
+    ) -> tuple[
+        Float[Array, "*tokens heads dim"],
+        Float[Array, "*tokens kv_heads dim"],
+        Float[Array, "*tokens kv_heads dim"],
+    ]:
+        """Queries and keys, normalised and rotated, and values."""
         q, k, v = self.qkv[..., :-2, :], self.qkv[..., -2, :], self.qkv[..., -1, :]
         if self.norms is not None:
             q, k = self.norms(q, k)
@@ -68,14 +79,14 @@ class AttentionInputs(NamedTuple):
 
 
 class ScoreOptions(TypedDict, total=False):
-    """How scores come from q and k, where a model departs from q @ k * head_dim ** -0.5."""
+    """Changes to the attention scores; without them a score is q @ k * head_dim ** -0.5."""
 
     scale: float
     soft_cap: float
 
 
 def score_options(config: AttentionConfig) -> ScoreOptions:
-    """Only what departs from plain attention."""
+    """The options that the config sets."""
     options: ScoreOptions = {}
     if config.scale is not None:
         options["scale"] = config.scale
@@ -84,8 +95,8 @@ def score_options(config: AttentionConfig) -> ScoreOptions:
     return options
 
 
-def dense_attention(inputs: AttentionInputs) -> Array:
-    """Causal attention over whole sequences: [B, T, heads, dim]."""
+def dense_attention(inputs: AttentionInputs) -> Float[Array, "batch length heads dim"]:
+    """Causal attention over whole sequences."""
     q, k, v = inputs.heads()
     batch, length, heads, dim = q.shape
     config = inputs.config
@@ -100,16 +111,19 @@ def dense_attention(inputs: AttentionInputs) -> Array:
     return mixed.reshape(batch, length, heads, dim)
 
 
-def softmax_with_sinks(scores: Array, sinks: Array | None) -> Array:
-    """Softmax over the last axis of [B, KV, G, T, S]; a sink [KV, G] takes its part of each sum."""
+def softmax_with_sinks(
+    scores: Float[Array, "batch kv_heads group queries keys"],
+    sinks: Float[Array, "kv_heads group"] | None,
+) -> Float[Array, "batch kv_heads group queries keys"]:
+    """Softmax over keys. A sink is one more score of every query of its head, without a value."""
     if sinks is None:
         return jax.nn.softmax(scores, axis=-1)
     column = jnp.broadcast_to(sinks.astype(scores.dtype)[:, :, None, None], scores[..., :1].shape)
     return jax.nn.softmax(jnp.concatenate([scores, column], axis=-1), axis=-1)[..., :-1]
 
 
-def causal_mask(length: int, window: int | None) -> Array:
-    """True where query t may see key s, [T, T]."""
+def causal_mask(length: int, window: int | None) -> Bool[Array, "length length"]:
+    """True where a query (first axis) may attend to a key."""
     query = jnp.arange(length)[:, None]
     key = jnp.arange(length)[None, :]
     seen = key <= query

@@ -1,4 +1,4 @@
-"""How a parameter starts, as a value."""
+"""Initial values of a parameter."""
 
 from __future__ import annotations
 

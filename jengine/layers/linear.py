@@ -1,4 +1,4 @@
-"""Matmuls in the one form that is fast everywhere.
+"""Matmuls in the one form that is fast on every backend.
 
 Activations are float32; an operand is cast to the weight's dtype right before the matmul and the
 result stays float32. XLA on the CPU has a fast path for exactly this form of bfloat16 matmul.
@@ -6,15 +6,22 @@ result stays float32. XLA on the CPU has a fast path for exactly this form of bf
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import jax.numpy as jnp
 from jax import Array
 
+if TYPE_CHECKING:  # shapes are for readers and type checkers
+    from jaxtyping import Float, Float32
 
-def project(equation: str, x: Array, weight: Array) -> Array:
-    """`einsum(equation, x, weight)` with the weight's precision in and float32 out."""
+
+def project(
+    equation: str, x: Float[Array, "..."], weight: Float[Array, "..."]
+) -> Float32[Array, "..."]:
+    """`einsum(equation, x, weight)` with operands of the weight's dtype and a float32 result."""
     return jnp.einsum(equation, x.astype(weight.dtype), weight, preferred_element_type=jnp.float32)
 
 
-def add_bias(x: Array, bias: Array) -> Array:
-    """x + bias over the last axes, in float32."""
+def add_bias(x: Float[Array, "*shape"], bias: Float[Array, "..."]) -> Float32[Array, "*shape"]:
+    """x + bias in float32; the bias has the last axes of x."""
     return x + jnp.broadcast_to(bias.astype(jnp.float32), x.shape)

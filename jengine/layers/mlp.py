@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import jax
 from jax import Array, lax
+
+if TYPE_CHECKING:  # shapes are for readers and type checkers
+    from jaxtyping import Float
 
 ACTIVATIONS = {
     "silu": jax.nn.silu,
@@ -11,7 +16,7 @@ ACTIVATIONS = {
 }
 
 
-def gated(both: Array, activation: str, axis: int = -2) -> Array:
-    """act(gate) * up, given both side by side along an axis of two."""
+def gated(both: Float[Array, "..."], activation: str, axis: int = -2) -> Float[Array, "..."]:
+    """act(gate) * up; `both` holds gate and up along `axis`, which the result lacks."""
     gate, up = (lax.index_in_dim(both, half, axis, keepdims=False) for half in (0, 1))
     return ACTIVATIONS[activation](gate) * up

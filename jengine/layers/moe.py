@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -14,12 +15,17 @@ from jax import Array, lax
 
 from jengine.layers.mlp import gated
 
-# Rows that the walk below multiplies at a time: experts mostly have few tokens of a step.
+if TYPE_CHECKING:  # shapes are for readers and type checkers
+    from jaxtyping import Float, Float32, Int
+
+# Rows per matmul of `matmul_by_tiles`: in a decode step most experts have few tokens.
 TILE = 8
 
 
-def route(logits: Array, count: int, normalize: bool) -> tuple[Array, Array]:
-    """The weights and numbers of each token's `count` best experts, both [T, count]."""
+def route(
+    logits: Float[Array, "tokens num_experts"], count: int, normalize: bool
+) -> tuple[Float[Array, "tokens chosen"], Int[Array, "tokens chosen"]]:
+    """The weights and indices of each token's `count` best experts."""
     chances = jax.nn.softmax(logits, axis=-1)
     weights, experts = lax.top_k(chances, count)
     if normalize:
@@ -33,17 +39,17 @@ GroupedMatmul = Callable[[Array, Array], Array]
 
 
 def mix_experts(
-    x: Array,
-    weights: Array,
-    experts: Array,
+    x: Float[Array, "tokens hidden"],
+    weights: Float[Array, "tokens chosen"],
+    experts: Int[Array, "tokens chosen"],
     num_experts: int,
     gate_up: GroupedMatmul,
     down: GroupedMatmul,
     activation: str,
-) -> Array:
-    """The weighted sum of what each token's experts make of it, [T, hidden].
+) -> Float32[Array, "tokens hidden"]:
+    """The weighted sum of the outputs of each token's experts.
 
-    gate_up gives [R, inner, 2], down [R, hidden].
+    With R rows of tokens, gate_up gives [R, inner, 2] and down [R, hidden].
     """
     tokens, count = experts.shape
     chosen = experts.reshape(-1)  # [T * count]
@@ -56,19 +62,27 @@ def mix_experts(
     return jnp.sum(made * jnp.broadcast_to(weights[..., None], made.shape), axis=1)
 
 
-def grouped_project(x: Array, weight: Array, sizes: Array) -> Array:
-    """Rows of x [R, in], sorted by group, times their group's matrix [groups, in, out]; float32."""
+def grouped_project(
+    x: Float[Array, "rows inputs"],
+    weight: Float[Array, "groups inputs outputs"],
+    sizes: Int[Array, " groups"],
+) -> Float32[Array, "rows outputs"]:
+    """Multiply rows, sorted by group, by their group's matrix; `sizes` are the rows per group."""
     ragged = partial(lax.ragged_dot, preferred_element_type=jnp.float32)
     # On the CPU ragged_dot multiplies every row by every matrix, and copies the matrices first.
     return lax.platform_dependent(
-        x.astype(weight.dtype), weight, sizes, cpu=walk_groups, default=ragged
+        x.astype(weight.dtype), weight, sizes, cpu=matmul_by_tiles, default=ragged
     )
 
 
-def walk_groups(x: Array, weight: Array, sizes: Array) -> Array:
-    """`grouped_project`, a few rows of one group at a time; groups without rows cost nothing.
+def matmul_by_tiles(
+    x: Float[Array, "rows inputs"],
+    weight: Float[Array, "groups inputs outputs"],
+    sizes: Int[Array, " groups"],
+) -> Float32[Array, "rows outputs"]:
+    """`grouped_project` in tiles of rows of one group; groups without rows cost nothing.
 
-    A group's last tile runs over into the next group, whose own tiles come later and overwrite it.
+    A group's last tile may reach into the next group, whose tiles are written later and replace it.
     """
     rows, groups = x.shape[0], weight.shape[0]
     first_row = jnp.cumsum(sizes) - sizes
@@ -86,8 +100,8 @@ def walk_groups(x: Array, weight: Array, sizes: Array) -> Array:
     def maybe_tile(tile: Array, out: Array) -> Array:
         return lax.cond(tile < end_tile[-1], one_tile, lambda _, same: same, tile, out)
 
-    # A fixed number of turns, so that gradients exist. A conversion of all matrices cannot be moved
-    # out of a condition, as it is out of a loop.
+    # A fixed trip count, so that gradients exist. The matmul is in a condition because XLA moves a
+    # conversion of all matrices out of a loop, but not out of a condition.
     most = min(groups, rows) + rows // TILE
     out = jnp.zeros((rows + TILE, weight.shape[2]), jnp.float32)
     return lax.fori_loop(0, most, maybe_tile, out)[:rows]

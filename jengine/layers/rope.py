@@ -1,8 +1,9 @@
-"""Rotary position embedding: angles once a step, rotation once a layer."""
+"""Rotary position embedding: angles once per step, rotation once per layer."""
 
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,11 +11,14 @@ from jax import Array
 
 from jengine.config import RopeConfig
 
+if TYPE_CHECKING:  # shapes are for readers and type checkers
+    from jaxtyping import Float, Float32, Int
+
 
 def inverse_frequencies(config: RopeConfig, head_dim: int) -> np.ndarray:
     """The angle per position of each rotated pair, float32 [head_dim / 2]."""
     # Rounded to float32 exactly where the models were trained with it: a last-place error here is
-    # multiplied by the position. numpy's own float32 power is off by up to four last places.
+    # multiplied by the position. numpy's power of float32 is off by up to four last places.
     exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
     powers = np.power(np.float64(config.theta), exponents.astype(np.float64))
     plain = np.float32(1.0) / powers.astype(np.float32)
@@ -37,15 +41,21 @@ def _llama3_frequencies(config: RopeConfig, plain: np.ndarray) -> np.ndarray:
     return np.where(wavelength < longest_kept, plain, stretched).astype(np.float32)
 
 
-def rotation(positions: Array, config: RopeConfig, head_dim: int) -> tuple[Array, Array]:
-    """cos and sin for each position, [..., head_dim / 2]."""
+def rotation(
+    positions: Int[Array, "*tokens"], config: RopeConfig, head_dim: int
+) -> tuple[Float32[Array, "*tokens pairs"], Float32[Array, "*tokens pairs"]]:
+    """cos and sin for each position; there are head_dim / 2 pairs."""
     frequencies = jnp.asarray(inverse_frequencies(config, head_dim))
     angles = jnp.einsum("...,d->...d", positions.astype(jnp.float32), frequencies)
     return jnp.cos(angles), jnp.sin(angles)
 
 
-def rotate(x: Array, cos: Array, sin: Array) -> Array:
-    """Rotate the two halves of each head; x is [..., heads, head_dim]."""
+def rotate(
+    x: Float[Array, "*tokens heads dim"],
+    cos: Float[Array, "*tokens pairs"],
+    sin: Float[Array, "*tokens pairs"],
+) -> Float[Array, "*tokens heads dim"]:
+    """Rotate each head: lane i of its first half forms a pair with lane i of its second half."""
     first, second = jnp.split(x, 2, axis=-1)
     cos = jnp.broadcast_to(cos[..., None, :], first.shape)
     sin = jnp.broadcast_to(sin[..., None, :], first.shape)

@@ -6,6 +6,8 @@ keys and values are kept, nor other layers.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import jax
 from flax import nnx
 from jax import Array
@@ -16,6 +18,9 @@ from jengine.models.context import StepContext
 from jengine.models.linear import Factory, Linear, Norm
 from jengine.models.norms import head_norms
 from jengine.models.parameter import normal, parameter
+
+if TYPE_CHECKING:  # shapes are for readers and type checkers
+    from jaxtyping import Float, Float32
 
 
 class Attention(nnx.Module):
@@ -41,12 +46,12 @@ class Attention(nnx.Module):
 
     def __call__(
         self,
-        x: Array,
+        x: Float[Array, "*tokens hidden"],
         context: StepContext,
         *,
         norm: Norm | None = None,
-        residual: Array | None = None,
-    ) -> Array:
+        residual: Float[Array, "*tokens hidden"] | None = None,
+    ) -> Float32[Array, "*tokens hidden"]:
         qkv = self.qkv(x, norm=norm)  # [..., KV, G + 2, D]
         rope = self.config.rope
         rotation = None if rope is None else context.rotation(rope, self.config.head_dim)

@@ -7,7 +7,7 @@ block tables, rows of requests or sampling.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import jax.numpy as jnp
 from flax.nnx.tracers import TraceState
@@ -17,6 +17,9 @@ from jengine.config import RopeConfig
 from jengine.layers.attention import AttentionInputs, dense_attention
 from jengine.layers.rope import rotation
 from jengine.models.taps import Tap
+
+if TYPE_CHECKING:  # shapes are for readers and type checkers
+    from jaxtyping import Float, Float32, Int
 
 # One type per kind of mixing; a mixer dispatches on it.
 MixInputs = AttentionInputs
@@ -32,19 +35,19 @@ class StepContext:
     """One call of a model while it is traced; made inside the traced function, used once.
 
     Layers run one after the other in one trace, so the context can carry the cache arrays from
-    layer to layer. A layer that runs in a trace of its own (scan, remat) may not change them.
+    layer to layer. A layer that is traced separately (scan, remat) may not change them.
     """
 
     def __init__(
         self,
-        positions: Array,
-        token_rows: Array,
+        positions: Int[Array, "*tokens"],
+        token_rows: Int[Array, "*tokens"],
         mixer: Mixer,
         caches: Any = None,
         tap: Tap | None = None,
     ) -> None:
-        self.positions = positions  # i32 [...] of each token in its sequence
-        # i32 [...] each token's entry in what the step holds per row, such as its set of taps.
+        self.positions = positions  # of each token in its sequence
+        # Each token's index into arrays that the step holds per row, such as tap sets.
         self.token_rows = token_rows
         self.caches = caches
         self._mixer = mixer
@@ -52,7 +55,7 @@ class StepContext:
         self._rotations: dict[tuple[RopeConfig, int], tuple[Array, Array]] = {}
         self._trace = TraceState()
 
-    def mix(self, layer: int, inputs: MixInputs) -> Array:
+    def mix(self, layer: int, inputs: MixInputs) -> Float[Array, "*tokens heads dim"]:
         """Combine the layer's tokens with earlier ones, and store what later tokens need."""
         mixed, caches = self._mixer(self.caches, layer, inputs)
         if caches is not self.caches:
@@ -64,7 +67,9 @@ class StepContext:
             self.caches = caches
         return mixed
 
-    def rotation(self, rope: RopeConfig, head_dim: int) -> tuple[Array, Array]:
+    def rotation(
+        self, rope: RopeConfig, head_dim: int
+    ) -> tuple[Float32[Array, "*tokens pairs"], Float32[Array, "*tokens pairs"]]:
         """cos and sin of every token, computed once per call and kind of rotation."""
         key = (rope, head_dim)
         if key in self._rotations:
@@ -76,10 +81,12 @@ class StepContext:
 
     @property
     def is_tapped(self) -> bool:
-        """Whether values must pass `tap` one by one, so that nothing around them can be fused."""
+        """Whether values must pass `tap`, so that the sums around them cannot be fused."""
         return self._tap is not None
 
-    def tap(self, name: str, value: Array) -> Array:
+    def tap(
+        self, name: str, value: Float[Array, "*tokens hidden"]
+    ) -> Float[Array, "*tokens hidden"]:
         """The value at a tap point, after the tap has captured or changed it."""
         return value if self._tap is None else self._tap(name, value)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +26,9 @@ from jengine.models.norms import NoNorm, Norm, make_norm, norms_around
 from jengine.quantization.scheme import WeightScheme
 from jengine.quantization.unquantized import UNQUANTIZED
 
+if TYPE_CHECKING:  # shapes are for readers and type checkers
+    from jaxtyping import Float, Float32, Int
+
 
 class DecoderLayer(nnx.Module):
     """Attention and feed-forward block, each added to the residual stream.
@@ -41,7 +44,9 @@ class DecoderLayer(nnx.Module):
         self.before_mlp, self.after_mlp = norms_around(factory)
         self.mlp = make_mlp(factory, own.ffn)
 
-    def __call__(self, x: Array, context: StepContext) -> Array:
+    def __call__(
+        self, x: Float[Array, "*tokens hidden"], context: StepContext
+    ) -> Float32[Array, "*tokens hidden"]:
         with jax.named_scope("attention"):
             attention = partial(self.attention, context=context, norm=self.before_attention)
             x = self._added(x, attention, self.after_attention, context, "attention")
@@ -53,8 +58,8 @@ class DecoderLayer(nnx.Module):
     def _added(
         self, x: Array, block: Callable[..., Array], after: Norm, context: StepContext, point: str
     ) -> Array:
-        """x plus what the block makes of it. The block adds it itself where nothing comes between,
-        so that its last matmul can be fused with the sum."""
+        """x + block(x). The block adds x itself where no norm or tap comes between, so that its
+        last matmul can be fused with the sum."""
         if isinstance(after, NoNorm) and not context.is_tapped:
             return block(x, residual=x)
         return x + context.tap(f"{self.path}.{point}", after(block(x)))
@@ -82,21 +87,27 @@ class Decoder(LanguageModel):
         if not config.tie_embeddings:
             self.head = Linear(factory, (hidden,), (config.vocab_size,), ("embed", "vocab"))
 
-    def __call__(self, tokens: Array, context: StepContext) -> Array:
-        """Hidden states after the final norm, [..., hidden]."""
+    def __call__(
+        self, tokens: Int[Array, "*tokens"], context: StepContext
+    ) -> Float32[Array, "*tokens hidden"]:
+        """Hidden states after the final norm."""
         with jax.named_scope("embed"):
             x = context.tap("embed", self.embedded(tokens, context.positions))
         return context.tap("norm", self.norm(self.through_layers(x, context)))
 
-    def through_layers(self, x: Array, context: StepContext) -> Array:
+    def through_layers(
+        self, x: Float[Array, "*tokens hidden"], context: StepContext
+    ) -> Float32[Array, "*tokens hidden"]:
         """The residual stream after all layers."""
         for index, layer in enumerate(self.layers):
             with jax.named_scope(f"layer_{index}"):
                 x = layer(x, context)
         return x
 
-    def embedded(self, tokens: Array, positions: Array) -> Array:
-        """What enters the first layer, float32."""
+    def embedded(
+        self, tokens: Int[Array, "*tokens"], positions: Int[Array, "*tokens"]
+    ) -> Float32[Array, "*tokens hidden"]:
+        """The input of the first layer."""
         x = self.embed(tokens)
         if self.config.embed_scale != 1.0:
             # Rounded to the weights' dtype, as it was when the model was trained.
@@ -104,8 +115,8 @@ class Decoder(LanguageModel):
             x = x * jnp.asarray(self.config.embed_scale, dtype).astype(jnp.float32)
         return x + self.position_embed(positions) if self.config.learned_positions else x
 
-    def logits(self, hidden: Array) -> Array:
-        """Float32 logits over the vocabulary, [..., vocab]."""
+    def logits(self, hidden: Float[Array, "*tokens hidden"]) -> Float32[Array, "*tokens vocab"]:
+        """Logits over the vocabulary."""
         with jax.named_scope("head"):
             tied = self.config.tie_embeddings
             logits = self.embed.as_head(hidden) if tied else self.head(hidden)

@@ -1,6 +1,8 @@
-"""What the engine needs of a model's body, whatever is inside."""
+"""The interface of every model: tokens to hidden states, hidden states to logits."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from flax import nnx
 from jax import Array
@@ -8,20 +10,25 @@ from jax import Array
 from jengine.config import ModelConfig
 from jengine.models.context import StepContext, whole_sequences
 
+if TYPE_CHECKING:  # shapes are for readers and type checkers
+    from jaxtyping import Float, Float32, Int
+
 
 class LanguageModel(nnx.Module):
     """Tokens to hidden states to logits. Subclasses set `config` and define the two steps."""
 
     config: ModelConfig
 
-    def __call__(self, tokens: Array, context: StepContext) -> Array:
-        """Hidden states after the final norm, [..., hidden]."""
+    def __call__(
+        self, tokens: Int[Array, "*tokens"], context: StepContext
+    ) -> Float32[Array, "*tokens hidden"]:
+        """Hidden states after the final norm."""
         raise NotImplementedError
 
-    def logits(self, hidden: Array) -> Array:
-        """Float32 logits over the vocabulary, [..., vocab]."""
+    def logits(self, hidden: Float[Array, "*tokens hidden"]) -> Float32[Array, "*tokens vocab"]:
+        """Logits over the vocabulary."""
         raise NotImplementedError
 
-    def score(self, tokens: Array) -> Array:
-        """Logits of whole sequences [B, T] -> [B, T, vocab], without a cache."""
+    def score(self, tokens: Int[Array, "batch length"]) -> Float32[Array, "batch length vocab"]:
+        """Logits of whole sequences, without a cache."""
         return self.logits(self(tokens, whole_sequences(tokens.shape)))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 from flax import nnx
@@ -18,6 +18,9 @@ from jengine.layers.linear import add_bias
 from jengine.models.parameter import Axes, normal, parameter, zeros
 from jengine.quantization.scheme import Specs, Tensors, WeightScheme, WeightShape
 from jengine.quantization.unquantized import UNQUANTIZED
+
+if TYPE_CHECKING:  # shapes are for readers and type checkers
+    from jaxtyping import Float, Float32, Int
 
 Norm = Callable[[Array], Array]
 
@@ -59,8 +62,12 @@ class Linear(nnx.Module):
             self.bias = zeros(factory.rngs, outputs, axes[len(axes) - len(outputs) :], self.dtype)
 
     def __call__(
-        self, x: Array, *, norm: Norm | None = None, residual: Array | None = None
-    ) -> Array:
+        self,
+        x: Float[Array, "*tokens inputs"],
+        *,
+        norm: Norm | None = None,
+        residual: Float[Array, "..."] | None = None,
+    ) -> Float32[Array, "..."]:
         """residual + (norm(x) @ weight + bias): given together, so that a backend can fuse them."""
         x = x if norm is None else norm(x)
         y = self.scheme.multiply(self.shape, x, self._step_tensors())
@@ -68,8 +75,10 @@ class Linear(nnx.Module):
             y = add_bias(y, self.bias[...])
         return y if residual is None else residual + y
 
-    def of_groups(self, x: Array, sizes: Array) -> Array:
-        """Rows of x, sorted by group, each times its own group's matrix."""
+    def of_groups(
+        self, x: Float[Array, "rows inputs"], sizes: Int[Array, " groups"]
+    ) -> Float32[Array, "rows ..."]:
+        """Rows of x, sorted by group, times their group's matrix; `sizes` are rows per group."""
         return self.scheme.multiply_groups(self.shape, x, self._step_tensors(), sizes)
 
     def declared_specs(self, init: Any = None) -> Specs:
@@ -107,10 +116,10 @@ class Embedding(nnx.Module):
         self.shape = WeightShape((hidden,), (rows,), axes, outputs_first=True)
         self.weight = parameter(factory.rngs, (rows, hidden), axes, factory.dtype, init)
 
-    def __call__(self, indices: Array) -> Array:
-        """The rows of these tokens or positions, float32."""
+    def __call__(self, indices: Int[Array, "*tokens"]) -> Float32[Array, "*tokens hidden"]:
+        """The rows of these tokens or positions."""
         return jnp.take(self.weight[...], indices, axis=0, mode="clip").astype(jnp.float32)
 
-    def as_head(self, x: Array) -> Array:
-        """x @ table.T, float32."""
+    def as_head(self, x: Float[Array, "*tokens hidden"]) -> Float32[Array, "*tokens rows"]:
+        """x @ table.T."""
         return UNQUANTIZED.multiply(self.shape, x, {"weight": self.weight[...]})

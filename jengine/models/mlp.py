@@ -5,6 +5,8 @@ A layer's config says which one it has.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from flax import nnx
 from jax import Array
 
@@ -12,6 +14,9 @@ from jengine.config import ExpertsConfig, FfnConfig, MlpConfig
 from jengine.layers.mlp import ACTIVATIONS, gated
 from jengine.layers.moe import mix_experts, route
 from jengine.models.linear import Factory, Linear, Norm
+
+if TYPE_CHECKING:  # shapes are for readers and type checkers
+    from jaxtyping import Float, Float32
 
 
 class GatedMLP(nnx.Module):
@@ -24,8 +29,12 @@ class GatedMLP(nnx.Module):
         self.down = Linear(factory, (inner,), (hidden,), ("mlp", "embed"))
 
     def __call__(
-        self, x: Array, *, norm: Norm | None = None, residual: Array | None = None
-    ) -> Array:
+        self,
+        x: Float[Array, "*tokens hidden"],
+        *,
+        norm: Norm | None = None,
+        residual: Float[Array, "*tokens hidden"] | None = None,
+    ) -> Float32[Array, "*tokens hidden"]:
         both = self.gate_up(x, norm=norm)
         return self.down(gated(both, self.activation), residual=residual)
 
@@ -40,8 +49,12 @@ class PlainMLP(nnx.Module):
         self.down = Linear(factory, (inner,), (hidden,), ("mlp", "embed"), bias=True)
 
     def __call__(
-        self, x: Array, *, norm: Norm | None = None, residual: Array | None = None
-    ) -> Array:
+        self,
+        x: Float[Array, "*tokens hidden"],
+        *,
+        norm: Norm | None = None,
+        residual: Float[Array, "*tokens hidden"] | None = None,
+    ) -> Float32[Array, "*tokens hidden"]:
         inner = ACTIVATIONS[self.activation](self.up(x, norm=norm))
         return self.down(inner, residual=residual)
 
@@ -65,8 +78,12 @@ class ExpertsMLP(nnx.Module):
         self.down = Linear(factory, (inner,), (hidden,), axes, groups=count)
 
     def __call__(
-        self, x: Array, *, norm: Norm | None = None, residual: Array | None = None
-    ) -> Array:
+        self,
+        x: Float[Array, "*tokens hidden"],
+        *,
+        norm: Norm | None = None,
+        residual: Float[Array, "*tokens hidden"] | None = None,
+    ) -> Float32[Array, "*tokens hidden"]:
         config = self.config
         flat = (x if norm is None else norm(x)).reshape(-1, x.shape[-1])
         picked = route(self.router(flat), config.experts_per_token, config.normalize_weights)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from flax import nnx
 from jax import Array
 
@@ -10,6 +12,9 @@ from jengine.layers.initializer import Initializer
 from jengine.layers.norm import layer_norm, rms_norm
 from jengine.models.linear import Factory
 from jengine.models.parameter import Axes, parameter, zeros
+
+if TYPE_CHECKING:  # shapes are for readers and type checkers
+    from jaxtyping import Float
 
 
 class RmsNorm(nnx.Module):
@@ -23,7 +28,7 @@ class RmsNorm(nnx.Module):
             factory.rngs, shape, axes, factory.dtype, Initializer(mean=1.0 - self.offset)
         )
 
-    def __call__(self, x: Array) -> Array:
+    def __call__(self, x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
         weight = self.weight[...]
         if self.offset:
             weight = weight.astype("float32") + self.offset
@@ -38,14 +43,14 @@ class LayerNorm(nnx.Module):
         self.weight = parameter(factory.rngs, shape, axes, factory.dtype, Initializer(mean=1.0))
         self.bias = zeros(factory.rngs, shape, axes, factory.dtype)
 
-    def __call__(self, x: Array) -> Array:
+    def __call__(self, x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
         return layer_norm(x, self.weight[...], self.bias[...], self.eps)
 
 
 class NoNorm(nnx.Module):
     """The identity, where a family has no norm."""
 
-    def __call__(self, x: Array) -> Array:
+    def __call__(self, x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
         return x
 
 

@@ -10,11 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from jax import Array
 
 from jengine.layers.initializer import Initializer
+
+if TYPE_CHECKING:  # shapes are for readers and type checkers
+    from jaxtyping import Float, Float32, Int
 
 Axes = tuple[str | None, ...]
 Tensors = Mapping[str, Array]
@@ -86,12 +89,18 @@ class WeightScheme(Protocol):
         """Prepared to declared, exactly as they were."""
         ...
 
-    def multiply(self, weight: WeightShape, x: Array, tensors: Tensors) -> Array:
-        """x [..., inputs as one dimension] to f32 [..., *outputs]."""
+    def multiply(
+        self, weight: WeightShape, x: Float[Array, "*tokens inputs"], tensors: Tensors
+    ) -> Float32[Array, "..."]:
+        """x, whose inputs are one dimension, to [*tokens, *outputs]."""
         ...
 
     def multiply_groups(
-        self, weight: WeightShape, x: Array, tensors: Tensors, sizes: Array
-    ) -> Array:
-        """x [R, inputs], sorted by group, `sizes` rows each, to f32 [R, *outputs]."""
+        self,
+        weight: WeightShape,
+        x: Float[Array, "rows inputs"],
+        tensors: Tensors,
+        sizes: Int[Array, " groups"],
+    ) -> Float32[Array, "rows ..."]:
+        """x, sorted by group with `sizes` rows each, to [rows, *outputs]."""
         ...

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jax import Array
 
@@ -11,6 +11,9 @@ from jengine.layers.initializer import Initializer
 from jengine.layers.linear import project
 from jengine.layers.moe import grouped_project
 from jengine.quantization.scheme import Specs, Tensors, TensorSpec, WeightShape
+
+if TYPE_CHECKING:  # shapes are for readers and type checkers
+    from jaxtyping import Float, Float32, Int
 
 # Letters of output dimensions in an einsum; "i" is the contracted one.
 OUTPUTS = "abcdefgh"
@@ -41,7 +44,9 @@ class Unquantized:
         """The same arrays."""
         return tensors
 
-    def multiply(self, weight: WeightShape, x: Array, tensors: Tensors) -> Array:
+    def multiply(
+        self, weight: WeightShape, x: Float[Array, "*tokens inputs"], tensors: Tensors
+    ) -> Float32[Array, "..."]:
         """One matmul in the weight's dtype with a float32 result."""
         array = tensors["weight"]
         outputs = OUTPUTS[: len(weight.outputs)]
@@ -53,9 +58,13 @@ class Unquantized:
         return project(f"...i,i{outputs}->...{outputs}", x, array)
 
     def multiply_groups(
-        self, weight: WeightShape, x: Array, tensors: Tensors, sizes: Array
-    ) -> Array:
-        """One grouped matmul, likewise."""
+        self,
+        weight: WeightShape,
+        x: Float[Array, "rows inputs"],
+        tensors: Tensors,
+        sizes: Int[Array, " groups"],
+    ) -> Float32[Array, "rows ..."]:
+        """One grouped matmul in the weight's dtype with a float32 result."""
         array = tensors["weight"].reshape(weight.groups, *weight.matrix)
         return grouped_project(x, array, sizes).reshape(-1, *weight.outputs)
 

@@ -1,10 +1,14 @@
 """Logits → adjusted logits: allowed ids, bad words, min_tokens, logit bias, penalties.
 
 In: float32 logits and the state of their rows. Out: logits whose argmax is the greedy answer.
-A mask that would leave a row without any token is skipped for that row, so min_tokens and bad
-words give way to allowed ids (and to a grammar mask laid on the logits before).
+A mask that would leave a row without any token is skipped for that row, so allowed ids (and a
+grammar mask applied before) take precedence over min_tokens and bad words.
 Must not know: temperature, randomness, how the state was filled.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -14,14 +18,19 @@ from jengine.sampling.admission import COUNT_BITS, IN_PROMPT, IS_STOP, MAX_BAD_W
 from jengine.sampling.inputs import SamplingInput
 from jengine.sampling.state import RowState
 
+if TYPE_CHECKING:  # shapes are for readers and type checkers
+    from jaxtyping import Float32
 
-def adjust(logits: Array, state: RowState, inputs: SamplingInput) -> Array:
-    """Adjusted logits f32[S, V]; rows that are not `adjusted` come back bit for bit."""
+
+def adjust(
+    logits: Float32[Array, "slots vocab"], state: RowState, inputs: SamplingInput
+) -> Float32[Array, "slots vocab"]:
+    """Adjusted logits; those of slots that are not `adjusted` are returned bit for bit."""
     adjusted, rows = inputs.adjusted.astype(bool), inputs.adjusted - 1  # [S]
     marks = state.marks.at[rows].get(mode="clip")  # [S, V]
     bias = state.bias.at[rows].get(mode="clip")  # [S, V]
     with jax.named_scope("bias"):
-        # One addition serves allowed ids (-inf) and logit_bias: masks and sums commute.
+        # One addition applies both allowed ids (-inf for the others) and logit_bias.
         result = logits + bias
     with jax.named_scope("bad_words"):
         any_words = jnp.any(adjusted & (state.bad_word_of.at[rows, 0].get(mode="clip") >= 0))
@@ -52,7 +61,7 @@ def _completes_bad_word(shape: tuple[int, ...], state: RowState, inputs: Samplin
         flat.at[rows].get(mode="clip")  # [S, 1024]
         for flat in (state.bad_words, state.bad_word_of, state.bad_word_distance)
     )
-    position = inputs.positions[:, None] - distance  # where an entry would have to stand
+    position = inputs.positions[:, None] - distance  # where an entry would have been generated
     generated = position >= inputs.prompt_length[:, None]  # rules out negative positions too
     column = position % state.history.shape[1]
     stands = state.history.at[rows[:, None], column].get(mode="clip")

@@ -119,7 +119,7 @@ def _flatten(words: Sequence[Sequence[int]], vocab: int) -> tuple[np.ndarray, ..
             f"{MAX_BAD_WORDS} words and {MAX_BAD_WORD_TOKENS} tokens"
         )
     if not all(map(len, words)):
-        raise ValueError("a bad word has no tokens, expected at least one token a word")
+        raise ValueError("a bad word has no tokens, expected at least one token per word")
     tokens, word_of, distance = np.full((3, MAX_BAD_WORD_TOKENS), -1, np.int32)
     lengths = np.array([len(word) for word in words], np.int32)
     tokens[:total] = _checked("bad words", (token for word in words for token in word), vocab)

@@ -1,4 +1,4 @@
-"""What a step's sampler must be able to do: a hashable value that picks a compiled variant.
+"""What a step's sampler computes: a hashable value that picks a compiled variant.
 
 In: which features the rows of a plan use. Out: SamplingFeatures, a static argument of the step.
 Must not know: jax, because the host half of the runner builds it too.
@@ -17,8 +17,8 @@ class SamplingFeatures:
     logprobs: None = not wanted, 0 = the sampled token only, K = also the K best tokens.
     """
 
-    random: bool = False  # some row has a temperature; includes min-p, top-k and top-p
-    adjust: bool = False  # some row uses penalties, bias, bad words, allowed ids or min_tokens
+    random: bool = False  # temperature, min-p, top-k and top-p
+    adjust: bool = False  # penalties, bias, bad words, allowed ids, min_tokens
     logprobs: int | None = None
     logprobs_mode: LogprobsMode = "raw_logprobs"
 

@@ -6,11 +6,16 @@ equal logits the lowest indices stay, so the kept sets are those of a stable des
 Must not know: temperature, randomness, row state.
 """
 
-from typing import NamedTuple
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+
+if TYPE_CHECKING:  # shapes are for readers and type checkers
+    from jaxtyping import Float32, Int32
 
 _LOWEST_FINITE = -0x7F800000  # order key of the most negative finite float32
 
@@ -22,8 +27,13 @@ class Cut(NamedTuple):
     room: Array  # f32[S]
 
 
-def filter_logits(logits: Array, top_k: Array, top_p: Array, min_p: Array) -> Array:
-    """min-p, then top-k, then top-p of what is left; f32[S, V]. Off: k <= 0, p >= 1, min_p <= 0.
+def filter_logits(
+    logits: Float32[Array, "slots vocab"],
+    top_k: Int32[Array, " slots"],
+    top_p: Float32[Array, " slots"],
+    min_p: Float32[Array, " slots"],
+) -> Float32[Array, "slots vocab"]:
+    """min-p, then top-k, then top-p of what is left. Off: k <= 0, p >= 1, min_p <= 0.
 
     At most 3 searches of 32 passes over [S, V]; they run while a row still needs them.
     """

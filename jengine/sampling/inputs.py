@@ -1,7 +1,6 @@
-"""The sampler's section of a step's input: one slot per position whose next token is wanted.
+"""The sampler's section of a step's input: one slot per position whose next token is sampled.
 
-Filled on the host, read by every phase of sampling on the device. Must not know jax, how rows are
-scheduled, or which slots are padding (row R marks them).
+Filled on the host, read by the sampler on the device. Must not know jax or how rows are scheduled.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,8 +20,8 @@ class RowSetting(NamedTuple):
 
 
 class SamplingInput(NamedTuple):
-    """S slots; R is the number of engine rows. The fields with a RowSetting are the one list of
-    row settings: another parameter of the sampler is one more field."""
+    """S slots; R is the number of engine rows. The fields with a RowSetting are the only list of
+    row settings: a new parameter of the sampler is one more field."""
 
     rows: Any  # i32[S] engine row, or R for padding
     # i32[S] where the token to be sampled stands in its sequence; packed as -1 where only the

@@ -1,14 +1,19 @@
 """Log-probabilities of chosen tokens, of the best tokens, and ranks.
 
 In: logits and token ids. Out: Logprobs, the chosen token first, then the best ones.
-Must not know: why a token was chosen, requests, which mode the user asked for.
+Must not know: how a token was chosen, requests, which mode the user asked for.
 """
 
-from typing import NamedTuple
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+
+if TYPE_CHECKING:  # shapes are for readers and type checkers
+    from jaxtyping import Float, Float32, Int32
 
 
 class Logprobs(NamedTuple):
@@ -19,17 +24,25 @@ class Logprobs(NamedTuple):
     rank: Array  # i32[S] tokens at least as likely as the chosen one: 1 = best
 
 
-def score_tokens(logits: Array, targets: Array, k: int) -> Logprobs:
-    """Score given tokens i32[T] under logits [T, V]; the layout of sampled tokens' logprobs.
+def score_tokens(
+    logits: Float[Array, "tokens vocab"], targets: Int32[Array, " tokens"], k: int
+) -> Logprobs:
+    """Log-probabilities of the given tokens, in the layout of those of sampled tokens.
 
-    A target of -1 gives a NaN value and rank 0. For large [T, V] the caller works in chunks.
+    A target of -1 gives a NaN value and rank 0. Callers with many tokens pass them in chunks.
     """
     logits = logits.astype(jnp.float32)
     return gather_logprobs(logits, targets, k, normalise=True)
 
 
-def gather_logprobs(logits: Array, tokens: Array, k: int, *, normalise: bool) -> Logprobs:
-    """Values of `tokens` and the k best; logits themselves where `normalise` is off."""
+def gather_logprobs(
+    logits: Float32[Array, "tokens vocab"],
+    tokens: Int32[Array, " tokens"],
+    k: int,
+    *,
+    normalise: bool,
+) -> Logprobs:
+    """Values of `tokens` and of the k best; without `normalise` these are logits."""
     with jax.named_scope("logprobs"):
         chosen = jnp.take_along_axis(logits, tokens[:, None], axis=-1, mode="clip")  # [S, 1]
         chosen = jnp.where(tokens[:, None] < 0, jnp.nan, chosen)

@@ -1,16 +1,25 @@
-"""Random numbers of the sampler: one key for each (engine seed, request seed, position).
+"""Random numbers of the sampler: one key per (engine seed, request seed, position).
 
 In: seeds and positions. Out: Gumbel noise for each token of the vocabulary.
-Must not know: logits, batch rows; a row's noise depends on nothing but its own key.
+Must not know: logits, batch rows; a row's noise depends on its key alone.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
+if TYPE_CHECKING:  # shapes are for readers and type checkers
+    from jaxtyping import Float32, Int32, Key, UInt32
 
-def row_keys(key_data: Array, seed: Array, positions: Array) -> Array:
-    """key[S] from the engine's key u32[2], the request seeds u32[S, 2] and positions i32[S]."""
+
+def row_keys(
+    key_data: UInt32[Array, "2"], seed: UInt32[Array, "slots 2"], positions: Int32[Array, " slots"]
+) -> Key[Array, " slots"]:
+    """A key per slot, from the engine's key, the request's seed and the token's position."""
     base = jax.random.wrap_key_data(key_data, impl="threefry2x32")
 
     def row_key(words: Array, position: Array) -> Array:
@@ -20,11 +29,11 @@ def row_keys(key_data: Array, seed: Array, positions: Array) -> Array:
     return jax.vmap(row_key)(seed, positions.astype(jnp.uint32))
 
 
-def gumbel(keys: Array, vocab: int) -> Array:
-    """Finite Gumbel noise f32[S, V].
+def gumbel(keys: Key[Array, " slots"], vocab: int) -> Float32[Array, "slots vocab"]:
+    """Finite Gumbel noise.
 
     jax.random.gumbel draws from 2^23 values, too coarse where noise is large: with 10^5 tokens
-    unlikely ones would be drawn far too rarely. Here 32 bits are spent where they matter.
+    unlikely ones would be drawn far too rarely. Here 32 bits resolve the large values.
     """
     bits = jax.vmap(lambda key: jax.random.bits(key, (vocab,), jnp.uint32))(keys)
     uniform = (bits.astype(jnp.float32) + 0.5) * 2.0**-32  # (0, 1], fine near 0

@@ -3,10 +3,12 @@
 In: logits, row state and per-position parameters. Out: tokens, their log-probabilities, and the
 state with the new tokens counted. A row's token is a pure function of its logits, its
 parameters, its seed and its position.
-Must not know: requests, stop conditions, which positions belong to whom.
+Must not know: requests, stop conditions, which request a position belongs to.
 """
 
-from typing import NamedTuple
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +23,9 @@ from jengine.sampling.noise import gumbel, row_keys
 from jengine.sampling.state import RowState, record
 from pallas_kernels.token_sampling import sample_tokens
 
+if TYPE_CHECKING:  # shapes are for readers and type checkers
+    from jaxtyping import Float, Int32, UInt32
+
 GREEDY_BELOW = 1e-5  # a lower temperature means greedy
 
 
@@ -32,19 +37,19 @@ class SampleOutput(NamedTuple):
 
 
 def sample(
-    logits: Array,
+    logits: Float[Array, "slots vocab"],
     state: RowState | None,
     inputs: SamplingInput,
     *,
     features: SamplingFeatures,
-    key_data: Array,
+    key_data: UInt32[Array, "2"],
     implementation: str | None = None,
 ) -> tuple[SampleOutput, RowState | None]:
-    """Sample one token for each row of logits [S, V].
+    """Sample one token per slot.
 
-    key_data is the engine seed as u32[2] (`seed_words`). The state comes back updated if
-    `features.adjust`, otherwise as it was. `implementation` is that of `sample_tokens`, for rows
-    that are whole on each device; None: what XLA makes of the same, over rows that may be split.
+    key_data is the engine seed (`seed_words`). The state is updated if `features.adjust`, else
+    returned unchanged. `implementation` names one of `sample_tokens`, which needs unsharded logits;
+    None: plain XLA, whose logits may be sharded over the vocabulary.
     """
     kept = _state_in_use(state, features)
     raw = logits.astype(jnp.float32)
@@ -53,11 +58,11 @@ def sample(
     if kept is not None:
         with jax.named_scope("adjust"):
             processed = adjust(raw, kept, inputs)
-            # Asked again, since a mask can hide a NaN and a sum can overflow.
+            # Checked again: a mask can hide a NaN, and a sum can overflow.
             usable = usable & _usable(processed)
     if features.random and implementation is not None and not _shows_filtered(features):
         with jax.named_scope("draw"):
-            tokens = _draw_whole_rows(processed, inputs, key_data, implementation)
+            tokens = _draw_unsharded(processed, inputs, key_data, implementation)
     else:
         tokens, processed = _choose(processed, inputs, features, key_data)
     tokens = jnp.where(usable, tokens, -1)
@@ -67,8 +72,8 @@ def sample(
     return SampleOutput(tokens, _logprobs(raw, processed, tokens, features)), state
 
 
-def best_token(logits: Array) -> Array:
-    """argmax i32[S], ties by lowest index; 0 for rows with NaN.
+def best_token(logits: Float[Array, "slots vocab"]) -> Int32[Array, " slots"]:
+    """argmax, ties by lowest index; 0 for rows with NaN.
 
     Two passes that vectorise: XLA's own argmax is a scalar loop on the CPU, 3 times slower.
     """
@@ -99,7 +104,7 @@ def _shows_filtered(features: SamplingFeatures) -> bool:
     return features.logprobs is not None and features.logprobs_mode.startswith("processed")
 
 
-def _draw_whole_rows(
+def _draw_unsharded(
     logits: Array, inputs: SamplingInput, key_data: Array, implementation: str
 ) -> Array:
     keys = jax.random.key_data(row_keys(key_data, inputs.seed, inputs.positions))

@@ -1,17 +1,22 @@
-"""What the device remembers between steps for rows with penalties, bias or masks.
+"""The sampler's state between steps, for requests with penalties, bias or masks.
 
-A pool: a request that needs it is given one of its rows, which need not be its engine row. In:
-Admission arrays and freshly sampled tokens. Out: the next RowState, written in place when the
+A pool: a request that needs it gets one of its rows, which need not be its engine row. In:
+Admission arrays and sampled tokens. Out: the next RowState, written in place when the
 caller donates the old one. Must not know: logits, requests, how the state is used.
 """
 
-from typing import NamedTuple
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
 from jengine.sampling.admission import MAX_BAD_WORD_TOKENS, Admission, history_length
+
+if TYPE_CHECKING:  # shapes are for readers and type checkers
+    from jaxtyping import Bool, Int, Int32
 
 
 class RowState(NamedTuple):
@@ -26,7 +31,7 @@ class RowState(NamedTuple):
 
 
 def empty_row_state(rows: int, vocab: int, max_len: int) -> RowState:
-    """State of an engine without requests: a pool of so many rows."""
+    """An empty pool of so many rows."""
     flat = (rows, MAX_BAD_WORD_TOKENS)
     return RowState(
         marks=jnp.zeros((rows, vocab), jnp.int32),
@@ -38,7 +43,7 @@ def empty_row_state(rows: int, vocab: int, max_len: int) -> RowState:
     )
 
 
-def admit(state: RowState, row: Array, admission: Admission) -> RowState:
+def admit(state: RowState, row: Int[Array, ""], admission: Admission) -> RowState:
     """Overwrite everything kept in one row; row A (out of range) writes nothing."""
     with jax.named_scope("admit"):
         written = (
@@ -47,8 +52,14 @@ def admit(state: RowState, row: Array, admission: Admission) -> RowState:
         return RowState(*written)
 
 
-def record(state: RowState, rows: Array, positions: Array, tokens: Array, keep: Array) -> RowState:
-    """Count and remember one sampled token per row, where `keep` (bool[S]) holds."""
+def record(
+    state: RowState,
+    rows: Int32[Array, " slots"],
+    positions: Int32[Array, " slots"],
+    tokens: Int32[Array, " slots"],
+    keep: Bool[Array, " slots"],
+) -> RowState:
+    """Count and remember one sampled token per slot, where `keep` holds. `rows` are pool rows."""
     with jax.named_scope("record"):
         # Dropping needs an index past the end: negative ones would wrap around.
         target = jnp.where(keep, rows, state.marks.shape[0])

@@ -11,7 +11,7 @@ import pytest
 
 from jengine.layers.linear import project
 from jengine.layers.mlp import gated
-from jengine.layers.moe import grouped_project, mix_experts, route, walk_groups
+from jengine.layers.moe import grouped_project, matmul_by_tiles, mix_experts, route
 
 HIDDEN, INNER, EXPERTS = 16, 24, 6
 Array = jax.Array
@@ -97,7 +97,7 @@ def test_routing_equals_numpy() -> None:
     np.testing.assert_allclose(np.asarray(weights), expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("project", [grouped_project, walk_groups])
+@pytest.mark.parametrize("project", [grouped_project, matmul_by_tiles])
 @pytest.mark.parametrize(
     "sizes", [[0, 3, 4, 0], [8, 0, 16, 1], [0, 0, 0, 1], [1, 9, 23, 7], [40, 0, 0, 0]]
 )
