@@ -24,6 +24,12 @@ class PeerFailed(JengineError, RuntimeError):
     """The peer's process ended or said something unexpected."""
 
 
+def check_name(name: str) -> None:
+    """Refuse the name of a peer that has no program here."""
+    if name not in PEERS:
+        raise ConfigError(f"--against {name!r}: expected one of {', '.join(PEERS)}, deterministic.")
+
+
 @dataclass(frozen=True)
 class PeerSettings:
     """The settings that a peer is given."""
@@ -40,10 +46,7 @@ class Peer:
     """A peer that has loaded the model and waits to be run."""
 
     def __init__(self, name: str, python: str | None, settings: PeerSettings) -> None:
-        if name not in PEERS:
-            raise ConfigError(
-                f"--against {name!r}: expected one of {', '.join(PEERS)}, deterministic."
-            )
+        check_name(name)
         self.name = name
         # A file, not a pipe, which would have to be read while the peer writes.
         self._errors: IO[str] = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed in __exit__

@@ -1,7 +1,7 @@
-"""Work to measure with: prompts of random tokens and how many tokens each answer gets.
+"""Benchmark requests: prompts of random tokens, and the number of tokens to generate for each.
 
 In: a trace file, or the name of a workload and a seed. Out: items that every engine reads alike.
-No jax.
+Must not import jax.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from pathlib import Path
 
 from jengine.errors import ConfigError, nearest_name
 
-# Ids that are mostly special tokens lie at both ends of a vocabulary.
+# The first and last ids of a vocabulary, which are mostly special tokens, are not drawn.
 MARGIN = 10
 SHARED_PREFIX = 512
 
 
 @dataclass(frozen=True)
 class Item:
-    """One request: greedy, and as long as it says."""
+    """One request: decoded greedily, for exactly `max_tokens` tokens."""
 
     prompt_token_ids: list[int]
     max_tokens: int
@@ -29,7 +29,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Workload:
-    """How the requests of a workload are drawn."""
+    """How the requests of a workload are drawn at random."""
 
     meaning: str
     requests: int
@@ -51,14 +51,19 @@ WORKLOADS = {
 }  # fmt: skip
 
 
-def generated(name: str, vocab_size: int, requests: int | None = None, seed: int = 0) -> list[Item]:
-    """A named workload; the same seed gives the same one."""
+def named(name: str) -> Workload:
+    """The workload of this name."""
     if name not in WORKLOADS:
         raise ConfigError(
-            f"workload {name!r}: expected {', '.join(WORKLOADS)}, or a trace file."
+            f"--workload {name!r}: expected {', '.join(WORKLOADS)}, or a file with --trace."
             f"{nearest_name(name, WORKLOADS)}"
         )
-    workload = WORKLOADS[name]
+    return WORKLOADS[name]
+
+
+def generated(name: str, vocab_size: int, requests: int | None = None, seed: int = 0) -> list[Item]:
+    """The requests of a workload; the same seed gives the same ones."""
+    workload = named(name)
     rng = random.Random(seed)  # noqa: S311 - not for secrets
     margin = MARGIN if vocab_size > 4 * MARGIN else 0
 
@@ -74,9 +79,13 @@ def generated(name: str, vocab_size: int, requests: int | None = None, seed: int
 
 
 def read_trace(path: Path) -> list[Item]:
-    """A file with one JSON object a line: {"prompt_token_ids": [...], "max_tokens": n}."""
+    """A file with one JSON object per line: {"prompt_token_ids": [...], "max_tokens": n}."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--trace {str(path)!r} cannot be read: {error}.") from error
     items = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:

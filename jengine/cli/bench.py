@@ -1,6 +1,6 @@
-"""`jengine bench`: how fast it is, measured so that anybody can measure it again.
+"""`jengine bench`: measures speed and memory, and keeps the command, commit and machine with them.
 
-Prints the lines that people look for, and one JSON object as the last line.
+Prints a summary, and one JSON object as the last line. The measurements are in measurements.py.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jengine.cli.flags import add_engine_flags, engine_arguments
+from jengine.cli.measurements import KINDS
 from jengine.cli.parser import Parser
 from jengine.cli.terminal import Terminal
 from jengine.errors import ConfigError
@@ -33,9 +34,8 @@ examples:
   jengine bench growth --from growth.json --plots ./plots
   jengine bench host
 """
-KINDS = ("throughput", "latency", "startup", "load", "growth", "host")
-# Flags of our own, and what they are if they are not given.
-USUAL = {
+# Defaults of the flags that only this command has.
+DEFAULTS: dict[str, Any] = {
     "workload": "mixed",
     "trace": None,
     "num_prompts": None,
@@ -52,6 +52,12 @@ USUAL = {
     "running": [16, 64, 256, 1024],
     "steps": 200,
 }
+# The least that a number may be.
+LEAST = {
+    **dict.fromkeys(("repeats", "num_prompts", "input_len", "output_len", "batch_size"), 1),
+    **dict.fromkeys(("num_iters", "steps", "contexts", "running"), 1),
+    **dict.fromkeys(("num_iters_warmup", "num_iters_cold", "num_iters_warm"), 0),
+}
 
 
 def add_flags(parser: Parser) -> None:
@@ -61,20 +67,27 @@ def add_flags(parser: Parser) -> None:
     parser.add_argument(
         "--output-json", "--json", metavar="FILE", help="also write the JSON to a file"
     )
-    group = parser.add_argument_group("throughput", "--repeats also counts the loads of load")
+    group = parser.add_argument_group(
+        "throughput", "--repeats also sets how often `bench load` loads"
+    )
     group.add_argument(
         "--workload", metavar="NAME", help="mixed, decode, prefill or shared [mixed]"
     )
-    group.add_argument("--trace", metavar="FILE", help="requests from a file, a JSON object a line")
+    group.add_argument(
+        "--trace", metavar="FILE", help="requests from a file, one JSON object per line"
+    )
     group.add_argument("--num-prompts", metavar="N", type=int, help="how many requests")
     group.add_argument("--repeats", metavar="N", type=int, help="runs; the median counts")
     group.add_argument(
         "--against",
         metavar="WHAT",
-        help="in turn with ours: transformers, vllm, or deterministic (our own mode)",
+        help="compare, in turns: transformers, vllm, or deterministic (jengine's own mode)",
     )
     group.add_argument(
-        "--peer-python", "--vllm-python", metavar="PATH", help="a Python that has it [this one]"
+        "--peer-python",
+        "--vllm-python",
+        metavar="PATH",
+        help="a Python that has the peer installed [this one]",
     )
     group = parser.add_argument_group("latency")
     group.add_argument("--input-len", metavar="N", type=int, help="tokens [32]")
@@ -83,36 +96,36 @@ def add_flags(parser: Parser) -> None:
     group.add_argument("--num-iters-warmup", metavar="N", type=int, help="uncounted [2]")
     group.add_argument("--num-iters", metavar="N", type=int, help="counted [10]")
     group = parser.add_argument_group("startup")
-    group.add_argument("--num-iters-cold", metavar="N", type=int, help="processes [3]")
-    group.add_argument("--num-iters-warm", metavar="N", type=int, help="processes [3]")
+    group.add_argument(
+        "--num-iters-cold", metavar="N", type=int, help="processes with an empty cache [3]"
+    )
+    group.add_argument(
+        "--num-iters-warm", metavar="N", type=int, help="processes with a filled cache [3]"
+    )
     group = parser.add_argument_group(
-        "growth", "also --batch-size rows and --num-iters steps of decoding, --input-len prompts"
+        "growth",
+        "Decodes --batch-size rows for --num-iters steps; prompts have --input-len tokens.",
     )
     group.add_argument(
         "--contexts", metavar="N", type=int, nargs="+", help="tokens [128 to 8192, what fits]"
     )
-    group.add_argument("--plots", metavar="FOLDER", help="write a page of charts there")
+    group.add_argument("--plots", metavar="FOLDER", help="write a page of charts to this folder")
     group.add_argument(
-        "--from", dest="from_file", metavar="FILE", help="draw an earlier --output-json again"
+        "--from", dest="from_file", metavar="FILE", help="show an earlier --output-json again"
     )
     group = parser.add_argument_group("host and growth")
-    group.add_argument("--running", metavar="N", type=int, nargs="+", help="requests")
-    group.add_argument("--steps", metavar="N", type=int, help="steps of each [200]")
+    group.add_argument("--running", metavar="N", type=int, nargs="+", help="running requests")
+    group.add_argument(
+        "--steps", metavar="N", type=int, help="steps for each number of requests [200]"
+    )
     add_engine_flags(parser)
-    parser.set_defaults(**USUAL)
+    parser.set_defaults(**DEFAULTS)
 
 
 def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) -> int:
     """Measure, print, and JSON as the last line."""
     check(arguments)
-    measured, printed = {
-        "throughput": throughput,
-        "latency": latency,
-        "startup": startup,
-        "load": load,
-        "growth": growth,
-        "host": host,
-    }[arguments.kind](arguments, open_llm)
+    measured, printed = KINDS[arguments.kind](arguments, open_llm)
     result = {"command": command_line(arguments), **measured}
     terminal.say(printed)
     if arguments.output_json:
@@ -134,137 +147,27 @@ def check(arguments: argparse.Namespace) -> None:
     if (arguments.model is None) != without:
         problem = "needs a model" if arguments.model is None else "has no model"
         raise ConfigError(f"bench {arguments.kind} {problem}: {USAGE}")
-    for name in ("repeats", "num_iters", "batch_size", "input_len", "output_len", "steps"):
-        if getattr(arguments, name) < 1:
-            raise ConfigError(
-                f"--{name.replace('_', '-')} {getattr(arguments, name)}: expected 1 or more."
-            )
-    for name in ("contexts", "running"):
-        if min(getattr(arguments, name)) < 1:
-            raise ConfigError(f"--{name} {min(getattr(arguments, name))}: expected 1 or more.")
+    for name, least in LEAST.items():
+        given = getattr(arguments, name)
+        for value in given if isinstance(given, list) else [given]:
+            if value is not None and value < least:
+                flag = name.replace("_", "-")
+                raise ConfigError(f"--{flag} {value}: expected {least} or more.")
+    if arguments.kind == "startup" and not arguments.num_iters_cold + arguments.num_iters_warm:
+        raise ConfigError("bench startup without cold and without warm processes measures nothing.")
     file = arguments.output_json
     if file and not Path(file).absolute().parent.is_dir():
         raise ConfigError(f"--output-json {file!r}: expected a file in a folder that exists.")
 
 
-def throughput(arguments: argparse.Namespace, open_llm: OpenLLM) -> tuple[dict[str, Any], str]:
-    """Tokens a second on a workload, perhaps in turn with a peer."""
-    bench = importlib.import_module("jengine.bench.throughput")
-    workloads = importlib.import_module("jengine.bench.workloads")
-    items = None if arguments.trace is None else workloads.read_trace(Path(arguments.trace))
-    settings = token_engine(arguments, ["greedy"])
-    challenge = None
-    if arguments.against == "deterministic":
-        challenge = bench.other_engine(
-            lambda: open_llm(arguments.model, **deterministic(settings)), "jengine, deterministic"
-        )
-    elif arguments.against is not None:
-        challenge = bench.peer(arguments.against, arguments.peer_python)
-    with open_llm(arguments.model, **settings) as llm:
-        if items is None:
-            vocab = llm.engine.model.vocab_size
-            items = workloads.generated(arguments.workload, vocab, arguments.num_prompts)
-        result = bench.measure(llm, items, arguments.repeats, challenge)
-    work = arguments.trace or arguments.workload
-    return {"workload": work, **result}, bench.printed(result)
-
-
-def deterministic(settings: dict[str, Any]) -> dict[str, Any]:
-    """The same engine in deterministic mode, which compiles one program of its own."""
-    others = {name: value for name, value in settings.items() if name != "compilation_config"}
-    return {**others, "deterministic": True}
-
-
-def latency(arguments: argparse.Namespace, open_llm: OpenLLM) -> tuple[dict[str, Any], str]:
-    """Seconds of one batch."""
-    bench = importlib.import_module("jengine.bench.latency")
-    with open_llm(arguments.model, **token_engine(arguments, ["greedy"])) as llm:
-        result = bench.measure(
-            llm,
-            input_len=arguments.input_len,
-            output_len=arguments.output_len,
-            batch_size=arguments.batch_size,
-            warm_up=arguments.num_iters_warmup,
-            iterations=arguments.num_iters,
-        )
-    return result, bench.printed(result)
-
-
-def startup(arguments: argparse.Namespace, open_llm: OpenLLM) -> tuple[dict[str, Any], str]:
-    """Seconds from the start of a process to its first token."""
-    bench = importlib.import_module("jengine.bench.startup")
-    args = importlib.import_module("jengine.assembly.args").EngineArgs
-    settings = token_engine(arguments)
-    wait_for = args.checked("jengine bench", arguments.model, **settings).wait_for
-    compilation = {**settings.get("compilation_config", {}), "wait_for": wait_for}
-    result = bench.measure(
-        arguments.model,
-        {**settings, "compilation_config": compilation},
-        cold=arguments.num_iters_cold,
-        warm=arguments.num_iters_warm,
-    )
-    return result, bench.printed(result)
-
-
-def load(arguments: argparse.Namespace, open_llm: OpenLLM) -> tuple[dict[str, Any], str]:
-    """Gigabytes of weights per second."""
-    bench = importlib.import_module("jengine.bench.load")
-    settings = engine_arguments(arguments)
-    dtype = settings.pop("dtype", "auto")
-    if settings:
-        flags = ", ".join("--" + name.replace("_", "-") for name in settings)
-        raise ConfigError(f"bench load starts no engine: it takes --dtype, and not {flags}.")
-    result = bench.measure(arguments.model, dtype, arguments.repeats)
-    return result, bench.printed(result)
-
-
-def growth(arguments: argparse.Namespace, open_llm: OpenLLM) -> tuple[dict[str, Any], str]:
-    """Measure how time and memory grow, or show what an earlier run measured."""
-    bench = importlib.import_module("jengine.bench.growth")
-    if arguments.from_file is not None:
-        result = bench.read(Path(arguments.from_file))
-        return result, bench.printed(result)
-    with open_llm(arguments.model, **token_engine(arguments, ["greedy"])) as llm:
-        result = bench.measure(
-            llm,
-            running=arguments.running,
-            steps=arguments.steps,
-            contexts=arguments.contexts,
-            rows=arguments.batch_size,
-            iterations=arguments.num_iters,
-            prompt_length=arguments.input_len,
-        )
-    return result, bench.printed(result)
-
-
-def host(arguments: argparse.Namespace, open_llm: OpenLLM) -> tuple[dict[str, Any], str]:
-    """Milliseconds of Python a step."""
-    bench = importlib.import_module("jengine.bench.host")
-    result = bench.measure_all(arguments.running, arguments.steps)
-    return result, bench.printed(result)
-
-
-def token_engine(
-    arguments: argparse.Namespace, variants: list[str] | None = None
-) -> dict[str, Any]:
-    """The engine's settings: tokens in and out, with the variants that the bench uses."""
-    settings = engine_arguments(arguments)
-    if variants is not None:
-        compilation = settings.get("compilation_config", {})
-        # Complete, so that nothing is compiled while it is measured.
-        usual = {"variants": variants, "wait_for": "all"}
-        settings["compilation_config"] = {**usual, **compilation}
-    return {"skip_tokenizer_init": True, **settings}
-
-
 def command_line(arguments: argparse.Namespace) -> str:
-    """The command, as it may be typed again where the model and the trace lie; other paths of this
-    machine are left out."""
+    """The command without this machine's paths: absolute paths are cut to their last part, so it is
+    to be typed in the folder with the model and the trace."""
     words = ["jengine", "bench", arguments.kind]
     words += [own_name(arguments.model)] if arguments.model else []
-    for name, usual in USUAL.items():
+    for name, default in DEFAULTS.items():
         value = getattr(arguments, name)
-        if value != usual:
+        if value != default:
             given = value if isinstance(value, list) else [value]
             words += ["--" + name.replace("_", "-"), *(own_name(str(one)) for one in given)]
     flag_words = importlib.import_module("jengine.cli.doctor").flag_words
@@ -273,5 +176,5 @@ def command_line(arguments: argparse.Namespace) -> str:
 
 
 def own_name(word: str) -> str:
-    """A word of the command; of an absolute path only its last part."""
+    """The last part of an absolute path; any other word as it is."""
     return Path(word).name if Path(word).is_absolute() else word

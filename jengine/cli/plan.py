@@ -1,4 +1,4 @@
-"""`jengine plan`: whether a model fits devices that need not be there, and how fast it could be."""
+"""`jengine plan`: whether a model fits devices that need not be here, and how fast it could be."""
 
 from __future__ import annotations
 
@@ -37,17 +37,27 @@ def add_flags(parser: Parser) -> None:
     parser.add_argument("model", metavar="MODEL", help="a model folder, or the name of a shape")
     devices = parser.add_argument_group("devices")
     devices.add_argument("--device", choices=sorted(ACCELERATORS), default="h200", help="[h200]")
-    devices.add_argument("--tp", type=int, default=1, metavar="N", help="devices a layer [1]")
-    devices.add_argument("--pp", type=int, default=1, metavar="N", help="stages [1]")
-    devices.add_argument("--dp", type=int, default=1, metavar="N", help="replicas [1]")
-    devices.add_argument("--hosts", type=int, metavar="N", help="hosts [one for 8 devices]")
+    devices.add_argument(
+        "--tp", type=int, default=1, metavar="N", help="devices per layer: tensor parallelism [1]"
+    )
+    devices.add_argument(
+        "--pp", type=int, default=1, metavar="N", help="stages: pipeline parallelism [1]"
+    )
+    devices.add_argument(
+        "--dp", type=int, default=1, metavar="N", help="replicas: data parallelism [1]"
+    )
+    devices.add_argument("--hosts", type=int, metavar="N", help="hosts [one for every 8 devices]")
     devices.add_argument(
         "--network", type=float, default=400, metavar="GBIT",
         help="network port of each device, Gbit/s [400]",
     )  # fmt: skip
     work = parser.add_argument_group("work")
     work.add_argument(
-        "--batch", type=int, default=64, metavar="N", help="requests that a replica answers [64]"
+        "--batch",
+        type=int,
+        default=64,
+        metavar="N",
+        help="requests that run at once in a replica [64]",
     )
     work.add_argument(
         "--context", type=int, metavar="N",
@@ -70,5 +80,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) ->
             (arguments.batch, arguments.context),
             arguments.network,
         )
-    terminal.say(json.dumps(paper.as_json(), indent=2) if arguments.json else str(paper))
+        report = importlib.import_module("jengine.planning.paper_report")
+    as_json = arguments.json
+    terminal.say(json.dumps(report.as_json(paper), indent=2) if as_json else report.as_text(paper))
     return 0 if paper.fits else 1

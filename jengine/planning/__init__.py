@@ -1,4 +1,4 @@
-"""The arithmetic of `jengine plan`: what a model needs on devices that need not be there.
+"""The arithmetic of `jengine plan`: memory and speed of a model on devices that need not be here.
 
-Shapes only: no weight is read and no device is started. Each file answers one question.
+From shapes and data sheets only: no weight is read and no device is started.
 """

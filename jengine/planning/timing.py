@@ -1,7 +1,7 @@
 """Step time, as a floor and as an estimate: bytes and operations over the rates of a device.
 
-In: Memory, a device and the work. Out: Timing, in seconds. Nothing here was measured by itself;
-`Assumptions` names every number that is not a shape or a data sheet's.
+In: Memory, a device and the work. Out: Timing, in seconds. No step was timed: `Assumptions` names
+every number that is neither a shape nor from a data sheet.
 """
 
 from __future__ import annotations
@@ -17,27 +17,30 @@ FLOAT32 = 4
 
 @dataclass(frozen=True)
 class Assumptions:
-    """Assumptions: what neither a shape nor a data sheet says."""
+    """What neither a shape nor a data sheet says."""
 
     # Reached by large copies and matmuls on an H200.
     bandwidth_share: float = 0.9
     flops_share: float = 0.8
     # A network port for each device, one way.
     network: float = 50e9
-    # Before the first byte of an exchange arrives everywhere.
+    # Until the first byte of an exchange has reached all devices.
     link_latency: float = 10e-6
     network_latency: float = 25e-6
-    # Kernels of a step compiled for an H200 (jengine/bench/results/gpu-proof.md), one CUDA graph.
-    launches_a_layer: int = 16
-    between_launches: float = 1e-6
+    # Kernels per layer of a step compiled for an H200, where a step is one CUDA graph: the larger
+    # of llama-8b (decode 435 for 32 layers, with prompt tokens 468) and qwen3-0.6b (353 and 412 for
+    # 28) by `python -m jengine.bench.gpu_proof` at commit 3750538.
+    decode_launches: float = 13.6
+    prefill_launches: float = 14.7
+    between_launches: float = 1e-6  # seconds, not measured
 
 
 @dataclass(frozen=True)
 class Work:
-    """The load of a replica."""
+    """The load of one replica."""
 
     batch: int  # requests that decode
-    context: int  # tokens that each of them has, on average
+    context: int  # tokens of each of them, on average
     prefill: int  # prompt tokens of a prefill step
 
 
@@ -48,7 +51,7 @@ class Exchange:
     what: str
     link: str
     count: int
-    bytes: int  # that one device sends, all together
+    bytes: int  # sent by one device in all of them
     seconds: float
 
 
@@ -64,12 +67,7 @@ class StepTime:
     memory_bound: bool
     expected: float  # with the shares that are reached, launches and exchanges
     launches: float
-    exchanges: tuple[Exchange, ...]
-
-    @property
-    def exchanging(self) -> float:
-        """Seconds of exchanges, none of which is assumed to overlap with anything."""
-        return sum(exchange.seconds for exchange in self.exchanges)
+    exchanges: tuple[Exchange, ...]  # none is assumed to overlap with anything
 
 
 @dataclass(frozen=True)
@@ -86,7 +84,7 @@ class Timing:
         read = sum(round(part.bytes * self._touched(part, rows)) for part in self.memory.parts)
         cache = rows * self.memory.read_bytes(work.context)
         operations = rows * (self._operations(head=True) + self._attention(work.context))
-        return self._step(rows, read, cache, operations)
+        return self._step(rows, read, cache, operations, self.assumed.decode_launches)
 
     def prefill(self, work: Work) -> StepTime:
         """A prefill-only step, from the middle of prompts of the context's length."""
@@ -94,18 +92,21 @@ class Timing:
         read = sum(round(part.bytes * self._touched(part, tokens)) for part in self.memory.parts)
         prompts = -(-tokens // work.context)
         operations = tokens * (self._operations(head=False) + self._attention(work.context // 2))
-        return self._step(tokens, read, prompts * self.memory.read_bytes(work.context), operations)
+        cache = prompts * self.memory.read_bytes(work.context)
+        return self._step(tokens, read, cache, operations, self.assumed.prefill_launches)
 
     def tokens_a_second(self, work: Work, seconds: float) -> float:
         """Tokens per second of all replicas, with every stage busy."""
         rows = -(-work.batch // self.memory.layout.pp)
         return self.memory.layout.dp * rows / seconds
 
-    def _step(self, tokens: int, weights: int, cache: int, operations: float) -> StepTime:
+    def _step(
+        self, tokens: int, weights: int, cache: int, operations: float, launches_per_layer: float
+    ) -> StepTime:
         assumed = self.assumed
         reading = (weights + cache) / self.device.bandwidth
         computing = operations / self.device.flops
-        launches = len(self.memory.stage) * assumed.launches_a_layer * assumed.between_launches
+        launches = len(self.memory.stage) * launches_per_layer * assumed.between_launches
         exchanges = tuple(self._exchanges(tokens))
         busy = max(reading / assumed.bandwidth_share, computing / assumed.flops_share)
         return StepTime(
@@ -126,7 +127,7 @@ class Timing:
         if part.path in ("embed.weight", "position_embed.weight") and not (
             part.path == "embed.weight" and config.tie_embeddings
         ):
-            return 0.0  # a row a token
+            return 0.0  # one row per token
         return 1 - (1 - self._share_of_a_token(part)) ** tokens
 
     def _share_of_a_token(self, part: Part) -> float:
@@ -174,7 +175,7 @@ class Timing:
     def _all_reduces(
         self, what: str, count: int, size: int, devices: int, tensor: bool
     ) -> Exchange:
-        """Ring all-reduces. A ring over several hosts leaves each by all of its ports together."""
+        """Ring all-reduces. A ring over several hosts uses all network ports of each host."""
         layout, assumed = self.memory.layout, self.assumed
         hosts = layout.tensor_hosts if tensor else 1 + layout.stages_cross_hosts
         sent = round(2 * (devices - 1) / devices * size)
@@ -186,7 +187,7 @@ class Timing:
         return Exchange(what, link, count, count * sent, count * (sent / rate + latency))
 
     def _to_next_stage(self, size: int) -> Exchange:
-        """Each device hands hidden states to the one with its part of the next stage."""
+        """Each device sends hidden states to the device of its rank in the next stage."""
         assumed, across = self.assumed, self.memory.layout.stages_cross_hosts
         rate = assumed.network if across else self.device.link
         latency = assumed.network_latency if across else assumed.link_latency

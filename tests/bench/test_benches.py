@@ -280,11 +280,32 @@ def test_workloads_are_the_same_every_time(name: str, tmp_path: Path) -> None:
         (["host", "--plots", "here"], "--plots: only bench growth draws"),
         (["latency", "demo", "--batch-size", "0"], "--batch-size 0: expected 1 or more"),
         (["latency", "demo", "--output-json", "/nowhere/at/all"], "in a folder that exists"),
+        (["throughput", "demo", "--num-prompts", "0"], "--num-prompts 0: expected 1 or more"),
+        (["latency", "demo", "--num-iters-warmup", "-1"], "--num-iters-warmup -1: expected 0"),
+        (["startup", "demo", "--num-iters-cold", "0", "--num-iters-warm", "0"], "measures nothing"),
     ],
 )
 def test_bad_input(words: list[str], message: str) -> None:
     status, _, errors = bench(*words)
     assert status == 1 and message in errors
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--trace", "/nowhere.jsonl"], "--trace '/nowhere.jsonl' cannot be read"),
+        (["--workload", "mixd"], "Did you mean 'mixed'"),
+        (["--against", "gpt"], "expected one of transformers, vllm"),
+    ],
+)
+def test_what_is_misspelt_is_said_before_an_engine_starts(words: list[str], message: str) -> None:
+    def open_llm(*_: object, **__: object) -> LLM:
+        raise AssertionError("an engine was started")
+
+    terminal = Terminal(io.StringIO(), io.StringIO(), io.StringIO())
+    command = ["bench", "throughput", "demo", *words]
+    assert main(command, terminal=terminal, open_llm=open_llm) == 1
+    assert isinstance(terminal.stderr, io.StringIO) and message in terminal.stderr.getvalue()
 
 
 def test_bad_traces_and_workloads(tmp_path: Path) -> None:

@@ -1,0 +1,144 @@
+"""What `jengine bench` runs: one function per kind of measurement.
+
+In: parsed flags. Out: a result for JSON, and its lines for people. The modules of jengine.bench are
+imported by the function that needs them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jengine.cli.flags import engine_arguments
+from jengine.errors import ConfigError
+
+if TYPE_CHECKING:
+    from jengine.cli.main import OpenLLM
+
+Measured = tuple[dict[str, Any], str]
+
+
+def throughput(arguments: argparse.Namespace, open_llm: OpenLLM) -> Measured:
+    """Tokens per second on a workload; with --against, in turns with a peer."""
+    bench = importlib.import_module("jengine.bench.throughput")
+    workloads = importlib.import_module("jengine.bench.workloads")
+    # What is misspelt is said before an engine takes its time to start.
+    items = None if arguments.trace is None else workloads.read_trace(Path(arguments.trace))
+    if items is None:
+        workloads.named(arguments.workload)
+    settings = token_engine(arguments, ["greedy"])
+    challenge = None
+    if arguments.against == "deterministic":
+        challenge = bench.other_engine(
+            lambda: open_llm(arguments.model, **deterministic(settings)), "jengine, deterministic"
+        )
+    elif arguments.against is not None:
+        challenge = bench.peer(arguments.against, arguments.peer_python)
+    with open_llm(arguments.model, **settings) as llm:
+        if items is None:
+            vocab = llm.engine.model.vocab_size
+            items = workloads.generated(arguments.workload, vocab, arguments.num_prompts)
+        result = bench.measure(llm, items, arguments.repeats, challenge)
+    work = arguments.trace or arguments.workload
+    return {"workload": work, **result}, bench.printed(result)
+
+
+def deterministic(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings of the same engine in deterministic mode, which compiles a single program."""
+    others = {name: value for name, value in settings.items() if name != "compilation_config"}
+    return {**others, "deterministic": True}
+
+
+def latency(arguments: argparse.Namespace, open_llm: OpenLLM) -> Measured:
+    """Seconds that one batch takes."""
+    bench = importlib.import_module("jengine.bench.latency")
+    with open_llm(arguments.model, **token_engine(arguments, ["greedy"])) as llm:
+        result = bench.measure(
+            llm,
+            input_len=arguments.input_len,
+            output_len=arguments.output_len,
+            batch_size=arguments.batch_size,
+            warm_up=arguments.num_iters_warmup,
+            iterations=arguments.num_iters,
+        )
+    return result, bench.printed(result)
+
+
+def startup(arguments: argparse.Namespace, open_llm: OpenLLM) -> Measured:
+    """Seconds from the start of a process to its first token."""
+    bench = importlib.import_module("jengine.bench.startup")
+    args = importlib.import_module("jengine.assembly.args").EngineArgs
+    settings = token_engine(arguments)
+    wait_for = args.checked("jengine bench", arguments.model, **settings).wait_for
+    compilation = {**settings.get("compilation_config", {}), "wait_for": wait_for}
+    result = bench.measure(
+        arguments.model,
+        {**settings, "compilation_config": compilation},
+        cold=arguments.num_iters_cold,
+        warm=arguments.num_iters_warm,
+    )
+    return result, bench.printed(result)
+
+
+def load(arguments: argparse.Namespace, open_llm: OpenLLM) -> Measured:
+    """Gigabytes of weights per second."""
+    bench = importlib.import_module("jengine.bench.load")
+    settings = engine_arguments(arguments)
+    dtype = settings.pop("dtype", "auto")
+    if settings:
+        flags = ", ".join("--" + name.replace("_", "-") for name in settings)
+        raise ConfigError(f"bench load starts no engine: it takes --dtype, and not {flags}.")
+    result = bench.measure(arguments.model, dtype, arguments.repeats)
+    return result, bench.printed(result)
+
+
+def growth(arguments: argparse.Namespace, open_llm: OpenLLM) -> Measured:
+    """Measure how time and memory grow, or show what an earlier run measured."""
+    bench = importlib.import_module("jengine.bench.growth")
+    if arguments.from_file is not None:
+        result = bench.read(Path(arguments.from_file))
+        return result, bench.printed(result)
+    with open_llm(arguments.model, **token_engine(arguments, ["greedy"])) as llm:
+        result = bench.measure(
+            llm,
+            running=arguments.running,
+            steps=arguments.steps,
+            contexts=arguments.contexts,
+            rows=arguments.batch_size,
+            iterations=arguments.num_iters,
+            prompt_length=arguments.input_len,
+        )
+    return result, bench.printed(result)
+
+
+def host(arguments: argparse.Namespace, open_llm: OpenLLM) -> Measured:
+    """Milliseconds of Python per step."""
+    bench = importlib.import_module("jengine.bench.host")
+    result = bench.measure_all(arguments.running, arguments.steps)
+    return result, bench.printed(result)
+
+
+def token_engine(
+    arguments: argparse.Namespace, variants: list[str] | None = None
+) -> dict[str, Any]:
+    """Engine settings: no tokenizer, and only the step variants that the benchmark runs."""
+    settings = engine_arguments(arguments)
+    if variants is not None:
+        compilation = settings.get("compilation_config", {})
+        # All programs first, so that nothing is compiled during a measurement.
+        usual = {"variants": variants, "wait_for": "all"}
+        settings["compilation_config"] = {**usual, **compilation}
+    return {"skip_tokenizer_init": True, **settings}
+
+
+KINDS: dict[str, Callable[[argparse.Namespace, OpenLLM], Measured]] = {
+    "throughput": throughput,
+    "latency": latency,
+    "startup": startup,
+    "load": load,
+    "growth": growth,
+    "host": host,
+}

@@ -1,0 +1,194 @@
+"""Shows a plan on paper: as text with its assumptions, or as JSON.
+
+In: a Paper. Out: text, or data for JSON. Must not decide what fits or how long a step takes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from jengine.planning.device_memory import gigabytes
+from jengine.planning.paper import GIGA, USUAL_TP, Paper
+from jengine.planning.timing import StepTime
+
+
+def as_json(paper: Paper) -> dict[str, Any]:
+    """For programs: bytes, seconds, tokens per second."""
+    memory, timing = paper.memory, paper.timing
+    decode, prefill = timing.decode(paper.work), timing.prefill(paper.work)
+    return {
+        "model": paper.name,
+        "dtype": memory.config.dtype,
+        "device": dataclasses.asdict(timing.device),
+        "layout": dataclasses.asdict(memory.layout),
+        "work": dataclasses.asdict(paper.work),
+        "fits": paper.fits,
+        "bytes_a_device": {
+            "usable": memory.usable,
+            "weights": memory.weights,
+            "row_state": memory.row_state,
+            "scratch": memory.scratch,
+            "cache": memory.cache,
+            "cache_token": memory.token_bytes,
+        },
+        "cache_tokens": max(memory.cache, 0) // memory.token_bytes,
+        "requests_that_fit": paper.requests,
+        "smallest_tp": paper.smallest_tp,
+        "decode": step_json(decode),
+        "prefill": step_json(prefill),
+        "seconds_a_token": memory.layout.pp * decode.expected,
+        "decode_tokens_a_second": timing.tokens_a_second(paper.work, decode.expected),
+        "prefill_tokens_a_second": memory.layout.dp * prefill.tokens / prefill.expected,
+        "assumptions": list(assumptions(paper)),
+    }
+
+
+def step_json(step: StepTime) -> dict[str, Any]:
+    """One step's time, with its ratio to the floor."""
+    return {**dataclasses.asdict(step), "over_floor": step.expected / step.floor}
+
+
+def as_text(paper: Paper) -> str:
+    """The whole plan as lines of text."""
+    parts = (heading, memory_rows, advice, times, notes)
+    return "\n".join(line for part in parts for line in part(paper))
+
+
+def heading(paper: Paper) -> Iterator[str]:
+    """The model, the devices and the work."""
+    config, layout = paper.memory.config, paper.memory.layout
+    device = paper.timing.device
+    shape = f"{config.architecture}, {len(config.layers)} layers, {config.dtype}"
+    yield f"{paper.name} ({shape}) on {layout.devices} x {device.name}"
+    hosts = "1 host" if layout.hosts == 1 else f"{layout.hosts} hosts"
+    yield (
+        f"tp {layout.tp} x pp {layout.pp} x dp {layout.dp}, {hosts} of "
+        f"{layout.devices_a_host}; {paper.work.batch} requests per replica, "
+        f"{paper.work.context:,} tokens each"
+    )
+
+
+def memory_rows(paper: Paper) -> Iterator[str]:
+    """What takes the memory of one device, and what is left for the cache."""
+    memory, device = paper.memory, paper.timing.device
+    share = memory.usable / device.memory
+    yield ""
+    yield "Memory of one device"
+    yield row("usable", gigabytes(memory.usable), f"{share:.0%} of {gigabytes(device.memory)}")
+    detail = f"layers {memory.stage[0]} to {memory.stage[-1]}" * (memory.layout.pp > 1)
+    yield row("weights", gigabytes(memory.weights), detail)
+    rows = memory.schedule.sampler_rows
+    detail = f"penalties, biases and masks of {rows} requests"
+    yield row("row state", gigabytes(memory.row_state), detail)
+    step = f"a step of {memory.schedule.max_num_batched_tokens:,} tokens, estimated"
+    yield row("scratch", gigabytes(memory.scratch), step)
+    if memory.cache <= 0:
+        yield row("cache", "nothing", f"{gigabytes(-memory.cache)} too much: it does not fit")
+        return
+    yield row("cache", gigabytes(memory.cache), f"{gigabytes(memory.token_bytes)} per token")
+    yield row("", f"{memory.cache // memory.token_bytes:,}", "tokens fit")
+    fit = f"requests of {paper.work.context:,} tokens fit"
+    yield row("", f"{paper.requests:,}", fit if paper.fits else f"{fit}: fewer than asked for")
+
+
+def advice(paper: Paper) -> Iterator[str]:
+    """If the work does not fit: the tensor parallelism with which it does."""
+    if paper.fits:
+        return
+    yield ""
+    if paper.smallest_tp is None:
+        most = USUAL_TP[-1]
+        yield f"It does not fit with --tp up to {most} either: lower --batch or --context."
+    else:
+        yield f"The smallest --tp that fits is {paper.smallest_tp}."
+
+
+def times(paper: Paper) -> Iterator[str]:
+    """Step times and tokens per second, if the work fits."""
+    if not paper.fits:
+        return
+    timing, layout = paper.timing, paper.memory.layout
+    decode, prefill = timing.decode(paper.work), timing.prefill(paper.work)
+    yield from step_rows(f"Decode: a step of {decode.tokens} requests", decode)
+    each = layout.pp * decode.expected
+    yield row("per token", milliseconds(each), f"for one request: {1 / each:,.0f} tokens/s")
+    total = timing.tokens_a_second(paper.work, decode.expected)
+    yield row("in all", f"{total:,.0f}", "tokens/s of all replicas")
+    yield from step_rows(f"Prefill: a step of {prefill.tokens:,} prompt tokens", prefill)
+    total = layout.dp * prefill.tokens / prefill.expected
+    yield row("in all", f"{total:,.0f}", "prompt tokens/s of all replicas")
+
+
+def notes(paper: Paper) -> Iterator[str]:
+    """The assumptions as a list."""
+    yield ""
+    yield "Assumptions"
+    yield from (f"  - {line}" for line in assumptions(paper))
+
+
+def assumptions(paper: Paper) -> Iterator[str]:
+    """Every number and simplification behind the plan that is not a shape."""
+    assumed, device, layout = paper.timing.assumed, paper.timing.device, paper.memory.layout
+    yield (
+        f"{device.name}: {device.bandwidth / 1e12:.2f} TB/s, {device.flops / 1e12:,.0f} "
+        f"TFLOP/s bfloat16, {device.link_name} {device.link / GIGA:,.0f} GB/s one way "
+        f"({device.source})"
+    )
+    yield (
+        f"expected: {assumed.bandwidth_share:.0%} of that bandwidth and "
+        f"{assumed.flops_share:.0%} of that arithmetic are reached; the floor takes all of it"
+    )
+    yield (
+        f"launches: {assumed.decode_launches:g} kernels per layer in a decode step and "
+        f"{assumed.prefill_launches:g} with prompt tokens, as compiled for an H200 "
+        f"(python -m jengine.bench.gpu_proof); {assumed.between_launches * 1e6:g} us between two, "
+        "which is not measured"
+    )
+    yield "scratch: 6 hidden states and 3 MLP widths per token, 3 rows of logits, in float32"
+    if layout.tp > 1:
+        yield (
+            "all-reduces: two per layer and one for the embedding, float32 hidden states, ring "
+            f"algorithm, {assumed.link_latency * 1e6:g} us each before the first byte; none "
+            "overlaps with other work"
+        )
+    if layout.hosts > 1:
+        yield (
+            f"network: {assumed.network / GIGA:g} GB/s one way for each device, "
+            f"{assumed.network_latency * 1e6:g} us; replicas exchange nothing in a step"
+        )
+    if layout.pp > 1:
+        yield (
+            "stages: layers one after the other, vocabulary spread over all stages, as many "
+            "plans in flight as stages, all of one size; the floor is of the fullest stage"
+        )
+    if paper.memory.config.has_experts:
+        yield (
+            "experts: every token picks its own at random, and only what is picked is read and "
+            "multiplied; today's XLA does more on GPUs (grouped matmuls expand densely)"
+        )
+
+
+def row(name: str, amount: str, detail: str = "") -> str:
+    """One line of the table."""
+    return f"  {name:<11}{amount:>12}  {detail}".rstrip()
+
+
+def milliseconds(seconds: float) -> str:
+    """Seconds as milliseconds."""
+    return f"{seconds * 1e3:.2f} ms"
+
+
+def step_rows(title: str, step: StepTime) -> Iterator[str]:
+    """The parts of one step's time."""
+    yield ""
+    yield title
+    read = f"{gigabytes(step.weights_read)} of weights, {gigabytes(step.cache_read)} of cache"
+    why = f"read {read}" if step.memory_bound else f"{step.operations / 1e12:,.1f} TFLOP"
+    yield row("floor", milliseconds(step.floor), why)
+    yield row("launches", milliseconds(step.launches))
+    for one in step.exchanges:
+        detail = f"{one.count} {one.what}, {gigabytes(one.bytes)} sent per device, {one.link}"
+        yield row("exchange", milliseconds(one.seconds), detail)
+    yield row("expected", milliseconds(step.expected), f"{step.expected / step.floor:.2f} x floor")
