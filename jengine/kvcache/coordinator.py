@@ -160,9 +160,13 @@ class CacheCoordinator:
             return False
         if not any(map(gt, last.demands, (group.num_free for group in self.groups))):
             return False
-        blocks = last.hit // self.block_size
+        return not self.hit_has_grown(request, last.hit)
+
+    def hit_has_grown(self, request: Request, hit: int) -> bool:
+        """Whether the block after the prefix hit of a request without blocks can be found now."""
+        blocks = hit // self.block_size
         follows = request.block_hashes[blocks : blocks + 1]
-        return not any(group.longest_hit(follows, len(follows)) for group in self.groups)
+        return any(group.longest_hit(follows, len(follows)) for group in self.groups)
 
     def has_room(self, requests: Sequence[Request], num_new_tokens: int) -> bool:
         """Whether all of these running requests can take so many more tokens.

@@ -1,8 +1,8 @@
 """What else must be ready before a waiting request may run: gates, asked one by one.
 
 Rows, the sampler's pool, budget and the KV cache are the scheduler's own limits, for which all
-requests wait in line.
-A request that a gate keeps back lets those behind it pass.
+requests wait in line. A request that a gate keeps back lets those behind it pass, and every step
+asks again: a gate is for a few requests, a limit may hold up thousands.
 """
 
 from __future__ import annotations

@@ -36,6 +36,10 @@ class Lifecycle:
         self.side_results.expect(request)
         self.waiting.push(request)
 
+    def have_row_for(self, request: Request) -> bool:
+        """Whether there is a free row, and a sampler row if this request needs one."""
+        return bool(self.free_rows) and self.sampler_rows.have_room(request)
+
     def start(self, request: Request, hit: int) -> None:
         """The next waiting request runs in the smallest free row; `hit` tokens are cached."""
         first, row = self.waiting.pop(), heapq.heappop(self.free_rows)

@@ -7,6 +7,7 @@ blocks and rows for them. Must not know outputs, text or devices.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from jengine.config import ScheduleConfig
 from jengine.kvcache.coordinator import CacheCoordinator
@@ -16,6 +17,15 @@ from jengine.scheduler.flights import Flights
 from jengine.scheduler.gates import AdmissionGate
 from jengine.scheduler.lifecycle import Lifecycle
 from jengine.scheduler.plan_builder import PlanBuilder
+
+
+class TooLong(NamedTuple):
+    """A prompt that must run whole and did not fit the budget, and its prefix hit at that time."""
+
+    request: Request
+    num_known: int
+    weights_version: int
+    hit: int
 
 
 class Planner:
@@ -37,6 +47,7 @@ class Planner:
         self._spacing = spacing
         self._gates = gates
         self._budget_refused = 0  # budget with which the request at the head did not fit
+        self._too_long: TooLong | None = None
 
     def schedule_running(self, builder: PlanBuilder) -> None:
         """In list order; one that cannot run now does not hold up those after it."""
@@ -67,11 +78,11 @@ class Planner:
     def schedule_waiting(self, builder: PlanBuilder) -> None:
         """In queue order; the first that does not fit holds up those after it, on purpose."""
         requests, passed_over = self._requests, []
-        while len(requests.waiting) and requests.free_rows and builder.budget >= builder.tile:
+        while len(requests.waiting) and builder.budget >= builder.tile:
             request = requests.waiting.peek()
             if not all(gate.is_open(request) for gate in self._gates):
                 passed_over.append(requests.waiting.pop())
-            elif not self._admit(request, builder):
+            elif not (requests.have_row_for(request) and self._admit(request, builder)):
                 break
         for request in reversed(passed_over):
             requests.waiting.restore(request)
@@ -84,7 +95,7 @@ class Planner:
 
     def _admit(self, request: Request, builder: PlanBuilder) -> bool:
         """Give the next waiting request a row and its first chunk, if both fit."""
-        if not self._requests.sampler_rows.have_room(request):
+        if self._still_too_long(request, builder):
             return False
         # With less budget a shorter chunk might fit.
         if builder.budget >= self._budget_refused and self._cache.still_lacks_room(request):
@@ -92,6 +103,7 @@ class Planner:
         hit = self._cache.find_prefix(request)
         length = self._chunk_length(request, hit, builder.budget)
         if not length:
+            self._too_long = TooLong(request, request.num_known, self._cache.weights_version, hit)
             return False
         request.row = self._requests.free_rows[0]
         blocks = self._cache.allocate(request, length, hit)
@@ -115,6 +127,19 @@ class Planner:
         # At once: an equal prompt later in this same step finds these blocks.
         self._publish(request, hit + length)
         return True
+
+    def _still_too_long(self, request: Request, builder: PlanBuilder) -> bool:
+        """Whether a prompt that must run whole does not fit the budget, by its last prefix hit.
+
+        So that it is not looked up at every step: less of it must run only if its hit has grown.
+        """
+        last = self._too_long
+        if last is None or last.request is not request:
+            return False
+        if last[1:3] != (request.num_known, self._cache.weights_version):
+            return False
+        fits = request.num_known - last.hit <= builder.budget // builder.tile * builder.tile
+        return not fits and not self._cache.hit_has_grown(request, last.hit)
 
     def _chunk_length(self, request: Request, start: int, budget: int) -> int:
         """Known tokens to run from `start`, up to where the cache lets a chunk end; 0: wait."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +14,8 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
 from jengine.errors import ConfigError
-from jengine.runner.disk import compile_cache
+from jengine.runner.disk import broken_entries, compile_cache
+from jengine.runner.disk.broken_entries import STAMP, remove_broken_entries
 from jengine.runner.disk.compile_cache import (
     enable_compile_cache,
     names_directory,
@@ -62,7 +64,7 @@ def test_programs_are_kept_in_the_directory_asked_for_last(tmp_path: Path) -> No
     for turn, name in enumerate(("one", "two")):
         assert enable_compile_cache(tmp_path / name) == tmp_path / name
         jax.jit(lambda x, turn=turn: x * (turn + 2))(jnp.ones(3))
-        assert list((tmp_path / name).iterdir())
+        assert list((tmp_path / name).glob("*-cache"))
 
 
 def test_a_program_has_the_same_name_in_every_directory(tmp_path: Path) -> None:
@@ -180,6 +182,47 @@ def test_a_process_that_ends_waits_for_a_file_being_written(
     os.utime(file)
     wait_for_writes()
     assert len(waited) == 1
+
+
+def test_an_entry_that_was_cut_short_gives_no_wrong_result_and_is_replaced(
+    home: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def compiled() -> Path:
+        """The entry of one program, compiled or loaded as a new process would."""
+        jax.clear_caches()
+        compilation_cache.reset_cache()
+        assert jax.jit(lambda x: x * 7 + 3)(jnp.arange(3)).tolist() == [3, 10, 17]
+        return next(home.glob("jit__lambda-*-cache"))
+
+    enable_compile_cache(None)
+    entry = compiled()
+    whole = entry.read_bytes()
+    entry.write_bytes(whole[: len(whole) // 2])
+    with pytest.warns(UserWarning, match="Error reading persistent compilation cache entry"):
+        assert compiled() == entry
+    assert len(entry.read_bytes()) < len(whole), "JAX does not replace it"
+    remove_broken_entries(home)
+    assert entry.exists(), "written so recently, it may not be complete yet"
+    os.utime(entry, (1, 1))
+    (home / STAMP).unlink()
+    with caplog.at_level(logging.WARNING):
+        remove_broken_entries(home)
+    assert not entry.exists() and f"{entry}: removed" in caplog.text
+    assert len(compiled().read_bytes()) > len(whole) // 2
+
+
+def test_entries_are_checked_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[str] = []
+    monkeypatch.setattr(broken_entries, "is_broken", lambda file: bool(checked.append(file.name)))
+    now = time.time()
+    home.mkdir(parents=True, mode=0o700)
+    for name, age in (("a-cache", 5), ("b-cache", 4), ("size-record", 4)):
+        (home / name).touch()
+        os.utime(home / name, (now - age, now - age))
+    enable_compile_cache(None)
+    assert checked == ["b-cache", "a-cache"]
+    remove_broken_entries(home)
+    assert len(checked) == 2
 
 
 def test_people_who_wait_are_told_what_the_next_start_costs(home: Path) -> None:

@@ -5,9 +5,19 @@ from __future__ import annotations
 import pytest
 
 from jengine.errors import ConfigError, RequestError
+from jengine.executor.scripted import scripted_tokens
 from jengine.plan import RowSampling
 from jengine.request import Request
-from tests.scheduler.scheduler_loop import Loop, lengths, make_wire, rows, samples, sliding, starts
+from tests.scheduler.scheduler_loop import (
+    VOCAB,
+    Loop,
+    lengths,
+    make_wire,
+    rows,
+    samples,
+    sliding,
+    starts,
+)
 
 
 def many(count, length, **more):
@@ -16,6 +26,39 @@ def many(count, length, **more):
 
 def large(**more):
     return Loop(blocks=500, max_model_len=1000, max_num_batched_tokens=1024, **more)
+
+
+def test_a_prompt_that_waits_to_run_whole_is_not_looked_up_at_every_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop = Loop(depth=0, enable_chunked_prefill=False)
+    lookups: list[str] = []
+    find = loop.cache.find_prefix
+    monkeypatch.setattr(
+        loop.cache, "find_prefix", lambda one: lookups.append(one.request_id) or find(one)
+    )
+    first, second = make_wire(3, "first", max_tokens=20), make_wire(32, "second")
+    loop.add(first)
+    loop.step()
+    loop.add(second)
+    loop.drain()
+    loop.assert_truth(first, second)
+    assert lookups == ["first", "second", "second"]
+
+
+def test_a_prompt_that_waits_to_run_whole_runs_once_its_prefix_is_cached() -> None:
+    loop = Loop(depth=0, enable_chunked_prefill=False)
+    first = make_wire(3, "first", max_tokens=20)
+    answer = scripted_tokens(first.prompt_token_ids, 20, VOCAB)
+    second = make_wire([*first.prompt_token_ids, *answer, *range(9)], "second")
+    loop.add(first)
+    loop.step()
+    loop.add(second)
+    while "first" not in loop.finals:
+        loop.step()
+    assert loop.tokens["second"], "one block of its prefix is enough"
+    loop.drain()
+    loop.assert_truth(first, second)
 
 
 def test_the_budget_is_filled_and_the_last_prompt_cut():

@@ -15,6 +15,7 @@ import jax
 from jax.experimental.compilation_cache import compilation_cache
 
 from jengine.errors import ConfigError
+from jengine.runner.disk.broken_entries import remove_broken_entries
 
 logger = logging.getLogger(__name__)
 # XLA's own caches below JAX's, by the words of jax_persistent_cache_enable_xla_caches. Their
@@ -85,6 +86,7 @@ def _do_without(problem: str) -> None:
 
 
 def _use(directory: Path) -> Path:
+    remove_broken_entries(directory)
     jax.config.update("jax_compilation_cache_dir", str(directory))
     compilation_cache.reset_cache()  # JAX would stay with the directory that it used first
     if jax.__version_info__ < FIRST_WITHOUT_DIRECTORY:
@@ -109,8 +111,8 @@ def what_compiling_costs() -> str:
 def wait_for_writes() -> None:
     """Wait until no file of the cache has changed for a moment; for a process about to end.
 
-    JAX writes cache files in place and never writes one again, so a file that is cut short would
-    fail to load, and be compiled again, at every later start.
+    JAX writes cache files in place: one that is cut short is found and removed at the next start
+    (`broken_entries`), and its program is compiled again.
     """
     end = time.monotonic() + LONGEST_WAIT
     directory = usual_cache_dir()
