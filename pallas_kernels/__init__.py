@@ -1,7 +1,7 @@
 """Triton kernels for NVIDIA GPUs behind public functions, each with an XLA reference.
 
-The folder has its name from the project's founders; no kernel in it is written in Pallas today. One
-folder per operation: its public function, its XLA implementation that runs anywhere, its kernels.
+The name was given with the project; no kernel is written in Pallas today. One folder per operation:
+its public function, an XLA implementation that runs on every backend, and its Triton kernels.
 `implementation=None` always works; a named implementation that cannot run raises. A leaf package:
 it imports nothing of jengine.
 """

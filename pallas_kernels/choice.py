@@ -1,4 +1,4 @@
-"""Chooses the implementation of an operation: a named one or an error; None always works.
+"""Chooses the implementation of an operation by name.
 
 A table holds functions, or "module:function" where the module needs a package that may be missing.
 """
@@ -13,14 +13,14 @@ from typing import Any
 import jax
 
 LARGEST_HEAD = 256
-# The first devices with bfloat16 and the copies that the kernels' pipelines are made of.
+# The first devices with bfloat16 and asynchronous copies to shared memory.
 OLDEST_CAPABILITY = 8.0
 
 
 def choose(
     operation: str, implementation: str | None, table: Mapping[str, Callable[..., Any] | str]
 ) -> Callable[..., Any]:
-    """The function called `implementation`, or the plain XLA one for None."""
+    """The function of this name, or the XLA one for None."""
     found = table.get("xla" if implementation is None else implementation)
     if found is None:
         raise ValueError(
@@ -62,5 +62,5 @@ def triton_problem(platform: str, head_dims: Iterable[int]) -> str | None:
         )
     too_large = [head_dim for head_dim in head_dims if head_dim > LARGEST_HEAD]
     if too_large:
-        return f"the kernels take heads of up to {LARGEST_HEAD} numbers; this has {too_large[0]}."
+        return f"the kernels take head dimensions up to {LARGEST_HEAD}, not {too_large[0]}."
     return None

@@ -1,8 +1,8 @@
-"""The layout of keys and values in the paged KV cache, known to this file alone.
+"""The layout of keys and values in the paged KV cache; no other file depends on it.
 
 A cache group is one array [layers, 2, blocks, block_size, kv_heads * head_dim]; keys are plane 0,
-values plane 1. A token's vector of all its kv heads is one contiguous run. An array of uint16 holds
-the bits of bfloat16.
+values plane 1. The kv heads of a token are contiguous. An array of uint16 holds the bits of
+bfloat16.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ class Strides(NamedTuple):
     head: int
 
     def constants(self) -> dict[str, int]:
-        """As a kernel takes them: LAYER_STRIDE and so on."""
+        """As compile-time constants of a kernel: LAYER_STRIDE, PLANE_STRIDE, ..."""
         return {f"{name.upper()}_STRIDE": value for name, value in self._asdict().items()}
 
 
 def strides(shape: tuple[int, ...], head_dim: int) -> Strides:
-    """For code that finds its own way through a cache array. A head's vector is contiguous."""
+    """The strides of a cache array, for kernels that compute addresses. head_dim is contiguous."""
     _, planes, blocks, block_size, width = shape
     block = block_size * width
     return Strides(planes * blocks * block, blocks * block, block, width, head_dim)
@@ -63,7 +63,7 @@ def read_heads(
     head_dim: int,
     seen: Shaped[Array, "batch tokens"],
 ) -> tuple[Float[Array, "batch kv_heads tokens dim"], Float[Array, "batch kv_heads tokens dim"]]:
-    """Keys and values of whole blocks, head by head; those of tokens that are not seen are zero."""
+    """Keys and values of whole blocks by head; zero where `seen`, a bool mask, is false."""
     _, _, num_blocks, block_size, width = cache.shape
     # Gathers of rows out of a flat view compile to far less than indexing five dimensions.
     flat = cache.reshape(-1, block_size * width)
@@ -83,7 +83,7 @@ def read_heads(
 
 
 def pad_pages(tables: Int[Array, "rows pages"], multiple: int) -> Int[Array, "rows padded"]:
-    """Tables padded with the null block to a multiple of so many pages."""
+    """Tables padded with the null block to a multiple of `multiple` pages."""
     missing = -tables.shape[1] % multiple
     return jnp.pad(tables, ((0, 0), (0, missing)))
 
@@ -112,5 +112,5 @@ def write_slots(
 
 
 def plane_start(layer: int | Array, plane: int, size: int) -> int | Array:
-    """Where a layer's keys or values begin in a flat view whose planes hold `size` entries."""
+    """First entry of a layer's keys or values in a flat view whose planes hold `size` entries."""
     return (layer * len(PLANES) + plane) * size

@@ -1,7 +1,7 @@
-"""Online softmax over runs of keys, shared by both attentions in plain XLA.
+"""Online softmax over chunks of keys, shared by decode and prefill attention in plain XLA.
 
-In: queries [batch, KV, q, D], and keys and values [batch, KV, S, D] run by run. Out: the weighted
-values and the log-sum-exp. A query that sees no key gets zeros.
+In: queries [batch, KV, q, D], and keys and values [batch, KV, S, D] chunk by chunk. Out: the
+weighted sums of values and the log-sum-exp. A query that attends to no key gets zeros.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array, lax
 
-FAR_BELOW = -1e30  # finite, so that a run in which a query sees nothing stays free of NaN
+FAR_BELOW = -1e30  # finite: a chunk in which all keys of a query are masked gives no NaN
 
 
 class Running(NamedTuple):
-    """The state after the runs so far."""
+    """The online softmax after some chunks."""
 
     highest: Array  # f32 [batch, KV, q]
     total: Array  # f32 [batch, KV, q]
@@ -24,11 +24,11 @@ class Running(NamedTuple):
 
     @classmethod
     def of_nothing(cls, queries: Array) -> Running:
-        """Before the first run."""
+        """Before the first chunk."""
         lowest = jnp.full(queries.shape[:-1], FAR_BELOW, jnp.float32)
         return cls(lowest, jnp.zeros_like(lowest), jnp.zeros(queries.shape, jnp.float32))
 
-    def with_run(
+    def with_chunk(
         self,
         queries: Array,
         keys: Array,
@@ -37,10 +37,10 @@ class Running(NamedTuple):
         scale: float,
         soft_cap: float | None,
     ) -> Running:
-        """Add a run; seen is [batch, 1, q or 1, S].
+        """Add a chunk; `seen` [batch, 1, q or 1, S] masks its keys.
 
-        Keys and values that no query sees must be zero, since an unused slot may hold NaN. What a
-        query that has seen no key yet accumulates here is later multiplied by exactly zero.
+        Keys and values that are masked for all queries must be zero, since an unused slot may hold
+        NaN. The values that a query adds while all its keys are masked are later multiplied by 0.
         """
         scores = capped(scale * einsum("bkqd,bksd->bkqs", queries, keys), soft_cap)
         scores = jnp.where(seen, scores, FAR_BELOW)
@@ -55,12 +55,12 @@ class Running(NamedTuple):
         )
 
     def result(self, sinks: Array | None) -> tuple[Array, Array]:
-        """The weighted values and the log-sum-exp.
+        """The weighted sums of values and the log-sum-exp.
 
         Sinks [KV, q] are one more score per query, whose value is zero.
         """
         highest, total, mixed = self
-        # The sum of a query that saw no key counts masked keys.
+        # If all keys of a query were masked, its sums are over masked keys.
         total = jnp.where(highest > FAR_BELOW, total, 0.0)
         mixed = jnp.where((highest > FAR_BELOW)[..., None], mixed, 0.0)
         if sinks is not None:
@@ -99,7 +99,7 @@ def in_groups(
 
 
 def capped(scores: Array, soft_cap: float | None) -> Array:
-    """Scores bent smoothly into (-soft_cap, soft_cap); None leaves them alone."""
+    """soft_cap * tanh(scores / soft_cap); None leaves scores alone."""
     return scores if soft_cap is None else soft_cap * jnp.tanh(scores / soft_cap)
 
 

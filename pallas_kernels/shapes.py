@@ -1,4 +1,4 @@
-"""Arithmetic on sizes and scalars that the launches of all kernels share."""
+"""Arithmetic on sizes and scalars for launches of kernels."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from jax import Array
 
 
 def as_scalar(value: int | Array) -> Array:
-    """A number that a kernel reads from memory: i32[1]."""
+    """i32[1], since kernels take no run-time scalars."""
     return jnp.asarray(value, jnp.int32).reshape(1)
 
 

@@ -1,7 +1,8 @@
-"""Tuning tables: which sizes a kernel runs with, as data beside the operation.
+"""Tuning tables: tile sizes, warps and stages of a kernel, as data beside the operation.
 
 A table is a JSON object whose `entries` are tried in order; the first whose `when` holds gives its
-`use`. A condition is a value, a list of values, or {"least": a, "most": b}; the last has none.
+`use`. A condition is a value, a list of values, or {"least": a, "most": b}; the last
+entry has none.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ def table(operation: str) -> Mapping[str, Any]:
 
 
 def tuned(operation: str, **facts: Any) -> dict[str, Any]:
-    """The settings for what is known about a call."""
+    """The settings for a call of which these facts are known."""
     return dict(first_match(table(operation)["entries"], facts)["use"])
 
 
 def first_match(entries: list[Mapping[str, Any]], facts: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The first entry that holds. A table without a last resort is a bug of ours."""
+    """The first entry whose conditions hold. If there is none, the table is wrong."""
     for entry in entries:
         conditions = entry.get("when", {})
         if unknown := set(conditions) - set(facts):

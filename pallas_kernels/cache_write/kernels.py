@@ -24,7 +24,7 @@ def write_tokens(
     WIDTH: tl.constexpr,
     PADDED_WIDTH: tl.constexpr,
 ):
-    """One program a token: its keys and values of all kv heads."""
+    """One program per token: its keys and values of all kv heads."""
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots_ptr + token).to(tl.int64)
     if (slot < 0) | (slot >= BLOCKS * BLOCK_SIZE):
@@ -71,7 +71,7 @@ def rotate_and_write_heads(
     EPS: tl.constexpr,
     WEIGHT_OFFSET: tl.constexpr,
 ):
-    """One program a token and kv head: its queries, its key and its value as one tile."""
+    """One program per token and kv head: its queries, its key and its value as one tile."""
     program = tl.program_id(0).to(tl.int64)
     token = program // KV_HEADS
     head = program % KV_HEADS

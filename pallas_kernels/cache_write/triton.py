@@ -46,7 +46,7 @@ def rotate_and_write_triton(
     tokens, kv_heads, members, head_dim = qkv.shape
     group = members - 2
     norm = "none" if norms is None else "head" if norms[0].ndim == 1 else "whole"
-    # What is not in use is not read; some array has to stand there.
+    # Unused pointers are not read, but every parameter of the kernel needs an array.
     cos, sin = (qkv, qkv) if rotation is None else rotation
     q_weight, k_weight = (qkv, qkv) if norms is None else norms
     inverse = inverse_rms(qkv, eps) if norm == "whole" else qkv
@@ -74,7 +74,7 @@ def rotate_and_write_triton(
 
 
 def cache_constants(cache: Array, head_dim: int) -> dict[str, Any]:
-    """What a kernel needs to find slots in a cache array."""
+    """Constants from which a kernel computes the address of a slot."""
     return {
         **strides(cache.shape, head_dim).constants(),
         "BLOCKS": cache.shape[2],

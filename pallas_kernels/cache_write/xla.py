@@ -45,7 +45,7 @@ def normed(x: Array, weight: Array, eps: float, weight_offset: float) -> Array:
 
 
 def rotated(x: Array, cos: Array, sin: Array) -> Array:
-    """Rotate the first lanes of each head, two halves of what cos covers; x is [T, heads, dim]."""
+    """Rotate the first 2 * pairs lanes of each head, in halves; x is [T, heads, dim]."""
     half = cos.shape[-1]
     first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
     cos, sin = (jnp.broadcast_to(part[:, None], first.shape) for part in (cos, sin))

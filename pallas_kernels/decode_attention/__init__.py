@@ -1,4 +1,4 @@
-"""Paged attention for one query token a row."""
+"""Paged attention for one query token per row."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ def decode_attention(
     """Attend the one query of each row to the row's cached tokens; the result has type `dtype`.
 
     tables hold block ids; the first block of row r begins at position starts[r]. lengths count the
-    tokens a row may see, its own included; 0 marks padding, whose result is zero. Used rows come
-    first. Unused blocks and slots may hold anything, NaN included. Scores are q @ k * scale (None:
-    head_dim ** -0.5), then cap * tanh(score / cap) where a soft cap is given. An attention sink is
-    one more score per query of a head, whose value is zero. With return_lse the log-sum-exp of the
-    scores is returned too, float32, sinks included; -inf for padding.
+    tokens that a row attends to, the query token included; 0 marks padding, whose result is zero.
+    Padding rows come last. Unused blocks and slots may hold anything, NaN included. Scores are
+    q @ k * scale (None: head_dim ** -0.5), then cap * tanh(score / cap) where a soft cap is given.
+    A sink is one more score per query of its head, without a value. With return_lse the log-sum-exp
+    of the scores is returned too, float32, sinks included; -inf for padding.
     """
     run = choose("decode_attention", implementation, IMPLEMENTATIONS)
     options = {"window": window, "scale": scale, "soft_cap": soft_cap}

@@ -9,8 +9,8 @@ import triton
 import triton.language as tl
 
 LOG2_E = tl.constexpr(1.4426950408889634)
-# Finite, so that a query which sees nothing of a run stays free of NaN; what it adds up meanwhile
-# is multiplied by exp2(-1e30) = 0 as soon as it sees something.
+# Finite: a chunk in which all keys of a query are masked gives no NaN, and the sums over it are
+# multiplied by exp2(-1e30) = 0 as soon as the query attends to a key.
 FAR_BELOW = tl.constexpr(-1e30)
 
 
@@ -24,7 +24,7 @@ def decode_part(
     lengths_ptr,  # i32[rows]
     sinks_ptr,  # f32[heads], read if HAS_SINKS
     out_ptr,  # [rows, heads, SPLITS, dim]
-    lse_ptr,  # f32[rows, heads, SPLITS], base 2 unless this is all
+    lse_ptr,  # f32[rows, heads, SPLITS], base 2 unless SPLITS is 1
     LAYER_STRIDE: tl.constexpr,
     PLANE_STRIDE: tl.constexpr,
     BLOCK_STRIDE: tl.constexpr,
@@ -46,7 +46,7 @@ def decode_part(
     HAS_SINKS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """One program a row, kv head and split: all query heads of that kv head at once."""
+    """One program per row, kv head and split: all query heads of that kv head at once."""
     program = tl.program_id(0)
     split = program % SPLITS
     head = program // SPLITS % KV_HEADS
@@ -55,7 +55,7 @@ def decode_part(
     length = split_length(end - first, SPLITS, SHORTEST_SPLIT, TOKENS)
     low = first + split * length
     high = tl.minimum(low + length, end)
-    if SPLITS > 1 and low >= high:  # the merge knows it too, and does not look here
+    if SPLITS > 1 and low >= high:  # merge_parts skips these parts too
         return
     member = tl.arange(0, PADDED_GROUP)
     query_head = head * GROUP + member
@@ -117,7 +117,7 @@ def merge_parts(
     WINDOW: tl.constexpr,
     HAS_SINKS: tl.constexpr,
 ):
-    """One program a row and query head: the parts that exist, weighted by their softmax sums."""
+    """One program per row and query head: the parts that exist, weighted by their softmax sums."""
     program = tl.program_id(0).to(tl.int64)
     row = program // HEADS
     first, end = context_in_view(starts_ptr, lengths_ptr, row, WINDOW)
@@ -148,19 +148,19 @@ def merge_parts(
 
 @triton.jit
 def context_in_view(starts_ptr, lengths_ptr, row, WINDOW: tl.constexpr):
-    """The tokens a row sees, counted from the first token of its table; none for padding."""
+    """The tokens a row attends to, from the first token of its table; none for padding."""
     length = tl.load(lengths_ptr + row)
     start = tl.load(starts_ptr + row)
     first = 0
     if WINDOW > 0:
         first = tl.maximum(length - WINDOW - start, 0)
-    # A padding row's start may lie behind its length of 0.
+    # A padding row has length 0, and its start may be larger.
     return first, tl.maximum(length - start, first)
 
 
 @triton.jit
 def split_length(count, SPLITS: tl.constexpr, SHORTEST_SPLIT: tl.constexpr, TOKENS: tl.constexpr):
-    """Tokens of each split: by the row's true length, in whole runs; late splits may be empty."""
+    """Tokens per split: of the row's true length, in whole chunks; late splits may be empty."""
     length = (count + SPLITS - 1) // SPLITS
     length = (length + TOKENS - 1) // TOKENS * TOKENS
     return tl.maximum(length, SHORTEST_SPLIT)
@@ -177,7 +177,7 @@ def token_pointers(
     TOKEN_STRIDE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
 ):
-    """Where some tokens' vectors lie, [tokens, lanes]; `token` counts from the table's first."""
+    """Pointers to vectors, [tokens, lanes]; `token` counts from the first of the table."""
     block = tl.load(table_ptr + token // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
     at = block * BLOCK_STRIDE + token % BLOCK_SIZE * TOKEN_STRIDE
     return plane_ptr + at[:, None] + lane[None, :]
@@ -196,7 +196,7 @@ def scored(q, keys, SCALE: tl.constexpr, SOFT_CAP: tl.constexpr, PRECISION: tl.c
 
 @triton.jit
 def accumulated(scores, values, highest, total, mixed, PRECISION: tl.constexpr):
-    """One step of the running softmax; scores [q, k] are FAR_BELOW where nothing is seen."""
+    """One step of the online softmax; scores [q, k] are FAR_BELOW where masked."""
     new_highest = tl.maximum(highest, tl.max(scores, 1))
     shrink = tl.exp2(highest - new_highest)
     weights = tl.exp2(scores - new_highest[:, None])
@@ -208,7 +208,7 @@ def accumulated(scores, values, highest, total, mixed, PRECISION: tl.constexpr):
 
 @triton.jit
 def with_sinks(sinks, highest, total, mixed):
-    """The running softmax after one more score a query head, whose value is zero."""
+    """The online softmax after one more score per query head, whose value is zero."""
     new_highest = tl.maximum(highest, sinks)
     shrink = tl.exp2(highest - new_highest)
     return new_highest, total * shrink + tl.exp2(sinks - new_highest), mixed * shrink[:, None]

@@ -1,7 +1,7 @@
 """Decode attention by Triton kernels: the context in splits, and a merge where there are several.
 
-How many splits there are follows from shapes alone; how long each is, from every row's own length.
-So a row's arithmetic does not depend on its neighbours.
+The number of splits follows from shapes alone, their length from the row's own length. So a row's
+arithmetic does not depend on other rows.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SMALLEST_TILE = 16
 
 @dataclass(frozen=True)
 class DecodeLaunch:
-    """Sizes of one call; the device decides the rest when the program is lowered."""
+    """Sizes of one call; the rest depends on the device, known when the program is lowered."""
 
     rows: int
     kv_heads: int
@@ -46,7 +46,7 @@ class DecodeLaunch:
 
 @dataclass(frozen=True)
 class MergeLaunch:
-    """The merge must divide a row's context just as the parts did."""
+    """The launch of the merge, which must split a row's context exactly as the parts did."""
 
     parts: DecodeLaunch
     constants: tuple[tuple[str, Any], ...]
@@ -95,7 +95,7 @@ def decode_attention_triton(
     launch = DecodeLaunch(
         rows, kv_heads, group, head_dim, cache.dtype.name, splits, tuple(constants.items())
     )
-    # A kernel without sinks is given some array that it does not read.
+    # Without sinks the kernel does not read this array, but needs one.
     sink = starts if sinks is None else sinks
     parts, lse = call_kernel(
         decode_part, q, cache, as_scalar(layer), tables, starts, lengths, sink,
@@ -125,7 +125,7 @@ def decode_attention_triton(
 def attention_constants(
     cache: Array, head_dim: int, group: int, scale: float | None, soft_cap: float | None
 ) -> dict[str, Any]:
-    """What every attention kernel over the paged cache is compiled for."""
+    """Constants of every attention kernel over the paged cache."""
     return {
         **strides(cache.shape, head_dim).constants(),
         "BLOCK_SIZE": cache.shape[3],
@@ -133,7 +133,7 @@ def attention_constants(
         "GROUP": group,
         "SCALE": head_dim**-0.5 if scale is None else float(scale),
         "SOFT_CAP": float(soft_cap or 0.0),
-        # Products of float32 are exact ones; the default would cut operands to 11 bits.
+        # Full float32 matmuls: the default, tf32, keeps 11 bits of each operand.
         "PRECISION": "ieee" if cache.dtype == jnp.float32 else "tf32",
     }
 

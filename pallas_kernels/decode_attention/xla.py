@@ -1,8 +1,8 @@
 """Decode attention in plain XLA, shaped for CPUs.
 
-It takes a few rows at a time, so that their gathered keys stay in the processor's cache, and runs
-one matmul per KV head with the queries that share it, in the dtype of the cache. Loops run as far
-as the longest row of a group needs, so rows of similar length should be adjacent.
+It takes a few rows at a time, so that their gathered keys stay in the CPU's caches, and runs one
+matmul per KV head with the queries that share it, in the dtype of the KV cache. Loops run as far as
+the longest row of a group needs, so rows of similar length should be adjacent.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def decode_attention_xla(
     own = slice(heads // kv_heads)
     out = out[:, :, own].reshape(rows, heads, head_dim).astype(dtype)
     lse = lse[:, :, own].reshape(rows, heads)
-    # A padding row in a group with used rows has been through the loop too.
+    # Padding rows in a group with used rows were computed too.
     real = jnp.broadcast_to(lengths[:, None] > 0, lse.shape)
     return out, jnp.where(real, lse, -jnp.inf)
 
@@ -74,7 +74,7 @@ def _attend_rows(
     scale: float,
     soft_cap: float | None,
 ) -> Running:
-    """Softmax over runs of pages for a few rows; q is [r, KV, G, D]."""
+    """Online softmax over chunks of pages for a few rows; q is [r, KV, G, D]."""
     span = pages * cache.shape[3]
 
     def some_pages(index: Array, running: Running) -> Running:
@@ -84,7 +84,7 @@ def _attend_rows(
         if window is not None:
             seen &= position >= lengths[:, None] - window
         keys, values = read_heads(cache, layer, blocks, q.shape[-1], seen)
-        return running.with_run(q, keys, values, seen[:, None, None, :], scale, soft_cap)
+        return running.with_chunk(q, keys, values, seen[:, None, None, :], scale, soft_cap)
 
     runs = -(-jnp.max(lengths - starts) // span)
     return lax.fori_loop(0, runs, some_pages, Running.of_nothing(q))

@@ -7,7 +7,7 @@
         launch=Launch(grid=(rows, heads), constants={"HEAD_DIM": 128}),
     )
 
-The kernel's parameters are the arrays, then one pointer an `out`, then `tl.constexpr`s by name.
+The kernel's parameters are the arrays, then one pointer per `out`, then `tl.constexpr`s by name.
 There are no run-time scalars: a value that changes is an array of one element (a layer's index). An
 array in `in_place` is passed once, and its new value comes back after the `out`s; XLA copies it
 first unless it is donated or dead afterwards. New arrays begin with arbitrary contents.
@@ -18,7 +18,7 @@ device-less topology, that the program is lowered for.
 
 Under TRITON_INTERPRET=1 (set before triton is first imported) the same call runs the same kernel in
 Triton's interpreter on the CPU, from jitted code too. New arrays are then filled with NaN, or the
-smallest integer, so that a result nobody wrote is seen.
+smallest integer, so that tests notice results that were not written.
 
 - `call.py`         the JAX primitive, and what it becomes on each platform
 - `bridge.py`       compiling for CUDA; everything that depends on the versions of jax and triton

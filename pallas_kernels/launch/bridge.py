@@ -1,7 +1,7 @@
 """From a Triton kernel to a custom call in a CUDA program; knows the versions of jax and triton.
 
-jax-triton where it is new enough to emit the call that XLA captures in CUDA graphs, otherwise the
-same by hand: compile to PTX, wrap it in jaxlib's kernel call, lower that as an FFI call.
+Uses jax-triton where it is new enough to emit calls that XLA captures in CUDA graphs. Otherwise
+compiles to PTX, wraps it in jaxlib's kernel call and lowers that as an FFI call.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def cuda_call(
     pointers = pointer_types(kernel, arrays)
     with_context = f"{kernel.__name__}({', '.join(map(str, arrays))}) for {device} ({capability})"
     try:
-        # Also where jax-triton compiles it again: limits are checked here, and errors are the same.
+        # Also where jax-triton compiles it again, for the same limits and errors.
         compiled = compile_kernel(
             kernel, pointers, launch.constants, launch.num_warps, launch.num_stages, capability
         )
@@ -201,6 +201,6 @@ def _through_jax_triton(
         )
 
     with warnings.catch_warnings():
-        # It prefers jax.Ref to aliases, which a lowering rule has no use for.
+        # It recommends jax.Ref instead of aliases, which lowering rules cannot use.
         warnings.filterwarnings("ignore", "input_output_aliases is deprecated", DeprecationWarning)
         return mlir.lower_fun(call, multiple_results=True)(context, *operands)

@@ -1,4 +1,4 @@
-"""The JAX primitive behind `call_kernel`: shapes in, shapes out, one lowering a platform.
+"""The JAX primitive behind `call_kernel`: abstract evaluation, and one lowering per platform.
 
 In: a Triton kernel, arrays, and how to launch it. Out: a custom call on CUDA that XLA can put into
 a CUDA graph; a host callback into Triton's interpreter on the CPU. Must not know any kernel.
@@ -19,7 +19,7 @@ from jax.interpreters import mlir
 from pallas_kernels.launch.bridge import KernelError, cuda_call
 from pallas_kernels.launch.interpreter import interpret, is_interpreted
 
-# What the interpreter pretends to be, where a launch depends on the device.
+# The compute capability that the interpreter reports, where a launch depends on it.
 INTERPRETED_CAPABILITY = 90
 
 
@@ -31,7 +31,7 @@ class _Launch(NamedTuple):
 
 
 class Launch(_Launch):
-    """Grid, compile-time constants by name, warps a program, and stages of its load pipeline."""
+    """Grid, compile-time constants by name, warps per program, stages of the load pipeline."""
 
     __slots__ = ()
 
@@ -128,8 +128,8 @@ def lowered_for(context: Any) -> tuple[Any, int]:
     """The device that a program is being lowered for, and its compute capability as 90 for 9.0."""
     module = context.module_context
     mesh = getattr(module.axis_context, "mesh", None)
-    # Inside shard_map the mesh says where, unless it is inside another one and has no devices of
-    # its own; elsewhere all devices of the backend are alike.
+    # Inside shard_map the mesh has the devices, except an abstract mesh in a nested shard_map.
+    # Without one, all devices of the backend are alike.
     has_devices = isinstance(mesh, jax.sharding.Mesh)
     device = mesh.devices.flat[0] if has_devices else module.backend.devices()[0]
     major, minor = device.compute_capability.split(".")

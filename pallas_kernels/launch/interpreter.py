@@ -24,7 +24,7 @@ TYPES = {
     "bfloat16": tl.bfloat16,
     "float32": tl.float32,
 }
-# The interpreter keeps the program's index in a global.
+# The interpreter keeps the program index in a global.
 _one_at_a_time = threading.Lock()
 
 
@@ -94,7 +94,7 @@ def interpret(
 
 
 def poison(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    """An array as new memory may be at its worst."""
+    """An array of NaN or extreme integers, standing for uninitialised memory."""
     dtype = np.dtype(dtype)
     if dtype.kind == "b":
         return np.ones(shape, dtype)
@@ -103,8 +103,8 @@ def poison(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
 
 
 def make_bfloat16_real(builder: Any) -> None:
-    """The interpreter keeps bfloat16 as bits: it cuts off instead of rounding, and multiplies the
-    bits in `tl.dot`. Here it rounds to nearest even and multiplies numbers, as a GPU does.
+    """The interpreter keeps bfloat16 as bits: it truncates instead of rounding, and `tl.dot`
+    multiplies the bits. Here it rounds to nearest even and multiplies numbers, as a GPU does.
     """
     cast, dot = builder.cast_impl, builder.create_dot
 

@@ -1,4 +1,4 @@
-"""Paged attention for runs of query tokens: prefill chunks, prefix hits, mixed lengths."""
+"""Paged attention for chunks of query tokens: prefill chunks of any length, after any prefix."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def prefill_attention(
 
     Queries come in tiles of tokens / tiles tokens each. A tile belongs to one row, whose blocks are
     tables[tile], the first of them at position starts[tile]. A position of -1 marks padding, which
-    fills the end of a tile and gives zeros. Used tiles come first. The options are those of
-    `decode_attention`.
+    fills the end of a tile and gives zeros. Tiles of padding alone come last. The options are those
+    of `decode_attention`.
     """
     run = choose("prefill_attention", implementation, IMPLEMENTATIONS)
     options = {"window": window, "scale": scale, "soft_cap": soft_cap}

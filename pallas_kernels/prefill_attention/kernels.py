@@ -1,4 +1,4 @@
-"""Triton kernel for prefill attention: a part of a tile's queries against one row's pages."""
+"""Triton kernel for prefill attention: queries of a part of a tile over their row's pages."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def prefill_tiles(
     HAS_SINKS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """One program a kv head, tile and part of it: tokens x the query heads of that kv head.
+    """One program per kv head, tile and part of a tile: tokens x query heads of that kv head.
 
-    Programs of one kv head and row are neighbours, which reads their keys from the device's cache.
-    The last tiles of a row see most and come first, so that no long program begins at the end.
+    Programs of one kv head and row are adjacent, so that their keys are in the device's L2 cache.
+    The last tiles of a row have most keys and come first, so that no long program starts late.
     """
     QUERIES: tl.constexpr = PART_TOKENS * PADDED_GROUP
     program = tl.program_id(0)
@@ -97,7 +97,7 @@ def prefill_tiles(
     if WINDOW > 0:
         low = tl.maximum(earliest - WINDOW + 1, 0)
     else:
-        # Runs that every query sees whole need no mask.
+        # Chunks before the earliest query need no mask.
         low = (earliest + 1) // TOKENS * TOKENS
         for begin in tl.range(0, low, TOKENS):
             where = token_pointers(

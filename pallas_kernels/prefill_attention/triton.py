@@ -1,4 +1,4 @@
-"""Prefill attention by a Triton kernel: each tile of queries in parts that fill a tensor core."""
+"""Prefill attention by a Triton kernel: a program per part of a tile and KV head."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pallas_kernels.tuning import tuned
 
 @dataclass(frozen=True)
 class PrefillLaunch:
-    """Sizes of one call; the device decides the rest when the program is lowered."""
+    """Sizes of one call; the rest depends on the device, known when the program is lowered."""
 
     tiles: int
     tile: int
@@ -47,7 +47,7 @@ class PrefillLaunch:
 
 
 def part_tokens(tile: int, padded_group: int, queries: int) -> int:
-    """Tokens of one program: with their query heads at most `queries`, at least a tensor core's."""
+    """Tokens of one program: tokens x padded_group is at most `queries`, at least SMALLEST_TILE."""
     wanted = min(next_power_of_two(tile), max(queries // padded_group, 1))
     return max(wanted, SMALLEST_TILE // padded_group)
 
@@ -82,7 +82,7 @@ def prefill_attention_triton(
         "WINDOW": window or 0,
         "HAS_SINKS": sinks is not None,
     }
-    # Without sinks the kernel is given some array that it does not read.
+    # Without sinks the kernel does not read this array, but needs one.
     sink = starts if sinks is None else sinks
     out, lse = call_kernel(
         prefill_tiles, q, cache, as_scalar(layer), tables, starts, positions, sink,

@@ -1,4 +1,4 @@
-"""Prefill attention in plain XLA: a few tiles of queries at a time, keys in runs, running softmax.
+"""Prefill attention in plain XLA: a few tiles of queries at a time, online softmax over keys.
 
 Both loops run as far as the tiles in use need, so padding costs nothing here.
 """
@@ -65,7 +65,7 @@ def prefill_attention_xla(
 
 
 def spread_sinks(sinks: Array, kv_heads: int, tile: int) -> Array:
-    """Sinks [heads] for the queries of a tile, [KV, tile * G]."""
+    """Sinks [heads] repeated for the queries of a tile, [KV, tile * G]."""
     grouped = sinks.reshape(kv_heads, 1, -1)
     wide = jnp.broadcast_to(grouped, (kv_heads, tile, grouped.shape[-1]))
     return wide.reshape(kv_heads, -1)
@@ -83,7 +83,7 @@ def _attend_tiles(
     scale: float,
     soft_cap: float | None,
 ) -> Running:
-    """Softmax of q [t, KV, tile * G, D], each tile over its own row's blocks."""
+    """Online softmax of q [t, KV, tile * G, D]; each tile attends to the blocks of its row."""
     span = pages * cache.shape[3]
     ends = jnp.max(positions, axis=1) + 1  # [t]
     group = q.shape[2] // positions.shape[1]
@@ -97,7 +97,7 @@ def _attend_tiles(
         seen = position <= own_position
         if window is not None:
             seen &= position > own_position - window
-        return running.with_run(q, keys, values, seen, scale, soft_cap)
+        return running.with_chunk(q, keys, values, seen, scale, soft_cap)
 
     runs = -(-jnp.max(ends - starts) // span)
     return lax.fori_loop(0, runs, some_pages, Running.of_nothing(q))

@@ -1,6 +1,6 @@
 """Draws the next token of each row: greedy, temperature, top-k, top-p and min-p, row by row.
 
-In: logits, one noise key and four settings a row. Out: a token a row, -1 where there is none.
+In: per row its logits, a noise key and four settings. Out: a token per row, -1 where there is none.
 Must not know: seeds and positions (only the keys made of them), penalties, log-probabilities.
 """
 

@@ -1,8 +1,8 @@
-"""Triton kernels for token sampling: the best of each part of a row, its cut, its drawn token.
+"""Triton kernels for token sampling: best logits of parts of rows, top-k and top-p cuts, the draw.
 
-A cut is found without sorting. Floats are compared as integers that order alike; weights relative
+A cut is found without sorting. Floats are compared as integers of the same order; weights relative
 to the best token are whole multiples of 2^-35, so that sums of them do not depend on their order:
-how a row is divided among programs and rounds cannot change which tokens stay.
+the division of a row among programs and passes cannot change which tokens stay.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import triton.language as tl
 GREEDY_BELOW = tl.constexpr(1e-5)
 LOWEST_FINITE = tl.constexpr(-0x7F800000)  # order key of the most negative finite float32
 NEVER = tl.constexpr(-0x80000000)  # below every order key
-# A quarter of a million of these still are a whole number in float64.
+# The sum of a quarter of a million such weights is exact in float64.
 WEIGHT_OF_BEST = tl.constexpr(2.0**35)
 
 
@@ -26,7 +26,7 @@ def best_of_parts(
     PART: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One program a part of a row: its highest logit."""
+    """One program per part of a row: its highest logit."""
     program = tl.program_id(0).to(tl.int64)
     begin, end = part_range(program % PARTS, VOCAB, PART)
     row_ptr = logits_ptr + program // PARTS * VOCAB
@@ -54,7 +54,7 @@ def find_cuts(
     PADDED_PARTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One program a row: where top-k and top-p cut it off. Rows without them are done at once."""
+    """One program per row: its top-k and top-p cuts. Rows without them return early."""
     row = tl.program_id(0).to(tl.int64)
     temperature = tl.load(temperature_ptr + row)
     top_k = tl.load(top_k_ptr + row)
@@ -104,7 +104,7 @@ def draw_from_parts(
     PART: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One program a part of a row: its best token after cut and noise, and that token's score."""
+    """One program per part of a row: its best token after cut and noise, and that token's score."""
     program = tl.program_id(0).to(tl.int64)
     row = program // PARTS
     begin, end = part_range(program % PARTS, VOCAB, PART)
@@ -161,8 +161,8 @@ def search(
 
     Enough are top_k tokens, or top_p of the weight of what is left by a cut at the floor, where
     `surplus` tokens that equal the floor are cut off too. Returns the key, how many of the tokens
-    equal to it have room, and how many have not. One round over the row finds a range of keys, one
-    lists the keys in it; the rest is bisection over the list.
+    equal to it stay, and how many do not. One pass over the row finds a range of keys, one lists
+    the keys in it; the rest is bisection over the list.
     """
     PIVOTS: tl.constexpr = 8
     lane = tl.arange(0, BLOCK)
@@ -180,10 +180,10 @@ def search(
     target = top_k.to(tl.int64)
     if WEIGHTED:
         total = tl.sum(tl.where(place == 0, amounts, 0), 0)
-        # A surplus says that some tokens equal the floor, so that it is a key that has a weight.
+        # With a surplus some tokens equal the floor, so the floor is the key of a real weight.
         total -= surplus * amount_of(floor, highest, WEIGHTED)
         target = share_of(total, top_p)
-    # The floor has to do where not even it leaves enough: there are fewer tokens than top_k.
+    # If even the floor leaves too few, there are fewer tokens than top_k, and it is used.
     enough = (amounts >= target) | (place == 0)
     low = tl.max(tl.where(enough, pivot, floor), 0)
     high = tl.min(tl.where(enough, order_key(highest) + 1, pivot), 0)
@@ -211,7 +211,7 @@ def search(
         fewest = tl.where(reached, fewest, members)
         above = tl.where(reached, above, amount)
     ties = (most - fewest).to(tl.int64)
-    # With several ties, low is their key. One alone has room, and low may lie below it.
+    # With several ties, low is their key. A single one stays, and low may be below it.
     weight = tl.maximum(amount_of(low, highest, WEIGHTED), 1)
     room = tl.where(ties > 1, (target - above + weight - 1) // weight, 1)
     return low, room, tl.maximum(ties - room, 0)
@@ -229,7 +229,7 @@ def list_keys(
     VOCAB: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Write the order keys of a row that lie in [low, high) one after the other; how many."""
+    """Write a row's order keys in [low, high) one after the other; returns their number."""
     lane = tl.arange(0, BLOCK)
     listed = tl.full([], 0, tl.int32)
     tl.debug_barrier()  # the list before this one has been read
@@ -239,7 +239,7 @@ def list_keys(
         inside = ((key >= low) & (key < high)).to(tl.int32)
         tl.store(list_ptr + listed + tl.cumsum(inside, 0) - 1, key, mask=inside > 0)
         listed += tl.sum(inside, 0)
-    tl.debug_barrier()  # everybody sees the list
+    tl.debug_barrier()  # all threads see the list
     return listed
 
 
@@ -247,7 +247,7 @@ def list_keys(
 def index_of_tie(
     row_ptr, temperature, highest, min_p, threshold, room, VOCAB: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Index of the last token equal to the threshold that has room."""
+    """Index of the last token equal to the threshold that stays."""
     lane = tl.arange(0, BLOCK)
     last = tl.full([], -1, tl.int32)
     before = tl.full([], 0, tl.int32)
@@ -303,7 +303,7 @@ def amount_of(key, highest, WEIGHTED: tl.constexpr):
     if WEIGHTED:
         bits = tl.where(key < 0, key ^ 0x7FFFFFFF, key)
         weight = tl.exp(bits.to(tl.float32, bitcast=True) - highest)
-        # NEVER is not a number, and never counted.
+        # NEVER is not the key of a number and has no weight.
         weight = tl.where(key >= LOWEST_FINITE, weight, 0.0)
         return (weight * WEIGHT_OF_BEST + 0.5).to(tl.int64)
     return (key * 0 + 1).to(tl.int64)
@@ -320,10 +320,10 @@ def share_of(total, top_p):
 
 @triton.jit
 def gumbel(first_word, second_word, index):
-    """Finite Gumbel noise: 32 random bits of each index, spent where they matter."""
+    """Finite Gumbel noise from 32 random bits per index, which resolve large values."""
     bits = random_bits(first_word, second_word, index.to(tl.uint32))
     uniform = tl.minimum((bits.to(tl.float32) + 0.5) * 2.0**-32, 1.0 - 2.0**-24)
-    # log(1 - u) where 1 - u is rounded: the quotient takes that back.
+    # log(1 - u), corrected for the rounding of 1 - u by the quotient.
     rest = 1.0 - uniform
     lost = tl.where(rest == 1.0, 1.0, 1.0 - rest)
     negative_log = tl.where(rest == 1.0, uniform, -tl.log(rest) * tl.div_rn(uniform, lost))

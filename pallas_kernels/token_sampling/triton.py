@@ -1,7 +1,7 @@
-"""Token sampling by Triton kernels: parts of rows, a cut a row where one is wanted, parts again.
+"""Token sampling by three Triton kernels: the best of each part of a row, the cuts, the draw.
 
 The first and the last kernel divide each row among as many programs as fill a device. The search
-in between is one program a row: two or three rounds over the row for each of top-k and top-p.
+for the cuts is one program per row: two or three passes over the row for each of top-k and top-p.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pallas_kernels.tuning import table, tuned
 
 
 class Parts(NamedTuple):
-    """How rows are divided: parts a row, and logits a part."""
+    """How rows are divided: parts per row, and logits per part."""
 
     count: int
     size: int
@@ -46,7 +46,7 @@ def sample_tokens_triton(
         launch=Launch((rows * parts.count,), constants, sizes["warps"]),
     )  # fmt: skip
     winner = score == jnp.max(score, axis=-1, keepdims=True)
-    # A row that cannot be used says so in all of its parts.
+    # All parts of a row that cannot be sampled give -1.
     return jnp.min(jnp.where(winner, token, jnp.where(token < 0, -1, vocab)), axis=-1)
 
 
@@ -82,7 +82,7 @@ def cuts(
 
 
 def row_constants(best: Array, vocab: int) -> dict[str, Any]:
-    """What kernels need that look at the best of a whole row."""
+    """Constants of kernels that read the best logits of a row's parts."""
     parts = best.shape[1]
     return {"VOCAB": vocab, "PARTS": parts, "PADDED_PARTS": next_power_of_two(parts)}
 

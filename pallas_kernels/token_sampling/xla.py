@@ -1,4 +1,4 @@
-"""Token sampling in plain XLA, by one sort a row: short, and slow for large vocabularies.
+"""Token sampling in plain XLA by sorting: short, and slow for large vocabularies.
 
 Noise is Gumbel from threefry bits of (key, token id), all 32 of them: a float made of 23 bits is
 too coarse where noise is large, and unlikely tokens would be drawn far too rarely.
@@ -18,7 +18,7 @@ def sample_tokens_xla(
 ) -> Array:
     """See `sample_tokens`."""
     logits = logits.astype(jnp.float32)
-    # Asked by itself: on CPUs XLA's maximum may pass over a NaN.
+    # NaN is tested separately: XLA's maximum on CPUs may ignore it.
     usable = jnp.isfinite(jnp.max(logits, axis=-1)) & ~jnp.any(jnp.isnan(logits), axis=-1)
     random = temperature >= GREEDY_BELOW
     scaled = logits / jnp.where(random, temperature, 1.0)[:, None]
