@@ -43,9 +43,11 @@ def cache_type(engine: Engine) -> str:
 
 
 def programs(engine: Engine) -> str:
-    """How many step programs are compiled, and are still to be."""
+    """How many step programs are compiled and are still to be, and how many variants of steps the
+    first request for them compiles."""
     if engine.devices is None:
         return ""
     counts = engine.loaded.program_counts()
     to_come = f" and {counts.programs_to_come} to come" if counts.programs_to_come else ""
-    return f"{counts.programs} programs{to_come}"
+    late = f", {len(counts.on_first_use)} variants on first use" if counts.on_first_use else ""
+    return f"{counts.programs} programs{to_come}{late}"

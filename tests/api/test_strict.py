@@ -162,8 +162,8 @@ def test_without_strict_a_late_compile_is_one_warning(
     assert llm.ledger.compiles_after_warm_up == 1
     assert llm.stats().compiles_after_warm_up == 1
     [told] = [record.getMessage() for record in caplog.records]
-    assert told.startswith("a step waited ") and "['variants']" in told
-    assert "for its program, 4+64x6 with features random, which" in told
+    assert told.startswith("a step waits for its program, ") and "['variants']" in told
+    assert "4+64x6 with features random, which is compiled now" in told
     assert llm.stats().on_first_use[0] == "random"
     assert "compiled on first use: random, random+adjust" in str(llm.stats())
     # The variant of warm-up also runs what a cheaper one would.

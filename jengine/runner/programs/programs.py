@@ -123,12 +123,14 @@ class Programs:
                 "Add its variant to compilation_config['variants'], or use strict=False, which "
                 "capture and intervene always need."
             )
+        if self._warm:  # said before, as a large model's program takes a minute
+            logger.warning(
+                "a step waits for its program, %s with features %s, which is compiled now: warm-up "
+                "left it out; compilation_config['variants'] says what is compiled at the start",
+                bucket, features,
+            )  # fmt: skip
         compiled, entry = self.compiler.compile(bucket, features)
         if self._warm:
             entry.after_warm_up = True
-            logger.warning(
-                "a step waited %.2f s for its program, %s with features %s, which warm-up had left "
-                "out; compilation_config['variants'] says what is compiled at the start",
-                entry.seconds, bucket, features,
-            )  # fmt: skip
+            logger.info("compiled in %.2f s", entry.seconds)
         self.keep(compiled, entry)
