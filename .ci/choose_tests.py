@@ -2,7 +2,7 @@
 
     python .ci/choose_tests.py                     slow test files, one per line
     python .ci/choose_tests.py --all               every slow test file
-    python .ci/choose_tests.py --reaches PATH...   exit status 0 if the commits reach one of these
+    python .ci/choose_tests.py --reaches PATH...   "yes" if the commits reach one of these, or "no"
     python .ci/choose_tests.py --record XML...     keep the seconds of each file (JUnit reports)
 
 A file is reached if it imports a changed file, directly or through others. The nearest files come
@@ -17,9 +17,8 @@ import ast
 import json
 import re
 import subprocess
-import sys
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from datetime import date
 from functools import cache
 from pathlib import Path
@@ -164,16 +163,31 @@ def chosen(
     return sorted([*kept, *rest[day % SHARES :: SHARES]])
 
 
-def record(reports: Iterable[Path]) -> None:
-    """Keep what the slow tests of each file took."""
+def recorded() -> dict[str, float]:
+    """Test file -> seconds of its slow tests, as far as they are known."""
+    return json.loads(SECONDS.read_text("utf-8")) if SECONDS.is_file() else {}
+
+
+def record(reports: Iterable[Path], known: Iterable[Path]) -> None:
+    """Keep the seconds of each test file in these reports, beside those of files not in them."""
+    files = {module_of(file): str(file) for file in known}
     seconds: dict[str, float] = defaultdict(float)
     for report in reports:
         for case in ElementTree.parse(report).iter("testcase"):
-            seconds[case.get("classname", "").replace(".", "/") + ".py"] += float(
-                case.get("time", 0)
-            )
-    rounded = {file: round(spent, 1) for file, spent in sorted(seconds.items())}
-    SECONDS.write_text(json.dumps(rounded, indent=1) + "\n", "utf-8")
+            seconds[files[module_of_case(case, files)]] += float(case.get("time", 0))
+    kept = {file: spent for file, spent in recorded().items() if file in files.values()}
+    rounded = {file: round(spent, 1) for file, spent in seconds.items()}
+    SECONDS.write_text(json.dumps(kept | rounded, indent=1, sort_keys=True) + "\n", "utf-8")
+
+
+def module_of_case(case: ElementTree.Element, modules: Container[str]) -> str:
+    """The module of a reported test, which may be in a class, or be a module that was skipped."""
+    reported = name = case.get("classname") or case.get("name", "")
+    while name not in modules:
+        if not name:
+            raise SystemExit(f"{reported} is in no test file")
+        name = name.rpartition(".")[0]
+    return name
 
 
 def main() -> None:
@@ -184,20 +198,20 @@ def main() -> None:
     parser.add_argument("--reaches", nargs="+", type=Path)
     parser.add_argument("--record", nargs="+", type=Path)
     wanted = parser.parse_args()
-    if wanted.record:
-        record(wanted.record)
-        return
     known = files()
+    if wanted.record:
+        record(wanted.record, known)
+        return
     slow = slow_files(known)
     if wanted.all:
         print("\n".join(map(str, slow)))
         return
     near = distances(changed_files(), known)
     if wanted.reaches:
-        sys.exit(not any(file in near for file in wanted.reaches))
-    seconds = json.loads(SECONDS.read_text("utf-8")) if SECONDS.is_file() else {}
+        print("yes" if any(file in near for file in wanted.reaches) else "no")
+        return
     today = date.fromisoformat(git("log", "-1", "--format=%cs")).toordinal()
-    print("\n".join(map(str, chosen(slow, near, seconds, wanted.budget, today))))
+    print("\n".join(map(str, chosen(slow, near, recorded(), wanted.budget, today))))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parent.parent
 spec = importlib.util.spec_from_file_location("choose_tests", ROOT / ".ci" / "choose_tests.py")
@@ -55,3 +58,29 @@ def test_every_slow_file_is_known() -> None:
     slow = ci.slow_files(KNOWN)
     assert Path("tests/kvcache/test_cache_machines.py") in slow
     assert Path("tests/sharding/eight_devices/test_tensor_parallel.py") in slow
+
+
+def test_seconds_are_recorded_by_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of functions, of classes and of skipped modules; other files keep what they had."""
+    report, seconds = tmp_path / "slow.xml", tmp_path / "seconds.json"
+    monkeypatch.setattr(ci, "SECONDS", seconds)
+    assert ci.recorded() == {}, "every file counts as usual"
+    seconds.write_text(json.dumps({"tests/gone.py": 4, "tests/test_tour.py": 5}))
+    report.write_text(
+        """<testsuites><testsuite>
+        <testcase classname="tests.kvcache.test_kinds" name="test_one" time="1.25"/>
+        <testcase classname="tests.kvcache.test_cache_machines.TestFull" name="runTest" time="2"/>
+        <testcase classname="tests.kvcache.test_cache_machines.TestTwo" name="runTest" time="3"/>
+        <testcase classname="" name="tests.executor.test_ray" time="0.04"/>
+        </testsuite></testsuites>"""
+    )
+    ci.record([report], KNOWN)
+    assert ci.recorded() == {
+        "tests/executor/test_ray.py": 0.0,
+        "tests/kvcache/test_cache_machines.py": 5.0,
+        "tests/kvcache/test_kinds.py": 1.2,
+        "tests/test_tour.py": 5,
+    }
+    report.write_text('<testsuite><testcase classname="tests.test_gone"/></testsuite>')
+    with pytest.raises(SystemExit, match=r"tests\.test_gone is in no test file"):
+        ci.record([report], KNOWN)
