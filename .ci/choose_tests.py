@@ -170,7 +170,7 @@ def recorded() -> dict[str, float]:
 
 def record(reports: Iterable[Path], known: Iterable[Path]) -> None:
     """Keep the seconds of each test file in these reports, beside those of files not in them."""
-    files = {module_of(file): str(file) for file in known}
+    files = {module_of(file): str(file) for file in known if file.name.startswith("test_")}
     seconds: dict[str, float] = defaultdict(float)
     for report in reports:
         for case in ElementTree.parse(report).iter("testcase"):

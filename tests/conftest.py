@@ -16,9 +16,11 @@ os.environ.setdefault("JAX_NUMPY_RANK_PROMOTION", "raise")
 # Triton kernels run in Triton's interpreter. Before anything imports triton, as torch does.
 os.environ.setdefault("TRITON_INTERPRET", "1")
 # Tests run each program a few times: a quick compile is worth more than a quick program. XLA's own
-# passes are the same; LLVM does less. CI runs the slow tests, and those that compare tokens and
-# bits, once more as users run them (.ci/run).
+# passes are the same; LLVM does less. CI runs the slow tests, and many of the quick ones a second
+# time, with optimized programs (.ci/run).
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+# Torch's matmuls are so small here that its threads would only wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 # One compile cache for the whole run: the same tiny programs are needed by many tests.
 COMPILE_CACHE = Path(__file__).parent.parent / ".pytest_cache" / "xla"
 COMPILE_CACHE.mkdir(parents=True, exist_ok=True, mode=0o700)

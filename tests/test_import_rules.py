@@ -15,6 +15,8 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.api.engines import SMALL_DEMO
+
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("jengine", "pallas_kernels", "sharding")
 
@@ -316,8 +318,8 @@ def test_what_the_host_uses_does_not_load_jax(module: str) -> None:
 
 def test_an_engine_of_tokens_loads_only_what_it_needs() -> None:
     code = (
-        "import sys; from jengine import LLM; LLM('demo', skip_tokenizer_init=True, "
-        "enforce_eager=True, max_model_len=64, load_format='safetensors'); "
+        f"import sys; from jengine import LLM; LLM('demo', **{SMALL_DEMO}, "
+        "skip_tokenizer_init=True, load_format='safetensors'); "
         "unwanted = ('transformers', 'torch', 'orbax', 'ray', 'jaxtyping'); "
         "print([m for m in unwanted if m in sys.modules])"
     )

@@ -23,12 +23,23 @@ from jengine.scheduler.scheduler import Scheduler
 MAX_MODEL_LEN = 768
 VOCAB = 97
 WINDOW = 16
+# For the demo model: two programs, the same in every file, so that each is compiled once.
+SMALL_DEMO: dict[str, Any] = {
+    "enforce_eager": True, "max_model_len": 256, "max_num_seqs": 4, "max_num_batched_tokens": 256,
+    "show_progress": False,
+    "compilation_config": {"decode_rows": [4], "prefill_tokens": [256], "variants": ["scored"]},
+}  # fmt: skip
 
 
 def tiny_engine(folder: Path, variant: str = "scored", **settings: Any) -> jengine.LLM:
     """An engine of a tiny model whose steps are all of one variant and two buckets."""
+    return jengine.LLM(folder, **tiny_engine_settings(variant, **settings))
+
+
+def tiny_engine_settings(variant: str = "scored", **settings: Any) -> dict[str, Any]:
+    """The arguments of `tiny_engine`, changed by these."""
     compilation = {"decode_rows": [8], "prefill_tokens": [256], "variants": [variant]}
-    options = {
+    return {
         "skip_tokenizer_init": "tokenizer" not in settings,
         "enforce_eager": True,
         "max_model_len": MAX_MODEL_LEN,
@@ -38,7 +49,6 @@ def tiny_engine(folder: Path, variant: str = "scored", **settings: Any) -> jengi
         **settings,
         "compilation_config": {**compilation, **settings.get("compilation_config", {})},
     }
-    return jengine.LLM(folder, **options)
 
 
 @contextmanager

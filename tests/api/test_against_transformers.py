@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +29,6 @@ LENGTHS = (1, 2, 15, 16, 17, 31, 33, 100, 255, 256, 257, 700)
 NEW_TOKENS = 20
 TOP = 4
 CLOSE = 1e-4  # logits nearer than this may swap places
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_torch_thread() -> Iterator[None]:
-    """These products are so small that threads would only wait for each other."""
-    torch = pytest.importorskip("torch")
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 SLOW = {"llama", "qwen2 with biases", "mistral with a window", "qwen3 with normed heads"}

@@ -134,20 +134,25 @@ def test_a_program_is_used_as_soon_as_it_is_there(folder: Path, gate: Gate) -> N
 
 
 def test_what_steps_ask_for_most_is_compiled_next(folder: Path, gate: Gate) -> None:
+    def order_only(key: Key) -> None:
+        raise RuntimeError("not compiled: the order is enough")
+
+    gate.problem = order_only
     with early(folder, gate) as llm:
         while not gate.began:
             threading.Event().wait(0.005)
         llm.generate(random_prompts(60), PARAMS)
         gate.open()
-        assert llm.wait_until_warm()
+        with pytest.raises(RuntimeError, match="the order is enough"):
+            llm.wait_until_warm()
     made = [f"{bucket} {features}" for bucket, features in gate.began]
-    # The first was begun before anybody asked; the long prompt ran once, each answer four times.
+    # The first was begun before the request came; the long prompt ran once, each answer four times.
     assert made[:3] == ["2+0x6 random", "2+0x6 greedy", "4+64x6 greedy"]
     # Then in the order given: every size in the variant for all, and the cheaper variant.
     assert made[3:6] == ["4+0x6 random", "4+32x6 random", "4+0x6 greedy"] and len(made) == 7
 
 
-def test_a_program_that_does_not_compile_is_told_and_missed_by_nobody(
+def test_requests_are_answered_without_a_program_that_does_not_compile(
     folder: Path, gate: Gate, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(key: Key) -> None:

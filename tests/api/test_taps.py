@@ -70,6 +70,11 @@ def assert_captured(
         np.testing.assert_allclose(output.captured[name], expected[name], atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize(
+    "either_engine",
+    ["full_engine", pytest.param("window_engine", marks=pytest.mark.slow)],
+    indirect=True,
+)
 def test_captured_values_are_those_of_one_pass(either_engine: jengine.LLM) -> None:
     names = [point.name for point in either_engine.tap_points]
     plain = answers(either_engine.generate(PROMPTS, GREEDY))

@@ -10,7 +10,7 @@ import pytest
 import jengine
 from jengine import AsyncLLM, RequestOutput, SamplingParams
 from jengine.errors import ConfigError, RequestError
-from tests.api.engines import tiny_engine
+from tests.api.engines import MAX_MODEL_LEN, tiny_engine_settings
 
 PARAMS = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
 
@@ -18,14 +18,15 @@ PARAMS = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
 @pytest.mark.parametrize("config", [{"profiler": "jax", "dir": "{}"},
                                     {"profiler": "torch", "torch_profiler_dir": "{}"}])  # fmt: skip
 def test_a_profile_is_written_where_the_config_says(
-    full_folder: Path, tmp_path: Path, config: dict[str, str]
+    llm: jengine.LLM, tmp_path: Path, config: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = {key: value.format(tmp_path) for key, value in config.items()}
-    with tiny_engine(full_folder, profiler_config=config) as llm:
-        llm.start_profile("warm")
-        llm.generate([[5, 6, 7]], PARAMS)
-        llm.stop_profile()
-        asyncio.run(profiled_again(AsyncLLM.over(llm.engine)))
+    given = jengine.EngineArgs("demo", profiler_config=config).profiler_config
+    monkeypatch.setattr(llm.engine.args, "profiler_config", given)
+    llm.start_profile("warm")
+    llm.generate([[5, 6, 7]], PARAMS)
+    llm.stop_profile()
+    asyncio.run(profiled_again(AsyncLLM.over(llm.engine)))
     for name in ("warm", "again"):
         assert list((tmp_path / name).rglob("*.xplane.pb"))
 
@@ -53,7 +54,8 @@ def test_waiting_for_outputs_of_a_type(llm: jengine.LLM) -> None:
 
 
 def test_engine_args_make_an_engine(full_folder: Path) -> None:
-    args = jengine.EngineArgs(full_folder, skip_tokenizer_init=True, max_model_len=64)
-    args.enforce_eager = True
+    args = jengine.EngineArgs(full_folder, **tiny_engine_settings())
+    args.max_num_seqs = 5
     with jengine.LLM.from_engine_args(engine_args=args) as llm:
-        assert llm.max_model_len == 64
+        assert llm.max_model_len == MAX_MODEL_LEN
+        assert llm.engine.schedule.max_num_seqs == 5

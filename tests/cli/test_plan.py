@@ -125,13 +125,13 @@ def test_what_does_not_fit_says_so() -> None:
 
 
 def test_the_smallest_tp_that_fits_is_named() -> None:
-    result = planned("llama-70b", "--device", "a100", "--batch", "8")
+    result = planned("mixtral-8x7b", "--device", "l40s", "--batch", "8")
     assert result.status == 1
     [tp] = re.findall(r"The smallest --tp that fits is (\d+)\.", result.out)
-    words = ("llama-70b", "--device", "a100", "--batch", "8", "--tp")
+    words = ("mixtral-8x7b", "--device", "l40s", "--batch", "8", "--tp")
     assert planned(*words, tp).status == 0 and plan(*words, tp)["smallest_tp"] is not None
     assert planned(*words, str(int(tp) // 2)).status == 1
-    assert "up to 64 either" in planned("llama-70b", "--batch", "900000").out
+    assert "up to 64 either" in planned("llama-8b", "--batch", "900000").out
     assert plan("llama-8b")["smallest_tp"] == 1
 
 

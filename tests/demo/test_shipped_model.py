@@ -50,6 +50,7 @@ def test_transformers_reads_the_tokenizer_as_training_did(tokenizer):
     assert tokenizer.decode(ours.encode("23 + 45 = 68. Größe").ids) == "23 + 45 = 68. Größe"
 
 
+@pytest.mark.slow
 def test_tokenizer_is_what_its_script_makes():
     made = demo_tokenizer.train(demo_tokenizer.training_texts())
     assert made.to_str() == demo_tokenizer.load(model_path()).to_str()

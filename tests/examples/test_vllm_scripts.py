@@ -15,16 +15,11 @@ import pytest
 
 import jengine
 from jengine.assembly.args import EngineArgs
+from tests.api.engines import SMALL_DEMO
 from tests.assembly.vllm_arguments import VLLM_ARGUMENTS
 
 ROOT = Path(__file__).parent.parent.parent
 SCRIPTS = sorted((ROOT / "examples" / "vllm_scripts").glob("*.py"))
-# Two programs, compiled when first needed.
-QUICK: dict[str, Any] = {
-    "enforce_eager": True, "max_num_seqs": 4, "max_num_batched_tokens": 256,
-    "show_progress": False,
-    "compilation_config": {"decode_rows": [4], "prefill_tokens": [256], "variants": ["scored"]},
-}  # fmt: skip
 # Keyword arguments of vLLM 0.33, for the calls that the scripts make.
 PROMPTS = "prompts sampling_params use_tqdm lora_request priority tokenization_kwargs"
 ENGINE = {"model", "enforce_eager", *VLLM_ARGUMENTS}
@@ -62,7 +57,7 @@ PRINTED = {
 @pytest.fixture(scope="module")
 def llm() -> Iterator[jengine.LLM]:
     """One engine, which stands for those that the scripts make."""
-    with jengine.LLM("demo", max_model_len=256, **QUICK) as engine:
+    with jengine.LLM("demo", **SMALL_DEMO) as engine:
         yield engine
 
 
@@ -80,12 +75,12 @@ def shared(llm: jengine.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
         def from_engine_args(cls, args: EngineArgs) -> Any:
             return cls(**vars(args))
 
-    class Quick(jengine.AsyncLLM):
+    class Small(jengine.AsyncLLM):
         def __init__(self, model: str, **settings: Any) -> None:
-            super().__init__(model, **{**settings, **QUICK})
+            super().__init__(model, **{**settings, **SMALL_DEMO})
 
     monkeypatch.setattr("jengine.api.llm.LLM", Shared)
-    monkeypatch.setattr("jengine.api.async_llm.AsyncLLM", Quick)
+    monkeypatch.setattr("jengine.api.async_llm.AsyncLLM", Small)
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)

@@ -33,9 +33,9 @@ PROMPTS = ["w5 w6 w7", "w8", "w5 w6 w7", "w9 w10 w11 w12"]
 SETTINGS: dict[str, Any] = {
     "enforce_eager": True,
     "max_num_seqs": 4,
-    "compilation_config": {"decode_rows": [4], "prefill_tokens": [64]},
+    "compilation_config": {"decode_rows": [4], "prefill_tokens": [64], "variants": ["scored"]},
 }
-CONFIG = RolloutConfig(max_tokens_to_generate=8, max_prompt_length=6, kv_cache_size=64)
+CONFIG = RolloutConfig(max_tokens_to_generate=8, max_prompt_length=6, kv_cache_size=128)
 GREEDY = replace(CONFIG, temperature=0.0, return_logprobs=True)
 
 

@@ -16,6 +16,7 @@ from jengine.config import AttentionConfig, LayerConfig, MlpConfig, ModelConfig,
 from jengine.layers.attention import AttentionInputs
 from jengine.models.context import StepContext, whole_sequences
 from jengine.models.decoder import Decoder
+from jengine.weights.dummy import dummy_model
 from tests.models.plain_logits import plain_logits
 
 FULL = LayerConfig(AttentionConfig(num_heads=4, num_kv_heads=2, head_dim=8), MlpConfig(48))
@@ -34,7 +35,7 @@ def counting(caches: Any, layer: int, inputs: AttentionInputs) -> tuple[jax.Arra
 
 
 def test_caches_pass_from_layer_to_layer() -> None:
-    model = Decoder(config_of({}, {}, {}), rngs=nnx.Rngs(0))
+    model = dummy_model(config_of({}, {}, {}))
 
     @jax.jit
     def run(tokens: jax.Array) -> jax.Array:
@@ -48,7 +49,7 @@ def test_caches_pass_from_layer_to_layer() -> None:
 
 def test_a_cache_written_inside_another_trace_is_refused() -> None:
     """It would hold a tracer of the scan's body, which fails far from its cause."""
-    model = Decoder(config_of({}), rngs=nnx.Rngs(0))
+    model = dummy_model(config_of({}))
 
     @jax.jit
     def run(tokens: jax.Array) -> jax.Array:
@@ -62,7 +63,7 @@ def test_a_cache_written_inside_another_trace_is_refused() -> None:
 
 def test_layers_may_be_recomputed_in_training() -> None:
     """Without a cache nothing is kept, so a layer may run in a trace of its own."""
-    model = Decoder(config_of({}, {}), rngs=nnx.Rngs(0))
+    model = dummy_model(config_of({}, {}))
     graph, parameters = nnx.split(model)
     tokens = jnp.arange(12).reshape(2, 6)
 

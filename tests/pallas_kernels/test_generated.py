@@ -20,7 +20,7 @@ from tests.pallas_kernels.generated import Generated, decode_case, prefill_case
 from tests.pallas_kernels.implementations import IMPLEMENTATIONS, TRITON
 
 # How many of each there are, and how many of them the default run takes.
-DECODE, PREFILL = (150, 8), (60, 3)
+DECODE, PREFILL = (150, 5), (60, 1)
 RELATIVE = 1e-4
 
 
@@ -69,7 +69,7 @@ def test_prefill_after_4k_tokens(seed: int, implementation: str) -> None:
     check(prefill_case(seed, longest=4096), prefill_attention, implementation)
 
 
-@pytest.mark.parametrize("seed", seeds(12, 4))
+@pytest.mark.parametrize("seed", seeds(12, 2))
 def test_the_reference_agrees(seed: int) -> None:
     """The same cases through the XLA implementation."""
     for make, operation in ((decode_case, decode_attention), (prefill_case, prefill_attention)):
@@ -82,7 +82,7 @@ def test_bfloat16_kept_as_bits(make: Callable[[int], Generated]) -> None:
     operation = decode_attention if make is decode_case else prefill_attention
     cases = [case for case in map(make, range(20)) if case.dtype == "bfloat16"]
     assert len(cases) > 1
-    for case in cases:
+    for case in cases[:2]:
         check(case, operation, "xla")
         case.arguments["cache"] = case.arguments["cache"].view(np.uint16)
         check(case, operation, "xla")

@@ -14,6 +14,7 @@ import jengine
 from jengine.logprobs import Logprob
 from jengine.outputs import CompletionOutput, RequestOutput
 from jengine.pictures.request_html import DEEPEST
+from tests.api.engines import SMALL_DEMO
 
 
 class Spans(HTMLParser):
@@ -117,8 +118,7 @@ def test_without_a_tokenizer_the_numbers_are_shown() -> None:
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[jengine.LLM]:
-    settings = {"decode_rows": [2], "prefill_tokens": [32], "variants": ["scored"]}
-    with jengine.LLM("demo", max_num_seqs=2, compilation_config=settings) as engine:
+    with jengine.LLM("demo", **SMALL_DEMO) as engine:
         yield engine
 
 
