@@ -54,8 +54,7 @@ def test_waiting_for_outputs_of_a_type(llm: jengine.LLM) -> None:
 
 
 def test_engine_args_make_an_engine(full_folder: Path) -> None:
-    args = jengine.EngineArgs(full_folder, **tiny_engine_settings())
-    args.max_num_seqs = 5
+    args = jengine.EngineArgs(full_folder, **tiny_engine_settings(enforce_eager=False))
+    args.enforce_eager = True
     with jengine.LLM.from_engine_args(engine_args=args) as llm:
-        assert llm.max_model_len == MAX_MODEL_LEN
-        assert llm.engine.schedule.max_num_seqs == 5
+        assert llm.max_model_len == MAX_MODEL_LEN and llm.engine.args.enforce_eager
