@@ -27,6 +27,11 @@ class StepLogprobs(NamedTuple):
         """A run of positions."""
         return StepLogprobs(*(array[begin:end] for array in self))
 
+    def top(self, count: int) -> StepLogprobs:
+        """The chosen token and `count` of the likeliest; -1: all that there are."""
+        columns = slice(None if count < 0 else 1 + count)
+        return StepLogprobs(self.values[..., columns], self.ids[..., columns], self.rank)
+
     @classmethod
     def joined(cls, parts: list[StepLogprobs]) -> StepLogprobs:
         """Parts one after the other."""

@@ -6,44 +6,34 @@ way out. Field names follow vLLM; jengine adds `tokens`, `logprobs_array`, `weig
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from jengine.logprobs import LogprobTables, StepLogprobs, Table
 from jengine.pictures.request_html import request_html
-from jengine.plan import Plan
 from jengine.vllm_names import missing_name
 
 SampleLogprobs = Sequence[Table]
 PromptLogprobs = Sequence[Table | None]
 
 
-class EntryOutput(msgspec.Struct, array_like=True, gc=False):
-    """The results of one plan entry. Never part of a reference cycle."""
+class StepOutput(NamedTuple):
+    """The results of one step.
 
-    # None or several are as usual as one. -1: the row's logits were not finite.
-    tokens: list[int] = []
-    logprobs: StepLogprobs | None = None  # of `tokens`, as many columns as the row asked for
-    prompt_logprobs: StepLogprobs | None = None  # of the prompt tokens that follow the chunk's own
-    captured: dict[str, np.ndarray] | None = None  # tap point -> f32 [tokens of the entry, width]
+    The compiled step returns them with an item per sampling slot and per token of its bucket. Read
+    on the host, they have an item per entry that wants tokens, and per token that the plan runs,
+    both in the order of the plan's entries. An entry may get several tokens.
+    """
 
-
-class StepOutput(msgspec.Struct, array_like=True):
-    """The results of one step on the host: one output for each entry of its plan."""
-
-    entries: list[EntryOutput]
-
-    @classmethod
-    def of_tokens(cls, plan: Plan, tokens: Iterable[list[int]]) -> StepOutput:
-        """The output of a plan, given the tokens of each entry that wants some, in plan order."""
-        wanted = iter(tokens)
-        return cls([
-            EntryOutput(next(wanted)) if entry.wanted else EntryOutput() for entry in plan.entries
-        ])  # fmt: skip
+    tokens: Any  # i32[entries, runs]; -1: the logits were not finite
+    logprobs: StepLogprobs | None = None  # [entries, runs, ...] of the sampled tokens
+    prompt_logprobs: StepLogprobs | None = None  # of the token after each one of a prefill chunk
+    # Number of a set of taps -> tap point -> f32[tokens, width].
+    captured: dict[int, dict[str, Any]] = {}
 
 
 class TokenDelta(msgspec.Struct, kw_only=True, gc=False):

@@ -6,9 +6,12 @@ on the same weights give the same tokens. It is also what is broadcast to other 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
+from typing import NamedTuple
 
 import msgspec
+import numpy as np
 
 
 class RowSampling(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,23 +74,80 @@ class NewBlocks(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Wanted(IntEnum):
-    """What an entry's last token is run for. Pooled vectors and scores will be further members."""
+    """The result wanted of an entry. Pooled vectors and scores will be further members."""
 
     NOTHING = 0  # a prefill chunk that does not reach the end of what is known
     TOKENS = 1
 
 
-# Looking a member up in its class takes longer than to make an entry.
+# Looking a member up in its class is slow.
 NOTHING, TOKENS = Wanted
 
 
-class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class Entry(NamedTuple):
     """What one row runs in a step: `length` tokens from position `start` on."""
 
     row: int
     start: int
     length: int
     wanted: Wanted = TOKENS
+
+
+class Entries(msgspec.Struct, frozen=True, array_like=True):
+    """The entries of a plan, stored by column: a step makes no object per row."""
+
+    table: bytes  # i32[4, entries]: the fields of Entry
+
+    @classmethod
+    def of(cls, entries: Iterable[Entry]) -> Entries:
+        """These entries."""
+        return cls(np.array([*entries], np.int32).reshape(-1, len(Entry._fields)).T.tobytes())
+
+    @classmethod
+    def of_columns(
+        cls,
+        rows: Sequence[int],
+        starts: Sequence[int],
+        lengths: Sequence[int],
+        wanted: Sequence[Wanted],
+    ) -> Entries:
+        """As many entries as each column has items."""
+        return cls(np.array([rows, starts, lengths, wanted], np.int32).tobytes())
+
+    @property
+    def columns(self) -> np.ndarray:
+        """i32[4, entries], read-only: the fields of Entry."""
+        return np.frombuffer(self.table, np.int32).reshape(len(Entry._fields), -1)
+
+    @property
+    def rows(self) -> np.ndarray:
+        """i32[entries]: the row of each entry."""
+        return self.columns[0]
+
+    @property
+    def starts(self) -> np.ndarray:
+        """i32[entries]: the first position that each entry runs."""
+        return self.columns[1]
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """i32[entries]: the number of tokens of each entry."""
+        return self.columns[2]
+
+    @property
+    def wants_tokens(self) -> np.ndarray:
+        """bool[entries]: whether tokens are to be sampled."""
+        return self.columns[3] == TOKENS
+
+    def __len__(self) -> int:
+        return self.columns.shape[1]
+
+    def __iter__(self) -> Iterator[Entry]:
+        for row, start, length, wanted in self.columns.T.tolist():
+            yield Entry(row, start, length, Wanted(wanted))
+
+
+NO_ENTRIES = Entries(b"")
 
 
 class Plan(msgspec.Struct, frozen=True, array_like=True):
@@ -103,7 +163,7 @@ class Plan(msgspec.Struct, frozen=True, array_like=True):
     """
 
     step: int
-    entries: list[Entry]
+    entries: Entries
     num_decodes: int
     new_rows: list[NewRow] = []
     new_blocks: list[NewBlocks] = []
@@ -112,5 +172,5 @@ class Plan(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def num_tokens(self) -> int:
-        """Tokens this step runs."""
-        return sum(entry.length for entry in self.entries)
+        """Tokens that this step runs."""
+        return int(self.entries.lengths.sum())

@@ -103,7 +103,6 @@ NO_JAX = {
     "jengine.runner.variants.program_list",
     "jengine.runner.variants.tap_sets",
     "jengine.runner.plans.rows",
-    "jengine.runner.plans.plan_arrays",
 }
 # Our own code that may be imported inside functions.
 LAZY_IMPORTERS = {"jengine": "public names, loaded when they are first used"}

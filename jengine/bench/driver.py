@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from jengine.api.llm import LLM
-from jengine.plan import Entry, NewBlocks, NewRow, Plan, RowSampling
+from jengine.plan import Entries, Entry, NewBlocks, NewRow, Plan, RowSampling
 from jengine.runner.runner import PlanRunner, StepHandle
 
 
@@ -106,7 +106,7 @@ class Driver:
             new_blocks += [NewBlocks(row, group, 0, order[row].tolist()) for row in everyone]
         for step in range(3 * steps):
             start = min(context - 1 + step, longest - 1)
-            entries = [Entry(row, start, 1) for row in everyone]
+            entries = Entries.of(Entry(row, start, 1) for row in everyone)
             first = (new_rows, new_blocks) if step == 0 else ([], [])
             yield Plan(step, entries, rows, *first)
 

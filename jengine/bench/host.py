@@ -23,7 +23,6 @@ from jengine.plan import Plan, RowSampling
 from jengine.request import WireRequest
 from jengine.runner.plans.needed_features import needed
 from jengine.runner.plans.packing import bucket_for, pack
-from jengine.runner.plans.plan_arrays import plan_arrays
 from jengine.runner.plans.rows import Rows
 from jengine.runner.programs.block_tables import block_entries
 from jengine.runner.variants.buckets import Ladders, StepShapes, default_ladders
@@ -40,7 +39,6 @@ class PackedOnly:
     """A step that was packed, and whose sampled tokens all are 7."""
 
     plan: Plan
-    samples: np.ndarray  # bool: entries that want tokens
     ready = True
 
     @property
@@ -50,8 +48,8 @@ class PackedOnly:
 
     def result(self) -> StepOutput:
         """Nothing to wait for."""
-        tokens = np.full((np.count_nonzero(self.samples), 1), 7, np.int32)
-        return StepOutput.of_tokens(self.plan, tokens.tolist())
+        sampled = np.count_nonzero(self.plan.entries.wants_tokens)
+        return StepOutput(np.full((sampled, 1), 7, np.int32))
 
 
 @dataclass
@@ -68,14 +66,13 @@ class PackingExecutor:
         """Pack the plan as the runner does."""
         began = time.perf_counter()
         self.rows.apply(plan)
-        arrays = plan_arrays(plan)
-        needed(arrays, self.rows, VOCAB_SIZE)
-        bucket = bucket_for(arrays, self.shapes, self.ladders)
+        needed(plan, self.rows, VOCAB_SIZE)
+        bucket = bucket_for(plan, self.shapes, self.ladders)
         new_blocks = block_entries(plan.new_blocks)
-        packed = pack(arrays, self.rows, bucket, self.shapes, new_blocks)
+        packed = pack(plan, self.rows, bucket, self.shapes, new_blocks)
         self.packed_bytes = packed.buffer.nbytes
         self.seconds.append(time.perf_counter() - began)
-        return PackedOnly(plan, arrays.samples)
+        return PackedOnly(plan)
 
     def update_weights(self, leaves: object) -> None:
         """There are none."""

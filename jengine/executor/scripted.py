@@ -7,15 +7,15 @@ wrote. For tests and benchmarks. Must not know requests, the scheduler, jax.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
 
 from jengine.config import CacheConfig
-from jengine.outputs import EntryOutput, StepLogprobs, StepOutput
-from jengine.plan import Entry, NewRow, Plan, RowSampling, Wanted
+from jengine.outputs import StepLogprobs, StepOutput
+from jengine.plan import Entries, Entry, NewRow, Plan, RowSampling, Wanted
 
 PRIME = 2**61 - 1
 FACTOR = 1_000_003
@@ -134,21 +134,14 @@ class ScriptedExecutor:
             if all(self._rows[entry.row].has_ended for entry in plan.entries):
                 break
             entries = [Entry(entry.row, entry.start + number, 1) for entry in plan.entries]
-            runs.append(self._run(replace(plan, entries=entries)))
-        missing = plan.repeats - len(runs)
-        for entry in plan.entries if missing else ():
+            runs.append(self._run(replace(plan, entries=Entries.of(entries))))
+        tokens = np.full((len(plan.entries), plan.repeats), -1, np.int32)
+        for number, run in enumerate(runs):
+            tokens[:, number] = run.tokens[:, 0]
+        for entry in plan.entries if len(runs) < plan.repeats else ():
             self._rows[entry.row].lost = True  # what it runs from now on has a gap before it
-        return StepOutput([
-            self._joined([run.entries[index] for run in runs], missing)
-            for index in range(len(plan.entries))
-        ])  # fmt: skip
-
-    @staticmethod
-    def _joined(runs: list[EntryOutput], missing: int) -> EntryOutput:
-        """All runs of one entry."""
-        tokens = [token for run in runs for token in run.tokens]
         scores = [run.logprobs for run in runs if run.logprobs is not None]
-        return EntryOutput(tokens + [-1] * missing, StepLogprobs.joined(scores) if scores else None)
+        return StepOutput(tokens, joined(scores, axis=1))
 
     def _run(self, plan: Plan) -> StepOutput:
         for index, entry in enumerate(plan.entries):
@@ -158,12 +151,11 @@ class ScriptedExecutor:
         for entry in plan.entries:
             if not self._rows[entry.row].lost:
                 self._read(entry.row, entry.start, entry.length)
-        return StepOutput([self._answer(entry) for entry in plan.entries])
-
-    def _answer(self, entry: Entry) -> EntryOutput:
-        prompt = self._score_prompt(entry)
-        tokens = [self._sample(entry.row)] if entry.wanted is Wanted.TOKENS else []
-        return EntryOutput(tokens, self._logprobs(entry.row, tokens), prompt)
+        prompt_logprobs = self._prompt_logprobs(list(plan.entries)[plan.num_decodes :])
+        sampled = [entry.row for entry in plan.entries if entry.wanted is Wanted.TOKENS]
+        tokens = [self._sample(row) for row in sampled]
+        logprobs = self._logprobs(sampled, tokens)
+        return StepOutput(np.array(tokens, np.int32)[:, None], logprobs, prompt_logprobs)
 
     def _update_rows(self, plan: Plan) -> None:
         for row in plan.released:
@@ -239,28 +231,49 @@ class ScriptedExecutor:
         mirror.token_ids.append(token)
         return token
 
-    def _logprobs(self, row: int, tokens: list[int]) -> StepLogprobs | None:
-        """Of the tokens just sampled."""
-        mirror = self._rows[row]
-        wanted = mirror.sampling.logprobs
-        if wanted is None or not tokens:
+    def _logprobs(self, rows: list[int], tokens: list[int]) -> StepLogprobs | None:
+        """Of the tokens just sampled, if any row wants them: [rows, 1, columns]."""
+        mirrors = [self._rows[row] for row in rows]
+        most = self._most_columns(mirror.sampling.logprobs for mirror in mirrors)
+        if most is None:
             return None
-        return self._scores(tokens, len(mirror.token_ids) - len(tokens), wanted)
+        found = [
+            scores([token], len(mirror.token_ids) - 1, most)
+            for mirror, token in zip(mirrors, tokens, strict=True)
+        ]
+        return StepLogprobs(*(np.stack(arrays) for arrays in zip(*found, strict=True)))
 
-    def _score_prompt(self, entry: Entry) -> StepLogprobs | None:
-        """Of the prompt tokens that follow the entry's own."""
-        mirror = self._rows[entry.row]
-        wanted, first = mirror.sampling.prompt_logprobs, entry.start + 1
-        end = min(first + entry.length, mirror.prompt_length)
-        if wanted is None or end <= first:
+    def _prompt_logprobs(self, chunks: list[Entry]) -> StepLogprobs | None:
+        """Of the tokens after each of the chunks' tokens, if any row wants them."""
+        mirrors = [self._rows[chunk.row] for chunk in chunks]
+        most = self._most_columns(mirror.sampling.prompt_logprobs for mirror in mirrors)
+        if most is None:
             return None
-        return self._scores(mirror.token_ids[first:end], first, wanted)
+        found = []
+        for mirror, chunk in zip(mirrors, chunks, strict=True):
+            first = chunk.start + 1
+            tokens = mirror.token_ids[first : first + chunk.length]
+            unknown = [0] * (chunk.length - len(tokens))
+            found.append(scores(tokens + unknown, first, most))
+        return joined(found)
 
-    def _scores(self, tokens: list[int], first: int, count: int) -> StepLogprobs:
-        """Made-up numbers that depend on token and position only; tokens from position `first`."""
-        columns = self.vocab_size if count == -1 else count
-        positions = np.arange(first, first + len(tokens))
-        ids = np.tile(np.arange(-1, columns, dtype=np.int32) % self.vocab_size, (len(tokens), 1))
-        ids[:, 0] = tokens
-        values = -positions.astype(np.float32)[:, None] - ids.astype(np.float32) / 1024
-        return StepLogprobs(values, ids, positions.astype(np.int32) % 7)
+    def _most_columns(self, wanted: Iterable[int | None]) -> int | None:
+        """The number of columns beside the chosen token's that is enough for all rows."""
+        counts = [count for count in wanted if count is not None]
+        return max((self.vocab_size if count == -1 else count for count in counts), default=None)
+
+
+def scores(tokens: list[int], first: int, columns: int) -> StepLogprobs:
+    """Made-up numbers that depend on token and position only; tokens from position `first`."""
+    positions = np.arange(first, first + len(tokens))
+    ids = np.tile(np.arange(-1, columns, dtype=np.int32), (len(tokens), 1))
+    ids[:, 0] = tokens
+    values = -positions.astype(np.float32)[:, None] - ids.astype(np.float32) / 1024
+    return StepLogprobs(values, ids, positions.astype(np.int32) % 7)
+
+
+def joined(parts: list[StepLogprobs], axis: int = 0) -> StepLogprobs | None:
+    """Parts one after the other, if there are any."""
+    if not parts:
+        return None
+    return StepLogprobs(*(np.concatenate(arrays, axis) for arrays in zip(*parts, strict=True)))

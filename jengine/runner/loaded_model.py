@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from jengine.errors import ConfigError
+from jengine.outputs import StepOutput
 from jengine.plan import NewRow
 from jengine.runner.programs.admission import RowAdmission
 from jengine.runner.programs.background import BackgroundWarmUp
@@ -20,7 +21,6 @@ from jengine.runner.programs.block_tables import BlockWriter
 from jengine.runner.programs.compiler import Compiled
 from jengine.runner.programs.programs import Programs
 from jengine.runner.report_types import ProgramCounts
-from jengine.runner.step.heads import DeviceOutput
 from jengine.runner.step.leaves import LeafOrder, Leaves
 from jengine.runner.step.state import StepState
 from jengine.runner.variants.buckets import Ladders, StepShapes
@@ -64,7 +64,7 @@ class LoadedModel:
         """Which devices hold which part of an array."""
         return self.programs.compiler.placement
 
-    def run(self, program: Compiled, packed: Any) -> DeviceOutput:
+    def run(self, program: Compiled, packed: Any) -> StepOutput:
         """Queue a step. Does not wait for it, except where devices cannot queue steps."""
         self.state, output = program(self.leaves, self.state, packed)
         if not self._may_queue:

@@ -14,10 +14,9 @@ import jax
 from jengine.outputs import StepOutput
 from jengine.plan import Plan
 from jengine.runner.loaded_model import LoadedModel
+from jengine.runner.plans.needed_features import needed
 from jengine.runner.plans.packing import PackedStep, bucket_for, pack
 from jengine.runner.plans.pipeline_inputs import common_bucket, joined, moved
-from jengine.runner.plans.plan_arrays import PlanArrays, plan_arrays
-from jengine.runner.plans.prepare import PlanNeeds, needs_of
 from jengine.runner.plans.results import PendingStep
 from jengine.runner.plans.rows import Rows
 from jengine.runner.step.leaves import Leaves
@@ -35,9 +34,8 @@ class PipelinedStep:
     """A submitted plan on its way through the stages."""
 
     plan: Plan
-    arrays: PlanArrays
     packed: PackedStep
-    needs: PlanNeeds
+    features: Features
     advance: Callable[[], None]  # queues another step of all stages
     step: PendingStep | None = None  # the step in which it left the last stage
 
@@ -74,12 +72,11 @@ class PipelineRunner:
         """Queue a step in which this plan enters the first stage. Waits for no step."""
         loaded, rows = self.loaded, self._rows
         rows.apply(plan)
-        arrays = plan_arrays(plan)
-        needs = needs_of(arrays, rows, loaded.vocab_size, loaded.taps)
-        bucket = bucket_for(arrays, loaded.shapes, loaded.ladders)
-        loaded.programs.expect(bucket, needs.features)
-        packed = pack(arrays, rows, bucket, loaded.shapes)
-        entering = PipelinedStep(plan, arrays, packed, needs, self._advance)
+        features = needed(plan, rows, loaded.vocab_size, loaded.taps)
+        bucket = bucket_for(plan, loaded.shapes, loaded.ladders)
+        loaded.programs.expect(bucket, features)
+        packed = pack(plan, rows, bucket, loaded.shapes)
+        entering = PipelinedStep(plan, packed, features, self._advance)
         self._advance(entering)
         return entering
 
@@ -94,7 +91,7 @@ class PipelineRunner:
         loaded, running = self.loaded, (entering, *self._held)
         leaving = running[-1]
         packed = [None if one is None else one.packed for one in running]
-        features = NOTHING if leaving is None else leaving.needs.features
+        features = NOTHING if leaving is None else leaving.features
         smallest = common_bucket(packed, loaded.ladders)
         bucket = loaded.programs.bucket_for(smallest, features)
         program, entry = loaded.programs.find(bucket, features)
@@ -106,9 +103,7 @@ class PipelineRunner:
         output = loaded.run(program, self._input(packed, bucket))
         entry.count(sum(one.plan.num_tokens for one in running if one) // len(running))
         if leaving is not None and packed[-1] is not None:
-            leaving.step = PendingStep(
-                leaving.plan, leaving.arrays, packed[-1], leaving.needs, output
-            )
+            leaving.step = PendingStep(leaving.plan, packed[-1], output)
 
     def _input(self, packed: Sequence[PackedStep | None], bucket: Bucket) -> jax.Array:
         """The packed input of all stages, on the devices."""

@@ -10,9 +10,8 @@ from typing import Protocol
 from jengine.outputs import StepOutput
 from jengine.plan import Plan
 from jengine.runner.loaded_model import LoadedModel
+from jengine.runner.plans.needed_features import needed
 from jengine.runner.plans.packing import bucket_for, pack
-from jengine.runner.plans.plan_arrays import plan_arrays
-from jengine.runner.plans.prepare import needs_of
 from jengine.runner.plans.results import PendingStep
 from jengine.runner.plans.rows import Rows
 from jengine.runner.programs.block_tables import block_entries
@@ -56,18 +55,17 @@ class Runner:
         """Queue the step of this plan. Waits for no step."""
         loaded, rows, programs = self.loaded, self._rows, self.loaded.programs
         rows.apply(plan)
-        arrays = plan_arrays(plan)
-        needs = needs_of(arrays, rows, loaded.vocab_size, loaded.taps)
-        smallest = bucket_for(arrays, loaded.shapes, loaded.ladders)
-        bucket = programs.bucket_for(smallest, needs.features)
-        program, entry = programs.find(bucket, needs.features)
+        features = needed(plan, rows, loaded.vocab_size, loaded.taps)
+        smallest = bucket_for(plan, loaded.shapes, loaded.ladders)
+        bucket = programs.bucket_for(smallest, features)
+        program, entry = programs.find(bucket, features)
         new_blocks = block_entries(plan.new_blocks)
-        packed = pack(arrays, rows, bucket, loaded.shapes, new_blocks)
+        packed = pack(plan, rows, bucket, loaded.shapes, new_blocks)
         loaded.add_blocks(new_blocks[loaded.shapes.num_new_blocks(bucket) :])
         loaded.admit(plan.new_rows)
         output = loaded.run(program, packed.buffer)
         entry.count(plan.num_tokens, plan.repeats)
-        return PendingStep(plan, arrays, packed, needs, output)
+        return PendingStep(plan, packed, output)
 
     def update_leaves(self, leaves: Leaves) -> None:
         """Use these parameters for the plans to come; shapes and dtypes were checked before."""

@@ -6,7 +6,8 @@ In: a flight and its StepOutput. Out: TokenDeltas. Must not know who runs next.
 from __future__ import annotations
 
 from jengine.kvcache.coordinator import CacheCoordinator
-from jengine.outputs import EntryOutput, StepOutput, TokenDelta
+from jengine.logprobs import StepLogprobs
+from jengine.outputs import StepOutput, TokenDelta
 from jengine.request import FINISHED, RUNNING, Request
 from jengine.scheduler.flights import Flight
 from jengine.scheduler.lifecycle import Lifecycle
@@ -23,49 +24,52 @@ class Committer:
 
     def commit(self, flight: Flight, output: StepOutput) -> list[TokenDelta]:
         """The deltas of one step, in plan order."""
-        plan = flight.plan
-        assert len(output.entries) == len(plan.entries), "one output for each entry"
-        self._requests.side_results.gather(plan, flight.requests, output)
+        plan, requests = flight.plan, self._requests
+        requests.side_results.gather(plan, flight.requests, output)
+        ends = (plan.entries.starts + plan.entries.lengths).tolist()
+        wants_tokens, tokens = plan.entries.wants_tokens.tolist(), output.tokens.tolist()
+        assert len(tokens) == sum(wants_tokens), "an item for each entry that wants tokens"
         deltas: list[TokenDelta] = []
-        has_finished = False
-        for request, entry, result in zip(
-            flight.requests, plan.entries, output.entries, strict=True
-        ):
+        num_open, sampled = len(requests.open), 0
+        for request, end, wanted in zip(flight.requests, ends, wants_tokens, strict=True):
             if request.status is RUNNING:
-                request.num_processed = entry.start + entry.length
-            if entry.wanted and request.status is not FINISHED:
-                delta = self._commit_tokens(request, result, flight)
-                has_finished |= delta.finish_reason is not None
+                request.num_processed = end
+            if not wanted:
+                continue
+            if request.status is not FINISHED:
+                delta = self._commit_tokens(request, tokens[sampled], flight.weights_version)
+                if output.logprobs is not None:
+                    delta.logprobs = logprobs_of(request, output.logprobs, sampled, delta)
                 deltas.append(delta)
-        if has_finished:
-            self._requests.drop_finished()
+            sampled += 1
+        if len(requests.open) < num_open:
+            requests.drop_finished()
         return deltas
 
-    def _commit_tokens(self, request: Request, result: EntryOutput, flight: Flight) -> TokenDelta:
+    def _commit_tokens(self, request: Request, tokens: list[int], version: int) -> TokenDelta:
         """Append a request's sampled tokens as far as they count, and publish what they complete.
 
         The token that ended the request is never published: a multi-step decode stops where all
         rows have ended, so this token may not have run.
         """
         request.num_in_flight -= 1
-        taken, ending = counted_tokens(request, result.tokens)
+        taken, ending = counted_tokens(request, tokens)
         request.token_ids += taken
         delta = TokenDelta(
             request_id=request.request_id,
             token_ids=taken,
             num_cached_tokens=request.num_cached_tokens,
-            weights_version=flight.weights_version,
+            weights_version=version,
         )
-        if result.logprobs is not None and taken:
-            delta.logprobs = result.logprobs.cut(0, len(taken))
         if ending == NOT_FINITE:
             self._fail(request, delta)
             return delta
-        computed, known = request.num_computed, request.num_known - (ending is not None)
-        if computed >= request.publish_at <= known and request.status is RUNNING:
-            self._cache.publish(request, min(computed, known))
+        known = len(request.token_ids)
+        computed, complete = request.num_computed, known - (ending is not None)
+        if computed >= request.publish_at <= complete and request.status is RUNNING:
+            self._cache.publish(request, min(computed, complete))
         self._requests.side_results.deliver(request, delta)
-        if ending is not None or request.num_known >= request.cap:
+        if ending is not None or known >= request.cap:
             self._stop(request, ending, delta)
         return delta
 
@@ -99,3 +103,13 @@ def counted_tokens(request: Request, tokens: list[int]) -> tuple[list[int], int 
         if token in request.ending_ids:
             return tokens[: index + 1], token
     return tokens, None
+
+
+def logprobs_of(
+    request: Request, scores: StepLogprobs, sampled: int, delta: TokenDelta
+) -> StepLogprobs | None:
+    """The log-probabilities of a delta's tokens, from item `sampled` of the step's, if wanted."""
+    wanted, count = request.wire.sampling.logprobs, len(delta.token_ids)
+    if wanted is None or not count:
+        return None
+    return StepLogprobs(*(array[sampled, :count] for array in scores)).top(wanted)

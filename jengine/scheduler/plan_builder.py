@@ -6,7 +6,7 @@ Must not know: who should run, or why.
 
 from __future__ import annotations
 
-from jengine.plan import NOTHING, Entry, NewBlocks, NewRow, Plan
+from jengine.plan import NOTHING, TOKENS, Entries, NewBlocks, NewRow, Plan, Wanted
 from jengine.request import Request
 
 
@@ -51,27 +51,31 @@ class PlanBuilder:
         # Rows of similar length side by side: attention takes several rows at a time and runs all
         # of them as far as the longest needs.
         self.decodes.sort(key=lambda request: request.num_computed)
-        entries = [sealed_entry(request, self.repeats, step) for request in self.decodes]
-        entries += [sealed_entry(request, length, step) for request, length in self.chunks]
+        requests = self.decodes + [request for request, _ in self.chunks]
+        lengths = [self.repeats] * len(self.decodes) + [length for _, length in self.chunks]
+        rows = [request.row for request in requests]
+        assert min(rows) >= 0, (
+            f"without a row: {[one.request_id for one in requests if one.row < 0]}"
+        )
+        starts = [request.num_computed for request in requests]
+        wanted = [advance(*pair, step) for pair in zip(requests, lengths, strict=True)]
         plan = Plan(
             step=step,
-            entries=entries,
+            entries=Entries.of_columns(rows, starts, lengths, wanted),
             num_decodes=len(self.decodes),
             new_rows=self.new_rows,
             new_blocks=self.new_blocks,
             released=released,
             repeats=self.repeats,
         )
-        return plan, self.decodes + [request for request, _ in self.chunks]
+        return plan, requests
 
 
-def sealed_entry(request: Request, length: int, step: int) -> Entry:
-    """The next `length` tokens of a request, which count as computed from now on."""
-    row, start = request.row, request.num_computed
-    assert row >= 0, f"request {request.request_id} is planned but has no row"
-    request.num_computed = end = start + length
+def advance(request: Request, length: int, step: int) -> Wanted:
+    """Count the next `length` tokens of a request as computed; what is wanted of them."""
+    request.num_computed += length
     request.last_step = step
-    if end < request.known_at_admission:
-        return Entry(row, start, length, NOTHING)
+    if request.num_computed < request.known_at_admission:
+        return NOTHING
     request.num_in_flight += 1
-    return Entry(row, start, length)
+    return TOKENS

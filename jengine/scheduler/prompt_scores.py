@@ -12,10 +12,14 @@ from jengine.outputs import StepLogprobs
 
 
 class PromptScores:
-    """Item i of the result scores prompt token i + 1; the first token has no score."""
+    """Item i of the result scores prompt token i + 1; the first token has no score.
 
-    def __init__(self, prompt_length: int) -> None:
+    `count` is how many of the likeliest tokens to keep; -1: all.
+    """
+
+    def __init__(self, prompt_length: int, count: int) -> None:
         self._length = prompt_length - 1
+        self._count = count
         self._scored = np.zeros(self._length, bool)
         self._scores: StepLogprobs | None = None
 
@@ -30,7 +34,7 @@ class PromptScores:
         end = min(start + len(chunk.rank), self._length)
         if end <= start:
             return
-        chunk = chunk.cut(0, end - start)
+        chunk = chunk.cut(0, end - start).top(self._count)
         if self._scores is None:
             self._scores = _blank_like(chunk, self._length)
         for kept, new in zip(self._scores, chunk, strict=True):

@@ -13,7 +13,7 @@ from jengine.config import ScheduleConfig
 from jengine.errors import ConfigError, RequestError
 from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.outputs import StepOutput, TokenDelta
-from jengine.plan import Plan
+from jengine.plan import NO_ENTRIES, Plan
 from jengine.request import RUNNING, Request, WireRequest
 from jengine.scheduler.commit import Committer
 from jengine.scheduler.flights import Flight, Flights
@@ -165,4 +165,4 @@ class Scheduler:
 
     def empty_plan(self) -> Plan:
         """A step without entries, to see whether one runs at all. It is not committed."""
-        return Plan(self._flights.number(), [], 0)
+        return Plan(self._flights.number(), NO_ENTRIES, 0)

@@ -54,23 +54,28 @@ class SideResults:
         """Begin to gather what a new request asks for."""
         wanted = request.wire.sampling.prompt_logprobs
         if wanted is not None:
-            self._scores[request.request_id] = PromptScores(request.prompt_length)
+            self._scores[request.request_id] = PromptScores(request.prompt_length, wanted)
         if request.wire.taps:
             self._captures[request.request_id] = Captures()
 
     def gather(self, plan: Plan, requests: Sequence[Request], output: StepOutput) -> None:
-        """Keep what a step says about its entries besides tokens."""
+        """Keep what a step says about its entries besides sampled tokens."""
         if not self._scores and not self._captures:
             return
-        for request, entry, found in zip(requests, plan.entries, output.entries, strict=True):
+        end = 0  # of an entry's tokens among the plan's
+        for index, (request, entry) in enumerate(zip(requests, plan.entries, strict=True)):
+            begin, end = end, end + entry.length
             if request.status is FINISHED:
                 continue
             scores = self._scores.get(request.request_id)
-            if scores is not None and found.prompt_logprobs is not None:
-                scores.add(entry.start, found.prompt_logprobs)
+            # Prompts are scored in prefill chunks, which come after the decodes, of one token each.
+            if scores and output.prompt_logprobs and index >= plan.num_decodes:
+                first = begin - plan.num_decodes
+                scores.add(entry.start, output.prompt_logprobs.cut(first, first + entry.length))
             captures = self._captures.get(request.request_id)
-            if captures is not None and found.captured is not None:
-                captures.add(entry.start, found.captured)
+            values = output.captured.get(request.wire.taps)
+            if captures and values:
+                captures.add(entry.start, {name: of[begin:end] for name, of in values.items()})
 
     def deliver(self, request: Request, delta: TokenDelta) -> None:
         """Put into a delta what is ready: prompt scores once and complete, values as they come."""

@@ -14,7 +14,7 @@ from jengine.assembly.args import EngineArgs
 from jengine.assembly.model_source import open_model_source
 from jengine.assembly.sizes import runner_config, schedule_config
 from jengine.errors import ConfigError, UnsupportedFeature
-from jengine.plan import Entry, NewBlocks, NewRow, Plan, RowSampling
+from jengine.plan import Entries, Entry, NewBlocks, NewRow, Plan, RowSampling
 from tests.api.engines import (
     answers,
     is_idle,
@@ -103,16 +103,16 @@ def test_a_burst_ends_when_every_row_has_ended(burst_engine: jengine.LLM) -> Non
     sampling = RowSampling(stop_ids=[tokens[ending]])
     runner = burst_engine.engine.runners[0]
     first = Plan(
-        10_000, [Entry(0, 0, 7)], 0,
+        10_000, Entries.of([Entry(0, 0, 7)]), 0,
         [NewRow(0, prompt, 7, sampling)], [NewBlocks(0, 0, 0, [1, 2])],
     )  # fmt: skip
-    assert runner.submit(first).result().entries[0].tokens == tokens[:1]
-    burst = Plan(10_001, [Entry(0, 7, STEPS)], 1, repeats=STEPS)
+    assert runner.submit(first).result().tokens.tolist() == [tokens[:1]]
+    burst = Plan(10_001, Entries.of([Entry(0, 7, STEPS)]), 1, repeats=STEPS)
     ran = tokens[1 : ending + 1]
-    assert runner.submit(burst).result().entries[0].tokens == ran + [-1] * (STEPS - len(ran))
+    assert runner.submit(burst).result().tokens.tolist() == [ran + [-1] * (STEPS - len(ran))]
     # The next one was queued before anybody knew; it has nothing to do.
-    queued = Plan(10_002, [Entry(0, 7 + STEPS, 2)], 1, repeats=2)
-    assert runner.submit(queued).result().entries[0].tokens == [-1, -1]
+    queued = Plan(10_002, Entries.of([Entry(0, 7 + STEPS, 2)]), 1, repeats=2)
+    assert runner.submit(queued).result().tokens.tolist() == [[-1, -1]]
     burst_engine.engine.client.core.reset()
 
 

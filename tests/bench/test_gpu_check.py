@@ -173,7 +173,7 @@ def test_rows_that_claim_a_past_have_blocks_of_their_own(tmp_path: Path) -> None
             [31, 31], [32, 32], [33, 33]
         ]  # fmt: skip
         longest = llm.engine.schedule.max_model_len
-        assert max(plan.entries[0].start for plan in driver.plans(1, longest, 4)) == longest - 1
+        assert max(plan.entries.starts[0] for plan in driver.plans(1, longest, 4)) == longest - 1
         assert driver.fits(2, 32, 4)
         assert not driver.fits(2, longest + 1, 4)
         leaves = weight_bytes(llm)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
 import pytest
 
 from jengine.bench.step_clock import StepClock, TimedExecutor, printed
@@ -11,7 +12,7 @@ from jengine.config import CacheConfig, CacheGroup, CacheSpec, ScheduleConfig
 from jengine.engine.core import EngineCore
 from jengine.executor.scripted import ScriptedExecutor, scripted_tokens
 from jengine.kvcache.coordinator import CacheCoordinator
-from jengine.outputs import EntryOutput, StepOutput
+from jengine.outputs import StepOutput
 from jengine.plan import Plan, RowSampling
 from jengine.request import WireRequest
 from jengine.scheduler.scheduler import Scheduler
@@ -65,7 +66,7 @@ class Step:
         while self.ends is None:
             self.world.queue()
         self.world.time = max(self.world.time, self.ends)
-        return StepOutput([EntryOutput([1])])
+        return StepOutput(np.array([[1]], np.int32))
 
 
 def core_of(executor: ScriptedExecutor, cache: CacheConfig) -> EngineCore:

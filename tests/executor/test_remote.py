@@ -16,7 +16,14 @@ import pytest
 from jengine.engine.core import EngineCore
 from jengine.errors import ConfigError, EngineDead, JengineError, UnexpectedCompile
 from jengine.executor.multihost.connection import Connection, listen
-from jengine.executor.multihost.messages import Health, Ready, StepResult, decode, encode
+from jengine.executor.multihost.messages import (
+    Health,
+    Ready,
+    StepRefused,
+    StepResult,
+    decode,
+    encode,
+)
 from jengine.executor.multihost.settings import MultihostSettings
 from jengine.executor.protocol import Capacity, PendingOutput, WorkerHealth
 from jengine.executor.remote.driver import RemoteExecutor
@@ -24,7 +31,7 @@ from jengine.executor.remote.job import Ended, ended_with, error_in
 from jengine.executor.remote.server import PlanServer
 from jengine.executor.scripted import ScriptedExecutor, scripted_tokens
 from jengine.kvcache.coordinator import CacheCoordinator
-from jengine.outputs import EntryOutput, StepLogprobs, StepOutput
+from jengine.outputs import StepLogprobs, StepOutput
 from jengine.plan import Plan
 from jengine.scheduler.scheduler import Scheduler
 from tests.executor.plugin import VOCAB, ScriptedWorkers
@@ -169,8 +176,7 @@ def test_the_next_step_is_queued_while_one_runs_and_health_answers_meanwhile(pai
     eventually(lambda: pair.workers.submitted == [0, 1])  # neither has ended
     assert pair.driver.health()[0].step == 1
     pair.workers.go_on.set()
-    [sampled] = pending.result().entries
-    assert len(sampled.tokens) == 1
+    assert pending.result().tokens.shape == (1, 1)
 
 
 @pytest.mark.parametrize("refused", [(0,), (0, 1)])
@@ -238,32 +244,31 @@ def test_shutting_down_twice_and_using_it_afterwards(pair: Pair) -> None:
 
 def test_messages_survive_the_journey() -> None:
     health = Health([WorkerHealth(1, "there", 5, 0.25)])
-    for message in (Ready(CAPACITY), health, StepResult(StepOutput([EntryOutput([4, -1])]))):
+    for message in (Ready(CAPACITY), health, StepRefused("why")):
         assert decode(encode(message)) == message
 
 
-def test_outputs_of_entries_survive_the_journey() -> None:
+def test_outputs_of_steps_survive_the_journey() -> None:
     scores = StepLogprobs(
         np.array([[-0.5, -0.25]], "f4"), np.array([[3, 4]], "i4"), np.array([1], "i4")
     )
-    values = {"layer": np.ones((2, 3), np.float32)}
-    sent = [
-        EntryOutput([4], logprobs=scores),
-        EntryOutput(prompt_logprobs=scores, captured=values),
-        EntryOutput([5, 6]),
-    ]
-    message = decode(encode(StepResult(StepOutput(sent))))
+    values = {3: {"layer": np.ones((2, 3), np.float32)}}
+    sent = StepOutput(np.array([[4, -1], [5, 6]], "i4"), scores, scores, values)
+    message = decode(encode(StepResult(sent)))
     assert isinstance(message, StepResult)
-    first, second, third = message.output.entries
-    assert (first.tokens, second.tokens, third.tokens) == ([4], [], [5, 6])
-    for found in (first.logprobs, second.prompt_logprobs):
-        assert isinstance(found, StepLogprobs)
-        for ours, theirs in zip(found, scores, strict=True):
-            assert ours.dtype == theirs.dtype
-            np.testing.assert_array_equal(ours, theirs)
-    assert second.captured is not None
-    np.testing.assert_array_equal(second.captured["layer"], values["layer"])
-    assert third == sent[2] and first.captured is None
+    found = message.output
+    assert isinstance(found, StepOutput)
+    np.testing.assert_array_equal(found.tokens, sent.tokens)
+    for theirs in (found.logprobs, found.prompt_logprobs):
+        assert isinstance(theirs, StepLogprobs)
+        for one, other in zip(theirs, scores, strict=True):
+            assert one.dtype == other.dtype
+            np.testing.assert_array_equal(one, other)
+    assert list(found.captured) == [3]
+    np.testing.assert_array_equal(found.captured[3]["layer"], values[3]["layer"])
+    plain = decode(encode(StepResult(StepOutput(sent.tokens))))
+    assert isinstance(plain, StepResult)
+    assert (plain.output.logprobs, plain.output.captured) == (None, {})
 
 
 @pytest.mark.parametrize("error", [ConfigError("no room"), EngineDead("lost")])

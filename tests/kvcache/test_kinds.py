@@ -29,6 +29,6 @@ def test_chunks_end_where_every_group_lets_them(
     # Of 21 tokens 20 are in whole blocks, of which a snapshot was kept after 16.
     scheduler.add(make_wire([*make_wire(21, "a").prompt_token_ids, 1], "b"))
     plan = scheduler.schedule()
-    assert plan is not None and [entry.start for entry in plan.entries] == [16]
+    assert plan is not None and plan.entries.starts.tolist() == [16]
     assert [len(new.blocks) for new in plan.new_blocks if new.group == len(groups) - 1] == [2]
     cache.check()

@@ -29,12 +29,12 @@ from jengine.executor.multihost.parameter_digests import ParameterDigests
 from jengine.executor.multihost.rendezvous import address_towards
 from jengine.executor.multihost.settings import MultihostSettings
 from jengine.executor.multihost.trace import Trace
-from jengine.outputs import Counts, EntryOutput, StepLogprobs, StepOutput, TokenDelta
-from jengine.plan import Entry, NewBlocks, NewRow, Plan, RowSampling, Wanted
+from jengine.outputs import Counts, StepLogprobs, StepOutput, TokenDelta
+from jengine.plan import Entries, Entry, NewBlocks, NewRow, Plan, RowSampling, Wanted
 
 SETTINGS = MultihostSettings(silence=5.0, stuck=0.5)
 PLAN = Plan(
-    3, [Entry(0, 5, 1), Entry(2, 0, 7, Wanted.NOTHING)], 1,
+    3, Entries.of([Entry(0, 5, 1), Entry(2, 0, 7, Wanted.NOTHING)]), 1,
     [NewRow(2, [1, 2, 3], 3, RowSampling(seed=2**64 - 1, logit_bias={5: 0.5}))],
     [NewBlocks(2, 0, 0, [4, 9])], [1],
 )  # fmt: skip
@@ -239,9 +239,9 @@ def test_silence_is_noticed(ends: list[str]) -> None:
 def test_other_tokens_make_another_digest() -> None:
     traces = [Trace(2) for _ in range(3)]
     for step in range(4):
-        plan = Plan(step, [Entry(0, step, 1)], 1)
+        plan = Plan(step, Entries.of([Entry(0, step, 1)]), 1)
         sampled = (1, 1, 2 if step == 2 else 1)
-        outputs = [StepOutput([EntryOutput([token])]) for token in sampled]
+        outputs = [StepOutput(np.array([[token]], np.int32)) for token in sampled]
         found = [list(trace.add(plan, out)) for trace, out in zip(traces, outputs, strict=True)]
         assert [len(one) for one in found] == [step % 2] * 3
         assert found[0] == found[1]

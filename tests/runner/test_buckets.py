@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 
 from jengine.config import CacheGroup, CacheSpec
 from jengine.errors import ConfigError
-from jengine.plan import Entry, Plan
+from jengine.plan import Entries, Entry, Plan
 from jengine.runner.plans.packing import bucket_for
-from jengine.runner.plans.plan_arrays import plan_arrays
 from jengine.runner.variants.buckets import Bucket, Ladders, StepShapes, default_ladders, grow, rung
 
 TILE = 32
@@ -85,8 +84,8 @@ def test_every_plan_within_the_limits_has_a_bucket(
     lengths = [1] * decodes + chunks
     count = len(lengths)
     entries = [Entry(*one) for one in zip(range(count), starts, lengths, strict=True)]
-    plan = Plan(0, entries, num_decodes=decodes)
-    bucket = bucket_for(plan_arrays(plan), shapes, ladders)
+    plan = Plan(0, Entries.of(entries), num_decodes=decodes)
+    bucket = bucket_for(plan, shapes, ladders)
     assert bucket in set(ladders.buckets())
     assert bucket.decode_rows >= decodes
     assert bucket.prefill_tokens >= len(chunks) * min(TILE, context)

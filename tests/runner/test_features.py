@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from jengine.config import CacheGroup, CacheSpec
-from jengine.plan import Entry, NewRow, Plan, RowSampling, Wanted
+from jengine.plan import Entries, Entry, NewRow, Plan, RowSampling, Wanted
 from jengine.runner.plans.needed_features import needed
-from jengine.runner.plans.plan_arrays import plan_arrays
 from jengine.runner.plans.rows import Rows
 from jengine.runner.variants.buckets import StepShapes
 from jengine.runner.variants.features import Features, holds, variants
@@ -31,9 +30,9 @@ def needs(*sampling: dict[str, Any], samples: list[bool] | None = None, decodes:
     rows = Rows(SHAPES)
     flags = samples or [True] * count
     entries = [Entry(row, 0, 2, Wanted(flag)) for row, flag in enumerate(flags)]
-    plan = Plan(0, entries, decodes, new_rows=new_rows)
+    plan = Plan(0, Entries.of(entries), decodes, new_rows=new_rows)
     rows.apply(plan)
-    return needed(plan_arrays(plan), rows, VOCAB)
+    return needed(plan, rows, VOCAB)
 
 
 def features(prompt: int | None = None, **sampling: Any) -> Features:

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from jengine.config import CacheGroup, CacheSpec
-from jengine.plan import Entry, NewBlocks, NewRow, Plan, RowSampling, Wanted
+from jengine.plan import NO_ENTRIES, Entries, Entry, NewBlocks, NewRow, Plan, RowSampling, Wanted
 from jengine.runner.plans.packing import NO_BLOCKS, PackedStep, bucket_for, pack
-from jengine.runner.plans.plan_arrays import plan_arrays
 from jengine.runner.plans.rows import SETTINGS, Rows
 from jengine.runner.programs.block_tables import block_entries
 from jengine.runner.step.batch import Batch, batch_of, stage_batch, with_new_blocks
@@ -83,7 +82,7 @@ def test_an_empty_input_is_all_padding() -> None:
 def test_a_plan_without_rows_is_all_padding(one_segment: bool) -> None:
     shapes = replace(SHAPES, one_segment=one_segment)
     ladders = Ladders((4,), (32,), (CONTEXT // BLOCK,))
-    plan = plan_arrays(Plan(0, [], 0))
+    plan = Plan(0, NO_ENTRIES, 0)
     bucket = bucket_for(plan, shapes, ladders)
     packed = pack(plan, Rows(shapes), bucket, shapes)
     inputs = StepInput.over(packed.buffer, bucket, shapes)
@@ -110,15 +109,17 @@ def packed_plan(shapes: StepShapes = SHAPES) -> tuple[Plan, PackedStep, StepInpu
         start(4, prompts[4]),
         start(1, prompts[1], temperature=1.5, min_p=0.25),
     ]
-    rows.apply(Plan(0, [], 0, new_rows=new_rows))
+    rows.apply(Plan(0, NO_ENTRIES, 0, new_rows=new_rows))
     plan = Plan(
         1,
-        [Entry(4, 30, 1), Entry(1, 5, 1), Entry(0, 8, 13, Wanted.NOTHING), Entry(2, 0, 3)],
+        Entries.of(
+            [Entry(4, 30, 1), Entry(1, 5, 1), Entry(0, 8, 13, Wanted.NOTHING), Entry(2, 0, 3)]
+        ),
         num_decodes=2,
         new_blocks=new_blocks,
     )
     rows.apply(plan)
-    packed = pack(plan_arrays(plan), rows, BUCKET, shapes, block_entries(plan.new_blocks))
+    packed = pack(plan, rows, BUCKET, shapes, block_entries(plan.new_blocks))
     return plan, packed, StepInput.over(packed.buffer, BUCKET, shapes)
 
 
@@ -154,9 +155,9 @@ def test_the_length_of_a_decoding_row_is_the_devices() -> None:
 
 def test_a_row_that_starts_with_a_decode_has_its_position_in_the_plan() -> None:
     rows = Rows(SHAPES)
-    plan = Plan(0, [Entry(3, 9, 1), Entry(1, 6, 1)], 2, new_rows=[start(3, [1] * 9)])
+    plan = Plan(0, Entries.of([Entry(3, 9, 1), Entry(1, 6, 1)]), 2, new_rows=[start(3, [1] * 9)])
     rows.apply(plan)
-    packed = pack(plan_arrays(plan), rows, BUCKET, SHAPES)
+    packed = pack(plan, rows, BUCKET, SHAPES)
     inputs = StepInput.over(packed.buffer, BUCKET, SHAPES)
     assert inputs.tiles.decode_starts.tolist() == [9, -1, -1, -1]
     assert inputs.sampling.positions[packed.slots].tolist() == [10, -1]
@@ -166,7 +167,7 @@ def test_a_row_that_starts_with_a_decode_has_its_position_in_the_plan() -> None:
 @BOTH
 def test_chunks_fill_whole_tiles(shapes: StepShapes) -> None:
     packed, inputs, batch = read_plan(shapes)
-    assert packed.chunk_offsets == {2: 0, 3: 16}
+    assert packed.chunk_tokens.tolist() == [*range(13), 16, 17, 18]
     assert inputs.tokens.prefill_tokens[:13].tolist() == list(range(108, 121))
     assert inputs.tokens.prefill_tokens[16:19].tolist() == [7, 8, 9]
     expected = [*range(8, 21), -1, -1, -1, 0, 1, 2, *[-1] * 13]
@@ -209,11 +210,11 @@ def test_a_window_at_the_end_of_the_context_reads_the_null_block_beyond(shapes: 
     rows = Rows(shapes)
     table = list(range(1, CONTEXT // BLOCK + 1))
     plan = Plan(
-        0, [Entry(3, CONTEXT - 1, 1)], num_decodes=1,
+        0, Entries.of([Entry(3, CONTEXT - 1, 1)]), num_decodes=1,
         new_rows=[start(3, [1] * 10)], new_blocks=[NewBlocks(3, 1, 0, table)],
     )  # fmt: skip
     rows.apply(plan)
-    packed = pack(plan_arrays(plan), rows, BUCKET, shapes, block_entries(plan.new_blocks))
+    packed = pack(plan, rows, BUCKET, shapes, block_entries(plan.new_blocks))
     inputs = StepInput.over(packed.buffer, BUCKET, shapes)
     batch = batch_of_plan(inputs, shapes)
     first = (CONTEXT - WINDOW) // BLOCK
@@ -259,7 +260,7 @@ def test_only_rows_that_sample_have_a_slot() -> None:
     assert found.positions[packed.slots].tolist() == [31, 6, 3], "where the new token stands"
     others = np.delete(sampling.rows, packed.slots)
     assert (others == ROWS).all()
-    assert len(packed.slots) == sum(entry.wanted is Wanted.TOKENS for entry in plan.entries)
+    assert len(packed.slots) == plan.entries.wants_tokens.sum()
 
 
 def test_settings_follow_their_row() -> None:
@@ -281,14 +282,14 @@ def test_settings_follow_their_row() -> None:
 def test_a_row_that_starts_again_keeps_nothing_of_its_former_request() -> None:
     rows = Rows(SHAPES)
     rows.apply(
-        Plan(0, [Entry(0, 0, 3)], 0, new_rows=[
+        Plan(0, Entries.of([Entry(0, 0, 3)]), 0, new_rows=[
             start(0, [1, 2, 3], temperature=1.0, seed=9, logprobs=2, prompt_logprobs=-1, min_p=0.5)
         ])
     )  # fmt: skip
     assert (rows.settings["logprobs"][0], rows.settings["prompt_logprobs"][0]) == (3, -1)
-    rows.apply(Plan(1, [Entry(0, 0, 1)], 0, new_rows=[start(0, [4])]))
+    rows.apply(Plan(1, Entries.of([Entry(0, 0, 1)]), 0, new_rows=[start(0, [4])]))
     fresh = Rows(SHAPES)
-    fresh.apply(Plan(0, [Entry(0, 0, 1)], 0, new_rows=[start(0, [4])]))
+    fresh.apply(Plan(0, Entries.of([Entry(0, 0, 1)]), 0, new_rows=[start(0, [4])]))
     assert rows.tokens[0, 0] == 4
     for name in SETTINGS:
         assert (rows.settings[name][0] == fresh.settings[name][0]).all()

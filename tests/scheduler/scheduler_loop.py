@@ -171,11 +171,11 @@ class Loop:
         for before, _ in self.in_flight:
             if plan.step - before.step < self.scheduler.spacing:
                 sampled = {entry.row for entry in before.entries if entry.wanted}
-                assert not sampled & {entry.row for entry in plan.entries[: plan.num_decodes]}
+                assert not sampled & {entry.row for entry in list(plan.entries)[: plan.num_decodes]}
 
     def _check_cost(self, plan: Plan) -> None:
         config = self.scheduler.config
-        chunks = plan.entries[plan.num_decodes :]
+        chunks = list(plan.entries)[plan.num_decodes :]
         tiles = sum(-(-chunk.length // config.prefill_tile) for chunk in chunks)
         assert plan.num_decodes + tiles * config.prefill_tile <= config.max_num_batched_tokens
 

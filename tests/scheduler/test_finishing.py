@@ -109,7 +109,7 @@ def test_results_of_a_plan_forgotten_by_reset_are_ignored():
     plan = loop.schedule()
     deltas = loop.scheduler.reset()
     assert {(d.request_id, d.finish_reason) for d in deltas} == {("a", "abort"), ("b", "abort")}
-    assert loop.scheduler.commit(plan, StepOutput.of_tokens(plan, [[1], [1]])) == []
+    assert loop.scheduler.commit(plan, StepOutput(np.ones((2, 1), np.int32))) == []
     loop.in_flight.clear()
     wire = make_wire(5, "c")
     loop.add(wire)

@@ -54,7 +54,7 @@ def chunk(start, length):
 
 
 def test_scores_may_come_in_any_order_and_twice():
-    scores = PromptScores(8)
+    scores = PromptScores(8, -1)
     for start, length in ((4, 4), (0, 3), (1, 2)):
         scores.add(start, chunk(start, length))
         assert not scores.is_complete
@@ -66,7 +66,7 @@ def test_scores_may_come_in_any_order_and_twice():
 
 
 def test_what_lies_behind_the_prompt_is_not_kept():
-    scores = PromptScores(4)
+    scores = PromptScores(4, -1)
     scores.add(0, chunk(0, 4))
     scores.add(5, chunk(5, 2))
     assert scores.result().values.shape == (3, 2)

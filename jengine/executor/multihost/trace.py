@@ -23,9 +23,7 @@ class Trace:
 
     def add(self, plan: Plan, output: StepOutput) -> Iterator[tuple[int, bytes]]:
         """Take in a step that has ended; yields its number and the digest when one is due."""
-        self._digest.update(
-            msgspec.msgpack.encode((plan, [entry.tokens for entry in output.entries]))
-        )
+        self._digest.update(msgspec.msgpack.encode((plan, output.tokens.tolist())))
         self._steps += 1
         if self._steps % self._every == 0:
             yield plan.step, self._digest.digest()

@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import numpy as np
 
-from jengine.runner.plans.plan_arrays import PlanArrays
+from jengine.plan import Plan
 from jengine.runner.plans.rows import Rows
 from jengine.runner.variants.features import Features
-from jengine.runner.variants.tap_sets import TapSet
+from jengine.runner.variants.tap_sets import TapSets
 from jengine.sampling.features import SamplingFeatures
 
 
-def needed(
-    plan: PlanArrays, rows: Rows, vocab_size: int, taps: tuple[TapSet, ...] = ()
-) -> Features:
-    """What the rows of this plan use; `taps` are the sets they name."""
-    sampling, prefill = plan.rows[plan.samples], plan.rows[plan.num_decodes :]
+def needed(plan: Plan, rows: Rows, vocab_size: int, taps: TapSets | None = None) -> Features:
+    """The features of the plan's rows, whose settings `rows` has; `taps` are those in use."""
+    owners, settings = plan.entries.rows, rows.settings
+    sampling, prefill = owners[plan.entries.wants_tokens], owners[plan.num_decodes :]
     return Features(
         SamplingFeatures(
-            random=bool((rows.settings["temperature"][sampling] > 0).any()),
-            adjust=bool(rows.settings["adjusted"][sampling].any()),
-            logprobs=most_wanted(rows.settings["logprobs"][sampling], vocab_size),
+            random=bool((settings["temperature"][sampling] > 0).any()),
+            adjust=bool(settings["adjusted"][sampling].any()),
+            logprobs=most_wanted(settings["logprobs"][sampling], vocab_size),
         ),
-        prompt_logprobs=most_wanted(rows.settings["prompt_logprobs"][prefill], vocab_size),
-        taps=taps,
+        prompt_logprobs=most_wanted(settings["prompt_logprobs"][prefill], vocab_size),
+        taps=() if taps is None else taps.of(settings["taps"][owners]),
     )
 
 

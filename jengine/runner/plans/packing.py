@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jengine.runner.plans.plan_arrays import PlanArrays
+from jengine.plan import Plan
 from jengine.runner.plans.rows import Rows
 from jengine.runner.step.step_input import StepInput
 from jengine.runner.variants.buckets import Bucket, Ladders, StepShapes
@@ -20,98 +20,95 @@ class PackedStep(NamedTuple):
 
     buffer: np.ndarray
     bucket: Bucket
-    slots: np.ndarray  # sampling slot of each plan entry that wants tokens, in plan order
-    chunk_offsets: dict[int, int]  # plan entry -> its first token among the prompt tokens
-    chunk_base: int  # where prompt tokens begin among all tokens of the step
-
-    def first_token(self, entry: int) -> int:
-        """Where an entry's tokens begin among all tokens of the step."""
-        chunk = self.chunk_offsets.get(entry)
-        return entry if chunk is None else self.chunk_base + chunk
+    slots: np.ndarray  # i32: sampling slot of each entry that wants tokens
+    chunk_tokens: np.ndarray  # i32: place of each chunk's tokens among the bucket's prefill tokens
+    chunk_base: int  # where prefill tokens begin among all tokens of the bucket
 
 
-def bucket_for(plan: PlanArrays, shapes: StepShapes, ladders: Ladders) -> Bucket:
+def bucket_for(plan: Plan, shapes: StepShapes, ladders: Ladders) -> Bucket:
     """The smallest bucket that holds the plan."""
+    _, starts, lengths, _ = plan.entries.columns
     if shapes.one_segment:
-        return ladders.smallest_for(int(plan.lengths.sum()), 0, ladders.pages[-1])
+        return ladders.smallest_for(int(lengths.sum()), 0, ladders.pages[-1])
     tile = shapes.prefill_tile
-    prefill = int((-(-plan.lengths[plan.num_decodes :] // tile)).sum()) * tile
-    longest = int((plan.starts + plan.lengths).max(initial=0))
+    prefill = int((-(-lengths[plan.num_decodes :] // tile)).sum()) * tile
+    longest = int((starts + lengths).max(initial=0))
     pages = -(-longest // shapes.block_size)
     return ladders.smallest_for(plan.num_decodes, prefill, pages, plan.repeats)
 
 
 def pack(
-    plan: PlanArrays,
+    plan: Plan,
     rows: Rows,
     bucket: Bucket,
     shapes: StepShapes,
     new_blocks: np.ndarray = NO_BLOCKS,
 ) -> PackedStep:
-    """The plan's arrays in this bucket's layout. Of `new_blocks` as many as have room."""
+    """The plan in this bucket's layout. Of `new_blocks` as many as have room."""
     buffer, inputs = StepInput.empty(bucket, shapes)
     taken = new_blocks[: len(inputs.blocks.new)]
     inputs.blocks.new[: len(taken)] = taken
+    owners, positions, lengths, _ = plan.entries.columns
+    samples = plan.entries.wants_tokens
     starts = known_starts(plan, rows, shapes)
     if shapes.one_segment:
-        slots, chunk_offsets = _pack_one_segment(plan, rows, inputs, starts, shapes)
+        slots, chunk_tokens = _pack_one_segment(plan, rows, inputs, starts, shapes)
     else:
         _pack_decodes(plan, rows, inputs, starts, shapes)
-        chunk_offsets, last_tokens = _pack_chunks(plan, rows, inputs, bucket, shapes)
+        chunk_tokens, ends = _pack_chunks(plan, rows, inputs, bucket, shapes)
+        last_tokens = bucket.decode_rows + ends[samples[plan.num_decodes :]]
         slots = np.concatenate([
             np.arange(plan.num_decodes), bucket.decode_rows + np.arange(len(last_tokens))
         ]).astype(np.int32)  # fmt: skip
         inputs.heads.logit_index[slots[: plan.num_decodes]] = slots[: plan.num_decodes]
         inputs.heads.logit_index[slots[plan.num_decodes :]] = last_tokens
-    # Of several runs in one call: where the first one's token will stand.
-    ends = np.where(starts < 0, -1, plan.starts + plan.lengths - (plan.repeats - 1))
-    samples = plan.samples
-    fill_sampling(inputs.sampling, slots, plan.rows[samples], ends[samples], rows.settings)
+    # In a multi-step decode: the position of the first run's token.
+    ends = np.where(starts < 0, -1, positions + lengths - (plan.repeats - 1))
+    fill_sampling(inputs.sampling, slots, owners[samples], ends[samples], rows.settings)
     if bucket.is_multi_step:
         inputs.multi_step.repeats[0] = plan.repeats
-        inputs.multi_step.endings[slots] = rows.settings["endings"][plan.rows]
+        inputs.multi_step.endings[slots] = rows.settings["endings"][owners]
     chunk_base = 0 if shapes.one_segment else bucket.decode_rows
-    return PackedStep(buffer, bucket, slots, chunk_offsets, chunk_base)
+    return PackedStep(buffer, bucket, slots, chunk_tokens, chunk_base)
 
 
-def known_starts(plan: PlanArrays, rows: Rows, shapes: StepShapes) -> np.ndarray:
+def known_starts(plan: Plan, rows: Rows, shapes: StepShapes) -> np.ndarray:
     """i32[entries]: where each entry begins, -1 for decodes at the length that the device knows.
 
-    That is all decodes but those of rows that the plan itself starts. In a pipeline plans carry
+    Those are all decodes except of rows that the plan itself starts. In a pipeline plans carry
     every position, since a stage runs when the row may have moved on.
     """
-    starts = plan.starts.copy()
+    starts = plan.entries.starts.copy()
     if not shapes.packed_tables:
         decodes = slice(plan.num_decodes)
         starts[decodes] = -1
         if rows.started:
-            started = np.isin(plan.rows[decodes], rows.started)
-            starts[decodes][started] = plan.starts[decodes][started]
+            started = np.isin(plan.entries.rows[decodes], rows.started)
+            starts[decodes][started] = plan.entries.starts[decodes][started]
     return starts
 
 
 def _pack_decodes(
-    plan: PlanArrays, rows: Rows, inputs: StepInput, starts: np.ndarray, shapes: StepShapes
+    plan: Plan, rows: Rows, inputs: StepInput, starts: np.ndarray, shapes: StepShapes
 ) -> None:
     count = plan.num_decodes
-    inputs.tokens.decode_rows[:count] = plan.rows[:count]
+    owners = plan.entries.rows[:count]
+    inputs.tokens.decode_rows[:count] = owners
     inputs.tiles.decode_starts[:count] = starts[:count]
-    _pack_tiles(inputs, 0, rows, plan.rows[:count], plan.starts[:count], shapes)
+    _pack_tiles(inputs, 0, rows, owners, plan.entries.starts[:count], shapes)
 
 
 def _pack_chunks(
-    plan: PlanArrays, rows: Rows, inputs: StepInput, bucket: Bucket, shapes: StepShapes
-) -> tuple[dict[int, int], list[int]]:
-    """Lay chunks out in whole tiles; returns where each begins and the last token of samplers."""
+    plan: Plan, rows: Rows, inputs: StepInput, bucket: Bucket, shapes: StepShapes
+) -> tuple[np.ndarray, np.ndarray]:
+    """Lay chunks out in whole tiles. Returns the places of their tokens among the bucket's prefill
+    tokens, and the places of their last ones."""
     tile, offset = shapes.prefill_tile, 0
-    offsets: dict[int, int] = {}
-    last_tokens: list[int] = []
-    for entry in range(plan.num_decodes, len(plan.rows)):
-        row, start, length = (int(x[entry]) for x in (plan.rows, plan.starts, plan.lengths))
-        offsets[entry] = offset
-        tokens, targets = inputs.tokens.prefill_tokens, inputs.heads.targets
-        tokens[offset : offset + length] = rows.tokens[row, start : start + length]
-        targets[offset : offset + length] = rows.tokens[row, start + 1 : start + length + 1]
+    places, ends = [np.zeros(0, np.int32)], []
+    for row, start, length, _ in plan.entries.columns.T[plan.num_decodes :].tolist():
+        chunk = slice(offset, offset + length)
+        inputs.tokens.prefill_tokens[chunk] = rows.tokens[row, start : start + length]
+        inputs.heads.targets[chunk] = rows.tokens[row, start + 1 : start + length + 1]
         within = np.arange(0, length, tile, dtype=np.int32)
         tiles = slice(offset // tile, offset // tile + len(within))
         inputs.tiles.rows[tiles] = row
@@ -119,22 +116,22 @@ def _pack_chunks(
         inputs.tiles.lengths[tiles] = np.minimum(length - within, tile)
         owners = np.full(len(within), row, np.int32)
         _pack_tiles(inputs, bucket.decode_rows + tiles.start, rows, owners, start + within, shapes)
-        if plan.samples[entry]:
-            last_tokens.append(bucket.decode_rows + offset + length - 1)
+        places.append(np.arange(chunk.start, chunk.stop, dtype=np.int32))
+        ends.append(chunk.stop - 1)
         offset += len(within) * tile
-    return offsets, last_tokens
+    return np.concatenate(places), np.array(ends, np.int32)
 
 
 def _pack_one_segment(
-    plan: PlanArrays, rows: Rows, inputs: StepInput, starts: np.ndarray, shapes: StepShapes
-) -> tuple[np.ndarray, dict[int, int]]:
+    plan: Plan, rows: Rows, inputs: StepInput, starts: np.ndarray, shapes: StepShapes
+) -> tuple[np.ndarray, np.ndarray]:
     """Every token as a decode row of its own, in plan order; all of them have logits."""
-    lengths = plan.lengths
+    rows_of_entries, begins, lengths, _ = plan.entries.columns
     ends = np.cumsum(lengths)
     count, first_chunk = int(lengths.sum()), plan.num_decodes
-    owners = np.repeat(plan.rows, lengths)
+    owners = np.repeat(rows_of_entries, lengths)
     within = np.arange(count, dtype=np.int32) - np.repeat(ends - lengths, lengths)
-    positions = np.repeat(plan.starts, lengths) + within
+    positions = np.repeat(begins, lengths) + within
     inputs.tokens.decode_rows[:count] = owners
     inputs.tiles.decode_starts[:count] = positions
     # Decode entries are one token each and come first; the host knows the tokens after them.
@@ -144,9 +141,8 @@ def _pack_one_segment(
     inputs.heads.targets[known] = rows.tokens[owners[known], positions[known] + 1]
     inputs.heads.logit_index[:] = np.arange(len(inputs.heads.logit_index))
     _pack_tiles(inputs, 0, rows, owners, positions, shapes)
-    slots = ends[plan.samples] - 1
-    offsets = {entry: int(ends[entry] - lengths[entry]) for entry in range(first_chunk, len(ends))}
-    return slots.astype(np.int32), offsets
+    slots = ends[plan.entries.wants_tokens] - 1
+    return slots.astype(np.int32), np.arange(first_chunk, count, dtype=np.int32)
 
 
 def _pack_tiles(

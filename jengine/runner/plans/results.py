@@ -1,7 +1,8 @@
-"""Reads a step's results from the device and puts them side by side with the plan."""
+"""Reads a step's results from the device and puts them into the order of its plan."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import jax
@@ -10,9 +11,6 @@ import numpy as np
 from jengine.outputs import StepLogprobs, StepOutput
 from jengine.plan import Plan
 from jengine.runner.plans.packing import PackedStep
-from jengine.runner.plans.plan_arrays import PlanArrays
-from jengine.runner.plans.prepare import PlanNeeds
-from jengine.runner.step.heads import DeviceOutput
 
 
 @dataclass(frozen=True)
@@ -20,10 +18,8 @@ class PendingStep:
     """A queued step that runs a plan to its end."""
 
     plan: Plan
-    arrays: PlanArrays
     packed: PackedStep
-    needs: PlanNeeds
-    output: DeviceOutput
+    output: StepOutput  # on the device
 
     def __post_init__(self) -> None:
         for array in jax.tree.leaves(self.output):
@@ -37,58 +33,37 @@ class PendingStep:
     @property
     def ready(self) -> bool:
         """Whether the step has run."""
-        tokens = self.output.sampled.tokens
-        return tokens.is_ready()  # pyrefly: ignore[missing-attribute] - of every array with data
+        return self.output.tokens.is_ready()
 
     def result(self) -> StepOutput:
-        """Wait for the step: the sampled tokens and what else its entries asked for."""
-        sampled, prompt, captured = self.output
-        found = StepOutput.of_tokens(self.plan, self._by_entry(sampled.tokens).tolist())
-        if sampled.logprobs is not None:
-            self._add_logprobs(found, StepLogprobs(*map(self._by_entry, sampled.logprobs)))
-        if prompt is not None:
-            self._add_prompt_logprobs(found, StepLogprobs(*map(np.asarray, prompt)))
-        self._add_captured(found, {name: np.asarray(array) for name, array in captured.items()})
-        return found
+        """Wait for the step and read its results."""
+        output, packed = self.output, self.packed
+        prompt_logprobs = scores_of(output.prompt_logprobs, lambda x: x[packed.chunk_tokens])
+        captured = {}
+        if output.captured:
+            decodes = np.arange(self.plan.num_decodes)
+            tokens = np.concatenate([decodes, packed.chunk_base + packed.chunk_tokens])
+            for number, values in output.captured.items():
+                captured[number] = {name: np.asarray(x)[tokens] for name, x in values.items()}
+        return StepOutput(
+            self._by_entry(np.asarray(output.tokens)),
+            scores_of(output.logprobs, self._by_entry),
+            prompt_logprobs,
+            captured,
+        )
 
-    def _by_entry(self, array: jax.Array) -> np.ndarray:
+    def _by_entry(self, found: np.ndarray) -> np.ndarray:
         """[entries that want tokens, runs, ...]: several runs in a multi-step decode, else one."""
-        found, slots = np.asarray(array), self.packed.slots
+        slots = self.packed.slots
         if not self.packed.bucket.is_multi_step:
             return found[slots, None]
         return found[: self.plan.repeats, slots].swapaxes(0, 1)
 
-    def _add_logprobs(self, found: StepOutput, scores: StepLogprobs) -> None:
-        for index, entry in enumerate(np.flatnonzero(self.arrays.samples).tolist()):
-            columns = int(self.needs.logprobs[entry])
-            if columns:
-                own = StepLogprobs(*(array[index] for array in scores))
-                found.entries[entry].logprobs = first_columns(own, columns)
 
-    def _add_prompt_logprobs(self, found: StepOutput, scores: StepLogprobs) -> None:
-        """Scores of the tokens that follow a chunk's tokens and are still prompt."""
-        needs = self.needs
-        for entry, offset in self.packed.chunk_offsets.items():
-            start, length, columns = (
-                int(x[entry])
-                for x in (self.arrays.starts, self.arrays.lengths, needs.prompt_logprobs)
-            )
-            count = min(length, int(needs.prompt_lengths[entry]) - 1 - start)
-            if columns and count > 0:
-                own = first_columns(scores.cut(offset, offset + count), columns)
-                found.entries[entry].prompt_logprobs = own
-
-    def _add_captured(self, found: StepOutput, values: dict[str, np.ndarray]) -> None:
-        """The values of each entry's tokens at the tap points that its request asked for."""
-        for taps in filter(lambda taps: taps.capture, self.needs.features.taps):
-            for entry in np.flatnonzero(self.needs.taps == taps.number).tolist():
-                begin = self.packed.first_token(entry)
-                end = begin + int(self.arrays.lengths[entry])
-                own = {name: values[name][begin:end].copy() for name in taps.capture}
-                found.entries[entry].captured = own
-
-
-def first_columns(scores: StepLogprobs, columns: int) -> StepLogprobs:
-    """As many columns as a row asked for (see `rows.wanted_columns`)."""
-    wanted = slice(None if columns < 0 else columns)
-    return StepLogprobs(scores.values[..., wanted], scores.ids[..., wanted], scores.rank)
+def scores_of(
+    scores: StepLogprobs | None, in_order: Callable[[np.ndarray], np.ndarray]
+) -> StepLogprobs | None:
+    """Log-probabilities on the host, put in order."""
+    if scores is None:
+        return None
+    return StepLogprobs(*(in_order(np.asarray(array)) for array in scores))

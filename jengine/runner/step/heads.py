@@ -12,10 +12,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from jengine.outputs import StepOutput
 from jengine.runner.step.program import Program
 from jengine.runner.step.state import StepState
 from jengine.runner.step.step_input import HeadInput
-from jengine.sampling import Logprobs, SampleOutput, SamplingInput, sample, score_tokens
+from jengine.sampling import SamplingInput, sample, score_tokens
 
 # Prompt tokens whose logits exist at the same time, where prompt log-probabilities are wanted.
 SCORED_AT_ONCE = 64
@@ -31,25 +32,18 @@ class Hidden(NamedTuple):
     sampling: SamplingInput  # with every position known
 
 
-class DeviceOutput(NamedTuple):
-    """The results of a step on the device: a field per head, and captured values."""
-
-    sampled: SampleOutput
-    prompt_logprobs: Logprobs | None = None
-    captured: dict[str, Array] = {}  # f32 [tokens, width] per tap point
-
-
-def run_heads(hidden: Hidden, state: StepState, program: Program) -> tuple[StepState, DeviceOutput]:
+def run_heads(hidden: Hidden, state: StepState, program: Program) -> tuple[StepState, StepOutput]:
     """The results of all heads of the program's features."""
     results: dict[str, Any] = {}
     for name in program.features.heads:
-        state, results[name] = HEADS[name](hidden, state, program)
-    return state, DeviceOutput(**results)
+        state, found = HEADS[name](hidden, state, program)
+        results.update(found)
+    return state, StepOutput(**results)
 
 
 def sample_head(
     hidden: Hidden, state: StepState, program: Program
-) -> tuple[StepState, SampleOutput]:
+) -> tuple[StepState, dict[str, Any]]:
     """Sample the token that follows each slot's row. It is the row's next input, at its length."""
     with jax.named_scope("sample"):
         # One base key for all engines: a request's seed alone decides its noise, and requests
@@ -70,20 +64,21 @@ def sample_head(
         lengths=state.lengths.at[owners].set(hidden.sampling.positions, mode="drop"),
         rows=rows or state.rows,
     )
-    return state, sampled
+    return state, sampled._asdict()
 
 
 def prompt_logprobs_head(
     hidden: Hidden, state: StepState, program: Program
-) -> tuple[StepState, Logprobs | None]:
+) -> tuple[StepState, dict[str, Any]]:
     """Log-probabilities of the token after each prompt token, a few at a time."""
     wanted, tokens = program.features.prompt_logprobs, program.bucket.prefill_tokens
     assert wanted is not None, "the features do not name this head"
     model, targets = hidden.model, hidden.heads.targets
     if program.shapes.one_segment:  # every token is a slot: XLA computes the logits only once
-        return state, score_tokens(model.logits(hidden.ends), targets, wanted)
+        scored = score_tokens(model.logits(hidden.ends), targets, wanted)
+        return state, {"prompt_logprobs": scored}
     if not tokens:
-        return state, None
+        return state, {}
     parts = -(-tokens // SCORED_AT_ONCE)
     padding = parts * SCORED_AT_ONCE - tokens
     states = jnp.pad(hidden.prompts, ((0, padding), (0, 0)))
@@ -93,9 +88,10 @@ def prompt_logprobs_head(
             lambda part: score_tokens(model.logits(part[0]), part[1], wanted),
             (states.reshape(parts, SCORED_AT_ONCE, -1), targets.reshape(parts, SCORED_AT_ONCE)),
         )
-    return state, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:tokens], scored)
+    scored = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:tokens], scored)
+    return state, {"prompt_logprobs": scored}
 
 
-Head = Callable[[Hidden, StepState, Program], tuple[StepState, Any]]
-# By the field of DeviceOutput that holds a head's results.
+# In: hidden states and the state. Out: the new state, and fields of StepOutput.
+Head = Callable[[Hidden, StepState, Program], tuple[StepState, dict[str, Any]]]
 HEADS: dict[str, Head] = {"sampled": sample_head, "prompt_logprobs": prompt_logprobs_head}

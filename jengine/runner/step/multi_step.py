@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jengine.runner.step.heads import DeviceOutput
+from jengine.outputs import StepOutput
 from jengine.runner.step.leaves import Leaves
 from jengine.runner.step.program import Program
 from jengine.runner.step.state import StepState
@@ -30,12 +30,12 @@ class Progress(NamedTuple):
     count: Array  # i32[] runs so far
     goes_on: Array  # bool[S] rows that have not sampled an ending token
     state: StepState
-    outputs: DeviceOutput  # of all runs
+    outputs: StepOutput  # of all runs
 
 
 def multi_step(
     leaves: Leaves, state: StepState, packed: Array, *, program: Program
-) -> tuple[StepState, DeviceOutput]:
+) -> tuple[StepState, StepOutput]:
     """Run the packed plan as often as it says."""
     model = program.rebuild(leaves)
     inputs = StepInput.over(packed, program.bucket, program.shapes)
@@ -54,7 +54,7 @@ def multi_step(
             progress.outputs,
             output,
         )
-        goes_on = progress.goes_on & ~ended(output.sampled.tokens, endings)
+        goes_on = progress.goes_on & ~ended(output.tokens, endings)
         return Progress(count + 1, goes_on, state, outputs)
 
     begin = Progress(
@@ -72,9 +72,9 @@ def ended(tokens: Array, endings: Array) -> Array:
     return (tokens < 0) | jnp.any(tokens[:, None] == endings, axis=1)
 
 
-def nothing(output: DeviceOutput, program: Program) -> DeviceOutput:
+def nothing(output: StepOutput, program: Program) -> StepOutput:
     """The outputs before the first run."""
     most = program.bucket.repeats
     empty = jax.tree.map(lambda x: jnp.zeros((most, *x.shape), x.dtype), output)
-    tokens = jnp.full_like(empty.sampled.tokens, NOT_RUN)
-    return empty._replace(sampled=empty.sampled._replace(tokens=tokens))
+    tokens = jnp.full_like(empty.tokens, NOT_RUN)
+    return empty._replace(tokens=tokens)

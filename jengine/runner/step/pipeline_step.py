@@ -15,8 +15,9 @@ from jax.sharding import PartitionSpec
 
 from jengine.models.context import StepContext
 from jengine.models.taps import Tap
+from jengine.outputs import StepOutput
 from jengine.runner.step.batch import stage_batch
-from jengine.runner.step.heads import DeviceOutput, Hidden, run_heads
+from jengine.runner.step.heads import Hidden, run_heads
 from jengine.runner.step.leaves import Leaves
 from jengine.runner.step.paged import paged_attention
 from jengine.runner.step.program import Program, Stages
@@ -34,7 +35,7 @@ BY_STAGE, EVERYWHERE = PartitionSpec(STAGES), PartitionSpec()
 
 def pipeline_step(
     leaves: Leaves, state: StepState, packed: Array, *, program: Program
-) -> tuple[StepState, DeviceOutput]:
+) -> tuple[StepState, StepOutput]:
     """Run what all stages hold; `packed` has a row for each."""
     assert program.stages is not None, "a step of one stage is step.step"
     model = program.rebuild(leaves)

@@ -12,8 +12,9 @@ import jax.numpy as jnp
 from jax import Array
 
 from jengine.models.context import StepContext
+from jengine.outputs import StepOutput
 from jengine.runner.step.batch import batch_of, with_new_blocks
-from jengine.runner.step.heads import DeviceOutput, Hidden, run_heads
+from jengine.runner.step.heads import Hidden, run_heads
 from jengine.runner.step.leaves import Leaves
 from jengine.runner.step.paged import paged_attention
 from jengine.runner.step.program import Program
@@ -25,7 +26,7 @@ from jengine.sampling import SamplingInput
 
 def step(
     leaves: Leaves, state: StepState, packed: Array, *, program: Program
-) -> tuple[StepState, DeviceOutput]:
+) -> tuple[StepState, StepOutput]:
     """Run the packed plan."""
     inputs = StepInput.over(packed, program.bucket, program.shapes)
     return run(program.rebuild(leaves), inputs, extended(state, inputs), program)
@@ -39,7 +40,7 @@ def extended(state: StepState, inputs: StepInput) -> StepState:
 
 def run(
     model: Any, inputs: StepInput, state: StepState, program: Program
-) -> tuple[StepState, DeviceOutput]:
+) -> tuple[StepState, StepOutput]:
     """Run the step of these inputs."""
     bucket, shapes = program.bucket, program.shapes
     tokens = input_tokens(inputs.tokens, state)

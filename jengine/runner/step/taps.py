@@ -18,7 +18,10 @@ class StepTaps:
         self.sets = sets
         self.owners = owners  # i32 [tokens]: the set of each token's row
         self.positions = positions
-        self.captured: dict[str, Array] = {}
+        # Number of a set -> tap point -> f32 [tokens, width].
+        self.captured: dict[int, dict[str, Array]] = {
+            taps.number: {} for taps in sets if taps.capture
+        }
 
     def __call__(self, name: str, value: Array) -> Array:
         """Change the value for the rows that asked for it, then keep it for those that did."""
@@ -27,8 +30,9 @@ class StepTaps:
                 if point == name:
                     changed = call_intervention(function, value, self.positions)
                     value = jnp.where((self.owners == taps.number)[:, None], changed, value)
-        if any(name in taps.capture for taps in self.sets):
-            self.captured[name] = value.astype(jnp.float32)
+        for taps in self.sets:
+            if name in taps.capture:
+                self.captured[taps.number][name] = value.astype(jnp.float32)
         return value
 
 
