@@ -33,7 +33,7 @@ def build_runners(
 ) -> tuple[tuple[PlanRunner, ...], CacheConfig]:
     """A runner for each replica, ready to serve, and the cache that each has room for.
 
-    `agree_on_bytes` turns the memory available here into what is available everywhere.
+    `agree_on_bytes` turns the bytes available to this process into those available to all.
     """
     leaves = order.leaves(named_arrays(model))
     own_leaves, sizings = [], []
@@ -66,7 +66,7 @@ def build_runners(
 
 
 def runner_for(loaded: LoadedModel) -> PlanRunner:
-    """A runner that suits the model's stages."""
+    """The runner for the model: with stages, a pipeline runner."""
     return Runner(loaded) if loaded.placement.num_stages == 1 else PipelineRunner(loaded)
 
 

@@ -30,7 +30,7 @@ from sharding.placement import Placement
 
 
 class LoadedModel:
-    """Runs compiled steps one after the other: each is given the state that the last one left."""
+    """Runs compiled steps one after the other: each takes the state that the last one returned."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class LoadedModel:
 
     @property
     def shapes(self) -> StepShapes:
-        """What all compiled steps have in common."""
+        """The shapes that all buckets share."""
         return self.programs.compiler.shapes
 
     @property
@@ -65,26 +65,25 @@ class LoadedModel:
         return self.programs.compiler.placement
 
     def run(self, program: Compiled, packed: Any) -> StepOutput:
-        """Queue a step. Does not wait for it, except where devices cannot queue steps."""
+        """Queue a step. Waits for it only where devices cannot queue steps."""
         self.state, output = program(self.leaves, self.state, packed)
         if not self._may_queue:
             jax.block_until_ready(self.state.last_token)
         return output
 
     def admit(self, new_rows: Iterable[NewRow]) -> None:
-        """Fill the sampler's state of these rows, after the steps queued before."""
+        """Write the sampler's state of new rows, after the steps queued before."""
         self.state = self._admission.admit(self.state, new_rows)
 
     def add_blocks(self, entries: np.ndarray) -> None:
-        """Write blocks for which the next step's packed input has no room into block tables."""
+        """Write blocks into the block tables that do not fit in the next step's packed input."""
         if len(entries):
             assert self.state.tables is not None, "in a pipeline tables are packed"
             tables = self._blocks.write(self.state.tables, entries)
             self.state = self.state._replace(tables=tables)
 
     def warm_up(self, *, admission: bool) -> None:
-        """Compile the small programs beside the steps; `admission` is the one that admits rows with
-        penalties, biases or masks."""
+        """Compile the small programs: block tables and, with `admission`, the sampler's state."""
         if self.state.tables is not None:
             tables = self._blocks.warm_up(self.state.tables)
             self.state = self.state._replace(tables=tables)
@@ -104,7 +103,7 @@ class LoadedModel:
             )
 
     def program_counts(self) -> ProgramCounts:
-        """How many programs are compiled and are still to be compiled."""
+        """How many programs are compiled, and how many remain."""
         return self.programs.ledger.counts
 
     def wait_until_warm(self, timeout: float | None = None) -> bool:

@@ -1,7 +1,7 @@
-"""Runs plans through the stages of a pipeline: one stage further in each step.
+"""Runs plans through the stages of a pipeline, one stage per step.
 
-A plan enters the first stage in the step that it is submitted for, and is sampled when it leaves
-the last one. Every step runs all stages, each on the plan that it holds.
+A plan enters the first stage in the step that its submission queues, and is sampled in the step
+that runs it in the last stage. Every step runs all stages, each on a different plan.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from jengine.runner.variants.buckets import Bucket
 from jengine.runner.variants.features import Features
 from sharding.placement import put
 
-# The needs of a step in which no plan leaves the last stage, so that nothing is sampled.
+# The features of a step in which no plan leaves the last stage, so that nothing is sampled.
 NOTHING = Features()
 
 
 @dataclass
 class PipelinedStep:
-    """A submitted plan on its way through the stages."""
+    """A submitted plan, which has not passed all stages yet."""
 
     plan: Plan
     packed: PackedStep
@@ -46,11 +46,11 @@ class PipelinedStep:
 
     @property
     def ready(self) -> bool:
-        """Whether that step has run. One that has not left advances when it is read."""
+        """Whether that step has run. True if it is not queued: `result` queues it."""
         return self.step is None or self.step.ready
 
     def result(self) -> StepOutput:
-        """Queue the steps that it still needs, and wait for them."""
+        """Queue the steps that the plan still needs, and wait for the last."""
         while self.step is None:
             self.advance()
         return self.step.result()
@@ -65,7 +65,7 @@ class PipelineRunner:
     def __init__(self, loaded: LoadedModel) -> None:
         self.loaded = loaded
         self._rows = Rows(loaded.shapes)
-        # The plans that the second stage and those behind it run next.
+        # The plans that the second and later stages run next.
         self._held: tuple[PipelinedStep | None, ...] = (None,) * (loaded.placement.num_stages - 1)
 
     def submit(self, plan: Plan) -> PipelinedStep:
@@ -81,7 +81,7 @@ class PipelineRunner:
         return entering
 
     def update_leaves(self, leaves: Leaves) -> None:
-        """Use these parameters for the plans to come; plans in the stages end with the old ones."""
+        """Use these parameters for later plans; plans in the stages finish with the old ones."""
         while any(self._held):
             self._advance()
         self.loaded.leaves = leaves
@@ -98,7 +98,7 @@ class PipelineRunner:
         packed = [None if one is None else moved(one, bucket, loaded.shapes) for one in packed]
         self._held = running[:-1]
         if leaving is not None:
-            # Not earlier: the plans before it may still sample for its rows' former requests.
+            # Not earlier: plans ahead of it may still sample for these rows' previous requests.
             loaded.admit(leaving.plan.new_rows)
         output = loaded.run(program, self._input(packed, bucket))
         entry.count(sum(one.plan.num_tokens for one in running if one) // len(running))

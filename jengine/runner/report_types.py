@@ -1,4 +1,4 @@
-"""What a runner tells about itself and its devices, as plain data that can travel. No jax."""
+"""Reports of a runner and its devices: plain data that is sent between processes. No jax."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class DeviceMemory(msgspec.Struct, frozen=True):
-    """Bytes on the first device of a process; the last two where the device tells."""
+    """Bytes on the first device of a process; None where the device does not report them."""
 
     platform: str
     devices: int  # of this process

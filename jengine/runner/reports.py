@@ -1,6 +1,6 @@
-"""What a process tells about its devices, as plain data that can travel; and profiles.
+"""Reports of a process about its devices, and profiles.
 
-In: a loaded model. Out: structs of numbers. Must not know who asks.
+In: a loaded model. Out: structs of numbers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from jengine.runner.report_types import DeviceMemory
 
 
 def device_memory(loaded: LoadedModel) -> DeviceMemory:
-    """What the model's arrays take, and what the device says."""
+    """Bytes of the model's arrays, and what the device reports."""
     state = loaded.state
     devices = loaded.placement.mesh.local_devices
     stats = devices[0].memory_stats() or {}
@@ -39,10 +39,10 @@ def on_one_device(arrays: Iterable[jax.Array]) -> int:
 
 
 def start_profile(folder: str) -> None:
-    """Begin to record what this process and its devices do."""
+    """Start a profile of this process and its devices."""
     jax.profiler.start_trace(folder)
 
 
 def stop_profile() -> None:
-    """Write what was recorded."""
+    """Stop the profile and write it."""
     jax.profiler.stop_trace()

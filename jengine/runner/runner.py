@@ -31,7 +31,7 @@ class StepHandle(Protocol):
 
 
 class PlanRunner(Protocol):
-    """Runs plans in the order of their submission: a plan may rely on all the plans before it."""
+    """Runs plans in the order of submission: each relies on the plans before it."""
 
     loaded: LoadedModel
 
@@ -40,7 +40,7 @@ class PlanRunner(Protocol):
         ...
 
     def update_leaves(self, leaves: Leaves) -> None:
-        """Use these parameters for the plans to come; shapes and dtypes were checked before."""
+        """Use these parameters for later plans; shapes and dtypes were checked before."""
         ...
 
 
@@ -68,5 +68,5 @@ class Runner:
         return PendingStep(plan, packed, output)
 
     def update_leaves(self, leaves: Leaves) -> None:
-        """Use these parameters for the plans to come; shapes and dtypes were checked before."""
+        """Use these parameters for later plans; shapes and dtypes were checked before."""
         self.loaded.leaves = leaves

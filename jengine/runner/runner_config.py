@@ -22,10 +22,10 @@ class RunnerConfig:
     kv_cache_memory_bytes: int | None
     memory_share: float
     num_gpu_blocks_override: int | None
-    demands: tuple[tuple[int, int], ...]  # a group: (most useful, at least) blocks
+    demands: tuple[tuple[int, int], ...]  # per group: (most useful, at least) blocks
     enable_prefix_caching: bool = True
     warm_up: bool = True
-    # Whether steps may run once the largest program is compiled, and the others come later.
+    # Whether steps run once the largest program is compiled, and the others in the background.
     early_start: bool = False
     strict: bool = False
 

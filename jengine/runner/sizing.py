@@ -42,7 +42,7 @@ from sharding.placement import Placement
 
 @dataclass(frozen=True)
 class Sizing:
-    """Finds out how many blocks fit, by compiling the largest step."""
+    """Sizes the cache and the state of one replica."""
 
     model: ModelConfig
     config: RunnerConfig
@@ -51,18 +51,18 @@ class Sizing:
 
     @property
     def placement(self) -> Placement:
-        """Where arrays lie."""
+        """The replica's devices and their mesh."""
         return self.order.places.whole
 
     @property
     def device(self) -> jax.Device:
-        """One of the devices, which are all alike."""
+        """One of the replica's devices, which are of one kind."""
         return self.placement.mesh.local_devices[0]
 
     def settle(
         self, devices: Sequence[jax.Device]
     ) -> tuple[CacheConfig, tuple[Compiled, LedgerEntry]]:
-        """The final cache size and the program that proved it. `devices`: one per replica."""
+        """The cache size and the largest program for it. `devices`: one per replica."""
         demands = self._demands()
         asked = self._asked_for(demands)
         if asked is not None:
@@ -85,7 +85,7 @@ class Sizing:
         return cache, first
 
     def _asked_for(self, demands: list[BlockDemand]) -> tuple[int, ...] | None:
-        """The blocks of a cache whose size the user chose."""
+        """The blocks that the user asked for, if any."""
         if self.config.num_gpu_blocks_override is not None:
             return overridden_blocks(demands, self.config.num_gpu_blocks_override)
         if self.config.kv_cache_memory_bytes is not None:
@@ -93,7 +93,7 @@ class Sizing:
         return None
 
     def _record(self) -> SizeRecord | None:
-        """Where the size is kept, named after what the programs depend on beside it."""
+        """The file of the size, named after everything else that programs depend on."""
         config, mesh = self.config, self.placement.mesh
         return SizeRecord.of(
             (jengine.__version__, jax.__version__, self.device.device_kind, dict(mesh.shape)),
@@ -102,7 +102,7 @@ class Sizing:
         )
 
     def _agreed(self, recorded: tuple[int, ...] | None) -> tuple[int, ...] | None:
-        """What all processes have recorded: the smaller counts, or None if one has no record."""
+        """The smallest counts that processes have recorded, or None if one has no record."""
         counts = recorded or (0,) * len(self.config.shapes.groups)
         agreed = tuple(self.agree_on_bytes(count) for count in counts)
         return agreed if all(agreed) else None
@@ -144,7 +144,7 @@ class Sizing:
         )
 
     def state(self, cache: CacheConfig) -> StepState:
-        """The shapes of the state for a cache of this size, and where they lie."""
+        """The shapes of the state for a cache of this size, with shardings."""
         return placed_state(jax.eval_shape(lambda: self.empty_state(cache)), self.placement)
 
     def made_state(self, cache: CacheConfig) -> StepState:
@@ -153,7 +153,7 @@ class Sizing:
         return jax.jit(lambda: self.empty_state(cache), out_shardings=shardings)()
 
     def empty_state(self, cache: CacheConfig) -> StepState:
-        """The state for a cache of this size, with nothing in it."""
+        """An empty state with a cache of this size."""
         shapes = self.config.shapes
         return empty_state(
             cache,
@@ -167,13 +167,13 @@ class Sizing:
 
 
 def stages_of(order: LeafOrder, ladders: Ladders) -> Stages | None:
-    """What a step needs to know of its stages, if there are several."""
+    """The pipeline stages of a step, None without a pipeline."""
     layout = order.places.layout
     return None if layout.num_stages == 1 else Stages(layout, order.staged, ladders.largest)
 
 
 def held_by(placement: Placement, ladders: Ladders, hidden: int) -> Held | None:
-    """Several stages hold the largest bucket's tokens between steps."""
+    """The activations between stages, for the largest bucket; None without a pipeline."""
     if placement.num_stages == 1:
         return None
     return Held(placement.num_stages, ladders.largest.num_tokens, hidden)

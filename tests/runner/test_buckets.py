@@ -24,7 +24,7 @@ def test_a_ladder_begins_and_ends_where_it_should() -> None:
 
 def test_the_smallest_rung_that_is_enough_is_chosen() -> None:
     assert [rung("rows", (2, 8, 32), size) for size in (0, 2, 3, 8, 9)] == [2, 2, 8, 8, 32]
-    with pytest.raises(AssertionError, match=r"33 rows, the ladder ends at 32"):
+    with pytest.raises(AssertionError, match=r"33 rows; the largest bucket has 32"):
         rung("rows", (2, 8, 32), 33)
 
 

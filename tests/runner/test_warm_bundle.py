@@ -110,7 +110,7 @@ def test_another_kind_of_machine_is_named(
 def test_programs_named_after_a_directory_are_refused_elsewhere(
     tmp_path: Path, cache: Path, here: Path, bundle: Path
 ) -> None:
-    with pytest.raises(ConfigError, match="named after: none there"):
+    with pytest.raises(ConfigError, match="depend on: none there"):
         load(bundle, here, names_directory=True)
     named = msgspec.structs.replace(BARE, directory=str(here))
     save_bundle(tmp_path / "named.zip", cache, CONTENTS, named)
@@ -151,7 +151,7 @@ def without_manifest(parts: dict[str, bytes], _: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        (out_of_the_directory, "no name in a cache"),
+        (out_of_the_directory, "not a file name of a compile cache"),
         (damaged, "damaged or changed"),
         (too_long, "more than the 300 bytes"),
         (one_more, "differ in 'entries/another'"),

@@ -1,6 +1,6 @@
-"""The persistent compile cache: a private directory, on by default, never trusted blindly.
+"""The persistent compile cache: a private directory, on by default.
 
-What lies there is executed, so it must belong to this user and be writable by nobody else.
+Its files are executed, so the directory must belong to this user and be writable by no other.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from jengine.errors import ConfigError
 from jengine.runner.disk.broken_entries import remove_broken_entries
 
 logger = logging.getLogger(__name__)
-# XLA's own caches below JAX's, by the words of jax_persistent_cache_enable_xla_caches. Their
-# directories are among the options of which JAX makes a program's name; the tunings' no longer.
+# XLA's caches inside JAX's, by their names in jax_persistent_cache_enable_xla_caches. Their
+# directories are among the options that JAX hashes into a program's key; since
+# FIRST_WITHOUT_DIRECTORY that of the tunings is not.
 KERNELS = "xla_gpu_kernel_cache_file"
 TUNINGS = "xla_gpu_per_fusion_autotune_cache_dir"
 FIRST_WITHOUT_DIRECTORY = (0, 11, 2)
@@ -27,34 +28,34 @@ CHOOSE_ANOTHER = (
     "choose another directory with compilation_config={'cache_dir': ...}"
     " (--compilation-config.cache-dir), or XDG_CACHE_HOME"
 )
-# JAX writes a file in far less time than this, in seconds; and the longest wait for one.
+# Seconds without a change after which a file is complete, and the longest wait for that.
 SETTLED, LONGEST_WAIT = 0.1, 2.0
 
 
 def names_directory() -> bool:
-    """Whether JAX names programs after the directory they lie in, so that they cannot be moved."""
+    """Whether a program's key depends on the cache's directory, so that it cannot be moved."""
     caches = jax.config.jax_persistent_cache_enable_xla_caches  # pyrefly: ignore[missing-attribute]
     tunings = jax.__version_info__ < FIRST_WITHOUT_DIRECTORY and TUNINGS in (caches or "")
     return tunings or caches == "all" or KERNELS in (caches or "")
 
 
 def default_cache_dir() -> Path:
-    """Where compiled programs are kept unless the user says otherwise."""
+    """The default directory of compiled programs."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "jengine" / "xla"
 
 
 def usual_cache_dir() -> Path:
-    """The directory that engines use here unless one is asked for by name."""
+    """The directory that engines use unless one is given."""
     configured = jax.config.jax_compilation_cache_dir  # pyrefly: ignore[missing-attribute]
     return Path(str(configured)) if configured else default_cache_dir()
 
 
 def enable_compile_cache(wanted: str | Path | bool | None) -> Path | None:
-    """Point JAX at the cache directory; None if there is none, with one line that says why.
+    """Set JAX's cache directory and return it; None if there is none, with a warning that says why.
 
-    A directory the user's own program configured in JAX is left alone. A directory that was asked
-    for by name must be usable; the default one is done without if it is not.
+    A directory that the user's program has configured in JAX is kept. A directory given by the user
+    must be usable; the default one is not used if it is unusable.
     """
     if wanted is False:
         return None
@@ -88,18 +89,18 @@ def _do_without(problem: str) -> None:
 def _use(directory: Path) -> Path:
     remove_broken_entries(directory)
     jax.config.update("jax_compilation_cache_dir", str(directory))
-    compilation_cache.reset_cache()  # JAX would stay with the directory that it used first
+    compilation_cache.reset_cache()  # else JAX keeps the directory that it used first
     if jax.__version_info__ < FIRST_WITHOUT_DIRECTORY:
-        # XLA's tunings of single kernels, whose directory would be part of every program's name.
+        # XLA's tunings of kernels, whose directory would be part of every program's key.
         jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
-    # Small programs are most of a short start-up; by default JAX would not keep them.
+    # Small programs matter for a short start; by default JAX does not keep them.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     return directory
 
 
 def what_compiling_costs() -> str:
-    """For people who wait: what goes on, and what the next start will cost."""
+    """A line for users who wait: what is going on, and what the next start will cost."""
     directory = jax.config.jax_compilation_cache_dir  # pyrefly: ignore[missing-attribute]
     if directory is None:
         later = "There is no persistent compile cache, so the next start takes as long."
@@ -124,7 +125,7 @@ def wait_for_writes() -> None:
 
 
 def prepare_private(directory: Path) -> str | None:
-    """Create the directory for this user alone; what is wrong with it, or None."""
+    """Create the directory for this user alone. Returns what is wrong with it, or None."""
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = directory.stat()

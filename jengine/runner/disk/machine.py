@@ -1,6 +1,6 @@
-"""What compiled programs depend on beside the model: versions, devices, the processor.
+"""What compiled programs depend on besides the model: versions, devices, the processor.
 
-Out: a Machine, which can be written down and compared with another. Must not know caches.
+Out: a Machine, which can be serialised and compared with another. Must not know caches.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import msgspec
 
 import jengine
 
-# What the Linux kernel calls the instructions that a compiler may use; its other flags are about
-# virtual machines and mitigations.
+# Linux's names of instruction sets that a compiler may use; its other flags are about virtual
+# machines and mitigations.
 INSTRUCTIONS = re.compile(
     r"(s?sse|avx|amx|fma|bmi|f16c|aes|sha|vaes|vpclmul|pclmul|gfni|popcnt|movbe|adx|abm|xop|asimd"
     r"|sve|bf16|i8mm|fphp)\w*"
@@ -25,21 +25,21 @@ INSTRUCTIONS = re.compile(
 
 
 class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where programs were compiled, in the words of an error about it."""
+    """Where programs were compiled. Field names are shown in errors."""
 
     jengine: str
     jax: str
     jaxlib: str
     system: str  # operating system and processor family
     platform: str  # cpu, gpu
-    platform_version: str  # of the compiler and the driver's side
+    platform_version: str  # of the compiler and the driver
     device: str
     devices: int
-    instructions: list[str]  # that the processor knows
+    instructions: list[str]  # of the processor
     xla_flags: list[str]
 
     def differences(self, here: Machine) -> list[str]:
-        """What the other machine has otherwise, each in a few words."""
+        """In what this machine differs from `here`, for an error."""
         found = []
         for name in self.__struct_fields__:
             there, ours = getattr(self, name), getattr(here, name)
@@ -70,7 +70,7 @@ def this_machine() -> Machine:
 
 
 def instructions(listing: Path) -> list[str]:
-    """What the processor can do, as Linux lists it; its name where there is no list."""
+    """The processor's instruction sets as Linux lists them, or its name."""
     try:
         lines = listing.read_text(encoding="utf-8").splitlines()
     except OSError:

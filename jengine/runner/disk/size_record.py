@@ -1,7 +1,7 @@
 """The cache size of the last start, kept beside the compiled programs that depend on it.
 
-In: what an engine's programs are made of. Out: block counts, so that the next start asks for the
-same programs although a little more or less memory is free. A bundle carries the record too.
+In: everything else that an engine's programs depend on. Out: block counts, so that the next start
+needs the same programs although a little more or less memory is free. Bundles contain it too.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class CacheSize(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class SizeRecord:
-    """One file per kind of engine."""
+    """The record of engines with equal programs: one file in the compile cache."""
 
     file: Path
 
     @classmethod
     def of(cls, *parts: object) -> SizeRecord | None:
-        """The record of an engine made of these; None where programs are not kept."""
+        """The record for programs that depend on `parts`; None without a compile cache."""
         directory = jax.config.jax_compilation_cache_dir  # pyrefly: ignore[missing-attribute]
         if not directory:
             return None
@@ -42,7 +42,7 @@ class SizeRecord:
         return cls(Path(str(directory)) / f"{PREFIX}{name}")
 
     def read(self) -> tuple[int, ...] | None:
-        """The blocks of the last start, if there was one."""
+        """The blocks of the last start, None if there is no record."""
         try:
             return msgspec.json.decode(self.file.read_bytes(), type=CacheSize).num_blocks
         except FileNotFoundError:
@@ -52,7 +52,7 @@ class SizeRecord:
             return None
 
     def write(self, num_blocks: tuple[int, ...]) -> None:
-        """Keep the blocks of this start."""
+        """Record the blocks of this start."""
         if self.read() == num_blocks:
             return
         try:

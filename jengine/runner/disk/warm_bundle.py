@@ -1,8 +1,8 @@
 """A warm bundle: the compiled programs of one engine in a file, for machines of the same kind.
 
 In: entries of the compile cache that an engine has used. Out: a zip file with a manifest, and the
-same entries in another cache. Everything is checked before anything is written. What is in a bundle
-is executed: whoever loads one trusts whoever made it.
+same entries in another cache. Everything is checked before anything is written. The contents of a
+bundle are executed: load only bundles whose author you trust.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from jengine.runner.disk.size_record import PREFIX
 MANIFEST = "manifest.json"
 ENTRIES = "entries/"
 FORMAT = 1
-# A name in the cache is a function's name and a sum; nothing that could lead out of a directory.
+# File names in the cache are a function's name and a hash, without a path separator.
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.<>-]{0,250}")
 MOST_MANIFEST_BYTES = 2**24
 
@@ -42,13 +42,13 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a bundle holds and where it may be used."""
+    """What a bundle contains and where it may be used."""
 
     format: int
     model: str
     settings: dict[str, Any]
     machine: Machine
-    # Set where JAX names programs after the directory they lie in: they are found nowhere else.
+    # Set where programs' keys depend on the cache's directory: they are only found there.
     directory: str | None
     entries: dict[str, Entry]
 
@@ -60,18 +60,18 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass
 class Loaded:
-    """What became of a bundle's entries."""
+    """Entries of a loaded bundle, by what happened to them."""
 
     written: list[str] = field(default_factory=list)
-    there: list[str] = field(default_factory=list)  # the same already
-    kept: list[str] = field(default_factory=list)  # others, of the same program
+    there: list[str] = field(default_factory=list)  # equal ones were there already
+    kept: list[str] = field(default_factory=list)  # different ones were there, and stay
 
 
 class Used:
     """Names of the files in a directory that this process has opened: the programs that JAX has
     read or written, and the record of the cache size that they were compiled for.
 
-    Python reports every file that is opened; JAX has no public way to ask which it has used.
+    Uses Python's audit hooks, since JAX has no public way to ask which programs it has used.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -82,7 +82,7 @@ class Used:
 
     @property
     def names(self) -> list[str]:
-        """Those that are still there, without marks of the cache itself."""
+        """The names of files that still exist."""
         with self._lock:
             found = sorted(self._names)
         return [name for name in found if (Path(self._directory) / name).is_file()]
@@ -100,8 +100,8 @@ class Used:
 
 @contextmanager
 def used_entries(directory: Path) -> Iterator[Used]:
-    """The entries used while this is open. An audit hook cannot be taken away, so it stays, deaf:
-    for processes that end soon."""
+    """The entries used while this is open. Audit hooks cannot be removed: afterwards it ignores
+    events, so this is for processes that end soon."""
     used = Used(directory)
     sys.addaudithook(used.hear)
     used.listening = True
@@ -112,8 +112,7 @@ def used_entries(directory: Path) -> Iterator[Used]:
 
 
 def save_bundle(file: Path, directory: Path, names: Iterable[str], manifest: Manifest) -> Manifest:
-    """Write these entries of a cache; the file appears when it is complete. `manifest` says all
-    but the entries."""
+    """Write these entries of a cache to a file, atomically. `manifest` lacks only the entries."""
     contents = {name: (directory / name).read_bytes() for name in sorted(names)}
     entries = {name: Entry(len(data), digest(data)) for name, data in contents.items()}
     manifest = msgspec.structs.replace(manifest, entries=entries)
@@ -135,11 +134,10 @@ def save_bundle(file: Path, directory: Path, names: Iterable[str], manifest: Man
 def load_bundle(
     file: Path, directory: Path, here: Machine, *, names_directory: bool, overwrite: bool = False
 ) -> Loaded:
-    """Put a bundle's entries into a cache, if they were compiled for a machine like this.
+    """Write a bundle's entries into a cache, if they were compiled for a machine like this.
 
-    An entry that differs from one that is there stays out unless `overwrite` says otherwise: both
-    are the same program, compiled twice. `names_directory`: whether JAX names programs after the
-    directory they lie in here.
+    An existing entry that differs is kept unless `overwrite` is set: both are the same program,
+    compiled twice. `names_directory`: whether programs' keys depend on the cache's directory here.
     """
     with opened(file) as archive:
         manifest = checked_manifest(file, archive)
@@ -160,23 +158,23 @@ def load_bundle(
 
 
 def read_manifest(file: Path) -> Manifest:
-    """What a bundle says of itself."""
+    """The manifest of a bundle."""
     with opened(file) as archive:
         return checked_manifest(file, archive)
 
 
 def refuse_elsewhere(file: Path, manifest: Manifest, here: Machine, directory: Path | None) -> None:
-    """Refuse a bundle that was made for another machine, or whose programs would not be found."""
+    """Refuse a bundle of another kind of machine, or whose programs would not be found."""
     differences = manifest.machine.differences(here)
     ours = None if directory is None else str(directory)
     if manifest.directory != ours:
         differences.append(
-            f"directory that programs are named after: {manifest.directory or 'none'} there, "
+            f"directory that programs depend on: {manifest.directory or 'none'} there, "
             f"{ours or 'none'} here"
         )
     if differences:
         raise ConfigError(
-            f"{file} was made on another kind of machine, where programs are not the same: "
+            f"{file} was made on another kind of machine, whose programs cannot run here: "
             f"{'; '.join(differences)}. Make a bundle on a machine like this one with jengine "
             "cache save."
         )
@@ -184,7 +182,7 @@ def refuse_elsewhere(file: Path, manifest: Manifest, here: Machine, directory: P
 
 @contextmanager
 def opened(file: Path) -> Iterator[zipfile.ZipFile]:
-    """The bundle as an archive; what is wrong with it becomes one error."""
+    """The bundle as an archive; errors become ConfigError."""
     try:
         with zipfile.ZipFile(file) as archive:
             yield archive
@@ -195,7 +193,7 @@ def opened(file: Path) -> Iterator[zipfile.ZipFile]:
 
 
 def checked_manifest(file: Path, archive: zipfile.ZipFile) -> Manifest:
-    """The manifest, if the archive holds what it says and nothing else."""
+    """The manifest, after checking that the archive contains exactly what it lists."""
     parts = [part.filename for part in archive.infolist()]
     if MANIFEST not in parts:
         raise ConfigError(f"{file} has no {MANIFEST}: it was not made by jengine cache save.")
@@ -214,7 +212,7 @@ def checked_manifest(file: Path, archive: zipfile.ZipFile) -> Manifest:
         )
     bad = [name for name in manifest.entries if not NAME.fullmatch(name)]
     if bad:
-        raise ConfigError(f"{file} names an entry {bad[0][:80]!r}, which is no name in a cache.")
+        raise ConfigError(f"{file}: {bad[0][:80]!r} is not a file name of a compile cache.")
     wanted = sorted([MANIFEST, *(ENTRIES + name for name in manifest.entries)])
     if sorted(parts) != wanted:
         odd = sorted({*parts} ^ {*wanted}) or [name for name in parts if parts.count(name) > 1]
@@ -223,7 +221,7 @@ def checked_manifest(file: Path, archive: zipfile.ZipFile) -> Manifest:
 
 
 def read_entry(file: Path, archive: zipfile.ZipFile, name: str, entry: Entry) -> bytes:
-    """One entry, if it is what the manifest says."""
+    """One entry, after checking its size and hash."""
     data = read_part(file, archive, ENTRIES + name, entry.size)
     if len(data) != entry.size or digest(data) != entry.sha256:
         raise ConfigError(
@@ -234,7 +232,7 @@ def read_entry(file: Path, archive: zipfile.ZipFile, name: str, entry: Entry) ->
 
 
 def read_part(file: Path, archive: zipfile.ZipFile, name: str, most: int) -> bytes:
-    """A part of the archive that has at most so many bytes, whatever it claims to hold."""
+    """A part of the archive, which must have at most `most` bytes."""
     with archive.open(name) as stream:
         data = stream.read(most + 1)
     if len(data) > most:

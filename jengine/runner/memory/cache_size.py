@@ -1,8 +1,8 @@
 """Sizes the paged KV cache: what was asked for, or what fits beside parameters and scratch memory.
 
-The largest step is compiled once, for a size chosen by an estimate of its scratch memory; what the
-compiler then reports decides whether that size stays. Sizes are rounded, because every program's
-name in the compile cache depends on them. Must not know devices' allocators or compilers.
+The largest step is compiled for a size chosen by an estimate of its scratch memory; the compiler's
+report decides whether that size stays. Sizes are rounded, because the keys of all programs in the
+compile cache depend on them. Must not know devices' allocators or compilers.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ ENOUGH_ON_ACCELERATORS = 15 / 16
 
 @dataclass(frozen=True)
 class BlockDemand:
-    """What one group's blocks cost, and how many are wished for or needed at least."""
+    """Bytes of a group's blocks, and how many of them are useful or needed."""
 
     group: CacheGroup
     block_bytes: int
-    most_useful: int  # more than this could never be in use at once, prefix cache aside
+    most_useful: int  # by all rows at full length, prefix cache aside
     at_least: int  # one request as long as the context
 
 
 def free_on_each(devices: Sequence[jax.Device]) -> int:
-    """Bytes that are free on every one of these devices, reserves included."""
+    """Bytes that are free on each of these devices, reserves included."""
     return _least(list(map(free_bytes, devices)), devices)
 
 
 def available_on_each(devices: Sequence[jax.Device], share: float) -> int:
-    """Bytes that the engine may still allocate on every one of these devices."""
+    """Bytes that the engine may still allocate on each of these devices."""
     return _least([available_bytes(device, share) for device in devices], devices)
 
 
@@ -56,7 +56,7 @@ def _least(each: list[int], devices: Sequence[jax.Device]) -> int:
 def scratch_bytes(model: ModelConfig, tokens: int, logits: int, devices: int = 1) -> int:
     """An upper estimate of a step's scratch memory: activations of its tokens and rows of logits.
 
-    `devices` share what is as wide as the MLP or the vocabulary; each has whole hidden states.
+    MLP activations and logits are sharded over `devices`; hidden states are not.
     """
     inner = max(layer.ffn.active_size for layer in model.layers)
     activations = tokens * (6 * model.hidden_size + 3 * inner // devices)
@@ -69,7 +69,7 @@ def cost(demands: Sequence[BlockDemand], blocks: Sequence[int]) -> int:
 
 
 def least_blocks(demands: Sequence[BlockDemand]) -> tuple[int, ...]:
-    """One request as long as the context, and the null block."""
+    """Room for one request as long as the context, and the null block."""
     return tuple(demand.at_least + 1 for demand in demands)
 
 
@@ -79,7 +79,7 @@ def wished_blocks(demands: Sequence[BlockDemand]) -> tuple[int, ...]:
 
 
 def blocks_for(demands: Sequence[BlockDemand], budget: int) -> tuple[int, ...]:
-    """Spread a budget over the groups, in proportion to what they can use; null block included."""
+    """Divide a budget among the groups by what they can use; null blocks included."""
     wished = sum(demand.most_useful * demand.block_bytes for demand in demands)
     least = cost(demands, least_blocks(demands))
     if budget < least:
@@ -104,7 +104,7 @@ def overridden_blocks(demands: Sequence[BlockDemand], count: int) -> tuple[int, 
 
 
 def refuse_more_than(present: int, demands: Sequence[BlockDemand], blocks: tuple[int, ...]) -> None:
-    """Refuse a cache of a size that was asked for if the device has no such memory."""
+    """Refuse a cache of a requested size if the device has not that much free memory."""
     wanted = cost(demands, blocks)
     if wanted > present:
         raise CapacityError(
@@ -115,13 +115,13 @@ def refuse_more_than(present: int, demands: Sequence[BlockDemand], blocks: tuple
 
 
 def rounded(blocks: int) -> int:
-    """Rounded down to a number with few significant bits."""
+    """Rounded down to a number with SIGNIFICANT_BITS significant bits."""
     step = 1 << max(blocks.bit_length() - SIGNIFICANT_BITS, 0)
     return blocks // step * step
 
 
 def fitting_blocks(demands: Sequence[BlockDemand], budget: int) -> tuple[int, ...]:
-    """The wished-for blocks if the budget holds them, else a rounded number that it does."""
+    """The wished blocks if they fit into the budget, else a rounded number that fits."""
     wished = wished_blocks(demands)
     if cost(demands, wished) <= budget:
         return wished
@@ -140,9 +140,9 @@ def planned_blocks(
 ) -> tuple[int, ...]:
     """The blocks that the largest step is compiled for, before its scratch memory is known.
 
-    A recorded size is taken again if it fits and is `enough` of what this start would choose.
+    A recorded size is used again if it fits and is at least `enough` of what this start would take.
     """
-    # With little memory the estimate must not refuse what the compiler might show to fit.
+    # The estimate may be too high: it must not refuse what the compiler could show to fit.
     budget = max(available - scratch, cost(demands, least_blocks(demands)))
     chosen = fitting_blocks(demands, budget)
     if recorded is None or len(recorded) != len(demands):
@@ -162,8 +162,8 @@ def settled_blocks(
     available: int,
     enough: float,
 ) -> tuple[int, ...]:
-    """The planned blocks if they fit beside the measured scratch memory and are `enough` of what
-    would, else as many as do."""
+    """The planned blocks if they fit beside the reported scratch memory and are `enough` of what
+    would fit, else as many as fit."""
     try:
         best = fitting_blocks(demands, available - scratch)
     except ConfigError as error:
@@ -176,5 +176,5 @@ def settled_blocks(
 
 
 def enough_on(platform: str) -> float:
-    """The part of the best size below which a size is given up on this platform."""
+    """The smallest part of the best size that is kept on this platform."""
     return ENOUGH.get(platform, ENOUGH_ON_ACCELERATORS)

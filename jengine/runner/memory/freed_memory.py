@@ -1,7 +1,7 @@
-"""Gives memory that was freed back to the system, where the allocator would keep it.
+"""Returns freed memory to the system, where the allocator would keep it.
 
-A compiler frees hundreds of megabytes a program, and glibc keeps them for the next; an engine that
-has compiled everything would hold them to its end.
+Compiling a program frees hundreds of megabytes, which glibc keeps for later allocations; without
+this, an engine would hold them until it ends.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from functools import cache
 
 @cache
 def _trim() -> ctypes._FuncPointer | None:
-    """glibc's own way; other systems have none, or need none."""
+    """glibc's malloc_trim; None on other systems."""
     try:
         trim = ctypes.CDLL(None).malloc_trim
     except (AttributeError, OSError, TypeError):
@@ -22,6 +22,6 @@ def _trim() -> ctypes._FuncPointer | None:
 
 
 def give_back_freed_memory() -> bool:
-    """Whether anything could be given back."""
+    """Trim the heap; whether any memory was returned."""
     trim = _trim()
     return trim is not None and bool(trim(0))

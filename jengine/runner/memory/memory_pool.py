@@ -1,7 +1,7 @@
 """JAX's memory pool on an accelerator: sized before JAX starts it, read afterwards.
 
 In: the share of a device that an engine may use. Out: JAX's environment variable, and the bytes an
-engine may still allocate. What depends on JAX's version or allocator is here and nowhere else.
+engine may still allocate. Everything that depends on JAX's version or allocator is in this file.
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ import psutil
 from jengine.errors import ConfigError
 
 logger = logging.getLogger(__name__)
-# The pool's share of the device, read by JAX when it starts its backend. The second is the name
-# that JAX deprecates; with both set it refuses to start.
+# The pool's share of the device, read by JAX when it starts its backend. The second name is
+# deprecated; with both set JAX refuses to start.
 POOL_VARIABLE = "XLA_CLIENT_MEM_FRACTION"
 POOL_VARIABLES = (POOL_VARIABLE, "XLA_PYTHON_CLIENT_MEM_FRACTION")
-# What JAX takes where neither is set.
+# JAX's default.
 JAX_POOL_SHARE = 0.75
-# The engine plans to fill this much of the pool. The rest is for step inputs and outputs, XLA's
+# The part of the pool that the engine fills. The rest is for step inputs and outputs, XLA's
 # autotuning of programs compiled while serving, and fragmentation.
 FILLED = 0.97
-# A larger pool would leave too little for what lies outside: CUDA's context, kernels, graphs, NCCL.
+# A larger pool would leave too little for what is outside: CUDA's context, kernels, graphs, NCCL.
 LARGEST_POOL_SHARE = 0.95
-# The pool's share that `start_devices` has set; a process starts its devices once.
+# The share that `start_devices` has set, if any; a process starts its devices once.
 STARTED_WITH: list[float] = []
 # The part of the free host memory that the cache may take on a CPU.
 HOST_SHARE = 0.7
 
 
 def backend_is_up() -> bool:
-    """Whether JAX has started its devices, so that their pools have the size they will keep."""
+    """Whether JAX has started its devices, whose pools then have their final size."""
     try:  # JAX has no public function for this
         from jax._src.xla_bridge import backends_are_initialized
-    except ImportError:  # then nothing is changed, and sizes follow the pool that there is
+    except ImportError:  # then the pool stays as it is, and sizes follow it
         return True
     return backends_are_initialized()
 
 
 def pool_share(share: float) -> float:
-    """The pool's share of the device in which an engine finds room for `share` of it.
+    """The pool's share of a device, for an engine that uses `share` of the device.
 
     Never below JAX's default: the rest of the program may need the pool as well.
     """
@@ -54,8 +54,8 @@ def pool_share(share: float) -> float:
 def start_devices(share: float) -> None:
     """Start JAX's devices with a memory pool for `share` of each. Call before their first use.
 
-    The pool keeps its size where the user has chosen one and where JAX is up already. The variable
-    is set only while JAX starts: programs that this one starts decide for themselves.
+    Does nothing if the user has chosen a size or JAX is up already. The variable is set only while
+    JAX starts, so that child processes do not inherit it.
     """
     if backend_is_up() or chosen_share() is not None:
         return
@@ -68,8 +68,8 @@ def start_devices(share: float) -> None:
 
 
 def available_bytes(device: jax.Device, share: float) -> int:
-    """Bytes an engine may still allocate on this device: up to `share` of its memory, less what
-    the process holds there already (parameters, and arrays of the user's own)."""
+    """Bytes an engine may still allocate on this device: `share` of its memory, less what the
+    process holds there already (parameters, and the user's arrays)."""
     if device.platform == "cpu":
         return int(psutil.virtual_memory().available * HOST_SHARE)
     stats = device.memory_stats() or {}
@@ -88,7 +88,7 @@ def available_bytes(device: jax.Device, share: float) -> int:
 
 
 def free_bytes(device: jax.Device) -> int:
-    """Bytes that are free on this device; more than any device has where it does not say."""
+    """Bytes that are free on this device; sys.maxsize where it does not report them."""
     if device.platform == "cpu":
         return psutil.virtual_memory().available
     stats = device.memory_stats() or {}
@@ -104,12 +104,12 @@ def chosen_share() -> float | None:
 
 
 def configured_share() -> float:
-    """The share of a device that JAX's pool has."""
+    """The share of a device that JAX's pool takes."""
     return chosen_share() or next(iter(STARTED_WITH), JAX_POOL_SHARE)
 
 
 def tell_small_pool(limit: int, wanted: int, usable: int, share: float) -> None:
-    """Say that the pool holds less than was asked for, and what to do about it."""
+    """Log that the pool is smaller than what was asked for, and what to do about it."""
     logger.log(
         logging.WARNING if chosen_share() is None else logging.INFO,
         "gpu_memory_utilization=%g asks for %.1f GB of each device, but JAX's memory pool ends at "

@@ -1,6 +1,6 @@
 """Joins the plans of a pipeline's stages into the packed input of one step.
 
-In: the packed plan of each stage, each in its own bucket. Out: one bucket for all, and one buffer
+In: the packed plan of each stage, in different buckets. Out: one bucket for all, and one buffer
 with a row per stage. Pure numpy; must not know devices.
 """
 
@@ -29,10 +29,10 @@ def common_bucket(held: Sequence[PackedStep | None], ladders: Ladders) -> Bucket
 
 
 def joined(held: Sequence[PackedStep | None], bucket: Bucket, shapes: StepShapes) -> np.ndarray:
-    """The buffer of a step [stages, packed + 1]. Every plan must have been moved to the bucket.
+    """The buffer of a step, [stages, packed + 1]. Every plan must have been moved to the bucket.
 
-    Each row has what its own stage's layers read, what the first stage embeds, what the last one
-    samples, and the stage's number, so that the step needs no collective for its inputs.
+    A row has the inputs of its stage's layers, of the embedding in the first stage and of sampling
+    after the last, and the stage's index, so that the step needs no collective for its inputs.
     """
     nothing = StepInput.empty(bucket, shapes)[0]
     buffers = [nothing if packed is None else packed.buffer for packed in held]
@@ -47,8 +47,8 @@ def joined(held: Sequence[PackedStep | None], bucket: Bucket, shapes: StepShapes
 
 
 def moved(packed: PackedStep, bucket: Bucket, shapes: StepShapes) -> PackedStep:
-    """The same plan in a bucket that is at least as large: decode rows begin where they did,
-    prompts behind the new bucket's decode rows."""
+    """The same plan in a bucket that is at least as large, whose prefill tokens begin after the new
+    decode rows."""
     if packed.bucket is bucket or packed.bucket == bucket:
         return packed
     buffer, new = StepInput.empty(bucket, shapes)
@@ -72,12 +72,12 @@ def moved(packed: PackedStep, bucket: Bucket, shapes: StepShapes) -> PackedStep:
 
 
 def spread(old: Any, new: Any, rows: int, shift: int) -> None:
-    """Copy the first `rows` entries to the same place, and the others `shift` further on."""
+    """Copy the first `rows` entries to the same indices, the others to indices + shift."""
     columns = tuple(slice(size) for size in old.shape[1:])
     new[:rows][(slice(None), *columns)] = old[:rows]
     new[rows + shift : len(old) + shift][(slice(None), *columns)] = old[rows:]
 
 
 def behind(indices: np.ndarray, rows: int, shift: int) -> np.ndarray:
-    """Indices whose entries behind the first `rows` were moved."""
+    """Indices after entries from `rows` on were moved by `shift`."""
     return np.where(indices >= rows, indices + shift, indices).astype(indices.dtype)

@@ -1,4 +1,4 @@
-"""The host's mirror of every row: tokens and settings, and block tables where plans carry them.
+"""The host's copy of every row: tokens and settings, and block tables if plans carry them.
 
 Built from plans alone. Indexed by row, never by position in a batch. Must not know requests or the
 device.
@@ -28,7 +28,7 @@ def ending_ids(new: NewRow) -> list[int]:
     return endings + [-1] * (ENDINGS - len(endings))
 
 
-# Beside the sampler's settings, those that choose programs and read results.
+# The sampler's settings, and those that choose programs and the results to read.
 SETTINGS: dict[str, RowSetting] = {
     **ROW_SETTINGS,
     # 0: not wanted; otherwise 1 + k, and -1 for the whole vocabulary.
@@ -46,13 +46,13 @@ class Rows:
 
     def __init__(self, shapes: StepShapes) -> None:
         rows = shapes.max_rows
-        # One column more: the token after the last one, for prompt log-probability targets.
+        # One more column: the target after the last token, for prompt log-probabilities.
         self.tokens = np.zeros((rows, shapes.max_model_len + 1), np.int32)
         self.settings: dict[str, np.ndarray[Any, Any]] = {
             name: np.zeros((rows, *setting.width), setting.dtype)
             for name, setting in SETTINGS.items()
         }
-        # Rows that the last plan started: the device does not know their lengths yet.
+        # Rows that the last plan started, whose lengths are not on the device yet.
         self.started: list[int] = []
         self.tables = (
             [np.zeros((rows, shapes.max_pages), np.int32) for _ in shapes.groups]
@@ -61,7 +61,7 @@ class Rows:
         )
 
     def apply(self, plan: Plan) -> None:
-        """Take in the rows and blocks that the plan adds."""
+        """Add the new rows and blocks of the plan."""
         self.started = [new.row for new in plan.new_rows]
         for new in plan.new_rows:
             self._start(new)

@@ -1,4 +1,4 @@
-"""Fills the sampler's row state on the device for rows with penalties, biases or masks."""
+"""Writes the sampler's state of new rows with penalties, biases or masks on the device."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jengine.sampling import Admission, admit, pack_admission
 
 
 class RowAdmission:
-    """A small program beside the steps, which overwrites one row of the sampler's state."""
+    """A small compiled program that overwrites one row of the sampler's state."""
 
     def __init__(self, compiler: StepCompiler, vocab_size: int) -> None:
         self._compiler = compiler
@@ -22,14 +22,14 @@ class RowAdmission:
         self._program: Compiled | None = None
 
     def warm_up(self, state: StepState) -> StepState:
-        """Compile the program and run it once, on an empty row."""
+        """Compile the program and run it once, with an empty admission."""
         nothing = pack_admission(
             [], 0, vocab=self._vocab_size, max_len=self._compiler.shapes.max_model_len
         )
         return self._placed(state, 0, nothing)
 
     def admit(self, state: StepState, new_rows: Iterable[NewRow]) -> StepState:
-        """The state with the settings of these rows, as far as their logits are adjusted."""
+        """The state with the settings of those new rows whose logits are adjusted."""
         for new in new_rows:
             if new.sampler_row:
                 state = self._placed(state, new.sampler_row - 1, self._packed(new))
@@ -55,8 +55,8 @@ class RowAdmission:
         return state._replace(rows=self._program(*arguments))
 
     def _compiled(self, arguments: tuple[object, ...]) -> Compiled:
-        # Compiled ahead, by shape: jit would compile again for a step's output, whose shardings
-        # are equivalent to those of the first state but not equal.
+        # Compiled ahead of time: jit would compile again for a step's output, whose shardings are
+        # equivalent but not equal to those of the first state.
         everywhere = self._compiler.placement.everywhere
         _, *new = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), arguments

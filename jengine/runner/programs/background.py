@@ -1,7 +1,7 @@
-"""Warm-up that goes on while steps run: one thread compiles what is left, most wanted first.
+"""Warm-up in the background: one thread compiles the remaining programs while steps run.
 
-In: the programs of every replica and what is still to be compiled. Out: more programs, one at a
-time. Must not know steps or requests.
+In: the programs of every replica and the keys still to compile. Out: programs, one at a time, those
+that most steps have asked for first. Must not know steps or requests.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from jengine.runner.programs.warm_up import compile_in_turn
 from jengine.runner.variants.program_list import Key
 
 logger = logging.getLogger(__name__)
-# Added to the thread's niceness. Where it holds Python's lock no step computes for long, so a low
-# share of a busy processor does not hold up who waits for the lock.
+# Added to the thread's niceness. The thread holds the GIL only briefly, so a low priority does not
+# delay threads that wait for the GIL.
 NICENESS = 10
-# Seconds between two looks at whether somebody has stopped the warm-up.
+# Seconds between checks for Ctrl-C while waiting.
 GLANCE = 0.1
 
 
 class BackgroundWarmUp:
-    """Compiles what warm-up has left. Ends by itself with its engine or with the program."""
+    """Compiles the programs that warm-up has left. Ends when its engine or the process ends."""
 
     def __init__(self, replicas: Sequence[Programs], wanted: Iterable[Key]) -> None:
-        # Engines that nobody holds any more need no programs.
+        # Weak, so that an abandoned engine is freed and its programs are not compiled.
         self._replicas = [weakref.ref(programs) for programs in replicas]
         self._left = list(wanted)
         self._failures: list[Exception] = []
         self._stopped = threading.Event()
         for programs in replicas:
             programs.expect_later(self._left)
-        # Python waits for it at exit: a thread that is cut off inside the compiler takes the
-        # process down. It looks between two programs whether it should go on.
+        # Not a daemon: a thread that is killed inside the compiler crashes the process, so Python
+        # waits at exit. Between two programs it checks whether it should stop.
         self._thread = threading.Thread(target=self._run, name="jengine-warm-up", daemon=False)
 
     def start(self) -> None:
@@ -52,7 +52,7 @@ class BackgroundWarmUp:
             self._thread.join()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait for the end; whether everything is compiled. Raises what the compiler raised."""
+        """Wait until it has ended; whether all is compiled. Raises what the compiler raised."""
         end = None if timeout is None else time.monotonic() + timeout
         # A join without a limit would not notice Ctrl-C on every platform.
         while self._thread.is_alive() and (end is None or time.monotonic() < end):
@@ -76,16 +76,16 @@ class BackgroundWarmUp:
         return not self._stopped.is_set() and threading.main_thread().is_alive()
 
     def _compile_next(self) -> bool:
-        """Compile the program that most steps have asked for; False if nobody needs it any more."""
+        """Compile the program that most steps have asked for; False if the engine is gone."""
         replicas = [programs for one in self._replicas if (programs := one()) is not None]
         if len(replicas) < len(self._replicas):
             return False
-        # `max` takes the first of equals, so what nobody asked for comes in the order given.
+        # Programs that were asked for equally often keep their order: `max` takes the first.
         key = max(self._left, key=replicas[0].ledger.asked_for)
         try:
             for programs, compiled, entry in compile_in_turn(replicas, key):
                 programs.keep(compiled, entry)
-        except Exception as error:  # kept for who waits; larger programs serve on
+        except Exception as error:  # raised by `wait`; larger programs run these steps meanwhile
             self._failures.append(error)
             logger.exception("compiling step %s with features %s while serving failed; its steps "
                              "run in a larger program", *key)  # fmt: skip
@@ -94,7 +94,7 @@ class BackgroundWarmUp:
 
 
 def lower_priority() -> None:
-    """Let steps go first on a busy processor. On Linux a thread has a priority of its own."""
+    """Lower this thread's priority below that of steps. Linux has priorities per thread."""
     if sys.platform == "linux":
         thread = threading.get_native_id()
         os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + NICENESS)

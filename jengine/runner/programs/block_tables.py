@@ -1,7 +1,7 @@
-"""Block tables on the device: how a plan's new blocks get there.
+"""Writes a plan's new blocks into the block tables on the device.
 
-Those that fit in the step's packed input are written by the step itself; more, as those of a long
-cached prefix, by a small program that is queued before the step.
+Those that fit in the step's packed input are written by the step itself; more, such as those of a
+long cached prefix, by a small program that is queued before the step.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from jengine.plan import NewBlocks
 from jengine.runner.programs.compiler import Compiled, StepCompiler
 from jengine.runner.step.batch import with_new_blocks
 
-# Blocks that one run of the program beside the steps writes.
+# Blocks that one run of that program writes.
 WRITTEN_AT_ONCE = 2048
 
 
 def block_entries(new_blocks: Iterable[NewBlocks]) -> np.ndarray:
-    """i32[N, 4] of (group, row, index, block), one for each new block."""
+    """i32[N, 4] of (group, row, index, block), one entry per new block."""
     found = list(new_blocks)
     if not found:
         return np.zeros((0, 4), np.int32)
@@ -38,14 +38,14 @@ def block_entries(new_blocks: Iterable[NewBlocks]) -> np.ndarray:
 
 
 class BlockWriter:
-    """The program beside the steps."""
+    """The small program, compiled when it is first used."""
 
     def __init__(self, compiler: StepCompiler) -> None:
         self._compiler = compiler
         self._program: Compiled | None = None
 
     def write(self, tables: Array, entries: np.ndarray) -> Array:
-        """The tables with these blocks, however many. The given tables are donated."""
+        """The tables with these blocks, any number of them. The given tables are donated."""
         for begin in range(0, len(entries), WRITTEN_AT_ONCE):
             part = entries[begin : begin + WRITTEN_AT_ONCE]
             padded = np.full((WRITTEN_AT_ONCE, 4), np.iinfo(np.int32).max, np.int32)

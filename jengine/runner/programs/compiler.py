@@ -27,22 +27,21 @@ from sharding.placement import Placement
 Compiled = Any  # jax.stages.Compiled
 COMPILER_OPTIONS: dict[str, dict[str, Any]] = {
     "gpu": {
-        # XLA takes every kernel's write into the cache for a second cache, and to save memory that
-        # is not used it would compute small things again in each layer. The engine sizes memory by
-        # what XLA says after compiling, so this limit is put out of reach; in percent.
+        # In percent, out of reach: XLA counts every kernel's write into the cache as another cache
+        # and would rematerialise small values in each layer to save memory that is not used. The
+        # engine sizes memory by what XLA reports after compiling.
         "xla_gpu_memory_limit_slop_factor": 1000,
-        # A kernel that reads a slice of the packed input would leave the CUDA graph for it.
+        # A kernel that reads a slice of the packed input would be left out of the CUDA graph.
         "xla_gpu_enable_dynamic_slice_fusion": False,
     }
 }
 
-# What XLA puts into CUDA graphs by itself, and exchanges between devices, each of which would
-# otherwise end a graph.
+# XLA's default contents of CUDA graphs, and collectives, each of which would otherwise end a graph.
 GRAPHS_OF_SEVERAL_DEVICES = "FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,COLLECTIVES"
 
 
 def compiler_options(platform: str, devices: int) -> dict[str, Any] | None:
-    """What XLA is told beside the program; None for a platform where nothing needs saying."""
+    """XLA's compiler options for this platform, None for the defaults."""
     options = COMPILER_OPTIONS.get(platform)
     if options is None or devices == 1:
         return options
@@ -51,14 +50,14 @@ def compiler_options(platform: str, devices: int) -> dict[str, Any] | None:
 
 @dataclass(frozen=True)
 class StepCompiler:
-    """Lowers and compiles one step. Sees shapes only, so it runs before any memory is taken."""
+    """Lowers and compiles one step from shapes alone, before any memory is allocated."""
 
     shapes: StepShapes
     rebuild: Callable[[Leaves], Any]
     leaves: Any  # abstract leaves, with shardings
     state: StepState  # abstract state, with shardings
     placement: Placement
-    stages: Stages | None = None  # None: there is one
+    stages: Stages | None = None  # None: no pipeline
 
     def compile(self, bucket: Bucket, features: Features) -> tuple[Compiled, LedgerEntry]:
         """The executable and what it cost."""
@@ -77,13 +76,13 @@ class StepCompiler:
         )
 
     def lower(self, bucket: Bucket, features: Features) -> jax.stages.Lowered:
-        """The program as XLA gets it: the same text for every replica, as it names no devices."""
+        """The lowered program. Its text names no devices, so it is equal for all replicas."""
         program = Program(bucket, features, self.shapes, self.rebuild, self.placement, self.stages)
         everywhere = self.placement.everywhere
         jitted = jax.jit(
             partial(self._body(bucket), program=program),
             donate_argnums=1,
-            # The state comes back as it went in, so that the next step finds it in place.
+            # The state keeps its shardings, so that the next step takes it as it is.
             out_shardings=(jax.tree.map(lambda x: x.sharding, self.state), everywhere),
         )
         return jitted.lower(self.leaves, self.state, self._packed(bucket))
@@ -94,7 +93,7 @@ class StepCompiler:
         return multi_step if bucket.is_multi_step else step
 
     def _packed(self, bucket: Bucket) -> jax.ShapeDtypeStruct:
-        """The packed input, of which every stage has a row of its own, with its number."""
+        """The packed input; in a pipeline, one row per stage, ending with the stage's index."""
         size = packed_size(bucket, self.shapes)
         shape = (size,) if self.stages is None else (self.placement.num_stages, size + 1)
         axes = PACKED_AXES[-len(shape) :]

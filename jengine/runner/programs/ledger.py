@@ -1,4 +1,4 @@
-"""The compile ledger: every program the engine made, what it cost and how it is used.
+"""The compile ledger: every compiled program, its cost and its use.
 
 Plain data that a user can print; must not know how programs are compiled.
 """
@@ -27,9 +27,9 @@ class LedgerEntry:
     temp_bytes: int  # scratch memory of one run
     code_bytes: int
     after_warm_up: bool = False
-    compiles: int = 1  # once for each data-parallel replica
+    compiles: int = 1  # one per data-parallel replica
     hits: int = 0
-    runs: int = 0  # of the step: a burst has several a hit
+    runs: int = 0  # of the step: a multi-step decode has several per hit
     useful_tokens: int = 0
 
     @property
@@ -39,7 +39,7 @@ class LedgerEntry:
         return 1 - self.useful_tokens / computed if computed else 0.0
 
     def count(self, tokens: int, repeats: int = 1) -> None:
-        """Note one call with this many real tokens. (A burst may have ended early.)"""
+        """Count one call with this many real tokens. A multi-step decode may have ended early."""
         self.hits += 1
         self.runs += repeats
         self.useful_tokens += tokens
@@ -47,21 +47,20 @@ class LedgerEntry:
 
 @dataclass
 class CompileLedger:
-    """All programs of one engine, in the order they were made. Its replicas share it.
+    """All programs of one engine, in the order of compiling. Its replicas share it.
 
-    A thread may add programs while another one looks.
+    One thread may add programs while another reads.
     """
 
     entries: dict[Key, LedgerEntry] = field(default_factory=dict)
     warm_up_seconds: float = 0.0
-    # What is compiled while steps run, and how many steps would have run in it: each program until
-    # it is there.
+    # Programs still to be compiled in the background, and how many steps would have run in each.
     to_come: dict[Key, int] = field(default_factory=dict)
-    # Variants that warm-up leaves out: a step that needs one of them waits for its program.
+    # Variants that warm-up leaves out: the first step that needs one waits for its program.
     on_first_use: tuple[Features, ...] = ()
 
     def add(self, entry: LedgerEntry) -> None:
-        """Enter a program, or what it cost to compile it for one more replica."""
+        """Add a program, or the cost of compiling it for another replica."""
         key = (entry.bucket, entry.features)
         known = self.entries.setdefault(key, entry)
         if known is not entry:
@@ -71,17 +70,17 @@ class CompileLedger:
         self.to_come.pop(key, None)
 
     def expect(self, keys: Iterable[Key]) -> None:
-        """Enter programs that are to come."""
+        """Add programs that will be compiled in the background."""
         for key in keys:
             self.to_come.setdefault(key, 0)
 
     def note_asked(self, key: Key) -> None:
-        """Note that a step would have run in a program that is to come."""
+        """Count a step that would have run in a program that is not compiled yet."""
         if key in self.to_come:
             self.to_come[key] += 1
 
     def asked_for(self, key: Key) -> int:
-        """How many steps would have run in a program that is to come."""
+        """How many steps would have run in a program that is not compiled yet."""
         return self.to_come.get(key, 0)
 
     @property
@@ -91,7 +90,7 @@ class CompileLedger:
 
     @property
     def counts(self) -> ProgramCounts:
-        """How many programs there are, and what may still be compiled."""
+        """How many programs are compiled, and which may still be."""
         return ProgramCounts(
             len(self.entries),
             self.compiles_after_warm_up,

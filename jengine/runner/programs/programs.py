@@ -1,6 +1,6 @@
 """The compiled steps of a replica, and which of them runs a plan.
 
-A program that is missing after warm-up is one loud log line or, in strict mode, an error.
+A program that is missing after warm-up is compiled with a warning or, in strict mode, an error.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 class Programs:
-    """The compiled steps of one replica, by bucket and features. All replicas share a ledger."""
+    """The compiled steps of one replica, by bucket and features. Replicas share a ledger."""
 
     def __init__(
         self,
@@ -36,32 +36,34 @@ class Programs:
         self.tiers = tiers
         self.strict = strict
         self.ledger = ledger
-        # What the engine compiles at its start, or on first use where it compiles nothing then.
-        # Other programs are compiled when a step needs one, in the step's own bucket.
+        # What the engine compiles at its start, or on first use if it compiles nothing then. Any
+        # other program is compiled when a step needs it, for the step's bucket.
         self._planned = tuple(planned)
-        self._smallest: dict[Key, Key | None] = {}  # what a step needs -> the planned program
+        self._smallest: dict[
+            Key, Key | None
+        ] = {}  # bucket and features of a step -> planned program
         self._compiled: dict[Key, Compiled] = {}
-        # What a warm-up in the background will compile; larger programs stand in for it meanwhile.
+        # To be compiled in the background; larger programs run their steps meanwhile.
         self._later: set[Key] = set()
         self._warm = False
 
     def keep(self, compiled: Compiled, entry: LedgerEntry) -> None:
-        """Take in a program that was compiled elsewhere: while sizing, or in the background."""
+        """Add a program that was compiled while sizing or in the background."""
         key = (entry.bucket, entry.features)
-        self.ledger.add(entry)  # first, since a step looks there for what it finds compiled
+        self.ledger.add(entry)  # first, since `find` reads the entry of every compiled program
         self._compiled[key] = compiled
         self._later.discard(key)
 
     def expect_later(self, keys: Iterable[Key]) -> None:
-        """Let larger programs stand in for these until they are there."""
+        """Let larger programs run the steps of these until they are compiled."""
         self._later.update(self.missing(keys))
         self.ledger.expect(self._later)
 
     def bucket_for(self, bucket: Bucket, needed: Features) -> Bucket:
         """The bucket in which a step of this size runs now.
 
-        That of the smallest planned program that covers it, since rare variants have fewer
-        buckets; while that one is still to come, of the smallest that is compiled.
+        It is that of the smallest planned program that covers the step, since rare variants have
+        fewer buckets; while that program is not compiled, of the smallest compiled one.
         """
         if needed.taps:  # no planned program has taps
             return bucket
@@ -77,7 +79,7 @@ class Programs:
         return wanted[0]
 
     def _smallest_of(self, keys: Sequence[Key], bucket: Bucket, needed: Features) -> Key | None:
-        """The program among these that runs such a step with least padding."""
+        """The program among these that runs such a step with the least padding."""
         able = [key for key in keys if key[0].covers(bucket) and key[1].covers(needed)]
 
         def size(key: Key) -> tuple[int, int, int]:
@@ -86,15 +88,15 @@ class Programs:
         return min(able, key=size, default=None)
 
     def missing(self, wanted: Iterable[Key]) -> list[Key]:
-        """Those that are not there yet."""
+        """Those that are not compiled yet."""
         return [key for key in wanted if key not in self._compiled]
 
     def end_warm_up(self) -> None:
-        """What is compiled from now on, a step has to wait for."""
+        """Treat programs that are compiled from now on as late: a step waits for them."""
         self._warm = True
 
     def find(self, bucket: Bucket, needed: Features) -> tuple[Compiled, LedgerEntry]:
-        """The cheapest program that can run this step; compiled now if there is none."""
+        """The cheapest compiled program that can run this step; if none can, it is compiled now."""
         tiers = self.tiers
         if needed.taps:  # no tier has taps: these are compiled when they are first needed
             tiers = [replace(tier, taps=needed.taps) for tier in tiers]
@@ -106,15 +108,15 @@ class Programs:
         return self._compiled[bucket, features], self.ledger.entries[bucket, features]
 
     def expect(self, bucket: Bucket, needed: Features) -> None:
-        """Refuse what strict mode would refuse later, when a plan can no longer be left out."""
+        """Raise now what strict mode would raise after the plan was queued."""
         if self.strict:
             self.find(self.bucket_for(bucket, needed), needed)
 
     def forget(self, taps: TapSet) -> None:
-        """Drop the programs of taps that will not be used again."""
+        """Drop the programs of a tap set that will not be used again."""
         for bucket, features in [key for key in list(self._compiled) if taps in key[1].taps]:
             del self._compiled[bucket, features]
-            self.ledger.entries.pop((bucket, features), None)  # replicas have it in common
+            self.ledger.entries.pop((bucket, features), None)  # shared with other replicas
 
     def _late(self, bucket: Bucket, features: Features) -> None:
         if self.strict and self._warm:

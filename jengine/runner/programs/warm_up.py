@@ -17,10 +17,10 @@ ProgressBar = Callable[..., Any]
 
 
 def warm_up(replicas: Sequence[Programs], wanted: Iterable[Key], bar: ProgressBar) -> None:
-    """Compile everything in `wanted` that is not there yet, with a progress bar.
+    """Compile everything in `wanted` that is missing, with a progress bar.
 
-    Different programs are compiled at once, one program for its replicas in turn: all but the
-    first find it in the persistent cache where that does not tell devices apart, as on GPUs.
+    Different programs are compiled in parallel, one program for its replicas one after the other:
+    where the persistent cache does not depend on the device, as on GPUs, all but the first hit it.
     """
     began = time.perf_counter()
     jobs: dict[Key, list[Programs]] = {}
@@ -50,5 +50,5 @@ def warm_up(replicas: Sequence[Programs], wanted: Iterable[Key], bar: ProgressBa
 def compile_in_turn(
     owners: Sequence[Programs], key: Key
 ) -> list[tuple[Programs, Compiled, LedgerEntry]]:
-    """One program for each of these replicas."""
+    """Compile one program for each of these replicas."""
     return [(programs, *programs.compiler.compile(*key)) for programs in owners]

@@ -1,4 +1,4 @@
-"""Which implementation of the paged operations an engine uses: by platform and shape, said once."""
+"""Chooses the implementation of the paged operations, by platform and shape."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 def attention_backend(wanted: str, groups: tuple[CacheGroup, ...]) -> str:
-    """What `auto` means here, or what was asked for if it can run."""
+    """The wanted backend if it can run here; for `auto`, the best one that can."""
     platform = jax.default_backend()
     problem = triton_problem(platform, {group.spec.head_dim for group in groups})
     if wanted == "triton" and problem:
@@ -28,7 +28,7 @@ def attention_backend(wanted: str, groups: tuple[CacheGroup, ...]) -> str:
     if wanted != "auto":
         chosen = wanted
     elif platform == "cpu":
-        return "xla"  # there is no other that anybody would want
+        return "xla"  # the kernels only run in Triton's interpreter
     else:
         chosen = "xla" if problem else "triton"
     if problem and chosen == "xla" and wanted == "auto":
@@ -38,7 +38,7 @@ def attention_backend(wanted: str, groups: tuple[CacheGroup, ...]) -> str:
 
 
 def cache_dtype(model_dtype: str, backend: str) -> np.dtype:
-    """The type of the cache's arrays."""
+    """The dtype of the cache's arrays."""
     if jax.default_backend() != "cpu":
         return jnp.dtype(model_dtype)
     as_bits = backend == "xla" and model_dtype == "bfloat16"
@@ -46,5 +46,5 @@ def cache_dtype(model_dtype: str, backend: str) -> np.dtype:
 
 
 def cache_dtype_name(dtype: Any) -> str:
-    """The number type of a cache array, whose bits may be stored as integers."""
+    """The name of a cache array's dtype, also where bfloat16 is stored as integers."""
     return "bfloat16" if jnp.dtype(dtype) == BFLOAT16_BITS else jnp.dtype(dtype).name

@@ -1,4 +1,4 @@
-"""Batch: the positions and block tables of a step's tokens, as attention reads them."""
+"""Batch: positions and block tables of a step's tokens, for attention."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Batch(NamedTuple):
 
 
 def batch_of(inputs: StepInput, state: StepState, bucket: Bucket, shapes: StepShapes) -> Batch:
-    """The batch of a step, whose rows have their lengths and tables in the state."""
+    """The batch of a step; lengths and block tables of its rows are in the state."""
     assert state.tables is not None, "in a pipeline tables are packed: see stage_batch"
     with jax.named_scope("batch"):
         tiles, decoding = inputs.tiles, inputs.tokens.decode_rows
         lengths = state.lengths.at[decoding].get(mode="fill", fill_value=-1)
-        # No row is scheduled past the longest context; a table must not be read past its end.
+        # No row is scheduled past the longest context; the clip keeps reads inside the tables.
         lengths = jnp.minimum(lengths, shapes.max_model_len - 1)
         decodes = jnp.where(tiles.decode_starts >= 0, tiles.decode_starts, lengths)
         rows = jnp.concatenate([decoding, tiles.rows])
@@ -43,7 +43,7 @@ def batch_of(inputs: StepInput, state: StepState, bucket: Bucket, shapes: StepSh
 
 
 def stage_batch(inputs: StepInput, shapes: StepShapes) -> Batch:
-    """The batch of one pipeline stage, all of which is packed."""
+    """The batch of one pipeline stage, whose positions and tables are packed."""
     tiles = inputs.tiles
     begins = jnp.concatenate([tiles.decode_starts, tiles.starts])
     starts = tuple(
@@ -71,8 +71,8 @@ def first_pages(group: CacheGroup, begins: Array, shapes: StepShapes) -> Array:
 def tables_of(
     tables: Array, index: int, shapes: StepShapes, bucket: Bucket, rows: Array, first_page: Array
 ) -> Array:
-    """i32[tiles, pages]: the part of the rows' block tables that tiles read in a group. The null
-    block stands where a row or a page is out of range."""
+    """i32[tiles, pages]: the part of the rows' block tables that tiles read in a group, with the
+    null block where a row or a page is out of range."""
     group = shapes.groups[index]
     pages = shapes.group_pages(bucket, group)
     if group.spec.window is None:
@@ -82,7 +82,7 @@ def tables_of(
 
 
 def with_new_blocks(tables: Array, entries: Array) -> Array:
-    """The tables i32[groups, rows, pages] with these blocks; entries out of range are padding."""
+    """The tables i32[groups, rows, pages] with these blocks; entries out of range are ignored."""
     with jax.named_scope("block_tables"):
         group, row, index, block = entries.T
         return tables.at[group, row, index].set(block, mode="drop")

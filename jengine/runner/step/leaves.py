@@ -1,8 +1,8 @@
 """A model's parameters as the flat leaves that a step takes, and back.
 
 Leaves are prepared parameters; where a weight's scheme takes declared ones, nothing is copied. With
-pipeline stages, the leaf of a slot holds that slot's layers of all stages, one stage after the
-other along the first axis: each device's shard of it is the very array of its stage's layer.
+pipeline stages, the leaf of a slot holds that slot's layers of all stages, concatenated along the
+first axis: each device's shard is the array of its stage's layer, so that is no copy either.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class LeafOrder:
         return self._layout.num_stages > 1
 
     def rebuild(self, leaves: Any) -> Any:
-        """The model, or what one stage sees of it, with these leaves."""
+        """The model, or the layers of one stage, with these leaves."""
         return nnx.merge(self._graph, jax.tree.unflatten(self._tree, leaves))
 
     def leaves(self, values: Mapping[str, jax.Array]) -> Leaves:
@@ -87,7 +87,7 @@ class LeafOrder:
     def _stacked_shape(
         self, shape: tuple[int, ...], sharding: NamedSharding
     ) -> tuple[tuple[int, ...], NamedSharding]:
-        """Of all stages' arrays of this shape, each split like this over its stage's devices."""
+        """The shape and sharding of all stages' arrays, of which this is one."""
         first, *others = (*sharding.spec, *([None] * (len(shape) - len(sharding.spec))))
         names = () if first is None else (first,) if isinstance(first, str) else tuple(first)
         spec = PartitionSpec((STAGES, *names), *others)
@@ -105,7 +105,7 @@ class LeafOrder:
         )
 
     def _part(self, name: str, stage: int, values: Mapping[str, jax.Array]) -> jax.Array:
-        """A stage's array for a slot. A slot that is left out borrows another layer's, or zeros."""
+        """A stage's array for a slot; for a skipped slot, that of another layer, or zeros."""
         own = self._own_name(name, stage)
         if own is not None:
             return values[own]
@@ -136,24 +136,24 @@ class LeafOrder:
         return found
 
     def _names_in(self, stage: int, rest: str) -> list[str]:
-        """The same parameter of all layers of a stage that have it."""
+        """The paths of a parameter in all layers of a stage that have it."""
         names = (f"layers.{layer}.{rest}" for layer in self._layout.stages[stage])
         return [name for name in names if name in self._prepared]
 
     def _own_name(self, name: str, stage: int) -> str | None:
-        """The path of a slot's parameter in a stage, None where the stage leaves the slot out."""
+        """The path of a slot's parameter in a stage, None where the stage skips the slot."""
         slot, rest = self._slot(name)
         layer = self._layout.stages[stage][slot]
         return None if layer is None else f"layers.{layer}.{rest}"
 
     def _slot(self, name: str) -> tuple[int, str]:
         match = LAYER_PATH.fullmatch(name)
-        assert match is not None, f"{name} is no layer's"
+        assert match is not None, f"{name} is not a parameter of a layer"
         return int(match[1]), match[2]
 
 
 def first_layers(model: nnx.Module, count: int) -> nnx.Module:
-    """The (abstract) model with its first layers only: what one stage is built like."""
+    """The (abstract) model with its first layers only, which is how every stage is built."""
     if not isinstance(model, Decoder):
         raise UnsupportedFeature(
             f"pipeline_parallel_size with a model that is a {type(model).__name__}: stages are "

@@ -1,7 +1,7 @@
-"""Multi-step decode: the step run several times in one call, each on the tokens of the run before.
+"""Multi-step decode: several runs of the step in one call, each on the tokens of the run before.
 
-In and out as in step.py, but its output has a leading axis with one entry per run. It ends early
-once every row has sampled one of its stop ids.
+In and out as in step.py, but outputs have a leading axis with one entry per run. The call ends
+early once every row has sampled one of its stop ids.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from jengine.runner.step.state import StepState
 from jengine.runner.step.step import extended, run
 from jengine.runner.step.step_input import StepInput
 
-# The token of runs that did not take place. The scheduler would take it for a failed row, but by
-# then it wants no more tokens of any row.
+# The token of runs after the early end. In other steps it means that a row failed; here every row
+# has ended before, so the scheduler does not read it.
 NOT_RUN = -1
 
 
 class Progress(NamedTuple):
-    """What one run passes to the next."""
+    """Loop state: what one run passes to the next."""
 
     count: Array  # i32[] runs so far
     goes_on: Array  # bool[S] rows that have not sampled an ending token
@@ -36,7 +36,7 @@ class Progress(NamedTuple):
 def multi_step(
     leaves: Leaves, state: StepState, packed: Array, *, program: Program
 ) -> tuple[StepState, StepOutput]:
-    """Run the packed plan as often as it says."""
+    """Run the packed plan as many times as it says."""
     model = program.rebuild(leaves)
     inputs = StepInput.over(packed, program.bucket, program.shapes)
     state = extended(state, inputs)
@@ -68,7 +68,7 @@ def multi_step(
 
 
 def ended(tokens: Array, endings: Array) -> Array:
-    """bool [S]: whether a token ends its row, or is none because the logits were not finite."""
+    """bool[S]: whether a token ends its row: a stop id, or -1 because logits were not finite."""
     return (tokens < 0) | jnp.any(tokens[:, None] == endings, axis=1)
 
 

@@ -1,4 +1,4 @@
-"""Attention through the paged KV cache: the mixer of one step.
+"""Attention through the paged KV cache: the mixer of a step.
 
 Slots are computed once per group and step. In each layer, keys and values of all rows are written
 before any row reads, which makes blocks shared within one step safe.
@@ -26,14 +26,14 @@ from pallas_kernels.prefill_attention import prefill_attention
 from sharding.placement import Placement
 
 Caches = tuple[Array, ...]
-# Logical axes of the operands of attention.
-PRODUCT_AXES = (None, "kv_heads", None, None)
+# Logical axes of the fused projection's output and of queries.
+QKV_AXES = (None, "kv_heads", None, None)
 QUERY_AXES = (None, "kv_heads", "queries_of_kv_head", None)
 Rotation = tuple[Array, Array] | None
 
 
 class GroupView(NamedTuple):
-    """A step as the layers of one cache group see it."""
+    """Slots, positions and block tables of a step in one cache group."""
 
     slots: Array  # i32 [D + T] where a token's keys and values go
     positions: Array  # i32 [D + T]
@@ -57,7 +57,7 @@ def paged_attention(
 ) -> Mixer:
     """The mixer of one step: write a layer's keys and values, then attend to the cache.
 
-    Each device does so for its own heads, without collectives.
+    Each device attends with its heads, without collectives.
     """
     place = {
         layer: (group_index, index)
@@ -76,7 +76,7 @@ def paged_attention(
 
 
 def group_view(batch: Batch, group: int, bucket: Bucket, shapes: StepShapes) -> GroupView:
-    """The step as the layers of this group see it."""
+    """The step's view of this cache group."""
     return GroupView(
         token_slots(batch, group, bucket, shapes),
         batch.positions,
@@ -91,7 +91,7 @@ def _write(
 ) -> tuple[Array, Array]:  # fmt: skip
     """Store keys and values; queries [T, kv_heads, group, dim], ready for scores, and the cache."""
     if inputs.config.qk_norm == "whole" and placement.ways("kv_heads") > 1:
-        inputs = inputs.normalized()  # over all heads, of which each device has some
+        inputs = inputs.normalized()  # over all heads, which are sharded
     norms = inputs.norms
     options = {} if norms is None else {"eps": norms.eps, "weight_offset": norms.offset}
     weights = None if norms is None else (norms.q_weight, norms.k_weight)
@@ -105,14 +105,14 @@ def _write(
         )  # fmt: skip
         return q.reshape(*qkv.shape[:2], -1, qkv.shape[-1]), cache
 
-    # The matmul's output is split by KV head only: split further, q would need an all-to-all.
-    qkv = placement.held(inputs.qkv, PRODUCT_AXES)
+    # Sharded by KV head only: sharded further, q would need an all-to-all.
+    qkv = placement.held(inputs.qkv, QKV_AXES)
     q_shape = (*qkv.shape[:2], qkv.shape[2] - 2, qkv.shape[3])
     cache_spec = placement.spec(CACHE_AXES, cache.shape)
     run = placement.on_each_device(
         own_heads,
-        (cache_spec, placement.spec(PRODUCT_AXES, qkv.shape), *[PartitionSpec()] * 3),
-        (placement.spec(PRODUCT_AXES, q_shape), cache_spec),
+        (cache_spec, placement.spec(QKV_AXES, qkv.shape), *[PartitionSpec()] * 3),
+        (placement.spec(QKV_AXES, q_shape), cache_spec),
     )
     return run(cache, qkv, slots, inputs.rotation, weights)
 
@@ -145,7 +145,7 @@ def _read(
     rows = bucket.decode_rows
     tables, starts, positions = view.tables, view.table_starts, view.positions
     options = {"head_dim": config.head_dim, "window": config.window, **scores}
-    # The dtype of the matmul that comes next, so that nothing converts in between.
+    # The dtype of the output matmul, so that no conversion comes in between.
     options |= {"dtype": held_dtype(cache), "implementation": implementation}
     decoded = decode_attention(
         q[:rows], cache, layer, tables[:rows], starts[:rows], positions[:rows] + 1, **options

@@ -1,7 +1,7 @@
-"""A step of a pipeline: every stage runs its layers on the plan it holds, then hands it on.
+"""The step of a pipeline: every stage runs its layers on its plan and passes activations on.
 
-A plan enters at the first stage and leaves the last one so many steps later, when it is sampled by
-all devices together. State in, state out, as in step.py.
+A plan enters the first stage and leaves the last one `num_stages - 1` steps later, when all devices
+together sample it. State in, state out, as in step.py.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ BY_STAGE, EVERYWHERE = PartitionSpec(STAGES), PartitionSpec()
 def pipeline_step(
     leaves: Leaves, state: StepState, packed: Array, *, program: Program
 ) -> tuple[StepState, StepOutput]:
-    """Run what all stages hold; `packed` has a row for each."""
+    """Run every stage on its plan; `packed` has one row per stage."""
     assert program.stages is not None, "a step of one stage is step.step"
     model = program.rebuild(leaves)
     inputs, positions = _shared_inputs(packed, program)
@@ -57,7 +57,7 @@ def pipeline_step(
 
 
 class SharedInputs(NamedTuple):
-    """The sections that are the same in every stage's row."""
+    """The sections that are equal in the packed rows of all stages."""
 
     tokens: TokenInput  # of the plan that enters
     heads: HeadInput  # of the plan that is sampled
@@ -65,7 +65,7 @@ class SharedInputs(NamedTuple):
 
 
 def _shared_inputs(packed: Array, program: Program) -> tuple[SharedInputs, Array]:
-    """Those sections, and the positions of the tokens that enter."""
+    """Those sections, and the positions of the tokens that enter the first stage."""
 
     def own(packed: Array) -> tuple[SharedInputs, Array]:
         inputs = StepInput.over(packed[0], program.bucket, program.shapes)
@@ -86,7 +86,7 @@ def _stage(
     *,
     program: Program,
 ) -> tuple[tuple[Array, ...], Array, tuple[Array, Array]]:
-    """One stage's layers on its own parts of the arrays; held and packed are [1, ...]."""
+    """The layers of one stage, on its shards of the arrays; held and packed are [1, ...]."""
     stages, placement, bucket = program.stages, program.placement.in_stage(), program.bucket
     assert stages is not None, "a step of one stage is step.step"
     stage, count = _number(packed), placement.num_stages
@@ -105,25 +105,25 @@ def _stage(
     last = stage == count - 1
     leaving = jax.tree.map(lambda x: lax.psum(jnp.where(last, x, 0.0), STAGES), (ends, prompts))
     x = lax.ppermute(x, STAGES, [(one, one + 1) for one in range(count - 1)])
-    # Nothing comes to the first stage. Said once more, since XLA leaves a bare copy of what has
-    # come out of the CUDA graph, and not one with arithmetic.
+    # The first stage receives zeros already; but XLA keeps a bare copy of what a ppermute received
+    # out of the CUDA graph, and a copy with arithmetic in it.
     x = jnp.where(stage == 0, 0.0, x)
     return context.caches, _kept(held, x, bucket, stages.largest), leaving
 
 
 def _number(packed: Array) -> Array:
-    """The stage's number, which stands behind its input: a CUDA graph cannot ask for it."""
+    """The stage's index, the last packed number: `axis_index` would end the CUDA graph."""
     return packed[0, -1]
 
 
 def _with_gaps(leaves: Leaves, staged: tuple[bool, ...]) -> tuple[Any, ...]:
-    """The leaves of a stage in their places; the others' places are empty."""
+    """The leaves of a stage at their indices, None for leaves that are not split by stage."""
     own = iter(leaves)
     return tuple(next(own) if is_own else None for is_own in staged)
 
 
 def _left_out(stages: Stages, stage: Array) -> Tap | None:
-    """A tap that zeroes what layers add in the slots that a stage leaves out."""
+    """A tap that zeroes what layers add in slots that the stage skips; None if none does."""
     if stages.layout.is_even:
         return None
     runs = jnp.asarray(stages.layout.runs)[stage]  # bool[slots]
@@ -136,7 +136,7 @@ def _left_out(stages: Stages, stage: Array) -> Tap | None:
 
 
 def _taken(held: Array, bucket: Bucket, largest: Bucket) -> Array:
-    """The bucket's tokens among those that a stage holds room for."""
+    """The bucket's activations out of those held for the largest bucket."""
     first = largest.decode_rows
     return jnp.concatenate([
         held[: bucket.decode_rows], held[first : first + bucket.prefill_tokens]
@@ -144,7 +144,7 @@ def _taken(held: Array, bucket: Bucket, largest: Bucket) -> Array:
 
 
 def _kept(held: Array, x: Array, bucket: Bucket, largest: Bucket) -> Array:
-    """What is held, with the bucket's tokens in their places."""
+    """The held activations with those of the bucket's tokens replaced."""
     held = held.at[0, : bucket.decode_rows].set(x[: bucket.decode_rows])
     if not bucket.prefill_tokens:
         return held

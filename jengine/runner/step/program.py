@@ -1,4 +1,4 @@
-"""What one compiled step is made of, all of it static."""
+"""The static arguments of one compiled step."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class Program:
     shapes: StepShapes
     rebuild: Callable[[Leaves], Any]  # flat leaves -> the model; called only while tracing
     placement: Placement
-    stages: Stages | None = None  # None: there is one
+    stages: Stages | None = None  # None: no pipeline
 
     @property
     def sampler(self) -> str | None:
-        """Kernels draw from whole rows of logits, which only a lone device has."""
+        """The sampler's implementation: its kernels need unsharded logits, so a single device."""
         alone = self.placement.mesh.size == 1
         return "triton" if self.shapes.attention == "triton" and alone else None

@@ -1,4 +1,4 @@
-"""StepState: everything the device keeps between steps, donated to each step and handed on."""
+"""StepState: everything the device keeps between steps, donated to each step and returned by it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from jengine.sampling import RowState, empty_row_state
 from pallas_kernels.layout import cache_shape
 from sharding.placement import Placement
 
-# Logical axes of a cache array: its vectors hold the kv heads one after the other.
+# Logical axes of a cache array; its last dimension holds the kv heads one after the other.
 CACHE_AXES = ("stage", None, None, None, "kv_heads")
 HELD_AXES = ("stage", None, None)
 
 
 class StepState(NamedTuple):
-    """One cache array per group, and what is known of each row."""
+    """The KV cache, one array per group, and per row its length, last token and tables."""
 
     caches: tuple[Array, ...]
     last_token: Array  # i32[rows] the token sampled last, which is the row's next input
@@ -34,7 +34,7 @@ class StepState(NamedTuple):
 
 
 class Held(NamedTuple):
-    """The shape of what a pipeline's stages hold between steps."""
+    """The shape of the activations that pipeline stages hold between steps."""
 
     stages: int
     tokens: int
@@ -58,7 +58,7 @@ def empty_state(
     cache: CacheConfig, cache_dtype: Any, max_rows: int, vocab_size: int, max_model_len: int,
     held: Held | None = None, max_adjusted: int | None = None,
 ) -> StepState:  # fmt: skip
-    """An empty state. `jax.eval_shape` of this very function sizes the engine.
+    """An empty state. Its `jax.eval_shape` gives the sizes of a state without memory.
 
     The cache's layers are those of one stage; without `held` there is only one. `max_adjusted`:
     rows of the sampler's pool; None: `max_rows`.
@@ -79,8 +79,8 @@ def empty_state(
 
 
 def placed_state(state: StepState, placement: Placement) -> StepState:
-    """The shapes of a state, each with where it lies: caches by kv head, row state by token id,
-    and what belongs to a stage on that stage."""
+    """The shapes of a state with shardings: caches by kv head, the sampler's rows by token id, and
+    stages' arrays by stage."""
 
     def placed(x: Any, axes: tuple[str | None, ...]) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=placement.sharding(axes, x.shape))

@@ -1,7 +1,6 @@
-"""THE step: one XLA program per (bucket, features). State in, state out; no globals.
+"""The step: one XLA program per (bucket, features). State in, state out; no globals.
 
-embed -> layers -> heads (sample, score) -> new state. Structure is decided by
-static values and gone after tracing; data is decided by arrays.
+embed -> layers -> heads (sample, score) -> new state. Python branches only on static values.
 """
 
 from __future__ import annotations
@@ -70,6 +69,6 @@ def input_tokens(inputs: TokenInput, state: StepState) -> Array:
 
 
 def with_positions(inputs: SamplingInput, ends: Array) -> SamplingInput:
-    """The sampler's input with the positions that the host does not know: one behind each slot's
-    last token, which stands at `ends` i32[S]."""
+    """The sampler's input with the positions that the host does not know: one after each slot's
+    last token, whose position is `ends` i32[S]."""
     return inputs._replace(positions=jnp.where(inputs.positions >= 0, inputs.positions, ends + 1))

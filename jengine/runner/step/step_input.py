@@ -1,7 +1,7 @@
 """StepInput: everything one step reads from the host, laid out in one packed int32 buffer.
 
-It is made of sections, each with a layout of its own. The same layout gives numpy views to fill on
-the host and slices of the traced buffer on the device, so a step costs one transfer.
+It consists of sections, each with a layout. The same layout gives numpy views to fill on the host
+and slices of the traced buffer on the device, so a step needs one transfer.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def token_fields(bucket: Bucket, shapes: StepShapes) -> Fields:
 
 
 class TileInput(NamedTuple):
-    """Where tokens stand in their sequences. Query tiles are the D decode rows, then the P prefill
-    tiles, each of one row."""
+    """Positions of tokens in their sequences. Query tiles are the D decode rows, then the P prefill
+    tiles, each with tokens of one row."""
 
     decode_starts: Any  # i32[D] a position the host knows; -1: the row's length, or padding
     rows: Any  # i32[P] engine row; max_rows for padding
@@ -73,7 +73,7 @@ def tile_fields(bucket: Bucket, shapes: StepShapes) -> Fields:
 
 
 class BlockInput(NamedTuple):
-    """What changes in block tables; in a pipeline, the tables themselves."""
+    """New entries of block tables; in a pipeline, the tables themselves."""
 
     new: Any  # i32[N, 4] (group, row, index, block); max_rows in padding
     tables: Any  # per group: i32[tiles, pages]; empty where tables are on the device
@@ -90,9 +90,9 @@ def block_fields(bucket: Bucket, shapes: StepShapes) -> Fields:
 
 
 class MultiStepInput(NamedTuple):
-    """Of a multi-step decode; without entries in other steps."""
+    """For multi-step decode; of length 0 in other steps."""
 
-    repeats: Any  # i32[1] the most runs of this call
+    repeats: Any  # i32[1] the most runs in this call
     endings: Any  # i32[S, ENDINGS] tokens that end a slot's row, and -1
 
 
@@ -125,7 +125,7 @@ def sampling_fields(bucket: Bucket, shapes: StepShapes) -> Fields:
 
 
 class StepInput(NamedTuple):
-    """The sections, in their order in the buffer."""
+    """The sections, in the order of the buffer."""
 
     tokens: TokenInput
     tiles: TileInput
@@ -165,7 +165,7 @@ View = Callable[[Any, Field], Any]
 
 @dataclass(frozen=True)
 class Layout:
-    """The places of all sections' fields in the buffer of one bucket."""
+    """Where the fields of all sections are in the buffer of one bucket."""
 
     size: int
     sections: dict[str, slice]
@@ -188,7 +188,7 @@ class Layout:
 
 @lru_cache(maxsize=256)
 def layout_of(bucket: Bucket, shapes: StepShapes) -> Layout:
-    """The layout of this bucket's buffer. Walked once, not in every step."""
+    """The layout of this bucket's buffer, computed once."""
     offset = 0
     sections: dict[str, slice] = {}
     parts: dict[str, dict[str, Any]] = {}
@@ -211,12 +211,12 @@ def layout_of(bucket: Bucket, shapes: StepShapes) -> Layout:
 
 
 def numpy_view(part: np.ndarray, field: Field) -> np.ndarray:
-    """A writable view on the host."""
+    """A writable view of a part of the numpy buffer."""
     return part.view(field.dtype).reshape(field.shape)
 
 
 def device_view(part: Array, field: Field) -> Array:
-    """The same on the device."""
+    """The same part of a traced buffer."""
     part = part.reshape(field.shape)
     if field.dtype == "int32":
         return part
@@ -229,8 +229,8 @@ def packed_size(bucket: Bucket, shapes: StepShapes) -> int:
 
 
 def packed_parts(bucket: Bucket, shapes: StepShapes) -> tuple[slice, slice, slice]:
-    """The parts that a pipeline's first stage embeds, every stage's layers read, and the last stage
-    samples."""
+    """Three parts of a pipeline's buffer: for the embedding in the first stage, for the layers of
+    every stage, and for sampling after the last stage."""
     layout = layout_of(bucket, shapes)
     embedded = layout.sections["tokens"].stop
     read = layout.sections["blocks"].stop

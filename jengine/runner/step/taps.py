@@ -12,7 +12,7 @@ from jengine.runner.variants.tap_sets import Intervention, TapSet
 
 
 class StepTaps:
-    """The tap of one step while it is traced. `captured` holds what passed the points asked for."""
+    """The tap of one step while it is traced. `captured` holds the captured values by point."""
 
     def __init__(self, sets: tuple[TapSet, ...], owners: Array, positions: Array) -> None:
         self.sets = sets
@@ -24,7 +24,7 @@ class StepTaps:
         }
 
     def __call__(self, name: str, value: Array) -> Array:
-        """Change the value for the rows that asked for it, then keep it for those that did."""
+        """Change the value for the rows that asked for that, then capture it if any row asks."""
         for taps in self.sets:
             for point, function in taps.intervene:
                 if point == name:
@@ -37,16 +37,16 @@ class StepTaps:
 
 
 def call_intervention(function: Intervention, value: Array, positions: Array) -> Array:
-    """The function's result in the dtype of what it replaces."""
+    """The function's result in the dtype of `value`."""
     arguments = (value.astype(jnp.float32), positions)
     return jnp.asarray(function(*arguments[: takes(function)])).astype(value.dtype)
 
 
 def takes(function: Intervention) -> int:
-    """How many of (values, positions) a function takes: those that it must be given."""
+    """How many of (values, positions) a function takes, by its required parameters."""
     try:
         parameters = inspect.signature(function).parameters.values()
-    except ValueError:  # functions written in C have no signature; such take values
+    except ValueError:  # functions written in C may have no signature: they get values
         return 1
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     required = [

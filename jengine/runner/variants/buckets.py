@@ -1,7 +1,7 @@
 """Buckets: the few shapes that steps are compiled for, and the choice of one for a plan.
 
-A step's tokens lie as [decode rows | prefill tokens]. No jax here: users and tests can look at the
-ladders without a device.
+A step's tokens are laid out as [decode rows | prefill tokens]. No jax, so that sizes can be looked
+at without a device.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from dataclasses import dataclass
 from jengine.config import CacheGroup
 from jengine.errors import ConfigError
 
-# XLA on the CPU turns products with a single row into slow scalar loops.
+# XLA on the CPU turns matmuls with a single row into slow scalar loops.
 FEWEST_DECODE_ROWS = 2
-# So many padded rows cost next to nothing beside a prefill; this many times as many do.
+# A prefill with so many padded decode rows costs hardly more; with this many times as many it does.
 FEW_ROWS = 8
-# Stop ids per row that a multi-step decode compares with. A row with more of them may run to the
-# end of the call; the scheduler cuts its tokens there as elsewhere.
+# Stop ids per row at which a multi-step decode ends early. A row with more of them may run longer
+# than needed; the scheduler drops those tokens.
 ENDINGS = 8
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """One compiled shape: decode rows, prefill tokens, and cache pages a row may read."""
+    """One compiled shape: decode rows, prefill tokens, and the most cache pages of a row."""
 
     decode_rows: int
     prefill_tokens: int
     pages: int
-    repeats: int = 1  # how often the step runs at most: more than once is a burst
+    repeats: int = 1  # the most runs of the step per call; multi-step decode has several
 
     def __str__(self) -> str:
         times = f"*{self.repeats}" if self.is_multi_step else ""
@@ -41,7 +41,7 @@ class Bucket:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens one run of the step computes, padding included."""
+        """Tokens that one run of the step computes, padding included."""
         return self.decode_rows + self.prefill_tokens
 
     def covers(self, other: Bucket) -> bool:
@@ -63,15 +63,15 @@ class StepShapes:
     prefill_tile: int
     max_rows: int
     max_model_len: int
-    # Deterministic mode: every token, of prompts too, runs as if it were a decode row. One shape
-    # and one order of arithmetic for all, so a token's numbers do not depend on what ran with it.
+    # Deterministic mode: every token, of prompts too, runs as a decode row. There is one shape and
+    # one order of arithmetic, so a token's values do not depend on the rest of the batch.
     one_segment: bool = False
-    # Which implementation of the paged operations runs; None leaves it to them.
+    # Implementation of the paged operations; None: their default.
     attention: str | None = None
-    # Rows whose logits are adjusted at the same time at most; None: all.
+    # The most rows with adjusted logits at a time; None: all.
     max_adjusted: int | None = None
-    # In a pipeline: the block tables of a plan's rows are packed with it, since its stages run
-    # after later plans were submitted. Otherwise they are on the device, and plans bring changes.
+    # In a pipeline the block tables of a plan's rows are packed with it, since later stages run it
+    # after other plans were submitted. Otherwise tables are on the device, and plans change them.
     packed_tables: bool = False
 
     @property
@@ -84,12 +84,12 @@ class StepShapes:
         return bucket.prefill_tokens // self.prefill_tile
 
     def num_slots(self, bucket: Bucket) -> int:
-        """Positions that have logits: every decode row, and one for each prefill row."""
+        """Positions with logits: one per decode row, and one per row that is prefilled."""
         return bucket.decode_rows + min(self.num_tiles(bucket), self.max_rows)
 
     def num_new_blocks(self, bucket: Bucket) -> int:
-        """Blocks that a plan of this bucket may add to tables in the step itself: enough for its
-        tokens. The blocks of a cached prefix may be more (see `block_tables.BlockWriter`)."""
+        """Blocks that the step itself can add to tables: enough for its tokens. A cached prefix may
+        bring more (see `block_tables.BlockWriter`)."""
         if self.packed_tables:
             return 0
         per_row = (bucket.repeats - 1) // self.block_size + 1
@@ -98,7 +98,7 @@ class StepShapes:
         return per_group * len(self.groups)
 
     def group_pages(self, bucket: Bucket, group: CacheGroup) -> int:
-        """Pages a tile reads in a group: a window needs only what it can see."""
+        """Pages that a tile reads in a group; with a window, those inside it."""
         if group.spec.window is None:
             return bucket.pages
         tile = self.prefill_tile if bucket.prefill_tokens else bucket.repeats
@@ -118,7 +118,7 @@ class Ladders:
     def __post_init__(self) -> None:
         for name, rungs in vars(self).items():
             if not rungs and name == "prefill_tokens":
-                continue  # one segment: there is no other
+                continue  # one segment: prompts run as decode rows
             if not rungs or list(rungs) != sorted(set(rungs)) or rungs[0] < 1:
                 raise ConfigError(f"ladder {name}={rungs}: expected growing positive sizes.")
 
@@ -133,7 +133,7 @@ class Ladders:
                     yield Bucket(rows, tokens, pages)
 
     def rare_buckets(self) -> Iterator[Bucket]:
-        """The buckets of variants that few steps need, whose plans are rounded up further."""
+        """The fewer, larger buckets of variants that few steps need."""
         for pages in self.pages:
             for rows in thinned(self.decode_rows, 2):
                 for repeats in self.repeats:
@@ -142,8 +142,8 @@ class Ladders:
                 yield Bucket(self.decode_rows[-1], tokens, pages)
 
     def mixed_decode_rows(self, prefill_tokens: int) -> tuple[int, ...]:
-        """The rungs of decode rows beside a prefill of this size: the largest, and a small one
-        where padding to the largest would cost more than an eighth of the step."""
+        """Numbers of decode rows in buckets with a prefill of this size: the largest, and a small
+        one where padding to the largest would cost more than an eighth of the step."""
         most = self.decode_rows[-1]
         few = [rows for rows in self.decode_rows if FEW_ROWS <= rows <= most // FEW_ROWS]
         return (*few[:1], most) if prefill_tokens < FEW_ROWS * most else (most,)
@@ -157,7 +157,7 @@ class Ladders:
     def smallest_for(
         self, decode_rows: int, prefill_tokens: int, pages: int, repeats: int = 1
     ) -> Bucket:
-        """The bucket a plan of this size runs in."""
+        """The smallest bucket that holds a plan of this size."""
         tokens, rows = 0, self.decode_rows
         if prefill_tokens:
             tokens = rung("prefill tokens", self.prefill_tokens, prefill_tokens)
@@ -171,11 +171,11 @@ class Ladders:
 
 
 def rung(what: str, ladder: tuple[int, ...], size: int) -> int:
-    """The smallest entry that holds `size`. A plan beyond the ladder is a bug of ours."""
+    """The smallest entry of at least `size`. Plans are never larger than the ladder."""
     for entry in ladder:
         if entry >= size:
             return entry
-    raise AssertionError(f"a plan asks for {size} {what}, the ladder ends at {ladder[-1]}")
+    raise AssertionError(f"a plan has {size} {what}; the largest bucket has {ladder[-1]}")
 
 
 def grow(first: int, last: int, factor: int) -> tuple[int, ...]:
@@ -195,9 +195,9 @@ def thinned(rungs: tuple[int, ...], every: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class FirstRungs:
-    """The smallest sizes that are worth a program of their own on a kind of device.
+    """The smallest sizes that are worth a separate program on a kind of device.
 
-    A GPU reads all weights in any step, and computes some hundred tokens in that time.
+    On a GPU, any step reads all weights, and some hundred tokens are computed in that time.
     """
 
     decode_rows: int = FEWEST_DECODE_ROWS
@@ -215,8 +215,8 @@ def default_ladders(
     tile: int,
     first: FirstRungs = CPU_RUNGS,
 ) -> Ladders:
-    """Short ladders: one page count, since attention loops stop early. Padded prompt tokens cost as
-    much as real ones, so their ladder is the finer one."""
+    """Short ladders. One page count, since attention loops end at the longest row. Finer for
+    prefill tokens, since padded ones cost as much as real ones."""
     rows = max(max_num_seqs, FEWEST_DECODE_ROWS)
     tokens = -(-max_num_batched_tokens // tile) * tile
     return Ladders(

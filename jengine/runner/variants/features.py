@@ -1,6 +1,6 @@
-"""Features: what is structural about a step. A hashable value that picks a compiled variant.
+"""Features: what a step computes besides the model. A hashable value that picks a variant.
 
-A plan's needs are rounded up to one of a few variants, as its size is rounded up to a bucket.
+A plan's features are rounded up to one of a few variants, as its size is rounded up to a bucket.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from jengine.sampling.features import LogprobsMode, SamplingFeatures
 
 @dataclass(frozen=True)
 class Features:
-    """The sampler's features, prompt log-probabilities a token (None: none), and taps."""
+    """The sampler's features, prompt log-probabilities per token (None: none), and taps."""
 
     sampling: SamplingFeatures = field(default_factory=SamplingFeatures)
     prompt_logprobs: int | None = None
@@ -25,7 +25,7 @@ class Features:
         return ("sampled",) if self.prompt_logprobs is None else ("sampled", "prompt_logprobs")
 
     def covers(self, other: Features) -> bool:
-        """Whether a step of this variant can run a plan that needs `other`."""
+        """Whether a step with these features can run a plan that needs `other`."""
         mine, theirs = self.sampling, other.sampling
         return (
             mine.random >= theirs.random
@@ -37,7 +37,7 @@ class Features:
 
     @property
     def is_plain(self) -> bool:
-        """Whether steps of this variant do nothing but sample."""
+        """Whether steps sample without adjusted logits, log-probabilities and taps."""
         sampling = self.sampling
         extra = (sampling.logprobs, self.prompt_logprobs)
         return not sampling.adjust and extra == (None, None) and not self.taps
@@ -54,7 +54,7 @@ class Features:
 
 
 def holds(have: int | None, want: int | None) -> bool:
-    """Whether `have` log-probabilities a token are enough."""
+    """Whether `have` log-probabilities per token include `want`."""
     return want is None or (have is not None and have >= want)
 
 

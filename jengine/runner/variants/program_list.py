@@ -16,7 +16,7 @@ Key = tuple[Bucket, Features]  # names a program
 
 @dataclass(frozen=True)
 class ProgramList:
-    """Common variants in every bucket, rare ones in a few; a rare plan is rounded up to those."""
+    """Common variants in every bucket, rare ones in a few: their plans are rounded up further."""
 
     ladders: Ladders
     tiers: tuple[Features, ...]  # cheapest first; the last one can run everything
@@ -36,24 +36,23 @@ class ProgramList:
 
     @cached_property
     def common(self) -> tuple[Features, ...]:
-        """The variants that most steps need: sampling without adjusted logits or
-        log-probabilities, or whatever was asked for instead."""
+        """The variants that most steps need: plain sampling, or the cheapest if none is plain."""
         plain = [tier for tier in self.tiers if tier.is_plain]
         return tuple(plain or self.tiers[:1])
 
     @property
     def first(self) -> tuple[Key, ...]:
-        """The program that can run every step, which sizes the cache."""
+        """The largest program, which can run every step; the cache is sized with it."""
         return ((self.ladders.largest, self.tiers[-1]),)
 
     @property
     def later(self) -> tuple[Key, ...]:
         """The other programs, the more useful ones first.
 
-        Every size in the common variant that covers the others, since a small step in a large
-        program is what costs most; then the cheaper variants, then the rare ones. Sizes without
-        prompts first, of which every answer needs many, and of these the smallest, that a single
-        request runs in, and the largest, that can stand in for all others.
+        First every bucket in the most capable common variant, since running a small step in a large
+        program wastes most; then the cheaper common variants, then the rare ones. Decode buckets
+        come before those with prefill, and of these first the smallest, for a single request, and
+        the largest, which can replace all others.
         """
         decodes = sorted({bucket.decode_rows for bucket in self.ladders.buckets()})
         ends = (decodes[0], decodes[-1])
@@ -67,7 +66,7 @@ class ProgramList:
         return tuple(key for key in sorted(self.all, key=order) if key not in self.first)
 
     def _scores_prompts(self, tier: Features, prefill_tokens: int) -> bool:
-        """Whether a variant that scores prompts differs in this bucket from one that does not."""
+        """Whether a program is needed: without prompt tokens, scoring prompts changes nothing."""
         unscored = any(
             other.sampling == tier.sampling and other.prompt_logprobs is None
             for other in self.tiers

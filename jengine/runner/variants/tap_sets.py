@@ -15,13 +15,13 @@ import numpy as np
 
 # fn(values) or fn(values, positions): f32 [tokens, width] and i32 [tokens] -> [tokens, width]
 Intervention = Callable[..., Any]
-# Sets whose programs stay compiled after the last request that used them.
+# Sets that are kept, with their programs, after the last request that used them.
 SETS_KEPT = 8
 
 
 @dataclass(frozen=True)
 class TapSet:
-    """What the requests of one call capture and change."""
+    """What the requests of one call capture, and the functions that change values."""
 
     number: int
     capture: tuple[str, ...]
@@ -32,11 +32,11 @@ class TapSet:
 
 
 class TapSets:
-    """The sets in use, and a few that may be used again without compiling."""
+    """The sets in use, and a few that could be used again without compiling."""
 
     def __init__(self, forget: Callable[[TapSet], None]) -> None:
-        self._forget = forget  # told when a set will never be used again
-        self._sets: dict[int, TapSet] = {}  # the one opened last is last
+        self._forget = forget  # called with a set that will not be used again
+        self._sets: dict[int, TapSet] = {}  # least recently opened first
         self._users: Counter[int] = Counter()
         self._made = 0
 
