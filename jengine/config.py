@@ -63,7 +63,7 @@ class AttentionConfig:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    # How many tokens a query may see, its own included. None: all up to its own.
+    # How many tokens a query attends to, itself included. None: all up to itself.
     window: int | None = None
     # None: queries and keys are not rotated.
     rope: RopeConfig | None = field(default_factory=RopeConfig)
@@ -193,8 +193,7 @@ class ScheduleConfig:
     long_prefill_token_threshold: int = 0
     # A prefill chunk fills whole tiles of this many tokens in the step; the budget counts tiles.
     prefill_tile: int = 32
-    # Blocks kept free when a waiting request is admitted while others run.
-    # Decode steps that one plan may run at most, where nobody waits.
+    # Most decode steps of one plan, while no request waits.
     num_scheduler_steps: int = 1
     # Requests with penalties, biases or masks that may run at once: the sampler's state for each
     # is as large as the vocabulary. None: as many as run.

@@ -57,7 +57,7 @@ class TokenTexts(Protocol):
     """The texts of tokens that could each follow the same tokens."""
 
     def of(self, token_ids: list[int], context: Sequence[int]) -> Sequence[str | None]:
-        """One text a token id; `context` is the tokens before."""
+        """One text per token id; `context` is the tokens before."""
         ...
 
 
@@ -70,11 +70,11 @@ class NoTexts:
 
 
 class LogprobTables(Sequence[Any]):
-    """One table a position, made when it is read. Equal to a list of the same tables.
+    """One table per position, made when it is read. Equal to a list of the same tables.
 
     `tokens` are the tokens of prompt or answer with enough before them to show texts; row i of the
-    scores is about `tokens[first + i]`. The first token of a prompt follows nothing: its entry is
-    None, ahead of the first row (`opens_prompt`).
+    scores is about `tokens[first + i]`. The first token of a prompt has no score: its
+    entry is None, before the first row (`opens_prompt`).
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class LogprobTables(Sequence[Any]):
 
 
 class ScoreBuffer:
-    """The scores of a growing answer. Appending takes constant time a position on average."""
+    """The scores of a growing answer. Appending takes amortised constant time."""
 
     def __init__(self) -> None:
         self._arrays: StepLogprobs | None = None

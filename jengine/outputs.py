@@ -1,7 +1,7 @@
 """What goes back to the user: `RequestOutput` and its parts; and `TokenDelta`, its raw form.
 
-A `TokenDelta` is what the engine core knows after a step: ids and numbers. Text is added on the
-way out. Field names follow vLLM; jengine adds `tokens`, `logprobs_array`, `weight_version`.
+A `TokenDelta` is what the engine core knows after a step: ids and numbers. The output processor
+adds text. Field names follow vLLM; jengine adds `tokens`, `logprobs_array`, `weight_version`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a user asks of one request: how to sample, when to stop, what to return.
+"""The settings of one request: how to sample, when to stop, what to return.
 
 Names, defaults and rules follow vLLM. Every rule is checked when the object is made, so no later
 room meets a value that is not finite or out of range. Vocabulary checks happen at admission.

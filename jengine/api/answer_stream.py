@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Reader:
-    """A stream's wait for something new, in its own event loop."""
+    """The event loop of a stream, and the event that wakes it when there is something to take."""
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
@@ -30,7 +30,7 @@ Submit = Callable[[Reader], Answer]
 
 
 def wake(answers: Iterable[Answer]) -> None:
-    """Let readers take what is new."""
+    """Wake the readers of answers that have something new."""
     for answer in answers:
         answer.reader.event.set()
 
@@ -38,8 +38,8 @@ def wake(answers: Iterable[Answer]) -> None:
 class AnswerStream(AsyncGenerator[RequestOutput, None]):
     """The outputs of one request as they grow. The request is made when the first is asked for.
 
-    Letting go of the stream, closing it, or cancelling its reader ends the request at once: an
-    async generator would do so only when its event loop comes to it.
+    Dropping the stream, closing it, or cancelling its reader ends the request at once: an async
+    generator would wait until its event loop runs its finalizer.
     """
 
     def __init__(self, requests: AsyncRequests, submit: Submit) -> None:

@@ -1,7 +1,7 @@
 """Arrays in, arrays out: scoring given tokens, and generating from arrays of tokens.
 
-For training loops, which think in padded arrays and keys. Everything runs through the same steps
-and the same cache as other requests.
+For training loops, which work with padded arrays and keys. The rows run as ordinary requests, with
+the same steps and KV cache.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def compute_logprobs(
 ) -> jax.Array | Scores:
     """log p(token | tokens before it) for whole sequences (teacher forcing), f32 [B, T].
 
-    The first token of a sequence follows nothing: its entry is 0, as is padding's.
+    The entry of a sequence's first token is 0, as is that of padding.
     """
     rows = as_rows(token_ids, lengths, tokenize)
     params = SamplingParams(
@@ -147,7 +147,7 @@ def row_seeds(key: Any, count: int) -> Sequence[int | None]:
 
 
 def finished(output: RequestOutput) -> RequestOutput:
-    """An output that came to a good end; an error otherwise."""
+    """The output, unless its request was aborted or refused, which is an error here."""
     if output.error:
         raise RequestError(f"request {output.request_id}: {output.error}")
     return output

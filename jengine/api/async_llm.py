@@ -23,7 +23,7 @@ from jengine.errors import EngineDead, RequestError, UnsupportedFeature
 from jengine.executor.protocol import WorkerHealth
 from jengine.sampling_params import SamplingParams
 
-# Seconds between two looks at whether all requests have ended.
+# Seconds between two checks whether all requests have ended.
 GLANCE = 0.01
 
 
@@ -55,7 +55,7 @@ class AsyncLLM(BaseLLM):
     ) -> AnswerStream:
         """Outputs of one request as they grow. Leaving the loop, or cancelling, aborts it.
 
-        A reader who is slower than the engine gets what is new since it read before in one output.
+        A reader that is slower than the engine gets everything since its last read in one output.
         """
         refuse_later("generate", later)
 
@@ -107,7 +107,7 @@ class AsyncLLM(BaseLLM):
         )
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
-        """End requests; who reads them gets a last output with what there is."""
+        """End requests; their readers get a last output with the tokens so far."""
         self.engine  # noqa: B018 - raises if it was shut down
         for one in [request_id] if isinstance(request_id, str) else list(request_id):
             await asyncio.to_thread(self._requests.abort, one)
@@ -115,7 +115,7 @@ class AsyncLLM(BaseLLM):
     # --- the engine ------------------------------------------------------------------------
 
     async def stats(self) -> EngineStats:
-        """What the engine is doing."""
+        """Counts of requests, cache use and compiled programs."""
         return await asyncio.to_thread(self._front.stats)
 
     async def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
@@ -123,11 +123,11 @@ class AsyncLLM(BaseLLM):
         return await asyncio.to_thread(self._front.reset_prefix_cache, reset_running_requests)
 
     async def health(self, *, probe: bool = False) -> list[WorkerHealth]:
-        """What is known of every process that runs steps; as `LLM.health`."""
+        """The health of every process that runs steps; as `LLM.health`."""
         return await asyncio.to_thread(self._front.health, probe)
 
     async def call_workers(self, method: str, **arguments: Any) -> list[Any]:
-        """Do something in every process that runs steps; as `LLM.call_workers`."""
+        """Call a method in every process that runs steps; as `LLM.call_workers`."""
         return await asyncio.to_thread(self._front.call_workers, method, arguments)
 
     async def wait_until_warm(self, timeout: float | None = None) -> bool:
@@ -211,7 +211,7 @@ class AsyncLLM(BaseLLM):
 
     @property
     def is_running(self) -> bool:
-        """Whether requests are taken."""
+        """Whether new requests are accepted."""
         return not self.errored
 
     @property
@@ -232,9 +232,9 @@ class AsyncLLM(BaseLLM):
         return None
 
     def shutdown(self) -> Done:
-        """End every request and give memory back. Twice is harmless.
+        """End every request and free the device memory. Calling it twice is harmless.
 
-        It is done when this returns, and may be awaited as well: `await engine.shutdown()`.
+        All is done when it returns; `await engine.shutdown()` works as well.
         """
         if self._front.leave() is not None:
             self._requests.shutdown()
@@ -248,7 +248,7 @@ class AsyncLLM(BaseLLM):
 
 
 class Done(Coroutine[None, None, None]):
-    """A coroutine that is over: it can be awaited, made a task or dropped without a warning."""
+    """A finished coroutine: it can be awaited, made a task or dropped without a warning."""
 
     def __await__(self) -> Generator[None, None, None]:
         return
@@ -259,7 +259,7 @@ class Done(Coroutine[None, None, None]):
         raise StopIteration
 
     def throw(self, typ: Any, val: Any = None, tb: Any = None) -> None:
-        """Raise what is thrown in."""
+        """Raise the exception thrown in."""
         raise typ if val is None else val
 
     def close(self) -> None:

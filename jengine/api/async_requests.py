@@ -1,7 +1,7 @@
 """Requests of asyncio programs over one session. No jax.
 
-Three threads, so that none holds up another: one tokenizes and queues, one runs the engine's steps
-while there is work, one turns tokens into text. The event loop only takes what is ready.
+Three threads, so that none blocks another: one tokenizes and queues requests, one runs the engine's
+steps while there is work, one detokenizes. The event loop only takes finished outputs.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class AsyncRequests:
         return AnswerStream(self, submit)
 
     def enter(self, submit: Submit, reader: Reader) -> Future[Answer]:
-        """Make a request on the input thread, and have steps run until it is answered."""
+        """Tokenize and queue a request on the input thread; steps run until it is answered."""
 
         def work() -> Answer:
             answer = submit(reader)

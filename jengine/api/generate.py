@@ -66,7 +66,7 @@ def generate(
 
 
 def clear() -> None:
-    """Shut down the engine that `generate` keeps, and give its memory back."""
+    """Shut down the engine that `generate` keeps, and free its memory."""
     while _kept:
         _kept.pop()[2].shutdown()
 
@@ -115,7 +115,7 @@ def translated(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def rename(name: str, value: Any) -> dict[str, Any]:
-    """What one option of transformers' `generate` means here."""
+    """The name and value here of one option of transformers' `generate`."""
     if name == "do_sample":
         return {} if value else {"temperature": 0.0}
     if name == "num_beams":

@@ -1,4 +1,4 @@
-"""Ctrl-C between steps, never inside one: a half-made plan would leave the engine inconsistent."""
+"""Delays Ctrl-C to the end of a step: an interrupted one would leave the engine inconsistent."""
 
 from __future__ import annotations
 

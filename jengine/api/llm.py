@@ -1,7 +1,7 @@
-"""LLM: the engine in the caller's process and thread. What most users hold.
+"""LLM: the engine in the caller's process and thread. The class that most users need.
 
-Prompts in, RequestOutputs out, in the order of the prompts. No threads, no ports, no processes of
-its own; threads of the user's may share one LLM, and their requests run together.
+Prompts in, RequestOutputs out, in the order of the prompts. It starts no threads, ports or
+processes. Several threads may share one LLM: their requests run in the same batches.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class LLM(BaseLLM):
         """Answer prompts; outputs come in the order of the prompts.
 
         A prompt is a string, a list of token ids, a dict with `prompt` or `prompt_token_ids`, or a
-        list of these. Parameters: one for all, or one a prompt.
+        list of these. Parameters: one for all, or one per prompt.
 
         `capture` names tap points (see `llm.tap_points`; * stands for any layer), and
         `output.captured` then holds f32 [tokens that ran, width] for each. `intervene` maps tap
@@ -173,9 +173,9 @@ class LLM(BaseLLM):
         """Use other parameters: a module, an nnx.State, or a tree of arrays. Returns their version.
 
         Structure, shapes and dtypes are checked first; on a mismatch nothing changes. Nothing is
-        compiled, and arrays that lie where they belong are used without a copy. `donate` lets go
-        of arrays that had to be moved. Requests that are running finish first, are aborted, or
-        continue with the new weights on top of what they have cached.
+        compiled, and arrays with the right sharding are used without a copy. `donate` deletes
+        given arrays that had to be copied. Running requests finish first, are aborted, or continue
+        with the new weights on the KV cache that the old ones have filled.
         """
         finish_all = self._batches.finish_all
         return parameters.update_params(self.engine, params, donate, on_inflight, finish_all)
@@ -228,49 +228,51 @@ class LLM(BaseLLM):
         )
 
     def compare(self, against: str | Path = "torch", **options: Any) -> Comparison:
-        """How close these parameters' numbers are to torch's, layer by layer, in another process.
+        """Compare the activations of these parameters with torch's, layer by layer.
 
-        `against` is "torch", or the folder of a saved bundle. Options: prompts, new_tokens,
-        points, sweeps, torch_python, torch_device, save_bundle. In a notebook the result shows
-        its report; see also its verdict, columns(), to_frame(), save_report().
+        torch runs in another process. `against` is "torch", or the folder of a saved bundle.
+        Options: prompts, new_tokens, points, sweeps, torch_python, torch_device, save_bundle. In a
+        notebook the result shows its report; see also its verdict, columns(), to_frame(),
+        save_report().
         """
         return jengine.compare(self, against, **options)
 
     # --- the engine ------------------------------------------------------------------------
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
-        """Forget cached prefixes. False if requests are using the cache.
+        """Forget cached prefixes. False, with nothing forgotten, if requests are using the cache.
 
-        With `reset_running_requests`, those that run give up their blocks and are computed again
-        from the tokens that they have: their answers do not change.
+        With `reset_running_requests`, running requests are preempted and their tokens recomputed:
+        their answers do not change.
         """
         return self._front.reset_prefix_cache(reset_running_requests)
 
     def stats(self) -> EngineStats:
-        """What the engine is doing."""
+        """Counts of requests, cache use and compiled programs."""
         return self._front.stats()
 
     def wait_until_warm(self, timeout: float | None = None) -> bool:
         """Wait until every program is compiled; False if that takes more seconds than `timeout`.
 
-        Requests are let in before that, unless the engine was given a seed or
-        `compilation_config={"wait_for": "all"}`. Raises what the compiler has raised meanwhile.
+        Requests are admitted before that, unless the engine was given a seed or
+        `compilation_config={"wait_for": "all"}`. Raises the error of a compilation that failed.
         """
         return self.engine.wait_until_warm(timeout)
 
     def health(self, *, probe: bool = False) -> list[WorkerHealth]:
-        """What is known of every process that runs steps. Raises EngineDead if one is lost.
+        """The health of every process that runs steps. Raises EngineDead if one is lost.
 
-        `probe` runs a step with nothing in it first, through every device. In a program of several
-        processes all of them ask for it.
+        `probe` runs an empty step on every device first. In a program of several processes all of
+        them must call it.
         """
         return self._front.health(probe)
 
     def call_workers(self, method: str, **arguments: Any) -> list[Any]:
-        """Do something in every process that runs steps; what each returns, by rank.
+        """Call a method in every process that runs steps; the results, by rank.
 
-        "memory": bytes on their devices; "programs": what was compiled; "start_profile" (folder)
-        and "stop_profile". In a program of several processes all of them make the call.
+        Methods: "memory" (bytes on the devices), "programs" (how many are compiled),
+        "start_profile" (folder) and "stop_profile". In a program of several processes all of them
+        must make the call.
         """
         return self._front.call_workers(method, arguments)
 
@@ -292,7 +294,7 @@ class LLM(BaseLLM):
         return mesh.size if include_dp else mesh.size // mesh.shape.get("dp", 1)
 
     def shutdown(self) -> None:
-        """Abort everything and give memory back. Calling it twice is harmless."""
+        """Abort every request and free the device memory. Calling it twice is harmless."""
         engine = self._front.leave()
         if engine is not None:
             engine.client.shutdown()
@@ -324,8 +326,8 @@ class LLM(BaseLLM):
             return nullcontext(0)
         return opened_taps(engine.loaded, engine.model, capture, intervene)
 
-    # A batch is made before anything of it is queued, and everything queued is noted in it: so
-    # whatever happens on the way, Ctrl-C included, its requests can be ended.
+    # A batch exists before its first request is queued and records each of them, so its requests
+    # can be ended whatever is raised meanwhile, Ctrl-C included.
 
     def _answer(
         self,

@@ -17,7 +17,7 @@ from jengine.models.parameter import named_parameters
 from jengine.runner.reports import on_one_device
 from jengine.runner.step.attention_backend import cache_dtype_name
 
-# One hue a part, readable on light and on dark pages.
+# One hue per part, readable on light and on dark pages.
 COLOURS = ("#4c78a8", "#f58518", "#eeca3b", "#b279a2", "#54a24b", "#9d755d")
 ROOM = "#8884"
 # A part is drawn at least this wide, in percent, so that none disappears.
@@ -26,7 +26,7 @@ NARROWEST = 0.4
 
 @dataclass(frozen=True)
 class MemoryPart:
-    """Something that takes memory, and what it is for."""
+    """One use of memory, its bytes and an explanation."""
 
     name: str
     bytes: int
@@ -35,7 +35,7 @@ class MemoryPart:
 
 @dataclass(frozen=True)
 class MemoryPicture:
-    """The parts of one device's memory, and what is free, where the device tells."""
+    """The parts of one device's memory, and its free bytes where the device reports them."""
 
     parts: tuple[MemoryPart, ...]
     devices: int
@@ -135,7 +135,7 @@ def _program_parts(engine: Engine) -> Iterator[MemoryPart]:
 
 
 def in_units(count: int) -> str:
-    """Bytes for people."""
+    """Bytes as text with a unit, such as 1.5 GB."""
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= size:
             return f"{count / size:.2f} {unit}"

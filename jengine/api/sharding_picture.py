@@ -1,6 +1,6 @@
-"""How an engine's parameters lie on its devices, as a dict, as text and as a picture for notebooks.
+"""How an engine's parameters are sharded, as a dict, as text and as a picture for notebooks.
 
-In: shapes and shardings by parameter. Out: ParamShardings. Layers that lie alike are one line.
+In: shapes and shardings by parameter. Out: ParamShardings. Equal layers share a line.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from dataclasses import dataclass
 
 from jax.sharding import NamedSharding
 
-# A device's colour is that of the part it holds; parts of more than these begin anew.
+# A device has the colour of the shard it holds; with more shards the colours repeat.
 COLOURS = ("#4c78a8", "#f58518", "#54a24b", "#e45756", "#72b7b2", "#eeca3b", "#b279a2", "#9d755d")
 LAYER = re.compile(r"layers\.(\d+)\.")
 
 
 @dataclass(frozen=True)
 class Line:
-    """Parameters that lie alike."""
+    """Parameters with the same shape and sharding."""
 
     name: str
     shape: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""What `stats()` returns: what an engine is doing, in numbers and in words. No jax."""
+"""The result of `stats()`: counts of requests, cache use and programs, printable. No jax."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jengine.runner.report_types import ProgramCounts
 
 @dataclass(frozen=True)
 class EngineStats:
-    """What an engine is doing, in numbers."""
+    """Counts of an engine's requests, cache use and compiled programs."""
 
     running: int
     waiting: int
@@ -45,7 +45,7 @@ class EngineStats:
 
 
 def in_words(counts: Counts | EngineStats) -> str:
-    """What an engine or one of its replicas is doing."""
+    """Requests and cache use of an engine or of one of its replicas."""
     queries = counts.prefix_queries
     rate = counts.prefix_hits / queries if queries else 0.0
     return (

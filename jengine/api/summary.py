@@ -1,7 +1,7 @@
 """One line about an engine: `repr(llm)`.
 
-In: a built engine, or None after shutdown. Out: text. Reads what is known here: nothing waits for
-a device or a worker.
+In: a built engine, or None after shutdown. Out: text. It never waits
+for a device or a worker.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def cache_type(engine: Engine) -> str:
 
 
 def programs(engine: Engine) -> str:
-    """How many step programs are compiled and are still to be, and how many variants of steps the
-    first request for them compiles."""
+    """How many step programs are compiled, how many are still to come, and how many variants are
+    compiled for the first request that needs them."""
     if engine.devices is None:
         return ""
     counts = engine.loaded.program_counts()

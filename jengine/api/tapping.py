@@ -1,4 +1,4 @@
-"""Checks what a user wants captured and changed, before any of it reaches a step.
+"""Checks taps, which capture or change values inside the model, before a step uses them.
 
 In: tap names (with * for any layer) and functions. Out: names that exist, functions that trace.
 A function that fails later would stop the engine, so each is tried on every shape a step has.
@@ -25,7 +25,7 @@ from jengine.runner.variants.tap_sets import Intervention
 def opened_taps(
     loaded: LoadedModel, config: ModelConfig, capture: Any, intervene: Any
 ) -> AbstractContextManager[int]:
-    """The taps as steps know them, for as long as requests use them."""
+    """Register the taps with the runner until the block ends; yields their number in plans."""
     if capture is None and intervene is None:
         return nullcontext(0)
     given = {"capture": capture, "intervene": intervene}
@@ -46,7 +46,7 @@ def opened_taps(
 
 
 def refuse_stages(loaded: LoadedModel, given: Sequence[str]) -> None:
-    """Tap points lie in stages that run different tokens, and nothing brings them together yet."""
+    """Refuse taps on a pipeline, whose stages run different tokens at the same time."""
     stages = loaded.order.places.layout.num_stages
     if given and stages > 1:
         raise UnsupportedFeature(

@@ -71,8 +71,8 @@ def known_settings(owner: str, given: Mapping[str, Any]) -> dict[str, Any]:
 @takes_settings
 @dataclass
 class EngineArgs:
-    """Everything about an engine but the requests. None means: the default, or what suits the
-    model and the device."""
+    """All settings of an engine. None means the default, or a value that suits the model and the
+    device."""
 
     # A folder, "demo", or a flax.nnx module with its parameters.
     model: Any
@@ -86,11 +86,11 @@ class EngineArgs:
     chat_template: str | Path | None = None
     dtype: Any = "auto"
     # The devices that the model is split over: how many share each layer, in how many stages of
-    # layers, or a jax.sharding.Mesh of one's own, whose axis "pp" is that of the stages.
+    # layers, or a jax.sharding.Mesh made by the caller, whose axis "pp" is that of the stages.
     tensor_parallel_size: int | None = None
     pipeline_parallel_size: int | None = None
-    # Copies of the model, each on so many devices of its own: the axis "dp" of a mesh. Limits of
-    # requests and memory are each copy's.
+    # Replicas of the model, each with its own devices: the axis "dp" of a mesh. Limits of requests
+    # and memory hold for each replica.
     data_parallel_size: int | None = None
     mesh: Any = None
     # How the processes of one mesh work together: see MultihostSettings.
@@ -99,8 +99,8 @@ class EngineArgs:
     executor: str = "auto"
     executor_options: Mapping[str, Any] | None = None
     load_format: Literal["auto", "safetensors", "orbax", "dummy"] = "auto"
-    # Of requests without a seed of their own; None: 0. An engine that is given one waits until
-    # every program is compiled, so that the same script gives the same answers again.
+    # For requests without a seed; None: 0. An engine with a seed waits until every program is
+    # compiled, so that the same script gives the same answers again.
     seed: int | None = None
     # Sizes may also be given as text: "4096", "32k" (32,000) or "32K" (32,768).
     max_model_len: int | None = None
@@ -123,11 +123,11 @@ class EngineArgs:
     attention_backend: Literal["auto", "xla", "triton"] = "auto"
     enforce_eager: bool = False
     strict: bool = False
-    # Bitwise the same log-probabilities alone or in any batch, generated or scored. Slower.
+    # Bitwise equal log-probabilities in any batch, whether generated or scored. Slower.
     deterministic: bool = False
     compilation_config: Mapping[str, Any] | None = None
     generation_config: Literal["auto", "default", "vllm"] = "auto"
-    # What takes the place of single entries of the model's generation_config.json.
+    # Replaces single entries of the model's generation_config.json.
     override_generation_config: Mapping[str, Any] | None = None
     max_logprobs: int = 20
     logprobs_mode: Literal[
@@ -190,13 +190,13 @@ class EngineArgs:
 
     @property
     def profile_folder(self) -> str | None:
-        """Where traces are written, if that was said."""
+        """Where traces are written; None if profiler_config names no folder."""
         config = self.profiler_config or {}
         return config.get("dir") or config.get("torch_profiler_dir")
 
     @property
     def wait_for(self) -> str:
-        """What is compiled before requests are let in."""
+        """Which programs are compiled before requests are admitted."""
         given = (self.compilation_config or {}).get("wait_for")
         if given is not None:
             return given
@@ -212,7 +212,7 @@ class EngineArgs:
             )
 
     def _complete_warm_up(self) -> dict[str, bool]:
-        """What rules out compiling while steps run, and whether it is asked for."""
+        """Settings that rule out compiling while steps run, and whether each is in use."""
         return {
             "strict=True: no step may meet a program that is still to be compiled": self.strict,
             "enforce_eager=True: nothing is compiled before a step needs it": self.enforce_eager,

@@ -1,6 +1,6 @@
-"""From EngineArgs to a running session: reads the folder and builds every room.
+"""Builds an engine from EngineArgs: reads the folder, then makes runners, scheduler and session.
 
-Each room gets its own settings only. Sizes are decided in sizes.py.
+Each of them gets only the settings it needs; `schedule_sizes` and `step_sizes` decide sizes.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ import jax
 import jengine
 from jengine.assembly.args import EngineArgs
 from jengine.assembly.backend import start_backend
+from jengine.assembly.device_defaults import OVERLAP_DEPTH
 from jengine.assembly.engine import DeviceSide, Engine
 from jengine.assembly.model_source import ModelSource, load_parameters, open_model_source
 from jengine.assembly.progress import explained_if_slow
 from jengine.assembly.remote_engine import job_of, started
-from jengine.assembly.sizes import OVERLAP_DEPTH, runner_config, schedule_config
+from jengine.assembly.schedule_sizes import schedule_config
+from jengine.assembly.step_sizes import runner_config
 from jengine.config import CacheConfig, ModelConfig, ScheduleConfig
 from jengine.distributed.process_group import CoreParts, process_group_of
 from jengine.engine.client import InProcessClient
@@ -67,7 +69,7 @@ def build_engine(args: EngineArgs, bar: Callable[..., Any]) -> Engine:
 
 
 def remote_engine(args: EngineArgs) -> Engine:
-    """Start workers, and schedule here what runs there."""
+    """Start workers that run the steps; requests are scheduled in this process."""
     kind = starting_executor(args.executor)
     source = open_model_source(args)
     if source.folder is None:
@@ -134,7 +136,7 @@ def engine_of(
     platform: str,
     devices: DeviceSide | None,
 ) -> Engine:
-    """The engine around a core."""
+    """The engine: a session and a client around the core."""
     limits = Limits(
         source.config.vocab_size,
         schedule.max_model_len,
@@ -195,7 +197,7 @@ def starts_early(steps: RunnerConfig, processes: list[int], *, chosen: bool) -> 
 
 
 def placement_for(args: EngineArgs, config: ModelConfig) -> Placement:
-    """Where this model's arrays lie, on the devices that were asked for."""
+    """The mesh of the devices that were asked for, and how this model's arrays are placed on it."""
     try:
         replicas = replica_devices(
             args.data_parallel_size,
@@ -211,8 +213,8 @@ def placement_for(args: EngineArgs, config: ModelConfig) -> Placement:
     if len(replicas) > 1 and len(placement.processes) > 1:
         raise UnsupportedFeature(
             f"data parallelism over several processes is not built yet: {len(replicas)} replicas "
-            f"are asked for on devices of the processes {placement.processes}. Make one engine a "
-            "process, with mesh= of its own devices, and divide the prompts among them."
+            f"are asked for on devices of the processes {placement.processes}. Make one engine per "
+            "process, with mesh= of that process's devices, and divide the prompts among them."
         )
     return placement
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DeviceSide:
-    """What is built where the devices are."""
+    """The parts of an engine in the process that has the devices."""
 
     core: Core
     runners: tuple[PlanRunner, ...]  # of each data-parallel replica
@@ -60,7 +60,7 @@ class Engine:
 
     @property
     def here(self) -> DeviceSide:
-        """The devices' side, where it is in this process."""
+        """The device side; an error if steps run in other processes."""
         if self.devices is None:
             raise UnsupportedFeature(
                 "this needs parameters, programs or devices of the engine, which are in its "
@@ -92,21 +92,21 @@ class Engine:
 
     @property
     def places(self) -> StagePlaces:
-        """Where parameters lie."""
+        """The placement of parameters on stages and devices."""
         return self.order.places
 
     @property
     def placement(self) -> Placement:
-        """Where arrays lie that belong to no stage, and which devices there are."""
+        """All devices, and the placement of arrays that belong to no stage."""
         return self.places.whole
 
     @property
     def processes(self) -> int:
-        """How many make the same calls. Workers make none."""
+        """Processes that must make the same calls; worker processes do not count."""
         return 1 if self.devices is None else len(self.placement.processes)
 
     def check_leaves(self) -> None:
-        """Refuse to run on parameters that were donated meanwhile. Workers' cannot be."""
+        """Raise if the parameters were donated to another computation (workers' cannot be)."""
         for runner in self.devices.runners if self.devices else ():
             runner.loaded.check_leaves()
 

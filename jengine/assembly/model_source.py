@@ -1,4 +1,4 @@
-"""Where a model comes from: a folder, or a live module of the user's own program.
+"""The source of a model: a folder, or a live module of the user's program.
 
 In: EngineArgs. Out: its config, tokenizer and generation settings, and its parameters in place.
 Must not know sizes, caches or requests.
@@ -110,7 +110,7 @@ def generation_override(given: Mapping[str, Any] | None) -> dict[str, object]:
 def load_parameters(
     args: EngineArgs, source: ModelSource, place: StagePlaces, bar: Callable[..., Any]
 ) -> nnx.Module:
-    """The model with its arrays where they belong. Live arrays that lie right are not copied."""
+    """The model with its arrays placed. Live arrays that have the right sharding are not copied."""
     if source.folder is None:
         return with_values(args.model, fitting_arrays(args.model, args.model, place))
     if args.params is not None:
@@ -148,7 +148,7 @@ def stored_format(load_format: str, folder: Path) -> str:
 
 
 def live_config(args: EngineArgs) -> ModelConfig:
-    """The config of a live module, which knows its own shape."""
+    """The config of a live module."""
     if args.params is not None:
         raise ConfigError("model is a module, which has its parameters; leave params out.")
     config = vars(args.model).get("config")
@@ -172,7 +172,7 @@ def _tokenizer(args: EngineArgs, folder: Path | None) -> Tokenizer | None:
         return wrap_tokenizer(args.tokenizer)
     if folder is None:
         raise ConfigError(
-            "a live model has no tokenizer of its own: give tokenizer=..., or "
+            "a live model comes without a tokenizer: give tokenizer=..., or "
             "skip_tokenizer_init=True and token ids as prompts."
         )
     return load_tokenizer(folder)

@@ -22,7 +22,7 @@ NOT_FOR_WORKERS = (
 
 
 def job_of(args: EngineArgs, folder: str, dtype: str) -> EngineJob:
-    """What workers are told: plain data only."""
+    """The job for the workers, as plain data."""
     if (args.data_parallel_size or 1) > 1:
         raise UnsupportedFeature(
             f"executor={args.executor!r} with data_parallel_size={args.data_parallel_size}: data "
@@ -57,7 +57,7 @@ def job_of(args: EngineArgs, folder: str, dtype: str) -> EngineJob:
 
 
 def started(kind: type[StartedExecutor], job: EngineJob) -> StartedExecutor:
-    """The executor, ready to run steps; what it says of itself is checked."""
+    """The executor, ready to run steps; the capacity that it reports is checked."""
     executor = kind.start(job)
     if not isinstance(executor.capacity, Capacity):
         executor.shutdown()

@@ -202,7 +202,7 @@ INSTEAD: dict[str, dict[str, Any]] = {
         "logging_config": None, "log_level": None, "log_config_file": None,
         "disable_log_requests": True,
     },
-    "every setting is an argument of its own": {
+    "every setting is a separate argument": {
         "additional_config": None, "fail_on_environ_validation": False,
     },
 }  # fmt: skip

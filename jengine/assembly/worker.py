@@ -1,4 +1,4 @@
-"""A worker process of an engine whose requests are elsewhere: builds its part, then runs plans.
+"""A worker process of an engine that another process schedules: builds its part, runs plans.
 
 In: a Job as bytes. Out: how it ended, as bytes. The first worker serves the driver, the others
 follow it. Must not know who started this process.
@@ -42,7 +42,7 @@ def run(data: bytes) -> bytes:
 
 
 def work(job: Job) -> None:
-    """Build this worker's part of the engine and run what comes."""
+    """Build this worker's part of the engine, then run the plans that arrive."""
     args = EngineArgs.checked("worker", multihost=job.multihost, **job.settings)
     # A driver asks its workers nothing about programs that are still to come.
     args.compilation_config = {**(args.compilation_config or {}), "wait_for": "all"}

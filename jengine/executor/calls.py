@@ -21,7 +21,7 @@ class Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where a worker writes its profile, on its own host."""
+    """The folder, on the worker's host, that a profile is written to."""
 
     folder: str
 

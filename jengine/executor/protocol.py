@@ -1,8 +1,8 @@
 """The contract of executors: they run plans in order and return before a step has ended.
 
 `local` runs them in this process, `multihost` in every process of one program, `ray` in processes
-that it starts; `executor="package.module:Class"` may name another one. Each wait has an end, after
-which there is an EngineDead (alone in a process there is nobody to wait for). Knows no requests.
+that it starts; `executor="package.module:Class"` may name another one. Every wait for another
+process has a deadline, after which EngineDead is raised. Knows no requests.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Executor(Protocol):
 
 
 class StartedExecutor(Executor, Protocol):
-    """An executor that starts its own workers. Its class is what `executor=` names."""
+    """An executor that starts worker processes. `executor=` names its class."""
 
     @property
     def capacity(self) -> Capacity:
@@ -112,6 +112,6 @@ class StartedExecutor(Executor, Protocol):
     def start(cls, job: EngineJob) -> StartedExecutor:
         """Start workers, load the model, size the cache, compile. Returns when steps can run.
 
-        Raises a ConfigError, within a deadline of its own, if that cannot be; nothing is left then.
+        Raises a ConfigError within its deadline if that fails, and leaves nothing running.
         """
         ...

@@ -1,6 +1,6 @@
 """An executor without a model: tokens are a pure function of the tokens before them.
 
-In: plans. Out: StepOutputs, the same for every schedule. It keeps its own mirror of rows and cache
+In: plans. Out: StepOutputs, the same for every schedule. It keeps a mirror of rows and cache
 from the plans alone, and asserts that each plan is complete and that every row reads back what it
 wrote. For tests and benchmarks. Must not know requests, the scheduler, jax.
 """

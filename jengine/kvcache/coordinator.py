@@ -35,7 +35,7 @@ class PrefixStats:
 
 
 class Holding:
-    """The coordinator's own part of what one running request holds in every group."""
+    """What the coordinator records of one running request; its units belong to the groups."""
 
     __slots__ = ("findable", "holder")
 

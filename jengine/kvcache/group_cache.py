@@ -1,6 +1,6 @@
-"""What every kind of cache group offers: the protocol that the coordinator drives.
+"""The protocol of cache groups, which the coordinator drives; every kind of group implements it.
 
-A group owns what it holds for each request, in units of its own: blocks, slots, snapshots.
+A group owns what it holds for each request, in its units: blocks, slots or snapshots.
 In: how far a request is to run. Out: unit ids for the device. Must not know the other groups.
 """
 

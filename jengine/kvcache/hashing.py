@@ -28,7 +28,7 @@ def block_hash(parent: bytes, token_ids: Sequence[int], extra: Sequence[ExtraKey
 
 
 def extra_keys(wire: WireRequest, block_index: int) -> list[ExtraKey]:
-    """What besides tokens decides a block's content. Chaining carries these to later blocks."""
+    """Inputs besides tokens that change a block's content; the chain hands them to later blocks."""
     keys: list[ExtraKey] = []
     if wire.cache_salt is not None and block_index == 0:
         keys.append(("cache_salt", wire.cache_salt))

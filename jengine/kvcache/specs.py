@@ -1,4 +1,4 @@
-"""What the paged kinds differ in: blocks held, blocks no longer read, how a prefix hit is found.
+"""The rules of each paged kind: blocks held, blocks no longer read, which prefixes are hits.
 
 In: a CacheSpec. Out: its rules. Must not know pools, tables or requests.
 """

@@ -1,6 +1,6 @@
 """The engine's regular log line: throughput, requests, cache, as vLLM users know it.
 
-Counts what passes by; must not know how it came about. Durations are monotonic.
+In: token deltas and finished requests. Out: one log line per interval, on a monotonic clock.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ INTERVAL = 10.0
 
 
 class FinishedRequest(Protocol):
-    """What the log wants to know of a request that has ended."""
+    """The attributes of a finished request that the log reads."""
 
     num_cached_tokens: int
 
@@ -28,7 +28,7 @@ class FinishedRequest(Protocol):
 
 
 class StatsLog:
-    """Call `count` for each step; it logs once an interval."""
+    """Call `count` for each step; it logs once per interval."""
 
     def __init__(self, counts: Callable[[], Counts], device: str) -> None:
         self.counts = counts
@@ -36,7 +36,7 @@ class StatsLog:
         self._start_interval()
 
     def count(self, deltas: Sequence[TokenDelta], finished: Sequence[FinishedRequest]) -> None:
-        """Note what a step brought."""
+        """Count the tokens and finished requests of one step."""
         self._written += sum(len(delta.token_ids) for delta in deltas)
         for request in finished:
             self._read += len(request.prompt_token_ids) - request.num_cached_tokens

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
-from jengine.assembly.sizes import OVERLAP_DEPTH
+from jengine.assembly.device_defaults import OVERLAP_DEPTH
 from jengine.config import CacheConfig, CacheGroup, ModelConfig, ScheduleConfig
 from jengine.kvcache.kinds import blocks_needed
 from jengine.models.parameter import named_parameters

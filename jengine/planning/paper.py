@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from jengine.assembly.args import EngineArgs
-from jengine.assembly.sizes import BLOCK_SIZE, DEVICE_DEFAULTS, schedule_config
+from jengine.assembly.device_defaults import BLOCK_SIZE, DEVICE_DEFAULTS
+from jengine.assembly.schedule_sizes import schedule_config
 from jengine.config import ModelConfig
 from jengine.errors import CheckpointError, ConfigError, nearest_name
 from jengine.models.published import PUBLISHED

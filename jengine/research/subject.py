@@ -15,8 +15,8 @@ from typing import Any
 
 from jengine.api.llm import LLM
 from jengine.assembly.args import EngineArgs, human_integer
+from jengine.assembly.device_defaults import PREFILL_TILE
 from jengine.assembly.model_source import open_model_source, stored_format
-from jengine.assembly.sizes import PREFILL_TILE
 from jengine.config import ModelConfig
 from jengine.text.tokenizer import Tokenizer, has_tokenizer
 from jengine.weights.abstract import with_values

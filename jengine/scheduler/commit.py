@@ -1,4 +1,4 @@
-"""What a step's outputs mean for its requests: tokens appended, blocks published, answers ended.
+"""Applies a step's outputs to its requests: appends tokens, publishes blocks, ends requests.
 
 In: a flight and its StepOutput. Out: TokenDeltas. Must not know who runs next.
 """

@@ -46,6 +46,6 @@ class Flights:
         return self._flights.popleft()
 
     def forget(self) -> None:
-        """The outputs of all plans in flight are no longer wanted."""
+        """Ignore the outputs of all plans in flight."""
         self._flights.clear()
         self.committed = self.next_step - 1

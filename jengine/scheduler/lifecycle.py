@@ -17,7 +17,7 @@ from jengine.scheduler.side_results import SideResults
 
 
 class Lifecycle:
-    """Every request that lacks its final answer, in one state."""
+    """Every unfinished request and its status: waiting, running or preempted."""
 
     def __init__(self, config: ScheduleConfig, cache: CacheCoordinator) -> None:
         self.cache = cache

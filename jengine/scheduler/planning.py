@@ -174,7 +174,7 @@ class Planner:
                 return True
             is_alone = len(self._requests.running) == 1
             if is_alone and request.last_step > self._flights.committed:
-                return False  # its own steps in flight will let its window move on
+                return False  # once its steps in flight are read, its window frees blocks
             victim = self._victim()
             builder.withdraw(victim)
             builder.preempted = True

@@ -1,4 +1,4 @@
-"""The scheduler: which requests run in the next step, and what a step's tokens mean for them.
+"""The scheduler: chooses the requests of the next step, and gives them the step's tokens.
 
 In: WireRequests, aborts, StepOutputs. Out: Plans, TokenDeltas. There is no prefill and no decode
 phase: `computed` chases `known + in flight`, and a step hands out tokens so that it catches up.

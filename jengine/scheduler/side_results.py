@@ -1,4 +1,4 @@
-"""What requests get besides tokens: log-probabilities of their prompts, and captured values.
+"""Results of requests besides tokens: log-probabilities of their prompts, and captured values.
 
 In: each step's output, entry by entry. Out: complete prompt scores and new captured values, added
 to the deltas of the requests' tokens. Requests that want neither cost nothing here.

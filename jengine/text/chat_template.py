@@ -76,7 +76,7 @@ def render_chat(
 def _render(tokenizer: Tokenizer, messages: list[dict[str, Any]], **options: Any) -> str:
     try:
         prompt = tokenizer.hf.apply_chat_template(messages, tokenize=False, **options)
-    # A template is a program: besides its own errors it can raise anything Python can.
+    # A template is a program: rendering it can raise any exception.
     except Exception as error:
         raise RequestError(f"The chat template refused these messages: {error}") from error
     assert isinstance(prompt, str), "one conversation renders to one string"
@@ -185,7 +185,7 @@ def _fit_content(message: Message, facts: _TemplateFacts) -> dict[str, Any]:
 
 @lru_cache(maxsize=32)
 def _read_template(template: str) -> _TemplateFacts:
-    """What the template's syntax tree says; nothing of it is run."""
+    """What the template's syntax tree shows; the template is not run."""
     try:
         tree = _parsing_environment().parse(template)
         variables = find_undeclared_variables(tree)

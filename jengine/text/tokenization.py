@@ -1,6 +1,6 @@
-"""How a prompt becomes token ids, where a caller wants it otherwise: vLLM's tokenization_kwargs.
+"""Options of tokenizing one prompt: vLLM's tokenization_kwargs.
 
-In: options by name. Out: the same, checked, and what they do to a text and to token ids.
+In: options by name. Out: the same, checked, and applied to a text and to token ids.
 Must not know tokenizers, requests or the model.
 """
 
@@ -87,7 +87,7 @@ def _option(given: Mapping[str, Any], name: str, choices: tuple[Any, ...]) -> An
 
 
 def _limit(given: Mapping[str, Any]) -> int | None:
-    """truncate_prompt_tokens, or what transformers' truncation and max_length come to."""
+    """truncate_prompt_tokens, or the same limit from transformers' truncation and max_length."""
     limit = given.get("truncate_prompt_tokens")
     truncation = _option(given, "truncation", TRUNCATION)
     if truncation not in NO_TRUNCATION:

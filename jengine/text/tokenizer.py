@@ -1,4 +1,4 @@
-"""One tokenizer behind a small face: encode, decode, and the text of a single token.
+"""A tokenizer with a small interface: encode, decode, and the text of a single token.
 
 In: a local folder, or a live transformers tokenizer of the user. Out: `Tokenizer`.
 Never runs code from a checkpoint and never opens the network.
@@ -204,7 +204,7 @@ def _check_folder(folder: Path) -> None:
         )
     if "auto_map" in _read_config(folder / "tokenizer_config.json"):
         raise CheckpointError(
-            f"The tokenizer in {folder} brings its own Python code (auto_map in "
+            f"The tokenizer in {folder} needs Python code from the folder (auto_map in "
             "tokenizer_config.json), and code from a checkpoint is never run. Remove auto_map if "
             "tokenizer.json is enough, or load the tokenizer yourself and pass the object."
         )

@@ -23,8 +23,8 @@ from jengine.models.language_model import LanguageModel
 from jengine.models.parameter import named_variables
 
 M = TypeVar("M", bound=nnx.Module)
-# Places one parameter, given its path and logical axes. A parameter that is still in a file turns
-# into an array when NumPy asks for it or for a part of it.
+# Places one parameter, given its path and logical axes. A parameter that is still in a file is read
+# when NumPy asks for it or for a part of it.
 Place = Callable[[str, tuple[str | None, ...], Any], jax.Array]
 
 

@@ -48,7 +48,7 @@ HOST_BYTES = 2**31
 def load_orbax(
     folder: Path | str, config: ModelConfig, shardings: Shardings, *, cast: bool = False
 ) -> LanguageModel:
-    """The model of `config` with the folder's arrays; each device reads its own shard only.
+    """The model of `config` with the folder's arrays; each device reads only its shards.
 
     With `cast`, other floating point types than the config's are converted as they are read.
     """
@@ -204,7 +204,7 @@ def _stored_names(stored: Iterable[str], declared: Mapping[str, Any], above: str
 
 
 def _stand_in(leaf: Any, cast_to: Any) -> Any:
-    """An array of the leaf's shape and type without memory of its own; other leaves unchanged."""
+    """A zero broadcast to the leaf's shape, which takes no memory; other leaves unchanged."""
     try:
         dtype = jnp.dtype(leaf.dtype)
         if cast_to is not None and jnp.issubdtype(dtype, jnp.floating):

@@ -37,7 +37,7 @@ def resolve_model(name: str | Path) -> Path:
 
 
 def _suggestion(name: str, folder: Path) -> str:
-    """What somebody who gave this name may have meant."""
+    """The model that was probably meant by this name, as the end of a message."""
     if folder.suffix == ".gguf":
         return f" {GGUF_ADVICE}"
     if cached := _in_hub_cache(name):

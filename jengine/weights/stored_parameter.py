@@ -1,7 +1,7 @@
 """A parameter as a checkpoint stores it: any part of it can be read alone.
 
 In: the pieces of the parameter and the tensors they come from. Out: arrays of the parts asked for,
-so that a process reads only the shards of its own devices. Must not know devices.
+so that a process reads only the shards of its devices. Must not know devices.
 """
 
 from __future__ import annotations

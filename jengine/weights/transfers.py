@@ -9,7 +9,7 @@ from collections import deque
 
 import jax
 
-# Bytes of parameters on their way to devices. One larger parameter may be on its way alone.
+# Bytes of parameters in transfer to devices at once. A larger parameter is transferred alone.
 MOST_IN_FLIGHT = 2**29
 
 

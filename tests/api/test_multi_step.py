@@ -12,7 +12,8 @@ import jengine
 from jengine import SamplingParams
 from jengine.assembly.args import EngineArgs
 from jengine.assembly.model_source import open_model_source
-from jengine.assembly.sizes import runner_config, schedule_config
+from jengine.assembly.schedule_sizes import schedule_config
+from jengine.assembly.step_sizes import runner_config
 from jengine.errors import ConfigError, UnsupportedFeature
 from jengine.plan import Entries, Entry, NewBlocks, NewRow, Plan, RowSampling
 from tests.api.engines import (

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from jengine.assembly.args import EngineArgs
-from jengine.assembly.sizes import runner_config, schedule_config
+from jengine.assembly.schedule_sizes import schedule_config
+from jengine.assembly.step_sizes import runner_config
 from jengine.cli.checks import environment, storage, versions
 from jengine.cli.checks.model import Sizes, check_fit, measure
 from jengine.errors import ConfigError

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from jengine.assembly.args import EngineArgs
-from jengine.assembly.sizes import DEVICE_DEFAULTS, runner_config, schedule_config
+from jengine.assembly.device_defaults import DEVICE_DEFAULTS
+from jengine.assembly.schedule_sizes import schedule_config
+from jengine.assembly.step_sizes import runner_config
 from jengine.errors import ConfigError
 from jengine.models.published import PUBLISHED
 from jengine.models.registry import model_config

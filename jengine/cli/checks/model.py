@@ -17,7 +17,8 @@ from flax import nnx
 from jengine.assembly.args import EngineArgs
 from jengine.assembly.backend import start_backend
 from jengine.assembly.model_source import stored_format
-from jengine.assembly.sizes import runner_config, schedule_config
+from jengine.assembly.schedule_sizes import schedule_config
+from jengine.assembly.step_sizes import runner_config
 from jengine.cli.checks.finding import Finding, Level
 from jengine.config import ModelConfig, ScheduleConfig
 from jengine.errors import JengineError

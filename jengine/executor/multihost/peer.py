@@ -1,6 +1,6 @@
 """Another process at the end of a connection, with the threads that watch it.
 
-In: bytes and silence. Out: messages in an inbox, and one word when it is lost. Must not know what
+In: bytes and silence. Out: messages in an inbox, and a notice when it is lost. Must not know what
 the messages are for.
 """
 

@@ -14,7 +14,7 @@ DIGEST_SIZE = 16
 
 
 class Trace:
-    """Takes in steps in order; a digest of all of them after every `every` steps."""
+    """Hashes steps in order; after every `every` of them the digest of all so far is due."""
 
     def __init__(self, every: int) -> None:
         self._every = every

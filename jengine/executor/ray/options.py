@@ -16,7 +16,7 @@ from jengine.errors import ConfigError, nearest_name
 class RayOptions:
     """executor_options of executor='ray'."""
 
-    # Of the cluster. None: the one this program has joined, RAY_ADDRESS, or a local one of its own.
+    # Of the cluster. None: the one this program has joined, RAY_ADDRESS, or a new local one.
     address: str | None = None
     # Processes that run steps. None: one for each host that is needed.
     workers: int | None = None

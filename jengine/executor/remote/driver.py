@@ -112,7 +112,7 @@ class RemoteExecutor:
     def update_weights(self, leaves: Any) -> None:
         """Refused: workers cannot reach arrays of the driver."""
         raise UnsupportedFeature(
-            "the parameters of this engine lie in its workers' memory, so arrays of this process "
+            "the parameters of this engine are in its workers' memory, so arrays of this process "
             "cannot replace them. Make a new engine of a folder that has the new ones."
         )
 

@@ -1,0 +1,40 @@
+"""Sizes that suit a kind of device, where the user asks for none. No model is known here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import jax
+
+from jengine.runner.variants.buckets import FirstRungs
+
+BLOCK_SIZE = 16
+PREFILL_TILE = 32
+# Plans that may be in flight while one is read.
+OVERLAP_DEPTH = 1
+
+
+@dataclass(frozen=True)
+class DeviceDefaults:
+    """Sizes that suit a kind of device."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    # Step variants compiled at the start; the others when they are first needed. An accelerator
+    # compiles all but greedy: the largest program sizes the cache, and sampling costs next to
+    # nothing there, so greedy steps run in the sampled variant.
+    variants: tuple[str, ...]
+    first_rungs: FirstRungs = field(default_factory=FirstRungs)
+
+
+# Tokens of the one shape that deterministic mode compiles.
+DETERMINISTIC_TOKENS = 64
+DEVICE_DEFAULTS = {
+    "cpu": DeviceDefaults(8, 512, ("greedy", "sampled")),
+    "gpu": DeviceDefaults(256, 8192, ("sampled", "adjusted", "full", "scored"), FirstRungs(8, 256)),
+}
+
+
+def device_defaults() -> DeviceDefaults:
+    """The sizes for the device that JAX uses."""
+    return DEVICE_DEFAULTS["cpu" if jax.default_backend() == "cpu" else "gpu"]

@@ -1,0 +1,57 @@
+"""The ladders of compiled sizes: the default ones, with the user's in place of single ladders.
+
+In: limits of a step and `compilation_config`. Out: Ladders that hold every step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from jengine.config import ScheduleConfig
+from jengine.errors import ConfigError
+from jengine.runner.variants.buckets import FirstRungs, Ladders, StepShapes, default_ladders
+
+
+def ladders_for(
+    schedule: ScheduleConfig, shapes: StepShapes, compilation: dict[str, Any], first: FirstRungs
+) -> Ladders:
+    """The ladders of an engine; `first` are the lowest rungs of the default ones."""
+    ladders = default_ladders(
+        schedule.max_num_seqs,
+        schedule.max_num_batched_tokens,
+        schedule.max_model_len,
+        shapes.block_size,
+        shapes.prefill_tile,
+        first,
+    )
+    given = {
+        name: rungs(name, compilation[name])
+        for name in ("decode_rows", "prefill_tokens", "pages")
+        if name in compilation
+    }
+    repeats = tuple(sorted({1, schedule.num_scheduler_steps}))
+    ladders = replace(ladders, repeats=repeats, **given)
+    tokens = schedule.max_num_batched_tokens // shapes.prefill_tile * shapes.prefill_tile
+    enough = {"decode_rows": schedule.max_num_seqs, "prefill_tokens": tokens,
+              "pages": shapes.max_pages}  # fmt: skip
+    for name, least in enough.items():
+        last = getattr(ladders, name)[-1]
+        if last < least:
+            raise ConfigError(
+                f"compilation_config[{name!r}] ends at {last}, but a step may need {least}."
+            )
+    for tokens in ladders.prefill_tokens:
+        if tokens % shapes.prefill_tile:
+            raise ConfigError(
+                f"compilation_config['prefill_tokens'] has {tokens}; expected multiples of "
+                f"{shapes.prefill_tile}."
+            )
+    return ladders
+
+
+def rungs(name: str, given: Any) -> tuple[int, ...]:
+    """A ladder of the user's, checked to be a list of integers."""
+    if not isinstance(given, (list, tuple)) or any(type(item) is not int for item in given):
+        raise ConfigError(f"compilation_config[{name!r}]={given!r}: expected a list of integers.")
+    return tuple(given)
