@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from jengine.cli.main import OpenLLM
     from jengine.outputs import RequestOutput
 
-# The API's default of 16 is right for scoring and tests, and puzzles people at a terminal.
+# The API's default of 16 tokens cuts answers short for a person at a terminal.
 MAX_TOKENS = 256
 USAGE = "MODEL [PROMPT ...] [flags]"
 EXAMPLES = """\
@@ -45,8 +45,10 @@ def add_flags(parser: Parser) -> None:
     """The flags of this command."""
     parser.add_argument("model", metavar="MODEL", help="a model folder, or demo")
     parser.add_argument("prompts", metavar="PROMPT", nargs="*", help="a prompt; - reads stdin")
-    parser.add_argument("--file", metavar="FILE", help="prompts from a file, one a line")
-    parser.add_argument("--json", action="store_true", help="one JSON object a prompt, one a line")
+    parser.add_argument("--file", metavar="FILE", help="prompts from a file, one per line")
+    parser.add_argument(
+        "--json", action="store_true", help="one JSON object per prompt, one per line"
+    )
     add_sampling_flags(parser, max_tokens=f"most tokens of an answer [{MAX_TOKENS}]")
     add_engine_flags(parser)
 
@@ -101,7 +103,7 @@ def stream_one(llm: LLM, prompt: str, params: SamplingParams, terminal: Terminal
 
 
 def show_pairs(outputs: list[RequestOutput], terminal: Terminal) -> None:
-    """Prompts with their answers; a single prompt without decoration."""
+    """Prompts with their answers; of a single prompt, the answers alone."""
     for output in outputs:
         if len(outputs) > 1:
             terminal.say(f"Prompt: {output.prompt}")
@@ -112,13 +114,15 @@ def show_pairs(outputs: list[RequestOutput], terminal: Terminal) -> None:
 
 
 def show_json(outputs: list[RequestOutput], terminal: Terminal) -> None:
-    """The fields of each RequestOutput."""
+    """The fields of each RequestOutput, one JSON object per line."""
     for output in outputs:
-        terminal.say(json.dumps(dataclasses.asdict(output), ensure_ascii=False))
+        # Log-probability tables are lists of dicts of dataclasses only once they are copied.
+        fields = dataclasses.asdict(output)
+        terminal.say(json.dumps(fields, ensure_ascii=False, default=dataclasses.asdict))
 
 
 def report_errors(outputs: list[RequestOutput], terminal: Terminal) -> int:
-    """Exit status 1 if a prompt got no proper answer, with a line for each."""
+    """Exit status 1 if a request failed, with a line for each that did."""
     failed = [output for output in outputs if output.error]
     for output in failed:
         terminal.note(f"jengine: error: request {output.request_id}: {output.error}")

@@ -5,9 +5,14 @@ from __future__ import annotations
 import io
 import json
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from jengine.cli.main import main
 from jengine.cli.terminal import Terminal
+from jengine.logprobs import LogprobTables, NoTexts, StepLogprobs
+from jengine.outputs import RequestOutput
 from tests.cli.fake_llm import FakeLLM, run
 
 
@@ -53,6 +58,24 @@ def test_json_lines_hold_the_fields_of_the_output() -> None:
 def test_json_for_one_prompt_is_one_line() -> None:
     result = run(FakeLLM(), "generate", "demo", "a", "--json")
     assert json.loads(result.out)["finished"] is True
+
+
+class ScoredLLM(FakeLLM):
+    """Answers with a log-probability table, as engines make them."""
+
+    def generate(self, *given: Any, **more: Any) -> list[RequestOutput]:
+        outputs = super().generate(*given, **more)
+        scores = StepLogprobs(np.float32([[-0.5, -1.5]]), np.int32([[7, 9]]), np.int32([1]))
+        outputs[0].outputs[0].logprobs = LogprobTables(scores, [7], 0, NoTexts())
+        return outputs
+
+
+def test_json_holds_log_probabilities() -> None:
+    result = run(ScoredLLM(), "generate", "demo", "a", "--logprobs", "1", "--json")
+    assert result.status == 0
+    [table] = json.loads(result.out)["outputs"][0]["logprobs"]
+    assert table["7"] == {"logprob": -0.5, "rank": 1, "decoded_token": None}
+    assert table["9"]["logprob"] == -1.5
 
 
 def test_no_prompt_and_unreadable_files_are_refused_before_the_start(tmp_path: Path) -> None:
