@@ -93,7 +93,7 @@ def documents(
 
 
 def worksheet(rng: random.Random, held_out: bool, kind: str) -> Document:
-    """Plain text: sums, one a line, in digits or in words or in both; the results are learned."""
+    """Plain text: sums, one per line, in digits or in words or in both; the results are learned."""
     return sheet(rng, held_out, kind, rng.choice(("digits", "words", "both")))
 
 

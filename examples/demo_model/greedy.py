@@ -1,4 +1,4 @@
-"""The simplest generator: the most likely token after every prompt, one token a step.
+"""The simplest generator: the most likely token after every prompt, one token per step.
 
 In: a model, a tokenizer, prompts. Out: Completions. It checks the model while no engine is at hand
 (in the trainer), and is the yardstick for the engine's greedy answers.

@@ -18,8 +18,8 @@
 # bfloat16 and this engine in bfloat16 are both measured against it, tensor by tensor and token by
 # token.
 #
-# torch runs in a process of its own and is never imported here. Where it is not installed, a
-# bundle that it wrote elsewhere does: `jengine compare MODEL --save-bundle FOLDER`.
+# torch runs in another process and is never imported here. Where it is not installed, a
+# bundle from another machine does: `jengine compare MODEL --save-bundle FOLDER`.
 #
 # How to open this file as a notebook: see `first_look.py`.
 

@@ -106,7 +106,7 @@ print(llm.stats())
 # ## Inside the model
 #
 # Any tap point can be captured while the engine runs: here the residual stream behind each layer.
-# Its size shows how much every layer adds. (A step that captures is a program of its own, compiled
+# Its size shows how much every layer adds. (A step that captures is a separate program, compiled
 # when it is first asked for.)
 
 # %%

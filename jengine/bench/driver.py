@@ -1,9 +1,8 @@
-"""Decode steps of chosen rows and contexts, plan by plan, past the scheduler.
+"""Times decode steps with a chosen number of rows and context, without the scheduler.
 
-In: an engine in which nothing runs. Out: milliseconds of a step. The caches claim to be full, so
-that contexts need not be computed first: what they hold afterwards is nobody's, and the prefix
-cache must be emptied. A step's gap is what a loop that reads every step's tokens takes longer than
-one that only queues steps.
+In: an engine in which nothing runs. Out: milliseconds per step. Plans claim contexts that were
+never computed, so the cache holds no valid keys and values afterwards: empty the prefix cache. The
+gap of a step is the extra time of a loop that reads every step's tokens over one that only queues.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from jengine.runner.runner import PlanRunner, StepHandle
 
 
 def weight_bytes(llm: LLM) -> int:
-    """Of all parameters."""
+    """Bytes of all parameters."""
     return sum(leaf.nbytes for leaf in llm.engine.loaded.leaves)
 
 
 def read_bytes(llm: LLM) -> int:
-    """Of the parameters that a step reads: of an embedding that is not the output's, a few rows."""
+    """Bytes of parameters that a step reads: of an untied embedding, only a few rows."""
     model = llm.engine.model
     if model.tie_embeddings:
         return weight_bytes(llm)
@@ -35,7 +34,7 @@ def read_bytes(llm: LLM) -> int:
 
 
 class Driver:
-    """Hands plans to an engine's runner that say what they like about the past."""
+    """Submits made-up plans to an engine's runner."""
 
     def __init__(self, llm: LLM) -> None:
         self.llm = llm
@@ -44,18 +43,18 @@ class Driver:
         self.blocks = llm.engine.cache.num_blocks
 
     def fits(self, rows: int, context: int, steps: int) -> bool:
-        """Whether rows of this length have blocks of their own and are not too long."""
+        """Whether so many rows of this length fit the cache and max_model_len."""
         longest = self.llm.engine.schedule.max_model_len
         pages = rows * self.pages(context, steps)
         return context <= longest and all(pages < blocks for blocks in self.blocks)
 
     def pages(self, context: int, steps: int) -> int:
-        """Blocks of a row."""
+        """Blocks per row."""
         longest = min(context + 3 * steps, self.llm.engine.schedule.max_model_len)
         return -(-longest // self.block_size)
 
     def decode(self, rows: int, context: int, steps: int) -> dict[str, Any]:
-        """Milliseconds of a step: queued one after the other, and read one by one."""
+        """Milliseconds per step: when steps are only queued, and when each is read."""
         plans = self.plans(rows, context, steps)
         first = next(plans)
         self.runner.submit(first).result()
@@ -81,7 +80,7 @@ class Driver:
         }
 
     def read_one_by_one(self, plans: Iterator[Plan], steps: int) -> float:
-        """Seconds of a step as the engine runs them: one is queued while another is read."""
+        """Seconds per step as the engine runs them: one is queued while the one before is read."""
         before: StepHandle = self.runner.submit(next(plans))
         began = time.perf_counter()
         for _ in range(steps - 1):
@@ -92,8 +91,7 @@ class Driver:
         return (time.perf_counter() - began) / steps
 
     def plans(self, rows: int, context: int, steps: int) -> Iterator[Plan]:
-        """Decode steps of rows whose blocks lie in random order. Positions stop at the longest
-        length that the engine takes."""
+        """Plans of decode steps with blocks in random order; positions stop at max_model_len."""
         everyone, pages = list(range(rows)), self.pages(context, steps)
         longest = self.llm.engine.schedule.max_model_len
         rng = np.random.default_rng(0)
@@ -111,7 +109,7 @@ class Driver:
             yield Plan(step, entries, rows, *first)
 
     def cache_bytes(self, rows: int, context: int) -> int:
-        """Keys and values that a step reads."""
+        """Bytes of keys and values that a step reads."""
         caches = self.runner.loaded.state.caches
         per_token = [cache.nbytes // (cache.shape[2] * cache.shape[3]) for cache in caches]
         return rows * context * sum(per_token)

@@ -24,9 +24,9 @@ from jengine.pictures.charts import Series, line_chart
 from jengine.pictures.page import document, section
 from jengine.sampling_params import SamplingParams
 
-# Factor between numbers of requests.
+# Each number of requests is this multiple of the one before.
 FACTOR = 4
-Column = tuple[str, str, float]  # key, name, unit
+Column = tuple[str, str, float]  # key, heading, divisor
 
 
 def measure(
@@ -71,7 +71,7 @@ def decode_growth(
 
 
 def memory_growth(llm: LLM, core: EngineCore, prompt_length: int) -> list[dict[str, Any]]:
-    """Bytes in use with 1, 4, 16 and so on requests, each a prompt and its first token long."""
+    """Bytes in use with 1, 4, 16 and so on requests, after prefill and one token of each."""
     schedule, block_size = llm.engine.schedule, llm.engine.cache.block_size
     if not 0 < prompt_length < schedule.max_model_len:
         raise ConfigError(
@@ -87,7 +87,7 @@ def memory_growth(llm: LLM, core: EngineCore, prompt_length: int) -> list[dict[s
 
 
 def reading_steps(llm: LLM, prompt_length: int) -> int:
-    """Steps until all rows have read their prompts, with a few to spare."""
+    """Steps until the prompts of all rows are prefilled, and a few more."""
     schedule = llm.engine.schedule
     whole = -(-prompt_length // schedule.prefill_tile) * schedule.prefill_tile
     return schedule.max_num_seqs * whole // schedule.max_num_batched_tokens + 8
@@ -130,7 +130,7 @@ def held(llm: LLM, core: EngineCore, count: int, prompt_length: int) -> dict[str
 
 
 def cache_bytes(llm: LLM, core: EngineCore) -> int:
-    """Of the blocks in use, in all groups."""
+    """Bytes of the blocks in use, in all groups."""
     groups, arrays = core.scheduler.cache.groups, llm.engine.loaded.state.caches
     blocks = llm.engine.cache.num_blocks
     return sum(
@@ -166,7 +166,7 @@ def printed(result: dict[str, Any]) -> str:
 
 
 def table(columns: Iterable[Column], rows: list[dict[str, Any]]) -> list[str]:
-    """Lines of right-aligned numbers."""
+    """The rows as lines of right-aligned numbers."""
     columns = list(columns)
     lines = [" ".join(f"{name:>12}" for _, name, _ in columns)]
     for row in rows:
@@ -199,7 +199,7 @@ def draw(result: dict[str, Any], folder: Path) -> Path:
 
 
 def page(result: dict[str, Any]) -> str:
-    """A chart a table. All axes are logarithmic."""
+    """One chart per table. All axes are logarithmic."""
     about = f"{result['command']}, commit {result['commit']}, {hardware_of(result)}"
     parts = [f"<header><h1>Growth</h1><p>{html.escape(about)}</p></header>"]
     parts.append(

@@ -1,7 +1,7 @@
 """Host time of a step: schedule, pack and commit, with an executor that only packs.
 
-No model and no device work, so what is measured is Python. Each number of requests is measured with
-a short and with a long `max_model_len`, on which nothing should depend.
+There is no model and no device work, so only Python is measured. Each number of requests is
+measured with a short and with a long `max_model_len`, which should make no difference.
 """
 
 from __future__ import annotations
@@ -36,31 +36,31 @@ LONG_CONTEXT = 131_072
 
 @dataclass
 class PackedOnly:
-    """A step that was packed, and whose sampled tokens all are 7."""
+    """The output of a step that was packed but not run: every sampled token is 7."""
 
     plan: Plan
     ready = True
 
     @property
     def has_left(self) -> bool:
-        """There is one stage."""
+        """Always: there is one stage."""
         return True
 
     def result(self) -> StepOutput:
-        """Nothing to wait for."""
+        """The made-up tokens."""
         sampled = np.count_nonzero(self.plan.entries.wants_tokens)
         return StepOutput(np.full((sampled, 1), 7, np.int32))
 
 
 @dataclass
 class PackingExecutor:
-    """Does the host's part of a step and no other."""
+    """Packs plans as the runner does, and runs nothing."""
 
     shapes: StepShapes
     ladders: Ladders
     rows: Rows
     seconds: list[float] = field(default_factory=list)
-    packed_bytes: int = 0  # of the last step
+    packed_bytes: int = 0  # in the last step
 
     def submit(self, plan: Plan) -> PackedOnly:
         """Pack the plan as the runner does."""
@@ -75,18 +75,18 @@ class PackingExecutor:
         return PackedOnly(plan)
 
     def update_weights(self, leaves: object) -> None:
-        """There are none."""
+        """No weights are held."""
 
     def call_workers(self, method: str, arguments: bytes) -> list[bytes]:
-        """There are none."""
+        """There are no workers."""
         return []
 
     def health(self) -> list[WorkerHealth]:
-        """Of nobody."""
+        """There are no workers."""
         return []
 
     def shutdown(self) -> None:
-        """Nothing to give back."""
+        """There is nothing to release."""
 
 
 def build(running: int, steps: int, max_model_len: int) -> tuple[EngineCore, PackingExecutor]:

@@ -1,4 +1,4 @@
-"""How much code a request passes: lines of the functions that a short generate really calls.
+"""Counts the code of a request: lines of the functions that a short generate calls.
 
 In: a number of tokens. Out: lines on the host and in the traced step, by room. A function of this
 project counts once, with its whole text. The engine is built and its programs are compiled before

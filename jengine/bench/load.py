@@ -1,8 +1,8 @@
 """Seconds from a model folder to weights on the default device, and the host memory that it takes.
 
-Each measurement loads in a process of its own: once with whatever the system's page cache holds,
-then `repeats` times in a row, when the files are cached and the process has had its memory before.
-Copies within memory and reads of the same files are timed beside it: they are the limits.
+Each measurement loads in a new process: once with whatever the system's page cache holds,
+then `repeats` times in a row, with the files in the page cache and memory that the process has used
+before. Copies in memory and reads of the same files are timed too: they bound the speed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ import json, sys
 from jengine.bench.load import loads
 print(json.dumps(loads(sys.argv[1], sys.argv[2], int(sys.argv[3]))))
 """
-# Bytes that the copies and reads beside the loads move at most, and how often.
+# Most bytes that the timed copies and reads move, and how often.
 PROBE_BYTES = 2**30
 PROBES = 3
 
@@ -73,7 +73,7 @@ def folder_of_weights(folder: Path) -> Iterator[Path]:
 
 
 def loads(folder: str, dtype: str, repeats: int) -> dict[str, Any]:
-    """Load once for the memory, then `repeats` times for the speed. Runs in a fresh process."""
+    """Load once to measure memory, then `repeats` times to measure speed. Runs in a new process."""
     on_host = jax.devices()[0].platform == "cpu"
     before = resident_bytes()
     first, weights, kept_dtype = timed_load(folder, dtype)
@@ -104,7 +104,7 @@ def timed_load(folder: str, dtype: str) -> tuple[float, int, str]:
 
 
 def copy_speed(threads: int) -> float:
-    """GB/s of copies in memory, each thread its own part."""
+    """GB/s of copies in memory, split over so many threads."""
     source = np.ones(PROBE_BYTES // 4, np.uint8)
     target = np.ones_like(source)
     parts = list(zip(np.array_split(target, threads), np.array_split(source, threads), strict=True))

@@ -84,7 +84,7 @@ def summary(runs: list[dict[str, float]]) -> dict[str, Any]:
 
 
 def printed(result: dict[str, Any]) -> str:
-    """One line a kind of start."""
+    """One line for cold and one for warm starts."""
     lines = [
         f"{'caches':<8} {'imports s':>10} {'ready s':>10} {'first token s':>14} {'programs':>9}"
     ]

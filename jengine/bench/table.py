@@ -34,7 +34,7 @@ class Row(NamedTuple):
 
 
 def throughput(result: dict[str, Any]) -> Iterator[Row]:
-    """Output tokens a second, and the peer's if there was one."""
+    """Output tokens per second, and those of the peer if there was one."""
     known = WORKLOADS.get(result["workload"])
     work = f"{result['workload']}: {result['requests']} requests"
     if known is not None:
@@ -71,13 +71,13 @@ def startup(result: dict[str, Any]) -> Iterator[Row]:
 
 
 def load(result: dict[str, Any]) -> Iterator[Row]:
-    """Gigabytes a second from the page cache to the device."""
+    """Gigabytes per second from the page cache to the device."""
     work = f"loading {result['stored_gb']:.1f} GB of weights in {result['dtype']} from page cache"
     yield Row(work, f"{result['gb_s']:.1f} GB/s")
 
 
 def host(result: dict[str, Any]) -> Iterator[Row]:
-    """Python's milliseconds a step."""
+    """Milliseconds of Python per step."""
     for row in result["results"]:
         work = f"Python of a step, {row['running']:,} running requests"
         yield Row(work, f"{row['total_ms']:.2f} ms")

@@ -1,4 +1,4 @@
-"""Output tokens a second on a workload, alone or in turn with a peer on the same work.
+"""Output tokens per second on a workload, alone or in turns with a peer on the same work.
 
 All requests are greedy and ignore the end token, so the amount of work is fixed. The prefix cache
 is emptied before each run. Programs, padding, prefix hits and the peak of memory are of all runs of
@@ -110,14 +110,14 @@ class Ours:
 
     @property
     def time(self) -> dict[str, Any] | None:
-        """Where the seconds of all runs went."""
+        """How the time of all runs is divided."""
         return None if self.core is None else self.clock.as_dict()
 
 
 def measure(
     llm: LLM, items: list[Item], repeats: int, challenge: Challenge | None = None
 ) -> dict[str, Any]:
-    """Everything about `repeats` runs; those of an opponent come between ours."""
+    """Measure `repeats` runs, in turns with an opponent if there is one."""
     ours = Ours(llm, items)
     if challenge is None:
         return report(ours, [ours.run() for _ in range(repeats)])
@@ -190,7 +190,7 @@ def report(ours: Ours, runs: list[tuple[float, int]]) -> dict[str, Any]:
 
 
 def parameter_count(llm: LLM) -> int:
-    """Numbers in the model."""
+    """Number of parameters in the model."""
     return sum(math.prod(leaf.shape) for _, leaf in named_parameters(llm.engine.declared))
 
 

@@ -1,5 +1,6 @@
-"""The command line, one file a command.
+"""The command line, one file per command.
 
-In: words a user typed. Out: calls of the Python API and text on a terminal. A command's file offers
-`add_flags` and `run`; `main` lists the commands. Help must not load jax, numpy or transformers.
+In: command-line arguments. Out: calls of the Python API and text on a terminal. A command's file
+offers `add_flags` and `run`; `main` lists the commands. Help must not load jax, numpy or
+transformers.
 """

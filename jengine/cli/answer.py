@@ -1,4 +1,4 @@
-"""Shows an answer while it is made, and measures it.
+"""Shows an answer while it is generated, and measures its speed.
 
 In: an iterator of RequestOutputs that each hold the new text only. Out: an Answer.
 Must not know commands.
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Answer:
-    """The text of an answer, its tokens, and how long they took."""
+    """The text of one answer, its number of tokens, and how long they took."""
 
     text: str = ""
     prompt_tokens: int = 0
@@ -32,12 +32,12 @@ class Answer:
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens of the answer by its whole time, prefill included."""
+        """Generated tokens per second of the whole request, prefill included."""
         return self.tokens / self.seconds if self.seconds else 0.0
 
     @property
     def speed(self) -> str:
-        """One line about the time it took."""
+        """Tokens, time to first token and speed, on one line."""
         if self.seconds_to_first is None:
             return f"no token in {self.seconds:.2f} s"
         stopped = " until it was stopped" if self.interrupted else ""
@@ -47,7 +47,7 @@ class Answer:
         )
 
     def take(self, output: RequestOutput) -> str:
-        """Add what is new and return its text."""
+        """Add an output's new tokens and return their text."""
         part = output.outputs[0]
         self.prompt_tokens = len(output.prompt_token_ids)
         self.tokens += len(part.token_ids)

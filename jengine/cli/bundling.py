@@ -1,6 +1,6 @@
-"""The work of `jengine cache`: make a warm bundle, load one into the cache, list either.
+"""The work of `jengine cache`: save compiled programs as a bundle, load one, list either.
 
-In: parsed words. Out: files, and lines on the terminal. What a bundle is stands in
+In: parsed arguments. Out: files, and lines on the terminal. What a bundle is, is described in
 runner/disk/warm_bundle.py.
 """
 
@@ -32,24 +32,24 @@ from jengine.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from jengine.cli.main import OpenLLM
 
-# Settings of this machine alone, which change no program.
-NOTHING_TO_PROGRAMS = ("tokenizer", "chat_template", "show_progress", "disable_log_stats")
+# Settings that change no compiled program.
+OUTSIDE_PROGRAMS = ("tokenizer", "chat_template", "show_progress", "disable_log_stats")
 
 
 def save(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) -> None:
-    """Start an engine, and pack the entries that it has used."""
+    """Start an engine, and save the cache entries that it has used."""
     if arguments.file is None or arguments.model is None:
         raise ConfigError("cache save: give the file to write and the model: save FILE MODEL.")
     file = Path(arguments.file)
     if file.exists() and not arguments.overwrite:
         raise ConfigError(f"{file} exists already; --overwrite replaces it.")
-    if not file.absolute().parent.is_dir():  # said before the engine takes its time to start
+    if not file.absolute().parent.is_dir():  # before the engine starts, which takes long
         raise ConfigError(f"{file}: there is no folder {file.absolute().parent}; make it first.")
     settings = checked_settings(arguments)
     directory = cache_directory(settings["compilation_config"].get("cache_dir"))
     with used_entries(directory) as used, open_llm(arguments.model, **settings) as llm:
         llm.wait_until_warm()
-        # A first answer also needs small programs that are compiled on the way.
+        # The first answer compiles small programs outside the step, such as transfers.
         short = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
         llm.generate([{"prompt_token_ids": [0]}], short, use_tqdm=False)
         programs = llm.stats().programs
@@ -60,7 +60,7 @@ def save(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) -
         )
     manifest = save_bundle(file, directory, used.names, described(arguments, settings, directory))
     terminal.say(
-        f"{file}: {programs} steps and what is around them, {len(manifest.entries)} entries, "
+        f"{file}: {programs} steps and small helper programs, {len(manifest.entries)} entries, "
         f"{manifest.size / 1e6:.1f} MB."
     )
 
@@ -68,12 +68,10 @@ def save(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) -
 def described(arguments: argparse.Namespace, settings: dict[str, Any], directory: Path) -> Manifest:
     """A manifest without its entries."""
     compilation = dict(settings["compilation_config"])
-    compilation.pop("cache_dir", None)  # of this machine alone
+    compilation.pop("cache_dir", None)  # a path of this machine
     given = {**settings, "compilation_config": compilation}
     shown = {
-        name: value
-        for name, value in given.items()
-        if value != {} and name not in NOTHING_TO_PROGRAMS
+        name: value for name, value in given.items() if value != {} and name not in OUTSIDE_PROGRAMS
     }
     return Manifest(
         format=FORMAT,
@@ -86,7 +84,7 @@ def described(arguments: argparse.Namespace, settings: dict[str, Any], directory
 
 
 def checked_settings(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The engine's settings, if its programs will be found in this process's cache."""
+    """The engine's settings; refused where its programs are not compiled in this process."""
     settings = engine_arguments(arguments)
     if settings.get("executor", "auto") not in ("auto", "local"):
         raise ConfigError(

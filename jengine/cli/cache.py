@@ -1,6 +1,6 @@
 """`jengine cache`: compiled programs as a file that other machines of the same kind can start from.
 
-Words in, one file or a filled cache out. The work is in bundling.py, which imports jax.
+In: arguments. Out: a file, or a filled cache. The work is in bundling.py, which imports jax.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ examples:
   jengine cache save warm.zip ./model --max-model-len 4k     on a machine like the others
   jengine cache load warm.zip                                on each of them
   jengine cache show warm.zip                                what is in it
-  jengine cache show                                         this machine's own cache
+  jengine cache show                                         the cache of this machine
 """
 KINDS = ("save", "load", "show")
 
@@ -46,7 +46,9 @@ def add_flags(parser: Parser) -> None:
 
 def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) -> int:
     """Save, load or show."""
-    bundling = importlib.import_module("jengine.cli.bundling")  # help does without jax
+    bundling = importlib.import_module(
+        "jengine.cli.bundling"
+    )  # imports jax, which help does not need
     if arguments.kind == "save":
         bundling.save(arguments, terminal, open_llm)
     elif arguments.kind == "load":

@@ -67,7 +67,7 @@ def add_flags(parser: Parser) -> None:
 def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) -> int:
     """Answer one message, or messages until the end."""
     given: dict[str, Any] = {"max_tokens": None, **sampling_arguments(arguments)}
-    # Wrong settings are refused before the engine takes its time to start.
+    # Refuses wrong settings before the engine starts, which takes long.
     SamplingParams(**given)
     settings = engine_arguments(arguments)
     sampling = {**models_sampling(arguments.model, settings), **given}
@@ -89,7 +89,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) ->
 
 
 def enable_line_editing() -> None:
-    """Arrow keys and a history at the prompt, where Python has readline; input() then uses it."""
+    """Arrow keys and history at the prompt: input() uses readline once it is imported."""
     if importlib.util.find_spec("readline"):
         importlib.import_module("readline")
 
@@ -105,7 +105,7 @@ class Chat:
     show_stats: bool = False
     last: Answer | None = None  # None: nothing was asked yet, or the last message was dropped
     refused: int = 0
-    leaving: bool = False  # whether the prompt before was left with Ctrl-C
+    leaving: bool = False  # whether the last prompt ended with Ctrl-C
     _actions: dict[str, Callable[[str], None]] = field(init=False)
 
     def __post_init__(self) -> None:

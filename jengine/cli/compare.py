@@ -1,6 +1,6 @@
-"""`jengine compare`: are the engine's numbers as good as torch's? One verdict, one page.
+"""`jengine compare`: whether the engine's numerical errors are within those of torch.
 
-The status is 0 if they are, 1 if something is suspicious or wrong, 2 if nothing was compared.
+The exit status is 0 if they are, 1 if something is suspicious or wrong, 2 if nothing was compared.
 """
 
 from __future__ import annotations
@@ -44,10 +44,12 @@ def add_flags(parser: Parser) -> None:
         "--against", metavar="WHAT", default="torch", help="torch, or the folder of a saved bundle"
     )
     group.add_argument(
-        "--prompts", metavar="FILE", help="prompts, one a line, or JSON in a .jsonl file [built in]"
+        "--prompts",
+        metavar="FILE",
+        help="prompts, one per line, or JSON in a .jsonl file [built in]",
     )
     group.add_argument(
-        "--new-tokens", metavar="N", type=int, default=24, help="greedy tokens a prompt [24]"
+        "--new-tokens", metavar="N", type=int, default=24, help="greedy tokens per prompt [24]"
     )
     group.add_argument(
         "--layers", metavar="LIST", default="all",
@@ -72,7 +74,7 @@ def add_flags(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) -> int:
-    """Compare, print, write. Errors are no verdict: they end with another status."""
+    """Compare, print, write. An error ends with status 2, as it is not a verdict."""
     try:
         settings = engine_arguments(arguments)
         check_outputs(arguments)
@@ -88,7 +90,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) ->
 
 
 def check_outputs(arguments: argparse.Namespace) -> None:
-    """Files that cannot be written are better known before than after."""
+    """Refuse files that could not be written, before the comparison takes minutes."""
     for flag in ("report", "json"):
         file = getattr(arguments, flag)
         if file is not None and (Path(file).is_dir() or not Path(file).absolute().parent.is_dir()):
@@ -98,7 +100,7 @@ def check_outputs(arguments: argparse.Namespace) -> None:
 def compare(
     arguments: argparse.Namespace, settings: dict[str, Any], terminal: Terminal, open_llm: OpenLLM
 ) -> Comparison:
-    """The comparison that the words ask for; only now is everything heavy imported."""
+    """Run the comparison; jax is imported only now."""
     research = importlib.import_module("jengine.research.compare")
     prompts = None
     if arguments.prompts is not None:
@@ -137,12 +139,12 @@ def tap_patterns(text: str) -> list[str]:
 
 
 def command_line(arguments: argparse.Namespace, settings: dict[str, Any]) -> str:
-    """The command, as it may be typed again."""
+    """The command line, for the report."""
     words = ["jengine", "compare", arguments.model]
-    usual = {"against": "torch", "new_tokens": 24, "layers": "all", "torch_device": "cpu"}
+    defaults = {"against": "torch", "new_tokens": 24, "layers": "all", "torch_device": "cpu"}
     for name in ("against", "prompts", "new_tokens", "layers", "torch_python", "torch_device"):
         value = getattr(arguments, name)
-        if value != usual.get(name):
+        if value != defaults.get(name):
             words += ["--" + name.replace("_", "-"), str(value)]
     if not arguments.sweeps:
         words.append("--no-sweeps")
@@ -151,7 +153,7 @@ def command_line(arguments: argparse.Namespace, settings: dict[str, Any]) -> str
 
 
 def show(comparison: Comparison, terminal: Terminal) -> None:
-    """The verdict and the tables, in text."""
+    """Print the verdict and the tables."""
     found = comparison.results
     terminal.say(found.verdict)
     terminal.say()
@@ -190,7 +192,7 @@ def show(comparison: Comparison, terminal: Terminal) -> None:
 
 
 def write(comparison: Comparison, arguments: argparse.Namespace, terminal: Terminal) -> None:
-    """The files that were asked for."""
+    """Write the files that were asked for."""
     if arguments.report is not None:
         comparison.save_report(arguments.report)
         terminal.note(f"Wrote {arguments.report}.")

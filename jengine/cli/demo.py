@@ -1,6 +1,6 @@
-"""`jengine demo`: starts the model inside the package and asks it three things.
+"""`jengine demo`: starts the model that ships with jengine and asks it three questions.
 
-Needs no GPU, no network and no account. Small on purpose: two or three programs to compile.
+Needs no GPU, no network and no account. Compiles only two or three programs.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ or in Python:
   print(llm.chat([{{"role": "user", "content": "What is 12 + 34?"}}])[0].outputs[0].text)
 """
 MAX_TOKENS = 200
-# Each bucket and variant is a program to compile, and this command needs few of them.
+# Each bucket and variant is one program to compile; this command needs few.
 SMALL_ENGINE: dict[str, Any] = {
     "max_num_seqs": 4,
     "max_num_batched_tokens": 64,
@@ -57,11 +57,11 @@ SMALL_ENGINE: dict[str, Any] = {
 
 
 def add_flags(parser: Parser) -> None:
-    """This command has no flags of its own."""
+    """This command takes only the flags of all commands."""
 
 
 def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) -> int:
-    """Ask, show, and say what to type next."""
+    """Ask the questions, and say what to type next."""
     began = time.perf_counter()
     terminal.say(BANNER)
     with engine_to_the_end(open_llm, "demo", SMALL_ENGINE) as llm:

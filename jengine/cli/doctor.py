@@ -27,7 +27,7 @@ examples:
   jengine doctor ./model --json
 """
 SUBJECTS = ("versions", "devices", "storage", "environment")
-# Settings that change what fits.
+# Settings that change how much memory the model needs.
 MODEL_FLAGS = (
     "tokenizer", "dtype", "load_format", "max_model_len", "max_num_seqs", "max_num_batched_tokens",
     "block_size", "gpu_memory_utilization", "kv_cache_memory_bytes",
@@ -86,7 +86,7 @@ def check_model(model: str, settings: dict[str, Any]) -> tuple[list[Finding], st
 
 
 def flag_words(settings: dict[str, Any]) -> list[str]:
-    """Settings as they are typed."""
+    """Settings as command-line flags."""
     words: list[str] = []
     for name, value in settings.items():
         flag = name.replace("_", "-")
@@ -101,7 +101,7 @@ def flag_words(settings: dict[str, Any]) -> list[str]:
 
 
 def show_text(findings: list[Finding], command: str, failed: bool, terminal: Terminal) -> None:
-    """One line a finding, then what to type next."""
+    """One line per finding, then what to type next."""
     width = max(len(finding.subject) for finding in findings)
     for finding in findings:
         terminal.say(f"{finding.level:<7}  {finding.subject:<{width}}  {finding.text}")

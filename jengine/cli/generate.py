@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) ->
     """Generate and print."""
     prompts = read_prompts(arguments, terminal)
     given: dict[str, Any] = {"max_tokens": MAX_TOKENS, **sampling_arguments(arguments)}
-    # Wrong settings are refused before the engine takes its time to start.
+    # Refuses wrong settings before the engine starts, which takes long.
     SamplingParams(**given)
     most = given.get("n", 1) if len(prompts) == 1 else None
     settings = engine_arguments(arguments)
@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) ->
 
 
 def read_prompts(arguments: argparse.Namespace, terminal: Terminal) -> list[str]:
-    """All prompts: from the words, with - standing for stdin, then from the file."""
+    """All prompts: from the arguments, where - stands for stdin, then from the file."""
     prompts = [terminal.read_all() if word == "-" else word for word in arguments.prompts]
     if arguments.file is not None:
         try:
@@ -90,7 +90,7 @@ def read_prompts(arguments: argparse.Namespace, terminal: Terminal) -> list[str]
 
 
 def stream_one(llm: LLM, prompt: str, params: SamplingParams, terminal: Terminal) -> int:
-    """Write one answer as it comes."""
+    """Write one answer while it is generated."""
     outputs = llm.stream(prompt, params.clone(output_kind=RequestOutputKind.DELTA))
     with terminal.answer() as write:
         answer = stream_answer(outputs, write)

@@ -1,8 +1,7 @@
-"""How a command's process ends: at once, with everything printed.
+"""Ends a command's process at once, with all output flushed.
 
-Python's own ending joins the thread that compiles step programs in the background and frees every
-object of jax, torch and transformers, which takes seconds. The process is about to give all of it
-back to the system anyway.
+A normal exit of Python joins the thread that compiles step programs in the background and frees
+every object of jax, torch and transformers, which takes seconds and changes nothing.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ IN_PROCESS = ("auto", "local")
 def engine_to_the_end(open_llm: OpenLLM, model: str, settings: Mapping[str, Any]) -> Iterator[LLM]:
     """An engine for the rest of a command.
 
-    An engine in this process is not shut down: that would wait for the program that is being
-    compiled in the background. Workers in other processes are.
+    An engine in this process is not shut down, which would wait for the program that is being
+    compiled in the background. An engine with workers in other processes is.
     """
     llm = open_llm(model, **settings)
     try:
@@ -47,7 +46,7 @@ def leave(status: int) -> NoReturn:
         try:
             stream.flush()
         except BrokenPipeError:
-            pass  # the reader has left, and knows
+            pass  # the reader has closed the pipe
         except OSError:
             status = status or OUTPUT_LOST
     logging.shutdown()

@@ -1,7 +1,7 @@
-"""The program `jengine`: runs the command that its first word names.
+"""The program `jengine`: runs the command that its first argument names.
 
-In: the words after `jengine`. Out: an exit status: 0, 1 for an error, 2 for words that are not
-understood, 130 for Ctrl-C. Must not know what the commands do; only the chosen one is imported.
+In: the arguments after `jengine`. Out: an exit status: 0, 1 for an error, 2 for arguments that are
+not understood, 130 for Ctrl-C. Must not know what the commands do; only the chosen one is imported.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 OpenLLM = Callable[..., "LLM"]
 
 COMMANDS = {
-    "demo": "see it work: starts the embedded model and asks it three things",
+    "demo": "see it work: start the model that ships with jengine and ask it three questions",
     "chat": "talk with a model",
     "generate": "continue prompts",
     "compare": "compare the numbers with torch's",
-    "bench": "measure speed: tokens a second, latency, start-up",
+    "bench": "measure speed: tokens per second, latency, start-up, loading",
     "cache": "carry compiled programs to machines of the same kind",
     "doctor": "check this machine, or whether a model fits it",
-    "plan": "what a model needs and could do on devices that need not be here",
+    "plan": "memory and speed of a model on devices that need not be here",
 }
 OVERVIEW = """\
 jengine runs language models with JAX.
@@ -94,13 +94,13 @@ def main(
         print(file=terminal.stderr)
         return 130
     except BrokenPipeError:
-        # The reader has left, as `head` does. Python would complain once more while it exits.
+        # The reader has closed the pipe, as `head` does. Python would report it again at its exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 
 
 def run_command(words: list[str], terminal: Terminal, open_llm: OpenLLM) -> int:
-    """Answer a question about jengine itself, or run a command."""
+    """Show help or the version, or run a command."""
     name = words[0] if words else "--help"
     if name in ("--help", "-h", "help"):
         terminal.write(overview())
@@ -140,7 +140,7 @@ def overview() -> str:
 
 
 def configure_logging(debug: bool) -> None:
-    """Warnings for users, everything of ours for --debug."""
+    """Log warnings; with --debug, everything of jengine."""
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
     if debug:
         logging.getLogger("jengine").setLevel(logging.DEBUG)

@@ -1,6 +1,6 @@
 """An argparse parser that takes dashes and underscores alike and suggests the nearest flag.
 
-In: the words after a command. Out: a namespace, or a message and exit status 2.
+In: the arguments after a command. Out: a namespace, or a message and exit status 2.
 Must not know commands or settings.
 """
 
@@ -17,7 +17,7 @@ from jengine.errors import nearest_name
 
 
 class Parser(argparse.ArgumentParser):
-    """The parser of one command. `unbuilt` says why flags of other engines are not taken."""
+    """The parser of one command. `unbuilt`: flag of another engine -> why it is not taken."""
 
     def __init__(self, *, stderr: TextIO, **rest: Any) -> None:
         super().__init__(

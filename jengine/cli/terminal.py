@@ -33,7 +33,7 @@ class Terminal:
         return self.stdin.isatty() and self.stdout.isatty()
 
     def write(self, text: str) -> None:
-        """Write text as it is, at once."""
+        """Write text unchanged, and flush."""
         self.stdout.write(text)
         self.stdout.flush()
 
@@ -51,11 +51,11 @@ class Terminal:
             wrapped.end()
 
     def say(self, line: str = "") -> None:
-        """Write a line of what the user asked for."""
+        """Write a line of the result to stdout."""
         self.write(line + "\n")
 
     def note(self, line: str) -> None:
-        """Write a line about it to stderr, so that a file with answers does not get it."""
+        """Write a line to stderr, so that it is not among redirected answers."""
         dimmed = f"{DIM}{line}{NORMAL}" if self.stderr.isatty() else line
         print(dimmed, file=self.stderr, flush=True)
 
@@ -81,7 +81,7 @@ class Terminal:
 
 
 def standard_terminal() -> Terminal:
-    """The process's own streams. A letter that the terminal cannot show must not end an answer."""
+    """stdin, stdout and stderr; characters that the terminal cannot encode are replaced."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")

@@ -126,8 +126,8 @@ class JengineRollout(BaseRollout):
         """log p of each completion token under the weights in use, f32 [B, completion]; 0 beyond.
 
         Prompts are padded at the left, completions at the right. Without a mask a completion ends
-        with its last token that is not padding, and one more: where a model has no padding token
-        of its own, that one is the end of the text.
+        one token after its last one that is not padding: where EOS is also the padding, that token
+        is the EOS.
         """
         starts, completions = np.asarray(prompt_tokens), np.asarray(completion_tokens)
         prompts = [row[first_real(row, self.pad_id()) :] for row in starts]
@@ -217,7 +217,7 @@ def check_llm(llm: LLM, tokenizer: Any, mesh: Any) -> None:
         )
     if mesh is not None and set(mesh.devices.flat) != set(llm.mesh.devices.flat):
         raise ConfigError(
-            f"the llm lies on {llm.mesh.devices.tolist()}, and the trainer's rollout mesh is"
+            f"the llm is on {llm.mesh.devices.tolist()}, and the trainer's rollout mesh is"
             f" {mesh.devices.tolist()}. Make the llm with mesh=that mesh."
         )
 

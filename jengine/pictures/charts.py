@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# A chart's size in its own units; the page scales it.
+# The size of a chart in SVG units; the page scales it.
 WIDTH, HEIGHT = 640.0, 260.0
 LEFT, RIGHT, TOP, BOTTOM = 58.0, 24.0, 12.0, 34.0
 # Labels below a chart take about this much room each.
@@ -173,7 +173,7 @@ def bars(groups: Sequence[str], series: Sequence[Series], *, title: str) -> str:
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a strip: a number a cell, and what to say about it."""
+    """One row of a strip: a number and a tooltip per cell."""
 
     label: str
     look: str

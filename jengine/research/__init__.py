@@ -1,5 +1,5 @@
-"""Comparison of this engine's numbers with torch's: who is further from the truth, and where.
+"""Compares the engine's numerical errors with those of torch, tensor by tensor.
 
-A reference is made by another process (`torch_reference.py`) and kept as a bundle; the engine runs
-the same tokens; numpy measures, `verdict` judges, `report` shows.
+The truth is torch in a wider dtype. `torch_reference.py` runs in another process and writes a
+bundle; the engine runs the same tokens; numpy measures, `verdict` judges, `report` shows.
 """

@@ -60,7 +60,7 @@ class Options:
     torch_device: str = "cpu"
     save_bundle: str | Path | None = None
     command: str = "llm.compare()"
-    note: Callable[[str], None] = lambda _: None  # told what takes long
+    note: Callable[[str], None] = lambda _: None  # called with a line before each long phase
 
 
 def compare_folder(
@@ -147,7 +147,7 @@ def check_options(options: Options) -> None:
 
 
 def wanted_points(config: ModelConfig, patterns: Sequence[str]) -> list[str]:
-    """The tap points that are meant, in the order of the flow."""
+    """The tap points that match, in the order of computation."""
     known = [point.name for point in tap_points(config)]
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in known):
@@ -187,7 +187,7 @@ def make_reference(subject: Subject, options: Options) -> Reference:
 
 @contextmanager
 def bundle_folder(wanted: str | Path | None) -> Iterator[Path]:
-    """Where the bundle goes: for a while, or to stay."""
+    """The folder of the bundle: the one that was asked for, or a temporary one."""
     if wanted is not None:
         with new_folder(wanted) as folder:
             yield folder
@@ -246,7 +246,7 @@ def engine_settings(config: ModelConfig, reference: Reference) -> dict[str, Any]
 
 
 def describe(llm: LLM, reference: Reference) -> dict[str, str]:
-    """With what the numbers were made."""
+    """Versions, device and settings behind the numbers."""
     device = jax.devices()[0]
     args = llm.engine.args
     return {
@@ -264,7 +264,7 @@ def describe(llm: LLM, reference: Reference) -> dict[str, str]:
 
 
 def token_texts(subject: Subject, reference: Reference, ours: Run) -> dict[int, str]:
-    """What each token that comes up reads as; empty for a model without a tokenizer."""
+    """The text of every token in prompts and continuations; empty without a tokenizer."""
     tokenizer = subject.tokenizer
     if tokenizer is None:
         return {}
@@ -275,7 +275,7 @@ def token_texts(subject: Subject, reference: Reference, ours: Run) -> dict[int, 
 
 
 def notes(config: ModelConfig, reference: Reference) -> list[str]:
-    """What a reader should know about these numbers."""
+    """Remarks on how to read these numbers."""
     dtype, truth = reference.dtype, reference.truth_dtype
     found = [
         f"All three use the same weights, rounded to {dtype}; the truth widens them to {truth} and "
@@ -299,8 +299,8 @@ def notes(config: ModelConfig, reference: Reference) -> list[str]:
         )
     if config.has_experts:
         found.append(
-            "The model has experts: where the router's scores nearly tie, a token goes elsewhere "
-            "and its error is large for either side. Single positions are not judged."
+            "The model has experts: where the router's scores nearly tie, a token goes to another "
+            "expert and its error is large for either side. Single positions are not judged."
         )
     if any(columns is not None for columns in reference.columns):
         kept = max(columns.shape[1] for columns in reference.columns if columns is not None)

@@ -40,7 +40,7 @@ class Comparison:
 
     @property
     def first_offender(self) -> str | None:
-        """The first tensor on the way through the model that is not within torch's noise."""
+        """The first tensor, in the order of computation, that is not within torch's noise."""
         return self.results.first_offender
 
     def __repr__(self) -> str:
@@ -105,12 +105,12 @@ class Comparison:
 
 
 def point_rows(found: Results) -> Rows:
-    """One row a tensor."""
+    """One row per tensor."""
     return [point.summary() for point in found.points]
 
 
 def position_rows(found: Results) -> Rows:
-    """One row a position: the errors of the logits there."""
+    """One row per position: the errors of the logits there."""
     logits = found.point(LOGITS)
     places = (
         (prompt, position, token)
@@ -132,7 +132,7 @@ def position_rows(found: Results) -> Rows:
 
 
 def continuation_rows(found: Results) -> Rows:
-    """One row a prompt: where greedy decoding parts."""
+    """One row per prompt: the step at which greedy continuations diverge."""
     rows: Rows = []
     for one in found.continuations:
         row: dict[str, Any] = {"prompt": one.prompt, "band": one.band.label}
@@ -146,7 +146,7 @@ def continuation_rows(found: Results) -> Rows:
 
 
 def sweep_rows(found: Results) -> Rows:
-    """One row a way of computing the same."""
+    """One row per way of computing the same."""
     rows: Rows = []
     for sweep in found.sweeps:
         row = {**vars(sweep), "ratio": sweep.ratios.worst, "band": sweep.band.label}
@@ -172,7 +172,7 @@ def write_text(file: str | Path, text: str) -> None:
 
 
 def finite(value: Any) -> Any:
-    """The same with text for what JSON has no numbers for."""
+    """The same value with infinities and NaN as text, which JSON has no numbers for."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, Mapping):

@@ -34,7 +34,7 @@ from jengine.research.verdict import judge
 def point_results(
     reference: Reference, ours: Run, points: Sequence[str], *, outliers_count: bool
 ) -> list[PointResult]:
-    """Every tap point in the order of the flow, and the logits."""
+    """Every tap point in the order of computation, and the logits."""
     return [
         point_result(name, reference, ours, outliers_count=outliers_count)
         for name in [*points, LOGITS]
@@ -108,7 +108,7 @@ def given_logprobs(run: Run) -> np.ndarray:
 
 
 def continuation_results(reference: Reference, ours: Run) -> list[ContinuationResult]:
-    """Where greedy decoding parts, prompt by prompt."""
+    """Where greedy continuations diverge, prompt by prompt."""
     # Two logits closer than this may swap places by rounding alone.
     noise = 2 * max(
         float(np.abs(peer.logits.astype(np.float64) - truth.logits).max())
@@ -141,7 +141,7 @@ def margins(path: Continuation) -> list[float]:
 
 
 def divergence(path: Continuation, tokens: Sequence[int], noise: float) -> Divergence | None:
-    """The first step at which `tokens` leave a path, and by how much the path minded."""
+    """The first step at which `tokens` leave a path, with the margin of the path's token there."""
     steps = enumerate(zip(path.tokens, tokens, strict=True))
     step = next((step for step, (a, b) in steps if a != b), None)
     if step is None:

@@ -1,7 +1,7 @@
 """How far two results are apart: vectors of a layer, and distributions over the vocabulary.
 
-In: arrays. Out: errors a position, and their summaries. Computed in float64. Must not know who
-made the arrays, nor what is good or bad.
+In: arrays. Out: errors per position, and their summaries. Computed in float64. Must not know which
+program made the arrays, nor what is good or bad.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FRACTION_BITS = {"float64": 52, "float32": 23, "float16": 10, "bfloat16": 7}
 
 
 class VectorErrors(NamedTuple):
-    """Errors of vectors [positions, width], one number a position."""
+    """Errors of vectors [positions, width], one number per position."""
 
     relative: np.ndarray  # |x - truth| / |truth|
     max_abs: np.ndarray

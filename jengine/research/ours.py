@@ -1,7 +1,7 @@
 """The engine's side: the same tokens through an engine, as a Run, and full logits for sweeps.
 
-In: an engine that may be asked for the whole vocabulary. Out: arrays. An engine tells
-log-probabilities, which are logits whose normalizer is (nearly) zero.
+In: an engine that may be asked for the whole vocabulary. Out: arrays. An engine returns
+log-probabilities, which are logits whose log-sum-exp is (nearly) zero.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jengine.sampling_params import SamplingParams
 
 # Most likely tokens that are kept of every distribution.
 TOP = 20
-# What an engine must be told so that it can be measured.
+# Engine settings that the comparison needs.
 SETTINGS = {"max_logprobs": -1, "enforce_eager": True}
 
 
@@ -100,7 +100,7 @@ def continuation(output: RequestOutput, steps: int) -> Continuation:
 
 
 def finished(output: RequestOutput) -> RequestOutput:
-    """An output that came to a good end; an error otherwise."""
+    """The output, or an error if its request failed."""
     if output.error:
         raise RequestError(
             f"the engine could not answer a prompt of the comparison: {output.error}"

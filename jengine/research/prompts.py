@@ -14,7 +14,7 @@ import numpy as np
 
 from jengine.errors import ConfigError
 
-# Prose, code, figures, another language, and a list: what makes distributions broad or narrow.
+# Prose, code, figures, another language and a list: distributions of different entropy.
 TEXTS = (
     "Once upon a time, in a small village by the sea, there lived a clockmaker who could hear "
     "what the clocks were thinking. One morning the oldest of them",
@@ -25,7 +25,7 @@ TEXTS = (
     "La nuit tombait sur la ville, et les lampes s'allumaient une à une. Elle ferma son livre,",
     "Shopping list:\n1. bread\n2. butter\n3. two lemons\n4.",
 )
-# Without a tokenizer: one token, a few, and more than a few blocks and tiles hold.
+# Without a tokenizer: one token, a few, and more than several blocks and tiles.
 RANDOM_LENGTHS = (1, 7, 40, 75)
 
 
@@ -38,9 +38,9 @@ def built_in(encode: Callable[[str], Sequence[int]] | None, vocab_size: int) -> 
 
 
 def read_prompts(file: Path) -> list[str | list[int]]:
-    """Prompts from a file: one a line; of a .jsonl file each line is JSON.
+    """Prompts from a file: one per line; each line of a .jsonl file is JSON.
 
-    There a prompt is a string, a list of token ids, or an object with `prompt` or
+    In JSON a prompt is a string, a list of token ids, or an object with `prompt` or
     `prompt_token_ids`.
     """
     try:
@@ -49,7 +49,7 @@ def read_prompts(file: Path) -> list[str | list[int]]:
         raise ConfigError(f"--prompts {str(file)!r} cannot be read: {error}.") from error
     numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
     if not numbered:
-        raise ConfigError(f"--prompts {str(file)!r} holds no prompt; give one a line.")
+        raise ConfigError(f"--prompts {str(file)!r} holds no prompt; give one per line.")
     if file.suffix != ".jsonl":
         return [line for _, line in numbered]
     return [from_json(line, f"{file}, line {number}") for number, line in numbered]

@@ -96,7 +96,7 @@ def columns_of(*parts: str) -> str:
 
 
 def details(content: str, name: str) -> str:
-    """Something that is folded away at first."""
+    """A part that is folded until it is opened."""
     return f"<details><summary>Show {html.escape(name)}</summary>{content}</details>"
 
 
@@ -193,7 +193,7 @@ def short_name(point: str) -> str:
 
 
 def kl_strip(results: Results) -> str:
-    """Two rows a prompt: torch and jengine."""
+    """Two rows per prompt: torch and jengine."""
     rows: list[Row] = []
     begin = 0
     for prompt, ids in enumerate(results.inputs.prompts):
@@ -349,7 +349,7 @@ def logit_table(results: Results) -> str:
 
 
 def sweep_table(results: Results) -> str:
-    """The engine's own ways against one another."""
+    """Ways of computing the same, compared with each other."""
     if not results.sweeps:
         return "<p>Left out, or not possible with these prompts.</p>"
     rows = [

@@ -1,7 +1,7 @@
-"""What a comparison found, as data: points, logits, continuations, sweeps, and the verdict.
+"""The results of a comparison as data: points, logits, continuations, sweeps, and the verdict.
 
-In: numbers that were measured and judged. Out: which is the worst, and a sentence about it. Must
-not know how anything is measured or shown.
+In: errors that were measured and judged. Out: the worst of them, and a sentence about it. Must not
+know how anything is measured or shown.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LOGITS = "logits"
 
 @dataclass(frozen=True)
 class PointResult:
-    """One tensor on its way through the model, at every position of every prompt."""
+    """One tensor of the model, at every position of every prompt."""
 
     name: str
     ours: VectorErrors  # against the truth
@@ -139,7 +139,7 @@ class Results:
     """Everything that one comparison found."""
 
     inputs: Inputs
-    points: list[PointResult]  # in the order of the flow, logits last
+    points: list[PointResult]  # in the order of computation, logits last
     ours: LogitResult  # against the truth
     peer: LogitResult  # torch against the truth
     apart: LogitResult  # ours against torch
@@ -167,7 +167,7 @@ class Results:
 
     @property
     def first_offender(self) -> str | None:
-        """The first tensor on the way through the model that is not within the peer's noise."""
+        """The first tensor, in the order of computation, that is not within the peer's noise."""
         return next((one.name for one in self.points if one.band > Band.WITHIN_NOISE), None)
 
     @property

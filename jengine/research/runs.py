@@ -1,6 +1,6 @@
-"""What one run of a model gave: values at tap points, logits and a greedy continuation.
+"""The output of one run of a model: values at tap points, logits and a greedy continuation.
 
-The same nouns for torch and for the engine, numpy only. Must not know which of them made a run.
+The same classes for torch and for the engine, numpy only. Must not know which of them made a run.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def folder_subject(model: str | Path, given: Mapping[str, Any], open_llm: OpenLL
         with open_llm(model, **least) as llm, saved(llm) as path:
             yield path
 
-    # Weights that transformers cannot read are read by an engine and written for it.
+    # Weights that transformers cannot read are loaded by an engine and saved for it.
     readable = stored_format(args.load_format, folder) == "safetensors"
     exported = (lambda: nullcontext(folder)) if readable else converted
     return Subject(str(model), source.config, source.tokenizer, exported, open_with)

@@ -1,7 +1,7 @@
-"""The engine against itself: batches, chunks, decode steps and prefix hits against plain scoring.
+"""Compares the engine with itself: batched, chunked, decoded or cached, against plain scoring.
 
-In: an engine, prompts and the peer's errors as the measure. Out: a result for each way. None of
-these ways may move a logit by more than the noise of the dtype.
+In: an engine, prompts and the peer's errors as the measure. Out: one result per way. None of these
+ways may move a logit by more than the noise of the dtype.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from jengine.scheduler.scheduler import Scheduler
 
 Logits = np.ndarray  # f32 [positions, vocab]
 
-# Tokens of a piece; an engine may cut into whole tiles only.
+# Fewest tokens of a chunk; an engine may cut at whole tiles only.
 SHORTEST_PIECE = 32
 
 
@@ -95,7 +95,7 @@ def decode_pair(llm: LLM, output: RequestOutput) -> Iterator[Pair]:
     if len(answer) < 2 or len(prompt) + len(answer) >= llm.max_model_len:
         return
     (again,) = ask(llm, [[*prompt, *answer[:-1]]], 1)
-    # Of the generated tokens, the first came out of the prompt's own step in both cases.
+    # The first generated token is sampled from the last prompt position in both cases.
     yield Pair(teacher_forced(again)[len(prompt) :], decoded(output)[1:])
 
 

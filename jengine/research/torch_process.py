@@ -1,4 +1,4 @@
-"""Has a reference made by a Python that has torch, in a process of its own.
+"""Runs torch_reference.py in another process, with a Python that has torch.
 
 In: a model folder and token ids. Out: the folder of a bundle. torch is never imported here.
 """
@@ -19,7 +19,7 @@ from jengine.errors import ConfigError, JengineError
 
 NEEDED = ("torch", "transformers", "safetensors")
 SCRIPT = Path(__file__).with_name("torch_reference.py")
-# Of vocabularies that are larger, this many logits a position are kept.
+# Logits kept per position, of larger vocabularies.
 MOST_LOGITS = 4096
 LOOK = (
     "import importlib.util, sys; "
@@ -34,7 +34,7 @@ class ReferenceFailed(JengineError, RuntimeError):
 
 @dataclass(frozen=True)
 class Job:
-    """What torch_reference.py is told."""
+    """The settings of torch_reference.py."""
 
     model: str
     dtype: str

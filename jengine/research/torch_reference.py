@@ -1,6 +1,6 @@
 """Runs a model with torch and transformers, and writes what it computed as a bundle.
 
-A program of its own, `python torch_reference.py JOB.json`, for a Python that has torch. It imports
+A standalone program, `python torch_reference.py JOB.json`, for a Python that has torch. It imports
 nothing of jengine, and nothing imports it. In: a folder, dtypes and token ids. Out: a folder with
 bundle.json and tensors.safetensors, which appears when it is complete.
 """
@@ -26,7 +26,7 @@ from safetensors.numpy import save_file
 FORMAT, VERSION = "jengine comparison", 1
 # Most likely tokens that are kept of every distribution, whatever else is.
 TOP = 20
-# Where families keep their layers, and what they call the parts.
+# Names that families give to the decoder, its layers and their parts.
 BODIES = ("model", "transformer")
 LAYERS = ("layers", "h")
 FINAL_NORMS = ("norm", "ln_f")
@@ -85,7 +85,7 @@ def write_bundle(job: Mapping[str, Any]) -> None:
     }
     partial = out / ".bundle.json.partial"
     partial.write_text(json.dumps(description), encoding="utf-8")
-    # Last, so that a bundle with a description is a whole one.
+    # Written last, so that a bundle with a description is complete.
     partial.replace(out / "bundle.json")
 
 
@@ -103,7 +103,7 @@ def opened(job: Mapping[str, Any], kind: str) -> Iterator[Any]:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(parameter.to(working).to(parameter.dtype))
-    # The plain loop over experts: the fused product that may be the default takes no float64.
+    # A loop over experts: the grouped matmul that may be the default takes no float64.
     if kind == "truth" and hasattr(model, "set_experts_implementation"):
         model.set_experts_implementation("eager")
     model.eval().to(job["device"])
@@ -176,7 +176,7 @@ def continuation(model: Any, given: Any, new_tokens: int) -> dict[str, Any]:
 
 @contextmanager
 def watched(model: Any) -> Iterator[Arrays]:
-    """What passes jengine's tap points during one forward pass, as float32 [tokens, hidden]."""
+    """The values at jengine's tap points during one forward pass, as float32 [tokens, hidden]."""
     seen: Arrays = {}
     body = part(model, BODIES)
     layers = part(body, LAYERS)

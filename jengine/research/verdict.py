@@ -1,6 +1,6 @@
 """Judges errors against those of a peer: within its noise, suspicious, or wrong.
 
-In: relative errors of two results, one number a position. Out: ratios and a band. The peer is
+In: relative errors of two results, one number per position. Out: ratios and a band. The peer is
 torch in the working dtype; jengine need not be closer to the truth than that. Must not know layers.
 """
 
@@ -13,12 +13,12 @@ import numpy as np
 
 from jengine.research.metrics import unit_roundoff
 
-# Times the peer's error.
+# Multiples of the peer's error.
 NOISE, SUSPICIOUS = 1.5, 5.0
 # A single position may stand out this much before it is pointed at.
 EXTREME = 10.0
 TAIL = 0.9
-# Errors at single positions differ by such factors that a ratio of few of them says little.
+# With few positions, chance alone moves a ratio of errors by exp(CHANCE / sqrt(positions)).
 CHANCE = 2.5
 
 
@@ -37,7 +37,7 @@ class Band(enum.IntEnum):
 
 
 class Ratios(NamedTuple):
-    """Our error by the peer's: at a usual position, at one of the worst tenth, at the worst."""
+    """Our error over the peer's: median, 90th percentile, maximum."""
 
     typical: float
     tail: float
@@ -61,9 +61,8 @@ def judge(
 ) -> Judgement:
     """Compare relative errors. `equal`: the two results are the same bit for bit.
 
-    Medians and the worst tenth are judged, not means: among experts, a near tie in the router
-    sends a token elsewhere, and a few large errors say nothing then. For such models
-    `outliers_count` is False.
+    Medians and the 90th percentile are judged, not means. With experts, a near tie in the router
+    sends a token to another expert, so a few large errors are no defect: `outliers_count` is False.
     """
     floor = unit_roundoff(dtype) / 2  # about what a single rounding costs
     values = [

@@ -58,7 +58,7 @@ def attention_arrays(case: AttentionCase, layer_bytes: int, seed: int = 0) -> At
 
 
 def random_normal(shape: tuple[int, ...], dtype: str, seed: int) -> Array:
-    """Normal numbers, made on the device a layer at a time."""
+    """Normal random numbers, made on the device layer by layer."""
 
     @jax.jit
     def make(key: Array) -> Array:

@@ -34,7 +34,7 @@ ENGINE = "the engine's sampler"
 
 
 def measure(part: Part, args: argparse.Namespace) -> None:
-    """One line a case."""
+    """One line per case."""
     chosen, implementation = sizes(dry_run=args.dry_run), implementation_here()
     if implementation == "xla":
         part.note("triton is not installed: these are the plain XLA implementations")

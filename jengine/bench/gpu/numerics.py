@@ -77,7 +77,7 @@ def checks(*, dry_run: bool) -> list[Check]:
 
 
 def measure(part: Part, args: argparse.Namespace) -> None:
-    """One line a comparison; `right` says how it ended."""
+    """One line per comparison; `right` says how it ended."""
     implementation = implementation_here()
     if implementation == "xla":
         part.note("triton is not installed: these are the plain XLA implementations")
@@ -106,7 +106,7 @@ class Paged(NamedTuple):
 
     cache: np.ndarray
     tables: np.ndarray
-    keys: list[np.ndarray]  # float64 [length, kv_heads, dim] a row
+    keys: list[np.ndarray]  # per row, float64 [length, kv_heads, dim]
     values: list[np.ndarray]
 
 
@@ -196,8 +196,8 @@ def attended(
 
 
 def relative_error(found: np.ndarray, expected: np.ndarray) -> float:
-    """The largest error of any token or layer, relative to its own largest value; infinite if any
-    value is not finite. Where zeros are expected, only zeros pass."""
+    """The largest error of any token or layer, relative to its largest value; infinite if any value
+    is not finite. Where zeros are expected, only zeros pass."""
     inner = tuple(range(1, expected.ndim))
     difference = np.abs(found.astype(np.float64) - expected).max(axis=inner)
     largest = np.abs(expected).max(axis=inner)

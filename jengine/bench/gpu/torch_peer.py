@@ -1,4 +1,4 @@
-"""Stage: the same work by torch and transformers, in a Python that has them. A program of its own.
+"""Stage: the same work by torch and transformers. A program for a Python that has them.
 
 Attention is torch's scaled_dot_product_attention on contiguous caches, which have no pages to look
 up. Models are transformers' with a static cache, compiled; weights are random.

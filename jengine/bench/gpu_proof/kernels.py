@@ -45,8 +45,8 @@ SHOWN = ("TOKENS", "PART_TOKENS", "SPLITS")
 class Resources(NamedTuple):
     """The resources of one program of a kernel."""
 
-    registers: int  # a thread
-    spilled_bytes: int  # a thread, stored and loaded
+    registers: int  # per thread
+    spilled_bytes: int  # per thread, stored and loaded
     shared_bytes: int
 
 

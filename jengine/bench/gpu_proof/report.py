@@ -45,12 +45,12 @@ def markdown(result: Mapping[str, Any]) -> str:
 
 
 def step_table(steps: Sequence[Mapping[str, Any]]) -> str:
-    """One line a step."""
+    """One line per step."""
     return table(list(STEP_COLUMNS.values()), ([row[key] for key in STEP_COLUMNS] for row in steps))
 
 
 def kernel_table(kernels: Sequence[Mapping[str, Any]]) -> str:
-    """One line a kernel and case, the devices side by side."""
+    """One line per kernel and case, the devices side by side."""
     capabilities = sorted({row["capability"] for row in kernels})
     lines: dict[tuple[Any, ...], dict[int, str]] = {}
     for row in kernels:

@@ -20,7 +20,7 @@ NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 def check() -> list[Finding]:
     """One finding per device, then the host's memory."""
     try:
-        start_backend(EngineArgs.gpu_memory_utilization)  # with the pool that engines get
+        start_backend(EngineArgs.gpu_memory_utilization)  # with the memory pool that engines get
     except ConfigError as error:
         return [Finding("problem", "devices", str(error)), host_memory()]
     devices = jax.local_devices()

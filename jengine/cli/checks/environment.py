@@ -10,17 +10,17 @@ from jengine.cli.checks.finding import Finding
 MEANING = {
     "JAX_PLATFORMS": "JAX uses these backends only",
     "XLA_FLAGS": "options of the compiler",
-    "JAX_COMPILATION_CACHE_DIR": "JAX keeps compiled programs here, instead of jengine's own place",
-    "JAX_ENABLE_X64": "64-bit numbers are on",
+    "JAX_COMPILATION_CACHE_DIR": "the compile cache is here, not in jengine's default folder",
+    "JAX_ENABLE_X64": "arrays may have 64-bit types",
     "JAX_DEFAULT_MATMUL_PRECISION": "precision of matmuls",
-    "XLA_PYTHON_CLIENT_PREALLOCATE": "whether JAX takes GPU memory at its start",
+    "XLA_PYTHON_CLIENT_PREALLOCATE": "whether JAX reserves its share of GPU memory at its start",
     "XLA_CLIENT_MEM_FRACTION": "the share of GPU memory that JAX may take",
     "XLA_PYTHON_CLIENT_MEM_FRACTION": "the share of GPU memory that JAX may take",
     "CUDA_VISIBLE_DEVICES": "only these GPUs are seen",
     "XDG_CACHE_HOME": "the compile cache is below this folder",
     "OMP_NUM_THREADS": "threads of some CPU libraries",
     "JAX_DISABLE_JIT": "steps are not compiled, which is very slow; unset it",
-    "JAX_DEBUG_NANS": "every step is checked and slow; unset it unless you look for a fault",
+    "JAX_DEBUG_NANS": "every step is checked and slow; unset it unless you search for NaNs",
 }
 LIBRARY_PATH = "LD_LIBRARY_PATH"
 

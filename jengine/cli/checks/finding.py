@@ -1,4 +1,4 @@
-"""A finding of the doctor: how serious, about what, and what to do. Plain data."""
+"""One finding of `jengine doctor`: how serious, about what, and what to do. Plain data."""
 
 from __future__ import annotations
 

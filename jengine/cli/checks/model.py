@@ -50,7 +50,7 @@ class Sizes:
     args: EngineArgs
     model: ModelConfig
     parameters: int
-    budget: int  # for the cache
+    budget: int  # bytes for the cache
 
     @property
     def schedule(self) -> ScheduleConfig:
@@ -58,7 +58,7 @@ class Sizes:
         return schedule_config(self.args, self.model)
 
     def request_bytes(self, tokens: int) -> int:
-        """Cache of one request of this length, in an engine that takes no longer ones."""
+        """Cache of one request of this length, in an engine with this max_model_len."""
         args = replace(self.args, max_model_len=tokens)
         wanted = runner_config(args, self.model, schedule_config(args, self.model), {})
         return sum(
@@ -127,7 +127,7 @@ def describe(sizes: Sizes) -> Finding:
     }
     text = (
         f"{config.architecture}, {len(config.layers)} layers, {config.dtype}: parameters "
-        f"{gigabytes(sizes.parameters)}, cache {gigabytes(sizes.bytes_per_token)} a token, "
+        f"{gigabytes(sizes.parameters)}, cache {gigabytes(sizes.bytes_per_token)} per token, "
         f"context {config.max_position:,} tokens"
     )
     return Finding("OK", "model", text, figures)
@@ -172,7 +172,7 @@ def check_fit(sizes: Sizes) -> tuple[list[Finding], dict[str, int]]:
         )
         return [Finding("problem", "fit", text, {"bytes_missing": short})], {}
     if longest < schedule.max_model_len:
-        # A round number reads better and leaves a little room.
+        # Rounded down: easier to read, and the sizes are estimates.
         longest = longest // 256 * 256 or longest
     rows = sizes.budget // sizes.request_bytes(longest)
     settings = {
