@@ -14,6 +14,7 @@ from jengine.layers.mlp import gated
 from jengine.layers.moe import grouped_project, matmul_by_tiles, mix_experts, route
 
 HIDDEN, INNER, EXPERTS = 16, 24, 6
+SMALL = pytest.param(2, 3, marks=pytest.mark.slow)
 Array = jax.Array
 
 
@@ -55,7 +56,7 @@ def arrays(*shapes: tuple[int, ...], dtype: str = "float32") -> list[jnp.ndarray
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize(("tokens", "count"), [(1, 1), (2, 3), (37, 2), (64, EXPERTS)])
+@pytest.mark.parametrize(("tokens", "count"), [(1, 1), (37, 2), (64, EXPERTS), SMALL])
 def test_equals_the_reference(tokens: int, count: int, dtype: str) -> None:
     """One token leaves most experts empty; `count` = EXPERTS leaves none."""
     (x,) = arrays((tokens, HIDDEN))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,3 +21,11 @@ else:
 
 TRITON = pytest.param("triton", marks=pytest.mark.skipif(bool(reason), reason=reason or "runs"))
 IMPLEMENTATIONS = ["xla", TRITON]
+
+
+def slow(*values: Any) -> list[Any]:
+    """Further values of parameters, for the slow tests."""
+    return [
+        pytest.param(*(value if isinstance(value, tuple) else [value]), marks=pytest.mark.slow)
+        for value in values
+    ]

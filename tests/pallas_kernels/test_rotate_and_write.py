@@ -12,7 +12,7 @@ from jengine.layers.norm import rms_norm
 from jengine.layers.rope import rotate
 from pallas_kernels.cache_write import rotate_and_write, write_cache
 from pallas_kernels.layout import cache_shape
-from tests.pallas_kernels.implementations import IMPLEMENTATIONS
+from tests.pallas_kernels.implementations import IMPLEMENTATIONS, slow
 
 TOKENS, LAYER, EPS = 5, 1, 1e-5
 SLOTS = jnp.asarray([4, 0, np.iinfo(np.int32).max, 11, -1], jnp.int32)  # two are padding
@@ -46,14 +46,10 @@ def one_after_the_other(
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("norm", [None, "head", "whole"])
-@pytest.mark.parametrize("turned", [None, 16, 8])
+@pytest.mark.parametrize("turned", [None, 8, *slow(16)])
 @pytest.mark.parametrize(
     ("kv_heads", "group", "dtype"),
-    [
-        (2, 3, "float32"),
-        pytest.param(1, 1, "float32", marks=pytest.mark.slow),
-        (3, 2, "bfloat16"),
-    ],
+    [(2, 3, "float32"), (3, 2, "bfloat16"), *slow((1, 1, "float32"))],
 )
 def test_equals_the_layers(
     implementation: str, dtype: str, norm: str | None, turned: int | None, kv_heads: int, group: int

@@ -13,7 +13,7 @@ import pytest
 from jengine.sampling import SamplingFeatures, SamplingInput, sample, seed_words
 from jengine.sampling.noise import gumbel, row_keys
 from pallas_kernels.token_sampling import sample_tokens
-from tests.pallas_kernels.implementations import IMPLEMENTATIONS, TRITON
+from tests.pallas_kernels.implementations import IMPLEMENTATIONS, TRITON, slow
 
 OFF = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 KINDS = {"temperature": np.float32, "top_k": np.int32, "top_p": np.float32, "min_p": np.float32}
@@ -152,9 +152,7 @@ def engine_tokens(
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-@pytest.mark.parametrize(
-    ("rows", "vocab"), [(24, 257), pytest.param(12, 3001, marks=pytest.mark.slow), (1, 2), (7, 1)]
-)
+@pytest.mark.parametrize(("rows", "vocab"), [(24, 257), *slow((12, 3001)), (1, 2), (7, 1)])
 def test_equals_the_engine_sampler(rows: int, vocab: int, implementation: str) -> None:
     logits, chosen = random_logits(rows, vocab), mixed_settings(rows, seed=vocab)
     seeds, positions = noise_keys(rows, seed=1), np.arange(rows, dtype=np.int32)
@@ -183,7 +181,7 @@ def test_many_draws_equal_the_engine_sampler(implementation: str) -> None:
 
 
 @pytest.mark.parametrize("implementation", [TRITON])
-@pytest.mark.parametrize("vocab", [63, pytest.param(3001, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("vocab", [63, *slow(3001)])
 @pytest.mark.parametrize("kind", ["spread", "narrow", "ties", "two values", "masked", "lowest"])
 def test_cuts_equal_sorting_exactly(kind: str, vocab: int, implementation: str) -> None:
     rows = 16 if vocab > 1000 else 8
@@ -267,7 +265,7 @@ def test_rows_that_cannot_be_used_answer_minus_one_alone(
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_ties_at_a_cut_stay_by_lowest_index(implementation: str) -> None:
-    rows, vocab = 16, 1300
+    rows, vocab = 10, 1300
     logits = np.full((rows, vocab), -30, np.float32)
     logits[:, 100::10] = 1.0
     seen = {}

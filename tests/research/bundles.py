@@ -39,9 +39,7 @@ def forward(model: Decoder, ids: Sequence[int]) -> dict[str, np.ndarray]:
         hidden = model(tokens, whole_sequences(tokens.shape, tap))
         return {**seen, "logits": model.logits(hidden)[0]}
 
-    # Compiling takes most of the time, and each program runs a few times only.
-    quickly = {"xla_backend_optimization_level": 0}
-    found = jax.jit(run, compiler_options=quickly)(jnp.asarray([ids]))
+    found = jax.jit(run)(jnp.asarray([ids]))
     return {name: np.array(value, np.float32) for name, value in found.items()}
 
 
