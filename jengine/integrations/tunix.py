@@ -7,7 +7,7 @@ ClusterConfig(rollout_engine=partial(JengineRollout, model=folder, mapping=dense
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,20 @@ from flax import nnx
 
 from jengine.api.arrays import finished, row_seeds
 from jengine.api.llm import LLM
-from jengine.errors import ConfigError, RequestError, UnsupportedFeature
-from jengine.sampling_params import SamplingParams
+from jengine.errors import ConfigError, UnsupportedFeature
+from jengine.integrations.tunix_padding import (
+    check_prompts,
+    completion_lengths,
+    first_real,
+    left_padded,
+)
+from jengine.integrations.tunix_settings import (
+    as_key,
+    check_llm,
+    hugging_face,
+    sampling_params,
+    settings_from,
+)
 from jengine.weights.live import named_arrays
 
 try:
@@ -181,82 +193,6 @@ class JengineRollout(BaseRollout):
         return ids
 
 
-# --- translating Tunix's settings ---------------------------------------------------------------
-
-
-def settings_from(config: RolloutConfig | None, mesh: Any) -> dict[str, Any]:
-    """The LLM settings that follow from a RolloutConfig and a mesh."""
-    settings: dict[str, Any] = {"logprobs_mode": "processed_logprobs", "mesh": mesh}
-    if config is None:
-        return settings
-    if config.rollout_mapping_config is not None:
-        raise UnsupportedFeature(
-            "rollout_mapping_config leads to Hugging Face names; give JengineRollout a mapping to"
-            " jengine's instead, such as jengine.integrations.tunix_models.dense_decoder."
-        )
-    if config.expert_parallel_size not in (-1, 1):
-        raise UnsupportedFeature(
-            f"expert_parallel_size={config.expert_parallel_size}: not built yet; use 1 or -1."
-        )
-    for name in ("tensor_parallel_size", "data_parallel_size"):
-        if getattr(config, name) != -1:
-            settings[name] = getattr(config, name)
-    if config.data_type is not None:
-        settings["dtype"] = jnp.dtype(config.data_type)
-    return {**settings, "max_model_len": config.kv_cache_size}
-
-
-def check_llm(llm: LLM, tokenizer: Any, mesh: Any) -> None:
-    """Refuse an engine whose tokenizer or devices differ from the trainer's."""
-    both = [one for one in (tokenizer, llm.get_tokenizer()) if one is not None]
-    facts = [(len(one), one.eos_token_id, one.pad_token_id) for one in both]
-    if len(set(facts)) > 1:
-        raise ConfigError(
-            "the trainer's tokenizer and the llm's differ in (size, EOS, padding):"
-            f" {facts[0]} and {facts[1]}. Make the llm with tokenizer=the trainer's."
-        )
-    if mesh is not None and set(mesh.devices.flat) != set(llm.mesh.devices.flat):
-        raise ConfigError(
-            f"the llm is on {llm.mesh.devices.tolist()}, and the trainer's rollout mesh is"
-            f" {mesh.devices.tolist()}. Make the llm with mesh=that mesh."
-        )
-
-
-def sampling_params(config: RolloutConfig, **given: Any) -> SamplingParams:
-    """The SamplingParams of a RolloutConfig."""
-    settings: dict[str, Any] = {
-        "max_tokens": config.max_tokens_to_generate,
-        "temperature": config.temperature,
-        "top_p": 1.0 if config.top_p is None else config.top_p,
-        "top_k": 0 if config.top_k is None else config.top_k,
-        "logprobs": 0 if config.return_logprobs else None,
-        "flat_logprobs": config.return_logprobs,
-    }
-    if config.eos_tokens is not None:
-        # These alone end an answer.
-        settings |= {"stop_token_ids": list(config.eos_tokens), "ignore_eos": True}
-    return SamplingParams(**{**settings, **given})
-
-
-def as_key(seed: Any) -> jax.Array | None:
-    """A jax key from Tunix's seed: an old-style or new-style key, or an integer."""
-    if seed is None:
-        return None
-    if isinstance(seed, jax.Array) and jnp.issubdtype(seed.dtype, jax.dtypes.prng_key):
-        return seed
-    if np.shape(seed) == (2,) and np.asarray(seed).dtype == np.uint32:
-        return jax.random.wrap_key_data(jnp.asarray(seed))
-    if np.shape(seed) == () and np.issubdtype(np.asarray(seed).dtype, np.integer):
-        return jax.random.key(int(seed))
-    raise RequestError(f"seed={seed!r}: expected a jax key or an integer.")
-
-
-def hugging_face(tokenizer: Any) -> Any:
-    """The transformers tokenizer inside Tunix's adapter, or the one given."""
-    is_adapter = type(tokenizer).__module__.startswith("tunix.")
-    return tokenizer.tokenizer if is_adapter else tokenizer
-
-
 def filtered(params: Any, filter_types: tuple[Any, ...] | None) -> Any:
     """The variables of these types."""
     if filter_types is None:
@@ -279,46 +215,3 @@ def cast(params: dict[str, Any], dtype: Any) -> dict[str, Any]:
         else array
         for path, array in params.items()
     }
-
-
-# --- padding ------------------------------------------------------------------------------------
-
-
-def check_prompts(rows: Sequence[list[int]], longest: int, pad: int) -> None:
-    """Refuse prompts that a trainer would see cut, or with a masked beginning."""
-    for number, row in enumerate(rows):
-        if len(row) > longest:
-            raise RequestError(
-                f"prompt {number} has {len(row)} tokens, max_prompt_length is {longest}. Raise it,"
-                " or leave such prompts out of the data."
-            )
-        if row[:1] == [pad]:
-            raise RequestError(
-                f"prompt {number} begins with token {pad}, which is also the padding, so the"
-                " trainer would not see it. Give the tokenizer a pad_token of its own."
-            )
-
-
-def left_padded(rows: Sequence[list[int]], width: int, pad: int) -> np.ndarray:
-    """i32 [rows, width], each row at the right end."""
-    table = np.full((len(rows), width), pad, np.int32)
-    for filled, row in zip(table, rows, strict=True):
-        filled[width - len(row) :] = row
-    return table
-
-
-def first_real(row: np.ndarray, pad: int) -> int:
-    """The index at which a left-padded prompt begins."""
-    real = np.flatnonzero(row != pad)
-    if not len(real):
-        raise RequestError(f"a prompt holds only padding ({pad}); it needs one token or more.")
-    return int(real[0])
-
-
-def completion_lengths(completions: np.ndarray, mask: Any, pad: int) -> list[int]:
-    """The number of tokens of each right-padded completion to score."""
-    if mask is not None:
-        counted = np.asarray(mask).astype(bool)
-        return [int(np.max(np.flatnonzero(row), initial=-1)) + 1 for row in counted]
-    ends = [int(np.max(np.flatnonzero(row != pad), initial=-1)) + 2 for row in completions]
-    return [min(end, completions.shape[1]) for end in ends]

@@ -7,11 +7,8 @@ so that what is wrong with it is known before an engine starts.
 from __future__ import annotations
 
 import platform
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, fields
-from fnmatch import fnmatchcase
+from collections.abc import Callable, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +18,7 @@ import numpy as np
 import jengine
 from jengine.api.llm import LLM
 from jengine.config import ModelConfig
-from jengine.errors import ConfigError, nearest_name, unknown_argument
-from jengine.models.taps import tap_points
-from jengine.research.bundle import read_bundle
+from jengine.errors import unknown_argument
 from jengine.research.comparison import Comparison
 from jengine.research.measure import (
     continuation_results,
@@ -31,36 +26,18 @@ from jengine.research.measure import (
     logit_result,
     point_results,
 )
+from jengine.research.options import TORCH, Options, check_options, wanted_points
 from jengine.research.ours import SETTINGS, run_prompt
-from jengine.research.prompts import built_in, tokenized
+from jengine.research.reference import check_same_model, make_reference
 from jengine.research.results import LOGITS, Inputs, Results, SweepResult
-from jengine.research.runs import ModelFacts, Reference, Run
+from jengine.research.runs import Reference, Run
 from jengine.research.subject import Subject, folder_subject, live_subject
 from jengine.research.sweeps import Measure, run_sweeps
-from jengine.research.torch_process import Job, find_python, make_bundle, wider
 from jengine.research.verdict import NOISE, noise_limit
-from jengine.weights.save import new_folder
 
-TORCH = "torch"
 MOST_ROWS = 8
 # Tokens of one step at most: longer prompts run in pieces.
 STEP_TOKENS = 512
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """What a user may choose."""
-
-    against: str | Path = TORCH  # or the folder of a bundle
-    prompts: Sequence[str | Sequence[int]] | None = None  # None: built-in ones
-    new_tokens: int = 24
-    points: Sequence[str] = ("*",)  # tap points; patterns with *
-    sweeps: bool = True
-    torch_python: str | None = None
-    torch_device: str = "cpu"
-    save_bundle: str | Path | None = None
-    command: str = "llm.compare()"
-    note: Callable[[str], None] = lambda _: None  # called with a line before each long phase
 
 
 def compare_folder(
@@ -126,112 +103,6 @@ def compare_subject(subject: Subject, options: Options) -> Comparison:
         notes=notes(subject.config, reference),
     )
     return Comparison(results)
-
-
-# --- before anything runs ----------------------------------------------------------------------
-
-
-def check_options(options: Options) -> None:
-    """Options that contradict each other, or make no sense."""
-    if type(options.new_tokens) is not int or options.new_tokens < 0:
-        raise ConfigError(f"new_tokens={options.new_tokens!r}: expected a whole number from 0.")
-    if options.against == TORCH:
-        return
-    unused = [name for name in ("prompts", "save_bundle", "torch_python") if vars(options)[name]]
-    if unused:
-        flag = unused[0].replace("_", "-")
-        raise ConfigError(
-            f"{flag} is for a reference that is made now, and against={str(options.against)!r} is "
-            f"a saved bundle. Leave one of them out; against={TORCH!r} makes a new reference."
-        )
-
-
-def wanted_points(config: ModelConfig, patterns: Sequence[str]) -> list[str]:
-    """The tap points that match, in the order of computation."""
-    known = [point.name for point in tap_points(config)]
-    for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in known):
-            raise ConfigError(
-                f"there is no tap point {pattern!r} in this model. It has 'embed', 'norm', and "
-                "'layers.N.attention', 'layers.N.mlp', 'layers.N.output' with N from 0 to "
-                f"{len(config.layers) - 1}, or * for all.{nearest_name(str(pattern), known)}"
-            )
-    return [name for name in known if any(fnmatchcase(name, one) for one in patterns)]
-
-
-# --- the reference -----------------------------------------------------------------------------
-
-
-def make_reference(subject: Subject, options: Options) -> Reference:
-    """What the engine is compared with: a saved bundle, or what torch computes now."""
-    if options.against != TORCH:
-        return read_bundle(Path(options.against).expanduser())
-    python = find_python(options.torch_python)
-    prompts = prompt_ids(subject, options)
-    dtype = subject.config.dtype
-    with bundle_folder(options.save_bundle) as out, subject.exported() as model:
-        truth = wider(dtype)
-        options.note(f"Running torch in {truth} and {dtype} ...")
-        job = Job(
-            model=str(model),
-            dtype=dtype,
-            truth_dtype=truth,
-            device=options.torch_device,
-            prompts=prompts,
-            new_tokens=options.new_tokens,
-            out=str(out),
-        )
-        make_bundle(python, job)
-        return read_bundle(out)
-
-
-@contextmanager
-def bundle_folder(wanted: str | Path | None) -> Iterator[Path]:
-    """The folder of the bundle: the one that was asked for, or a temporary one."""
-    if wanted is not None:
-        with new_folder(wanted) as folder:
-            yield folder
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        yield Path(folder)
-
-
-def prompt_ids(subject: Subject, options: Options) -> list[list[int]]:
-    """The prompts as token ids that fit the model."""
-    encode = None if subject.tokenizer is None else subject.tokenizer.encode
-    config = subject.config
-    given = options.prompts
-    if given is None:
-        given = built_in(encode, config.vocab_size)
-    # One token more than the continuation: an answer has at least one.
-    longest = config.max_position - max(options.new_tokens, 1) - 1
-    return tokenized(given, encode, config.vocab_size, longest)
-
-
-def check_same_model(reference: Reference, config: ModelConfig, points: Sequence[str]) -> None:
-    """A bundle of another model, dtype or selection cannot be compared with."""
-    own = ModelFacts(config.architecture, config.vocab_size, config.hidden_size, len(config.layers))
-    for name, expected in vars(own).items():
-        found = vars(reference.model)[name]
-        if found != expected:
-            raise ConfigError(
-                f"the bundle is of another model: its {name} is {found!r}, this model's is "
-                f"{expected!r}. Make one of this model: --against torch --save-bundle FOLDER."
-            )
-    if reference.dtype != config.dtype:
-        raise ConfigError(
-            f"the bundle compares {reference.dtype}, and this model runs in {config.dtype}. Give "
-            f"dtype={reference.dtype!r}, or make a bundle for {config.dtype}."
-        )
-    seen = reference.truth[0].points
-    lacking = [name for name in points if name not in seen]
-    if lacking:
-        raise ConfigError(
-            f"the bundle holds no values of {lacking[0]!r}. It has: {', '.join(seen)}."
-        )
-
-
-# --- the engine --------------------------------------------------------------------------------
 
 
 def engine_settings(config: ModelConfig, reference: Reference) -> dict[str, Any]:

@@ -6,35 +6,34 @@ In: Results. Out: HTML text, without scripts and without anything to fetch. Must
 from __future__ import annotations
 
 import html
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
-from jengine.pictures import charts
-from jengine.pictures.charts import Dots, Row, Series, number
+from jengine.pictures.chart_parts import number
 from jengine.pictures.page import document, section
 from jengine.research.metrics import quantiles
+from jengine.research.report_charts import (
+    agreement_bars,
+    calibration,
+    columns_of,
+    kl_strip,
+    layer_charts,
+)
+from jengine.research.report_tables import (
+    LOOKS,
+    environment,
+    logit_table,
+    point_table,
+    sweep_table,
+)
+from jengine.research.report_text import continuations
 from jengine.research.results import (
-    LOGITS,
-    ContinuationResult,
-    Divergence,
-    PointResult,
     Results,
     shown,
 )
-from jengine.research.verdict import NOISE, SUSPICIOUS, Band
+from jengine.research.verdict import NOISE
 
 STYLE = (Path(__file__).parent / "report.css").read_text(encoding="utf-8")
-LOOKS = {
-    Band.BIT_EQUAL: "good",
-    Band.WITHIN_NOISE: "good",
-    Band.SUSPICIOUS: "doubtful",
-    Band.WRONG: "bad",
-}
-# Prompt tokens shown before a continuation.
-CONTEXT = 24
-# Of a chart alone in its row.
-FULL_WIDTH = 1140.0
 
 
 def page(results: Results) -> str:
@@ -90,17 +89,9 @@ SWEEP_TEXT = (
 )
 
 
-def columns_of(*parts: str) -> str:
-    """Parts side by side."""
-    return f'<div class="columns">{"".join(f"<div>{part}</div>" for part in parts)}</div>'
-
-
 def details(content: str, name: str) -> str:
     """A part that is folded until it is opened."""
     return f"<details><summary>Show {html.escape(name)}</summary>{content}</details>"
-
-
-# --- the verdict -------------------------------------------------------------------------------
 
 
 def header(results: Results) -> str:
@@ -134,270 +125,3 @@ def figures(results: Results) -> Mapping[str, str]:
         f"median KL from the truth (torch: {kl[1]})": kl[0],
         f"same likeliest token as the truth (torch: {top[1]})": top[0],
     }
-
-
-# --- pictures ----------------------------------------------------------------------------------
-
-
-def layer_charts(results: Results) -> str:
-    """The residual stream, and what attention and MLP add to it."""
-    points = results.points
-    wanted = {
-        "Residual stream, from the embedding to the logits": [
-            point for point in points if not point.name.endswith((".attention", ".mlp"))
-        ],
-        "What attention adds": [p for p in points if p.name.endswith(".attention")],
-        "What the MLP adds": [p for p in points if p.name.endswith(".mlp")],
-    }
-    # One scale for all of them: what attention adds can be compared with what it is added to.
-    values = [value for line in layer_lines(points, results) for value in line.values]
-    first, *others = (
-        f"<h3>{html.escape(title)}</h3>{layer_chart(some, title, results, values)}"
-        for title, some in wanted.items()
-        if some
-    )
-    return first + columns_of(*others)
-
-
-def layer_lines(points: Sequence[PointResult], results: Results) -> list[Series]:
-    """Errors of torch and of jengine against the truth, and the difference between the two."""
-    dtype = results.inputs.dtype
-    names = {
-        f"torch {dtype} from the truth": ("torch", "peer"),
-        f"jengine {dtype} from the truth": ("ours", "ours"),
-        "jengine from torch": ("apart", "apart"),
-    }
-    return [
-        Series(name, look, [quantiles(getattr(p, field).relative)["p50"] for p in points])
-        for name, (look, field) in names.items()
-    ]
-
-
-def layer_chart(
-    points: Sequence[PointResult], title: str, results: Results, beside: Sequence[float]
-) -> str:
-    """The three lines over these points, on a scale that also has room for `beside`."""
-    offender = results.first_offender
-    labels = [short_name(point.name) for point in points]
-    # The offender itself, and its layer in the residual stream.
-    output = f"layers.{short_name(offender)}.output" if offender else ""
-    marked = [short_name(p.name) for p in points if p.name in (offender, output)]
-    width = charts.WIDTH if points[0].name.startswith("layers.") else FULL_WIDTH
-    series = layer_lines(points, results)
-    return charts.line_chart(series, labels, marked=marked, title=title, width=width, beside=beside)
-
-
-def short_name(point: str) -> str:
-    """layers.3.output -> 3."""
-    return point.split(".")[1] if point.startswith("layers.") else point
-
-
-def kl_strip(results: Results) -> str:
-    """Two rows per prompt: torch and jengine."""
-    rows: list[Row] = []
-    begin = 0
-    for prompt, ids in enumerate(results.inputs.prompts):
-        end = begin + len(ids)
-        for who, look, result in (("torch", "torch", results.peer),
-                                  ("jengine", "ours", results.ours)):  # fmt: skip
-            values = [float(value) for value in result.kl[begin:end]]
-            tips = [
-                f"prompt {prompt}, position {at}, after {token_text(results, token)}: "
-                f"{who} {number(value)} nats"
-                for at, (token, value) in enumerate(zip(ids, values, strict=True))
-            ]
-            rows.append(Row(f"prompt {prompt}, {who}", look, values, tips))
-        begin = end
-    return charts.strip(rows, title="KL divergence at every position", unit="nats")
-
-
-def agreement_bars(results: Results) -> str:
-    """Bars for the likeliest 1, 5 and 20 tokens."""
-    groups = [f"top {k}" for k in results.ours.agreement]
-    series = [
-        Series("torch with the truth", "torch", list(results.peer.agreement.values())),
-        Series("jengine with the truth", "ours", list(results.ours.agreement.values())),
-    ]
-    return charts.bars(groups, series, title="agreement of the likeliest tokens")
-
-
-def calibration(results: Results) -> str:
-    """log p of the given tokens: torch's and jengine's."""
-    given = results.given
-    cloud = Dots("a given token", "ours", list(given["torch"]), list(given["ours"]))
-    return charts.scatter(
-        [cloud], "log p, torch", "log p, jengine", title="log-probabilities of the given tokens"
-    )
-
-
-# --- text --------------------------------------------------------------------------------------
-
-
-def continuations(results: Results) -> str:
-    """Each prompt with the three continuations."""
-    if not any(one.truth for one in results.continuations):
-        return "<p>No tokens were generated.</p>"
-    return "".join(continuation(results, one) for one in results.continuations)
-
-
-def continuation(results: Results, one: ContinuationResult) -> str:
-    """One prompt with the three continuations."""
-    ids = results.inputs.prompts[one.prompt]
-    before = "".join(readable(results, token) for token in ids[-CONTEXT:])
-    rows = [
-        (results.inputs.truth_dtype + " truth", one.truth, None),
-        (f"torch {results.inputs.dtype}", one.peer, one.peer_from_truth),
-        (f"jengine {results.inputs.dtype}", one.ours, one.ours_from_truth),
-    ]
-    drawn = "".join(
-        f'<div class="path"><b>{html.escape(name)}</b><code>'
-        f"{''.join(path(results, tokens, one.margins, found))}</code></div>"
-        for name, tokens, found in rows
-    )
-    leaves = leaving(one.ours_from_truth)
-    ellipsis = "… " if len(ids) > CONTEXT else ""
-    return (
-        f'<div class="prompt"><p><b>Prompt {one.prompt}</b> '
-        f"<code>{ellipsis}{html.escape(before)}</code></p>{drawn}<p>{html.escape(leaves)}</p></div>"
-    )
-
-
-def path(
-    results: Results,
-    tokens: Sequence[int],
-    margins: Sequence[float],
-    found: Divergence | None,
-) -> Iterator[str]:
-    """The tokens of one continuation; behind the first that differs, margins mean nothing."""
-    for step, token in enumerate(tokens):
-        word = html.escape(readable(results, token))
-        if found is not None and step > found.step:
-            yield f'<span class="beyond">{word}</span>'
-            continue
-        look = ' class="left"' if found is not None and step == found.step else ""
-        share = 55 * math.exp(-margins[step])
-        yield (
-            f'<span{look} style="background:color-mix(in srgb,var(--tie) {share:.0f}%,transparent)"'
-            f' title="step {step}, margin {number(margins[step])}">{word}</span>'
-        )
-
-
-def leaving(found: Divergence | None) -> str:
-    """Where jengine leaves the truth's path."""
-    if found is None:
-        return "jengine follows the truth to the end."
-    why = "a tie within the noise" if found.tie else "no tie"
-    return f"jengine leaves the truth at step {found.step}: margin {number(found.margin)}, {why}."
-
-
-def readable(results: Results, token: int) -> str:
-    """A token on the page: its text, or its number with a space."""
-    vocabulary = results.inputs.vocabulary
-    return vocabulary[token].replace("\n", "⏎\n") if vocabulary else f"{token} "
-
-
-def token_text(results: Results, token: int) -> str:
-    """A token in a sentence."""
-    return repr(results.inputs.vocabulary[token]) if results.inputs.vocabulary else str(token)
-
-
-# --- tables ------------------------------------------------------------------------------------
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table; cells are HTML."""
-    first = "".join(f"<th>{html.escape(name)}</th>" for name in head)
-    rest = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
-    lines = f"<thead><tr>{first}</tr></thead><tbody>{rest}</tbody>"
-    return f'<div class="wide"><table>{lines}</table></div>'
-
-
-def pill(band: Band) -> str:
-    """A band as a coloured word."""
-    return f'<span class="pill {LOOKS[band]}">{band.label}</span>'
-
-
-def logit_table(results: Results) -> str:
-    """The divergences as numbers."""
-    kinds = {
-        "torch from the truth": results.peer,
-        "jengine from the truth": results.ours,
-        "jengine from torch": results.apart,
-    }
-    rows: list[list[str]] = []
-    for name, result in kinds.items():
-        kl, back = quantiles(result.kl), quantiles(result.kl_back)
-        variation = quantiles(result.total_variation)
-        given = quantiles(result.given_difference) if len(result.given_difference) else None
-        rows.append(
-            [
-                html.escape(name),
-                *(number(kl[key]) for key in ("mean", "p50", "p99", "max")),
-                number(back["mean"]),
-                number(variation["mean"]),
-                "–" if given is None else number(given["mean"]),
-                "–" if given is None else number(given["p99"]),
-                number(float(result.rank_correlation.mean())),
-                f"{result.perplexities[0]:.6g}",
-            ]
-        )
-    head = (
-        "", "KL mean", "median", "99 %", "max", "KL backwards", "total variation",
-        "|Δ log p| mean", "99 %", "rank correlation", "perplexity",
-    )  # fmt: skip
-    return table(head, rows)
-
-
-def sweep_table(results: Results) -> str:
-    """Ways of computing the same, compared with each other."""
-    if not results.sweeps:
-        return "<p>Left out, or not possible with these prompts.</p>"
-    rows = [
-        [
-            html.escape(sweep.name),
-            html.escape(sweep.meaning),
-            str(sweep.positions),
-            number(sweep.relative),
-            number(sweep.max_abs),
-            f"{sweep.top_1:.1%}",
-            number(sweep.ratios.worst),
-            pill(sweep.band),
-        ]
-        for sweep in results.sweeps
-    ]
-    head = ("", "what differs", "positions", "median relative difference", "largest |Δ logit|",
-            "same likeliest token", "ratio", "")  # fmt: skip
-    return table(head, rows)
-
-
-def point_table(results: Results) -> str:
-    """Every tensor with its errors."""
-    rows: list[list[str]] = []
-    for point in results.points:
-        row = point.summary()
-        keys = ("relative", "relative_p90", "max_abs", "rms", "cosine_distance", "ulps")
-        rows.append(
-            [
-                html.escape(point.name),
-                *(f"{number(row[f'ours_{key}'])} <i>{number(row[f'torch_{key}'])}</i>"
-                  for key in keys),
-                *(number(value) for value in point.ratios),
-                pill(point.band),
-            ]
-        )  # fmt: skip
-    head = ("tensor", "relative, median", "relative, 90 %", "largest |Δ|", "RMS",
-            "1 - cosine", "spacings", "ratio, median", "90 %", "worst", "")  # fmt: skip
-    lead = (
-        f"<p>jengine from the truth, <i>torch from the truth</i>. Within noise: ratios up to "
-        f"{NOISE}; wrong: above {SUSPICIOUS}. '{LOGITS}' are less their mean, which changes no "
-        "probability. Spacings are those of the dtype's numbers.</p>"
-    )
-    return lead + table(head, rows)
-
-
-def environment(results: Results) -> str:
-    """Versions, remarks, and the command."""
-    rows = [[html.escape(key), html.escape(value)] for key, value in results.environment.items()]
-    remarks = "".join(f"<li>{html.escape(note)}</li>" for note in results.notes)
-    command = html.escape(results.inputs.command)
-    return f"<p>To repeat it:</p><pre>{command}</pre>{table(('', ''), rows)}<ul>{remarks}</ul>"

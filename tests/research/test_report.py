@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from jengine.pictures import charts
-from jengine.pictures.charts import Axis, Row, Series
+from jengine.pictures.chart_parts import Axis
+from jengine.pictures.charts import Row, Series
 from jengine.research.bundle import read_bundle
 from jengine.research.comparison import Comparison
 from jengine.research.measure import (
