@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine, Generator, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,6 +13,7 @@ from jengine.api.answer_stream import AnswerStream, Reader
 from jengine.api.arguments import chat_options, refuse_later
 from jengine.api.async_requests import AsyncRequests, PauseMode
 from jengine.api.base import BaseLLM
+from jengine.api.done import Done
 from jengine.api.parameters import OnInflight
 from jengine.api.profiling import trace_folder
 from jengine.api.stats import EngineStats
@@ -245,22 +246,3 @@ class AsyncLLM(BaseLLM):
 
     async def __aexit__(self, *_: object) -> None:
         await self.shutdown()
-
-
-class Done(Coroutine[None, None, None]):
-    """A finished coroutine: it can be awaited, made a task or dropped without a warning."""
-
-    def __await__(self) -> Generator[None, None, None]:
-        return
-        yield
-
-    def send(self, _value: None) -> None:
-        """End at once."""
-        raise StopIteration
-
-    def throw(self, typ: Any, val: Any = None, tb: Any = None) -> None:
-        """Raise the exception thrown in."""
-        raise typ if val is None else val
-
-    def close(self) -> None:
-        """Nothing is left to close."""

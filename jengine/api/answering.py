@@ -1,0 +1,117 @@
+"""Answers prompts in the caller's thread, with progress bars.
+
+In: prompts and parameters as `LLM` is given them. Out: outputs, all at once or as they grow.
+A batch exists before its first request is queued and records each of them, so its requests can be
+ended whatever is raised meanwhile, Ctrl-C included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import Any
+
+from jengine.api.arguments import Params
+from jengine.api.batches import Batch, Batches, Speed
+from jengine.api.front import Front
+from jengine.assembly.progress import ProgressFactory, progress_factory
+from jengine.outputs import RequestOutput
+
+Progress = bool | ProgressFactory
+# A bar for less than this many seconds would only flicker.
+SHORTEST_BAR = 0.5
+
+
+class Answering:
+    """The requests of one LLM: answered at once, streamed, or queued for later."""
+
+    def __init__(self, front: Front) -> None:
+        self._front = front
+        self.batches = Batches(front.session)
+        self._queued: list[Batch] = []
+
+    def answer(
+        self,
+        prompts: Any,
+        sampling_params: Params,
+        use_tqdm: Progress,
+        priority: int | Sequence[int] | None = None,
+        taps: int = 0,
+    ) -> list[RequestOutput]:
+        """Run the engine until all prompts are answered; outputs in the order of the prompts."""
+        batch = Batch()
+        try:
+            self._submit(batch, prompts, sampling_params, use_tqdm, priority, taps)
+            return self.complete(batch, use_tqdm)
+        finally:
+            self.batches.discard(batch)
+
+    def stream(self, prompts: Any, sampling_params: Params) -> Generator[RequestOutput]:
+        """Queue prompts now; their outputs as they grow. Leaving the loop aborts the rest."""
+        batch = Batch()
+        try:
+            self._submit(batch, prompts, sampling_params, False, streaming=True)
+            return self.batches.stream(batch)
+        except BaseException:
+            self.batches.discard(batch)
+            raise
+
+    def enqueue(
+        self,
+        prompts: Any,
+        sampling_params: Params,
+        use_tqdm: Progress,
+        priority: int | Sequence[int] | None = None,
+    ) -> list[str]:
+        """Queue prompts for `complete_queued`; the ids of the requests."""
+        batch = Batch()
+        try:
+            self._submit(batch, prompts, sampling_params, use_tqdm, priority)
+            self._queued.append(batch)
+        except BaseException:
+            self.batches.discard(batch)
+            raise
+        return batch.ids
+
+    def complete_queued(self, use_tqdm: Progress) -> list[RequestOutput]:
+        """Answer everything that `enqueue` has queued, in that order."""
+        batches, self._queued = self._queued, []
+        try:
+            return [output for batch in batches for output in self.complete(batch, use_tqdm)]
+        finally:
+            for batch in batches:  # Ctrl-C ends them all
+                self.batches.discard(batch)
+
+    def _submit(
+        self,
+        batch: Batch,
+        prompts: Any,
+        sampling_params: Params,
+        use_tqdm: Progress,
+        priority: int | Sequence[int] | None = None,
+        taps: int = 0,
+        *,
+        streaming: bool = False,
+    ) -> None:
+        """Check and queue all prompts, or, with an error, none of them."""
+        asked = self._front.asked(prompts, sampling_params, priority, streaming=streaming)
+        with bar(use_tqdm, len(asked), "Rendering prompts") as progress:
+            self.batches.submit(batch, asked, taps, lambda: progress.update(1))
+
+    def complete(self, batch: Batch, use_tqdm: Progress) -> list[RequestOutput]:
+        """Run the engine until the batch is answered."""
+        done: dict[str, RequestOutput] = {}
+        speed = Speed()
+        with bar(use_tqdm, len(batch.answers), "Processed prompts") as progress:
+            for output in self.batches.run(batch):
+                if output.finished:
+                    done[output.request_id] = output
+                    speed.note(output)
+                    progress.set_postfix_str(str(speed), refresh=False)
+                    progress.update(len(output.outputs))
+        return [done[request_id] for request_id in batch.ids]
+
+
+def bar(use_tqdm: Progress, total: int, label: str) -> Any:
+    """A progress bar, which for a single request appears only if it takes a while."""
+    quiet = {"delay": SHORTEST_BAR} if total == 1 and not callable(use_tqdm) else {}
+    return progress_factory(use_tqdm)(total=total, desc=label, **quiet)

@@ -1,0 +1,145 @@
+"""Calls on an engine in the caller's thread, apart from requests: parameters, state, shutdown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+import jengine
+from jengine.api import parameters
+from jengine.api.answering import Answering
+from jengine.api.base import BaseLLM
+from jengine.api.parameters import OnInflight
+from jengine.api.profiling import trace_folder
+from jengine.api.stats import EngineStats
+from jengine.assembly.engine import Engine
+from jengine.executor.protocol import WorkerHealth
+
+if TYPE_CHECKING:
+    from jengine import Comparison
+
+
+class OfflineEngine(BaseLLM):
+    """An engine whose calls return when they are done. `LLM` adds the requests."""
+
+    def _hold(self, engine: Engine) -> None:
+        super()._hold(engine)
+        self._answering = Answering(self._front)
+
+    # --- parameters ------------------------------------------------------------------------
+
+    def update_params(
+        self,
+        params: Any,
+        *,
+        donate: bool = False,
+        on_inflight: OnInflight = "finish",
+    ) -> int:
+        """Use other parameters: a module, an nnx.State, or a tree of arrays. Returns their version.
+
+        Structure, shapes and dtypes are checked first; on a mismatch nothing changes. Nothing is
+        compiled, and arrays with the right sharding are used without a copy. `donate` deletes
+        given arrays that had to be copied. Running requests finish first, are aborted, or continue
+        with the new weights on the KV cache that the old ones have filled.
+        """
+        finish_all = self._answering.batches.finish_all
+        return parameters.update_params(self.engine, params, donate, on_inflight, finish_all)
+
+    def save(
+        self,
+        path: str | Path,
+        format: Literal["safetensors", "orbax"] = "safetensors",
+        *,
+        overwrite: bool = False,
+    ) -> None:
+        """Write the parameters in use as a model folder, which appears when it is complete.
+
+        The tokenizer and generation_config.json go with them, as far as this engine has them.
+        "safetensors" also loads in transformers. `overwrite` replaces a saved model, never
+        anything else.
+        """
+        parameters.save(self.engine, path, format, overwrite)
+
+    def compare(self, against: str | Path = "torch", **options: Any) -> Comparison:
+        """Compare the activations of these parameters with torch's, layer by layer.
+
+        torch runs in another process. `against` is "torch", or the folder of a saved bundle.
+        Options: prompts, new_tokens, points, sweeps, torch_python, torch_device, save_bundle. In a
+        notebook the result shows its report; see also its verdict, columns(), to_frame(),
+        save_report().
+        """
+        return jengine.compare(self, against, **options)
+
+    # --- the engine ------------------------------------------------------------------------
+
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        """Forget cached prefixes. False, with nothing forgotten, if requests are using the cache.
+
+        With `reset_running_requests`, running requests are preempted and their tokens recomputed:
+        their answers do not change.
+        """
+        return self._front.reset_prefix_cache(reset_running_requests)
+
+    def stats(self) -> EngineStats:
+        """Counts of requests, cache use and compiled programs."""
+        return self._front.stats()
+
+    def wait_until_warm(self, timeout: float | None = None) -> bool:
+        """Wait until every program is compiled; False if that takes more seconds than `timeout`.
+
+        Requests are admitted before that, unless the engine was given a seed or
+        `compilation_config={"wait_for": "all"}`. Raises the error of a compilation that failed.
+        """
+        return self.engine.wait_until_warm(timeout)
+
+    def health(self, *, probe: bool = False) -> list[WorkerHealth]:
+        """The health of every process that runs steps. Raises EngineDead if one is lost.
+
+        `probe` runs an empty step on every device first. In a program of several processes all of
+        them must call it.
+        """
+        return self._front.health(probe)
+
+    def call_workers(self, method: str, **arguments: Any) -> list[Any]:
+        """Call a method in every process that runs steps; the results, by rank.
+
+        Methods: "memory" (bytes on the devices), "programs" (how many are compiled),
+        "start_profile" (folder) and "stop_profile". In a program of several processes all of them
+        must make the call.
+        """
+        return self._front.call_workers(method, arguments)
+
+    def start_profile(self, profile_prefix: str | None = None) -> None:
+        """Record what the devices do, into the folder of `profiler_config`, until stop_profile().
+
+        The trace is one of jax.profiler, for TensorBoard or Perfetto. `profile_prefix` names a
+        folder inside that one.
+        """
+        self.call_workers("start_profile", folder=trace_folder(self.engine.args, profile_prefix))
+
+    def stop_profile(self) -> None:
+        """Write what was recorded since start_profile()."""
+        self.call_workers("stop_profile")
+
+    def get_world_size(self, include_dp: bool = True) -> int:
+        """How many devices the engine runs on: all of them, or those of one replica."""
+        mesh = self.mesh
+        return mesh.size if include_dp else mesh.size // mesh.shape.get("dp", 1)
+
+    def shutdown(self) -> None:
+        """Abort every request and free the device memory. Calling it twice is harmless."""
+        engine = self._front.leave()
+        if engine is not None:
+            engine.client.shutdown()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.shutdown()
