@@ -89,7 +89,7 @@ RUNS_CODE = {"torch", "pickle", "dill", "cloudpickle", "_pickle"}
 EXCEPTIONS = {
     ("jengine", "*"): "public names, loaded when they are first used",
     ("jengine.__main__", "jengine.cli.main"): "the command line as a module",
-    ("jengine.api.offline", "jengine"): "llm.compare calls jengine.compare, a room above",
+    ("jengine.api.llm", "jengine"): "llm.compare calls jengine.compare, a room above",
 }
 # Files of device rooms that must stay free of jax, because host code uses them.
 NO_JAX = {

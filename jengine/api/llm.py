@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import jax
 
+import jengine
 from jengine.api import arrays
 from jengine.api.answering import Progress
 from jengine.api.arguments import Params, chat_options, refuse_later
@@ -22,6 +24,9 @@ from jengine.errors import RequestError
 from jengine.outputs import RequestOutput
 from jengine.runner.variants.tap_sets import Intervention
 from jengine.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from jengine import Comparison
 
 
 class LLM(OfflineEngine):
@@ -168,6 +173,16 @@ class LLM(OfflineEngine):
             key=key,
             sampling_params=params,
         )
+
+    def compare(self, against: str | Path = "torch", **options: Any) -> Comparison:
+        """Compare the activations of these parameters with torch's, layer by layer.
+
+        torch runs in another process. `against` is "torch", or the folder of a saved bundle.
+        Options: prompts, new_tokens, points, sweeps, torch_python, torch_device, save_bundle. In a
+        notebook the result shows its report; see also its verdict, columns(), to_frame(),
+        save_report().
+        """
+        return jengine.compare(self, against, **options)
 
     def _token_ids(self, text: str) -> list[int]:
         return self.engine.session.input_processor.prompts.render(text)["prompt_token_ids"]

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Any, Literal, Self
 
-import jengine
 from jengine.api import parameters
 from jengine.api.answering import Answering
 from jengine.api.base import BaseLLM
@@ -15,9 +14,6 @@ from jengine.api.profiling import trace_folder
 from jengine.api.stats import EngineStats
 from jengine.assembly.engine import Engine
 from jengine.executor.protocol import WorkerHealth
-
-if TYPE_CHECKING:
-    from jengine import Comparison
 
 
 class OfflineEngine(BaseLLM):
@@ -60,16 +56,6 @@ class OfflineEngine(BaseLLM):
         anything else.
         """
         parameters.save(self.engine, path, format, overwrite)
-
-    def compare(self, against: str | Path = "torch", **options: Any) -> Comparison:
-        """Compare the activations of these parameters with torch's, layer by layer.
-
-        torch runs in another process. `against` is "torch", or the folder of a saved bundle.
-        Options: prompts, new_tokens, points, sweeps, torch_python, torch_device, save_bundle. In a
-        notebook the result shows its report; see also its verdict, columns(), to_frame(),
-        save_report().
-        """
-        return jengine.compare(self, against, **options)
 
     # --- the engine ------------------------------------------------------------------------
 

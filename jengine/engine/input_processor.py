@@ -18,7 +18,8 @@ from jengine.errors import RequestError
 from jengine.plan import RowSampling
 from jengine.prompts import TokensPrompt
 from jengine.request import WireRequest
-from jengine.sampling_params import SamplingParams, integer
+from jengine.sampling_checks import integer
+from jengine.sampling_params import SamplingParams
 from jengine.text.tokenizer import Tokenizer
 
 MAX_BAD_WORD_TOKENS = 1024

@@ -12,7 +12,7 @@ from typing import Any
 from jengine.engine.limits import Limits
 from jengine.errors import RequestError, UnsupportedFeature, nearest_name
 from jengine.prompts import TokensPrompt
-from jengine.sampling_params import token_ids
+from jengine.sampling_checks import token_ids
 from jengine.text.tokenization import AS_USUAL, Tokenization
 from jengine.text.tokenizer import Tokenizer
 

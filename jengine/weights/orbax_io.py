@@ -9,8 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,19 +26,22 @@ from jengine.errors import CheckpointError
 from jengine.models import registry
 from jengine.models.hf_config import DTYPES
 from jengine.models.language_model import LanguageModel
-from jengine.models.parameter import named_parameters, with_current_names
+from jengine.models.parameter import named_parameters
 from jengine.weights.abstract import abstract_model, with_values
 from jengine.weights.live import FIRST_SHOWN, differences
 from jengine.weights.orbax_folder import ARRAYS_FOLDER, find_checkpoint, is_orbax, stored_trees
+from jengine.weights.orbax_names import (
+    ABOVE_PARAMETERS,
+    dotted,
+    nested,
+    parameters_prefix,
+    stored_names,
+)
 
 __all__ = ["is_orbax", "load_orbax", "save_orbax"]
 
 # The sharding of a parameter, given its path, logical axes and shape.
 Shardings = Callable[[str, tuple[str | None, ...], tuple[int, ...]], Sharding]
-# Keys that parameters may be stored under. Others may be optimizer moments or averaged weights.
-ABOVE_PARAMETERS = (
-    "params", "parameters", "model", "weights", "state", "train_state", "default", "pytree",
-)  # fmt: skip
 LONGEST_CAUSE = 400
 # Limit of host memory while reading or writing; without one Orbax copies the whole model there.
 HOST_BYTES = 2**31
@@ -57,9 +59,9 @@ def load_orbax(
     declared = dict(named_parameters(model))
     trees = _described(checkpoint)
     stored = _named_leaves(checkpoint, trees)
-    above = _prefix(checkpoint, stored, declared)
+    above = parameters_prefix(checkpoint, stored, declared)
     _check(checkpoint, stored, declared, above, cast)
-    names = _stored_names(stored, declared, above)
+    names = stored_names(stored, declared, above)
     targets = {
         names[path]: jax.ShapeDtypeStruct(
             parameter.shape,
@@ -84,18 +86,6 @@ def save_orbax(model: LanguageModel, folder: Path | str) -> None:
     with _bounded_memory(values.values()):
         v1.save(str(folder / ARRAYS_FOLDER), tree)
     (folder / "config.json").write_text(text, encoding="utf-8")
-
-
-def nested(values: Mapping[str, Any]) -> dict[str, Any]:
-    """{'a.b': 1} as {'a': {'b': 1}}."""
-    tree: dict[str, Any] = {}
-    for path, value in values.items():
-        *parents, last = path.split(".")
-        node = tree
-        for key in parents:
-            node = node.setdefault(key, {})
-        node[last] = value
-    return tree
 
 
 def _one_dtype(values: Mapping[str, jax.Array]) -> str:
@@ -129,50 +119,11 @@ def _named_leaves(checkpoint: Path, trees: Mapping[str | None, Any]) -> dict[str
     stored: dict[str, Any] = {}
     for tree_name, tree in trees.items():
         for path, leaf in jax.tree.leaves_with_path(tree):
-            name = _dotted(tree_name, path)
+            name = dotted(tree_name, path)
             if name in stored:
                 raise CheckpointError(f"{checkpoint}: two arrays are called {name!r}.")
             stored[name] = leaf
     return stored
-
-
-def _dotted(tree: str | None, path: Sequence[Any]) -> str:
-    """A leaf's name, without the level that nnx variables add in a checkpoint."""
-    name = jax.tree_util.keystr(tuple(path), simple=True, separator=".")
-    return name.removesuffix(".value") if tree is None else f"{tree}.{name.removesuffix('.value')}"
-
-
-def _prefix(checkpoint: Path, stored: Mapping[str, Any], declared: Mapping[str, Any]) -> str:
-    """The prefix of the parameters' names: '', 'params.', 'state.model.', ..."""
-    counts = Counter(
-        prefix
-        for name in stored
-        for prefix in _possible_prefixes(name)
-        if name.removeprefix(prefix) in declared
-    )
-    best = [prefix for prefix, count in counts.items() if count == max(counts.values())]
-    if len(best) == 1:
-        return best[0]
-    if best:
-        raise CheckpointError(
-            f"{checkpoint}: the model's parameters are there more than once, under"
-            f" {' and '.join(repr(prefix.rstrip('.')) for prefix in best)}. Save only one of them."
-        )
-    raise CheckpointError(
-        f"{checkpoint}: holds none of the model's parameters. Expected names such as"
-        f" {', '.join(list(declared)[:3])} at the top, or under one or more of"
-        f" {', '.join(ABOVE_PARAMETERS)}; found {', '.join(list(stored)[:FIRST_SHOWN])}."
-    )
-
-
-def _possible_prefixes(name: str) -> Iterator[str]:
-    prefix = ""
-    yield prefix
-    for key in name.split("."):
-        if key not in ABOVE_PARAMETERS:
-            return
-        prefix += f"{key}."
-        yield prefix
 
 
 def _check(
@@ -184,7 +135,7 @@ def _check(
 ) -> None:
     """Refuse a checkpoint that does not hold exactly the model's parameters."""
     given = {}
-    for path, name in _stored_names(stored, declared, above).items():
+    for path, name in stored_names(stored, declared, above).items():
         cast_to = declared[path].dtype if cast and path in declared else None
         given[path] = _stand_in(stored[name], cast_to)
     problems = differences(declared, given)
@@ -195,12 +146,6 @@ def _check(
             f"{checkpoint}: these parameters do not fit the model that config.json describes:"
             f"\n  {shown}" + (f"\n  and {more} more" if more > 0 else "")
         )
-
-
-def _stored_names(stored: Iterable[str], declared: Mapping[str, Any], above: str) -> dict[str, str]:
-    """The name in the checkpoint of every array below `above`, by its path in the model."""
-    below = {name.removeprefix(above): name for name in stored if name.startswith(above)}
-    return with_current_names(below, declared)
 
 
 def _stand_in(leaf: Any, cast_to: Any) -> Any:
@@ -224,7 +169,7 @@ def _read(
     for tree_name, tree in trees.items():
 
         def target(path: Any, _: Any, tree_name: str | None = tree_name) -> Any:
-            return targets.get(_dotted(tree_name, path), v1.PLACEHOLDER)
+            return targets.get(dotted(tree_name, path), v1.PLACEHOLDER)
 
         wanted = jax.tree.map_with_path(target, tree)
         if all(leaf is v1.PLACEHOLDER for leaf in jax.tree.leaves(wanted)):
@@ -232,7 +177,7 @@ def _read(
         with _orbax_errors(checkpoint), _bounded_memory(targets.values()):
             loaded = v1.load(str(checkpoint), wanted, checkpointable_name=tree_name)
         named = (
-            (_dotted(tree_name, path), leaf) for path, leaf in jax.tree.leaves_with_path(loaded)
+            (dotted(tree_name, path), leaf) for path, leaf in jax.tree.leaves_with_path(loaded)
         )
         values.update((name, leaf) for name, leaf in named if name in targets)
     return values

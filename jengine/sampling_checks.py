@@ -1,0 +1,66 @@
+"""Checks of values in SamplingParams: each returns what it accepts, or raises RequestError."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jengine.errors import RequestError
+
+
+def integer(name: str, value: Any, least: int, most: int | None = None) -> int:
+    """`value` as an int in range, or a RequestError."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise RequestError(f"{name}={value!r}: expected an integer.")
+    value = value.__index__()
+    if value < least or (most is not None and value > most):
+        bounds = f"at least {least}" if most is None else f"from {least} to {most}"
+        raise RequestError(f"{name}={value}: expected an integer {bounds}.")
+    return value
+
+
+def number(name: str, value: Any, least: float, most: float | None) -> float:
+    """`value` as a finite float in range, or a RequestError."""
+    if isinstance(value, bool) or not hasattr(value, "__float__"):
+        raise RequestError(f"{name}={value!r}: expected a number.")
+    try:
+        result = float(value)
+    except (OverflowError, TypeError, ValueError) as error:
+        raise RequestError(f"{name}={value!r}: expected a number.") from error
+    if not math.isfinite(result) or result < least or (most is not None and result > most):
+        bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
+        raise RequestError(f"{name}={value!r}: expected a finite number {bounds}.")
+    return result
+
+
+def boolean(name: str, value: Any) -> None:
+    """Refuse anything that is not True or False."""
+    if not isinstance(value, bool):
+        raise RequestError(f"{name}={value!r}: expected True or False.")
+
+
+def logprob_count(name: str, value: Any) -> int | None:
+    """None: not wanted. 0: the chosen token only. k: the top k as well. -1: the vocabulary."""
+    if value is None or value is False:
+        return None
+    return 1 if value is True else integer(name, value, -1)
+
+
+def token_ids(name: str, values: Sequence[int]) -> list[int]:
+    """A list of non-negative ints, or a RequestError naming the first that is not."""
+    if isinstance(values, (str, bytes)) or not hasattr(values, "__iter__"):
+        raise RequestError(f"{name}={values!r}: expected a list of token ids.")
+    return [integer(f"{name}[{i}]", value, 0, 2**31 - 1) for i, value in enumerate(values)]
+
+
+def checked_bias(bias: Mapping[int | str, float]) -> dict[int | str, float]:
+    """Keys become ints, values are clamped to +-100."""
+    if not isinstance(bias, Mapping):
+        raise RequestError(f"logit_bias={bias!r}: expected a dict of token id to number.")
+    result: dict[int | str, float] = {}
+    for key, value in bias.items():
+        token = int(key) if isinstance(key, str) and key.isdigit() else key
+        token = integer("logit_bias key", token, 0, 2**31 - 1)
+        result[token] = max(-100.0, min(100.0, number(f"logit_bias[{token}]", value, -1e30, 1e30)))
+    return result
