@@ -183,7 +183,7 @@ def test_leaving_the_loop_aborts_the_request(engine: AsyncLLM) -> None:
         await stream.aclose()
         await until_idle(engine)
         async for _ in engine.generate(PROMPTS[0], LONG):
-            break  # the event loop closes the generator that nobody holds
+            break  # the event loop closes the abandoned generator
         await until_idle(engine)
 
     run(work())

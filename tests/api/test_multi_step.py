@@ -1,4 +1,4 @@
-"""Several decode steps in one call give what single steps give, and end when nobody goes on."""
+"""Several decode steps in one call equal single steps, and end when every request has ended."""
 
 from __future__ import annotations
 

@@ -167,7 +167,7 @@ def test_rows_that_claim_a_past_have_blocks_of_their_own(tmp_path: Path) -> None
         plans = list(driver.plans(2, 32, 4))
         blocks = [block for new in plans[0].new_blocks for block in new.blocks]
         assert len(set(blocks)) == len(blocks)
-        assert 0 not in blocks, "the null block is nobody's"
+        assert 0 not in blocks, "the null block belongs to no row"
         assert len(blocks) * llm.engine.cache.block_size >= 2 * (32 + len(plans))
         assert [[one.start for one in plan.entries] for plan in plans[:3]] == [
             [31, 31], [32, 32], [33, 33]

@@ -92,7 +92,7 @@ def test_one_step_at_a_time(core: EngineCore) -> None:
     found = clock.as_dict()
     assert found["steps"] == 3 and found["wall_s"] == 24
     assert found["packing_s"] == 3 and found["waiting_s"] == 15 and found["host_s"] == 9
-    # While a step is packed, nobody knows when it reached the device.
+    # While a step is packed, the time at which it reached the device is not known.
     assert found["idle_at_least_s"] == 6 and found["idle_at_most_s"] == 9
     assert found["idle_at_most_s"] == found["wall_s"] - world.busy
 

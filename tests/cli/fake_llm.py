@@ -1,4 +1,4 @@
-"""A stand-in for LLM that says what it was told to, and a way to run commands with it."""
+"""A stand-in for LLM with scripted answers, and a way to run commands with it."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class FakeLLM:
 
 @dataclass(frozen=True)
 class Result:
-    """What a command left behind."""
+    """The exit status and output of a command."""
 
     status: int
     out: str

@@ -21,7 +21,8 @@ from jengine.outputs import StepOutput, TokenDelta
 from jengine.plan import Plan
 from jengine.request import WireRequest
 from jengine.scheduler.scheduler import Scheduler
-from tests.scheduler.scheduler_loop import FULL, VOCAB, make_wire, truth
+from tests.kvcache.cache_cases import FULL
+from tests.scheduler.scheduler_loop import VOCAB, make_wire, truth
 
 BLOCK = 4
 CACHE = CacheConfig((FULL,), BLOCK, (41,), True)
@@ -161,7 +162,7 @@ def test_a_replica_that_takes_long_does_not_hold_up_the_others() -> None:
     assert sorted(replicas.finals) == ["a", "c"] and replicas.tokens["b"] == []
     # Its steps are queued, but no more of them than may be.
     assert replicas.events.count(("submit", 1)) == 2
-    replicas.take(replicas.core.step())  # nobody else has work: it is waited for
+    replicas.take(replicas.core.step())  # no other replica has work: it is waited for
     assert len(replicas.tokens["b"]) == 1
     replicas.drain()
     assert replicas.finals["b"].finish_reason == "length"

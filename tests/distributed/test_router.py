@@ -72,7 +72,7 @@ def test_no_replica_leads_by_more_than_the_bound(pairs: list[tuple[int, int]]) -
 def test_prompts_that_begin_alike_do_not_pile_up(
     replicas: int, shared: int, rests: list[int]
 ) -> None:
-    """Everybody's prompt begins with the same text, and nobody's answer ends."""
+    """All prompts begin with the same text, and no answer ends."""
     placing = Router(replicas, BLOCK)
     prefix = hashes("system", shared)
     for number, rest in enumerate(rests):

@@ -19,7 +19,8 @@ from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.outputs import TokenDelta
 from jengine.scheduler.plan_builder import PlanBuilder
 from jengine.scheduler.scheduler import Scheduler
-from tests.scheduler.scheduler_loop import FULL, VOCAB, make_wire, truth
+from tests.kvcache.cache_cases import FULL
+from tests.scheduler.scheduler_loop import VOCAB, make_wire, truth
 
 CACHE = CacheConfig((FULL,), 4, (65,))
 

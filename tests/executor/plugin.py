@@ -1,4 +1,4 @@
-"""An executor of somebody else's, as `executor="tests.executor.plugin:ScriptedWorkers"` names it.
+"""A third party's executor, as `executor="tests.executor.plugin:ScriptedWorkers"` names it.
 
 Its tokens are a function of the tokens before them; nothing is loaded. Records what it is asked.
 """
@@ -44,7 +44,7 @@ class ScriptedWorkers:
         return self._scripted.submit(plan)
 
     def update_weights(self, leaves: Any) -> None:
-        raise AssertionError("nobody has parameters here")
+        raise AssertionError("scripted workers have no parameters")
 
     def call_workers(self, method: str, arguments: bytes) -> list[bytes]:
         assert method == "programs"

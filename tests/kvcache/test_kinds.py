@@ -8,8 +8,9 @@ from jengine.config import CacheConfig, CacheGroup, CacheSpec, ScheduleConfig
 from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.kvcache.kinds import KINDS
 from jengine.scheduler.scheduler import Scheduler
+from tests.kvcache.cache_cases import FULL
 from tests.kvcache.slot_group import SlotGroup
-from tests.scheduler.scheduler_loop import FULL, lengths, make_wire
+from tests.scheduler.scheduler_loop import lengths, make_wire
 
 RECURRENT = CacheGroup(CacheSpec("recurrent", 1, 8), (1,))
 

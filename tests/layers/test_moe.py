@@ -1,4 +1,4 @@
-"""Grouped experts equal the plain sum over all experts, whoever is picked."""
+"""Grouped experts equal the plain sum over all experts, whichever experts are picked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model says of whole sequences by plain attention, without a cache: an oracle."""
+"""A model's logits of whole sequences by plain attention, without a KV cache: an oracle."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from jengine.models.decoder import Decoder
 
 
 def lengthened(tokens: Sequence[int], multiple: int = 64) -> jax.Array:
-    """[1, length], of few lengths so that little is compiled.
+    """[1, length], padded with zeros to few lengths, so that few programs are compiled.
 
-    Causal attention keeps the zeros behind from changing what comes before.
+    Under causal attention the padding changes no logits before it.
     """
     return jnp.asarray([[*tokens, *[0] * (-len(tokens) % multiple)]])
 

@@ -46,7 +46,7 @@ class Launch:
     processes: list[Process] = field(default_factory=list)
 
     def wait(self, seconds: float) -> list[int]:
-        """Exit codes in order; an error with everybody's output if one does not end."""
+        """Exit codes in order; an error with the output of all if one does not end."""
         ends = time.monotonic() + seconds
         codes = []
         for process in self.processes:
@@ -57,7 +57,7 @@ class Launch:
         return codes
 
     def until(self, ready: Callable[[], bool], seconds: float) -> None:
-        """Wait until something is so."""
+        """Wait until the condition holds."""
         ends = time.monotonic() + seconds
         while not ready():
             assert time.monotonic() < ends, f"not after {seconds} s:\n{self}"

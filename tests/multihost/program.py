@@ -85,7 +85,7 @@ def everything(built: jengine.LLM) -> None:
 
 
 def zeroed(llm: jengine.LLM) -> dict[str, np.ndarray]:
-    """Parameters as a user's own program may have them: on the host, whole."""
+    """Zeros for every parameter, as whole arrays on the host."""
     return {
         path: np.zeros(parameter.shape, parameter.dtype)
         for path, parameter in named_parameters(llm.engine.declared)
@@ -182,7 +182,7 @@ def interrupted(folder: Path, rank: int) -> None:
 
 
 def idle_then_leaves(folder: Path, rank: int) -> None:
-    """One process leaves; the others hear of it when they next need it."""
+    """One process leaves; the others notice it at their next step."""
     llm = engine(folder)
     if rank == 1:
         llm.shutdown()

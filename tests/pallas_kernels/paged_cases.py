@@ -14,7 +14,7 @@ BLOCK_SIZE = 4
 
 @dataclass
 class Case:
-    """Rows of different lengths, their blocks strewn over one cache array."""
+    """Rows of different lengths, their blocks scattered over one cache array."""
 
     cache: np.ndarray  # [layers, 2, blocks, block_size, kv_heads * head_dim]
     keys: list[np.ndarray]  # a row: [length, kv_heads, head_dim]

@@ -1,4 +1,4 @@
-"""Bundles without torch: what a dense forward pass of our own model gives, with some noise.
+"""Bundles without torch: the values of a dense forward pass of our own model, with some noise.
 
 They stand for a reference wherever the comparison itself is tested; the numbers of torch are
 compared in test_torch_reference.py and, end to end, in test_against_torch.py.
@@ -70,7 +70,7 @@ def columns(logits: np.ndarray, keep: int) -> np.ndarray:
 
 def greedy(model: Decoder, ids: Sequence[int], steps: int) -> dict[str, Any]:
     """Greedy decoding, each step from scratch."""
-    # What lies behind a position does not reach it, so one length will do.
+    # Causal attention: the padding after a position does not change it, so one length will do.
     known, made = [*ids, *[0] * steps], {"tokens": [], "ids": [], "logits": []}
     for step in range(steps):
         last = forward(model, known)["logits"][len(ids) + step - 1]

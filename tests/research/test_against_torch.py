@@ -47,7 +47,7 @@ def test_bfloat16_is_within_the_noise_of_torch_now_and_from_a_bundle(tmp_path: P
 )
 def test_every_family_is_within_the_noise_of_torch(family: str, dtype: str, tmp_path: Path) -> None:
     # Where two experts are all but equally likely, rounding may choose the other one, and the token
-    # is another from there on, in torch as here. With this seed nobody meets such a token.
+    # is another from there on, in torch as here. With this seed no sequence has such a token.
     folder = write_tiny(tmp_path, family, seed=1 if family == "mixtral" else 0)
     found = compare_folder(folder, Options(sweeps=family == "llama"), {"dtype": dtype})
     assert found.passed, found.verdict

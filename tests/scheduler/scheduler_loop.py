@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jengine.config import CacheConfig, CacheGroup, CacheSpec, ScheduleConfig
+from jengine.config import CacheConfig, CacheGroup, ScheduleConfig
 from jengine.executor.scripted import ScriptedExecutor, ScriptedResult, scripted_tokens
 from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.outputs import TokenDelta
@@ -14,18 +14,13 @@ from jengine.plan import Plan, RowSampling, Wanted
 from jengine.request import WireRequest
 from jengine.scheduler.gates import AdmissionGate
 from jengine.scheduler.scheduler import Scheduler
+from tests.kvcache.cache_cases import FULL
 
 VOCAB = 97
-FULL = CacheGroup(CacheSpec("full", 1, 8), (0,))
-
-
-def sliding(window: int) -> CacheGroup:
-    """A group of one sliding-window layer."""
-    return CacheGroup(CacheSpec("sliding", 1, 8, window), (1,))
 
 
 def make_wire(prompt: int | list[int], name: str = "r", **more: Any) -> WireRequest:
-    """A request; an integer prompt is that many tokens peculiar to the name."""
+    """A request; an integer prompt is that many tokens, others for each name."""
     if isinstance(prompt, int):
         prompt = [(position + 7 * sum(name.encode())) % VOCAB for position in range(prompt)]
     sampling = more.pop("sampling", RowSampling())
@@ -73,7 +68,7 @@ def samples(plan: Plan | None) -> list[bool]:
 
 
 class Loop:
-    """Schedules, submits and commits; collects what each request was told."""
+    """Schedules, submits and commits; collects the deltas of each request."""
 
     def __init__(
         self,

@@ -8,7 +8,8 @@ import pytest
 from jengine.executor.scripted import scripted_tokens
 from jengine.outputs import StepOutput
 from jengine.plan import RowSampling
-from tests.scheduler.scheduler_loop import VOCAB, Loop, make_wire, sliding, truth
+from tests.kvcache.cache_cases import sliding
+from tests.scheduler.scheduler_loop import VOCAB, Loop, make_wire, truth
 
 
 def first_tokens(wire, count=9):

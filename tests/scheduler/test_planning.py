@@ -8,16 +8,8 @@ from jengine.errors import ConfigError, RequestError
 from jengine.executor.scripted import scripted_tokens
 from jengine.plan import RowSampling
 from jengine.request import Request
-from tests.scheduler.scheduler_loop import (
-    VOCAB,
-    Loop,
-    lengths,
-    make_wire,
-    rows,
-    samples,
-    sliding,
-    starts,
-)
+from tests.kvcache.cache_cases import sliding
+from tests.scheduler.scheduler_loop import VOCAB, Loop, lengths, make_wire, rows, samples, starts
 
 
 def many(count, length, **more):

@@ -7,7 +7,8 @@ import pytest
 from jengine.plan import NewBlocks
 from jengine.request import Request
 from jengine.scheduler.plan_builder import PlanBuilder
-from tests.scheduler.scheduler_loop import FULL, Loop, lengths, make_wire, rows, sliding, starts
+from tests.kvcache.cache_cases import FULL, sliding
+from tests.scheduler.scheduler_loop import Loop, lengths, make_wire, rows, starts
 
 
 def tight(**more):

@@ -16,7 +16,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from jengine.errors import RequestError
 from jengine.plan import RowSampling
 from jengine.request import Request, WireRequest
-from tests.scheduler.scheduler_loop import FULL, Loop, make_wire, sliding, truth
+from tests.kvcache.cache_cases import FULL, sliding
+from tests.scheduler.scheduler_loop import Loop, make_wire, truth
 
 QUICK = settings(derandomize=True, deadline=None, max_examples=120, stateful_step_count=50)
 LARGE = settings(derandomize=True, deadline=None, max_examples=2500, stateful_step_count=100)
@@ -31,7 +32,7 @@ def breaks(tokens: Sequence[int]) -> bool:
 
 
 def answer(wire: WireRequest) -> tuple[list[int], str]:
-    """Tokens and finish reason that this request must get if nobody aborts it."""
+    """Tokens and finish reason that this request must get unless it is aborted."""
     tokens, reason = truth(wire, MAX_MODEL_LEN)
     for count in range(len(tokens)):
         if breaks(wire.prompt_token_ids + tokens[:count]):
