@@ -35,7 +35,7 @@ def update_params(
         if on_inflight == "abort":
             for answer in session.open_answers:
                 session.abort(answer.request_id)
-        leaves = engine.order.leaves(values)
+        leaves = engine.order.leaves(values.items())
         if donate:
             release_moved(params, values)
         return engine.client.update_weights(leaves)

@@ -42,7 +42,6 @@ from jengine.runner.runner_config import RunnerConfig
 from jengine.runner.step.leaves import LeafOrder
 from jengine.sampling_params import SamplingParams
 from jengine.scheduler.scheduler import Scheduler
-from jengine.weights.abstract import declaration
 from jengine.weights.stages import StagePlaces
 from sharding.mesh import engine_mesh, steps_may_queue
 from sharding.placement import Placement
@@ -114,17 +113,20 @@ def device_side(args: EngineArgs, source: ModelSource, bar: Callable[..., Any]) 
             multihost=replace(settings, address=None),
         )
         places = StagePlaces(group.observed(placement), layout)
-        model = load_parameters(args, source, places, bar)
-        group.agree_on_weights(model)
+        model, values = load_parameters(args, source, places, bar)
         order = LeafOrder(model, places)
+        leaves = order.leaves(group.noted(values))
+        group.agree_on_weights()
         with explained_if_slow(what_compiling_costs, args.show_progress is not False):
-            runners, cache = build_runners(model, source.config, steps, order, bar, group.least)
+            runners, cache = build_runners(
+                model, leaves, source.config, steps, order, bar, group.least
+            )
         group.agree(cache=cache)
         parts = CoreParts(
             runners, placement, schedule, cache, depth, layout.num_stages, in_turn=not independent
         )
         core = group.core(parts)
-    return DeviceSide(core, runners, schedule, cache, depth, declaration(model), order)
+    return DeviceSide(core, runners, schedule, cache, depth, model, order)
 
 
 def engine_of(

@@ -7,29 +7,30 @@ Must not know sizes, caches or requests.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jax
 from flax import nnx
 
 from jengine.assembly.args import EngineArgs
 from jengine.config import ModelConfig
 from jengine.errors import ConfigError, nearest_name
 from jengine.text.tokenizer import Tokenizer, load_tokenizer, wrap_tokenizer
-from jengine.weights.abstract import abstract_model, with_dtype, with_values
-from jengine.weights.dummy import dummy_model
+from jengine.weights.abstract import NamedArray, abstract_model, declaration, with_dtype
+from jengine.weights.dummy import dummy_arrays
 from jengine.weights.folder import INDEX_FILE, SINGLE_FILE, read_model_config
 from jengine.weights.generation_config import (
     GENERATION_KEYS,
     generation_settings,
     read_generation_config,
 )
-from jengine.weights.live import fitting_arrays
+from jengine.weights.live import fitting_arrays, named_arrays
 from jengine.weights.orbax_folder import is_orbax
 from jengine.weights.resolve import resolve_model
-from jengine.weights.safetensors_io import load_model
+from jengine.weights.safetensors_io import open_model
 from jengine.weights.stages import StagePlaces
 
 logger = logging.getLogger(__name__)
@@ -109,27 +110,37 @@ def generation_override(given: Mapping[str, Any] | None) -> dict[str, object]:
 
 def load_parameters(
     args: EngineArgs, source: ModelSource, place: StagePlaces, bar: Callable[..., Any]
-) -> nnx.Module:
-    """The model with its arrays placed. Live arrays that have the right sharding are not copied."""
+) -> tuple[nnx.Module, Iterable[NamedArray]]:
+    """The model's declarations, and its placed parameters, most of them read as they are asked for.
+
+    Live arrays are not copied if dtype and sharding fit.
+    """
     if source.folder is None:
-        return with_values(args.model, fitting_arrays(args.model, args.model, place))
+        return declaration(args.model), fitting_arrays(args.model, args.model, place).items()
+    declared = abstract_model(source.config)
     if args.params is not None:
-        declared = abstract_model(source.config)
-        return with_values(declared, fitting_arrays(declared, args.params, place))
+        return declared, fitting_arrays(declared, args.params, place).items()
     if args.load_format == "dummy":
-        return dummy_model(source.config, seed=args.seed or 0, place=place)
+        return declared, dummy_arrays(declared, seed=args.seed or 0, place=place)
     if stored_format(args.load_format, source.folder) == "orbax":
         # Importing Orbax takes two seconds, so only those who use it do.
         from jengine.weights.orbax_io import load_orbax
 
         place.refuse_several_processes("an Orbax checkpoint")
         keeps_dtype = isinstance(args.dtype, str) and args.dtype == "auto"
-        return load_orbax(source.folder, source.config, place.sharding, cast=not keeps_dtype)
+        model = load_orbax(source.folder, source.config, place.sharding, cast=not keeps_dtype)
+        return declared, emptied(named_arrays(model))
 
     def progress(label: str, total: int) -> Any:
         return bar(total=total, desc=label, unit="B", unit_scale=True)
 
-    return load_model(source.folder, dtype=args.dtype, place=place, progress=progress)
+    return open_model(source.folder, dtype=args.dtype, place=place, progress=progress)
+
+
+def emptied(values: dict[str, jax.Array]) -> Iterator[NamedArray]:
+    """The items, each of which is no longer referenced from here once it is taken."""
+    for path in list(values):
+        yield path, values.pop(path)
 
 
 def stored_format(load_format: str, folder: Path) -> str:

@@ -5,13 +5,12 @@ In: the placement of its arrays. Out: its core, and agreement with the others on
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import jax
-from flax import nnx
 
 from jengine.config import CacheConfig, ScheduleConfig
 from jengine.distributed.data_parallel import DataParallelCore
@@ -29,12 +28,12 @@ from jengine.executor.multihost.parameter_digests import ParameterDigests
 from jengine.executor.multihost.rendezvous import meet
 from jengine.executor.multihost.settings import MultihostSettings
 from jengine.kvcache.coordinator import CacheCoordinator
-from jengine.models.parameter import named_parameters
 from jengine.request import WireRequest
 from jengine.runner.runner import PlanRunner
 from jengine.runner.step.leaves import Leaves
 from jengine.scheduler.refusal import refuse_impossible
 from jengine.scheduler.scheduler import Scheduler
+from jengine.weights.abstract import NamedArray
 from sharding.placement import Placement
 
 
@@ -80,14 +79,18 @@ class ProcessGroup(Protocol):
     """What building an engine asks of its processes."""
 
     def observed(self, placement: Placement) -> Placement:
-        """The placement, through which parameters are noted on their way."""
+        """The placement, which takes a digest of each parameter that it places."""
         ...
 
     def agree(self, **values: Any) -> None:
         """Raise a ConfigError in every process if these are not the same in all."""
         ...
 
-    def agree_on_weights(self, model: nnx.Module) -> None:
+    def noted(self, values: Iterable[NamedArray]) -> Iterable[NamedArray]:
+        """The parameters, of which digests are taken if their placement did not."""
+        ...
+
+    def agree_on_weights(self) -> None:
         """Raise a ConfigError in every process if they have read different parameters."""
         ...
 
@@ -137,7 +140,10 @@ class SingleProcess:
     def agree(self, **values: Any) -> None:
         pass
 
-    def agree_on_weights(self, model: nnx.Module) -> None:
+    def noted(self, values: Iterable[NamedArray]) -> Iterable[NamedArray]:
+        return values
+
+    def agree_on_weights(self) -> None:
         pass
 
     def least(self, number: int) -> int:
@@ -165,8 +171,12 @@ class SeveralProcesses:
         items = [(name, digest_of(repr(value).encode())) for name, value in values.items()]
         self._compare(reports("settings", items))
 
-    def agree_on_weights(self, model: nnx.Module) -> None:
-        self._digests.note_missing((name, leaf[...]) for name, leaf in named_parameters(model))
+    def noted(self, values: Iterable[NamedArray]) -> Iterator[NamedArray]:
+        for named in values:
+            self._digests.note_missing([named])
+            yield named
+
+    def agree_on_weights(self) -> None:
         self._compare(reports("weights", self._digests.take()))
 
     def least(self, number: int) -> int:

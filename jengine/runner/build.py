@@ -18,13 +18,13 @@ from jengine.runner.programs.warm_up import ProgressBar, warm_up
 from jengine.runner.runner import PlanRunner, Runner
 from jengine.runner.runner_config import RunnerConfig
 from jengine.runner.sizing import Sizing
-from jengine.runner.step.leaves import LeafOrder
+from jengine.runner.step.leaves import LeafOrder, Leaves
 from jengine.runner.variants.tap_sets import TapSet, TapSets
-from jengine.weights.live import named_arrays
 
 
 def build_runners(
     model: nnx.Module,
+    leaves: Leaves,
     model_config: ModelConfig,
     config: RunnerConfig,
     order: LeafOrder,
@@ -33,9 +33,9 @@ def build_runners(
 ) -> tuple[tuple[PlanRunner, ...], CacheConfig]:
     """A runner for each replica, ready to serve, and the cache that each has room for.
 
-    `agree_on_bytes` turns the bytes available to this process into those available to all.
+    `model` has the declarations, `leaves` the parameters. `agree_on_bytes` turns the bytes
+    available to this process into those available to all.
     """
-    leaves = order.leaves(named_arrays(model))
     own_leaves, sizings = [], []
     for part in order.places.whole.replicas:
         own_leaves.append(tuple(map(part.part, leaves)))

@@ -26,6 +26,7 @@ M = TypeVar("M", bound=nnx.Module)
 # Places one parameter, given its path and logical axes. A parameter that is still in a file is read
 # when NumPy asks for it or for a part of it.
 Place = Callable[[str, tuple[str | None, ...], Any], jax.Array]
+NamedArray = tuple[str, jax.Array]  # dotted path and value of a parameter
 
 
 def place_on_default_device(path: str, axes: tuple[str | None, ...], array: Any) -> jax.Array:

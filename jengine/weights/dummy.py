@@ -7,6 +7,7 @@ measuring speed and memory, not for training: the noise of large matrices repeat
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from jengine.layers.initializer import Initializer
 from jengine.models.language_model import LanguageModel
 from jengine.models.parameter import named_parameters
 from jengine.weights.abstract import (
+    NamedArray,
     Place,
     abstract_model,
     place_on_default_device,
@@ -33,19 +35,26 @@ def dummy_model(
 ) -> LanguageModel:
     """A model of random weights; the same seed gives the same weights."""
     model = abstract_model(with_dtype(config, dtype))
+    return with_values(model, dict(dummy_arrays(model, seed, place=place)))
+
+
+def dummy_arrays(
+    model: LanguageModel, seed: int = 0, *, place: Place | None = None
+) -> Iterator[NamedArray]:
+    """The parameters of `dummy_model`, made as they are asked for."""
     place = place or place_on_default_device
     generator = np.random.default_rng(seed)
     noise = generator.standard_normal(NOISE_LENGTH, np.float32)
-    values = {}
     transfers = Transfers()
     for path, parameter in named_parameters(model):
         metadata = parameter.get_metadata()
         transfers.make_room(math.prod(parameter.shape) * parameter.dtype.itemsize)
         buffer = np.empty(parameter.shape, parameter.dtype)
         _fill(buffer, metadata["init"], noise, int(generator.integers(NOISE_LENGTH)))
-        values[path] = place(path, metadata["axes"], buffer)
-        transfers.add(values[path], buffer.nbytes)
-    return with_values(model, values)
+        value = place(path, metadata["axes"], buffer)
+        transfers.add(value, buffer.nbytes)
+        yield path, value
+        del value
 
 
 def _fill(buffer: np.ndarray, init: Initializer, noise: np.ndarray, first: int) -> None:

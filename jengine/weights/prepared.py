@@ -1,26 +1,27 @@
 """Two forms of parameters: declared, as checkpoints hold them, and prepared, as a step takes them.
 
 In: a model's declarations and where arrays belong. Out: arrays of one form from those of the other.
-Where a weight's scheme takes the declared arrays themselves, they pass through untouched.
+If a weight's scheme takes the declared arrays themselves, they are not touched.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import jax
 from flax import nnx
 
 from jengine.models.linear import Linear
 from jengine.quantization.scheme import Axes, Specs, Tensors, WeightShape
+from jengine.weights.abstract import NamedArray
 
-# Where an array belongs, given its path, logical axes and shape.
+# An array's sharding, given its path, logical axes and shape.
 Shardings = Callable[[str, Axes, tuple[int, ...]], jax.sharding.Sharding]
 Arrays = Mapping[str, jax.Array]  # by dotted path
 
 
 class PreparedForm:
-    """A model in the form that a step takes, and the way there and back."""
+    """A model in the form that a step takes, and the conversions between both forms."""
 
     def __init__(self, declared: nnx.Module, shardings: Shardings) -> None:
         """`declared` has shapes in place of arrays."""
@@ -35,13 +36,30 @@ class PreparedForm:
             if path in self._weights:
                 linear.become_prepared()
 
-    def prepare(self, values: Arrays) -> Arrays:
-        """Prepared arrays, from all declared ones."""
-        found = dict(values)
-        for path, one in self._weights.items():
-            tensors = {name: found.pop(f"{path}.{name}") for name in one.declared_specs()}
-            made = self._run(path, one.shape, one.scheme.prepare, tensors, one.prepared_specs())
-            found.update(made)
+    def prepare(self, values: Iterable[NamedArray]) -> Arrays:
+        """Prepared arrays, from all declared ones.
+
+        A weight is prepared once all its tensors have come and the weight before it is done. Read
+        lazily, no more than a few declared arrays of copying schemes are in memory.
+        """
+        found: dict[str, jax.Array] = {}
+        waiting: dict[str, dict[str, jax.Array]] = {path: {} for path in self._weights}
+        last: Arrays = {}
+        for name, value in values:
+            path, _, tensor = name.rpartition(".")
+            one = self._weights.get(path)
+            if one is None or tensor not in one.declared_specs():
+                found[name] = value
+                continue
+            waiting[path][tensor] = value
+            del value
+            if waiting[path].keys() == one.declared_specs().keys():
+                jax.block_until_ready(last)
+                tensors, specs = waiting.pop(path), one.prepared_specs()
+                last = self._run(path, one.shape, one.scheme.prepare, tensors, specs)
+                del tensors
+                found.update(last)
+        assert not waiting, f"no values for {sorted(waiting)}"
         return found
 
     def restore(self, values: Arrays) -> Arrays:

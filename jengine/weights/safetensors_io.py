@@ -26,6 +26,7 @@ from jengine.models.hf_config import DTYPES
 from jengine.models.language_model import LanguageModel
 from jengine.models.parameter import named_parameters
 from jengine.weights.abstract import (
+    NamedArray,
     Place,
     abstract_model,
     place_on_default_device,
@@ -52,6 +53,18 @@ def load_model(
     progress: ProgressFactory | None = None,
 ) -> LanguageModel:
     """The model in `folder`. "auto" keeps the dtype that config.json names."""
+    model, values = open_model(folder, dtype=dtype, place=place, progress=progress)
+    return with_values(model, dict(values))
+
+
+def open_model(
+    folder: Path | str,
+    *,
+    dtype: Any = "auto",
+    place: Place | None = None,
+    progress: ProgressFactory | None = None,
+) -> tuple[LanguageModel, Iterator[NamedArray]]:
+    """The declarations of the model in `folder`, and its parameters, read as they are asked for."""
     folder = Path(folder)
     config = with_dtype(read_model_config(folder), dtype)
     pieces = registry.checkpoint_map(config)
@@ -59,7 +72,7 @@ def load_model(
     # Before the model is built: a config that does not fit its tensors may describe a giant.
     check_tensors(folder, tensors, pieces, registry.ignored_tensors(config))
     model = abstract_model(config)
-    return with_values(model, _stream(tensors, model, pieces, place, progress))
+    return model, _stream(tensors, model, pieces, place, progress)
 
 
 def load_params(
@@ -75,7 +88,7 @@ def load_params(
     folder = Path(folder)
     tensors = open_checkpoint(folder)
     check_tensors(folder, tensors, pieces, ignored)
-    return _stream(tensors, model, pieces, place, progress)
+    return dict(_stream(tensors, model, pieces, place, progress))
 
 
 def save_pretrained(model: LanguageModel, folder: Path | str) -> None:
@@ -106,7 +119,7 @@ def _stream(
     pieces: Pieces,
     place: Place | None,
     progress: ProgressFactory | None,
-) -> dict[str, jax.Array]:
+) -> Iterator[NamedArray]:
     """Read and place one parameter after the other, in one order in every process.
 
     Threads share the work within a parameter, so the host holds one parameter, or only its devices'
@@ -118,18 +131,18 @@ def _stream(
     place = place or place_on_default_device
     total = sum(tensors[name].size for name in _by_name(pieces))
     bar = progress("Loading weights", total) if progress else None
-    values: dict[str, jax.Array] = {}
     transfers = Transfers()
     with contextlib.closing(bar) if bar else contextlib.nullcontext(), copy_threads() as threads:
         for path, parameter in declared.items():
             parts = tuple((piece, tensors[piece.name]) for piece in pieces[path])
             stored = StoredParameter(parameter.shape, np.dtype(parameter.dtype), parts, threads)
             transfers.make_room(stored.nbytes)
-            values[path] = place(path, parameter.get_metadata()["axes"], stored)
-            transfers.add(values[path], stored.nbytes)
+            value = place(path, parameter.get_metadata()["axes"], stored)
+            transfers.add(value, stored.nbytes)
             if bar:
                 bar.update(sum(_bytes_of(piece, tensor) for piece, tensor in parts))
-    return values
+            yield path, value
+            del value
 
 
 def check_tensors(

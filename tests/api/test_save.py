@@ -30,7 +30,6 @@ from jengine.weights.save import new_folder
 from jengine.weights.stages import StagePlaces
 from sharding.mesh import one_device_mesh
 from sharding.placement import Placement
-from tests.models.split import split_model
 from tests.models.tiny_models import write_tiny_native
 
 SETTINGS: dict[str, Any] = {
@@ -58,7 +57,7 @@ def loaded(folder: Path, **settings: Any) -> tuple[jax.Array, ...]:
     args = EngineArgs.checked("LLM", model=folder, skip_tokenizer_init=True, **settings)
     source = open_model_source(args)
     places = StagePlaces(Placement(one_device_mesh()), stage_layout(source.config, 1))
-    return split_model(load_parameters(args, source, places, tqdm))[0]
+    return tuple(value for _, value in load_parameters(args, source, places, tqdm)[1])
 
 
 def names(folder: Path) -> set[str]:

@@ -70,7 +70,7 @@ def test_the_step_takes_the_declared_arrays_themselves() -> None:
     model = Decoder(CONFIG, rngs=nnx.Rngs(0))
     order = LeafOrder(model, StagePlaces(Placement(one_device_mesh()), stage_layout(CONFIG, 1)))
     declared: dict[str, Any] = named_arrays(model)
-    leaves = order.leaves(declared)
+    leaves = order.leaves(declared.items())
     assert all(leaf is declared[name] for name, leaf in zip(order.names, leaves, strict=True))
     restored = order.values(leaves)
     assert all(restored[name] is array for name, array in declared.items())

@@ -7,7 +7,7 @@ first axis: each device's shard is the array of its stage's layer, so that is no
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
@@ -20,7 +20,7 @@ from jengine.errors import UnsupportedFeature
 from jengine.models.decoder import Decoder
 from jengine.models.parameter import named_variables
 from jengine.models.stages import LAYER_PATH
-from jengine.weights.abstract import declaration
+from jengine.weights.abstract import NamedArray, declaration
 from jengine.weights.prepared import PreparedForm
 from jengine.weights.stages import StagePlaces
 from sharding.axes import STAGES
@@ -56,11 +56,14 @@ class LeafOrder:
         """The model, or the layers of one stage, with these leaves."""
         return nnx.merge(self._graph, jax.tree.unflatten(self._tree, leaves))
 
-    def leaves(self, values: Mapping[str, jax.Array]) -> Leaves:
-        """The leaves of declared parameters that are placed as `places` says."""
-        values = self._form.prepare(values)
+    def leaves(self, values: Iterable[NamedArray]) -> Leaves:
+        """The leaves of declared parameters that are placed as `places` says.
+
+        Each is prepared as it comes, so declared and prepared forms are not both in memory.
+        """
+        prepared = self._form.prepare(values)
         return tuple(
-            self._stacked(name, values) if staged else values[name]
+            self._stacked(name, prepared) if staged else prepared[name]
             for name, staged in zip(self.names, self.staged, strict=True)
         )
 
