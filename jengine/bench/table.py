@@ -80,6 +80,8 @@ def host(result: dict[str, Any]) -> Iterator[Row]:
     """Milliseconds of Python per step."""
     for row in result["results"]:
         work = f"Python of a step, {row['running']:,} running requests"
+        if "max_model_len" in row:  # earlier results have none
+            work += f", context up to {row['max_model_len']:,}"
         yield Row(work, f"{row['total_ms']:.2f} ms")
 
 

@@ -26,10 +26,10 @@ SAMPLING_HELP = {
     "min_p": "drop tokens less likely than this share of the likeliest",
     "stop": "end the answer before this text; may be given several times",
     "n": "answers to each prompt",
-    "presence_penalty": "above 0 favours new words",
-    "frequency_penalty": "above 0 punishes words by how often they came",
-    "repetition_penalty": "above 1 punishes tokens of the prompt and the answer",
-    "logprobs": "return this many log-probabilities a token (shown with --json)",
+    "presence_penalty": "above 0 penalises tokens that have occurred",
+    "frequency_penalty": "above 0 penalises tokens by how often they occurred",
+    "repetition_penalty": "above 1 penalises tokens of the prompt and the answer",
+    "logprobs": "return this many log-probabilities per token (shown with --json)",
     "ignore_eos": "go on after the end token",
 }
 # Read from one field but meant for both: a request is repeated with the seed that was given.

@@ -15,9 +15,9 @@ class Accelerator:
 
     name: str
     memory: float  # bytes
-    bandwidth: float  # bytes a second
-    flops: float  # bfloat16 operations a second
-    link: float  # bytes a second to the other devices of the host, one way
+    bandwidth: float  # bytes per second
+    flops: float  # bfloat16 operations per second
+    link: float  # bytes per second to the other devices of the host, one way
     link_name: str = "NVLink"
     source: str = "vendor's data sheet"
 

@@ -62,6 +62,13 @@ def test_rows_say_what_was_measured() -> None:
     assert cells[5][:2] == ["Python of a step, 1,024 running requests", "2.35 ms"]
 
 
+def test_host_rows_name_the_context_that_they_were_measured_with() -> None:
+    rows = [{"running": 16, "max_model_len": length, "total_ms": 0.2} for length in (188, 131_072)]
+    lines = table.markdown_table([{**HOST, "results": rows}]).splitlines()[2:]
+    assert "16 running requests, context up to 188 |" in lines[0]
+    assert "16 running requests, context up to 131,072 |" in lines[1]
+
+
 def test_an_early_start_is_told_apart() -> None:
     early = {**STARTUP, "settings": {"compilation_config": {"wait_for": "largest"}}}
     assert "serving when the largest step is compiled" in table.markdown_table([early])
