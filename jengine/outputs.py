@@ -21,6 +21,10 @@ SampleLogprobs = Sequence[Table]
 PromptLogprobs = Sequence[Table | None]
 
 
+# The token of an entry whose logits were not finite. It ends the request.
+NOT_FINITE = -1
+
+
 class StepOutput(NamedTuple):
     """The results of one step.
 
@@ -29,7 +33,7 @@ class StepOutput(NamedTuple):
     both in the order of the plan's entries. An entry may get several tokens.
     """
 
-    tokens: Any  # i32[entries, runs]; -1: the logits were not finite
+    tokens: Any  # i32[entries, runs]
     logprobs: StepLogprobs | None = None  # [entries, runs, ...] of the sampled tokens
     prompt_logprobs: StepLogprobs | None = None  # of the token after each one of a prefill chunk
     # Number of a set of taps -> tap point -> f32[tokens, width].

@@ -112,7 +112,9 @@ class Entries(msgspec.Struct, frozen=True, array_like=True):
         wanted: Sequence[Wanted],
     ) -> Entries:
         """As many entries as each column has items."""
-        return cls(np.array([rows, starts, lengths, wanted], np.int32).tobytes())
+        columns = (rows, starts, lengths, wanted)
+        assert len(set(map(len, columns))) == 1, "columns of one length"
+        return cls(b"".join(np.array(column, np.int32).tobytes() for column in columns))
 
     @property
     def columns(self) -> np.ndarray:

@@ -10,6 +10,7 @@ from enum import Enum, auto
 
 import msgspec
 
+from jengine.outputs import NOT_FINITE
 from jengine.plan import RowSampling
 
 
@@ -94,7 +95,8 @@ class Request:
         self.last_step = -1  # number of the last plan it was in
         self.capacity = 0  # tokens that its blocks can take
         self.publish_at = 0  # tokens at which its next block is full and may be found by others
-        self.ending_ids = frozenset(wire.eos_token_ids) | frozenset(wire.stop_token_ids)
+        # Sampled tokens that end it.
+        self.ending_ids = frozenset([NOT_FINITE, *wire.eos_token_ids, *wire.stop_token_ids])
 
     @property
     def num_known(self) -> int:

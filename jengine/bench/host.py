@@ -99,15 +99,17 @@ def build(running: int, steps: int, max_model_len: int) -> tuple[EngineCore, Pac
     ladders = default_ladders(running, 8192, max_model_len, BLOCK_SIZE, 32)
     executor = PackingExecutor(shapes, ladders, Rows(shapes))
     core = EngineCore(scheduler, executor, depth=1)
-    for number in range(running):
-        core.add(
-            WireRequest(
-                request_id=str(number),
-                prompt_token_ids=[(number * 31 + i) % VOCAB_SIZE for i in range(PROMPT_LENGTH)],
-                sampling=RowSampling(temperature=1.0, top_p=0.9, seed=number),
-                max_tokens=steps + BLOCK_SIZE,
-            )
+    wires = [
+        WireRequest(
+            request_id=str(number),
+            prompt_token_ids=[(number * 31 + i) % VOCAB_SIZE for i in range(PROMPT_LENGTH)],
+            sampling=RowSampling(temperature=1.0, top_p=0.9, seed=number),
+            max_tokens=steps + BLOCK_SIZE,
         )
+        for number in range(running)
+    ]
+    for wire in wires:  # together, as the client does: where they are in memory counts
+        core.add(wire)
     return core, executor
 
 

@@ -44,6 +44,8 @@ def group_suffix(group: int) -> bytes:
 
 
 def _encode_keys(keys: Sequence[ExtraKey]) -> bytes:
+    if not keys:
+        return NO_KEYS
     parts = [_number(len(keys))]
     for key in keys:
         parts.append(_number(len(key)))
@@ -56,3 +58,6 @@ def _encode_keys(keys: Sequence[ExtraKey]) -> bytes:
 
 def _number(value: int) -> bytes:
     return value.to_bytes(8, "little", signed=True)
+
+
+NO_KEYS = _number(0)  # as nearly every block

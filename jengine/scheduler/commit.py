@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.logprobs import StepLogprobs
-from jengine.outputs import StepOutput, TokenDelta
+from jengine.outputs import NOT_FINITE, StepOutput, TokenDelta
 from jengine.request import FINISHED, RUNNING, Request
 from jengine.scheduler.flights import Flight
 from jengine.scheduler.lifecycle import Lifecycle
-
-NOT_FINITE = -1
 
 
 class Committer:
@@ -95,14 +93,12 @@ class Committer:
 def counted_tokens(request: Request, tokens: list[int]) -> tuple[list[int], int | None]:
     """The tokens up to the one that ends the request, which is returned if there is one.
 
-    A token that is not finite ends it as well, and does not count.
+    It is one of them, unless it says that the logits were not finite.
     """
-    for index, token in enumerate(tokens):
-        if token == NOT_FINITE:
-            return tokens[:index], token
-        if token in request.ending_ids:
-            return tokens[: index + 1], token
-    return tokens, None
+    if request.ending_ids.isdisjoint(tokens):
+        return tokens, None
+    count, ending = next(item for item in enumerate(tokens) if item[1] in request.ending_ids)
+    return tokens[: count + (ending != NOT_FINITE)], ending
 
 
 def logprobs_of(

@@ -6,6 +6,8 @@ Must not know: who should run, or why.
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 from jengine.plan import NOTHING, TOKENS, Entries, NewBlocks, NewRow, Plan, Wanted
 from jengine.request import Request
 
@@ -50,7 +52,7 @@ class PlanBuilder:
         """The plan and the request of each entry."""
         # Rows of similar length side by side: attention takes several rows at a time and runs all
         # of them as far as the longest needs.
-        self.decodes.sort(key=lambda request: request.num_computed)
+        self.decodes.sort(key=attrgetter("num_computed"))
         requests = self.decodes + [request for request, _ in self.chunks]
         lengths = [self.repeats] * len(self.decodes) + [length for _, length in self.chunks]
         rows = [request.row for request in requests]
@@ -58,7 +60,10 @@ class PlanBuilder:
             f"without a row: {[one.request_id for one in requests if one.row < 0]}"
         )
         starts = [request.num_computed for request in requests]
-        wanted = [advance(*pair, step) for pair in zip(requests, lengths, strict=True)]
+        wanted = [
+            advance(request, length, step)
+            for request, length in zip(requests, lengths, strict=True)
+        ]
         plan = Plan(
             step=step,
             entries=Entries.of_columns(rows, starts, lengths, wanted),
@@ -73,9 +78,9 @@ class PlanBuilder:
 
 def advance(request: Request, length: int, step: int) -> Wanted:
     """Count the next `length` tokens of a request as computed; what is wanted of them."""
-    request.num_computed += length
+    request.num_computed = end = request.num_computed + length
     request.last_step = step
-    if request.num_computed < request.known_at_admission:
+    if end < request.known_at_admission:
         return NOTHING
     request.num_in_flight += 1
     return TOKENS
