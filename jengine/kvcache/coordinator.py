@@ -8,30 +8,20 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import cycle
 from operator import gt
 from typing import NamedTuple
 
 from jengine.config import CacheConfig
 from jengine.errors import ConfigError
+from jengine.kvcache.contents import Contents
 from jengine.kvcache.group_cache import GroupCache, Reach
-from jengine.kvcache.hashing import block_hash, extra_keys, root_hash
 from jengine.kvcache.kinds import blocks_needed, group_cache
+from jengine.kvcache.prefix_stats import PrefixStats
 from jengine.plan import NewBlocks
 from jengine.request import Request
 
 NEVER = 2**62
-
-
-@dataclass
-class PrefixStats:
-    """Tokens looked up and tokens found, counted when a request is admitted."""
-
-    queries: int = 0
-    hits: int = 0
-    preempted_queries: int = 0
-    preempted_hits: int = 0
 
 
 class Holding:
@@ -65,7 +55,6 @@ class CacheCoordinator:
             )
         self.config = config
         self.block_size = config.block_size
-        self.weights_version = weights_version
         self.stats = PrefixStats()
         self.groups: list[GroupCache] = [
             group_cache(index, group, config.block_size, num_blocks)
@@ -73,12 +62,17 @@ class CacheCoordinator:
                 zip(config.groups, config.num_blocks, strict=True)
             )
         ]
-        self._root = root_hash(weights_version)
+        self._contents = Contents(config.block_size, weights_version)
         self._holdings: dict[str, Holding] = {}
         self._next_holder = 0
         self._refused: Refused | None = None
         # Holders whose requests have ended, by the step that must end before they give back.
         self._pinned: deque[tuple[int, int]] = deque()
+
+    @property
+    def weights_version(self) -> int:
+        """The version of the weights whose blocks can be found."""
+        return self._contents.weights_version
 
     @property
     def usage(self) -> float:
@@ -100,7 +94,7 @@ class CacheCoordinator:
         if not self.config.enable_prefix_caching or request.wire.skip_reading_prefix_cache:
             return 0
         blocks = (request.num_known - 1) // self.block_size
-        contents = self._contents(request, blocks)
+        contents = self._contents.of(request, blocks)
         agreeing = 0
         for group in cycle(self.groups):  # to a fixed point: a group can only shorten the hit
             found = group.longest_hit(contents, blocks)
@@ -127,7 +121,7 @@ class CacheCoordinator:
         end, found = request.num_computed + hit + num_new_tokens, []
         if holding is None:
             blocks = hit // self.block_size
-            found = self._contents(request, blocks)[:blocks]
+            found = self._contents.of(request, blocks)[:blocks]
         holder = self._next_holder if holding is None else holding.holder
         reach = Reach(holder, end, request.num_processed, found)
         demands = [group.demand(reach) for group in self.groups]
@@ -194,7 +188,7 @@ class CacheCoordinator:
             request.publish_at = NEVER
             return
         full = min(up_to, request.num_known) // self.block_size
-        contents = self._contents(request, full)
+        contents = self._contents.of(request, full)
         for group in self.groups:
             group.publish(holding.holder, contents, full)
         request.publish_at = max(request.publish_at, (full + 1) * self.block_size)
@@ -237,8 +231,7 @@ class CacheCoordinator:
         """
         if version == self.weights_version:
             return
-        self.weights_version = version
-        self._root = root_hash(version)
+        self._contents = Contents(self.block_size, version)
         for holding in self._holdings.values():
             holding.findable = False
 
@@ -265,29 +258,8 @@ class CacheCoordinator:
         self._holdings[request.request_id] = Holding(self._next_holder, findable)
         self._next_holder += 1
         request.publish_at = hit + self.block_size
-        if request.wire.skip_reading_prefix_cache:
-            return
-        if request.num_preemptions:
-            self.stats.preempted_queries += request.num_known
-            self.stats.preempted_hits += hit
-        else:
-            self.stats.queries += request.num_known
-            self.stats.hits += hit
+        self.stats.count(request, hit)
 
     def _release(self, holder: int) -> None:
         for group in self.groups:
             group.free(holder)
-
-    def _contents(self, request: Request, num_blocks: int) -> list[bytes]:
-        """The request's block hashes, made as far as needed and kept with it."""
-        hashes = request.block_hashes
-        if request.weights_version != self.weights_version:
-            assert request.request_id not in self._holdings, "hashes of two weights would mix"
-            hashes.clear()
-            request.weights_version = self.weights_version
-        size = self.block_size
-        for index in range(len(hashes), num_blocks):
-            parent = hashes[-1] if hashes else self._root
-            tokens = request.token_ids[index * size : (index + 1) * size]
-            hashes.append(block_hash(parent, tokens, extra_keys(request.wire, index)))
-        return hashes
