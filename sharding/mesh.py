@@ -87,7 +87,7 @@ def first_devices(tensor: int, stages: int) -> np.ndarray:
         wanted += f" x pipeline_parallel_size={stages}"
     if not 1 <= tensor * stages <= len(devices):
         raise ValueError(
-            f"{wanted}: expected 1 to {len(devices)}, the number of "
+            f"{wanted}: expected 1{f' to {len(devices)}' * (len(devices) > 1)}, the number of "
             f"{devices[0].platform.upper()} devices that JAX sees."
             f"{more_cpu_devices(tensor * stages)}"
         )

@@ -12,7 +12,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jengine.cli.flags import add_engine_flags, engine_arguments
+from jengine.cli.flags import add_engine_flags, engine_arguments, flag_words
 from jengine.cli.measurements import KINDS
 from jengine.cli.parser import Parser
 from jengine.cli.terminal import Terminal
@@ -170,7 +170,6 @@ def command_line(arguments: argparse.Namespace) -> str:
         if value != default:
             given = value if isinstance(value, list) else [value]
             words += ["--" + name.replace("_", "-"), *(own_name(str(one)) for one in given)]
-    flag_words = importlib.import_module("jengine.cli.doctor").flag_words
     settings = engine_arguments(arguments) if arguments.model else {}
     return shlex.join([*words, *flag_words(settings)])
 

@@ -12,7 +12,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jengine.cli.flags import add_engine_flags, engine_arguments
+from jengine.cli.flags import add_engine_flags, engine_arguments, flag_words
 from jengine.cli.parser import Parser
 from jengine.cli.terminal import Terminal
 from jengine.errors import ConfigError, JengineError
@@ -148,7 +148,6 @@ def command_line(arguments: argparse.Namespace, settings: dict[str, Any]) -> str
             words += ["--" + name.replace("_", "-"), str(value)]
     if not arguments.sweeps:
         words.append("--no-sweeps")
-    flag_words = importlib.import_module("jengine.cli.doctor").flag_words
     return shlex.join([*words, *flag_words(settings)])
 
 

@@ -7,11 +7,10 @@ import dataclasses
 import importlib
 import json
 import shlex
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from jengine.cli.checks.finding import Finding
-from jengine.cli.flags import add_engine_flags, engine_arguments
+from jengine.cli.flags import add_engine_flags, engine_arguments, flag_words
 from jengine.cli.interrupts import interrupts_end_the_process
 from jengine.cli.parser import Parser
 from jengine.cli.terminal import Terminal
@@ -83,21 +82,6 @@ def check_model(model: str, settings: dict[str, Any]) -> tuple[list[Finding], st
     verb, prompt = ("chat", []) if report.can_chat else ("generate", ["Once upon a time"])
     flags = flag_words({**settings, **report.settings})
     return report.findings, shlex.join(["jengine", verb, model, *prompt, *flags])
-
-
-def flag_words(settings: dict[str, Any]) -> list[str]:
-    """Settings as command-line flags."""
-    words: list[str] = []
-    for name, value in settings.items():
-        flag = name.replace("_", "-")
-        if isinstance(value, bool):
-            words.append(f"--{flag}" if value else f"--no-{flag}")
-        elif isinstance(value, Mapping):  # --flag.key value
-            for key, part in value.items():
-                words += [f"--{flag}.{key}", part if isinstance(part, str) else json.dumps(part)]
-        else:
-            words += [f"--{flag}", str(value)]
-    return words
 
 
 def show_text(findings: list[Finding], command: str, failed: bool, terminal: Terminal) -> None:

@@ -7,7 +7,8 @@ given is left to the Python API. Must not know commands.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jengine.assembly.args import EngineArgs
@@ -76,3 +77,18 @@ def unbuilt_flags() -> dict[str, str]:
         "--" + name.replace("_", "-"): setting.instead or f"{setting.feature}: not built yet"
         for name, setting in VLLM_SETTINGS.items()
     }
+
+
+def flag_words(settings: dict[str, Any]) -> list[str]:
+    """Settings as command-line flags."""
+    words: list[str] = []
+    for name, value in settings.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        elif isinstance(value, Mapping):  # --flag.key value
+            for key, part in value.items():
+                words += [f"--{flag}.{key}", part if isinstance(part, str) else json.dumps(part)]
+        else:
+            words += [f"--{flag}", str(value)]
+    return words

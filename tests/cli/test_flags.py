@@ -12,13 +12,13 @@ import pytest
 
 from jengine.assembly.args import EngineArgs
 from jengine.assembly.flags import ENGINE_HELP, NO_ENGINE_FLAG
-from jengine.cli.doctor import flag_words
 from jengine.cli.few_requests import few_requests, models_sampling, variant
 from jengine.cli.flags import (
     SAMPLING_HELP,
     add_engine_flags,
     add_sampling_flags,
     engine_arguments,
+    flag_words,
     sampling_arguments,
 )
 from jengine.cli.parser import Parser, plain_words

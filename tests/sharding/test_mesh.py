@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 from sharding.axes import REPLICAS, STAGES, TENSOR
 from sharding.mesh import (
     chosen_devices,
+    first_devices,
     mesh_sizes,
     more_cpu_devices,
     one_device_mesh,
@@ -63,3 +64,8 @@ def test_an_array_that_is_in_place_is_not_copied() -> None:
     assert placed.unsafe_buffer_pointer() == array.unsafe_buffer_pointer()
     assert placement("weight", ("embed", "mlp"), placed) is placed
     assert steps_may_queue(placement.mesh)
+
+
+def test_more_devices_than_there_are_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"size=2: expected 1, the number of CPU devices that JAX"):
+        first_devices(2, 1)
