@@ -146,19 +146,26 @@ class Readable(Protocol):
 
 
 def put(values: Readable, sharding: NamedSharding) -> jax.Array:
-    """Put values on devices. A process reads only the shards that its own devices hold."""
-    spans_processes = isinstance(values, jax.Array) and not values.is_fully_addressable
-    if isinstance(values, jax.Array) and lies_as(values, sharding):
+    """Put values on devices. Of stored values, this process reads each of its shards once."""
+    if isinstance(values, jax.Array) and has_shards_of(values, sharding):
         return seen_as(values, sharding)
-    if sharding.is_fully_addressable or spans_processes:
+    spans_processes = isinstance(values, jax.Array) and not values.is_fully_addressable
+    is_whole = isinstance(values, (jax.Array, np.ndarray)) or sharding.is_fully_replicated
+    if spans_processes or (is_whole and sharding.is_fully_addressable):
         given = values if isinstance(values, jax.Array) else np.asarray(values)
         return jax.device_put(given, sharding)
-    return jax.make_array_from_callback(
-        values.shape, sharding, lambda part: values[part], dtype=values.dtype
-    )
+    shards: dict[tuple[tuple[int, int, int], ...], Any] = {}
+
+    def shard(part: Any) -> Any:
+        key = tuple(one.indices(size) for one, size in zip(part, values.shape, strict=True))
+        if key not in shards:  # replicas have the same one
+            shards[key] = values[part]
+        return shards[key]
+
+    return jax.make_array_from_callback(values.shape, sharding, shard, dtype=values.dtype)
 
 
-def lies_as(array: jax.Array, sharding: NamedSharding) -> bool:
+def has_shards_of(array: jax.Array, sharding: NamedSharding) -> bool:
     """Whether each device already holds its shard, whatever the order of devices in the mesh."""
     if not array.is_fully_addressable or array.sharding.device_set != sharding.device_set:
         return False
