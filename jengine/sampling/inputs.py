@@ -71,7 +71,7 @@ def sampling_layout(slots: int, num_rows: int) -> dict[str, tuple[tuple[int, ...
 
 def fill_sampling(
     section: SamplingInput,
-    slots: np.ndarray,
+    slots: np.ndarray | slice,
     rows: np.ndarray,
     positions: np.ndarray | int,
     settings: Mapping[str, np.ndarray],

@@ -138,9 +138,7 @@ class StepInput(NamedTuple):
     def empty(cls, bucket: Bucket, shapes: StepShapes) -> tuple[np.ndarray, StepInput]:
         """A buffer in which everything is padding, and views of it."""
         layout = layout_of(bucket, shapes)
-        buffer = np.zeros(layout.size, np.int32)
-        for part, padding in layout.paddings:
-            buffer[part] = padding
+        buffer = layout.padding.copy()
         return buffer, layout.views(buffer, numpy_view)
 
     @classmethod
@@ -167,10 +165,9 @@ View = Callable[[Any, Field], Any]
 class Layout:
     """Where the fields of all sections are in the buffer of one bucket."""
 
-    size: int
     sections: dict[str, slice]
     parts: dict[str, dict[str, Part | tuple[Part, ...]]]
-    paddings: list[tuple[slice, int]]  # of the parts whose padding is not 0
+    padding: np.ndarray  # a buffer in which everything is padding
 
     def views(self, buffer: Any, view: View) -> StepInput:
         """Every field as a view of the buffer."""
@@ -207,12 +204,17 @@ def layout_of(bucket: Bucket, shapes: StepShapes) -> Layout:
         begin = offset
         parts[section] = {name: placed(field) for name, field in fields(bucket, shapes).items()}
         sections[section] = slice(begin, offset)
-    return Layout(offset, sections, parts, paddings)
+    padding = np.zeros(offset, np.int32)
+    for part, value in paddings:
+        padding[part] = value
+    return Layout(sections, parts, padding)
 
 
 def numpy_view(part: np.ndarray, field: Field) -> np.ndarray:
     """A writable view of a part of the numpy buffer."""
-    return part.view(field.dtype).reshape(field.shape)
+    if field.dtype != "int32":
+        part = part.view(field.dtype)
+    return part if len(field.shape) == 1 else part.reshape(field.shape)
 
 
 def device_view(part: Array, field: Field) -> Array:
@@ -225,7 +227,7 @@ def device_view(part: Array, field: Field) -> Array:
 
 def packed_size(bucket: Bucket, shapes: StepShapes) -> int:
     """Length of the packed buffer."""
-    return layout_of(bucket, shapes).size
+    return len(layout_of(bucket, shapes).padding)
 
 
 def packed_parts(bucket: Bucket, shapes: StepShapes) -> tuple[slice, slice, slice]:
@@ -234,7 +236,7 @@ def packed_parts(bucket: Bucket, shapes: StepShapes) -> tuple[slice, slice, slic
     layout = layout_of(bucket, shapes)
     embedded = layout.sections["tokens"].stop
     read = layout.sections["blocks"].stop
-    return slice(0, embedded), slice(embedded, read), slice(read, layout.size)
+    return slice(0, embedded), slice(embedded, read), slice(read, len(layout.padding))
 
 
 def tile_of_token(bucket: Bucket, shapes: StepShapes) -> Array:
