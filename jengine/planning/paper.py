@@ -113,8 +113,10 @@ def config_of(model: str) -> ModelConfig:
     """The shape of a model: published, or of a folder whose weights are not read."""
     if model in PUBLISHED:
         return model_config(PUBLISHED[model])
-    hint = "" if Path(model).expanduser().is_dir() else nearest_name(model, PUBLISHED)
     try:
         return read_model_config(resolve_model(model))
     except CheckpointError as error:
-        raise CheckpointError(f"{error}{hint}") from error
+        if Path(model).expanduser().is_dir():
+            raise
+        known = f" Or name a shape: {', '.join(PUBLISHED)}.{nearest_name(model, PUBLISHED)}"
+        raise CheckpointError(f"{error}{known}") from error

@@ -145,6 +145,7 @@ def test_without_a_context_the_models_own_is_the_most(tmp_path: Path) -> None:
 
 def test_a_misspelt_shape_gets_a_suggestion() -> None:
     assert "Did you mean 'llama-70b'?" in planned("lama-70b").err
+    assert all(name in planned("nowhere").err for name in PUBLISHED)
 
 
 @pytest.mark.parametrize(
