@@ -98,7 +98,9 @@ def as_rows(token_ids: Any, lengths: Any, tokenize: Tokenize) -> list[list[int]]
         token_ids = [token_ids]
     if not hasattr(token_ids, "ndim"):
         if lengths is not None:
-            raise RequestError("lengths belong to an array of tokens; lists know their own.")
+            raise RequestError(
+                "lengths go with an array of tokens; a list of rows has its own. Leave them out."
+            )
         if not isinstance(token_ids, Sequence) or isinstance(token_ids, bytes):
             raise RequestError(
                 f"tokens are a {type(token_ids).__name__}; expected a list of rows of token ids, "

@@ -39,7 +39,8 @@ def ladders_for(
         last = getattr(ladders, name)[-1]
         if last < least:
             raise ConfigError(
-                f"compilation_config[{name!r}] ends at {last}, but a step may need {least}."
+                f"compilation_config[{name!r}] ends at {last}, but a step may need {least}; "
+                f"add {least}."
             )
     for tokens in ladders.prefill_tokens:
         if tokens % shapes.prefill_tile:

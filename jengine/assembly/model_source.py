@@ -166,8 +166,8 @@ def live_config(args: EngineArgs) -> ModelConfig:
     if not isinstance(config, ModelConfig):
         raise ConfigError(
             f"model is a {type(args.model).__name__} without a jengine ModelConfig as .config. "
-            "Build it with jengine.models.registry.build, or subclass nothing and offer the same: "
-            "config, model(tokens, positions, cache, attend) and model.logits(hidden)."
+            "Build it with jengine.models.registry.build, or subclass "
+            "jengine.models.language_model.LanguageModel."
         )
     if with_dtype(config, args.dtype) != config:
         raise ConfigError(f"dtype={args.dtype!r}: this live model's parameters are {config.dtype}.")

@@ -46,7 +46,7 @@ def job_of(args: EngineArgs, folder: str, dtype: str) -> EngineJob:
         plain = msgspec.to_builtins(settings)
     except TypeError as error:
         raise ConfigError(
-            f"executor={args.executor!r}: a setting cannot travel: {error}"
+            f"executor={args.executor!r}: a setting cannot be sent to workers: {error}"
         ) from error
     return EngineJob(
         settings=plain,

@@ -53,7 +53,7 @@ def encoded_arguments(method: str, arguments: Mapping[str, Any]) -> bytes:
     """Encode the arguments of a call; unknown names and unfit arguments are refused."""
     if method not in CALLS:
         raise RequestError(
-            f"call_workers({method!r}): workers know {', '.join(CALLS)}."
+            f"call_workers({method!r}): workers answer {', '.join(CALLS)}."
             f"{nearest_name(method, CALLS)}"
         )
     try:

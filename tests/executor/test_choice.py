@@ -114,7 +114,7 @@ def test_local_answers_for_itself(folder: Path) -> None:
 
 def test_only_what_is_listed_can_be_called(folder: Path, tmp_path: Path) -> None:
     with tiny_engine(folder, "greedy", max_model_len=128) as llm:
-        with pytest.raises(RequestError, match=r"workers know memory, .*Did you mean 'memory'"):
+        with pytest.raises(RequestError, match=r"workers answer memory, .*Did you mean 'memory'"):
             llm.call_workers("memroy")
         with pytest.raises(RequestError, match="unknown field `folder`"):
             llm.call_workers("memory", folder="x")
@@ -187,7 +187,7 @@ def test_what_cannot_travel_is_refused(folder: Path) -> None:
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("x",))
     with pytest.raises(ConfigError, match=r"with mesh=.*leave mesh out"):
         scripted_engine(folder, mesh=mesh)
-    with pytest.raises(ConfigError, match="a setting cannot travel"):
+    with pytest.raises(ConfigError, match="a setting cannot be sent to workers"):
         scripted_engine(folder, compilation_config={"pages": object()})
     with pytest.raises(ConfigError, match=r"with params=.*leave params out"):
         scripted_engine(folder, params={})

@@ -91,7 +91,7 @@ class Cluster:
         if not self._group.wait(min(self._seconds_left, PLACE_SECONDS)):
             raise ConfigError(
                 f"Ray has no room for {count} workers with {bundle} each; its nodes have "
-                f"{nodes}. Say executor_options={{'workers': ..., 'gpus': ..., 'cpus': ...}}."
+                f"{nodes}. Give executor_options={{'workers': ..., 'gpus': ..., 'cpus': ...}}."
             )
 
     def _started(self, number: int, gpus: int) -> Any:

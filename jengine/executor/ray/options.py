@@ -57,7 +57,7 @@ class RayOptions:
             if devices % workers:
                 raise ConfigError(
                     f"{devices} devices on {workers} hosts of {most} GPUs: expected the same "
-                    "number on each. Say executor_options={'workers': ..., 'gpus': ...}."
+                    "number on each. Give executor_options={'workers': ..., 'gpus': ...}."
                 )
             each = devices // workers
         return workers, each
