@@ -1,4 +1,4 @@
-"""The table of the mesh axes that each logical axis is sharded over. Models use logical names."""
+"""The table from logical axes, which models use, to the mesh axes they are sharded over."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DATA = "dp"
 
 # Logical axis -> the mesh axes it is sharded over (none: replicated).
 MESH_AXES: dict[str, tuple[str, ...]] = {
-    # The LM head belongs to no stage: all of them compute logits.
+    # Logits are computed by the devices of all stages.
     "vocab": (STAGES, TENSOR, REPLICAS),
     # The first axis of arrays that hold the layers of all stages.
     "stage": (STAGES,),

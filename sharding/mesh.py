@@ -14,7 +14,8 @@ from sharding.axes import REPLICAS, STAGES, TENSOR
 def engine_mesh(devices: np.ndarray, kv_heads: tuple[int, ...]) -> Mesh:
     """A mesh of devices [stages, devices per stage], for layers with these numbers of KV heads.
 
-    As many devices of a stage as divide all of them hold different heads; the others hold copies.
+    The heads are sharded over as many devices of a stage as divide all these numbers evenly; the
+    other devices hold copies of the heads.
     """
     stages, size = devices.shape
     sizes = mesh_sizes(size, stages, kv_heads)
@@ -69,7 +70,7 @@ def _devices_of(mesh: Mesh, tensor: int | None, stages: int | None) -> np.ndarra
 
 
 def more_cpu_devices(wanted: int) -> str:
-    """How to get so many devices on a machine that has CPUs only; an empty string elsewhere."""
+    """How to get so many CPU devices, for errors; an empty string on other platforms."""
     if jax.default_backend() != "cpu" or wanted <= jax.device_count():
         return ""
     return (
@@ -95,7 +96,7 @@ def first_devices(tensor: int, stages: int) -> np.ndarray:
 
 
 def one_device_mesh(device: jax.Device | None = None) -> Mesh:
-    """A mesh of one device, so that a single device needs no special case."""
+    """A mesh of one device."""
     return engine_mesh(np.array([[jax.devices()[0] if device is None else device]]), (1,))
 
 

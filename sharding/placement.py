@@ -22,7 +22,7 @@ class Placement:
     mesh: Mesh
     # Called with every parameter before it is put on devices.
     observe: Callable[[str, Any], None] | None = field(default=None, compare=False)
-    # Whether this is the view inside a stage, where arrays are already the stage's own shards.
+    # Whether this is the view inside a stage, where arrays are the stage's shards already.
     inside_stage: bool = False
 
     @property
@@ -105,7 +105,7 @@ class Placement:
     def on_each_device(
         self, function: Callable[..., Any], inputs: Any, outputs: Any
     ) -> Callable[..., Any]:
-        """Map the function over devices, each with its own shards of the arrays.
+        """Map the function over devices; each call gets the shards of one device.
 
         `inputs` and `outputs` are partition specs. The shards of the results must be those that the
         function would return for whole arrays.
@@ -121,7 +121,7 @@ class Placement:
     def on_each_stage(
         self, function: Callable[..., Any], inputs: Any, outputs: Any
     ) -> Callable[..., Any]:
-        """Map the function over stages, each with its own shards of the arrays.
+        """Map the function over stages; each call gets the shards of one stage.
 
         Within a stage XLA inserts the collectives, as outside.
         """

@@ -1,7 +1,7 @@
 """Data parallelism: the mesh of all replicas, and the mesh of each one.
 
-In: the numbers of replicas and devices, or the user's mesh with an axis "dp". Out: the devices of
-each replica, one mesh of all, and back. Must not know arrays.
+In: the numbers of replicas and devices, or the user's mesh with an axis "dp". Out: the devices and
+mesh of each replica, and one mesh of all. Must not know arrays.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _of_all_devices(replicas: int, tensor: int | None, stages: int) -> list[np.n
 
 
 def mesh_of_replicas(meshes: Sequence[Mesh]) -> Mesh:
-    """One mesh of the meshes of all replicas, which have one shape; of a single one, itself."""
+    """The meshes of all replicas, which have one shape, joined to one mesh."""
     if len(meshes) == 1:
         return meshes[0]
     grid = np.stack([mesh.devices for mesh in meshes])

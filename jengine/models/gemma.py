@@ -1,4 +1,4 @@
-"""Gemma (1): as Llama, with a scaled embedding, norms stored as distances from one, and GELU."""
+"""Gemma (1): as Llama, with a scaled embedding, norm weights stored minus one, and GELU."""
 
 from __future__ import annotations
 

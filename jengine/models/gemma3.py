@@ -1,6 +1,6 @@
 """Gemma 3, text only: as Gemma 2 with normed heads, no soft caps, and two kinds of rotation.
 
-Five layers of six have a window and a rotation of their own.
+Five layers of six have a sliding window and another rotation.
 """
 
 from __future__ import annotations

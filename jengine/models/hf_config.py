@@ -57,9 +57,9 @@ class Defaults:
 def read_decoder(
     fields: Fields, defaults: Defaults, layers: tuple[LayerConfig, ...]
 ) -> ModelConfig:
-    """The shared body around these layers.
+    """The config of the shared decoder with these layers.
 
-    A family puts in what only it has with `dataclasses.replace`.
+    A family sets what only it has with `dataclasses.replace`.
     """
     refuse_unsupported(fields)
     vocab = fields.integer("vocab_size", defaults.vocab_size)
@@ -108,7 +108,7 @@ def read_mlp(fields: Fields, defaults: Defaults) -> MlpConfig:
 
 
 def with_windows(layer: LayerConfig, windows: Iterable[int | None]) -> tuple[LayerConfig, ...]:
-    """Layers like this one, each with its own window (None: full attention)."""
+    """Copies of this layer with these windows (None: full attention)."""
     return tuple(replace(layer, mixer=replace(layer.mixer, window=each)) for each in windows)
 
 

@@ -1,4 +1,4 @@
-"""Llama 2 and 3: full attention on every layer, rotary positions optionally stretched."""
+"""Llama 2 and 3: full attention on every layer, optional rope scaling."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OLMo 2: norms only behind attention and MLP, and queries and keys normed as whole vectors."""
+"""OLMo 2: norms only after attention and MLP; queries and keys are normalised over all heads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Phi-3, Phi-3.5 and Phi-4 without stretched positions: as Llama, with fused tensors."""
+"""Phi-3, Phi-3.5 and Phi-4 without long-context rope scaling: as Llama, with fused tensors."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def write_config(config: ModelConfig) -> dict[str, object]:
 
 
 def _refuse_longrope(fields: Fields) -> None:
-    """Its frequencies change with a request's length, which tokens in the cache cannot follow."""
+    """Refuse longrope: its frequencies depend on the length, but cached keys stay rotated."""
     for part in (fields.part("rope_scaling"), fields.part("rope_parameters")):
         for key in ("rope_type", "type"):
             if part is not None and part.values.get(key) in ("longrope", "su", "yarn"):

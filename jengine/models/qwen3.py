@@ -1,4 +1,4 @@
-"""Qwen3: queries and keys are normalised per head, heads have a size of their own."""
+"""Qwen3: queries and keys are normalised per head; head_dim is independent of hidden_size."""
 
 from __future__ import annotations
 

@@ -21,11 +21,11 @@ from jengine.models.checkpoint import (
     IgnoredTensor,
     Names,
     Piece,
-    decoder_pieces,
     ignored_in_decoder,
     with_prefix,
 )
 from jengine.models.decoder import Decoder
+from jengine.models.decoder_pieces import decoder_pieces
 from jengine.models.fields import Fields
 from jengine.models.hf_config import read_architecture
 from jengine.models.language_model import LanguageModel

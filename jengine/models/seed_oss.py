@@ -1,4 +1,4 @@
-"""Seed-OSS: as Llama, with biases on queries, keys and values but not on the way out."""
+"""Seed-OSS: as Llama, with biases on queries, keys and values but not on the output projection."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def stage_layout(config: ModelConfig, stages: int) -> StageLayout:
         )
     slots = -(-count // stages)
     while (found := laid_out(config.layers, stages, slots)) is None:
-        slots += 1  # ends at `count`, where each layer has a slot of its own
+        slots += 1  # ends at `count`, where every layer has a separate slot
     return StageLayout(found)
 
 

@@ -20,8 +20,9 @@ from jengine.config import LayerConfig, ModelConfig
 from jengine.layers.initializer import Initializer
 from jengine.models import registry
 from jengine.models.attention import Attention
-from jengine.models.checkpoint import Names, Piece, decoder_pieces
+from jengine.models.checkpoint import Names, Piece
 from jengine.models.context import StepContext
+from jengine.models.decoder_pieces import decoder_pieces
 from jengine.models.fields import Fields
 from jengine.models.hf_config import (
     Defaults,

@@ -1,4 +1,4 @@
-"""Fills a StepInput from a plan and the mirror of rows. Pure numpy, vectorised over decode rows."""
+"""Packs a plan and its rows into a StepInput. Pure numpy, vectorised over decode rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NO_BLOCKS = np.zeros((0, 4), np.int32)
 
 
 class PackedStep(NamedTuple):
-    """A plan as the device takes it, and the places of its results."""
+    """A packed plan, and where its results are in the step's outputs."""
 
     buffer: np.ndarray
     bucket: Bucket
@@ -44,7 +44,7 @@ def pack(
     shapes: StepShapes,
     new_blocks: np.ndarray = NO_BLOCKS,
 ) -> PackedStep:
-    """The plan in this bucket's layout. Of `new_blocks` as many as have room."""
+    """The plan in this bucket's layout, with as many of `new_blocks` as fit."""
     buffer, inputs = StepInput.empty(bucket, shapes)
     taken = new_blocks[: len(inputs.blocks.new)]
     inputs.blocks.new[: len(taken)] = taken
@@ -75,7 +75,7 @@ def pack(
 
 
 def known_starts(plan: Plan, rows: Rows, shapes: StepShapes) -> np.ndarray:
-    """i32[entries]: where each entry begins, -1 for decodes at the length that the device knows.
+    """i32[entries]: the first position of each entry, -1 for decodes whose position the device has.
 
     Those are all decodes except of rows that the plan itself starts. In a pipeline plans carry
     every position, since a stage runs when the row may have moved on.
@@ -103,8 +103,8 @@ def _pack_decodes(
 def _pack_chunks(
     plan: Plan, rows: Rows, inputs: StepInput, bucket: Bucket, shapes: StepShapes
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Lay chunks out in whole tiles. Returns the places of their tokens among the bucket's prefill
-    tokens, and the places of their last ones."""
+    """Pack chunks in whole tiles. Returns the indices of their tokens among the bucket's prefill
+    tokens, and the indices of their last ones."""
     tile, offset = shapes.prefill_tile, 0
     places, ends = [np.zeros(0, np.int32)], []
     for row, start, length, _ in plan.entries.columns.T[plan.num_decodes :].tolist():
@@ -127,7 +127,7 @@ def _pack_chunks(
 def _pack_one_segment(
     plan: Plan, rows: Rows, inputs: StepInput, starts: np.ndarray, shapes: StepShapes
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Every token as a decode row of its own, in plan order; all of them have logits."""
+    """Pack every token as a decode row, in plan order; all of them have logits."""
     rows_of_entries, begins, lengths, _ = plan.entries.columns
     ends = np.cumsum(lengths)
     count, first_chunk = int(lengths.sum()), plan.num_decodes

@@ -15,7 +15,7 @@ from jengine.runner.plans.packing import PackedStep
 
 @dataclass(frozen=True)
 class PendingStep:
-    """A queued step that runs a plan to its end."""
+    """A queued step that produces the results of a plan."""
 
     plan: Plan
     packed: PackedStep
@@ -27,7 +27,7 @@ class PendingStep:
 
     @property
     def has_left(self) -> bool:
-        """Whether nothing more has to be queued before it can be read."""
+        """Whether the step that produces the results is queued: always."""
         return True
 
     @property

@@ -1,4 +1,4 @@
-"""Heads: what a step makes of the hidden states that leave the last layer.
+"""Heads: functions of the last hidden states that give a step's results.
 
 Features name the heads of a step; a head is a function and a line in HEADS.
 """
@@ -18,7 +18,7 @@ from jengine.runner.step.state import StepState
 from jengine.runner.step.step_input import HeadInput
 from jengine.sampling import SamplingInput, sample, score_tokens
 
-# Prompt tokens whose logits exist at the same time, where prompt log-probabilities are wanted.
+# Prompt tokens per chunk of prompt log-probabilities, which bounds the memory of their logits.
 SCORED_AT_ONCE = 64
 
 
@@ -56,7 +56,7 @@ def sample_head(
             key_data=jnp.zeros(2, jnp.uint32),
             implementation=program.sampler,
         )
-    # A row whose logits are not finite fails on the host; until then it runs on a harmless token.
+    # A row with token -1 fails on the host; until then its input is token 0.
     fed_back = jnp.maximum(sampled.tokens, 0)
     owners = hidden.sampling.rows
     state = state._replace(
