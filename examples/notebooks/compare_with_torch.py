@@ -30,7 +30,7 @@ import tempfile
 from pathlib import Path
 
 from jengine import LLM
-from jengine.weights.folder import resolve_model
+from jengine.weights.resolve import resolve_model
 from jengine.weights.safetensors_io import load_model
 
 llm = LLM("demo", max_num_seqs=2, enforce_eager=True)

@@ -34,7 +34,7 @@ from flax import nnx
 
 from jengine import LLM, SamplingParams
 from jengine.text.tokenizer import load_tokenizer
-from jengine.weights.folder import resolve_model
+from jengine.weights.resolve import resolve_model
 from jengine.weights.safetensors_io import load_model
 
 # %% [markdown]
