@@ -33,6 +33,7 @@ class AsyncRequests:
         self._guard = threading.Condition()  # around the next two; notified when steps have ended
         self._stepping = False
         self._paused = False
+        self._ending = False  # a shutdown waits for nothing
         self._progress = threading.Condition()  # notified when outputs were made
 
     def stream(self, submit: Submit) -> AnswerStream:
@@ -70,10 +71,12 @@ class AsyncRequests:
         self.run_steps()
 
     def finish_all(self) -> None:
-        """Return when every request that is open now has ended, or generation is paused."""
+        """Return when every request that is open now has ended, at a pause, or at shutdown."""
         for answer in self._session.open_answers:
             with self._progress:
-                self._progress.wait_for(lambda answer=answer: self._paused or not answer.is_open)
+                self._progress.wait_for(
+                    lambda answer=answer: self._paused or self._ending or not answer.is_open
+                )
 
     @property
     def paused(self) -> bool:
@@ -112,6 +115,9 @@ class AsyncRequests:
 
     def shutdown(self) -> None:
         """End every request with an EngineDead for its reader, the engine, and the threads."""
+        with self._progress:
+            self._ending = True
+            self._progress.notify_all()
         with self._session.closed_to_new():
             self._session.client.shutdown()
             self._tell(self._session.fail_all(EngineDead("the engine was shut down.")))

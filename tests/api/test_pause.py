@@ -143,6 +143,21 @@ def test_shutdown_and_mistakes(engine: AsyncLLM) -> None:
     run(work())
 
 
+def test_a_shutdown_does_not_wait_for_requests_that_a_pause_waits_for(engine: AsyncLLM) -> None:
+    script_of(engine.engine).step_seconds = 0.01
+
+    async def work() -> None:
+        open_one = await reading(engine, [1, 2], "open")
+        pausing = asyncio.create_task(engine.pause_generation(mode="wait", clear_cache=False))
+        await asyncio.sleep(0.02)
+        await engine.shutdown()
+        with pytest.raises(EngineDead, match="shut down"):
+            await open_one
+        await pausing
+
+    run(work())
+
+
 def test_a_reader_that_leaves_ends_the_wait_for_its_request(engine: AsyncLLM) -> None:
     script_of(engine.engine).step_seconds = 0.01
 
