@@ -1,4 +1,4 @@
-"""What goes back to the user: `RequestOutput` and its parts; and `TokenDelta`, its raw form.
+"""Outputs: `StepOutput` of a step, `TokenDelta` of a request, `RequestOutput` for the user.
 
 A `TokenDelta` is what the engine core knows after a step: ids and numbers. The output processor
 adds text. Field names follow vLLM; jengine adds `tokens`, `logprobs_array`, `weight_version`.

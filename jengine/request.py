@@ -1,4 +1,4 @@
-"""A request on its way in (`WireRequest`) and while it is being answered (`Request`).
+"""A request as it enters the engine core (`WireRequest`), and while it is answered (`Request`).
 
 Three counters describe a running request: tokens known, tokens computed (in the cache), and plans
 in flight (that sample for it and are not back). The rest is derived or saves looking up.

@@ -1,4 +1,4 @@
-"""What LLM and AsyncLLM have in common: everything that can be asked without waiting."""
+"""The base of LLM and AsyncLLM: construction, and the calls that never wait for a step."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class BaseLLM:
         return self._front.tokenizer()
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What a request without parameters gets: the model's own generation settings."""
+        """The parameters of requests without any: the model's generation settings."""
         return self._front.default_params()
 
     @property
@@ -100,5 +100,5 @@ class BaseLLM:
         return tap_points(self.engine.model)
 
     def memory(self) -> MemoryPicture:
-        """What this engine's memory consists of: printable, and a picture in notebooks."""
+        """The parts of this engine's memory: printable, and a picture in notebooks."""
         return memory_picture(self.engine)

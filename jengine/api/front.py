@@ -99,7 +99,7 @@ class Front:
         return [render(one, how) for one in as_list(prompts)]
 
     def default_params(self) -> SamplingParams:
-        """What a request without parameters gets: the model's own generation settings."""
+        """The parameters of requests without any: the model's generation settings."""
         return SamplingParams(**self.engine.default_params)
 
     def tokenizer(self) -> Any:
@@ -112,7 +112,7 @@ class Front:
     # --- questions -------------------------------------------------------------------------
 
     def stats(self) -> EngineStats:
-        """What the engine is doing."""
+        """Numbers of requests, of the cache and of compiled programs."""
         return EngineStats.of(self.session.client.stats(), self.engine.program_counts())
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:

@@ -1,3 +1,1 @@
-"""What lies above one core or one process: replicas, their router, leader and
-followers.
-"""
+"""Several cores or processes as one: replicas and their router, leader and followers."""

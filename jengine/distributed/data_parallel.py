@@ -134,7 +134,7 @@ class DataParallelCore:
         return True
 
     def counts(self) -> Counts:
-        """What the schedulers are doing, together and one by one."""
+        """The numbers of all replicas together, and of each."""
         each = tuple(replica.counts() for replica in self.replicas)
         return Counts(
             running=sum(one.running for one in each),
@@ -148,7 +148,7 @@ class DataParallelCore:
         )
 
     def call_workers(self, method: str, arguments: bytes) -> list[bytes]:
-        """What a call returns in this one process: of the first replica."""
+        """The result of a call in this one process, for its first replica."""
         self.check_alive()
         return self.replicas[0].call_workers(method, arguments)
 

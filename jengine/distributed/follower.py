@@ -1,7 +1,7 @@
-"""The core of a process that follows: the same calls as an EngineCore, the leader's decisions.
+"""The core of a following process: the calls of an EngineCore, the decisions of the leader.
 
 In: the same requests as everywhere, and the leader's messages. Out: token deltas. While it waits
-for anything it runs the plans that come, so nobody waits for it in a collective.
+for anything it runs the plans that arrive, so that no collective waits for this process.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from jengine.request import WireRequest
 
 
 class FollowingCore:
-    """Runs what the leader plans. Its session gets the same deltas as the leader's."""
+    """Runs the leader's plans. Its session gets the same deltas as the leader's."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class FollowingCore:
         self._open: dict[str, str] = {}
         self._names: dict[str, str] = {}
         self._unchecked: dict[str, WireRequest] = {}  # not yet known to be the same everywhere
-        # What the leader's steps brought, in order, and nobody has asked for yet.
+        # Deltas and errors of the leader's steps that `step` has not returned yet, in order.
         self._outcomes: deque[list[TokenDelta] | Exception] = deque()
         self._ended: dict[str, TokenDelta | None] = {}
 
@@ -94,7 +94,7 @@ class FollowingCore:
         return None if delta is None else msgspec.structs.replace(delta, request_id=request_id)
 
     def step(self) -> list[TokenDelta]:
-        """What the leader's next step brings the requests."""
+        """The deltas of the leader's next step."""
         self.check_alive()
         if self._unchecked:
             self._agree_on_requests()
@@ -132,11 +132,11 @@ class FollowingCore:
         return reset_running_requests or not self.has_work
 
     def counts(self) -> Counts:
-        """What the leader's scheduler was doing after the last step."""
+        """The numbers of the leader's scheduler after the last step."""
         return self._counts
 
     def call_workers(self, method: str, arguments: bytes) -> list[bytes]:
-        """What a call returns in every process; all of them make it."""
+        """The result of a call in every process; every process makes it."""
         self.check_alive()
         verdict = self._report(self.executor.report(method, arguments))
         if verdict.problem is not None:
@@ -192,7 +192,7 @@ class FollowingCore:
             raise
 
     def _take(self, message: Message) -> None:
-        """Do what the leader says."""
+        """Handle a message of the leader."""
         match message:
             case RunPlan(plan):
                 self._run(plan)
@@ -210,7 +210,7 @@ class FollowingCore:
                 self._report(self.executor.report(method, arguments))
             case ReportDue():
                 if not self.channel.answers(message):
-                    # The leader wants to compare what this process does not have.
+                    # The leader compares something that this process has not come to.
                     verdict = self._agree("requests", [])
                     self._outcomes.append(RequestError(verdict.problem))
             case _:

@@ -116,11 +116,11 @@ class LeadingCore:
         return self.core.reset_prefix_cache(reset_running_requests)
 
     def counts(self) -> Counts:
-        """What the scheduler is doing."""
+        """Numbers of running and waiting requests, and of the cache."""
         return self.core.counts()
 
     def call_workers(self, method: str, arguments: bytes) -> list[bytes]:
-        """What a call returns in every process; all of them make it."""
+        """The result of a call in every process; every process makes it."""
         self.core.check_alive()
         return self.executor.call_workers(method, arguments, self._serve)
 

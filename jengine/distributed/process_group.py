@@ -39,7 +39,7 @@ from sharding.placement import Placement
 
 @dataclass(frozen=True)
 class CoreParts:
-    """What a core is built from."""
+    """The parts from which a core is built."""
 
     runners: tuple[PlanRunner, ...]  # of each data-parallel replica
     placement: Placement
@@ -76,7 +76,7 @@ class CoreParts:
 
 
 class ProcessGroup(Protocol):
-    """What building an engine asks of its processes."""
+    """The steps of building an engine that involve all of its processes."""
 
     def observed(self, placement: Placement) -> Placement:
         """The placement, which takes a digest of each parameter that it places."""
@@ -132,7 +132,7 @@ def _gathered(processes: list[int], settings: MultihostSettings) -> ProcessGroup
 
 
 class SingleProcess:
-    """One process: nobody to ask. What its methods promise is above."""
+    """A single process. The protocol above describes the methods."""
 
     def observed(self, placement: Placement) -> Placement:
         return placement
@@ -157,7 +157,7 @@ class SingleProcess:
 
 
 class SeveralProcesses:
-    """Several processes, of which this is one. What its methods promise is above."""
+    """One of several processes. The protocol above describes the methods."""
 
     def __init__(self, channel: Channel, settings: MultihostSettings) -> None:
         self._channel = channel

@@ -1,4 +1,4 @@
-"""What the cores of leader and followers have in common: requests and parameters as digests."""
+"""Digests of requests and parameters, which leader and followers compare."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ParameterNotes(Protocol):
 
 
 def digests_of(wires: Iterable[WireRequest]) -> list[tuple[str, bytes]]:
-    """A digest of what the user wants of each request, in order."""
+    """A digest of each request as its user made it, in order."""
     return [(f"request {i + 1}", digest_of(encoded(wire))) for i, wire in enumerate(wires)]
 
 

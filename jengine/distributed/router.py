@@ -1,4 +1,4 @@
-"""Which data-parallel replica gets a request: who has its beginning, or who has least to do.
+"""Routes requests to data-parallel replicas: by cached prefix, then by load.
 
 In: for each replica, how much of a prompt its cache holds; the deltas of all requests. Out: a
 replica. Counts tokens known of unfinished requests as load. Must not know schedulers or devices.
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from jengine.outputs import TokenDelta
 
-# A replica may lead the least loaded one by this share of the latter's load without reason.
+# A replica may exceed the least load by one part in so many, even without a cached prefix.
 UNEVEN = 4
 
 
@@ -36,20 +36,20 @@ class Placed(NamedTuple):
 
 
 class Router:
-    """What each replica has to do."""
+    """The load of each replica, and the prompts that it has or will soon have cached."""
 
     def __init__(self, replicas: int, block_size: int) -> None:
         self.loads = [0] * replicas
         self._block_size = block_size
         self._placed: dict[str, Placed] = {}
-        # Blocks of prompts that a replica has or will soon have in its cache.
+        # Hashes of blocks of unfinished requests: a replica has them in its cache, or soon will.
         self._coming: list[Counter[bytes]] = [Counter() for _ in range(replicas)]
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._placed
 
     def replica_for(self, found: Sequence[int], hashes: Sequence[bytes]) -> int:
-        """The best replica for a prompt with these blocks, of which caches hold so many tokens."""
+        """The best replica for a prompt with these block hashes and cached tokens per replica."""
         hits = [max(pair) for pair in zip(found, self._expected(hashes), strict=True)]
         return choose(self.loads, hits)
 
@@ -77,12 +77,12 @@ class Router:
         self._placed[delta.request_id] = placed._replace(tokens=placed.tokens + count)
 
     def clear(self) -> None:
-        """Nothing is left to do."""
+        """Forget all requests."""
         for request_id in list(self._placed):
             self.leave(request_id)
 
     def leave(self, request_id: str) -> None:
-        """A request that has been placed is no load any more."""
+        """A request has ended: it is no load any more."""
         placed = self._placed.pop(request_id)
         self.loads[placed.replica] -= placed.tokens
         coming = self._coming[placed.replica]

@@ -1,4 +1,4 @@
-"""A request on its way out: its completions, and the output that its reader takes next.
+"""The answer to a request: its completions, and the output that its reader takes next.
 
 In: token deltas. Out: one RequestOutput whenever the reader asks, with everything that is new since
 it asked before. So outputs do not pile up for a slow reader.
@@ -77,7 +77,7 @@ class Answer:
             self.error, self.finished = error, True
 
     def take(self) -> RequestOutput | None:
-        """What is new for the reader, if anything is. Raises the error that has ended it."""
+        """The next output, if there is anything new. Raises the error that ended the request."""
         with self._lock:
             if self.error is not None:
                 raise self.error

@@ -53,11 +53,11 @@ class EngineClient(Protocol):
         ...
 
     def stats(self) -> Counts:
-        """What the scheduler is doing."""
+        """Numbers of running and waiting requests, and of the cache."""
         ...
 
     def call(self, method: str, arguments: bytes) -> list[bytes]:
-        """What a call returns in every process that runs steps, by rank; see `executor.calls`."""
+        """The result of a call in every process that runs steps, by rank; see `executor.calls`."""
         ...
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
@@ -65,7 +65,7 @@ class EngineClient(Protocol):
         ...
 
     def health(self) -> list[WorkerHealth]:
-        """What is known of every process that runs steps."""
+        """The health of every process that runs steps, as far as known."""
         ...
 
     def probe(self) -> None:
@@ -126,12 +126,12 @@ class InProcessClient:
             pass
 
     def stats(self) -> Counts:
-        """What the scheduler is doing."""
+        """Numbers of running and waiting requests, and of the cache."""
         with self._between_steps():
             return self.core.counts()
 
     def call(self, method: str, arguments: bytes) -> list[bytes]:
-        """What a call returns in every process that runs steps, by rank."""
+        """The result of a call in every process that runs steps, by rank."""
         with self._between_steps():
             return self.core.call_workers(method, arguments)
 
@@ -141,7 +141,7 @@ class InProcessClient:
             return self.core.reset_prefix_cache(reset_running_requests)
 
     def health(self) -> list[WorkerHealth]:
-        """What is known of every process that runs steps; answered while a step runs."""
+        """The health of every process that runs steps; also answered while a step runs."""
         self.check_alive()
         return self.core.health()
 

@@ -114,7 +114,7 @@ class EngineCore:
         return self.scheduler.reset_prefix_cache(reset_running_requests=reset_running_requests)
 
     def counts(self) -> Counts:
-        """What the scheduler is doing."""
+        """Numbers of running and waiting requests, and of the cache."""
         scheduler, cache = self.scheduler, self.scheduler.cache
         return Counts(
             running=scheduler.num_running,
@@ -127,12 +127,12 @@ class EngineCore:
         )
 
     def call_workers(self, method: str, arguments: bytes) -> list[bytes]:
-        """What a call returns in every process that runs steps, by rank."""
+        """The result of a call in every process that runs steps, by rank."""
         self.check_alive()
         return self.executor.call_workers(method, arguments)
 
     def health(self) -> list[WorkerHealth]:
-        """What is known of every process that runs steps."""
+        """The health of every process that runs steps, as far as known."""
         self.check_alive()
         return self.executor.health()
 

@@ -23,7 +23,7 @@ from jengine.sampling_params import SamplingParams
 from jengine.text.tokenizer import Tokenizer
 
 MAX_BAD_WORD_TOKENS = 1024
-# Beyond these a float32 product with a logit could overflow.
+# Beyond these, float32 overflows when a logit is multiplied.
 REPETITION_LIMITS = (1e-30, 1e30)
 SMALLEST_TOP_P = 1e-30
 

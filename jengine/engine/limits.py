@@ -10,7 +10,7 @@ from jengine.errors import RequestError
 
 @dataclass(frozen=True)
 class Limits:
-    """What a prompt and its sampling parameters may ask for."""
+    """Bounds for prompts and sampling parameters."""
 
     vocab_size: int
     max_model_len: int
