@@ -29,6 +29,7 @@ from jengine.config import CacheConfig, ModelConfig
 from jengine.models.decoder import Decoder
 from jengine.models.registry import model_config
 from jengine.runner.step.attention_backend import cache_dtype
+from jengine.runner.step.multi_step import multi_step
 from jengine.runner.step.program import Program
 from jengine.runner.step.state import empty_state
 from jengine.runner.step.step import step
@@ -46,7 +47,13 @@ from tests.models.tiny_models import FAMILIES, tiny_settings
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-ROOMS = ("jengine.layers", "jengine.sampling", "jengine.models", "jengine.quantization")
+ROOMS = (
+    "jengine.layers",
+    "jengine.sampling",
+    "jengine.models",
+    "jengine.quantization",
+    "jengine.runner.step",
+)
 KERNELS = (
     "pallas_kernels.layout",
     "pallas_kernels.cache_write",
@@ -178,7 +185,8 @@ def trace_step(config: ModelConfig, bucket: Bucket, features: Features) -> None:
     state = jax.eval_shape(lambda: empty_state(cache, held, 4, config.vocab_size, 128))
     program = Program(bucket, features, shapes, rebuild, Placement(one_device_mesh()))
     packed = jax.ShapeDtypeStruct((packed_size(bucket, shapes),), jnp.int32)
-    jax.eval_shape(partial(step, program=program), leaves, state, packed)
+    run = multi_step if bucket.is_multi_step else step
+    jax.eval_shape(partial(run, program=program), leaves, state, packed)
 
 
 def trace_what_steps_leave_out() -> None:
@@ -206,6 +214,7 @@ def test_every_annotation_is_true(seen: set[str]) -> None:
         trace_scores(tiny(family))
     for family in ("mistral", "qwen3_moe", "olmo2"):
         trace_step(tiny(family), Bucket(4, 16, 16), known["scored"])
+    trace_step(tiny("mistral"), Bucket(4, 0, 16, repeats=3), known["greedy"])
     trace_what_steps_leave_out()
     assert annotated().keys() - seen == INTERFACES
     assert len(seen) > 50

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,9 @@ from jengine.config import CacheGroup
 from jengine.runner.step.state import StepState
 from jengine.runner.step.step_input import StepInput, TileInput
 from jengine.runner.variants.buckets import Bucket, StepShapes
+
+if TYPE_CHECKING:  # shapes are for readers and type checkers
+    from jaxtyping import Int32
 
 
 class Batch(NamedTuple):
@@ -53,26 +56,35 @@ def stage_batch(inputs: StepInput, shapes: StepShapes) -> Batch:
     return Batch(positions, inputs.blocks.tables, starts)
 
 
-def token_positions(decodes: Array, tiles: TileInput, shapes: StepShapes) -> Array:
-    """i32[D + T]: the decodes' positions, and those of the prefill tiles' tokens."""
+def token_positions(
+    decodes: Int32[Array, " decodes"], tiles: TileInput, shapes: StepShapes
+) -> Int32[Array, " tokens"]:
+    """The decodes' positions, and those of the prefill tiles' tokens."""
     offsets = jnp.arange(shapes.prefill_tile, dtype=jnp.int32)[None, :]
     runs = offsets < tiles.lengths[:, None]  # [P, tile]
     prefills = jnp.where(runs, tiles.starts[:, None] + offsets, -1)
     return jnp.concatenate([decodes, prefills.reshape(-1)])
 
 
-def first_pages(group: CacheGroup, begins: Array, shapes: StepShapes) -> Array:
-    """i32[tiles]: the first page that a tile reads, given the position of its first token."""
+def first_pages(
+    group: CacheGroup, begins: Int32[Array, " tiles"], shapes: StepShapes
+) -> Int32[Array, " tiles"]:
+    """The first page that each tile reads, given the position of its first token."""
     if group.spec.window is None:
         return jnp.zeros_like(begins)
     return jnp.maximum(begins - group.spec.window + 1, 0) // shapes.block_size
 
 
 def tables_of(
-    tables: Array, index: int, shapes: StepShapes, bucket: Bucket, rows: Array, first_page: Array
-) -> Array:
-    """i32[tiles, pages]: the part of the rows' block tables that tiles read in a group, with the
-    null block where a row or a page is out of range."""
+    tables: Int32[Array, "groups rows max_pages"],
+    index: int,
+    shapes: StepShapes,
+    bucket: Bucket,
+    rows: Int32[Array, " tiles"],
+    first_page: Int32[Array, " tiles"],
+) -> Int32[Array, "tiles pages"]:
+    """The part of the rows' block tables that tiles read in a group, with the null block where a
+    row or a page is out of range."""
     group = shapes.groups[index]
     pages = shapes.group_pages(bucket, group)
     if group.spec.window is None:
@@ -81,8 +93,10 @@ def tables_of(
     return tables.at[index, rows[:, None], columns].get(mode="fill", fill_value=0)
 
 
-def with_new_blocks(tables: Array, entries: Array) -> Array:
-    """The tables i32[groups, rows, pages] with these blocks; entries out of range are ignored."""
+def with_new_blocks(
+    tables: Int32[Array, "groups rows max_pages"], entries: Int32[Array, "blocks 4"]
+) -> Int32[Array, "groups rows max_pages"]:
+    """The tables with these (group, row, index, block); entries out of range are ignored."""
     with jax.named_scope("block_tables"):
         group, row, index, block = entries.T
         return tables.at[group, row, index].set(block, mode="drop")

@@ -6,7 +6,7 @@ early once every row has sampled one of its stop ids.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,9 @@ from jengine.runner.step.program import Program
 from jengine.runner.step.state import StepState
 from jengine.runner.step.step import extended, run
 from jengine.runner.step.step_input import StepInput
+
+if TYPE_CHECKING:  # shapes are for readers and type checkers
+    from jaxtyping import Bool, Int32
 
 # The token of runs after the early end. In other steps it means that a row failed; here every row
 # has ended before, so the scheduler does not read it.
@@ -67,8 +70,10 @@ def multi_step(
     return end.state, end.outputs
 
 
-def ended(tokens: Array, endings: Array) -> Array:
-    """bool[S]: whether a token ends its row: a stop id, or -1 because logits were not finite."""
+def ended(
+    tokens: Int32[Array, " slots"], endings: Int32[Array, "slots endings"]
+) -> Bool[Array, " slots"]:
+    """Whether a token ends its row: a stop id, or -1 because logits were not finite."""
     return (tokens < 0) | jnp.any(tokens[:, None] == endings, axis=1)
 
 

@@ -6,7 +6,7 @@ before any row reads, which makes blocks shared within one step safe.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
@@ -25,6 +25,9 @@ from pallas_kernels.layout import held_dtype
 from pallas_kernels.prefill_attention import prefill_attention
 from sharding.placement import Placement
 
+if TYPE_CHECKING:  # shapes are for readers and type checkers
+    from jaxtyping import Int32
+
 Caches = tuple[Array, ...]
 # Logical axes of the fused projection's output and of queries.
 QKV_AXES = (None, "kv_heads", None, None)
@@ -41,7 +44,9 @@ class GroupView(NamedTuple):
     table_starts: Array  # i32 [tiles]
 
 
-def token_slots(batch: Batch, group: int, bucket: Bucket, shapes: StepShapes) -> Array:
+def token_slots(
+    batch: Batch, group: int, bucket: Bucket, shapes: StepShapes
+) -> Int32[Array, " tokens"]:
     """Where each token's keys and values go in the group's cache; out of range for padding."""
     tiles = tile_of_token(bucket, shapes)
     table = batch.tables[group][tiles]  # [D + T, pages]

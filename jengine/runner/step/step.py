@@ -5,7 +5,7 @@ embed -> layers -> heads (sample, score) -> new state. Python branches only on s
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 from jax import Array
@@ -21,6 +21,9 @@ from jengine.runner.step.state import StepState
 from jengine.runner.step.step_input import StepInput, TokenInput, tile_of_token
 from jengine.runner.step.taps import StepTaps
 from jengine.sampling import SamplingInput
+
+if TYPE_CHECKING:  # shapes are for readers and type checkers
+    from jaxtyping import Int32
 
 
 def step(
@@ -60,15 +63,15 @@ def run(
     return state, output._replace(captured=taps.captured)
 
 
-def input_tokens(inputs: TokenInput, state: StepState) -> Array:
-    """The tokens that a step runs, i32[D + T]."""
+def input_tokens(inputs: TokenInput, state: StepState) -> Int32[Array, " tokens"]:
+    """The tokens that a step runs: decode rows, then prefill tokens."""
     # Decode tokens never leave the device: each row's last sample is its next input.
     own_tokens = state.last_token.at[inputs.decode_rows].get(mode="clip")
     decode_tokens = jnp.where(inputs.decode_tokens >= 0, inputs.decode_tokens, own_tokens)
     return jnp.concatenate([decode_tokens, inputs.prefill_tokens])
 
 
-def with_positions(inputs: SamplingInput, ends: Array) -> SamplingInput:
+def with_positions(inputs: SamplingInput, ends: Int32[Array, " slots"]) -> SamplingInput:
     """The sampler's input with the positions that the host does not know: one after each slot's
     last token, whose position is `ends` i32[S]."""
     return inputs._replace(positions=jnp.where(inputs.positions >= 0, inputs.positions, ends + 1))

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -18,6 +18,9 @@ from jax import Array, lax
 
 from jengine.runner.variants.buckets import ENDINGS, Bucket, StepShapes
 from jengine.sampling import SamplingInput, sampling_layout
+
+if TYPE_CHECKING:  # shapes are for readers and type checkers
+    from jaxtyping import Int32
 
 
 class Field(NamedTuple):
@@ -239,8 +242,8 @@ def packed_parts(bucket: Bucket, shapes: StepShapes) -> tuple[slice, slice, slic
     return slice(0, embedded), slice(embedded, read), slice(read, len(layout.padding))
 
 
-def tile_of_token(bucket: Bucket, shapes: StepShapes) -> Array:
-    """i32 [D + T]: the query tile that each token belongs to."""
+def tile_of_token(bucket: Bucket, shapes: StepShapes) -> Int32[Array, " tokens"]:
+    """The query tile that each token belongs to."""
     decodes = jnp.arange(bucket.decode_rows, dtype=jnp.int32)
     tiles = jnp.arange(shapes.num_tiles(bucket), dtype=jnp.int32) + bucket.decode_rows
     return jnp.concatenate([decodes, jnp.repeat(tiles, shapes.prefill_tile)])
