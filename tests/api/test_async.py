@@ -14,7 +14,7 @@ from jengine import AsyncLLM, RequestOutput, RequestOutputKind, SamplingParams
 from jengine.assembly.args import EngineArgs
 from jengine.engine.core import EngineCore
 from jengine.errors import EngineDead, RequestError
-from tests.api.engines import MAX_MODEL_LEN, answers, random_prompts
+from tests.api.engines import answers, random_prompts, tiny_engine_settings
 
 PROMPTS = random_prompts(9, 40, 17, 60, seed=2)
 GREEDY = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)
@@ -25,11 +25,7 @@ FINAL = GREEDY.clone(output_kind=RequestOutputKind.FINAL_ONLY)
 
 def make(folder: Path) -> AsyncLLM:
     """An AsyncLLM with the same programs as the shared engines."""
-    return AsyncLLM(
-        folder, skip_tokenizer_init=True, enforce_eager=True, max_model_len=MAX_MODEL_LEN,
-        max_num_seqs=8, max_num_batched_tokens=256, max_logprobs=-1,
-        compilation_config={"decode_rows": [8], "prefill_tokens": [256], "variants": ["scored"]},
-    )  # fmt: skip
+    return AsyncLLM(folder, **tiny_engine_settings())
 
 
 @pytest.fixture(scope="module")
@@ -325,11 +321,7 @@ def test_one_engine_may_serve_one_event_loop_after_another(engine: AsyncLLM, exp
 
 
 def test_from_engine_args(full_folder: Path) -> None:
-    args = EngineArgs(
-        model=full_folder, skip_tokenizer_init=True, enforce_eager=True,
-        max_model_len=MAX_MODEL_LEN, max_num_seqs=8, max_num_batched_tokens=256, max_logprobs=-1,
-        compilation_config={"decode_rows": [8], "prefill_tokens": [256], "variants": ["scored"]},
-    )  # fmt: skip
+    args = EngineArgs(model=full_folder, **tiny_engine_settings())
     engine = AsyncLLM.from_engine_args(args)
     assert run(last(engine.generate(PROMPTS[0], GREEDY))).finished
     with pytest.raises(RequestError, match="no tokenizer"):

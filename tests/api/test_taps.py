@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
@@ -24,6 +25,17 @@ from tests.models.plain_logits import lengthened
 from tests.models.split import split_model
 
 GREEDY = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def full_engine(full_folder: Path) -> jengine.LLM:
+    """Greedy steps alone: each set of taps is compiled into programs of its own."""
+    return tiny_engine(full_folder, "greedy")
+
+
+@pytest.fixture(scope="module")
+def window_engine(window_folder: Path) -> jengine.LLM:
+    return tiny_engine(window_folder, "greedy")
 
 
 def double(values: Array) -> Array:
@@ -250,7 +262,7 @@ def test_values_that_are_not_finite_end_that_request_alone(llm: jengine.LLM) -> 
 
 
 def test_strict_mode_refuses_and_goes_on(full_folder: Any) -> None:
-    with tiny_engine(full_folder, strict=True, enforce_eager=False) as strict:
+    with tiny_engine(full_folder, "greedy", strict=True, enforce_eager=False) as strict:
         with pytest.raises(UnexpectedCompile, match="capture and intervene"):
             strict.generate([PROMPTS[0]], GREEDY, capture="norm")
         assert len(strict.generate([PROMPTS[0]], GREEDY)) == 1

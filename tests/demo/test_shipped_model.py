@@ -103,25 +103,22 @@ def test_whole_examination_gives_the_figures_of_the_card(generate):
         assert figures[name] >= target, name
 
 
-@pytest.mark.parametrize(
-    ("question", "answer"),
-    [
-        ("What is 23 + 45?", "23 + 45 = 68."),
-        ("What is 2 + 3?", "2 + 3 = 5."),
-        ("2 + 3", "2 + 3 = 5."),
-        ("9+8", "9 + 8 = 17."),
-        ("What is 7 - 4?", "7 - 4 = 3."),
-        ("What is 0 + 5?", "0 + 5 = 5."),
-        (
-            "What is twenty-three plus forty-five?",
-            "Twenty-three plus forty-five is sixty-eight.",
-        ),
-        (
-            "Give me a JSON object for a cat named Tom who is 3 years old.",
-            '{"name": "Tom", "animal": "cat", "age": 3}',
-        ),
-    ],
-)
-def test_examples_of_the_documentation(generate, question: str, answer: str):
-    (completion,) = generate([corpus.chat_prompt((Turn("user", question),))], 64)
-    assert (completion.text, completion.finished) == (answer, True)
+EXAMPLES = {
+    "What is 23 + 45?": "23 + 45 = 68.",
+    "What is 2 + 3?": "2 + 3 = 5.",
+    "2 + 3": "2 + 3 = 5.",
+    "9+8": "9 + 8 = 17.",
+    "What is 7 - 4?": "7 - 4 = 3.",
+    "What is 0 + 5?": "0 + 5 = 5.",
+    "What is twenty-three plus forty-five?": "Twenty-three plus forty-five is sixty-eight.",
+    "Give me a JSON object for a cat named Tom who is 3 years old.": (
+        '{"name": "Tom", "animal": "cat", "age": 3}'
+    ),
+}
+
+
+def test_examples_of_the_documentation(generate):
+    prompts = [corpus.chat_prompt((Turn("user", question),)) for question in EXAMPLES]
+    completions = generate(prompts, 64)
+    assert [one.text for one in completions] == list(EXAMPLES.values())
+    assert all(one.finished for one in completions)

@@ -151,7 +151,7 @@ def test_ctrl_c_in_one_process(folder: Path, on_one: list[Any], rank: int) -> No
 
 
 FAULTS = [
-    (1, signal.SIGKILL, "process 1 was lost"),
+    pytest.param(1, signal.SIGKILL, "process 1 was lost", marks=pytest.mark.slow),
     pytest.param(0, signal.SIGKILL, "process 0 was lost", marks=pytest.mark.slow),
     pytest.param(
         1,

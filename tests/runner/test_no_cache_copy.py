@@ -58,11 +58,11 @@ def compiled_step(bucket: Bucket, variant: str, dtype: str) -> tuple[Compiled, C
     ("name", "variant", "dtype"),
     [
         pytest.param("decode", "greedy", "float32", marks=pytest.mark.slow),
-        ("mixed", "full", "bfloat16"),
+        pytest.param("mixed", "full", "bfloat16", marks=pytest.mark.slow),
         pytest.param("burst", "greedy", "bfloat16", marks=pytest.mark.slow),
         pytest.param("burst", "full", "float32", marks=pytest.mark.slow),
         pytest.param("decode", "full", "float32", marks=pytest.mark.slow),
-        pytest.param("mixed", "greedy", "float32", marks=pytest.mark.slow),
+        ("mixed", "greedy", "float32"),
         pytest.param("decode", "greedy", "bfloat16", marks=pytest.mark.slow),
     ],
 )
