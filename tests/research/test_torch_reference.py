@@ -112,6 +112,7 @@ def run_script(tmp_path: Path, content: str) -> subprocess.CompletedProcess[str]
     return subprocess.run(command, capture_output=True, text=True)
 
 
+@pytest.mark.slow
 def test_as_a_program_it_says_in_a_line_what_is_wrong(tmp_path: Path) -> None:
     given = job(tmp_path / "no model", tmp_path / "bundle", "float32", "float64")
     done = run_script(tmp_path, json.dumps(given))
