@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from jengine.cli.answer import stream_answer
 from jengine.cli.few_requests import few_requests, models_sampling
@@ -116,9 +117,10 @@ def show_pairs(outputs: list[RequestOutput], terminal: Terminal) -> None:
 def show_json(outputs: list[RequestOutput], terminal: Terminal) -> None:
     """The fields of each RequestOutput, one JSON object per line."""
     for output in outputs:
-        # Log-probability tables are lists of dicts of dataclasses only once they are copied.
+        # Log-probability tables are lists of dicts only once they are copied.
         fields = dataclasses.asdict(output)
-        terminal.say(json.dumps(fields, ensure_ascii=False, default=dataclasses.asdict))
+        # A log-probability of minus infinity is null: JSON has no infinity.
+        terminal.say(msgspec.json.encode(fields).decode())
 
 
 def report_errors(outputs: list[RequestOutput], terminal: Terminal) -> int:

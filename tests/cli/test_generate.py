@@ -65,7 +65,8 @@ class ScoredLLM(FakeLLM):
 
     def generate(self, *given: Any, **more: Any) -> list[RequestOutput]:
         outputs = super().generate(*given, **more)
-        scores = StepLogprobs(np.float32([[-0.5, -1.5]]), np.int32([[7, 9]]), np.int32([1]))
+        values, ids = np.float32([[-0.5, -1.5, -np.inf]]), np.int32([[7, 9, 8]])
+        scores = StepLogprobs(values, ids, np.int32([1]))
         outputs[0].outputs[0].logprobs = LogprobTables(scores, [7], 0, NoTexts())
         return outputs
 
@@ -76,6 +77,7 @@ def test_json_holds_log_probabilities() -> None:
     [table] = json.loads(result.out)["outputs"][0]["logprobs"]
     assert table["7"] == {"logprob": -0.5, "rank": 1, "decoded_token": None}
     assert table["9"]["logprob"] == -1.5
+    assert table["8"]["logprob"] is None
 
 
 def test_no_prompt_and_unreadable_files_are_refused_before_the_start(tmp_path: Path) -> None:
