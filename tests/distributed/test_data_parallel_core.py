@@ -212,7 +212,7 @@ def test_blocks_are_hashed_once_for_all_replicas(monkeypatch: pytest.MonkeyPatch
         hashed.append(tokens)
         return block_hash(parent, tokens, extra)
 
-    monkeypatch.setattr("jengine.kvcache.coordinator.block_hash", counted)
+    monkeypatch.setattr("jengine.kvcache.contents.block_hash", counted)
     replicas = Replicas()
     wire = make_wire(21, "a", max_tokens=12)
     replicas.add(wire)
