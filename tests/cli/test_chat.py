@@ -213,18 +213,27 @@ def test_at_a_terminal_control_c_stops_the_answer_and_leaves_when_pressed_twice(
     read_until(ours, b"stopped", b">>> ")
     os.write(ours, b"/stats\n")
     read_until(ours, b"tokens until it was stopped, first after", b">>> ")
-    os.write(ours, b"\x03")  # meant for an answer, a moment too late
+    press_at_the_prompt(ours, b"\x03")  # meant for an answer, a moment too late
     read_until(ours, b"Ctrl-C again or Ctrl-D leaves", b">>> ")
     os.write(ours, b"hello\n")
     read_until(ours, b"word word")
     os.write(ours, b"\x03")
     read_until(ours, b"stopped", b">>> ")
-    os.write(ours, leaving)
+    press_at_the_prompt(ours, leaving)
     if leaving == b"\x03":
         read_until(ours, b"again", b">>> ")
-        os.write(ours, leaving)
+        press_at_the_prompt(ours, leaving)
     assert process.wait(timeout=30) == 0
     os.close(ours)
+
+
+def press_at_the_prompt(terminal: int, key: bytes) -> None:
+    """Press a key as a person would: after Python has begun to wait for it.
+
+    A Ctrl-C that comes between readline's prompt and its wait is noticed at the next key only.
+    """
+    time.sleep(0.5)
+    os.write(terminal, key)
 
 
 def read_until(terminal: int, *wanted: bytes, seconds: float = 60) -> None:
