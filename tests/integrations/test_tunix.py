@@ -266,7 +266,7 @@ def test_a_given_engine_takes_over_the_actor(setup: Setup) -> None:
         assert answer == best.tolist()
         with pytest.raises(ConfigError, match=r"\(97, 2, 2\) and \(97, 2, 0\)"):
             setup.tunix.JengineRollout(other, word_tokenizer(pad="</s>"), llm=llm)
-        with pytest.raises(ConfigError, match="the llm lies on"):
+        with pytest.raises(ConfigError, match="the llm is on"):
             elsewhere = SimpleNamespace(devices=np.array([None]))
             setup.tunix.JengineRollout(other, None, elsewhere, llm=llm)
 
