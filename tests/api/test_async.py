@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,6 +14,7 @@ from jengine import AsyncLLM, RequestOutput, RequestOutputKind, SamplingParams
 from jengine.assembly.args import EngineArgs
 from jengine.engine.core import EngineCore
 from jengine.errors import EngineDead, RequestError
+from tests.api.async_reading import last
 from tests.api.engines import answers, random_prompts, tiny_engine_settings
 
 PROMPTS = random_prompts(9, 40, 17, 60, seed=2)
@@ -60,14 +61,6 @@ def waiting(engine: AsyncLLM) -> int:
     session, core = engine.engine.session, cast(EngineCore, engine.engine.client.core)
     scheduler = core.scheduler
     return scheduler.num_running + scheduler.num_waiting + len(session.open_answers)
-
-
-async def last(outputs: AsyncIterator[RequestOutput]) -> RequestOutput:
-    final = None
-    async for output in outputs:
-        final = output
-    assert final is not None and final.finished
-    return final
 
 
 async def until_idle(engine: AsyncLLM) -> None:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from jengine import AsyncLLM, RequestOutput, RequestOutputKind, SamplingParams
+from jengine import AsyncLLM, RequestOutputKind, SamplingParams
 from jengine.errors import EngineDead, RequestError
 from jengine.text.tokenizer import Tokenizer
+from tests.api.async_reading import last, run
 from tests.engine.scripted import script_of, scripted_engine, told
 
 GREEDY = SamplingParams(temperature=0, max_tokens=20)
@@ -25,18 +26,6 @@ def engine() -> Iterator[AsyncLLM]:
     llm = AsyncLLM.over(scripted_engine())
     yield llm
     llm.shutdown()
-
-
-def run(work: Coroutine[Any, Any, Any]) -> Any:
-    return asyncio.run(asyncio.wait_for(work, 30))
-
-
-async def last(outputs: AsyncIterator[RequestOutput]) -> RequestOutput:
-    final = None
-    async for output in outputs:
-        final = output
-    assert final is not None and final.finished
-    return final
 
 
 def test_an_id_may_be_used_again_after_leaving_the_first_stream(engine: AsyncLLM) -> None:

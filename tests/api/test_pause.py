@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 
 from jengine import AsyncLLM, RequestOutput, SamplingParams
 from jengine.errors import ConfigError, EngineDead
+from tests.api.async_reading import last, run
 from tests.engine.scripted import script_of, scripted_engine, told
 
 TOKENS = 100
@@ -22,18 +22,6 @@ def engine() -> Iterator[AsyncLLM]:
     script_of(llm.engine).step_seconds = 0.001
     yield llm
     llm.shutdown()
-
-
-def run(work: Coroutine[Any, Any, Any]) -> Any:
-    return asyncio.run(asyncio.wait_for(work, 30))
-
-
-async def last(outputs: AsyncIterator[RequestOutput]) -> RequestOutput:
-    final = None
-    async for output in outputs:
-        final = output
-    assert final is not None and final.finished
-    return final
 
 
 async def reading(engine: AsyncLLM, prompt: list[int], name: str) -> asyncio.Task[RequestOutput]:
