@@ -29,8 +29,8 @@ def choose(
         )
     if not isinstance(found, str):
         return found
-    if missing := missing_for_triton():
-        raise ValueError(f"{operation}(implementation={implementation!r}): {missing}")
+    if problem := PROBLEMS.get(str(implementation), lambda: None)():
+        raise ValueError(f"{operation}(implementation={implementation!r}): {problem}")
     module, _, function = found.partition(":")
     return getattr(importlib.import_module(module), function)
 
@@ -40,6 +40,18 @@ def missing_for_triton() -> str | None:
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed. Install jengine[cuda12] or jengine[cuda13]."
     return None
+
+
+def cpu_problem() -> str | None:
+    """Why the CPU kernels cannot run here, or None. The first call compiles them if need be."""
+    return importlib.import_module("pallas_kernels.cpu.library").problem()
+
+
+# What each implementation needs before its module can be used.
+PROBLEMS: Mapping[str, Callable[[], str | None]] = {
+    "triton": missing_for_triton,
+    "cpu": cpu_problem,
+}
 
 
 def triton_problem(platform: str, head_dims: Iterable[int]) -> str | None:

@@ -120,7 +120,7 @@ class EngineArgs:
     # Decode steps that the device may run in one call while no request waits for a row.
     num_scheduler_steps: int = 1
     # auto: Triton kernels on NVIDIA GPUs, XLA everywhere else.
-    attention_backend: Literal["auto", "xla", "triton"] = "auto"
+    attention_backend: Literal["auto", "xla", "cpu", "triton"] = "auto"
     enforce_eager: bool = False
     strict: bool = False
     # Bitwise equal log-probabilities in any batch, whether generated or scored. Slower.
@@ -233,7 +233,7 @@ class EngineArgs:
         checked_executor(self.executor)
         one_of("load_format", self.load_format, ("auto", "safetensors", "orbax", "dummy"))
         one_of("scheduling_policy", self.scheduling_policy, ("fcfs", "priority"))
-        one_of("attention_backend", self.attention_backend, ("auto", "xla", "triton"))
+        one_of("attention_backend", self.attention_backend, ("auto", "xla", "cpu", "triton"))
         one_of("generation_config", self.generation_config, ("auto", "default", "vllm"))
         modes = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
         one_of("logprobs_mode", self.logprobs_mode, modes)

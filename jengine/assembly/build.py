@@ -114,7 +114,7 @@ def device_side(args: EngineArgs, source: ModelSource, bar: Callable[..., Any]) 
         )
         places = StagePlaces(group.observed(placement), layout)
         model, values = load_parameters(args, source, places, bar)
-        order = LeafOrder(model, places)
+        order = LeafOrder(model, places, steps.shapes.attention)
         leaves = order.leaves(group.noted(values))
         group.agree_on_weights()
         with explained_if_slow(what_compiling_costs, args.show_progress is not False):

@@ -41,7 +41,7 @@ ENGINE_HELP = {
     "long_prefill_token_threshold": "prompts longer than this are run in pieces of this size",
     "scheduling_policy": "which waiting request runs first",
     "overlap": "end a step before the next is prepared",
-    "attention_backend": "what attention runs on; auto: Triton on NVIDIA GPUs, else XLA",
+    "attention_backend": "the kernels; auto: Triton on NVIDIA GPUs, C++ on CPUs, else XLA",
     "num_scheduler_steps": "decode steps in one call of the device while no request waits",
     "enforce_eager": "compile steps when they are first needed, not at the start",
     "strict": "make a compile after the start an error",

@@ -137,7 +137,7 @@ INSTEAD: dict[str, dict[str, Any]] = {
     "XLA always optimises; enforce_eager=True starts faster by compiling on first use": {
         "optimization_level": 2, "performance_mode": "balanced",
     },
-    "choose kernels with attention_backend='auto', 'triton' or 'xla'": {
+    "choose kernels with attention_backend='auto', 'cpu', 'triton' or 'xla'": {
         "attention_config": None, "kernel_config": None, "ir_op_priority": None,
         "moe_backend": "auto", "linear_backend": "auto", "sparse_indexer_topk_backend": "auto",
         "enable_flashinfer_autotune": None, "monokernel": False, "use_fp64_gumbel": False,

@@ -2,13 +2,39 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 import jax.numpy as jnp
 from jax import Array, lax
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
     from jaxtyping import Float, Float32
+
+
+class RowNorm(NamedTuple):
+    """A norm as data, so that a backend can fuse it with the matmul that follows."""
+
+    weight: Array
+    bias: Array | None  # given: a layer norm, which subtracts the mean as well
+    eps: float
+    offset: float = 0.0  # added to the weight
+
+    def __call__(self, x: Float[Array, "*shape"]) -> Float32[Array, "*shape"]:
+        weight = self.weight
+        if self.offset:
+            weight = weight.astype("float32") + self.offset
+        if self.bias is None:
+            return rms_norm(x, weight, self.eps)
+        return layer_norm(x, weight, self.bias, self.eps)
+
+
+@runtime_checkable
+class DescribedNorm(Protocol):
+    """A module that is a norm over the last axis."""
+
+    def described(self) -> RowNorm | None:
+        """The norm; None is the identity."""
+        ...
 
 
 def rms_norm(

@@ -52,14 +52,15 @@ class Attention(nnx.Module):
         norm: Norm | None = None,
         residual: Float[Array, "*tokens hidden"] | None = None,
     ) -> Float32[Array, "*tokens hidden"]:
-        qkv = self.qkv(x, norm=norm)  # [..., KV, G + 2, D]
+        qkv = self.qkv(x, norm=norm, live=context.live)  # [..., KV, G + 2, D]
         rope = self.config.rope
         rotation = None if rope is None else context.rotation(rope, self.config.head_dim)
         sinks = self.sinks[...] if self.config.sinks else None
         inputs = AttentionInputs(self.config, qkv, self._norms(), rotation, sinks)
         with jax.named_scope("attend"):
             mixed = context.mix(self.layer, inputs)
-        return self.out(mixed.reshape(*mixed.shape[:-2], -1), residual=residual)
+        mixed = mixed.reshape(*mixed.shape[:-2], -1)
+        return self.out(mixed, residual=residual, live=context.live)
 
     def _norms(self) -> HeadNorms | None:
         if self.config.qk_norm is None:

@@ -45,10 +45,13 @@ class StepContext:
         mixer: Mixer,
         caches: Any = None,
         tap: Tap | None = None,
+        live: Array | None = None,
     ) -> None:
         self.positions = positions  # of each token in its sequence
         # Each token's index into arrays that the step holds per row, such as tap sets.
         self.token_rows = token_rows
+        # i32 [...]: -1 for tokens that fill up the batch, whose results are never used.
+        self.live = live
         self.caches = caches
         self._mixer = mixer
         self._tap = tap

@@ -51,7 +51,7 @@ class DecoderLayer(nnx.Module):
             attention = partial(self.attention, context=context, norm=self.before_attention)
             x = self._added(x, attention, self.after_attention, context, "attention")
         with jax.named_scope("mlp"):
-            mlp = partial(self.mlp, norm=self.before_mlp)
+            mlp = partial(self.mlp, norm=self.before_mlp, live=context.live)
             x = self._added(x, mlp, self.after_mlp, context, "mlp")
         return context.tap(f"{self.path}.output", x)
 

@@ -14,9 +14,9 @@ from flax import nnx
 from jax import Array
 
 from jengine.config import ModelConfig
-from jengine.layers.linear import add_bias
+from jengine.layers.norm import DescribedNorm
 from jengine.models.parameter import Axes, normal, parameter, zeros
-from jengine.quantization.scheme import Specs, Tensors, WeightScheme, WeightShape
+from jengine.quantization.scheme import Around, Specs, Tensors, WeightScheme, WeightShape
 from jengine.quantization.unquantized import UNQUANTIZED
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
@@ -51,9 +51,10 @@ class Linear(nnx.Module):
         *,
         bias: bool = False,
         groups: int | None = None,
+        gated: bool = False,
     ):
         self.scheme = factory.scheme
-        self.shape = WeightShape(inputs, outputs, axes, groups)
+        self.shape = WeightShape(inputs, outputs, axes, groups, gated=gated)
         self.dtype = jnp.dtype(factory.dtype)
         self.is_prepared = False
         self._declare(self.declared_specs(normal(factory.config.initializer_range)), factory.rngs)
@@ -66,14 +67,21 @@ class Linear(nnx.Module):
         x: Float[Array, "*tokens inputs"],
         *,
         norm: Norm | None = None,
+        activation: str | None = None,
         residual: Float[Array, "..."] | None = None,
+        live: Int[Array, "*tokens"] | None = None,
     ) -> Float32[Array, "..."]:
-        """residual + (norm(x) @ weight + bias): given together, so that a backend can fuse them."""
-        x = x if norm is None else norm(x)
-        y = self.scheme.multiply(self.shape, x, self._step_tensors())
-        if self.has_bias:
-            y = add_bias(y, self.bias[...])
-        return y if residual is None else residual + y
+        """residual + activation(norm(x) @ weight + bias): given together, so that a backend can
+        fuse them. A gated weight gives activation(gate) * rest. Rows where `live` is -1 may be left
+        out."""
+        described = None
+        if isinstance(norm, DescribedNorm):
+            described = norm.described()
+        elif norm is not None:
+            x = norm(x)
+        bias = self.bias[...] if self.has_bias else None
+        around = Around(described, bias, activation, residual, live)
+        return self.scheme.apply(self.shape, x, self._step_tensors(), around)
 
     def of_groups(
         self, x: Float[Array, "rows inputs"], sizes: Int[Array, " groups"]
@@ -89,8 +97,9 @@ class Linear(nnx.Module):
         """The scheme's arrays in a step."""
         return self.scheme.prepared(self.shape, self.dtype)
 
-    def become_prepared(self) -> None:
-        """Declare the prepared arrays in place of the checkpoint's tensors."""
+    def become_prepared(self, scheme: WeightScheme) -> None:
+        """Declare what a step takes of this scheme in place of the checkpoint's tensors."""
+        self.scheme = scheme
         for name in self.tensor_names:
             delattr(self, name)
         self.is_prepared = True
@@ -113,6 +122,7 @@ class Embedding(nnx.Module):
     def __init__(self, factory: Factory, rows: int, axes: Axes):
         hidden = factory.config.hidden_size
         init = normal(factory.config.initializer_range)
+        self.head_scheme: WeightScheme = UNQUANTIZED
         self.shape = WeightShape((hidden,), (rows,), axes, outputs_first=True)
         self.weight = parameter(factory.rngs, (rows, hidden), axes, factory.dtype, init)
 
@@ -122,4 +132,4 @@ class Embedding(nnx.Module):
 
     def as_head(self, x: Float[Array, "*tokens hidden"]) -> Float32[Array, "*tokens rows"]:
         """x @ table.T."""
-        return UNQUANTIZED.multiply(self.shape, x, {"weight": self.weight[...]})
+        return self.head_scheme.multiply(self.shape, x, {"weight": self.weight[...]})

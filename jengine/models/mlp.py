@@ -11,12 +11,11 @@ from flax import nnx
 from jax import Array
 
 from jengine.config import ExpertsConfig, FfnConfig, MlpConfig
-from jengine.layers.mlp import ACTIVATIONS, gated
 from jengine.layers.moe import mix_experts, route
 from jengine.models.linear import Factory, Linear, Norm
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
-    from jaxtyping import Float, Float32
+    from jaxtyping import Float, Float32, Int
 
 
 class GatedMLP(nnx.Module):
@@ -25,7 +24,8 @@ class GatedMLP(nnx.Module):
     def __init__(self, factory: Factory, config: MlpConfig):
         hidden, inner = factory.config.hidden_size, config.intermediate_size
         self.activation = config.activation
-        self.gate_up = Linear(factory, (hidden,), (2, inner), ("embed", None, "mlp"))
+        axes = ("embed", None, "mlp")
+        self.gate_up = Linear(factory, (hidden,), (2, inner), axes, gated=True)
         self.down = Linear(factory, (inner,), (hidden,), ("mlp", "embed"))
 
     def __call__(
@@ -34,9 +34,10 @@ class GatedMLP(nnx.Module):
         *,
         norm: Norm | None = None,
         residual: Float[Array, "*tokens hidden"] | None = None,
+        live: Int[Array, "*tokens"] | None = None,
     ) -> Float32[Array, "*tokens hidden"]:
-        both = self.gate_up(x, norm=norm)
-        return self.down(gated(both, self.activation), residual=residual)
+        inner = self.gate_up(x, norm=norm, activation=self.activation, live=live)
+        return self.down(inner, residual=residual, live=live)
 
 
 class PlainMLP(nnx.Module):
@@ -54,9 +55,10 @@ class PlainMLP(nnx.Module):
         *,
         norm: Norm | None = None,
         residual: Float[Array, "*tokens hidden"] | None = None,
+        live: Int[Array, "*tokens"] | None = None,
     ) -> Float32[Array, "*tokens hidden"]:
-        inner = ACTIVATIONS[self.activation](self.up(x, norm=norm))
-        return self.down(inner, residual=residual)
+        inner = self.up(x, norm=norm, activation=self.activation, live=live)
+        return self.down(inner, residual=residual, live=live)
 
 
 class ExpertsMLP(nnx.Module):
@@ -83,10 +85,13 @@ class ExpertsMLP(nnx.Module):
         *,
         norm: Norm | None = None,
         residual: Float[Array, "*tokens hidden"] | None = None,
+        live: Int[Array, "*tokens"] | None = None,
     ) -> Float32[Array, "*tokens hidden"]:
         config = self.config
         flat = (x if norm is None else norm(x)).reshape(-1, x.shape[-1])
-        picked = route(self.router(flat), config.experts_per_token, config.normalize_weights)
+        picked = route(
+            self.router(flat, live=live), config.experts_per_token, config.normalize_weights
+        )
         matmuls = self.gate_up.of_groups, self.down.of_groups
         made = mix_experts(flat, *picked, config.num_experts, *matmuls, config.activation)
         made = made.reshape(x.shape)

@@ -9,7 +9,7 @@ from jax import Array
 
 from jengine.config import AttentionConfig
 from jengine.layers.initializer import Initializer
-from jengine.layers.norm import layer_norm, rms_norm
+from jengine.layers.norm import RowNorm
 from jengine.models.linear import Factory
 from jengine.models.parameter import Axes, parameter, zeros
 
@@ -21,6 +21,7 @@ class RmsNorm(nnx.Module):
     """Divides by the root of the mean square, times a weight."""
 
     def __init__(self, factory: Factory, shape: tuple[int, ...], axes: Axes):
+        self.scheme = factory.scheme
         self.eps = factory.config.norm_eps
         # Some families store the weight as its distance from one.
         self.offset = 1.0 if factory.config.norm == "rms_one_plus" else 0.0
@@ -29,22 +30,28 @@ class RmsNorm(nnx.Module):
         )
 
     def __call__(self, x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-        weight = self.weight[...]
-        if self.offset:
-            weight = weight.astype("float32") + self.offset
-        return rms_norm(x, weight, self.eps)
+        return self.scheme.normalize(self.described(), x)
+
+    def described(self) -> RowNorm:
+        """The norm as data."""
+        return RowNorm(self.weight[...], None, self.eps, self.offset)
 
 
 class LayerNorm(nnx.Module):
     """Subtracts the mean and divides by the deviation, times a weight, plus a bias."""
 
     def __init__(self, factory: Factory, shape: tuple[int, ...], axes: Axes):
+        self.scheme = factory.scheme
         self.eps = factory.config.norm_eps
         self.weight = parameter(factory.rngs, shape, axes, factory.dtype, Initializer(mean=1.0))
         self.bias = zeros(factory.rngs, shape, axes, factory.dtype)
 
     def __call__(self, x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-        return layer_norm(x, self.weight[...], self.bias[...], self.eps)
+        return self.scheme.normalize(self.described(), x)
+
+    def described(self) -> RowNorm:
+        """The norm as data."""
+        return RowNorm(self.weight[...], self.bias[...], self.eps)
 
 
 class NoNorm(nnx.Module):
@@ -52,6 +59,9 @@ class NoNorm(nnx.Module):
 
     def __call__(self, x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
         return x
+
+    def described(self) -> None:
+        """None."""
 
 
 Norm = RmsNorm | LayerNorm | NoNorm

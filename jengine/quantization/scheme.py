@@ -10,11 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from jax import Array
 
 from jengine.layers.initializer import Initializer
+from jengine.layers.linear import add_bias
+from jengine.layers.mlp import ACTIVATIONS, gated
+from jengine.layers.norm import RowNorm
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
     from jaxtyping import Float, Float32, Int
@@ -28,7 +31,8 @@ class WeightShape:
     """A weight [groups, inputs, outputs] without data: `x @ weight` contracts all its inputs.
 
     With `groups` it is one matrix per group, such as one per expert. With `outputs_first` it is
-    laid out as [outputs, inputs], such as an embedding that is also the output head.
+    laid out as [outputs, inputs], such as an embedding that is also the output head. A `gated`
+    weight has outputs (2, n): gates, and what they multiply.
     """
 
     inputs: tuple[int, ...]
@@ -36,6 +40,7 @@ class WeightShape:
     axes: Axes  # one logical axis name per dimension
     groups: int | None = None
     outputs_first: bool = False
+    gated: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -60,6 +65,17 @@ class TensorSpec:
 
 
 Specs = Mapping[str, TensorSpec]
+
+
+class Around(NamedTuple):
+    """What stands before and after a matmul, so that a scheme can fuse it."""
+
+    norm: RowNorm | None = None
+    bias: Array | None = None  # [*outputs]
+    activation: str | None = None  # of all results, or of the gates of a gated weight
+    residual: Array | None = None
+    # i32 per row of x; rows of -1 are padding, whose results are never used.
+    positions: Array | None = None
 
 
 class WeightScheme(Protocol):
@@ -95,6 +111,14 @@ class WeightScheme(Protocol):
         """x, whose inputs are one dimension, to [*tokens, *outputs]."""
         ...
 
+    def normalize(self, norm: RowNorm, x: Float[Array, "*shape"]) -> Float32[Array, "*shape"]:
+        """The norm by itself, as `apply` computes it."""
+        ...
+
+    def apply(self, weight: WeightShape, x: Array, tensors: Tensors, around: Around) -> Array:
+        """residual + activation(norm(x) @ weight + bias), float32."""
+        ...
+
     def multiply_groups(
         self,
         weight: WeightShape,
@@ -104,3 +128,16 @@ class WeightScheme(Protocol):
     ) -> Float32[Array, "rows ..."]:
         """x, sorted by group with `sizes` rows each, to [rows, *outputs]."""
         ...
+
+
+def applied(
+    scheme: WeightScheme, weight: WeightShape, x: Array, tensors: Tensors, around: Around
+) -> Array:
+    """`WeightScheme.apply` of a scheme that fuses nothing."""
+    norm, bias, activation, residual, _ = around
+    y = scheme.multiply(weight, x if norm is None else norm(x), tensors)
+    if bias is not None:
+        y = add_bias(y, bias)
+    if activation is not None:
+        y = gated(y, activation) if weight.gated else ACTIVATIONS[activation](y)
+    return y if residual is None else residual + y

@@ -10,7 +10,15 @@ from jax import Array
 from jengine.layers.initializer import Initializer
 from jengine.layers.linear import project
 from jengine.layers.moe import grouped_project
-from jengine.quantization.scheme import Specs, Tensors, TensorSpec, WeightShape
+from jengine.layers.norm import RowNorm
+from jengine.quantization.scheme import (
+    Around,
+    Specs,
+    Tensors,
+    TensorSpec,
+    WeightShape,
+    applied,
+)
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
     from jaxtyping import Float, Float32, Int
@@ -56,6 +64,14 @@ class Unquantized:
             # XLA would transpose the weight in every step to contract several dimensions.
             array = array.reshape(-1, *weight.outputs)
         return project(f"...i,i{outputs}->...{outputs}", x, array)
+
+    def normalize(self, norm: RowNorm, x: Float[Array, "*shape"]) -> Float32[Array, "*shape"]:
+        """In XLA."""
+        return norm(x)
+
+    def apply(self, weight: WeightShape, x: Array, tensors: Tensors, around: Around) -> Array:
+        """One after the other; XLA fuses what it can."""
+        return applied(self, weight, x, tensors, around)
 
     def multiply_groups(
         self,

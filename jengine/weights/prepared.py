@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterable, Mapping
 import jax
 from flax import nnx
 
-from jengine.models.linear import Linear
+from jengine.models.linear import Embedding, Linear
+from jengine.models.norms import LayerNorm, RmsNorm
+from jengine.quantization.backends import head_scheme, step_scheme
 from jengine.quantization.scheme import Axes, Specs, Tensors, WeightShape
 from jengine.weights.abstract import NamedArray
 
@@ -23,18 +25,20 @@ Arrays = Mapping[str, jax.Array]  # by dotted path
 class PreparedForm:
     """A model in the form that a step takes, and the conversions between both forms."""
 
-    def __init__(self, declared: nnx.Module, shardings: Shardings) -> None:
-        """`declared` has shapes in place of arrays."""
+    def __init__(
+        self, declared: nnx.Module, shardings: Shardings, backend: str | None = None
+    ) -> None:
+        """`declared` has shapes in place of arrays; `backend` may have matmuls of its own."""
         self._shardings = shardings
-        self._weights = {
-            path: linear
-            for path, linear in linears(declared).items()
-            if not linear.scheme.takes_declared
-        }
         self.module = nnx.merge(*nnx.split(declared))
-        for path, linear in linears(self.module).items():
-            if path in self._weights:
-                linear.become_prepared()
+        choose_schemes(self.module, backend)
+        prepared = linears(self.module)
+        # Declared and prepared, of the weights that change form.
+        self._weights = {
+            path: (linear, prepared[path])
+            for path, linear in linears(declared).items()
+            if not prepared[path].scheme.takes_declared
+        }
 
     def prepare(self, values: Iterable[NamedArray]) -> Arrays:
         """Prepared arrays, from all declared ones.
@@ -47,16 +51,16 @@ class PreparedForm:
         last: Arrays = {}
         for name, value in values:
             path, _, tensor = name.rpartition(".")
-            one = self._weights.get(path)
-            if one is None or tensor not in one.declared_specs():
+            declared, prepared = self._weights.get(path, (None, None))
+            if declared is None or tensor not in declared.declared_specs():
                 found[name] = value
                 continue
             waiting[path][tensor] = value
             del value
-            if waiting[path].keys() == one.declared_specs().keys():
+            if waiting[path].keys() == declared.declared_specs().keys():
                 jax.block_until_ready(last)
-                tensors, specs = waiting.pop(path), one.prepared_specs()
-                last = self._run(path, one.shape, one.scheme.prepare, tensors, specs)
+                tensors, specs = waiting.pop(path), prepared.prepared_specs()
+                last = self._run(path, prepared.shape, prepared.scheme.prepare, tensors, specs)
                 del tensors
                 found.update(last)
         assert not waiting, f"no values for {sorted(waiting)}"
@@ -65,10 +69,11 @@ class PreparedForm:
     def restore(self, values: Arrays) -> Arrays:
         """Declared arrays, from all prepared ones."""
         found = dict(values)
-        for path, one in self._weights.items():
-            tensors = {name: found.pop(f"{path}.{name}") for name in one.prepared_specs()}
-            made = self._run(path, one.shape, one.scheme.restore, tensors, one.declared_specs())
-            found.update(made)
+        for path, (declared, prepared) in self._weights.items():
+            tensors = {name: found.pop(f"{path}.{name}") for name in prepared.prepared_specs()}
+            specs = declared.declared_specs()
+            restore = prepared.scheme.restore
+            found.update(self._run(path, prepared.shape, restore, tensors, specs))
         return found
 
     def _run(
@@ -85,6 +90,17 @@ class PreparedForm:
         }
         made = jax.jit(lambda given: dict(convert(shape, given)), out_shardings=where)(tensors)
         return {f"{path}.{name}": array for name, array in made.items()}
+
+
+def choose_schemes(model: nnx.Module, backend: str | None) -> None:
+    """Let the modules of a step use the backend's own matmuls and norms, where it has some."""
+    for _, module in nnx.iter_modules(model):
+        if isinstance(module, Linear):
+            module.become_prepared(step_scheme(module.scheme, backend))
+        elif isinstance(module, Embedding):
+            module.head_scheme = head_scheme(module.head_scheme, backend)
+        elif isinstance(module, RmsNorm | LayerNorm):
+            module.scheme = step_scheme(module.scheme, backend)
 
 
 def linears(model: nnx.Module) -> dict[str, Linear]:

@@ -16,10 +16,12 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 WRITE = {
     "xla": write_cache_xla,
+    "cpu": "pallas_kernels.cpu.cache_write:write_cache_cpu",
     "triton": "pallas_kernels.cache_write.triton:write_cache_triton",
 }
 ROTATE_AND_WRITE = {
     "xla": rotate_and_write_xla,
+    "cpu": "pallas_kernels.cpu.cache_write:rotate_and_write_cpu",
     "triton": "pallas_kernels.cache_write.triton:rotate_and_write_triton",
 }
 

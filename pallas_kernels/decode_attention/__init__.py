@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 IMPLEMENTATIONS = {
     "xla": decode_attention_xla,
+    "cpu": "pallas_kernels.cpu.attention:decode_attention_cpu",
     "triton": "pallas_kernels.decode_attention.triton:decode_attention_triton",
 }
 

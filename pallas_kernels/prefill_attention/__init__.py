@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 IMPLEMENTATIONS = {
     "xla": prefill_attention_xla,
+    "cpu": "pallas_kernels.cpu.attention:prefill_attention_cpu",
     "triton": "pallas_kernels.prefill_attention.triton:prefill_attention_triton",
 }
 

@@ -18,6 +18,7 @@ from jax import Array
 from jengine import LLM, SamplingParams
 from jengine.config import LayerConfig, ModelConfig
 from jengine.layers.initializer import Initializer
+from jengine.layers.norm import RowNorm
 from jengine.models import registry
 from jengine.models.attention import Attention
 from jengine.models.checkpoint import Names, Piece
@@ -37,7 +38,14 @@ from jengine.models.linear import Embedding, Factory, Linear
 from jengine.models.mlp import make_mlp
 from jengine.models.norms import make_norm
 from jengine.models.parameter import named_parameters
-from jengine.quantization.scheme import Specs, Tensors, TensorSpec, WeightShape
+from jengine.quantization.scheme import (
+    Around,
+    Specs,
+    Tensors,
+    TensorSpec,
+    WeightShape,
+    applied,
+)
 from jengine.weights.dummy import dummy_model
 from tests.models.plain_logits import plain_logits
 
@@ -80,6 +88,12 @@ class Turned:
         inputs, outputs = weight.matrix
         made = x @ tensors["turned"].reshape(outputs, inputs).T
         return made.reshape(*x.shape[:-1], *weight.outputs)
+
+    def normalize(self, norm: RowNorm, x: Array) -> Array:
+        return norm(x)
+
+    def apply(self, weight: WeightShape, x: Array, tensors: Tensors, around: Around) -> Array:
+        return applied(self, weight, x, tensors, around)
 
     def multiply_groups(
         self, weight: WeightShape, x: Array, tensors: Tensors, sizes: Array

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pallas_kernels.choice import cpu_problem
+
 if importlib.util.find_spec("triton") is None:
     reason = "triton is not installed"
 else:
@@ -20,7 +22,10 @@ else:
         reason = "the interpreter of triton before 3.7 does not run on numpy 2.5"
 
 TRITON = pytest.param("triton", marks=pytest.mark.skipif(bool(reason), reason=reason or "runs"))
-IMPLEMENTATIONS = ["xla", TRITON]
+missing = cpu_problem()
+CPU = pytest.param("cpu", marks=pytest.mark.skipif(bool(missing), reason=missing or "runs"))
+IMPLEMENTATIONS = ["xla", TRITON, CPU]
+SAMPLERS = ["xla", TRITON]
 
 
 def slow(*values: Any) -> list[Any]:

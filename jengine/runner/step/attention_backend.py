@@ -11,7 +11,7 @@ import numpy as np
 
 from jengine.config import CacheGroup
 from jengine.errors import ConfigError
-from pallas_kernels.choice import triton_problem
+from pallas_kernels.choice import cpu_problem, triton_problem
 from pallas_kernels.layout import BFLOAT16_BITS
 
 logger = logging.getLogger(__name__)
@@ -20,28 +20,37 @@ logger = logging.getLogger(__name__)
 def attention_backend(wanted: str, groups: tuple[CacheGroup, ...]) -> str:
     """The wanted backend if it can run here; for `auto`, the best one that can."""
     platform = jax.default_backend()
-    problem = triton_problem(platform, {group.spec.head_dim for group in groups})
-    if wanted == "triton" and problem:
+    if wanted == "xla":
+        return wanted
+    kernels = ("cpu" if platform == "cpu" else "triton") if wanted == "auto" else wanted
+    problem = kernels_problem(kernels, platform, {group.spec.head_dim for group in groups})
+    if wanted != "auto" and problem:
         raise ConfigError(
-            f"attention_backend='triton': {problem} Use attention_backend='auto' or 'xla'."
+            f"attention_backend={wanted!r}: {problem} Use attention_backend='auto' or 'xla'."
         )
-    if wanted != "auto":
-        chosen = wanted
-    elif platform == "cpu":
-        return "xla"  # the kernels only run in Triton's interpreter
-    else:
-        chosen = "xla" if problem else "triton"
-    if problem and chosen == "xla" and wanted == "auto":
-        logger.warning("Attention runs on XLA, which is slow on a GPU: %s", problem)
+    if problem:
+        logger.warning("Attention and matmuls run on XLA, which is slower: %s", problem)
+    chosen = "xla" if problem else kernels
     logger.info("Attention backend: %s", chosen)
     return chosen
+
+
+def kernels_problem(backend: str, platform: str, head_dims: set[int]) -> str | None:
+    """Why this backend's kernels cannot run here, or None."""
+    if backend == "triton":
+        return triton_problem(platform, head_dims)
+    if platform != "cpu":
+        return f"the kernels are C++ for CPUs, and JAX runs on {platform}."
+    if odd := [size for size in head_dims if size % 2]:
+        return f"the kernels take heads of an even size; this has {odd[0]}."
+    return cpu_problem()
 
 
 def cache_dtype(model_dtype: str, backend: str) -> np.dtype:
     """The dtype of the cache's arrays."""
     if jax.default_backend() != "cpu":
         return jnp.dtype(model_dtype)
-    as_bits = backend == "xla" and model_dtype == "bfloat16"
+    as_bits = backend in ("xla", "cpu") and model_dtype == "bfloat16"
     return BFLOAT16_BITS if as_bits else jnp.dtype(jnp.float32)
 
 

@@ -29,13 +29,18 @@ Leaves = tuple[jax.Array, ...]
 
 
 class LeafOrder:
-    """The leaves of one model: which parameters are in each, and how they are sharded."""
+    """The leaves of one model: which parameters are in each, and how they are sharded.
 
-    def __init__(self, model: nnx.Module, places: StagePlaces) -> None:
+    A backend's own matmuls run where a lone device holds the whole model.
+    """
+
+    def __init__(self, model: nnx.Module, places: StagePlaces, backend: str | None = None) -> None:
         self.places = places
+        self.backend = backend
         self._layout = places.layout
         declared = declaration(model)
-        self._form = PreparedForm(declared, places.sharding)
+        alone = places.whole.replicas[0].mesh.size == 1
+        self._form = PreparedForm(declared, places.sharding, backend if alone else None)
         self._names = tuple(name for name, _ in named_variables(nnx.state(declared)))
         prepared = self._form.module
         self._prepared = dict(named_variables(nnx.state(prepared)))

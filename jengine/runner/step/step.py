@@ -52,7 +52,7 @@ def run(
     rows = tile_of_token(bucket, shapes)
     taps = StepTaps(program.features.taps, inputs.tiles.taps[rows], positions)
     tap = taps if taps.sets else None
-    context = StepContext(positions, rows, attention, state.caches, tap)
+    context = StepContext(positions, rows, attention, state.caches, tap, batch.positions)
     hidden = model(tokens, context)
     state = state._replace(caches=context.caches)
     ends = inputs.heads.logit_index

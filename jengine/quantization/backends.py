@@ -1,0 +1,22 @@
+"""The schemes that a step multiplies with, where its backend has its own for a declared one."""
+
+from __future__ import annotations
+
+from jengine.quantization import cpu
+from jengine.quantization.scheme import WeightScheme
+from jengine.quantization.unquantized import UNQUANTIZED
+
+# Backend -> declared scheme -> the scheme of the step.
+STEP_SCHEMES: dict[str, dict[WeightScheme, WeightScheme]] = {"cpu": {UNQUANTIZED: cpu.PACKED}}
+# The same for an embedding that is the output head too: its table stays as lookups need it.
+HEAD_SCHEMES: dict[str, dict[WeightScheme, WeightScheme]] = {"cpu": {UNQUANTIZED: cpu.IN_PLACE}}
+
+
+def step_scheme(declared: WeightScheme, backend: str | None) -> WeightScheme:
+    """How a step multiplies weights that are declared so."""
+    return STEP_SCHEMES.get(backend or "", {}).get(declared, declared)
+
+
+def head_scheme(declared: WeightScheme, backend: str | None) -> WeightScheme:
+    """How a step multiplies with an embedding's table."""
+    return HEAD_SCHEMES.get(backend or "", {}).get(declared, declared)

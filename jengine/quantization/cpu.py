@@ -1,0 +1,126 @@
+"""Plain weights as the CPU kernels take them: packed once, or in place from the declared array.
+
+Both multiply to the same bits. Norm, bias, activation and residual are fused with the matmul.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from jengine.layers.initializer import Initializer
+from jengine.layers.norm import RowNorm
+from jengine.quantization.scheme import Around, Specs, Tensors, TensorSpec, WeightShape
+from jengine.quantization.unquantized import UNQUANTIZED
+from pallas_kernels.cpu import matmul as kernels
+
+
+@dataclass(frozen=True)
+class CpuWeights:
+    """`packed` weights take their own memory and half the time of those in place."""
+
+    packed: bool
+
+    @property
+    def takes_declared(self) -> bool:
+        """Whether the step takes the declared arrays themselves."""
+        return not self.packed
+
+    def declared(self, weight: WeightShape, dtype: Any, init: Initializer) -> Specs:
+        """The weight, as where XLA multiplies."""
+        return UNQUANTIZED.declared(weight, dtype, init)
+
+    def prepared(self, weight: WeightShape, dtype: Any) -> Specs:
+        """The weight in panels; one matrix of panels per group."""
+        if not self.packed:
+            return self.declared(weight, dtype, Initializer())
+        groups = () if weight.groups is None else (weight.groups,)
+        shape = (*groups, *kernels.packed_shape(*weight.matrix, dtype, weight.gated))
+        return {"weight": TensorSpec(shape, (None,) * len(shape), dtype, Initializer())}
+
+    def prepare(self, weight: WeightShape, tensors: Tensors) -> Tensors:
+        """Packed, if this scheme packs."""
+        if not self.packed:
+            return tensors
+        array = tensors["weight"].reshape(*self._groups(weight), *weight.matrix)
+        return {"weight": per_group(weight, partial(kernels.pack, gated=weight.gated))(array)}
+
+    def restore(self, weight: WeightShape, tensors: Tensors) -> Tensors:
+        """Unpacked: packing moves numbers and changes none."""
+        if not self.packed:
+            return tensors
+        inputs, outputs = weight.matrix
+        unpack = partial(kernels.unpack, inputs=inputs, outputs=outputs, gated=weight.gated)
+        array = per_group(weight, unpack)(tensors["weight"])
+        return {"weight": array.reshape(weight.shape)}
+
+    def multiply(self, weight: WeightShape, x: Array, tensors: Tensors) -> Array:
+        """One matmul, nothing fused."""
+        if weight.gated:  # packed for a fused gate only, so both halves are wanted as they are
+            return UNQUANTIZED.multiply(weight, x, self.restore(weight, tensors))
+        return self.apply(weight, x, tensors, Around())
+
+    def normalize(self, norm: RowNorm, x: Array) -> Array:
+        """In a kernel, since XLA's sums over a row depend on the number of rows."""
+        if norm.weight.ndim > 1:
+            return norm(x)
+        rows = x.reshape(-1, x.shape[-1]).astype(jnp.float32)
+        return kernels.normalize(rows, kernel_norm(norm)).reshape(x.shape)
+
+    def apply(self, weight: WeightShape, x: Array, tensors: Tensors, around: Around) -> Array:
+        """All in one call."""
+        outputs = weight.outputs[1:] if weight.gated else weight.outputs
+        residual = around.residual
+        rows = x.reshape(-1, x.shape[-1])
+        made = kernels.matmul(
+            rows if rows.dtype == jnp.bfloat16 else rows.astype(jnp.float32),
+            tensors["weight"],
+            weight.matrix[1],
+            storage=self._storage(weight),
+            gated=weight.gated,
+            activation=around.activation,
+            norm=None if around.norm is None else kernel_norm(around.norm),
+            bias=None if around.bias is None else around.bias.reshape(-1),
+            residual=None if residual is None else residual.reshape(rows.shape[0], -1),
+            positions=None if around.positions is None else around.positions.reshape(-1),
+        )
+        return made.reshape(*x.shape[:-1], *outputs)
+
+    def multiply_groups(
+        self, weight: WeightShape, x: Array, tensors: Tensors, sizes: Array
+    ) -> Array:
+        """Each row by its own group's matrix; groups without rows cost nothing."""
+        if not self.packed:
+            return UNQUANTIZED.multiply_groups(weight, x, tensors, sizes)
+        made = kernels.matmul(
+            x.astype(jnp.float32), tensors["weight"], weight.matrix[1], sizes=sizes
+        )
+        return made.reshape(-1, *weight.outputs)
+
+    def _storage(self, weight: WeightShape) -> str:
+        if self.packed:
+            return "packed"
+        return "outputs_first" if weight.outputs_first else "inputs_first"
+
+    def _groups(self, weight: WeightShape) -> tuple[int, ...]:
+        return () if weight.groups is None else (weight.groups,)
+
+
+def per_group(weight: WeightShape, convert: Callable[[Array], Array]) -> Callable[[Array], Array]:
+    """The conversion of one matrix, for as many as the weight has."""
+    return convert if weight.groups is None else jax.vmap(convert)
+
+
+def kernel_norm(norm: RowNorm) -> kernels.RowNorm:
+    """The norm as the kernels describe it."""
+    kind = "rms" if norm.bias is None else "layer"
+    return kernels.RowNorm(kind, norm.weight, norm.bias, norm.eps, norm.offset)
+
+
+PACKED, IN_PLACE = CpuWeights(packed=True), CpuWeights(packed=False)

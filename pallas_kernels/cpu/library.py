@@ -1,0 +1,53 @@
+"""Loads the compiled kernels and registers them with XLA, once per process."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from functools import cache
+
+import jax
+
+from pallas_kernels.cpu.compiler import NoKernels, compiled_library, source_digest
+
+HANDLERS = ("matmul", "normalize", "attention", "write_cache", "rotate_and_write")
+_lock = threading.Lock()
+
+
+def problem() -> str | None:
+    """Why the CPU kernels cannot run here, or None. The first call compiles them if need be."""
+    try:
+        load()
+    except NoKernels as reason:
+        return str(reason)
+    return None
+
+
+def load() -> None:
+    """Register the handlers; NoKernels says why that is impossible."""
+    with _lock:  # threads that trace at the same time must not compile twice
+        reason = _load()
+    if reason is not None:
+        raise NoKernels(reason)
+
+
+@cache
+def _load() -> str | None:
+    try:
+        library = ctypes.CDLL(str(compiled_library()))
+    except (NoKernels, OSError) as error:
+        return str(error)
+    for name in HANDLERS:
+        handler = jax.ffi.pycapsule(getattr(library, f"jengine_{name}"))
+        jax.ffi.register_ffi_target(target(name), handler, platform="cpu")
+    return None
+
+
+@cache
+def target(name: str) -> str:
+    """The name by which programs call a handler.
+
+    It names the source too: a program that was compiled for other kernels, and kept in XLA's cache,
+    must not run with these.
+    """
+    return f"jengine_{name}_{source_digest()}"

@@ -1,0 +1,140 @@
+"""Matmuls with prepared weights, and with what surrounds them in a model.
+
+Packed weights are [panels, steps, 32, depth]: panels of 32 columns, `depth` consecutive numbers of
+k together (2 in bfloat16, else 1), zeros beyond the edges. In a gated weight a panel holds 16 gates
+and the 16 columns that they multiply.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.typing import DTypeLike
+
+from pallas_kernels.cpu.library import load, target
+
+if TYPE_CHECKING:  # shapes are for readers and type checkers
+    from jaxtyping import Float, Int
+
+PANEL = 32
+STORAGES = ("packed", "inputs_first", "outputs_first")
+ACTIVATIONS = (None, "silu", "gelu_tanh")
+NORMS = (None, "rms", "layer")
+
+
+class RowNorm(NamedTuple):
+    """A norm over a row of x: `kind` is "rms" or "layer"."""
+
+    kind: str
+    weight: Float[Array, " inputs"]
+    bias: Float[Array, " inputs"] | None = None
+    eps: float = 1e-6
+    offset: float = 0.0  # added to the weight
+
+
+def depth(dtype: DTypeLike) -> int:
+    """Numbers of k that lie together."""
+    return 2 if jnp.dtype(dtype) == jnp.bfloat16 else 1
+
+
+def packed_shape(
+    inputs: int, outputs: int, dtype: DTypeLike, gated: bool = False
+) -> tuple[int, int, int, int]:
+    """The shape of a packed weight [inputs, outputs]."""
+    results, width = (outputs // 2, PANEL // 2) if gated else (outputs, PANEL)
+    return -(-results // width), -(-inputs // depth(dtype)), PANEL, depth(dtype)
+
+
+def pack(weight: Float[Array, "inputs outputs"], gated: bool = False) -> Array:
+    """The packed form. The gates of a gated weight are the first half of its outputs."""
+    inputs, outputs = weight.shape
+    panels, steps, _, deep = packed_shape(inputs, outputs, weight.dtype, gated)
+    halves = 2 if gated else 1
+    width = PANEL // halves
+    parts = weight.reshape(inputs, halves, outputs // halves)
+    padding = (0, steps * deep - inputs), (0, 0), (0, panels * width - outputs // halves)
+    parts = jnp.pad(parts, padding).reshape(steps, deep, halves, panels, width)
+    return parts.transpose(3, 0, 2, 4, 1).reshape(panels, steps, PANEL, deep)
+
+
+def unpack(packed: Array, inputs: int, outputs: int, gated: bool = False) -> Array:
+    """The weight that was packed."""
+    panels, steps, _, deep = packed.shape
+    halves = 2 if gated else 1
+    width = PANEL // halves
+    parts = packed.reshape(panels, steps, halves, width, deep).transpose(1, 4, 2, 0, 3)
+    whole = parts.reshape(steps * deep, halves, panels * width)
+    return whole[:inputs, :, : outputs // halves].reshape(inputs, outputs)
+
+
+def matmul(
+    x: Float[Array, "rows inputs"],
+    weight: Array,
+    outputs: int,
+    *,
+    storage: str = "packed",
+    gated: bool = False,
+    activation: str | None = None,
+    norm: RowNorm | None = None,
+    bias: Float[Array, " outputs"] | None = None,
+    residual: Float[Array, "rows outputs"] | None = None,
+    positions: Int[Array, " rows"] | None = None,
+    sizes: Int[Array, " groups"] | None = None,
+    dtype: DTypeLike = jnp.float32,
+) -> Float[Array, "rows results"]:
+    """residual + activation(norm(x) @ weight + bias), summed in float32; the result has `dtype`.
+
+    x is float32 or bfloat16; for a bfloat16 weight it is rounded to bfloat16 after the norm. A
+    gated weight gives activation(gate) * rest, half as many results. `storage` says how the weight
+    is stored: packed, or as [inputs, outputs] or [outputs, inputs], with the same bits as result.
+    Rows at a position of -1 are padding: they cost nothing and give zeros. With `sizes`, rows are
+    sorted by group, that many each, and the packed weight has a leading axis of groups.
+    """
+    load()
+    results = outputs // 2 if gated else outputs
+    call = jax.ffi.ffi_call(
+        target("matmul"), jax.ShapeDtypeStruct((x.shape[0], results), jnp.dtype(dtype))
+    )
+    return call(
+        x,
+        weight,
+        floats(None if norm is None else norm.weight),
+        floats(None if norm is None else norm.bias),
+        floats(bias),
+        floats(residual),
+        integers(positions),
+        integers(sizes),
+        storage=np.int32(STORAGES.index(storage)),
+        outputs=np.int64(outputs),
+        gated=bool(gated),
+        activation=np.int32(ACTIVATIONS.index(activation)),
+        norm=np.int32(NORMS.index(None if norm is None else norm.kind)),
+        eps=np.float32(0 if norm is None else norm.eps),
+        norm_offset=np.float32(0 if norm is None else norm.offset),
+    )
+
+
+def normalize(
+    x: Float[Array, "rows width"], norm: RowNorm, positions: Int[Array, " rows"] | None = None
+) -> Float[Array, "rows width"]:
+    """The norm that `matmul` applies to its rows, alone; float32."""
+    load()
+    call = jax.ffi.ffi_call(target("normalize"), jax.ShapeDtypeStruct(x.shape, jnp.float32))
+    return call(
+        x, norm.weight, floats(norm.bias), integers(positions),
+        eps=np.float32(norm.eps), offset=np.float32(norm.offset),
+    )  # fmt: skip
+
+
+def floats(given: Array | None) -> Array:
+    """An operand that may be missing: empty then."""
+    return jnp.zeros((0,), jnp.float32) if given is None else given
+
+
+def integers(given: Array | None) -> Array:
+    """The same for integers."""
+    return jnp.zeros((0,), jnp.int32) if given is None else given

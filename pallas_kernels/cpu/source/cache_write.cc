@@ -1,0 +1,104 @@
+#include "cache_write.h"
+
+namespace jengine {
+namespace {
+
+constexpr int64_t TOKENS_OF_TASK = 8, TOKENS_FOR_ONE_THREAD = 32;
+
+Halves rounded(Number number, Floats values) {
+  return number == Number::BFLOAT16 ? to_bfloat16(values) : to_float16(values);
+}
+
+void store_numbers(char* to, Number number, const float* values, int64_t count) {
+  if (number == Number::FLOAT32) {
+    std::memcpy(to, values, count * sizeof(float));
+    return;
+  }
+  int64_t i = 0;
+  for (; i + LANES <= count; i += LANES)
+    store(to + 2 * i, rounded(number, load<Floats>(values + i)));
+  for (; i < count; i++) {
+    const uint16_t bits = rounded(number, splat(values[i]))[0];
+    std::memcpy(to + 2 * i, &bits, sizeof bits);
+  }
+}
+
+bool is_inside(const CachePlanes& cache, int64_t slot) { return slot >= 0 && slot < cache.slots; }
+
+// The two halves of the rotated part are the coordinates of `pairs` points.
+void rotate(float* head, const float* cos, const float* sin, int64_t pairs) {
+  float *first = head, *second = head + pairs;
+  int64_t i = 0;
+  for (; i + LANES <= pairs; i += LANES) {
+    const Floats x = load<Floats>(first + i), y = load<Floats>(second + i);
+    const Floats c = load<Floats>(cos + i), s = load<Floats>(sin + i);
+    store(first + i, x * c - y * s);
+    store(second + i, y * c + x * s);
+  }
+  for (; i < pairs; i++) {
+    const float x = first[i], y = second[i];
+    first[i] = x * cos[i] - y * sin[i];
+    second[i] = y * cos[i] + x * sin[i];
+  }
+}
+
+// Norms and rotation of some heads of a token, which are contiguous.
+void prepare(const RotateAndWrite& call, float* heads, int64_t count, const float* norm,
+             int64_t token) {
+  const int64_t dim = call.cache.dim;
+  if (norm && call.whole)
+    normalize(heads, count * dim, {NormKind::RMS, norm, nullptr, call.eps});
+  for (int64_t h = 0; h < count; h++) {
+    float* head = heads + h * dim;
+    if (norm && !call.whole) normalize(head, dim, {NormKind::RMS, norm, nullptr, call.eps});
+    if (call.cos)
+      rotate(head, call.cos + token * call.pairs, call.sin + token * call.pairs, call.pairs);
+  }
+}
+
+void one_token(const RotateAndWrite& call, int64_t token, float* keys) {
+  const int64_t kv_heads = call.cache.kv_heads, dim = call.cache.dim, members = call.group + 2;
+  const float* from = call.qkv + token * kv_heads * members * dim;
+  float* queries = call.q + token * kv_heads * call.group * dim;
+  for (int64_t h = 0; h < kv_heads; h++) {
+    const float* head = from + h * members * dim;
+    std::memcpy(queries + h * call.group * dim, head, call.group * dim * sizeof(float));
+    std::memcpy(keys + h * dim, head + call.group * dim, dim * sizeof(float));
+  }
+  prepare(call, queries, kv_heads * call.group, call.q_norm, token);
+  if (!is_inside(call.cache, call.slots[token])) return;
+  prepare(call, keys, kv_heads, call.k_norm, token);
+  const int64_t bytes = size_of(call.cache.number);
+  const int64_t at = call.slots[token] * call.cache.width() * bytes;
+  store_numbers(call.cache.keys + at, call.cache.number, keys, call.cache.width());
+  for (int64_t h = 0; h < kv_heads; h++)
+    store_numbers(call.cache.values + at + h * dim * bytes, call.cache.number,
+                  from + (h * members + members - 1) * dim, dim);
+}
+
+}  // namespace
+
+void write_cache(const CacheWrite& call) {
+  const int64_t width = call.cache.width(), bytes = size_of(call.cache.number);
+  for (int64_t token = 0; token < call.tokens; token++) {
+    if (!is_inside(call.cache, call.slots[token])) continue;
+    const int64_t at = call.slots[token] * width * bytes;
+    store_numbers(call.cache.keys + at, call.cache.number, call.k + token * width, width);
+    store_numbers(call.cache.values + at, call.cache.number, call.v + token * width, width);
+  }
+}
+
+void rotate_and_write(Pool& pool, const RotateAndWrite& call) {
+  auto run = [&](int64_t first, int64_t last) {
+    float* keys = reinterpret_cast<float*>(
+        task_scratch().take(call.cache.width() * sizeof(float)));
+    for (int64_t token = first; token < last; token++) one_token(call, token, keys);
+  };
+  if (call.tokens <= TOKENS_FOR_ONE_THREAD) return run(0, call.tokens);
+  const int64_t tasks = (call.tokens + TOKENS_OF_TASK - 1) / TOKENS_OF_TASK;
+  parallel_for(pool, tasks, [&](int64_t i) {
+    run(i * TOKENS_OF_TASK, std::min((i + 1) * TOKENS_OF_TASK, call.tokens));
+  });
+}
+
+}  // namespace jengine

@@ -1,0 +1,44 @@
+// Writes keys and values into the paged cache, after the norms and the rotation of a model.
+#pragma once
+
+#include "rows.h"
+#include "tasks.h"
+
+namespace jengine {
+
+// One layer's planes of `slots` tokens each, in place.
+struct CachePlanes {
+  char* keys;
+  char* values;
+  Number number;
+  int64_t slots, kv_heads, dim;
+
+  int64_t width() const { return kv_heads * dim; }
+};
+
+// k and v are [tokens, kv_heads, dim]. A slot outside the planes is skipped.
+struct CacheWrite {
+  CachePlanes cache;
+  const float *k, *v;
+  const int32_t* slots;
+  int64_t tokens;
+};
+void write_cache(const CacheWrite& call);
+
+// qkv is [tokens, kv_heads, group + 2, dim]: per KV head its queries, its key and its value.
+struct RotateAndWrite {
+  CachePlanes cache;
+  const float* qkv;
+  const int32_t* slots;
+  int64_t tokens, group;
+  const float *cos, *sin;  // [tokens, pairs] or null: for the first 2 * pairs numbers of a head
+  int64_t pairs;
+  // Weights of the norms of queries and keys or null: [dim], or, `whole`, for all heads as one vector.
+  const float *q_norm, *k_norm;
+  bool whole;
+  float eps;
+  float* q;  // [tokens, kv_heads * group, dim]
+};
+void rotate_and_write(Pool& pool, const RotateAndWrite& call);
+
+}  // namespace jengine

@@ -1,0 +1,142 @@
+// The matmul, and the norm alone, as functions that XLA calls.
+#include "ffi.h"
+#include "matmul.h"
+
+namespace jengine {
+namespace {
+
+Number number_of(const AnyBuffer& buffer) {
+  switch (buffer.element_type()) {
+    case DataType::BF16: return Number::BFLOAT16;
+    case DataType::F16: return Number::FLOAT16;
+    case DataType::F32: return Number::FLOAT32;
+    default: throw Misuse{"the weight must be bfloat16, float16 or float32"};
+  }
+}
+
+// The rows to compute; the others, padding, get zeros.
+std::vector<int32_t> live_rows(int64_t rows, const AnyBuffer& positions, char* out,
+                               int64_t row_bytes) {
+  std::vector<int32_t> live;
+  live.reserve(rows);
+  const int32_t* given = is_given(positions) ? integers_of(positions) : nullptr;
+  for (int64_t row = 0; row < rows; row++) {
+    if (!given || given[row] >= 0) {
+      live.push_back((int32_t)row);
+    } else {
+      std::memset(out + row * row_bytes, 0, row_bytes);
+    }
+  }
+  return live;
+}
+
+std::vector<RowGroup> groups_of(const AnyBuffer& sizes, int64_t rows, const Weight& weight) {
+  if (!is_given(sizes)) return {{0, rows, weight.data}};
+  std::vector<RowGroup> groups;
+  int64_t begin = 0;
+  const int64_t count = sizes.element_count();
+  for (int64_t g = 0; g < count; g++) {
+    const int64_t end = begin + integers_of(sizes)[g];
+    require(end >= begin && end <= rows, "group sizes must add up to the number of rows");
+    if (end > begin) groups.push_back({begin, end, weight.data + g * weight.packed_bytes()});
+    begin = end;
+  }
+  return groups;
+}
+
+void check(const Weight& weight, const AnyBuffer& data, int64_t groups) {
+  require(weight.inputs > 0 && weight.outputs > 0, "a weight cannot be empty");
+  require(!weight.gated || weight.outputs % 2 == 0, "a gated weight has an even number of outputs");
+  const int64_t plain = weight.inputs * weight.outputs * weight.number_bytes();
+  const int64_t wanted = weight.storage == Storage::PACKED ? weight.packed_bytes() : plain;
+  require((int64_t)data.size_bytes() == wanted * groups, "the weight has another size");
+  require(groups == 1 || weight.storage == Storage::PACKED, "groups need packed weights");
+}
+
+Error handle(ffi::ThreadPool threads, AnyBuffer x, AnyBuffer data, AnyBuffer norm_weight,
+             AnyBuffer norm_bias, AnyBuffer bias, AnyBuffer residual, AnyBuffer positions,
+             AnyBuffer sizes, ffi::Result<AnyBuffer> out, int32_t storage, int64_t outputs,
+             bool gated, int32_t activation, int32_t norm, float eps, float norm_offset) {
+  return guarded("matmul", [&] {
+    require(x.dimensions().size() == 2, "x must be [rows, inputs]");
+    const int64_t rows = dimension(x, 0), inputs = dimension(x, 1);
+    const Weight weight{bytes_of(data), number_of(data), (Storage)storage, inputs, outputs, gated};
+    check(weight, data, is_given(sizes) ? (int64_t)sizes.element_count() : 1);
+    const int64_t results = weight.results();
+    require(dimension(*out, 0) == rows && dimension(*out, 1) == results, "wrong result shape");
+    require(!is_given(bias) || (!gated && (int64_t)bias.element_count() == results), "bias");
+    require(!is_given(residual) || (residual.element_type() == DataType::F32 &&
+                                    (int64_t)residual.element_count() == rows * results),
+            "the residual must be float32 and of the result's shape");
+    require(!is_given(positions) || (int64_t)positions.element_count() == rows, "positions");
+    require(norm == 0 || (int64_t)norm_weight.element_count() == inputs, "norm weight");
+    require(!is_given(norm_bias) || (int64_t)norm_bias.element_count() == inputs, "norm bias");
+    const AsFloats norm_floats(norm_weight, norm_offset), norm_bias_floats(norm_bias);
+    const AsFloats bias_floats(bias);
+    char* to = static_cast<char*>(out->untyped_data());
+    const bool rounds = is_bfloat16(*out);
+    const std::vector<int32_t> live = live_rows(rows, positions, to, results * (rounds ? 2 : 4));
+    const std::vector<RowGroup> groups = groups_of(sizes, (int64_t)live.size(), weight);
+    XlaPool pool(threads);
+    matmul(pool, {{bytes_of(x), is_bfloat16(x), inputs,
+                   {(NormKind)norm, norm_floats.data(), norm_bias_floats.data(), eps}},
+                  weight,
+                  {to, rounds, (Activation)activation, bias_floats.data(),
+                   is_given(residual) ? (const float*)residual.untyped_data() : nullptr},
+                  live.data(), groups.data(), (int64_t)groups.size()});
+  });
+}
+
+Error handle_norm(ffi::ThreadPool threads, AnyBuffer x, AnyBuffer weight, AnyBuffer bias,
+                  AnyBuffer positions, ffi::Result<AnyBuffer> out, float eps, float offset) {
+  return guarded("normalize", [&] {
+    require(x.dimensions().size() == 2, "x must be [rows, width]");
+    const int64_t rows = dimension(x, 0), width = dimension(x, 1);
+    require((int64_t)weight.element_count() == width, "the weight has another size");
+    require(!is_given(bias) || (int64_t)bias.element_count() == width, "the bias has another size");
+    require(!is_given(positions) || (int64_t)positions.element_count() == rows, "positions");
+    require(out->element_type() == DataType::F32 && out->element_count() == x.element_count(),
+            "the result must be float32");
+    const AsFloats weight_floats(weight, offset), bias_floats(bias);
+    const NormKind kind = is_given(bias) ? NormKind::LAYER : NormKind::RMS;
+    char* to = static_cast<char*>(out->untyped_data());
+    const std::vector<int32_t> live = live_rows(rows, positions, to, width * 4);
+    XlaPool pool(threads);
+    normalize_rows(pool, {bytes_of(x), is_bfloat16(x), width,
+                          {kind, weight_floats.data(), bias_floats.data(), eps}},
+                   live.data(), (int64_t)live.size(), reinterpret_cast<float*>(to));
+  });
+}
+
+}  // namespace
+}  // namespace jengine
+
+JENGINE_HANDLER(jengine_normalize, jengine::handle_norm,
+                xla::ffi::Ffi::Bind()
+                    .Ctx<xla::ffi::ThreadPool>()
+                    .Arg<xla::ffi::AnyBuffer>()  // x
+                    .Arg<xla::ffi::AnyBuffer>()  // weight
+                    .Arg<xla::ffi::AnyBuffer>()  // bias
+                    .Arg<xla::ffi::AnyBuffer>()  // positions
+                    .Ret<xla::ffi::AnyBuffer>()
+                    .Attr<float>("eps")
+                    .Attr<float>("offset"));
+JENGINE_HANDLER(jengine_matmul, jengine::handle,
+                xla::ffi::Ffi::Bind()
+                    .Ctx<xla::ffi::ThreadPool>()
+                    .Arg<xla::ffi::AnyBuffer>()  // x
+                    .Arg<xla::ffi::AnyBuffer>()  // weight
+                    .Arg<xla::ffi::AnyBuffer>()  // norm weight
+                    .Arg<xla::ffi::AnyBuffer>()  // norm bias
+                    .Arg<xla::ffi::AnyBuffer>()  // bias
+                    .Arg<xla::ffi::AnyBuffer>()  // residual
+                    .Arg<xla::ffi::AnyBuffer>()  // positions
+                    .Arg<xla::ffi::AnyBuffer>()  // group sizes
+                    .Ret<xla::ffi::AnyBuffer>()
+                    .Attr<int32_t>("storage")
+                    .Attr<int64_t>("outputs")
+                    .Attr<bool>("gated")
+                    .Attr<int32_t>("activation")
+                    .Attr<int32_t>("norm")
+                    .Attr<float>("eps")
+                    .Attr<float>("norm_offset"));

@@ -1,0 +1,118 @@
+// The one loop nest that does all multiplying: a few rows times a panel of 32 columns.
+//
+// A sum runs over k in one order in one register, whatever the number of rows beside it, so the bits
+// of a result do not depend on the batch. Sums may be put aside and taken up again in between.
+#pragma once
+
+#include <array>
+#include <utility>
+
+#include "vector.h"
+
+namespace jengine {
+
+constexpr int PANEL = 32;  // columns
+constexpr int VECTORS = PANEL / LANES;
+#if defined(JENGINE_AVX512)
+constexpr int MOST_ROWS = 12;  // 24 sums, 2 vectors of the panel and a row's number: 27 registers
+#elif defined(JENGINE_AVX2)
+constexpr int MOST_ROWS = 2;
+#else
+constexpr int MOST_ROWS = 2;
+#endif
+
+enum class Number : int32_t { BFLOAT16 = 0, FLOAT16 = 1, FLOAT32 = 2 };
+inline int64_t size_of(Number number) { return number == Number::FLOAT32 ? 4 : 2; }
+
+// What the right operand holds. One step of a panel is 32 columns; the left operand has one word for
+// each row and step: two bfloat16, or one float32.
+struct Bfloat16 {
+  using Vector = Words;
+  static constexpr int64_t DEPTH = 2, STEP_BYTES = 4 * PANEL;  // numbers of k in a step
+  static Vector read(const char* at, int v) { return load<Words>(at + v * sizeof(Words)); }
+  static Floats add(Floats sum, uint32_t left, Vector right) {
+    return dot_pairs(sum, splat(left), right);
+  }
+};
+struct Float32 {
+  using Vector = Floats;
+  static constexpr int64_t DEPTH = 1, STEP_BYTES = 4 * PANEL;
+  static Vector read(const char* at, int v) { return load<Floats>(at + v * sizeof(Floats)); }
+  static Floats add(Floats sum, uint32_t left, Vector right) {
+    return fma((Floats)splat(left), right, sum);
+  }
+};
+struct Float16 : Float32 {
+  static constexpr int64_t STEP_BYTES = 2 * PANEL;
+  static Vector read(const char* at, int v) {
+    return from_float16(load<Halves>(at + v * sizeof(Halves)));
+  }
+};
+
+// Memory to prefetch meanwhile: so many bytes from `at` for each step.
+struct Ahead {
+  const char* at = nullptr;
+  int64_t bytes = 0;
+};
+
+// sums [ROWS][pitch] (+)= left * right. The left operand is [step][ROWS], or, with a STRIDE,
+// [ROWS][STRIDE]: then a row's words of consecutive steps are adjacent.
+template <class Kind, int ROWS, int STRIDE>
+void multiply(const uint32_t* left, const char* right, int64_t steps, float* sums, int64_t pitch,
+              bool fresh, Ahead ahead) {
+  Floats acc[ROWS][VECTORS];
+  for (int r = 0; r < ROWS; r++)
+    for (int v = 0; v < VECTORS; v++)
+      acc[r][v] = fresh ? Floats{} : load<Floats>(sums + r * pitch + v * LANES);
+  for (int64_t step = 0; step < steps; step++) {
+    typename Kind::Vector columns[VECTORS];
+#pragma GCC unroll 8
+    for (int v = 0; v < VECTORS; v++) columns[v] = Kind::read(right, v);
+    if (ahead.at) {
+      prefetch(ahead.at);
+      prefetch(ahead.at + 64);
+      ahead.at += ahead.bytes;
+    }
+#pragma GCC unroll 12
+    for (int r = 0; r < ROWS; r++) {
+      const uint32_t word = left[STRIDE ? r * STRIDE : r];
+#pragma GCC unroll 8
+      for (int v = 0; v < VECTORS; v++) acc[r][v] = Kind::add(acc[r][v], word, columns[v]);
+    }
+    left += STRIDE ? 1 : ROWS;
+    right += Kind::STEP_BYTES;
+  }
+  for (int r = 0; r < ROWS; r++)
+    for (int v = 0; v < VECTORS; v++) store(sums + r * pitch + v * LANES, acc[r][v]);
+}
+
+using Multiply = void (*)(const uint32_t*, const char*, int64_t, float*, int64_t, bool, Ahead);
+
+template <class Kind, int STRIDE, size_t... ROW>
+constexpr std::array<Multiply, sizeof...(ROW)> multiplies(std::index_sequence<ROW...>) {
+  return {multiply<Kind, ROW + 1, STRIDE>...};
+}
+// The kernel for a number of rows up to MOST_ROWS.
+template <class Kind, int STRIDE = 0>
+inline Multiply multiply_for(int rows) {
+  static constexpr auto table =
+      multiplies<Kind, STRIDE>(std::make_index_sequence<MOST_ROWS>{});
+  return table[rows - 1];
+}
+
+// Rows in blocks of nearly equal size, none larger than the micro kernel takes.
+struct RowBlocks {
+  int64_t rows, size, count;
+  explicit RowBlocks(int64_t rows) : rows(rows) {
+    const int64_t least = (rows + MOST_ROWS - 1) / MOST_ROWS;
+    size = least ? (rows + least - 1) / least : 1;
+    count = (rows + size - 1) / size;
+  }
+  int64_t begin(int64_t block) const { return block * size; }
+  int in(int64_t block) const {
+    const int64_t left = rows - block * size;
+    return (int)(left < size ? left : size);
+  }
+};
+
+}  // namespace jengine

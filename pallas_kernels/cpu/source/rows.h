@@ -1,0 +1,39 @@
+// The left operand of a matmul: rows of activations, normalised, in the numbers of the weight.
+#pragma once
+
+#include "tasks.h"
+#include "weights.h"
+
+namespace jengine {
+
+enum class NormKind : int32_t { NONE = 0, RMS = 1, LAYER = 2 };
+
+struct Norm {
+  NormKind kind;
+  const float* weight;  // [width]
+  const float* bias;    // [width] or null
+  float eps;
+};
+
+// values / rms(values) * weight, or, for a layer norm, the same of values minus their mean, plus a
+// bias. In place; sums run in one order, whatever row it is.
+void normalize(float* values, int64_t width, const Norm& norm);
+
+struct Activations {
+  const char* data;  // [rows, width]
+  bool is_bfloat16;  // else float32
+  int64_t width;
+  Norm norm;
+
+  // Writes the row as float32, normalised.
+  void read(int64_t row, float* to) const;
+};
+
+// Writes the rows that are listed as float32, normalised, each where it was.
+void normalize_rows(Pool& pool, const Activations& x, const int32_t* rows, int64_t count, float* to);
+
+// Writes rows as [step][rows] words for the micro kernel; `values` is room for one row.
+void pack_rows(const Activations& x, const int32_t* rows, int count, Number number, float* values,
+               uint32_t* to);
+
+}  // namespace jengine

@@ -1,0 +1,128 @@
+// Divides work among the threads of the calling program, and keeps scratch memory per thread.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <cstdlib>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <new>
+#include <thread>
+
+#include "vector.h"
+
+namespace jengine {
+
+// The threads of the program that calls the kernels. They may be busy with other work.
+class Pool {
+ public:
+  virtual ~Pool() = default;
+  virtual int64_t threads() const = 0;
+  virtual void start(std::function<void()> work) = 0;
+};
+
+// Tasks that threads claim one by one. A helper that comes when all tasks are claimed touches only
+// this object, which it owns together with the others; the tasks' own data may be gone by then.
+class Tasks {
+ public:
+  Tasks(int64_t count, std::function<void(int64_t)> run) : count_(count), run_(std::move(run)) {}
+
+  void work() {
+    for (int64_t i; (i = claimed_.fetch_add(1, std::memory_order_relaxed)) < count_;) {
+      try {
+        run_(i);
+      } catch (...) {  // such as memory that ran out: the caller throws it again
+        if (!failed_.test_and_set()) error_ = std::current_exception();
+      }
+      done_.fetch_add(1, std::memory_order_release);
+    }
+  }
+  bool is_done() const { return done_.load(std::memory_order_acquire) >= count_; }
+  void rethrow() const {
+    if (error_) std::rethrow_exception(error_);
+  }
+
+ private:
+  const int64_t count_;
+  const std::function<void(int64_t)> run_;
+  alignas(64) std::atomic<int64_t> claimed_{0};
+  alignas(64) std::atomic<int64_t> done_{0};
+  std::atomic_flag failed_ = ATOMIC_FLAG_INIT;
+  std::exception_ptr error_;
+};
+
+constexpr int SPINS_BEFORE_YIELDING = 2000;
+
+// run(0) ... run(count - 1), on this thread and on those of the pool that have time. This thread
+// waits only for tasks that others have begun, so a pool without a free thread cannot block it.
+template <class Run>
+void parallel_for(Pool& pool, int64_t count, const Run& run) {
+  const int64_t helpers = std::min(count, pool.threads()) - 1;
+  if (helpers < 1) {
+    for (int64_t i = 0; i < count; i++) run(i);
+    return;
+  }
+  auto tasks = std::make_shared<Tasks>(count, [&run](int64_t i) { run(i); });
+  for (int64_t i = 0; i < helpers; i++) pool.start([tasks] { tasks->work(); });
+  tasks->work();
+  for (int spins = 0; !tasks->is_done(); spins++) {
+    if (spins < SPINS_BEFORE_YIELDING) {
+      relax();
+    } else {
+      std::this_thread::yield();  // there may be more threads than cores
+    }
+  }
+  tasks->rethrow();
+}
+
+// Memory of one thread that is kept from call to call and only grows.
+class Scratch {
+ public:
+  ~Scratch() { std::free(memory_); }
+
+  // At least so many bytes, aligned to cache lines; what was there before is gone.
+  char* take(size_t bytes) {
+    if (bytes > size_) {
+      std::free(memory_);
+      size_ = 0;
+      const size_t wanted = (bytes + PAGE - 1) / PAGE * PAGE;
+      memory_ = static_cast<char*>(std::aligned_alloc(PAGE, wanted));
+      if (!memory_) throw std::bad_alloc();
+      size_ = wanted;
+    }
+    return memory_;
+  }
+
+ private:
+  static constexpr size_t PAGE = 4096;
+  char* memory_ = nullptr;
+  size_t size_ = 0;
+};
+
+// A call's own memory, which its tasks share, and a task's. A thread that runs tasks of its own call
+// needs both at once.
+Scratch& call_scratch();
+Scratch& task_scratch();
+
+// Cuts one piece of scratch memory into arrays that begin at cache lines.
+class Arena {
+ public:
+  template <class T>
+  static size_t bytes(size_t count) {
+    return (count * sizeof(T) + 63) / 64 * 64;
+  }
+  explicit Arena(char* memory) : at_(memory) {}
+  template <class T>
+  T* array(size_t count) {
+    char* found = at_;
+    at_ += bytes<T>(count);
+    return reinterpret_cast<T*>(found);
+  }
+
+ private:
+  char* at_;
+};
+
+}  // namespace jengine

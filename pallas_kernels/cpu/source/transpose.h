@@ -1,0 +1,67 @@
+// Brings rows of numbers into the order in which the micro kernel reads a panel.
+#pragma once
+
+#include "micro_kernel.h"
+
+namespace jengine {
+
+constexpr int RUN = 16;  // columns that are brought into order together: half a panel
+
+#if defined(JENGINE_AVX512)
+// 16 rows of 16 words to 16 columns, `pitch` words apart.
+inline void transpose_square(const __m512i* rows, uint32_t* to, int64_t pitch) {
+  __m512i a[16], b[16];
+  for (int i = 0; i < 16; i += 2) {
+    a[i] = _mm512_unpacklo_epi32(rows[i], rows[i + 1]);
+    a[i + 1] = _mm512_unpackhi_epi32(rows[i], rows[i + 1]);
+  }
+  for (int i = 0; i < 16; i += 4) {
+    b[i] = _mm512_unpacklo_epi64(a[i], a[i + 2]);
+    b[i + 1] = _mm512_unpackhi_epi64(a[i], a[i + 2]);
+    b[i + 2] = _mm512_unpacklo_epi64(a[i + 1], a[i + 3]);
+    b[i + 3] = _mm512_unpackhi_epi64(a[i + 1], a[i + 3]);
+  }
+  for (int i = 0; i < 4; i++) {  // b[i + 4 j]: columns i, i + 4, i + 8, i + 12 of rows 4 j ... 4 j + 3
+    const __m512i even_top = _mm512_shuffle_i32x4(b[i], b[i + 4], 0x88);
+    const __m512i odd_top = _mm512_shuffle_i32x4(b[i], b[i + 4], 0xdd);
+    const __m512i even_end = _mm512_shuffle_i32x4(b[i + 8], b[i + 12], 0x88);
+    const __m512i odd_end = _mm512_shuffle_i32x4(b[i + 8], b[i + 12], 0xdd);
+    _mm512_storeu_si512(to + i * pitch, _mm512_shuffle_i32x4(even_top, even_end, 0x88));
+    _mm512_storeu_si512(to + (i + 4) * pitch, _mm512_shuffle_i32x4(odd_top, odd_end, 0x88));
+    _mm512_storeu_si512(to + (i + 8) * pitch, _mm512_shuffle_i32x4(even_top, even_end, 0xdd));
+    _mm512_storeu_si512(to + (i + 12) * pitch, _mm512_shuffle_i32x4(odd_top, odd_end, 0xdd));
+  }
+}
+#endif
+
+// to[w * PANEL + i] = word w of row i, for 16 rows. A row that is null is zero.
+inline void transpose_words(const char* const* rows, int64_t words, uint32_t* to) {
+  int64_t done = 0;
+#if defined(JENGINE_AVX512)
+  for (; done + RUN <= words; done += RUN) {
+    __m512i square[RUN];
+    for (int i = 0; i < RUN; i++)
+      square[i] = rows[i] ? _mm512_loadu_si512(rows[i] + 4 * done) : _mm512_setzero_si512();
+    transpose_square(square, to + done * PANEL, PANEL);
+  }
+#endif
+  for (int i = 0; i < RUN; i++) {
+    for (int64_t w = done; w < words; w++) {
+      uint32_t word = 0;
+      if (rows[i]) std::memcpy(&word, rows[i] + 4 * w, sizeof word);
+      to[w * PANEL + i] = word;
+    }
+  }
+}
+
+// 16 pairs of bfloat16, one of each row; either row may be null, which is zero.
+inline void interleave(const char* low, const char* high, uint32_t* to) {
+  for (int v = 0; v < RUN; v += LANES) {
+    Words word{};
+    if (low) word = widened(load<Halves>(low + 2 * v));
+    if (high) word |= widened(load<Halves>(high + 2 * v)) << 16;
+    store(to + v, word);
+  }
+}
+
+}  // namespace jengine

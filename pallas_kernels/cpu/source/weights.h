@@ -1,0 +1,53 @@
+// Weights as the matmul reads them: panels of 32 columns, one step of k after the other.
+//
+// Packed weights are stored so. Others are brought into this form tile by tile, which gives the same
+// bits without a second copy of the weight.
+#pragma once
+
+#include "transpose.h"
+
+namespace jengine {
+
+enum class Storage : int32_t {
+  PACKED = 0,         // [panels, steps, 32 columns, numbers in a step]
+  INPUTS_FIRST = 1,   // [inputs, outputs]
+  OUTPUTS_FIRST = 2,  // [outputs, inputs]
+};
+
+// With `gated`, the first half of the outputs are gates and the second half is what they multiply; a
+// panel holds 16 of each, so that a gate meets its number in the registers.
+struct Weight {
+  const char* data;
+  Number number;
+  Storage storage;
+  int64_t inputs, outputs;
+  bool gated;
+
+  int64_t number_bytes() const { return size_of(number); }
+  int64_t depth() const { return number == Number::BFLOAT16 ? 2 : 1; }  // numbers of k in a step
+  int64_t steps() const { return (inputs + depth() - 1) / depth(); }
+  int64_t step_bytes() const { return PANEL * number_bytes() * depth(); }
+  int64_t results() const { return gated ? outputs / 2 : outputs; }
+  int64_t results_in_panel() const { return gated ? PANEL / 2 : PANEL; }
+  int64_t panels() const { return (results() + results_in_panel() - 1) / results_in_panel(); }
+  int64_t packed_bytes() const { return panels() * steps() * step_bytes(); }
+
+  const char* packed_tile(int64_t panel, int64_t step) const {
+    return data + (panel * steps() + step) * step_bytes();
+  }
+  // The first column of a panel's half, and how many of its 16 columns there are.
+  int64_t half_begin(int64_t panel, int half) const {
+    return gated ? half * results() + panel * RUN : panel * PANEL + half * RUN;
+  }
+  int64_t half_columns(int64_t panel, int half) const {
+    const int64_t end = gated ? (half + 1) * results() : outputs;
+    const int64_t left = end - half_begin(panel, half);
+    return left < 0 ? 0 : left < RUN ? left : RUN;
+  }
+};
+
+// Writes the tiles of panels [first, last) for steps [step, step + steps), a panel after the other.
+void fill_tiles(const Weight& weight, int64_t first, int64_t last, int64_t step, int64_t steps,
+                char* tiles);
+
+}  // namespace jengine

@@ -1,0 +1,137 @@
+"""Attention of the CPU kernels: the same bits for a query as a decode or in a prefill chunk, alone
+or beside others, with pages of its own or shared ones; and numpy's numbers over many shapes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels.choice import cpu_problem
+from pallas_kernels.decode_attention import decode_attention
+from pallas_kernels.prefill_attention import prefill_attention
+from tests.pallas_kernels.paged_cases import BLOCK_SIZE, Case, attend, random_case
+
+problem = cpu_problem()
+pytestmark = pytest.mark.skipif(bool(problem), reason=problem or "runs")
+
+# Around the kernels' chunks of 64 and segments of 512 keys.
+LENGTHS = [1, 63, 64, 65, 511, 512, 513, 1100]
+TILE = 32
+
+
+def queries(tokens: int, heads: int, dim: int) -> np.ndarray:
+    return np.random.default_rng(1).normal(size=(tokens, heads, dim)).astype(np.float32)
+
+
+def decoded(case: Case, q: np.ndarray, rows: list[int], lengths: list[int], **options: Any) -> Any:
+    return decode_attention(
+        jnp.asarray(q), jnp.asarray(case.cache), case.layer, jnp.asarray(case.tables[rows]),
+        jnp.asarray(case.starts[rows]), jnp.asarray(lengths, jnp.int32),
+        head_dim=case.head_dim, window=case.window, implementation="cpu", **options,
+    )  # fmt: skip
+
+
+def prefilled(
+    case: Case, q: np.ndarray, rows: list[int], positions: np.ndarray, **options: Any
+) -> Any:
+    """Tiles of these rows; q and positions are [tiles, tile, ...]."""
+    return prefill_attention(
+        jnp.asarray(q.reshape(-1, *q.shape[2:])), jnp.asarray(case.cache), case.layer,
+        jnp.asarray(case.tables[rows]), jnp.asarray(case.starts[rows]),
+        jnp.asarray(positions.reshape(-1), jnp.int32),
+        head_dim=case.head_dim, window=case.window, implementation="cpu", **options,
+    )  # fmt: skip
+
+
+def as_type(case: Case, dtype: str) -> Case:
+    case.cache = np.array(jnp.asarray(case.cache).astype(dtype))
+    return case
+
+
+@pytest.mark.parametrize("dim", [32, 64, 80, 96, 128, 256])
+@pytest.mark.parametrize("group", [1, 3, 16])
+def test_head_and_group_sizes_equal_numpy(dim: int, group: int) -> None:
+    case = random_case([70, 1, 530], kv_heads=2, head_dim=dim)
+    q = queries(3, 2 * group, dim)
+    found = np.asarray(decoded(case, q, [0, 1, 2], [70, 1, 530]))
+    for row, length in enumerate([70, 1, 530]):
+        expected = attend(q[row], case.keys[row], case.values[row], length - 1, None)
+        np.testing.assert_allclose(found[row], expected, atol=2e-5)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("window", [None, 1, 100, 600])
+def test_a_decode_has_the_same_bits_alone_and_in_any_batch(dtype: str, window: int | None) -> None:
+    case = as_type(random_case(LENGTHS, head_dim=32, window=window), dtype)
+    q = queries(len(LENGTHS), 6, 32)
+    every = list(range(len(LENGTHS)))
+    options = {"soft_cap": 20.0, "sinks": jnp.arange(6.0)}
+    whole = np.asarray(decoded(case, q, every, LENGTHS, **options))
+    assert np.isfinite(whole).all()
+    for rows in (every[::-1], [3, 7], [5], [7]):
+        part = decoded(case, q[rows], rows, [LENGTHS[row] for row in rows], **options)
+        np.testing.assert_array_equal(part, whole[rows])
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("window", [None, 40, 600])
+def test_a_prompt_has_the_same_bits_in_any_chunks_and_as_decodes(
+    dtype: str, window: int | None
+) -> None:
+    """Tables begin where the tile's first query looks, as the engine's do."""
+    length = 600
+    case = as_type(random_case([length], head_dim=32), dtype)
+    case.window = window
+    q = queries(length, 4, 32)
+    want = np.full((length, 4, 32), np.nan, np.float32)
+    for tile, begin in ((32, 0), (16, 0), (1, 520)):
+        tiles = (length - begin + tile - 1) // tile
+        count = tiles * tile
+        padded = np.zeros((count, 4, 32), np.float32)
+        padded[: length - begin] = q[begin:]
+        positions = np.where(np.arange(count) + begin < length, np.arange(count) + begin, -1)
+        found = np.asarray(
+            prefilled(
+                case, padded.reshape(tiles, tile, 4, 32), [0] * tiles,
+                positions.reshape(tiles, tile),
+            )
+        )[: length - begin]  # fmt: skip
+        if begin == 0 and np.isnan(want).all():
+            want = found
+        np.testing.assert_array_equal(found, want[begin:])
+    one = decoded(case, q[-1:], [0], [length])
+    np.testing.assert_array_equal(np.asarray(one)[0], want[-1])
+
+
+def test_rows_that_share_leading_pages_have_the_bits_of_their_own_pages() -> None:
+    """Three rows with one prefix: once in shared blocks, once in copies of them."""
+    shared, lengths = 520, [530, 600, 523]
+    case = as_type(random_case(lengths, head_dim=32), "bfloat16")
+    pages = shared // BLOCK_SIZE
+    for row in (1, 2):
+        for page in range(pages):
+            own, first = case.tables[row, page], case.tables[0, page]
+            case.cache[:, :, own] = case.cache[:, :, first]
+    q = queries(3, 6, 32)
+    copies = decoded(case, q, [0, 1, 2], lengths)
+    case.tables[1:, :pages] = case.tables[0, :pages]
+    np.testing.assert_array_equal(decoded(case, q, [0, 1, 2], lengths), copies)
+
+
+def test_a_table_with_a_block_that_does_not_exist_is_refused() -> None:
+    case = random_case([20])
+    case.tables[0, 1] = case.cache.shape[2]
+    with pytest.raises(Exception, match="names a block that the cache does not have"):
+        decoded(case, queries(1, 2, 8), [0], [20]).block_until_ready()
+
+
+def test_not_a_number_in_a_query_stays_in_its_own_row() -> None:
+    case = random_case([20, 30])
+    q = queries(2, 4, 8)
+    q[0] = np.nan
+    found = np.asarray(decoded(case, q, [0, 1], [20, 30]))
+    assert np.isnan(found[0]).all()
+    assert np.isfinite(found[1]).all()

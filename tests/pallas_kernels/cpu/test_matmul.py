@@ -1,0 +1,182 @@
+"""Matmuls of the CPU kernels equal numpy, whatever surrounds them, and have the same bits for a row
+alone and in any batch, however the weight is stored."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax import Array
+
+from pallas_kernels.choice import cpu_problem
+from pallas_kernels.cpu.matmul import RowNorm, matmul, pack, packed_shape, unpack
+
+problem = cpu_problem()
+pytestmark = pytest.mark.skipif(bool(problem), reason=problem or "runs")
+
+DTYPES = ["bfloat16", "float16", "float32"]
+SHAPES = [(1, 7, 5), (2, 64, 96), (13, 65, 33), (40, 130, 70), (210, 1100, 48)]
+
+
+def random(*shape: int, seed: int, dtype: Any = "float32") -> Array:
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), dtype)
+
+
+def doubles(x: Array) -> np.ndarray:
+    return np.asarray(x.astype(jnp.float32), np.float64)
+
+
+def rounded(x: np.ndarray, dtype: str) -> np.ndarray:
+    """As the left operand is rounded for a weight of this type."""
+    return doubles(jnp.asarray(x, jnp.float32).astype(dtype)) if dtype == "bfloat16" else x
+
+
+def activated(x: np.ndarray, activation: str | None) -> np.ndarray:
+    if activation is None:
+        return x
+    if activation == "silu":
+        return x / (1 + np.exp(-x))
+    return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+
+def normed(x: np.ndarray, norm: RowNorm | None) -> np.ndarray:
+    if norm is None:
+        return x
+    centred = x - x.mean(-1, keepdims=True) if norm.kind == "layer" else x
+    scaled = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + norm.eps)
+    scaled = scaled * (doubles(norm.weight) + norm.offset)
+    return scaled if norm.bias is None else scaled + doubles(norm.bias)
+
+
+def norm_of(kind: str | None, width: int, dtype: str) -> RowNorm | None:
+    if kind is None:
+        return None
+    bias = random(width, seed=8, dtype=dtype) if kind == "layer" else None
+    offset = 1.0 if kind == "rms" else 0.0
+    return RowNorm(kind, random(width, seed=7, dtype=dtype), bias, 1e-5, offset)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "inputs", "outputs"), SHAPES)
+def test_equals_numpy_however_the_weight_is_stored(
+    dtype: str, rows: int, inputs: int, outputs: int
+) -> None:
+    x, weight = random(rows, inputs, seed=0), random(inputs, outputs, seed=1, dtype=dtype)
+    packed = pack(weight)
+    assert packed.shape == packed_shape(inputs, outputs, dtype)
+    np.testing.assert_array_equal(unpack(packed, inputs, outputs), weight)
+    found = matmul(x, packed, outputs)
+    expected = rounded(doubles(x), dtype) @ doubles(weight)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5 * inputs**0.5)
+    for storage, array in (("inputs_first", weight), ("outputs_first", weight.T)):
+        in_place = matmul(x, array, outputs, storage=storage)
+        np.testing.assert_array_equal(found, in_place)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("activation", [None, "silu", "gelu_tanh"])
+@pytest.mark.parametrize("norm", [None, "rms", "layer"])
+@pytest.mark.parametrize("surrounded", [False, True])
+def test_what_surrounds_it(
+    dtype: str, activation: str | None, norm: str | None, surrounded: bool
+) -> None:
+    rows, inputs, outputs = 15, 70, 50
+    x, weight = random(rows, inputs, seed=0), random(inputs, outputs, seed=1, dtype=dtype)
+    described = norm_of(norm, inputs, dtype)
+    bias = random(outputs, seed=2, dtype=dtype) if surrounded else None
+    residual = random(rows, outputs, seed=3) if surrounded else None
+    found = matmul(
+        x, pack(weight), outputs, activation=activation, norm=described, bias=bias,
+        residual=residual,
+    )  # fmt: skip
+    expected = rounded(normed(doubles(x), described), dtype) @ doubles(weight)
+    expected = activated(expected + (doubles(bias) if surrounded else 0), activation)
+    expected = expected + (doubles(residual) if surrounded else 0)
+    # The norm's last bit may round a bfloat16 the other way.
+    tolerance = 2e-2 if dtype == "bfloat16" and norm else 1e-4
+    np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("inner", [16, 21, 80])
+@pytest.mark.parametrize("storage", ["packed", "inputs_first", "outputs_first"])
+def test_a_gate_is_applied_to_its_own_column(dtype: str, inner: int, storage: str) -> None:
+    x, weight = random(9, 34, seed=0), random(34, 2 * inner, seed=1, dtype=dtype)
+    stored = {
+        "packed": lambda: pack(weight, gated=True),
+        "inputs_first": lambda: weight,
+        "outputs_first": lambda: weight.T,
+    }[storage]()
+    found = matmul(x, stored, 2 * inner, storage=storage, gated=True, activation="silu")
+    both = rounded(doubles(x), dtype) @ doubles(weight)
+    expected = activated(both[:, :inner], "silu") * both[:, inner:]
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+    again = unpack(pack(weight, gated=True), 34, 2 * inner, gated=True)
+    np.testing.assert_array_equal(again, weight)
+
+
+def test_results_in_bfloat16_are_the_float32_results_rounded_once() -> None:
+    x, weight = random(5, 64, seed=0).astype("bfloat16"), random(64, 40, seed=1, dtype="bfloat16")
+    wide = matmul(x, pack(weight), 40)
+    found = matmul(x, pack(weight), 40, dtype=jnp.bfloat16)
+    assert found.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(found, wide.astype(jnp.bfloat16))
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.data())
+def test_a_row_has_the_same_bits_in_any_batch(data: st.DataObject) -> None:
+    dtype = data.draw(st.sampled_from(DTYPES))
+    inputs, outputs = data.draw(st.integers(1, 90)), 2 * data.draw(st.integers(1, 40))
+    gated = data.draw(st.booleans())
+    norm = norm_of(data.draw(st.sampled_from([None, "rms", "layer"])), inputs, dtype)
+    weight = pack(random(inputs, outputs, seed=1, dtype=dtype), gated=gated)
+    x = random(61, inputs, seed=0)
+    order = data.draw(st.permutations(range(61)))[: data.draw(st.integers(1, 61))]
+    options = {"norm": norm, "gated": gated, "activation": "silu" if gated else None}
+    whole = np.asarray(matmul(x, weight, outputs, **options))
+    part = np.asarray(matmul(x[np.asarray(order)], weight, outputs, **options))
+    np.testing.assert_array_equal(part, whole[order])
+
+
+def test_padding_rows_are_zero_and_others_do_not_notice_them() -> None:
+    x, weight = random(30, 64, seed=0), pack(random(64, 40, seed=1, dtype="bfloat16"))
+    positions = np.where(np.random.default_rng(2).random(30) < 0.4, -1, 7).astype(np.int32)
+    poisoned = jnp.where(jnp.asarray(positions)[:, None] < 0, jnp.nan, x)
+    found = matmul(poisoned, weight, 40, positions=jnp.asarray(positions))
+    expected = np.where(positions[:, None] < 0, 0, matmul(x, weight, 40))
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("sizes", [[3, 0, 9, 1], [0, 0, 13, 0], [40, 1, 0, 2]])
+def test_each_group_of_rows_has_its_own_matrix(dtype: str, sizes: list[int]) -> None:
+    x, weights = random(sum(sizes), 33, seed=0), random(4, 33, 45, seed=1, dtype=dtype)
+    found = matmul(x, jax.vmap(pack)(weights), 45, sizes=jnp.asarray(sizes, jnp.int32))
+    ends = np.cumsum(sizes)
+    for group, (end, size) in enumerate(zip(ends, sizes, strict=True)):
+        if size:
+            own = matmul(x[end - size : end], pack(weights[group]), 45)
+            np.testing.assert_array_equal(found[end - size : end], own)
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"outputs": 70}, "the weight has another size"),
+        ({"residual": jnp.zeros((2, 40))}, "the residual"),
+        ({"positions": jnp.zeros(4, jnp.int32)}, "positions"),
+        ({"norm": RowNorm("rms", jnp.ones(63))}, "norm weight"),
+        ({"sizes": jnp.asarray([4], jnp.int32)}, "group sizes"),
+    ],
+)
+def test_operands_of_other_sizes_are_refused(change: dict[str, Any], complaint: str) -> None:
+    given = {"outputs": 40, **change}
+    weight = pack(random(64, 40, seed=1))
+    with pytest.raises(jax.errors.JaxRuntimeError, match=f"matmul: .*{complaint}"):
+        matmul(random(3, 64, seed=0), weight, given.pop("outputs"), **given).block_until_ready()
