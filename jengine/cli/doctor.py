@@ -25,7 +25,7 @@ examples:
   jengine doctor ./model --dtype bfloat16
   jengine doctor ./model --json
 """
-SUBJECTS = ("versions", "devices", "storage", "environment")
+SUBJECTS = ("versions", "devices", "kernels", "storage", "environment")
 # Settings that change how much memory the model needs.
 MODEL_FLAGS = (
     "tokenizer", "dtype", "load_format", "max_model_len", "max_num_seqs", "max_num_batched_tokens",

@@ -79,7 +79,8 @@ class Decoder(LanguageModel):
         self.config = config
         factory = Factory(config, dtype, rngs, scheme)
         hidden = config.hidden_size
-        self.embed = Embedding(factory, config.vocab_size, ("vocab", "embed"))
+        axes, tied = ("vocab", "embed"), config.tie_embeddings
+        self.embed = Embedding(factory, config.vocab_size, axes, is_head=tied)
         if config.learned_positions:
             self.position_embed = Embedding(factory, config.max_position, (None, "embed"))
         self.layers = nnx.List([DecoderLayer(factory, i) for i in range(len(config.layers))])
@@ -111,13 +112,18 @@ class Decoder(LanguageModel):
         x = self.embed(tokens)
         if self.config.embed_scale != 1.0:
             # Rounded to the weights' dtype, as it was when the model was trained.
-            dtype = self.embed.weight.dtype
+            dtype = self.embed.dtype
             x = x * jnp.asarray(self.config.embed_scale, dtype).astype(jnp.float32)
         return x + self.position_embed(positions) if self.config.learned_positions else x
 
     def logits(self, hidden: Float[Array, "*tokens hidden"]) -> Float32[Array, "*tokens vocab"]:
         """Logits over the vocabulary."""
+        return self.live_logits(hidden, None)
+
+    def live_logits(
+        self, hidden: Float[Array, "*tokens hidden"], live: Int[Array, "*tokens"] | None
+    ) -> Float32[Array, "*tokens vocab"]:
+        """Logits over the vocabulary; rows where `live` is -1 may be left out."""
         with jax.named_scope("head"):
-            tied = self.config.tie_embeddings
-            logits = self.embed.as_head(hidden) if tied else self.head(hidden)
-            return soft_cap(logits, self.config.logit_soft_cap)
+            head = self.embed.as_head if self.config.tie_embeddings else self.head
+            return soft_cap(head(hidden, live=live), self.config.logit_soft_cap)

@@ -29,6 +29,12 @@ class LanguageModel(nnx.Module):
         """Logits over the vocabulary."""
         raise NotImplementedError
 
+    def live_logits(
+        self, hidden: Float[Array, "rows hidden"], live: Int[Array, " rows"]
+    ) -> Float32[Array, "rows vocab"]:
+        """`logits` for which rows where `live` is -1 may be left out; they are never used."""
+        return self.logits(hidden)
+
     def score(self, tokens: Int[Array, "batch length"]) -> Float32[Array, "batch length vocab"]:
         """Logits of whole sequences, without a cache."""
         return self.logits(self(tokens, whole_sequences(tokens.shape)))

@@ -35,12 +35,46 @@ class Factory:
     scheme: WeightScheme = UNQUANTIZED
 
 
-class Linear(nnx.Module):
-    """x @ weight + bias, float32.
+class Weighted(nnx.Module):
+    """A module with one weight: its scheme's declared tensors, or, in the model that a step runs,
+    its prepared ones."""
 
-    The parameters are the scheme's declared tensors, or, in the model that a step runs, its
-    prepared ones. Adapters add their part here.
-    """
+    def __init__(self, scheme: WeightScheme, shape: WeightShape, factory: Factory):
+        self.scheme = scheme
+        self.shape = shape
+        self.dtype = jnp.dtype(factory.dtype)
+        self.is_prepared = False
+        self._declare(self.declared_specs(normal(factory.config.initializer_range)), factory.rngs)
+
+    def declared_specs(self, init: Any = None) -> Specs:
+        """The scheme's tensors in checkpoints."""
+        return self.scheme.declared(self.shape, self.dtype, init or normal(0.0))
+
+    def prepared_specs(self) -> Specs:
+        """The scheme's arrays in a step."""
+        return self.scheme.prepared(self.shape, self.dtype)
+
+    def become_prepared(self, scheme: WeightScheme) -> None:
+        """Declare what a step takes of this scheme in place of the checkpoint's tensors."""
+        self.scheme = scheme
+        for name in self.tensor_names:
+            delattr(self, name)
+        self.is_prepared = True
+        self._declare(self.prepared_specs(), None)
+
+    def _declare(self, specs: Specs, rngs: nnx.Rngs | None) -> None:
+        self.tensor_names = tuple(specs)
+        for name, spec in specs.items():
+            setattr(self, name, parameter(rngs, spec.shape, spec.axes, spec.dtype, spec.init))
+
+    def _step_tensors(self) -> Tensors:
+        tensors = {name: getattr(self, name)[...] for name in self.tensor_names}
+        # A declared model, as in training, prepares its weights wherever they are used.
+        return tensors if self.is_prepared else self.scheme.prepare(self.shape, tensors)
+
+
+class Linear(Weighted):
+    """x @ weight + bias, float32. Adapters add their part here."""
 
     def __init__(
         self,
@@ -53,11 +87,8 @@ class Linear(nnx.Module):
         groups: int | None = None,
         gated: bool = False,
     ):
-        self.scheme = factory.scheme
-        self.shape = WeightShape(inputs, outputs, axes, groups, gated=gated)
-        self.dtype = jnp.dtype(factory.dtype)
-        self.is_prepared = False
-        self._declare(self.declared_specs(normal(factory.config.initializer_range)), factory.rngs)
+        shape = WeightShape(inputs, outputs, axes, groups, gated=gated)
+        super().__init__(factory.scheme, shape, factory)
         self.has_bias = bias
         if bias:
             self.bias = zeros(factory.rngs, outputs, axes[len(axes) - len(outputs) :], self.dtype)
@@ -89,47 +120,23 @@ class Linear(nnx.Module):
         """Rows of x, sorted by group, times their group's matrix; `sizes` are rows per group."""
         return self.scheme.multiply_groups(self.shape, x, self._step_tensors(), sizes)
 
-    def declared_specs(self, init: Any = None) -> Specs:
-        """The scheme's tensors in checkpoints."""
-        return self.scheme.declared(self.shape, self.dtype, init or normal(0.0))
 
-    def prepared_specs(self) -> Specs:
-        """The scheme's arrays in a step."""
-        return self.scheme.prepared(self.shape, self.dtype)
-
-    def become_prepared(self, scheme: WeightScheme) -> None:
-        """Declare what a step takes of this scheme in place of the checkpoint's tensors."""
-        self.scheme = scheme
-        for name in self.tensor_names:
-            delattr(self, name)
-        self.is_prepared = True
-        self._declare(self.prepared_specs(), None)
-
-    def _declare(self, specs: Specs, rngs: nnx.Rngs | None) -> None:
-        self.tensor_names = tuple(specs)
-        for name, spec in specs.items():
-            setattr(self, name, parameter(rngs, spec.shape, spec.axes, spec.dtype, spec.init))
-
-    def _step_tensors(self) -> Tensors:
-        tensors = {name: getattr(self, name)[...] for name in self.tensor_names}
-        # A declared model, as in training, prepares its weights wherever they are used.
-        return tensors if self.is_prepared else self.scheme.prepare(self.shape, tensors)
-
-
-class Embedding(nnx.Module):
+class Embedding(Weighted):
     """A table [rows, hidden]; as a tied head, its transpose is the weight of a matmul."""
 
-    def __init__(self, factory: Factory, rows: int, axes: Axes):
+    def __init__(self, factory: Factory, rows: int, axes: Axes, *, is_head: bool = False):
         hidden = factory.config.hidden_size
-        init = normal(factory.config.initializer_range)
-        self.head_scheme: WeightScheme = UNQUANTIZED
-        self.shape = WeightShape((hidden,), (rows,), axes, outputs_first=True)
-        self.weight = parameter(factory.rngs, (rows, hidden), axes, factory.dtype, init)
+        self.is_head = is_head
+        shape = WeightShape((hidden,), (rows,), axes, outputs_first=True)
+        super().__init__(UNQUANTIZED, shape, factory)
 
     def __call__(self, indices: Int[Array, "*tokens"]) -> Float32[Array, "*tokens hidden"]:
         """The rows of these tokens or positions."""
-        return jnp.take(self.weight[...], indices, axis=0, mode="clip").astype(jnp.float32)
+        return self.scheme.lookup(self.shape, indices, self._step_tensors())
 
-    def as_head(self, x: Float[Array, "*tokens hidden"]) -> Float32[Array, "*tokens rows"]:
-        """x @ table.T."""
-        return self.head_scheme.multiply(self.shape, x, {"weight": self.weight[...]})
+    def as_head(
+        self, x: Float[Array, "*tokens hidden"], *, live: Int[Array, "*tokens"] | None = None
+    ) -> Float32[Array, "*tokens rows"]:
+        """x @ table.T; rows of x where `live` is -1 may be left out."""
+        around = Around(positions=live)
+        return self.scheme.apply(self.shape, x, self._step_tensors(), around)

@@ -8,15 +8,8 @@ from jengine.quantization.unquantized import UNQUANTIZED
 
 # Backend -> declared scheme -> the scheme of the step.
 STEP_SCHEMES: dict[str, dict[WeightScheme, WeightScheme]] = {"cpu": {UNQUANTIZED: cpu.PACKED}}
-# The same for an embedding that is the output head too: its table stays as lookups need it.
-HEAD_SCHEMES: dict[str, dict[WeightScheme, WeightScheme]] = {"cpu": {UNQUANTIZED: cpu.IN_PLACE}}
 
 
 def step_scheme(declared: WeightScheme, backend: str | None) -> WeightScheme:
     """How a step multiplies weights that are declared so."""
     return STEP_SCHEMES.get(backend or "", {}).get(declared, declared)
-
-
-def head_scheme(declared: WeightScheme, backend: str | None) -> WeightScheme:
-    """How a step multiplies with an embedding's table."""
-    return HEAD_SCHEMES.get(backend or "", {}).get(declared, declared)

@@ -5,12 +5,9 @@ Both multiply to the same bits. Norm, bias, activation and residual are fused wi
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 
@@ -40,24 +37,26 @@ class CpuWeights:
         """The weight in panels; one matrix of panels per group."""
         if not self.packed:
             return self.declared(weight, dtype, Initializer())
-        groups = () if weight.groups is None else (weight.groups,)
-        shape = (*groups, *kernels.packed_shape(*weight.matrix, dtype, weight.gated))
+        shape = (*groups_of(weight), *kernels.packed_shape(*weight.matrix, dtype, weight.gated))
         return {"weight": TensorSpec(shape, (None,) * len(shape), dtype, Initializer())}
 
     def prepare(self, weight: WeightShape, tensors: Tensors) -> Tensors:
         """Packed, if this scheme packs."""
         if not self.packed:
             return tensors
-        array = tensors["weight"].reshape(*self._groups(weight), *weight.matrix)
-        return {"weight": per_group(weight, partial(kernels.pack, gated=weight.gated))(array)}
+        storage = storage_of(weight)
+        matrix = weight.matrix if storage == "inputs_first" else weight.matrix[::-1]
+        array = tensors["weight"].reshape(*groups_of(weight), *matrix)
+        return {"weight": kernels.pack(array, gated=weight.gated, storage=storage)}
 
     def restore(self, weight: WeightShape, tensors: Tensors) -> Tensors:
         """Unpacked: packing moves numbers and changes none."""
         if not self.packed:
             return tensors
         inputs, outputs = weight.matrix
-        unpack = partial(kernels.unpack, inputs=inputs, outputs=outputs, gated=weight.gated)
-        array = per_group(weight, unpack)(tensors["weight"])
+        array = kernels.unpack(tensors["weight"], inputs, outputs, gated=weight.gated)
+        if weight.outputs_first:
+            array = array.swapaxes(-1, -2)
         return {"weight": array.reshape(weight.shape)}
 
     def multiply(self, weight: WeightShape, x: Array, tensors: Tensors) -> Array:
@@ -65,6 +64,12 @@ class CpuWeights:
         if weight.gated:  # packed for a fused gate only, so both halves are wanted as they are
             return UNQUANTIZED.multiply(weight, x, self.restore(weight, tensors))
         return self.apply(weight, x, tensors, Around())
+
+    def lookup(self, weight: WeightShape, indices: Array, tensors: Tensors) -> Array:
+        """Rows of a table, which are columns of panels where it is packed."""
+        if not self.packed:
+            return UNQUANTIZED.lookup(weight, indices, tensors)
+        return kernels.columns(tensors["weight"], weight.matrix[0], indices)
 
     def normalize(self, norm: RowNorm, x: Array) -> Array:
         """In a kernel, since XLA's sums over a row depend on the number of rows."""
@@ -82,7 +87,7 @@ class CpuWeights:
             rows if rows.dtype == jnp.bfloat16 else rows.astype(jnp.float32),
             tensors["weight"],
             weight.matrix[1],
-            storage=self._storage(weight),
+            storage="packed" if self.packed else storage_of(weight),
             gated=weight.gated,
             activation=around.activation,
             norm=None if around.norm is None else kernel_norm(around.norm),
@@ -103,18 +108,15 @@ class CpuWeights:
         )
         return made.reshape(-1, *weight.outputs)
 
-    def _storage(self, weight: WeightShape) -> str:
-        if self.packed:
-            return "packed"
-        return "outputs_first" if weight.outputs_first else "inputs_first"
 
-    def _groups(self, weight: WeightShape) -> tuple[int, ...]:
-        return () if weight.groups is None else (weight.groups,)
+def storage_of(weight: WeightShape) -> str:
+    """How the declared weight is laid out."""
+    return "outputs_first" if weight.outputs_first else "inputs_first"
 
 
-def per_group(weight: WeightShape, convert: Callable[[Array], Array]) -> Callable[[Array], Array]:
-    """The conversion of one matrix, for as many as the weight has."""
-    return convert if weight.groups is None else jax.vmap(convert)
+def groups_of(weight: WeightShape) -> tuple[int, ...]:
+    """The leading dimension of a weight with a matrix per group."""
+    return () if weight.groups is None else (weight.groups,)
 
 
 def kernel_norm(norm: RowNorm) -> kernels.RowNorm:

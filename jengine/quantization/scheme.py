@@ -111,6 +111,12 @@ class WeightScheme(Protocol):
         """x, whose inputs are one dimension, to [*tokens, *outputs]."""
         ...
 
+    def lookup(
+        self, weight: WeightShape, indices: Int[Array, "*tokens"], tensors: Tensors
+    ) -> Float32[Array, "*tokens inputs"]:
+        """Rows of a weight that is laid out as [outputs, inputs], such as an embedding's."""
+        ...
+
     def normalize(self, norm: RowNorm, x: Float[Array, "*shape"]) -> Float32[Array, "*shape"]:
         """The norm by itself, as `apply` computes it."""
         ...

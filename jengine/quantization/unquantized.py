@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import jax.numpy as jnp
 from jax import Array
 
 from jengine.layers.initializer import Initializer
@@ -64,6 +65,13 @@ class Unquantized:
             # XLA would transpose the weight in every step to contract several dimensions.
             array = array.reshape(-1, *weight.outputs)
         return project(f"...i,i{outputs}->...{outputs}", x, array)
+
+    def lookup(
+        self, weight: WeightShape, indices: Int[Array, "*tokens"], tensors: Tensors
+    ) -> Float32[Array, "*tokens inputs"]:
+        """Rows of the table."""
+        found = jnp.take(tensors["weight"], indices, axis=0, mode="clip")
+        return found.astype(jnp.float32)
 
     def normalize(self, norm: RowNorm, x: Float[Array, "*shape"]) -> Float32[Array, "*shape"]:
         """In XLA."""

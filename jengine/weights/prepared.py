@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Mapping
 import jax
 from flax import nnx
 
-from jengine.models.linear import Embedding, Linear
+from jengine.models.linear import Embedding, Linear, Weighted
 from jengine.models.norms import LayerNorm, RmsNorm
-from jengine.quantization.backends import head_scheme, step_scheme
+from jengine.quantization.backends import step_scheme
 from jengine.quantization.scheme import Axes, Specs, Tensors, WeightShape
 from jengine.weights.abstract import NamedArray
 
@@ -32,11 +32,11 @@ class PreparedForm:
         self._shardings = shardings
         self.module = nnx.merge(*nnx.split(declared))
         choose_schemes(self.module, backend)
-        prepared = linears(self.module)
+        prepared = weighted(self.module)
         # Declared and prepared, of the weights that change form.
         self._weights = {
-            path: (linear, prepared[path])
-            for path, linear in linears(declared).items()
+            path: (module, prepared[path])
+            for path, module in weighted(declared).items()
             if not prepared[path].scheme.takes_declared
         }
 
@@ -51,10 +51,10 @@ class PreparedForm:
         last: Arrays = {}
         for name, value in values:
             path, _, tensor = name.rpartition(".")
-            declared, prepared = self._weights.get(path, (None, None))
-            if declared is None or tensor not in declared.declared_specs():
+            if path not in self._weights or tensor not in self._weights[path][0].declared_specs():
                 found[name] = value
                 continue
+            declared, prepared = self._weights[path]
             waiting[path][tensor] = value
             del value
             if waiting[path].keys() == declared.declared_specs().keys():
@@ -95,18 +95,16 @@ class PreparedForm:
 def choose_schemes(model: nnx.Module, backend: str | None) -> None:
     """Let the modules of a step use the backend's own matmuls and norms, where it has some."""
     for _, module in nnx.iter_modules(model):
-        if isinstance(module, Linear):
+        if isinstance(module, Linear) or (isinstance(module, Embedding) and module.is_head):
             module.become_prepared(step_scheme(module.scheme, backend))
-        elif isinstance(module, Embedding):
-            module.head_scheme = head_scheme(module.head_scheme, backend)
         elif isinstance(module, RmsNorm | LayerNorm):
             module.scheme = step_scheme(module.scheme, backend)
 
 
-def linears(model: nnx.Module) -> dict[str, Linear]:
-    """Dotted path -> Linear, for all in a model."""
+def weighted(model: nnx.Module) -> dict[str, Weighted]:
+    """Dotted path -> module with a weight, for all in a model."""
     return {
         ".".join(map(str, path)): module
         for path, module in nnx.iter_modules(model)
-        if isinstance(module, Linear)
+        if isinstance(module, Weighted)
     }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,7 +21,7 @@ def decode_attention_cpu(
     tables: Array,
     starts: Array,
     lengths: Array,
-    **options: object,
+    **options: Any,
 ) -> tuple[Array, Array]:
     """See `decode_attention`: tiles of one query each."""
     return prefill_attention_cpu(q, cache, layer, tables, starts, lengths - 1, **options)

@@ -10,7 +10,7 @@ import jax
 
 from pallas_kernels.cpu.compiler import NoKernels, compiled_library, source_digest
 
-HANDLERS = ("matmul", "normalize", "attention", "write_cache", "rotate_and_write")
+HANDLERS = ("pack", "matmul", "normalize", "attention", "write_cache", "rotate_and_write")
 _lock = threading.Lock()
 
 

@@ -7,6 +7,7 @@ and the 16 columns that they multiply.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, NamedTuple
 
 import jax
@@ -49,26 +50,51 @@ def packed_shape(
     return -(-results // width), -(-inputs // depth(dtype)), PANEL, depth(dtype)
 
 
-def pack(weight: Float[Array, "inputs outputs"], gated: bool = False) -> Array:
-    """The packed form. The gates of a gated weight are the first half of its outputs."""
-    inputs, outputs = weight.shape
-    panels, steps, _, deep = packed_shape(inputs, outputs, weight.dtype, gated)
-    halves = 2 if gated else 1
-    width = PANEL // halves
-    parts = weight.reshape(inputs, halves, outputs // halves)
-    padding = (0, steps * deep - inputs), (0, 0), (0, panels * width - outputs // halves)
-    parts = jnp.pad(parts, padding).reshape(steps, deep, halves, panels, width)
-    return parts.transpose(3, 0, 2, 4, 1).reshape(panels, steps, PANEL, deep)
+def pack(
+    weight: Float[Array, "*groups inputs outputs"],
+    gated: bool = False,
+    storage: str = "inputs_first",
+) -> Array:
+    """The packed form of a weight, or of one per group; `storage` says how it is laid out.
+
+    The gates of a gated weight are the first half of its outputs.
+    """
+    load()
+    groups, matrix = weight.shape[:-2], weight.shape[-2:]
+    inputs, outputs = matrix if storage == "inputs_first" else matrix[::-1]
+    shape = packed_shape(inputs, outputs, weight.dtype, gated)
+    call = jax.ffi.ffi_call(
+        target("pack"), jax.ShapeDtypeStruct((math.prod(groups), *shape), weight.dtype)
+    )
+    packed = call(
+        weight.reshape(-1, *matrix), gated=bool(gated), storage=np.int32(STORAGES.index(storage))
+    )
+    return packed.reshape(*groups, *shape)
 
 
-def unpack(packed: Array, inputs: int, outputs: int, gated: bool = False) -> Array:
-    """The weight that was packed."""
-    panels, steps, _, deep = packed.shape
+def unpack(
+    packed: Float[Array, "*groups panels steps columns depth"],
+    inputs: int,
+    outputs: int,
+    gated: bool = False,
+) -> Float[Array, "*groups inputs outputs"]:
+    """The weight that was packed, or one per group."""
+    *groups, panels, steps, _, deep = packed.shape
     halves = 2 if gated else 1
     width = PANEL // halves
-    parts = packed.reshape(panels, steps, halves, width, deep).transpose(1, 4, 2, 0, 3)
-    whole = parts.reshape(steps * deep, halves, panels * width)
-    return whole[:inputs, :, : outputs // halves].reshape(inputs, outputs)
+    parts = packed.reshape(-1, panels, steps, halves, width, deep).transpose(0, 2, 5, 3, 1, 4)
+    whole = parts.reshape(-1, steps * deep, halves, panels * width)
+    return whole[:, :inputs, :, : outputs // halves].reshape(*groups, inputs, outputs)
+
+
+def columns(
+    packed: Float[Array, "panels steps columns depth"], inputs: int, indices: Int[Array, "*some"]
+) -> Float[Array, "*some inputs"]:
+    """These columns of a packed weight, such as rows of an embedding; float32."""
+    panels = packed.shape[0]
+    indices = jnp.clip(indices, 0, panels * PANEL - 1)
+    found = packed[indices // PANEL, :, indices % PANEL]  # [*some, steps, depth]
+    return found.reshape(*indices.shape, -1)[..., :inputs].astype(jnp.float32)
 
 
 def matmul(

@@ -92,10 +92,25 @@ def test_tokens_are_drawn_alike(
     assert found[0] == found[1]
 
 
-def test_the_cpu_uses_xla_and_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(("problem", "chosen"), [(None, "cpu"), ("no compiler.", "xla")])
+def test_a_cpu_uses_its_kernels_where_they_can_be_compiled(
+    problem: str | None, chosen: str, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
     caplog.set_level(logging.INFO)
-    assert backends.attention_backend("auto", GROUPS) == "xla"
-    assert caplog.messages == []
+    monkeypatch.setattr(backends, "cpu_problem", lambda: problem)
+    assert backends.attention_backend("auto", GROUPS) == chosen
+    assert caplog.messages[-1] == f"Attention backend: {chosen}"
+    assert ("no compiler." in caplog.text) == (problem is not None)
+    assert backends.attention_backend("xla", GROUPS) == "xla"
+    if problem is not None:
+        with pytest.raises(ConfigError, match=r"attention_backend='cpu': no compiler.*'xla'"):
+            backends.attention_backend("cpu", GROUPS)
+
+
+def test_cpu_kernels_are_refused_for_heads_of_an_odd_size_and_on_gpus() -> None:
+    assert "even size" in str(backends.kernels_problem("cpu", "cpu", {64, 65}))
+    assert "JAX runs on gpu" in str(backends.kernels_problem("cpu", "gpu", {64}))
 
 
 @pytest.mark.parametrize(("problem", "chosen"), [(None, "triton"), ("no such chip.", "xla")])

@@ -15,7 +15,7 @@ import pytest
 from jengine.assembly.args import EngineArgs
 from jengine.assembly.schedule_sizes import schedule_config
 from jengine.assembly.step_sizes import runner_config
-from jengine.cli.checks import environment, storage, versions
+from jengine.cli.checks import environment, kernels, storage, versions
 from jengine.cli.checks.model import Sizes, check_fit, measure
 from jengine.errors import ConfigError
 from jengine.planning.device_memory import gigabytes
@@ -45,6 +45,12 @@ def test_plugins_must_be_of_jaxlibs_version() -> None:
     )
     assert levels(found) == ["problem", "OK"]
     assert "pip install jax-cuda12-pjrt==0.10.2" in found[0].text
+
+
+def test_a_cpu_without_its_kernels_is_told_what_to_install() -> None:
+    assert kernels.described(None).level == "OK"
+    found = kernels.described("there is no C++ compiler. Install g++.")
+    assert found.level == "note" and "Install g++" in found.text
 
 
 def test_environment_variables_that_matter() -> None:

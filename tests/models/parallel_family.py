@@ -89,6 +89,9 @@ class Turned:
         made = x @ tensors["turned"].reshape(outputs, inputs).T
         return made.reshape(*x.shape[:-1], *weight.outputs)
 
+    def lookup(self, weight: WeightShape, indices: Array, tensors: Tensors) -> Array:
+        raise NotImplementedError("embeddings of this family are plain")
+
     def normalize(self, norm: RowNorm, x: Array) -> Array:
         return norm(x)
 

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from jengine.models.language_model import LanguageModel
 from jengine.outputs import StepOutput
 from jengine.runner.step.program import Program
 from jengine.runner.step.state import StepState
@@ -49,7 +50,7 @@ def sample_head(
         # One base key for all engines: a request's seed alone decides its noise, and requests
         # without one got theirs from the engine's seed.
         sampled, rows = sample(
-            hidden.model.logits(hidden.ends),
+            slot_logits(hidden, state, program),
             state.rows,
             hidden.sampling,
             features=program.features.sampling,
@@ -65,6 +66,15 @@ def sample_head(
         rows=rows or state.rows,
     )
     return state, sampled._asdict()
+
+
+def slot_logits(hidden: Hidden, state: StepState, program: Program) -> Array:
+    """The logits of the sampling slots, f32 [S, vocab]; those of padding may be left out."""
+    # In one segment prompts are scored at padding slots too, with the same logits.
+    if program.shapes.one_segment or not isinstance(hidden.model, LanguageModel):
+        return hidden.model.logits(hidden.ends)
+    live = jnp.where(hidden.sampling.rows < state.last_token.shape[0], 0, -1)
+    return hidden.model.live_logits(hidden.ends, live)
 
 
 def prompt_logprobs_head(

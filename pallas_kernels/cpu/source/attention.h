@@ -1,7 +1,8 @@
 // Attention from pages: softmax(q @ keys) @ values, with keys and values where the cache has them.
 //
-// Keys are taken in chunks at absolute positions, and runs of chunks, segments, are merged in order.
-// So a query's result does not depend on the queries that share its keys, nor on tasks or threads.
+// Keys are taken in chunks at absolute positions, and runs of chunks, segments, are merged in
+// order. So a query's result does not depend on the queries that share its keys, nor on tasks or
+// threads.
 #pragma once
 
 #include "micro_kernel.h"

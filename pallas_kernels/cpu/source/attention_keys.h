@@ -1,4 +1,4 @@
-// Keys and values of a chunk in the order of the micro kernel. Whatever unused slots hold is left out.
+// Keys and values of a chunk in the order of the micro kernel. What unused slots hold is left out.
 #pragma once
 
 #include <initializer_list>

@@ -12,7 +12,8 @@ namespace jengine {
 
 constexpr float NOTHING = -std::numeric_limits<float>::infinity();
 
-// For some rows: the largest score so far, the sum of exp(score - largest), and the values weighted so.
+// For some rows: the largest score so far, the sum of exp(score - largest), and the values in that
+// mixture.
 struct Running {
   float* largest;  // [rows]
   float* sum;      // [rows]
@@ -69,11 +70,11 @@ struct Sight {
 inline void store_weights(uint16_t* to, Floats weights) { store(to, to_bfloat16(weights)); }
 inline void store_weights(float* to, Floats weights) { store(to, weights); }
 
-// Turns a row's scores of a chunk into weights and takes them into its running sum. What the row has
-// mixed so far is scaled where a larger score appears.
+// Turns a row's scores of a chunk into weights and takes them into its running sum. What the row
+// has mixed so far is scaled where a larger score appears.
 template <class Weight>
-inline void weigh(const Attention& call, const float* scores, Sight sight, Running& running, int64_t row,
-                  Weight* weights) {
+inline void weigh(const Attention& call, const float* scores, Sight sight, Running& running,
+                  int64_t row, Weight* weights) {
   if (sight.none()) {
     std::memset(weights, 0, CHUNK * sizeof(Weight));
     return;
@@ -84,7 +85,8 @@ inline void weigh(const Attention& call, const float* scores, Sight sight, Runni
   if (call.soft_cap > 0)
     for (int i = 0; i < parts; i++) score[i] = call.soft_cap * tanh(score[i] / call.soft_cap);
   if (!sight.all())
-    for (int i = 0; i < parts; i++) score[i] = select(sight.seen(i * LANES), score[i], splat(NOTHING));
+    for (int i = 0; i < parts; i++)
+      score[i] = select(sight.seen(i * LANES), score[i], splat(NOTHING));
   Floats most = splat(running.largest[row]);
   for (int i = 0; i < parts; i++) most = max(score[i], most);
   const float before = running.largest[row], after = largest(most);

@@ -106,7 +106,8 @@ class UnitTask {
     const int64_t size = call_.cache.block_size, begin = unit_.segment * SEGMENT / size;
     for (int64_t position = unit_.from; position < unit_.to; position++) {
       const int64_t block = unit_.blocks[position / size - begin];
-      offsets_[position - unit_.from] = (block * size + position % size) * call_.cache.token_bytes();
+      const int64_t slot = block * size + position % size;
+      offsets_[position - unit_.from] = slot * call_.cache.token_bytes();
     }
   }
 
@@ -196,11 +197,11 @@ class UnitTask {
                                scores_ + p * PANEL, CHUNK, true, {});
     for (int r = 0; r < rows; r++)
       weigh(call_, scores_ + r * CHUNK, sights[r], running, row0 + r, weights_ + r * CHUNK);
+    const Multiply mix = multiply_for<Kind, WEIGHT_WORDS>(rows);
     const uint32_t* words = reinterpret_cast<const uint32_t*>(weights_);
     for (int64_t p = 0; p < width_ / PANEL; p++)
-      multiply_for<Kind, WEIGHT_WORDS>(rows)(words, as_bytes(values_ + p * WEIGHT_WORDS * PANEL),
-                                             WEIGHT_WORDS, running.mixed + row0 * width_ + p * PANEL,
-                                             width_, false, {});
+      mix(words, as_bytes(values_ + p * WEIGHT_WORDS * PANEL), WEIGHT_WORDS,
+          running.mixed + row0 * width_ + p * PANEL, width_, false, {});
   }
 
   void leave(int64_t row, int64_t head, const Running& running, const Partials& partials) const {

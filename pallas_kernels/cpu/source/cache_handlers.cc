@@ -1,7 +1,6 @@
 // Cache writes and attention as functions that XLA calls, over one layer of a cache group.
 //
 // The cache is [layers, 2, blocks, block_size, kv_heads * dim]: plane 0 has keys, plane 1 values.
-// Unsigned 16-bit integers are the bits of bfloat16.
 #include "attention.h"
 #include "cache_write.h"
 #include "ffi.h"
@@ -9,23 +8,13 @@
 namespace jengine {
 namespace {
 
-Number number_in(const AnyBuffer& cache) {
-  switch (cache.element_type()) {
-    case DataType::U16:
-    case DataType::BF16: return Number::BFLOAT16;
-    case DataType::F16: return Number::FLOAT16;
-    case DataType::F32: return Number::FLOAT32;
-    default: throw Misuse{"the cache must be bfloat16, float16 or float32"};
-  }
-}
-
 struct Layer {
   char *keys, *values;
   Number number;
   int64_t blocks, block_size, kv_heads, dim;
 
   Layer(const AnyBuffer& cache, const AnyBuffer& layer, int64_t dim)
-      : number(number_in(cache)), dim(dim) {
+      : number(number_of(cache)), dim(dim) {
     require(cache.dimensions().size() == 5 && dimension(cache, 1) == 2, "wrong cache shape");
     blocks = dimension(cache, 2);
     block_size = dimension(cache, 3);
@@ -69,10 +58,11 @@ Error rotate(ffi::ThreadPool threads, AnyBuffer cache, AnyBuffer layer, AnyBuffe
   return guarded("rotate_and_write", [&] {
     refuse_copy(cache, *out);
     require(qkv.dimensions().size() == 4, "qkv must be [tokens, kv_heads, group + 2, dim]");
-    const int64_t tokens = dimension(qkv, 0), group = dimension(qkv, 2) - 2, dim = dimension(qkv, 3);
+    const int64_t tokens = dimension(qkv, 0), dim = dimension(qkv, 3);
+    const int64_t group = dimension(qkv, 2) - 2;
     const CachePlanes planes = Layer(*out, layer, dim).planes();
     require(group > 0 && dimension(qkv, 1) == planes.kv_heads, "qkv has another number of heads");
-    require((int64_t)slots.element_count() == tokens, "there must be a slot for each token");
+    require((int64_t)slots.element_count() == tokens, "a slot for each token");
     const int64_t pairs = is_given(cos) ? dimension(cos, 1) : 0;
     require(2 * pairs <= dim, "a rotation cannot be wider than a head");
     const int64_t whole = planes.width(), normed = k_norm.element_count();
@@ -103,8 +93,8 @@ Error attention(ffi::ThreadPool threads, AnyBuffer q, AnyBuffer cache, AnyBuffer
     require(heads > 0 && heads % own.kv_heads == 0, "heads must be a multiple of the KV heads");
     const int64_t tiles = dimension(tables, 0);
     require(tiles > 0 && tokens % tiles == 0, "tokens must be a multiple of the tiles");
-    require((int64_t)starts.element_count() == tiles, "there must be a start for each tile");
-    require((int64_t)positions.element_count() == tokens, "there must be a position for each token");
+    require((int64_t)starts.element_count() == tiles, "a start for each tile");
+    require((int64_t)positions.element_count() == tokens, "a position for each token");
     require(window >= 0, "a window cannot be negative");
     require((int64_t)out->element_count() == tokens * heads * dim, "wrong result shape");
     const AsFloats sink_floats(sinks);

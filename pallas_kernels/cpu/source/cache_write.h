@@ -33,7 +33,8 @@ struct RotateAndWrite {
   int64_t tokens, group;
   const float *cos, *sin;  // [tokens, pairs] or null: for the first 2 * pairs numbers of a head
   int64_t pairs;
-  // Weights of the norms of queries and keys or null: [dim], or, `whole`, for all heads as one vector.
+  // Weights of the norms of queries and keys or null: [dim], or, `whole`, for all heads as one
+  // vector.
   const float *q_norm, *k_norm;
   bool whole;
   float eps;

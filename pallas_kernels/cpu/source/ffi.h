@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "rows.h"
 #include "tasks.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -67,10 +68,31 @@ inline bool is_bfloat16(const AnyBuffer& buffer) {
   return buffer.element_type() == DataType::BF16;
 }
 
+// What a weight or a cache holds. Unsigned integers of 16 bits are the bits of bfloat16.
+inline Number number_of(const AnyBuffer& buffer) {
+  switch (buffer.element_type()) {
+    case DataType::U16:
+    case DataType::BF16: return Number::BFLOAT16;
+    case DataType::F16: return Number::FLOAT16;
+    case DataType::F32: return Number::FLOAT32;
+    default: throw Misuse{"numbers must be bfloat16, float16 or float32"};
+  }
+}
+
 // Numbers of any type as float32, with `offset` added; null for an empty operand.
 class AsFloats {
  public:
-  AsFloats(const AnyBuffer& buffer, float offset = 0.0f);
+  explicit AsFloats(const AnyBuffer& buffer, float offset = 0.0f) {
+    const int64_t count = buffer.element_count();
+    if (count == 0) return;
+    if (number_of(buffer) == Number::FLOAT32 && offset == 0.0f) {
+      data_ = static_cast<const float*>(buffer.untyped_data());
+      return;
+    }
+    copy_.resize(count);
+    to_floats(bytes_of(buffer), number_of(buffer), count, offset, copy_.data());
+    data_ = copy_.data();
+  }
   const float* data() const { return data_; }
 
  private:

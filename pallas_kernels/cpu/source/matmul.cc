@@ -20,33 +20,28 @@ struct Task {
   int64_t first_block, last_block, first_panel, last_panel;
 };
 
-void add_bias(float* values, const float* bias, int64_t count) {
-  for (int64_t i = 0; i < count; i++) values[i] += bias[i];
+// What a panel's sums become, LANES at a time: bias and activation, or a gate with its number.
+Floats activated(const Matmul& call, const float* sums, int i, int64_t column, int64_t left) {
+  const Output& out = call.out;
+  const Floats sum = load<Floats>(sums + i);
+  if (call.weight.gated) return activated(out.activation, sum) * load<Floats>(sums + RUN + i);
+  if (!out.bias) return activated(out.activation, sum);
+  return activated(out.activation, sum + load_some<Floats>(out.bias + column + i, left));
 }
 
-// One row of a panel: sums to results, in place. The first `count` of them exist.
-void finish(const Matmul& call, int64_t row, int64_t column, int64_t count, float* sums) {
+// Writes one row of a panel; the first `count` of its columns exist.
+void finish(const Matmul& call, int64_t row, int64_t column, int64_t count, const float* sums) {
   const Output& out = call.out;
-  if (call.weight.gated) {
-    for (int i = 0; i < RUN; i += LANES) {
-      const Floats gate = activated(out.activation, load<Floats>(sums + i));
-      store(sums + i, gate * load<Floats>(sums + RUN + i));
-    }
-  } else {
-    if (out.bias) add_bias(sums, out.bias + column, count);
-    if (out.activation != Activation::NONE)
-      for (int i = 0; i < PANEL; i += LANES)
-        store(sums + i, activated(out.activation, load<Floats>(sums + i)));
-  }
   const int64_t at = row * call.weight.results() + column;
-  if (out.residual) add_bias(sums, out.residual + at, count);
-  if (!out.is_bfloat16) {
-    std::memcpy(out.data + at * 4, sums, count * 4);
-    return;
+  for (int i = 0; i < count; i += LANES) {
+    Floats value = activated(call, sums, i, column, count - i);
+    if (out.residual) value += load_some<Floats>(out.residual + at + i, count - i);
+    if (out.is_bfloat16) {
+      store_some(out.data + (at + i) * 2, to_bfloat16(value), count - i);
+    } else {
+      store_some(out.data + (at + i) * 4, value, count - i);
+    }
   }
-  uint16_t rounded[PANEL];
-  for (int i = 0; i < PANEL; i += LANES) store(rounded + i, to_bfloat16(load<Floats>(sums + i)));
-  std::memcpy(out.data + at * 2, rounded, count * 2);
 }
 
 // The rows of all groups, ready for the micro kernel: those of a block as [step][rows].
@@ -87,8 +82,8 @@ class Left {
   uint32_t* words_;
 };
 
-// What to prefetch while a block of rows meets a tile: for the first block more of this tile; for the
-// others, which find it in the cache, the panel's next neighbour.
+// What to prefetch while a block of rows meets a tile: for the first block more of this tile; for
+// the others, which find it in the cache, the next panel.
 Ahead ahead_of(const Weight& weight, const char* tile, bool is_last_panel, int64_t block,
                int64_t blocks, int64_t steps) {
   if (weight.storage != Storage::PACKED) return {};
@@ -108,7 +103,8 @@ void run(const Matmul& call, const Left& left, const Task& task) {
   const int64_t num_panels = task.last_panel - task.first_panel;
   const bool packed = weight.storage == Storage::PACKED;
   const int64_t all_steps = weight.steps();
-  const int64_t most_steps = packed && num_blocks == 1 ? all_steps : std::min(all_steps, TILE_STEPS);
+  const bool streams = packed && num_blocks == 1;
+  const int64_t most_steps = streams ? all_steps : std::min(all_steps, TILE_STEPS);
   const int64_t block_sums = blocks.size * PANEL, tile_bytes = most_steps * Kind::STEP_BYTES;
   const size_t num_sums = num_panels * num_blocks * block_sums;
   Arena memory(task_scratch().take(Arena::bytes<float>(num_sums) +

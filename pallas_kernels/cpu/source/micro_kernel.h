@@ -1,7 +1,7 @@
 // The one loop nest that does all multiplying: a few rows times a panel of 32 columns.
 //
-// A sum runs over k in one order in one register, whatever the number of rows beside it, so the bits
-// of a result do not depend on the batch. Sums may be put aside and taken up again in between.
+// A sum runs over k in one order in one register, whatever the number of rows beside it, so the
+// bits of a result do not depend on the batch. Sums may be stored and loaded again in between.
 #pragma once
 
 #include <array>
@@ -24,8 +24,8 @@ constexpr int MOST_ROWS = 2;
 enum class Number : int32_t { BFLOAT16 = 0, FLOAT16 = 1, FLOAT32 = 2 };
 inline int64_t size_of(Number number) { return number == Number::FLOAT32 ? 4 : 2; }
 
-// What the right operand holds. One step of a panel is 32 columns; the left operand has one word for
-// each row and step: two bfloat16, or one float32.
+// What the right operand holds. One step of a panel is 32 columns; the left operand has one word
+// for each row and step: two bfloat16, or one float32.
 struct Bfloat16 {
   using Vector = Words;
   static constexpr int64_t DEPTH = 2, STEP_BYTES = 4 * PANEL;  // numbers of k in a step

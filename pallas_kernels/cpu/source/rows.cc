@@ -56,16 +56,21 @@ void normalize(float* values, int64_t width, const Norm& norm) {
     for (int64_t i = 0; i < width; i++) values[i] += norm.bias[i];
 }
 
+void to_floats(const char* from, Number number, int64_t count, float offset, float* to) {
+  const int64_t bytes = size_of(number);
+  for (int64_t i = 0; i < count; i += LANES) {
+    const char* at = from + i * bytes;
+    Floats values = number == Number::FLOAT32    ? load_some<Floats>(at, count - i)
+                    : number == Number::BFLOAT16 ? from_bfloat16(load_some<Halves>(at, count - i))
+                                                 : from_float16(load_some<Halves>(at, count - i));
+    if (offset != 0.0f) values += offset;
+    store_some(to + i, values, count - i);
+  }
+}
+
 void Activations::read(int64_t row, float* to) const {
   if (is_bfloat16) {
-    const char* from = data + row * width * 2;
-    int64_t i = 0;
-    for (; i + LANES <= width; i += LANES) store(to + i, from_bfloat16(load<Halves>(from + 2 * i)));
-    for (; i < width; i++) {
-      uint16_t bits;
-      std::memcpy(&bits, from + 2 * i, sizeof bits);
-      to[i] = from_bfloat16(bits);
-    }
+    to_floats(data + row * width * 2, Number::BFLOAT16, width, 0.0f, to);
   } else {
     std::memcpy(to, data + row * width * 4, width * 4);
   }
@@ -88,10 +93,9 @@ void pack_rows(const Activations& x, const int32_t* rows, int count, Number numb
   uint32_t* words = reinterpret_cast<uint32_t*>(values);
   for (int r = 0; r < count; r++) {
     x.read(rows[r], values);
-    if (paired) to_pairs(values, x.width, words);  // a word is written after both its numbers are read
-    for (int64_t s = 0; s < steps; s++) {
+    if (paired) to_pairs(values, x.width, words);  // in place: it writes behind where it reads
+    for (int64_t s = 0; s < steps; s++)
       std::memcpy(to + s * count + r, values + s, sizeof(uint32_t));
-    }
   }
 }
 

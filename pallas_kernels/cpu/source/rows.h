@@ -15,6 +15,9 @@ struct Norm {
   float eps;
 };
 
+// Numbers of any type as float32, with `offset` added.
+void to_floats(const char* from, Number number, int64_t count, float offset, float* to);
+
 // values / rms(values) * weight, or, for a layer norm, the same of values minus their mean, plus a
 // bias. In place; sums run in one order, whatever row it is.
 void normalize(float* values, int64_t width, const Norm& norm);
@@ -30,7 +33,8 @@ struct Activations {
 };
 
 // Writes the rows that are listed as float32, normalised, each where it was.
-void normalize_rows(Pool& pool, const Activations& x, const int32_t* rows, int64_t count, float* to);
+void normalize_rows(Pool& pool, const Activations& x, const int32_t* rows, int64_t count,
+                    float* to);
 
 // Writes rows as [step][rows] words for the micro kernel; `values` is room for one row.
 void pack_rows(const Activations& x, const int32_t* rows, int count, Number number, float* values,

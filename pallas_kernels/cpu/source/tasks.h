@@ -101,8 +101,8 @@ class Scratch {
   size_t size_ = 0;
 };
 
-// A call's own memory, which its tasks share, and a task's. A thread that runs tasks of its own call
-// needs both at once.
+// A call's own memory, which its tasks share, and a task's. A thread that runs tasks of its own
+// call needs both at once.
 Scratch& call_scratch();
 Scratch& task_scratch();
 

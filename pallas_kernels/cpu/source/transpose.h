@@ -21,7 +21,7 @@ inline void transpose_square(const __m512i* rows, uint32_t* to, int64_t pitch) {
     b[i + 2] = _mm512_unpacklo_epi64(a[i + 1], a[i + 3]);
     b[i + 3] = _mm512_unpackhi_epi64(a[i + 1], a[i + 3]);
   }
-  for (int i = 0; i < 4; i++) {  // b[i + 4 j]: columns i, i + 4, i + 8, i + 12 of rows 4 j ... 4 j + 3
+  for (int i = 0; i < 4; i++) {  // b[i + 4 j] has columns i, i + 4, ... of rows 4 j to 4 j + 3
     const __m512i even_top = _mm512_shuffle_i32x4(b[i], b[i + 4], 0x88);
     const __m512i odd_top = _mm512_shuffle_i32x4(b[i], b[i + 4], 0xdd);
     const __m512i even_end = _mm512_shuffle_i32x4(b[i + 8], b[i + 12], 0x88);
@@ -34,12 +34,16 @@ inline void transpose_square(const __m512i* rows, uint32_t* to, int64_t pitch) {
 }
 #endif
 
-// to[w * PANEL + i] = word w of row i, for 16 rows. A row that is null is zero.
-inline void transpose_words(const char* const* rows, int64_t words, uint32_t* to) {
+// to[w * PANEL + i] = word w of row i, for 16 rows. A row that is null is zero. What is `ahead`
+// bytes behind each row is fetched meanwhile.
+inline void transpose_words(const char* const* rows, int64_t words, uint32_t* to,
+                            int64_t ahead = 0) {
   int64_t done = 0;
 #if defined(JENGINE_AVX512)
   for (; done + RUN <= words; done += RUN) {
     __m512i square[RUN];
+    for (int i = 0; ahead && i < RUN; i++)
+      if (rows[i]) prefetch(rows[i] + 4 * done + ahead);
     for (int i = 0; i < RUN; i++)
       square[i] = rows[i] ? _mm512_loadu_si512(rows[i] + 4 * done) : _mm512_setzero_si512();
     transpose_square(square, to + done * PANEL, PANEL);

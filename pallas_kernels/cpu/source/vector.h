@@ -1,7 +1,7 @@
 // Vectors as wide as the processor's registers, and the operations that differ between processors.
 //
-// Everything above this file is written once. Compiled with -ffp-contract=off: an expression has the
-// same bits wherever it is inlined, and a fused multiply-add happens only where fma() says so.
+// What uses this file is written once for all. It is compiled with -ffp-contract=off: an expression
+// has the same bits wherever it is inlined, and multiply-adds are fused only where fma() says so.
 #pragma once
 
 #include <cstdint>
@@ -46,8 +46,8 @@ template <class Vector>
 inline void store(void* to, Vector value) {
   std::memcpy(to, &value, sizeof value);
 }
-// The first `count` lanes of a vector; others are zero, or left alone in memory. A whole vector is the
-// usual case and must not become a call of memcpy.
+// The first `count` lanes of a vector; others are zero, or left alone in memory. A whole vector is
+// the usual case and must not become a call of memcpy.
 template <class Vector>
 inline Vector load_some(const void* from, int64_t count) {
   if (count >= LANES) return load<Vector>(from);
@@ -141,12 +141,6 @@ inline Words widened(Halves bits) {
 #else
   return __builtin_convertvector(bits, Words);
 #endif
-}
-inline float from_bfloat16(uint16_t bits) {
-  const uint32_t word = (uint32_t)bits << 16;
-  float value;
-  std::memcpy(&value, &word, sizeof value);
-  return value;
 }
 inline Floats from_bfloat16(Halves bits) {
   return (Floats)(widened(bits) << 16);

@@ -1,9 +1,10 @@
 // Weights as the matmul reads them: panels of 32 columns, one step of k after the other.
 //
-// Packed weights are stored so. Others are brought into this form tile by tile, which gives the same
-// bits without a second copy of the weight.
+// Packed weights are stored so. Others are brought into this form tile by tile, which gives the
+// same bits without a second copy of the weight.
 #pragma once
 
+#include "tasks.h"
 #include "transpose.h"
 
 namespace jengine {
@@ -14,8 +15,8 @@ enum class Storage : int32_t {
   OUTPUTS_FIRST = 2,  // [outputs, inputs]
 };
 
-// With `gated`, the first half of the outputs are gates and the second half is what they multiply; a
-// panel holds 16 of each, so that a gate meets its number in the registers.
+// With `gated`, the first half of the outputs are gates and the second half is what they multiply;
+// a panel holds 16 of each, so that a gate and its number are in registers at the same time.
 struct Weight {
   const char* data;
   Number number;
@@ -45,6 +46,9 @@ struct Weight {
     return left < 0 ? 0 : left < RUN ? left : RUN;
   }
 };
+
+// Packs a weight that is stored otherwise, panels in parallel.
+void pack(Pool& pool, const Weight& weight, char* to);
 
 // Writes the tiles of panels [first, last) for steps [step, step + steps), a panel after the other.
 void fill_tiles(const Weight& weight, int64_t first, int64_t last, int64_t step, int64_t steps,

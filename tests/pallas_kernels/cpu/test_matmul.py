@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from jax import Array
 
 from pallas_kernels.choice import cpu_problem
-from pallas_kernels.cpu.matmul import RowNorm, matmul, pack, packed_shape, unpack
+from pallas_kernels.cpu.matmul import RowNorm, columns, matmul, pack, packed_shape, unpack
 
 problem = cpu_problem()
 pytestmark = pytest.mark.skipif(bool(problem), reason=problem or "runs")
@@ -70,6 +70,9 @@ def test_equals_numpy_however_the_weight_is_stored(
     packed = pack(weight)
     assert packed.shape == packed_shape(inputs, outputs, dtype)
     np.testing.assert_array_equal(unpack(packed, inputs, outputs), weight)
+    np.testing.assert_array_equal(pack(weight.T, storage="outputs_first"), packed)
+    some = jnp.asarray([0, outputs - 1, outputs // 2])
+    np.testing.assert_array_equal(columns(packed, inputs, some), weight.T[some].astype("float32"))
     found = matmul(x, packed, outputs)
     expected = rounded(doubles(x), dtype) @ doubles(weight)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5 * inputs**0.5)
@@ -157,7 +160,7 @@ def test_padding_rows_are_zero_and_others_do_not_notice_them() -> None:
 @pytest.mark.parametrize("sizes", [[3, 0, 9, 1], [0, 0, 13, 0], [40, 1, 0, 2]])
 def test_each_group_of_rows_has_its_own_matrix(dtype: str, sizes: list[int]) -> None:
     x, weights = random(sum(sizes), 33, seed=0), random(4, 33, 45, seed=1, dtype=dtype)
-    found = matmul(x, jax.vmap(pack)(weights), 45, sizes=jnp.asarray(sizes, jnp.int32))
+    found = matmul(x, pack(weights), 45, sizes=jnp.asarray(sizes, jnp.int32))
     ends = np.cumsum(sizes)
     for group, (end, size) in enumerate(zip(ends, sizes, strict=True)):
         if size:

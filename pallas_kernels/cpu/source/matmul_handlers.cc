@@ -1,18 +1,9 @@
-// The matmul, and the norm alone, as functions that XLA calls.
+// Packing, the matmul, and the norm alone as functions that XLA calls.
 #include "ffi.h"
 #include "matmul.h"
 
 namespace jengine {
 namespace {
-
-Number number_of(const AnyBuffer& buffer) {
-  switch (buffer.element_type()) {
-    case DataType::BF16: return Number::BFLOAT16;
-    case DataType::F16: return Number::FLOAT16;
-    case DataType::F32: return Number::FLOAT32;
-    default: throw Misuse{"the weight must be bfloat16, float16 or float32"};
-  }
-}
 
 // The rows to compute; the others, padding, get zeros.
 std::vector<int32_t> live_rows(int64_t rows, const AnyBuffer& positions, char* out,
@@ -87,6 +78,28 @@ Error handle(ffi::ThreadPool threads, AnyBuffer x, AnyBuffer data, AnyBuffer nor
   });
 }
 
+Error handle_pack(ffi::ThreadPool threads, AnyBuffer data, ffi::Result<AnyBuffer> out, bool gated,
+                  int32_t storage) {
+  return guarded("pack", [&] {
+    require(data.dimensions().size() == 3, "the weight must be a matrix per group");
+    const int64_t groups = dimension(data, 0);
+    const bool inputs_first = (Storage)storage == Storage::INPUTS_FIRST;
+    Weight weight{bytes_of(data), number_of(data), (Storage)storage,
+                  dimension(data, inputs_first ? 1 : 2), dimension(data, inputs_first ? 2 : 1),
+                  gated};
+    require((Storage)storage != Storage::PACKED, "the weight is packed already");
+    require(weight.inputs > 0 && weight.outputs > 0, "a weight cannot be empty");
+    require(!gated || weight.outputs % 2 == 0, "a gated weight has an even number of outputs");
+    require((int64_t)out->size_bytes() == groups * weight.packed_bytes(), "wrong result size");
+    XlaPool pool(threads);
+    char* to = static_cast<char*>(out->untyped_data());
+    for (int64_t g = 0; g < groups; g++) {
+      pack(pool, weight, to + g * weight.packed_bytes());
+      weight.data += weight.inputs * weight.outputs * weight.number_bytes();
+    }
+  });
+}
+
 Error handle_norm(ffi::ThreadPool threads, AnyBuffer x, AnyBuffer weight, AnyBuffer bias,
                   AnyBuffer positions, ffi::Result<AnyBuffer> out, float eps, float offset) {
   return guarded("normalize", [&] {
@@ -111,6 +124,13 @@ Error handle_norm(ffi::ThreadPool threads, AnyBuffer x, AnyBuffer weight, AnyBuf
 }  // namespace
 }  // namespace jengine
 
+JENGINE_HANDLER(jengine_pack, jengine::handle_pack,
+                xla::ffi::Ffi::Bind()
+                    .Ctx<xla::ffi::ThreadPool>()
+                    .Arg<xla::ffi::AnyBuffer>()  // weights
+                    .Ret<xla::ffi::AnyBuffer>()
+                    .Attr<bool>("gated")
+                    .Attr<int32_t>("storage"));
 JENGINE_HANDLER(jengine_normalize, jengine::handle_norm,
                 xla::ffi::Ffi::Bind()
                     .Ctx<xla::ffi::ThreadPool>()

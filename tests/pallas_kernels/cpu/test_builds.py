@@ -1,0 +1,64 @@
+"""The kernels' tests once more on other builds: each instruction set, and with sanitizers."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+OPERATIONS = ("decode_attention", "prefill_attention", "rotate_and_write", "cache_write")
+FILES = [
+    *[f"tests/pallas_kernels/test_{name}.py" for name in OPERATIONS],
+    "tests/pallas_kernels/cpu/test_matmul.py",
+    "tests/pallas_kernels/cpu/test_attention_bits.py",
+]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(1800),
+    pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed"),
+]
+# What this processor has, less and less of it.
+WITHOUT = {
+    "no bfloat16 instructions": "-mno-avx512bf16",
+    "AVX2": "-mno-avx512f",
+    "nothing": "-mno-avx512f -mno-avx2 -mno-fma -mno-avx",
+}
+
+
+def run_tests(folder: Path, compiler: str, **environment: str) -> None:
+    given = {**os.environ, "CXX": compiler, "XDG_CACHE_HOME": str(folder), **environment}
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "-k",
+         "cpu and not xla and not triton", *FILES],
+        env=given, cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert " passed" in done.stdout and " skipped" not in done.stdout
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="flags of x86-64")
+@pytest.mark.parametrize("less", WITHOUT)
+def test_on_fewer_instructions(less: str, tmp_path: Path) -> None:
+    run_tests(tmp_path, f"g++ {WITHOUT[less]}")
+
+
+def test_with_sanitizers(tmp_path: Path) -> None:
+    """No access out of bounds, no undefined behaviour, at any shape of the tests."""
+    libraries = [
+        subprocess.run(
+            ["g++", f"-print-file-name={name}"], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        for name in ("libasan.so", "libubsan.so", "libstdc++.so.6")
+    ]
+    if not all(os.path.isabs(library) for library in libraries):
+        pytest.skip("g++ has no sanitizers here")
+    flags = "-fsanitize=address,undefined -fno-sanitize-recover=undefined -g1"
+    run_tests(
+        tmp_path, f"g++ {flags}", LD_PRELOAD=" ".join(libraries),
+        ASAN_OPTIONS="detect_leaks=0,verify_asan_link_order=0",
+    )  # fmt: skip
