@@ -22,6 +22,7 @@ std::vector<int32_t> live_rows(int64_t rows, const AnyBuffer& positions, char* o
 }
 
 std::vector<RowGroup> groups_of(const AnyBuffer& sizes, int64_t rows, const Weight& weight) {
+  if (rows == 0) return {};  // all of them are padding
   if (!is_given(sizes)) return {{0, rows, weight.data}};
   std::vector<RowGroup> groups;
   int64_t begin = 0;

@@ -147,9 +147,10 @@ def test_a_row_has_the_same_bits_in_any_batch(data: st.DataObject) -> None:
     np.testing.assert_array_equal(part, whole[order])
 
 
-def test_padding_rows_are_zero_and_others_do_not_notice_them() -> None:
+@pytest.mark.parametrize("padded", [0.4, 1.0])
+def test_padding_rows_are_zero_and_others_do_not_notice_them(padded: float) -> None:
     x, weight = random(30, 64, seed=0), pack(random(64, 40, seed=1, dtype="bfloat16"))
-    positions = np.where(np.random.default_rng(2).random(30) < 0.4, -1, 7).astype(np.int32)
+    positions = np.where(np.random.default_rng(2).random(30) < padded, -1, 7).astype(np.int32)
     poisoned = jnp.where(jnp.asarray(positions)[:, None] < 0, jnp.nan, x)
     found = matmul(poisoned, weight, 40, positions=jnp.asarray(positions))
     expected = np.where(positions[:, None] < 0, 0, matmul(x, weight, 40))
@@ -157,7 +158,7 @@ def test_padding_rows_are_zero_and_others_do_not_notice_them() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("sizes", [[3, 0, 9, 1], [0, 0, 13, 0], [40, 1, 0, 2]])
+@pytest.mark.parametrize("sizes", [[3, 0, 9, 1], [0, 0, 13, 0], [40, 1, 0, 2], [0, 0, 0, 0]])
 def test_each_group_of_rows_has_its_own_matrix(dtype: str, sizes: list[int]) -> None:
     x, weights = random(sum(sizes), 33, seed=0), random(4, 33, 45, seed=1, dtype=dtype)
     found = matmul(x, pack(weights), 45, sizes=jnp.asarray(sizes, jnp.int32))
