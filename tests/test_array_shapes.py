@@ -27,6 +27,7 @@ from jax import Array
 
 from jengine.config import CacheConfig, ModelConfig
 from jengine.models.decoder import Decoder
+from jengine.models.norms import NoNorm
 from jengine.models.registry import model_config
 from jengine.runner.step.attention_backend import cache_dtype
 from jengine.runner.step.multi_step import multi_step
@@ -66,6 +67,9 @@ SHAPED = re.compile(r"""\[Array, ["']""")
 INTERFACES = {
     "jengine.models.language_model.LanguageModel.__call__",
     "jengine.models.language_model.LanguageModel.logits",
+    "jengine.models.language_model.LanguageModel.live_logits",
+    "jengine.quantization.scheme.WeightScheme.lookup",
+    "jengine.quantization.scheme.WeightScheme.normalize",
     "jengine.quantization.scheme.WeightScheme.multiply",
     "jengine.quantization.scheme.WeightScheme.multiply_groups",
 }
@@ -192,6 +196,7 @@ def trace_step(config: ModelConfig, bucket: Bucket, features: Features) -> None:
 def trace_what_steps_leave_out() -> None:
     """Trace what is not part of a step on a CPU."""
     vocab, rows = SIZES["vocab_size"], 3
+    jax.eval_shape(NoNorm().__call__, np.zeros((rows, 4), np.float32))
     state = jax.eval_shape(lambda: empty_row_state(rows, vocab, 64))
     admission = pack_admission([5, 6], 2, vocab=vocab, max_len=64)
     jax.eval_shape(lambda *given: sampling_state.admit(*given), state, np.int32(1), admission)

@@ -91,7 +91,7 @@ class LoadedModel:
             self.state = self._admission.warm_up(self.state)
 
     def parameters(self) -> dict[str, jax.Array]:
-        """The parameters in use, by path. They are not copied."""
+        """The parameters in use, by path: copies where a step takes another form of them."""
         return self.order.values(self.leaves)
 
     def check_leaves(self) -> None:

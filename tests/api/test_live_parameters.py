@@ -57,7 +57,8 @@ def models() -> list[Decoder]:
 
 @pytest.fixture
 def llm(models: list[Decoder]) -> Iterator[LLM]:
-    with LLM(models[0], **SETTINGS) as engine:
+    # XLA takes the very arrays of the trainer; the CPU kernels pack them first.
+    with LLM(models[0], attention_backend="xla", **SETTINGS) as engine:
         yield engine
 
 
@@ -185,7 +186,7 @@ def test_training_and_sampling_alternate_on_one_copy_of_the_weights() -> None:
         return value
 
     wanted = jnp.asarray([[3, 4, 5, 6] * 6])
-    with LLM(model, **SETTINGS) as llm:
+    with LLM(model, attention_backend="xla", **SETTINGS) as llm:
         seen = []
         for _ in range(4):
             train(model, optimizer, wanted)

@@ -264,5 +264,6 @@ def test_a_model_can_be_saved_over_itself(llm: LLM, tmp_path: Path) -> None:
         again.save(tmp_path / "home", "orbax", overwrite=True)
         assert tokens(again) == tokens(llm)
     assert names(tmp_path / "home") >= {"generation_config.json", "orbax", "tokenizer.json"}
-    for leaf, read in zip(llm.engine.loaded.leaves, loaded(tmp_path / "home"), strict=True):
+    held = llm.engine.loaded.parameters()
+    for leaf, read in zip(held.values(), loaded(tmp_path / "home"), strict=True):
         assert np.array_equal(leaf, read)

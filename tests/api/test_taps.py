@@ -19,10 +19,10 @@ from jengine.models.taps import tap_points
 from jengine.runner.step.taps import takes
 from jengine.runner.variants import tap_sets
 from jengine.runner.variants.tap_sets import SETS_KEPT, TapSets
+from jengine.weights.abstract import with_values
 from tests.api.engines import answers, random_prompts, rebuilt, tiny_engine
 from tests.api.few_requests import PROMPTS
 from tests.models.plain_logits import lengthened
-from tests.models.split import split_model
 
 GREEDY = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True)
 
@@ -54,7 +54,7 @@ def reference(
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """What passes every tap point, and the logits, from one pass over whole sequences."""
     engine = llm.engine
-    model: Any = split_model(engine.declared)[1](engine.loaded.leaves)
+    model: Any = with_values(engine.declared, engine.loaded.parameters())
     seen: dict[str, np.ndarray] = {}
 
     def tap(name: str, value: Array) -> Array:

@@ -28,6 +28,36 @@ inline void stage_as_float32(ChunkRows& rows, int64_t dim, float* to) {
     }
 }
 
+// Whether all numbers of a vector are finite: those of NaN and infinity have all exponent bits.
+inline bool all_finite(const char* at, int64_t dim, Number number) {
+  const uint32_t low = number == Number::BFLOAT16 ? 0x7f80u : 0u, high = 0x7f800000u;
+  const int64_t words = dim * size_of(number) / 4;
+  Ints found{};
+  for (int64_t w = 0; w < words; w += LANES) {
+    const Words some = load_some<Words>(at + 4 * w, words - w);
+    found |= (Ints)((some & high) == high);
+    if (low) found |= (Ints)((some & low) == low);
+  }
+  int32_t any = 0;
+  for (int i = 0; i < LANES; i++) any |= found[i];
+  return !any;
+}
+
+// Leaves out the values that are not finite and returns their tokens, a bit for each.
+//
+// A key that a query does not see counts as zero times its value, which would be NaN. So a query's
+// result would depend on tokens behind it, and on those of other sequences.
+inline uint64_t leave_out_nonfinite(ChunkRows& rows, int64_t dim, Number number) {
+  static_assert(CHUNK == 64, "a bit for each token");
+  uint64_t left_out = 0;
+  for (int64_t i = 0; i < CHUNK; i++) {
+    if (!rows.values[i] || all_finite(rows.values[i], dim, number)) continue;
+    rows.values[i] = nullptr;
+    left_out |= uint64_t{1} << i;
+  }
+  return left_out;
+}
+
 inline int64_t padded(int64_t dim) { return (dim + PANEL - 1) / PANEL * PANEL; }
 
 // 16 numbers from `at`, of which only some exist, in a copy that ends with zeros.

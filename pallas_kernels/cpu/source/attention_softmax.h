@@ -59,6 +59,11 @@ struct Sight {
   int64_t low, high;
   bool none() const { return high <= low; }
   bool all() const { return low <= 0 && high >= CHUNK; }
+  bool any_of(uint64_t tokens) const {
+    for (int64_t i = low; tokens && i < high; i++)
+      if (tokens >> i & 1) return true;
+    return false;
+  }
   // Whether each of the keys from `first` on is seen, as a mask.
   Ints seen(int64_t first) const {
     static constexpr int32_t lanes[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};

@@ -24,7 +24,7 @@ inline void write_row(const Attention& call, const QueryRow& query, const Runnin
     sum = sum * factor + exp(sink - larger);
     most = larger;
   }
-  factor = sum > 0 ? factor / sum : 0.0f;
+  factor = sum == 0 ? 0.0f : factor / sum;  // NaN stays NaN
   const int64_t dim = call.cache.dim, at = query.token * call.heads + query.head;
   call.lse[at] = most + std::log(sum);
   const float* mixed = running.mixed + row * running.width;
@@ -120,6 +120,12 @@ class UnitTask {
         for (int64_t g = 0; position >= 0 && g < group; g++)
           rows_.push_back({token, head * group + g, position, i * group + g, tile});
       }
+    least_high_ = unit_.to;
+    most_low_ = unit_.from;
+    for (const QueryRow& row : rows_) {
+      least_high_ = std::min(least_high_, row.position + 1);
+      most_low_ = std::max(most_low_, low_of(row));
+    }
     for (int64_t block = 0; block < blocks_.count; block++)
       for (int r = 0; r < blocks_.in(block); r++)
         pack_query(rows_[blocks_.begin(block) + r],
@@ -167,22 +173,35 @@ class UnitTask {
     }
   }
 
-  Sight sight_of(const QueryRow& row, int64_t first) const {
+  // The first key of the unit that a row sees.
+  int64_t low_of(const QueryRow& row) const {
     const int64_t start = call_.starts[row.tile];
-    const int64_t low = std::max({unit_.from, start, call_.first_key(row.position)});
-    const int64_t high = std::min(unit_.to, row.position + 1);
+    return std::max({unit_.from, start, call_.first_key(row.position)});
+  }
+  Sight sight_of(const QueryRow& row, int64_t first) const {
+    const int64_t low = low_of(row), high = std::min(unit_.to, row.position + 1);
     return {std::max<int64_t>(low - first, 0), std::min(high - first, CHUNK)};
   }
 
   void add_chunk(int64_t first, int64_t head, Running& running) {
     ChunkRows rows = rows_of_chunk(first, head);
     if (num_staged()) stage_as_float32(rows, call_.cache.dim, staged_);
+    const Number staged = num_staged() ? Number::FLOAT32 : call_.cache.number;
+    const uint64_t left_out =
+        hides_keys(first) ? leave_out_nonfinite(rows, call_.cache.dim, staged) : 0;
     order_keys<Kind>(rows, steps_, keys_);
     order_values<Kind>(rows, call_.cache.dim, values_);
-    for (int64_t block = 0; block < blocks_.count; block++) add_block(first, block, running);
+    for (int64_t block = 0; block < blocks_.count; block++)
+      add_block(first, block, left_out, running);
   }
 
-  void add_block(int64_t first, int64_t block, Running& running) {
+  // Whether some row does not see all of a chunk's keys.
+  bool hides_keys(int64_t first) const {
+    const int64_t from = std::max(first, unit_.from), to = std::min(first + CHUNK, unit_.to);
+    return least_high_ < to || most_low_ > from;
+  }
+
+  void add_block(int64_t first, int64_t block, uint64_t left_out, Running& running) {
     const int64_t row0 = blocks_.begin(block);
     const int rows = blocks_.in(block);
     Sight sights[MOST_ROWS];
@@ -195,8 +214,11 @@ class UnitTask {
     for (int64_t p = 0; p < CHUNK / PANEL; p++)
       multiply_for<Kind>(rows)(query_ + row0 * steps_, as_bytes(keys_ + p * steps_ * PANEL), steps_,
                                scores_ + p * PANEL, CHUNK, true, {});
-    for (int r = 0; r < rows; r++)
+    for (int r = 0; r < rows; r++) {
       weigh(call_, scores_ + r * CHUNK, sights[r], running, row0 + r, weights_ + r * CHUNK);
+      if (sights[r].any_of(left_out))
+        running.sum[row0 + r] = std::numeric_limits<float>::quiet_NaN();
+    }
     const Multiply mix = multiply_for<Kind, WEIGHT_WORDS>(rows);
     const uint32_t* words = reinterpret_cast<const uint32_t*>(weights_);
     for (int64_t p = 0; p < width_ / PANEL; p++)
@@ -222,6 +244,7 @@ class UnitTask {
   const RowBlocks blocks_;
   const int64_t steps_, width_;
   std::vector<QueryRow> rows_;
+  int64_t least_high_, most_low_;  // keys between them are seen by all rows
   int64_t offsets_[SEGMENT];
   uint32_t *query_, *keys_, *values_;
   float *scores_, *staged_;

@@ -135,3 +135,25 @@ def test_not_a_number_in_a_query_stays_in_its_own_row() -> None:
     found = np.asarray(decoded(case, q, [0, 1], [20, 30]))
     assert np.isnan(found[0]).all()
     assert np.isfinite(found[1]).all()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_values_that_are_not_finite_reach_only_the_queries_that_see_them(
+    dtype: str, bad: float
+) -> None:
+    """A prompt's earlier tokens, and another sequence that shares its first pages, are as ever."""
+    length, place = 2 * BLOCK_SIZE + 7, 2 * BLOCK_SIZE + 3
+    case = random_case([length, length])
+    case.tables[1, :2] = case.tables[0, :2]
+    case = as_type(case, dtype)
+    q = queries(2 * TILE * 2, 4, 8).reshape(2, 2 * TILE, 4, 8)
+    positions = np.where(np.arange(2 * TILE) < length, np.arange(2 * TILE), -1)
+    tiles = q.reshape(4, TILE, 4, 8), [0, 0, 1, 1], np.tile(positions, 2).reshape(4, TILE)
+    expected = np.asarray(prefilled(case, *tiles)).reshape(2, 2 * TILE, 4, 8)
+    block = case.tables[0, place // BLOCK_SIZE]
+    case.cache[case.layer, 1, block, place % BLOCK_SIZE] = bad
+    found = np.asarray(prefilled(case, *tiles)).reshape(expected.shape)
+    np.testing.assert_array_equal(found[1], expected[1])
+    np.testing.assert_array_equal(found[0, :place], expected[0, :place])
+    assert not np.isfinite(found[0, place:length]).any()
