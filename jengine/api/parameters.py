@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
+from jengine.api.interrupt import held_back_interrupts
 from jengine.api.sharding_picture import ParamShardings
 from jengine.assembly.args import one_of
 from jengine.assembly.engine import Engine
@@ -35,10 +36,12 @@ def update_params(
         if on_inflight == "abort":
             for answer in session.open_answers:
                 session.abort(answer.request_id)
-        leaves = engine.order.leaves(values.items())
+        with held_back_interrupts():  # half of the weights would be new
+            version = engine.client.update_weights(values)
         if donate:
-            release_moved(params, values)
-        return engine.client.update_weights(leaves)
+            copied = engine.order.copied
+            release_moved(params, [value for path, value in values.items() if path not in copied])
+        return version
 
 
 def save(

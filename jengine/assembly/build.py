@@ -17,7 +17,12 @@ from jengine.assembly.args import EngineArgs
 from jengine.assembly.backend import start_backend
 from jengine.assembly.device_defaults import OVERLAP_DEPTH
 from jengine.assembly.engine import DeviceSide, Engine
-from jengine.assembly.model_source import ModelSource, load_parameters, open_model_source
+from jengine.assembly.model_source import (
+    ModelSource,
+    is_live,
+    load_parameters,
+    open_model_source,
+)
 from jengine.assembly.progress import explained_if_slow
 from jengine.assembly.remote_engine import job_of, started
 from jengine.assembly.schedule_sizes import schedule_config
@@ -114,8 +119,9 @@ def device_side(args: EngineArgs, source: ModelSource, bar: Callable[..., Any]) 
         )
         places = StagePlaces(group.observed(placement), layout)
         model, values = load_parameters(args, source, places, bar)
-        order = LeafOrder(model, places, steps.shapes.attention)
+        order = LeafOrder(model, places, steps.matmuls)
         leaves = order.leaves(group.noted(values))
+        _log_copies(order.copied_bytes(leaves), live=is_live(args))
         group.agree_on_weights()
         with explained_if_slow(what_compiling_costs, args.show_progress is not False):
             runners, cache = build_runners(
@@ -234,6 +240,16 @@ def _log_stages(layout: StageLayout, layers: int) -> None:
         slots = layout.num_stages * layout.num_slots
         logger.info("%d layers in %d stages of %d slots, %d of which stay empty",
                     layers, layout.num_stages, layout.num_slots, slots - layers)  # fmt: skip
+
+
+def _log_copies(count: int, *, live: bool) -> None:
+    """Say what copies of weights take, beside arrays of the user's that stay in memory as well."""
+    if not count:
+        return
+    beside = (
+        " beside the given arrays; pack_weights=False multiplies from those, slower" if live else ""
+    )
+    logger.info("Weights packed for the CPU kernels: %.2f GB%s", count / 1e9, beside)
 
 
 def _log_capacity(

@@ -42,6 +42,7 @@ ENGINE_HELP = {
     "scheduling_policy": "which waiting request runs first",
     "overlap": "end a step before the next is prepared",
     "attention_backend": "the kernels; auto: Triton on NVIDIA GPUs, C++ on CPUs, else XLA",
+    "pack_weights": "auto: copy weights into the form that CPU kernels read fastest; false: do not",
     "num_scheduler_steps": "decode steps in one call of the device while no request waits",
     "enforce_eager": "compile steps when they are first needed, not at the start",
     "strict": "make a compile after the start an error",
@@ -96,7 +97,7 @@ def flag_settings(name: str, kind: Any) -> dict[str, Any]:
     """The argparse settings for a field of this type."""
     parts = get_args(kind) or (kind,)
     if get_origin(kind) is Literal:
-        return {"choices": parts}
+        return {"choices": tuple(str(part).lower() for part in parts)}
     if name == "compilation_config":
         return {"action": MergeObjects, "type": checked(json_object), "metavar": "JSON"}
     if name == "stop":

@@ -108,6 +108,11 @@ def generation_override(given: Mapping[str, Any] | None) -> dict[str, object]:
     return generation_settings(given or {}, "override_generation_config")
 
 
+def is_live(args: EngineArgs) -> bool:
+    """Whether the parameters are arrays of the user's own."""
+    return args.params is not None or isinstance(args.model, nnx.Module)
+
+
 def load_parameters(
     args: EngineArgs, source: ModelSource, place: StagePlaces, bar: Callable[..., Any]
 ) -> tuple[nnx.Module, Iterable[NamedArray]]:

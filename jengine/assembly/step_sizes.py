@@ -20,6 +20,7 @@ from jengine.config import ModelConfig, ScheduleConfig, cache_groups
 from jengine.errors import ConfigError, UnsupportedFeature, nearest_name
 from jengine.kvcache.kinds import blocks_needed
 from jengine.models.stages import stage_layout
+from jengine.quantization.backends import matmul_backend
 from jengine.runner.runner_config import RunnerConfig
 from jengine.runner.step.attention_backend import attention_backend, cache_dtype
 from jengine.runner.variants.buckets import Ladders, StepShapes
@@ -79,6 +80,7 @@ def runner_config(
         tiers=tiers,
         late_tiers=late,
         cache_dtype=cache_dtype(config.dtype, str(shapes.attention)),
+        matmuls=matmul_backend(str(shapes.attention), pack=args.pack_weights is not False),
         kv_cache_memory_bytes=args.kv_cache_memory_bytes,
         num_gpu_blocks_override=args.num_gpu_blocks_override,
         memory_share=args.gpu_memory_utilization,

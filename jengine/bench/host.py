@@ -74,7 +74,7 @@ class PackingExecutor:
         self.seconds.append(time.perf_counter() - began)
         return PackedOnly(plan)
 
-    def update_weights(self, leaves: object) -> None:
+    def update_weights(self, values: object) -> None:
         """No weights are held."""
 
     def call_workers(self, method: str, arguments: bytes) -> list[bytes]:

@@ -150,9 +150,9 @@ class TimedExecutor:
         """As the executor does, on the clock."""
         return TimedStep(self.clock.submitted(lambda: self.executor.submit(plan)), self.clock)
 
-    def update_weights(self, leaves: Any) -> None:
+    def update_weights(self, values: Any) -> None:
         """As the executor does."""
-        self.executor.update_weights(leaves)
+        self.executor.update_weights(values)
 
     def call_workers(self, method: str, arguments: bytes) -> list[bytes]:
         """As the executor does."""

@@ -115,10 +115,10 @@ class DataParallelCore:
             self.failure = EngineDead(f"{self.names[index]}: {error}")
             raise self.failure from error
 
-    def update_weights(self, leaves: Any) -> int:
+    def update_weights(self, values: Any) -> int:
         """Use other parameters in every replica from the next step on, or in none."""
         self.check_alive()
-        parts = self.split(leaves)
+        parts = self.split(values)
         for index, (replica, part) in enumerate(zip(self.replicas, parts, strict=True)):
             with self._naming(index):
                 replica.update_weights(part)

@@ -117,13 +117,13 @@ class FollowingCore:
         del self._names[self._open.pop(name)]
         self._ended.pop(name, None)
 
-    def update_weights(self, leaves: Any) -> int:
+    def update_weights(self, values: Any) -> int:
         """Use other parameters, as every process does."""
         self.check_alive()
         problem = self._agree("weights", self.notes.take()).problem
         if problem is not None:
             raise ConfigError(f"{problem} Nothing was changed.")
-        self.executor.update_weights(leaves)
+        self.executor.update_weights(values)
         self._version += 1
         return self._version
 

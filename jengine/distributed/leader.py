@@ -103,13 +103,13 @@ class LeadingCore:
             else:
                 self.core.undelivered.append(delta)
 
-    def update_weights(self, leaves: Any) -> int:
+    def update_weights(self, values: Any) -> int:
         """Use other parameters in every process."""
         self.core.check_alive()
         verdict = self.channel.agree(reports("weights", self.notes.take()), self._serve)
         if verdict.problem is not None:
             raise ConfigError(f"{verdict.problem} Nothing was changed.")
-        return self.core.update_weights(leaves)
+        return self.core.update_weights(values)
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         """Forget cached prefixes, which only this process knows."""

@@ -5,7 +5,7 @@ In: the placement of its arrays. Out: its core, and agreement with the others on
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -30,7 +30,6 @@ from jengine.executor.multihost.settings import MultihostSettings
 from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.request import WireRequest
 from jengine.runner.runner import PlanRunner
-from jengine.runner.step.leaves import Leaves
 from jengine.scheduler.refusal import refuse_impossible
 from jengine.scheduler.scheduler import Scheduler
 from jengine.weights.abstract import NamedArray
@@ -69,8 +68,11 @@ class CoreParts:
             for i, replica in enumerate(replicas)
         ]
 
-        def split(leaves: Leaves) -> list[Leaves]:
-            return [tuple(map(replica.part, leaves)) for replica in replicas]
+        def split(values: Mapping[str, jax.Array]) -> list[dict[str, jax.Array]]:
+            places = [runner.loaded.order.places for runner in self.runners]
+            return [
+                {path: own.of(path).part(value) for path, value in values.items()} for own in places
+            ]
 
         return DataParallelCore(cores, names, split, self.in_turn)
 

@@ -161,10 +161,10 @@ class InProcessClient:
         """How often the parameters were replaced."""
         return self.core.weights_version
 
-    def update_weights(self, leaves: Any) -> int:
+    def update_weights(self, values: Any) -> int:
         """Use other parameters from the next step on. Returns the new version of the weights."""
         with self._between_steps():
-            return self.core.update_weights(leaves)
+            return self.core.update_weights(values)
 
     def check_alive(self) -> None:
         """Raise EngineDead if the engine has stopped or belongs to another process."""

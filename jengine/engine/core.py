@@ -89,13 +89,13 @@ class EngineCore:
         """How often the parameters were replaced."""
         return self.scheduler.cache.weights_version
 
-    def update_weights(self, leaves: Any) -> int:
+    def update_weights(self, values: Any) -> int:
         """Use other parameters from the next step on. Returns the new version of the weights.
 
         The version is in the root of every prefix hash, so nothing cached before is found again.
         """
         self.check_alive()
-        self.executor.update_weights(leaves)
+        self.executor.update_weights(values)
         version = self.weights_version + 1
         self.scheduler.set_weights_version(version)
         return version

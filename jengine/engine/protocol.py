@@ -45,7 +45,7 @@ class Core(Protocol):
         """Run the next step. Returns the new tokens and ends of requests that it leads to."""
         ...
 
-    def update_weights(self, leaves: Any) -> int:
+    def update_weights(self, values: Any) -> int:
         """Use other parameters from the next step on. Returns the new version of the weights."""
         ...
 

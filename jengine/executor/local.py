@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Mapping
+from typing import Any
 
 from jengine.errors import EngineDead
 from jengine.executor.protocol import WorkerHealth
 from jengine.executor.worker_calls import answer
 from jengine.plan import Plan
 from jengine.runner.runner import PlanRunner, StepHandle
-from jengine.runner.step.leaves import Leaves
 
 
 class LocalExecutor:
@@ -32,9 +33,9 @@ class LocalExecutor:
         self.step = plan.step
         return self.runner.submit(plan)
 
-    def update_weights(self, leaves: Leaves) -> None:
+    def update_weights(self, values: Mapping[str, Any]) -> None:
         """Use these parameters from the next plan on."""
-        self.runner.update_leaves(leaves)
+        self.runner.update_parameters(values)
 
     def call_workers(self, method: str, arguments: bytes) -> list[bytes]:
         """The answer of this one process."""

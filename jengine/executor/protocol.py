@@ -79,8 +79,8 @@ class Executor(Protocol):
         """Queue the plan's step and return at once. A plan without rows is a step as well."""
         ...
 
-    def update_weights(self, leaves: Any) -> None:
-        """Use these parameters for every plan submitted from now on."""
+    def update_weights(self, values: Any) -> None:
+        """Use these parameters, placed arrays by path, for every plan submitted from now on."""
         ...
 
     def call_workers(self, method: str, arguments: bytes) -> list[bytes]:

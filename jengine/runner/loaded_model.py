@@ -6,7 +6,7 @@ beyond their new rows and blocks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
@@ -93,6 +93,11 @@ class LoadedModel:
     def parameters(self) -> dict[str, jax.Array]:
         """The parameters in use, by path: copies where a step takes another form of them."""
         return self.order.values(self.leaves)
+
+    def update_parameters(self, values: Mapping[str, jax.Array]) -> None:
+        """Use other parameters, placed as these are. What a step takes in another form is written
+        where the old ones are, after the steps queued before."""
+        self.leaves = self.order.leaves(values.items(), into=self.leaves)
 
     def check_leaves(self) -> None:
         """Refuse to run on parameters that were donated to another computation."""

@@ -6,7 +6,7 @@ that runs it in the last stage. Every step runs all stages, each on a different 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import jax
@@ -19,7 +19,6 @@ from jengine.runner.plans.packing import PackedStep, bucket_for, pack
 from jengine.runner.plans.pipeline_inputs import common_bucket, joined, moved
 from jengine.runner.plans.results import PendingStep
 from jengine.runner.plans.rows import Rows
-from jengine.runner.step.leaves import Leaves
 from jengine.runner.step.pipeline_step import PACKED_AXES
 from jengine.runner.variants.buckets import Bucket
 from jengine.runner.variants.features import Features
@@ -80,11 +79,11 @@ class PipelineRunner:
         self._advance(entering)
         return entering
 
-    def update_leaves(self, leaves: Leaves) -> None:
+    def update_parameters(self, values: Mapping[str, jax.Array]) -> None:
         """Use these parameters for later plans; plans in the stages finish with the old ones."""
         while any(self._held):
             self._advance()
-        self.loaded.leaves = leaves
+        self.loaded.update_parameters(values)
 
     def _advance(self, entering: PipelinedStep | None = None) -> None:
         """Queue one step of all stages."""

@@ -5,7 +5,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
+
+import jax
 
 from jengine.outputs import StepOutput
 from jengine.plan import Plan
@@ -15,7 +18,6 @@ from jengine.runner.plans.packing import bucket_for, pack
 from jengine.runner.plans.results import PendingStep
 from jengine.runner.plans.rows import Rows
 from jengine.runner.programs.block_tables import block_entries
-from jengine.runner.step.leaves import Leaves
 
 
 class StepHandle(Protocol):
@@ -39,7 +41,7 @@ class PlanRunner(Protocol):
         """Queue the step of this plan. Waits for no step."""
         ...
 
-    def update_leaves(self, leaves: Leaves) -> None:
+    def update_parameters(self, values: Mapping[str, jax.Array]) -> None:
         """Use these parameters for later plans; shapes and dtypes were checked before."""
         ...
 
@@ -67,6 +69,6 @@ class Runner:
         entry.count(plan.num_tokens, plan.repeats)
         return PendingStep(plan, packed, output)
 
-    def update_leaves(self, leaves: Leaves) -> None:
+    def update_parameters(self, values: Mapping[str, jax.Array]) -> None:
         """Use these parameters for later plans; shapes and dtypes were checked before."""
-        self.loaded.leaves = leaves
+        self.loaded.update_parameters(values)

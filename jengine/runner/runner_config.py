@@ -19,6 +19,8 @@ class RunnerConfig:
     tiers: tuple[Features, ...]  # variants to compile in warm-up, cheapest first
     late_tiers: tuple[Features, ...]  # variants compiled when first needed
     cache_dtype: Any
+    # The key of the weight schemes of a step; see `quantization.backends`.
+    matmuls: str
     kv_cache_memory_bytes: int | None
     memory_share: float
     num_gpu_blocks_override: int | None

@@ -6,7 +6,7 @@ where dtype and sharding fit. Nothing is replaced before everything is checked.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -86,16 +86,12 @@ def differences(declared: Mapping[str, Any], given: Mapping[str, Any]) -> list[s
     return lines
 
 
-def release_moved(params: Any, placed: Mapping[str, jax.Array]) -> None:
-    """Delete the given arrays whose contents had to be copied."""
-    for path, array in with_current_names(named_arrays(params), placed).items():
-        if isinstance(array, jax.Array) and not shares_memory(array, placed[path]):
+def release_moved(params: Any, in_use: Iterable[jax.Array]) -> None:
+    """Delete the given arrays whose memory is not in use, as their contents had to be copied."""
+    kept = set().union(*map(buffers, in_use))
+    for array in named_arrays(params).values():
+        if isinstance(array, jax.Array) and not array.is_deleted() and not buffers(array) & kept:
             array.delete()
-
-
-def shares_memory(one: jax.Array, other: jax.Array) -> bool:
-    """Whether two arrays have a buffer in common."""
-    return one is other or bool(buffers(one) & buffers(other))
 
 
 def buffers(array: jax.Array) -> set[tuple[int, int]]:

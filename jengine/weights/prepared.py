@@ -7,6 +7,7 @@ If a weight's scheme takes the declared arrays themselves, they are not touched.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import jax
 from flax import nnx
@@ -14,7 +15,7 @@ from flax import nnx
 from jengine.models.linear import Embedding, Linear, Weighted
 from jengine.models.norms import LayerNorm, RmsNorm
 from jengine.quantization.backends import step_scheme
-from jengine.quantization.scheme import Axes, Specs, Tensors, WeightShape
+from jengine.quantization.scheme import Axes, Specs, Tensors, WeightScheme, WeightShape
 from jengine.weights.abstract import NamedArray
 
 # An array's sharding, given its path, logical axes and shape.
@@ -39,12 +40,33 @@ class PreparedForm:
             for path, module in weighted(declared).items()
             if not prepared[path].scheme.takes_declared
         }
+        # By what each depends on: layers with weights of one shape share a program.
+        self._conversions: dict[Any, Callable[..., Tensors]] = {}
 
-    def prepare(self, values: Iterable[NamedArray]) -> Arrays:
+    @property
+    def copied(self) -> frozenset[str]:
+        """The paths of declared parameters whose prepared arrays are in other memory."""
+        return frozenset(
+            f"{path}.{name}"
+            for path, (declared, _) in self._weights.items()
+            for name in declared.declared_specs()
+        )
+
+    @property
+    def copies(self) -> frozenset[str]:
+        """The paths of those prepared arrays."""
+        return frozenset(
+            f"{path}.{name}"
+            for path, (_, prepared) in self._weights.items()
+            for name in prepared.prepared_specs()
+        )
+
+    def prepare(self, values: Iterable[NamedArray], into: Arrays | None = None) -> Arrays:
         """Prepared arrays, from all declared ones.
 
         A weight is prepared once all its tensors have come and the weight before it is done. Read
-        lazily, no more than a few declared arrays of copying schemes are in memory.
+        lazily, no more than a few declared arrays of copying schemes are in memory. The copies may
+        take the memory of earlier ones, `into`, which are deleted.
         """
         found: dict[str, jax.Array] = {}
         waiting: dict[str, dict[str, jax.Array]] = {path: {} for path in self._weights}
@@ -60,7 +82,7 @@ class PreparedForm:
             if waiting[path].keys() == declared.declared_specs().keys():
                 jax.block_until_ready(last)
                 tensors, specs = waiting.pop(path), prepared.prepared_specs()
-                last = self._run(path, prepared.shape, prepared.scheme.prepare, tensors, specs)
+                last = self._convert(path, "prepare", tensors, specs, into or {})
                 del tensors
                 found.update(last)
         assert not waiting, f"no values for {sorted(waiting)}"
@@ -71,25 +93,36 @@ class PreparedForm:
         found = dict(values)
         for path, (declared, prepared) in self._weights.items():
             tensors = {name: found.pop(f"{path}.{name}") for name in prepared.prepared_specs()}
-            specs = declared.declared_specs()
-            restore = prepared.scheme.restore
-            found.update(self._run(path, prepared.shape, restore, tensors, specs))
+            found.update(self._convert(path, "restore", tensors, declared.declared_specs()))
         return found
 
-    def _run(
-        self,
-        path: str,
-        shape: WeightShape,
-        convert: Callable[[WeightShape, Tensors], Tensors],
-        tensors: Tensors,
-        wanted: Specs,
+    def _convert(
+        self, path: str, how: str, tensors: Tensors, wanted: Specs, into: Arrays | None = None
     ) -> dict[str, jax.Array]:
+        prepared = self._weights[path][1]
         where = {
             name: self._shardings(f"{path}.{name}", spec.axes, spec.shape)
             for name, spec in wanted.items()
         }
-        made = jax.jit(lambda given: dict(convert(shape, given)), out_shardings=where)(tensors)
+        old = {name: into[f"{path}.{name}"] for name in wanted} if into else {}
+        key = how, prepared.scheme, prepared.shape, tuple(where.items()), bool(old)
+        if key not in self._conversions:
+            self._conversions[key] = conversion(prepared.scheme, how, prepared.shape, where)
+        made = self._conversions[key](tensors, old)
         return {f"{path}.{name}": array for name, array in made.items()}
+
+
+def conversion(
+    scheme: WeightScheme, how: str, shape: WeightShape, where: Mapping[str, jax.sharding.Sharding]
+) -> Callable[..., Tensors]:
+    """A program from tensors of one form to those of the other. It may be given arrays that are
+    like its results, whose memory the results take."""
+
+    def converted(given: Tensors, old: Tensors) -> Tensors:
+        convert = scheme.prepare if how == "prepare" else scheme.restore
+        return dict(convert(shape, given))
+
+    return jax.jit(converted, out_shardings=dict(where), donate_argnums=1, keep_unused=True)
 
 
 def choose_schemes(model: nnx.Module, backend: str | None) -> None:

@@ -26,6 +26,7 @@ SETTINGS = {
     "enforce_eager": True,
     "max_model_len": 128,
     "max_num_seqs": 4,
+    "pack_weights": False,  # test_packed_parameters.py is about the other
     "compilation_config": {"decode_rows": [4], "prefill_tokens": [64], "variants": ["scored"]},
 }
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)

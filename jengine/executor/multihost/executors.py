@@ -64,9 +64,9 @@ class LeadingExecutor:
                     "same?"
                 )
 
-    def update_weights(self, leaves: Any) -> None:
+    def update_weights(self, values: Any) -> None:
         """Use these parameters from the next plan on; the other processes do so themselves."""
-        self._local.update_weights(leaves)
+        self._local.update_weights(values)
 
     def call_workers(
         self, method: str, arguments: bytes, meanwhile: Callable[[], None] = lambda: None
@@ -146,9 +146,9 @@ class FollowingExecutor:
         (own,) = self._local.health()
         return [*self._channel.health(), structs.replace(own, rank=self._channel.rank)]
 
-    def update_weights(self, leaves: Any) -> None:
+    def update_weights(self, values: Any) -> None:
         """Use these parameters from the next plan on."""
-        self._local.update_weights(leaves)
+        self._local.update_weights(values)
 
     def shutdown(self) -> None:
         """Release memory and leave the process group."""

@@ -109,7 +109,7 @@ class RemoteExecutor:
         self.in_flight.append(step)
         return step
 
-    def update_weights(self, leaves: Any) -> None:
+    def update_weights(self, values: Any) -> None:
         """Refused: workers cannot reach arrays of the driver."""
         raise UnsupportedFeature(
             "the parameters of this engine are in its workers' memory, so arrays of this process "

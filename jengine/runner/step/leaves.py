@@ -61,12 +61,13 @@ class LeafOrder:
         """The model, or the layers of one stage, with these leaves."""
         return nnx.merge(self._graph, jax.tree.unflatten(self._tree, leaves))
 
-    def leaves(self, values: Iterable[NamedArray]) -> Leaves:
+    def leaves(self, values: Iterable[NamedArray], into: Leaves | None = None) -> Leaves:
         """The leaves of declared parameters that are placed as `places` says.
 
-        Each is prepared as it comes, so declared and prepared forms are not both in memory.
+        Each is prepared as it comes, so declared and prepared forms are not both in memory. What is
+        copied may take the memory of earlier leaves, `into`, which are deleted.
         """
-        prepared = self._form.prepare(values)
+        prepared = self._form.prepare(values, None if into is None else self._by_path(into))
         return tuple(
             self._stacked(name, prepared) if staged else prepared[name]
             for name, staged in zip(self.names, self.staged, strict=True)
@@ -74,11 +75,29 @@ class LeafOrder:
 
     def values(self, leaves: Leaves) -> dict[str, jax.Array]:
         """The declared parameters in these leaves, by path."""
+        declared = self._form.restore(self._by_path(leaves))
+        return {name: declared[name] for name in self._names}
+
+    @property
+    def copied(self) -> frozenset[str]:
+        """The paths of declared parameters that leaves are copies of."""
+        return self._form.copied
+
+    def copied_bytes(self, leaves: Leaves) -> int:
+        """The memory of leaves that are copies, on the devices of this process."""
+        return sum(
+            shard.data.nbytes
+            for name, leaf in zip(self.names, leaves, strict=True)
+            if name in self._form.copies
+            for shard in leaf.addressable_shards
+        )
+
+    def _by_path(self, leaves: Leaves) -> dict[str, jax.Array]:
+        """The prepared parameters in these leaves."""
         found: dict[str, jax.Array] = {}
         for name, staged, leaf in zip(self.names, self.staged, leaves, strict=True):
             found.update(self._unstacked(name, leaf) if staged else {name: leaf})
-        declared = self._form.restore(found)
-        return {name: declared[name] for name in self._names}
+        return found
 
     def shapes(self) -> tuple[jax.ShapeDtypeStruct, ...]:
         """The leaves without data, each with its sharding."""
