@@ -42,8 +42,13 @@ def missing_for_triton() -> str | None:
     return None
 
 
+def begin_cpu() -> None:
+    """Compile the CPU kernels in the background if need be, for those who will soon use them."""
+    importlib.import_module("pallas_kernels.cpu.library").begin()
+
+
 def cpu_problem() -> str | None:
-    """Why the CPU kernels cannot run here, or None. The first call compiles them if need be."""
+    """Why the CPU kernels cannot run here, or None. Waits until they are compiled."""
     return importlib.import_module("pallas_kernels.cpu.library").problem()
 
 

@@ -9,6 +9,7 @@ import jax
 
 from jengine.errors import ConfigError
 from jengine.runner.memory.memory_pool import start_devices
+from pallas_kernels.choice import begin_cpu
 
 # JAX raises a bare AssertionError where JAX_PLATFORMS names a plugin that is not installed.
 CANNOT_START = (RuntimeError, AssertionError)
@@ -22,6 +23,12 @@ def start_backend(share: float) -> None:
         jax.devices()
     except CANNOT_START as error:
         raise ConfigError(backend_problem(error)) from error
+
+
+def begin_kernels(wanted: str) -> None:
+    """Start compiling the CPU's kernels for this attention backend, while the model is read."""
+    if wanted in ("auto", "cpu") and jax.default_backend() == "cpu":
+        begin_cpu()
 
 
 def backend_problem(error: Exception) -> str:

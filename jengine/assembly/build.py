@@ -14,7 +14,7 @@ import jax
 
 import jengine
 from jengine.assembly.args import EngineArgs
-from jengine.assembly.backend import start_backend
+from jengine.assembly.backend import begin_kernels, start_backend
 from jengine.assembly.device_defaults import OVERLAP_DEPTH
 from jengine.assembly.engine import DeviceSide, Engine
 from jengine.assembly.model_source import (
@@ -63,6 +63,8 @@ def build_engine(args: EngineArgs, bar: Callable[..., Any]) -> Engine:
     if args.executor not in OWN_PROCESSES:
         return remote_engine(args)
     enable_compile_cache((args.compilation_config or {}).get("cache_dir"))
+    start_backend(args.gpu_memory_utilization)
+    begin_kernels(args.attention_backend)
     source = open_model_source(args)
     side = device_side(args, source, bar)
     _log_capacity(side.cache, side.schedule, len(side.runners), jax.default_backend())

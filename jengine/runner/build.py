@@ -39,7 +39,10 @@ def build_runners(
     own_leaves, sizings = [], []
     for part in order.places.whole.replicas:
         own_leaves.append(tuple(map(part.part, leaves)))
-        own = LeafOrder(model, replace(order.places, whole=part), order.backend)
+        is_all = part == order.places.whole
+        own = (
+            order if is_all else LeafOrder(model, replace(order.places, whole=part), order.backend)
+        )
         sizings.append(Sizing(model_config, config, own, agree_on_bytes))
     cache, first = sizings[0].settle([one.device for one in sizings])
     programs = replica_programs([one.compiler(cache) for one in sizings], config)

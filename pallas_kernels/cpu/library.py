@@ -1,21 +1,32 @@
-"""Loads the compiled kernels and registers them with XLA, once per process."""
+"""Loads the compiled kernels and registers them with XLA, once per process.
+
+The library is compiled on a thread of its own, so that a program can go on meanwhile.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import threading
+from concurrent.futures import Future
 from functools import cache
+from pathlib import Path
 
 import jax
 
-from pallas_kernels.cpu.compiler import NoKernels, compiled_library, source_digest
+from pallas_kernels.cpu.build import compiled_library
+from pallas_kernels.cpu.compiler import NoKernels, source_digest
 
 HANDLERS = ("pack", "matmul", "normalize", "attention", "write_cache", "rotate_and_write")
-_lock = threading.Lock()
+_beginning, _loading = threading.Lock(), threading.Lock()
+
+
+def begin() -> None:
+    """Compile the library in the background if need be: for those who know they will load it."""
+    _begun()
 
 
 def problem() -> str | None:
-    """Why the CPU kernels cannot run here, or None. The first call compiles them if need be."""
+    """Why the CPU kernels cannot run here, or None. Waits for the library."""
     try:
         load()
     except NoKernels as reason:
@@ -25,17 +36,41 @@ def problem() -> str | None:
 
 def load() -> None:
     """Register the handlers; NoKernels says why that is impossible."""
-    with _lock:  # threads that trace at the same time must not compile twice
-        reason = _load()
+    made = _begun().result()
+    with _loading:
+        reason = _load(made)
     if reason is not None:
         raise NoKernels(reason)
 
 
+def _begun() -> Future[Path | NoKernels]:
+    with _beginning:  # threads that trace at the same time must not compile twice
+        return _making()
+
+
 @cache
-def _load() -> str | None:
+def _making() -> Future[Path | NoKernels]:
+    made: Future[Path | NoKernels] = Future()
+
+    def make() -> None:
+        try:
+            made.set_result(compiled_library())
+        except NoKernels as reason:
+            made.set_result(reason)
+        except BaseException as error:  # noqa: BLE001 - raised by those who wait
+            made.set_exception(error)
+
+    threading.Thread(target=make, name="compile-kernels", daemon=True).start()
+    return made
+
+
+@cache
+def _load(made: Path | NoKernels) -> str | None:
+    if isinstance(made, NoKernels):
+        return str(made)
     try:
-        library = ctypes.CDLL(str(compiled_library()))
-    except (NoKernels, OSError) as error:
+        library = ctypes.CDLL(str(made))
+    except OSError as error:
         return str(error)
     for name in HANDLERS:
         handler = jax.ffi.pycapsule(getattr(library, f"jengine_{name}"))
@@ -43,7 +78,6 @@ def _load() -> str | None:
     return None
 
 
-@cache
 def target(name: str) -> str:
     """The name by which programs call a handler.
 

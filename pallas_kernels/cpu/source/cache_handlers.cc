@@ -42,116 +42,67 @@ void refuse_copy(const AnyBuffer& cache, const AnyBuffer& result) {
   require(cache.untyped_data() == result.untyped_data(), "the cache must be written in place");
 }
 
-Error write(AnyBuffer cache, AnyBuffer layer, AnyBuffer k, AnyBuffer v, AnyBuffer slots,
-            ffi::Result<AnyBuffer> out, int64_t dim) {
-  return guarded("write_cache", [&] {
-    refuse_copy(cache, *out);
-    const CachePlanes planes = Layer(*out, layer, dim).planes();
-    const int64_t tokens = slots.element_count(), count = tokens * planes.width();
-    write_cache({planes, floats_of(k, count), floats_of(v, count), integers_of(slots), tokens});
-  });
+void write(AnyBuffer cache, AnyBuffer layer, AnyBuffer k, AnyBuffer v, AnyBuffer slots, Result out,
+           int64_t dim) {
+  refuse_copy(cache, *out);
+  const CachePlanes planes = Layer(*out, layer, dim).planes();
+  const int64_t tokens = slots.element_count(), count = tokens * planes.width();
+  write_cache({planes, floats_of(k, count), floats_of(v, count), integers_of(slots), tokens});
 }
 
-Error rotate(ffi::ThreadPool threads, AnyBuffer cache, AnyBuffer layer, AnyBuffer qkv,
-             AnyBuffer slots, AnyBuffer cos, AnyBuffer sin, AnyBuffer q_norm, AnyBuffer k_norm,
-             ffi::Result<AnyBuffer> out, ffi::Result<AnyBuffer> q, float eps, float offset) {
-  return guarded("rotate_and_write", [&] {
-    refuse_copy(cache, *out);
-    require(qkv.dimensions().size() == 4, "qkv must be [tokens, kv_heads, group + 2, dim]");
-    const int64_t tokens = dimension(qkv, 0), dim = dimension(qkv, 3);
-    const int64_t group = dimension(qkv, 2) - 2;
-    const CachePlanes planes = Layer(*out, layer, dim).planes();
-    require(group > 0 && dimension(qkv, 1) == planes.kv_heads, "qkv has another number of heads");
-    require((int64_t)slots.element_count() == tokens, "a slot for each token");
-    const int64_t pairs = is_given(cos) ? dimension(cos, 1) : 0;
-    require(2 * pairs <= dim, "a rotation cannot be wider than a head");
-    const int64_t whole = planes.width(), normed = k_norm.element_count();
-    require(normed == 0 || normed == dim || normed == whole, "norm weights of another size");
-    const bool is_whole = normed == whole && q_norm.element_count() != k_norm.element_count();
-    const int64_t q_normed = is_whole ? whole * group : normed;
-    require((int64_t)q_norm.element_count() == q_normed, "norm weights of another size");
-    const AsFloats q_weight(q_norm, offset), k_weight(k_norm, offset);
-    XlaPool pool(threads);
-    float* queries = const_cast<float*>(floats_of(*q, tokens * whole * group));
-    rotate_and_write(pool, {planes, floats_of(qkv, tokens * whole / dim * (group + 2) * dim),
-                            integers_of(slots), tokens, group,
-                            pairs ? floats_of(cos, tokens * pairs) : nullptr,
-                            pairs ? floats_of(sin, tokens * pairs) : nullptr, pairs,
-                            q_weight.data(), k_weight.data(), is_whole, eps, queries});
-  });
+void rotate(XlaPool pool, AnyBuffer cache, AnyBuffer layer, AnyBuffer qkv, AnyBuffer slots,
+            AnyBuffer cos, AnyBuffer sin, AnyBuffer q_norm, AnyBuffer k_norm, Result out, Result q,
+            float eps, float offset) {
+  refuse_copy(cache, *out);
+  require(qkv.dimensions().size() == 4, "qkv must be [tokens, kv_heads, group + 2, dim]");
+  const int64_t tokens = dimension(qkv, 0), dim = dimension(qkv, 3);
+  const int64_t group = dimension(qkv, 2) - 2;
+  const CachePlanes planes = Layer(*out, layer, dim).planes();
+  require(group > 0 && dimension(qkv, 1) == planes.kv_heads, "qkv has another number of heads");
+  require((int64_t)slots.element_count() == tokens, "a slot for each token");
+  const int64_t pairs = is_given(cos) ? dimension(cos, 1) : 0;
+  require(2 * pairs <= dim, "a rotation cannot be wider than a head");
+  const int64_t whole = planes.width(), normed = k_norm.element_count();
+  require(normed == 0 || normed == dim || normed == whole, "norm weights of another size");
+  const bool is_whole = normed == whole && q_norm.element_count() != k_norm.element_count();
+  const int64_t q_normed = is_whole ? whole * group : normed;
+  require((int64_t)q_norm.element_count() == q_normed, "norm weights of another size");
+  const AsFloats q_weight(q_norm, offset), k_weight(k_norm, offset);
+  float* queries = const_cast<float*>(floats_of(*q, tokens * whole * group));
+  rotate_and_write(pool, {planes, floats_of(qkv, tokens * whole / dim * (group + 2) * dim),
+                          integers_of(slots), tokens, group,
+                          pairs ? floats_of(cos, tokens * pairs) : nullptr,
+                          pairs ? floats_of(sin, tokens * pairs) : nullptr, pairs,
+                          q_weight.data(), k_weight.data(), is_whole, eps, queries});
 }
 
-Error attention(ffi::ThreadPool threads, AnyBuffer q, AnyBuffer cache, AnyBuffer layer,
-                AnyBuffer tables, AnyBuffer starts, AnyBuffer positions, AnyBuffer sinks,
-                ffi::Result<AnyBuffer> out, ffi::Result<AnyBuffer> lse, int64_t window, float scale,
-                float soft_cap) {
-  return guarded("attention", [&] {
-    require(q.dimensions().size() == 3, "q must be [tokens, heads, dim]");
-    const int64_t tokens = dimension(q, 0), heads = dimension(q, 1), dim = dimension(q, 2);
-    const Layer own(cache, layer, dim);
-    require(own.number != Number::BFLOAT16 || dim % 2 == 0, "heads of bfloat16 need an even size");
-    require(heads > 0 && heads % own.kv_heads == 0, "heads must be a multiple of the KV heads");
-    const int64_t tiles = dimension(tables, 0);
-    require(tiles > 0 && tokens % tiles == 0, "tokens must be a multiple of the tiles");
-    require((int64_t)starts.element_count() == tiles, "a start for each tile");
-    require((int64_t)positions.element_count() == tokens, "a position for each token");
-    require(window >= 0, "a window cannot be negative");
-    require((int64_t)out->element_count() == tokens * heads * dim, "wrong result shape");
-    const AsFloats sink_floats(sinks);
-    require(!is_given(sinks) || (int64_t)sinks.element_count() == heads, "a sink for each head");
-    XlaPool pool(threads);
-    attend(pool, {bytes_of(q), is_bfloat16(q), tokens, heads,
-                  {own.keys, own.values, own.number, own.blocks, own.block_size,
-                   own.kv_heads, dim},
-                  tiles, dimension(tables, 1), integers_of(tables), integers_of(starts),
-                  integers_of(positions), window, scale, soft_cap, sink_floats.data(),
-                  static_cast<char*>(out->untyped_data()), is_bfloat16(*out),
-                  const_cast<float*>(floats_of(*lse, tokens * heads))});
-  });
+void attention(XlaPool pool, AnyBuffer q, AnyBuffer cache, AnyBuffer layer, AnyBuffer tables,
+               AnyBuffer starts, AnyBuffer positions, AnyBuffer sinks, Result out, Result lse,
+               int64_t window, float scale, float soft_cap) {
+  require(q.dimensions().size() == 3, "q must be [tokens, heads, dim]");
+  const int64_t tokens = dimension(q, 0), heads = dimension(q, 1), dim = dimension(q, 2);
+  const Layer own(cache, layer, dim);
+  require(own.number != Number::BFLOAT16 || dim % 2 == 0, "heads of bfloat16 need an even size");
+  require(heads > 0 && heads % own.kv_heads == 0, "heads must be a multiple of the KV heads");
+  const int64_t tiles = dimension(tables, 0);
+  require(tiles > 0 && tokens % tiles == 0, "tokens must be a multiple of the tiles");
+  require((int64_t)starts.element_count() == tiles, "a start for each tile");
+  require((int64_t)positions.element_count() == tokens, "a position for each token");
+  require(window >= 0, "a window cannot be negative");
+  require((int64_t)out->element_count() == tokens * heads * dim, "wrong result shape");
+  const AsFloats sink_floats(sinks);
+  require(!is_given(sinks) || (int64_t)sinks.element_count() == heads, "a sink for each head");
+  attend(pool, {bytes_of(q), is_bfloat16(q), tokens, heads,
+                {own.keys, own.values, own.number, own.blocks, own.block_size, own.kv_heads, dim},
+                tiles, dimension(tables, 1), integers_of(tables), integers_of(starts),
+                integers_of(positions), window, scale, soft_cap, sink_floats.data(),
+                static_cast<char*>(out->untyped_data()), is_bfloat16(*out),
+                const_cast<float*>(floats_of(*lse, tokens * heads))});
 }
 
 }  // namespace
 }  // namespace jengine
 
-using xla::ffi::AnyBuffer;
-using xla::ffi::Ffi;
-
-JENGINE_HANDLER(jengine_write_cache, jengine::write,
-                Ffi::Bind()
-                    .Arg<AnyBuffer>()  // cache
-                    .Arg<AnyBuffer>()  // layer
-                    .Arg<AnyBuffer>()  // k
-                    .Arg<AnyBuffer>()  // v
-                    .Arg<AnyBuffer>()  // slots
-                    .Ret<AnyBuffer>()
-                    .Attr<int64_t>("dim"));
-JENGINE_HANDLER(jengine_rotate_and_write, jengine::rotate,
-                Ffi::Bind()
-                    .Ctx<xla::ffi::ThreadPool>()
-                    .Arg<AnyBuffer>()  // cache
-                    .Arg<AnyBuffer>()  // layer
-                    .Arg<AnyBuffer>()  // qkv
-                    .Arg<AnyBuffer>()  // slots
-                    .Arg<AnyBuffer>()  // cos
-                    .Arg<AnyBuffer>()  // sin
-                    .Arg<AnyBuffer>()  // weight of the queries' norm
-                    .Arg<AnyBuffer>()  // weight of the keys' norm
-                    .Ret<AnyBuffer>()  // cache
-                    .Ret<AnyBuffer>()  // q
-                    .Attr<float>("eps")
-                    .Attr<float>("offset"));
-JENGINE_HANDLER(jengine_attention, jengine::attention,
-                Ffi::Bind()
-                    .Ctx<xla::ffi::ThreadPool>()
-                    .Arg<AnyBuffer>()  // q
-                    .Arg<AnyBuffer>()  // cache
-                    .Arg<AnyBuffer>()  // layer
-                    .Arg<AnyBuffer>()  // tables
-                    .Arg<AnyBuffer>()  // starts
-                    .Arg<AnyBuffer>()  // positions
-                    .Arg<AnyBuffer>()  // sinks
-                    .Ret<AnyBuffer>()  // out
-                    .Ret<AnyBuffer>()  // log-sum-exp
-                    .Attr<int64_t>("window")
-                    .Attr<float>("scale")
-                    .Attr<float>("soft_cap"));
+JENGINE_HANDLER(write_cache, jengine::write, "dim")
+JENGINE_HANDLER(rotate_and_write, jengine::rotate, "eps", "offset")
+JENGINE_HANDLER(attention, jengine::attention, "window", "scale", "soft_cap")

@@ -1,56 +1,15 @@
-// What all handlers share: XLA's buffers and thread pool as the kernels see them, and size checks.
+// What all handlers share: XLA's buffers as the kernels see them, and size checks.
 #pragma once
 
 #include <cstdint>
-#include <string>
-#include <utility>
 #include <vector>
 
 #include "rows.h"
-#include "tasks.h"
-#include "xla/ffi/api/ffi.h"
+#include "xla_call.h"
 
 namespace jengine {
 
-namespace ffi = xla::ffi;
-using ffi::AnyBuffer;
-using ffi::DataType;
-using ffi::Error;
-
-class XlaPool : public Pool {
- public:
-  explicit XlaPool(ffi::ThreadPool& pool) : pool_(pool) {}
-  int64_t threads() const override { return pool_.num_threads(); }
-  void start(std::function<void()> work) override { pool_.Schedule(std::move(work)); }
-
- private:
-  ffi::ThreadPool& pool_;
-};
-
-// What is wrong with a call; handlers return it as XLA's error.
-struct Misuse {
-  std::string text;
-};
-
-inline void require(bool holds, const char* what) {
-  if (!holds) throw Misuse{what};
-}
-
-// Runs a handler's body. No exception may reach XLA, which is compiled without them.
-template <class Body>
-Error guarded(const char* operation, const Body& body) {
-  try {
-    body();
-    return Error::Success();
-  } catch (const Misuse& misuse) {
-    return Error::InvalidArgument(std::string(operation) + ": " + misuse.text);
-  } catch (const std::exception& error) {
-    return Error::Internal(std::string(operation) + ": " + error.what());
-  }
-}
-
-template <class Buffer>
-int64_t dimension(const Buffer& buffer, size_t axis) {
+inline int64_t dimension(const AnyBuffer& buffer, size_t axis) {
   require(axis < buffer.dimensions().size(), "an operand has too few dimensions");
   return buffer.dimensions()[axis];
 }
@@ -79,6 +38,10 @@ inline Number number_of(const AnyBuffer& buffer) {
   }
 }
 
+inline int64_t bytes_in(const AnyBuffer& buffer) {
+  return (int64_t)buffer.element_count() * size_of(number_of(buffer));
+}
+
 // Numbers of any type as float32, with `offset` added; null for an empty operand.
 class AsFloats {
  public:
@@ -101,9 +64,3 @@ class AsFloats {
 };
 
 }  // namespace jengine
-
-// The library hides all symbols but its handlers.
-#define JENGINE_HANDLER(name, function, binding) \
-  _Pragma("GCC visibility push(default)")        \
-  XLA_FFI_DEFINE_HANDLER_SYMBOL(name, function, binding); \
-  _Pragma("GCC visibility pop")

@@ -41,123 +41,81 @@ void check(const Weight& weight, const AnyBuffer& data, int64_t groups) {
   require(!weight.gated || weight.outputs % 2 == 0, "a gated weight has an even number of outputs");
   const int64_t plain = weight.inputs * weight.outputs * weight.number_bytes();
   const int64_t wanted = weight.storage == Storage::PACKED ? weight.packed_bytes() : plain;
-  require((int64_t)data.size_bytes() == wanted * groups, "the weight has another size");
+  require(bytes_in(data) == wanted * groups, "the weight has another size");
   require(groups == 1 || weight.storage == Storage::PACKED, "groups need packed weights");
 }
 
-Error handle(ffi::ThreadPool threads, AnyBuffer x, AnyBuffer data, AnyBuffer norm_weight,
-             AnyBuffer norm_bias, AnyBuffer bias, AnyBuffer residual, AnyBuffer positions,
-             AnyBuffer sizes, ffi::Result<AnyBuffer> out, int32_t storage, int64_t outputs,
-             bool gated, int32_t activation, int32_t norm, float eps, float norm_offset) {
-  return guarded("matmul", [&] {
-    require(x.dimensions().size() == 2, "x must be [rows, inputs]");
-    const int64_t rows = dimension(x, 0), inputs = dimension(x, 1);
-    const Weight weight{bytes_of(data), number_of(data), (Storage)storage, inputs, outputs, gated};
-    check(weight, data, is_given(sizes) ? (int64_t)sizes.element_count() : 1);
-    const int64_t results = weight.results();
-    require(dimension(*out, 0) == rows && dimension(*out, 1) == results, "wrong result shape");
-    require(!is_given(bias) || (!gated && (int64_t)bias.element_count() == results), "bias");
-    require(!is_given(residual) || (residual.element_type() == DataType::F32 &&
-                                    (int64_t)residual.element_count() == rows * results),
-            "the residual must be float32 and of the result's shape");
-    require(!is_given(positions) || (int64_t)positions.element_count() == rows, "positions");
-    require(norm == 0 || (int64_t)norm_weight.element_count() == inputs, "norm weight");
-    require(!is_given(norm_bias) || (int64_t)norm_bias.element_count() == inputs, "norm bias");
-    const AsFloats norm_floats(norm_weight, norm_offset), norm_bias_floats(norm_bias);
-    const AsFloats bias_floats(bias);
-    char* to = static_cast<char*>(out->untyped_data());
-    const bool rounds = is_bfloat16(*out);
-    const std::vector<int32_t> live = live_rows(rows, positions, to, results * (rounds ? 2 : 4));
-    const std::vector<RowGroup> groups = groups_of(sizes, (int64_t)live.size(), weight);
-    XlaPool pool(threads);
-    matmul(pool, {{bytes_of(x), is_bfloat16(x), inputs,
-                   {(NormKind)norm, norm_floats.data(), norm_bias_floats.data(), eps}},
-                  weight,
-                  {to, rounds, (Activation)activation, bias_floats.data(),
-                   is_given(residual) ? (const float*)residual.untyped_data() : nullptr},
-                  live.data(), groups.data(), (int64_t)groups.size()});
-  });
+void handle(XlaPool pool, AnyBuffer x, AnyBuffer data, AnyBuffer norm_weight, AnyBuffer norm_bias,
+            AnyBuffer bias, AnyBuffer residual, AnyBuffer positions, AnyBuffer sizes, Result out,
+            int32_t storage, int64_t outputs, bool gated, int32_t activation, int32_t norm,
+            float eps, float norm_offset) {
+  require(x.dimensions().size() == 2, "x must be [rows, inputs]");
+  const int64_t rows = dimension(x, 0), inputs = dimension(x, 1);
+  const Weight weight{bytes_of(data), number_of(data), (Storage)storage, inputs, outputs, gated};
+  check(weight, data, is_given(sizes) ? (int64_t)sizes.element_count() : 1);
+  const int64_t results = weight.results();
+  require(dimension(*out, 0) == rows && dimension(*out, 1) == results, "wrong result shape");
+  require(!is_given(bias) || (!gated && (int64_t)bias.element_count() == results), "bias");
+  require(!is_given(residual) || (residual.element_type() == DataType::F32 &&
+                                  (int64_t)residual.element_count() == rows * results),
+          "the residual must be float32 and of the result's shape");
+  require(!is_given(positions) || (int64_t)positions.element_count() == rows, "positions");
+  require(norm == 0 || (int64_t)norm_weight.element_count() == inputs, "norm weight");
+  require(!is_given(norm_bias) || (int64_t)norm_bias.element_count() == inputs, "norm bias");
+  const AsFloats norm_floats(norm_weight, norm_offset), norm_bias_floats(norm_bias);
+  const AsFloats bias_floats(bias);
+  char* to = static_cast<char*>(out->untyped_data());
+  const bool rounds = is_bfloat16(*out);
+  const std::vector<int32_t> live = live_rows(rows, positions, to, results * (rounds ? 2 : 4));
+  const std::vector<RowGroup> groups = groups_of(sizes, (int64_t)live.size(), weight);
+  matmul(pool, {{bytes_of(x), is_bfloat16(x), inputs,
+                 {(NormKind)norm, norm_floats.data(), norm_bias_floats.data(), eps}},
+                weight,
+                {to, rounds, (Activation)activation, bias_floats.data(),
+                 is_given(residual) ? (const float*)residual.untyped_data() : nullptr},
+                live.data(), groups.data(), (int64_t)groups.size()});
 }
 
-Error handle_pack(ffi::ThreadPool threads, AnyBuffer data, ffi::Result<AnyBuffer> out, bool gated,
-                  int32_t storage) {
-  return guarded("pack", [&] {
-    require(data.dimensions().size() == 3, "the weight must be a matrix per group");
-    const int64_t groups = dimension(data, 0);
-    const bool inputs_first = (Storage)storage == Storage::INPUTS_FIRST;
-    Weight weight{bytes_of(data), number_of(data), (Storage)storage,
-                  dimension(data, inputs_first ? 1 : 2), dimension(data, inputs_first ? 2 : 1),
-                  gated};
-    require((Storage)storage != Storage::PACKED, "the weight is packed already");
-    require(weight.inputs > 0 && weight.outputs > 0, "a weight cannot be empty");
-    require(!gated || weight.outputs % 2 == 0, "a gated weight has an even number of outputs");
-    require((int64_t)out->size_bytes() == groups * weight.packed_bytes(), "wrong result size");
-    XlaPool pool(threads);
-    char* to = static_cast<char*>(out->untyped_data());
-    for (int64_t g = 0; g < groups; g++) {
-      pack(pool, weight, to + g * weight.packed_bytes());
-      weight.data += weight.inputs * weight.outputs * weight.number_bytes();
-    }
-  });
+void handle_pack(XlaPool pool, AnyBuffer data, Result out, bool gated, int32_t storage) {
+  require(data.dimensions().size() == 3, "the weight must be a matrix per group");
+  const int64_t groups = dimension(data, 0);
+  const bool inputs_first = (Storage)storage == Storage::INPUTS_FIRST;
+  Weight weight{bytes_of(data), number_of(data), (Storage)storage,
+                dimension(data, inputs_first ? 1 : 2), dimension(data, inputs_first ? 2 : 1),
+                gated};
+  require((Storage)storage != Storage::PACKED, "the weight is packed already");
+  require(weight.inputs > 0 && weight.outputs > 0, "a weight cannot be empty");
+  require(!gated || weight.outputs % 2 == 0, "a gated weight has an even number of outputs");
+  require(bytes_in(*out) == groups * weight.packed_bytes(), "wrong result size");
+  char* to = static_cast<char*>(out->untyped_data());
+  for (int64_t g = 0; g < groups; g++) {
+    pack(pool, weight, to + g * weight.packed_bytes());
+    weight.data += weight.inputs * weight.outputs * weight.number_bytes();
+  }
 }
 
-Error handle_norm(ffi::ThreadPool threads, AnyBuffer x, AnyBuffer weight, AnyBuffer bias,
-                  AnyBuffer positions, ffi::Result<AnyBuffer> out, float eps, float offset) {
-  return guarded("normalize", [&] {
-    require(x.dimensions().size() == 2, "x must be [rows, width]");
-    const int64_t rows = dimension(x, 0), width = dimension(x, 1);
-    require((int64_t)weight.element_count() == width, "the weight has another size");
-    require(!is_given(bias) || (int64_t)bias.element_count() == width, "the bias has another size");
-    require(!is_given(positions) || (int64_t)positions.element_count() == rows, "positions");
-    require(out->element_type() == DataType::F32 && out->element_count() == x.element_count(),
-            "the result must be float32");
-    const AsFloats weight_floats(weight, offset), bias_floats(bias);
-    const NormKind kind = is_given(bias) ? NormKind::LAYER : NormKind::RMS;
-    char* to = static_cast<char*>(out->untyped_data());
-    const std::vector<int32_t> live = live_rows(rows, positions, to, width * 4);
-    XlaPool pool(threads);
-    normalize_rows(pool, {bytes_of(x), is_bfloat16(x), width,
-                          {kind, weight_floats.data(), bias_floats.data(), eps}},
-                   live.data(), (int64_t)live.size(), reinterpret_cast<float*>(to));
-  });
+void handle_norm(XlaPool pool, AnyBuffer x, AnyBuffer weight, AnyBuffer bias, AnyBuffer positions,
+                 Result out, float eps, float offset) {
+  require(x.dimensions().size() == 2, "x must be [rows, width]");
+  const int64_t rows = dimension(x, 0), width = dimension(x, 1);
+  require((int64_t)weight.element_count() == width, "the weight has another size");
+  require(!is_given(bias) || (int64_t)bias.element_count() == width, "the bias has another size");
+  require(!is_given(positions) || (int64_t)positions.element_count() == rows, "positions");
+  require(out->element_type() == DataType::F32 && out->element_count() == x.element_count(),
+          "the result must be float32");
+  const AsFloats weight_floats(weight, offset), bias_floats(bias);
+  const NormKind kind = is_given(bias) ? NormKind::LAYER : NormKind::RMS;
+  char* to = static_cast<char*>(out->untyped_data());
+  const std::vector<int32_t> live = live_rows(rows, positions, to, width * 4);
+  normalize_rows(pool, {bytes_of(x), is_bfloat16(x), width,
+                        {kind, weight_floats.data(), bias_floats.data(), eps}},
+                 live.data(), (int64_t)live.size(), reinterpret_cast<float*>(to));
 }
 
 }  // namespace
 }  // namespace jengine
 
-JENGINE_HANDLER(jengine_pack, jengine::handle_pack,
-                xla::ffi::Ffi::Bind()
-                    .Ctx<xla::ffi::ThreadPool>()
-                    .Arg<xla::ffi::AnyBuffer>()  // weights
-                    .Ret<xla::ffi::AnyBuffer>()
-                    .Attr<bool>("gated")
-                    .Attr<int32_t>("storage"));
-JENGINE_HANDLER(jengine_normalize, jengine::handle_norm,
-                xla::ffi::Ffi::Bind()
-                    .Ctx<xla::ffi::ThreadPool>()
-                    .Arg<xla::ffi::AnyBuffer>()  // x
-                    .Arg<xla::ffi::AnyBuffer>()  // weight
-                    .Arg<xla::ffi::AnyBuffer>()  // bias
-                    .Arg<xla::ffi::AnyBuffer>()  // positions
-                    .Ret<xla::ffi::AnyBuffer>()
-                    .Attr<float>("eps")
-                    .Attr<float>("offset"));
-JENGINE_HANDLER(jengine_matmul, jengine::handle,
-                xla::ffi::Ffi::Bind()
-                    .Ctx<xla::ffi::ThreadPool>()
-                    .Arg<xla::ffi::AnyBuffer>()  // x
-                    .Arg<xla::ffi::AnyBuffer>()  // weight
-                    .Arg<xla::ffi::AnyBuffer>()  // norm weight
-                    .Arg<xla::ffi::AnyBuffer>()  // norm bias
-                    .Arg<xla::ffi::AnyBuffer>()  // bias
-                    .Arg<xla::ffi::AnyBuffer>()  // residual
-                    .Arg<xla::ffi::AnyBuffer>()  // positions
-                    .Arg<xla::ffi::AnyBuffer>()  // group sizes
-                    .Ret<xla::ffi::AnyBuffer>()
-                    .Attr<int32_t>("storage")
-                    .Attr<int64_t>("outputs")
-                    .Attr<bool>("gated")
-                    .Attr<int32_t>("activation")
-                    .Attr<int32_t>("norm")
-                    .Attr<float>("eps")
-                    .Attr<float>("norm_offset"));
+JENGINE_HANDLER(pack, jengine::handle_pack, "gated", "storage")
+JENGINE_HANDLER(normalize, jengine::handle_norm, "eps", "offset")
+JENGINE_HANDLER(matmul, jengine::handle, "storage", "outputs", "gated", "activation", "norm", "eps",
+                "norm_offset")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from pallas_kernels.cpu import compiler
+from pallas_kernels.cpu import build, compiler, library
 from pallas_kernels.cpu.compiler import NoKernels
 
 ROOT = Path(__file__).parents[3]
@@ -17,12 +18,12 @@ ROOT = Path(__file__).parents[3]
 
 def test_the_folder_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    folder = compiler.private_folder()
+    folder = build.private_folder()
     assert folder.stat().st_mode & 0o077 == 0
-    assert compiler.private_folder() == folder
+    assert build.private_folder() == folder
     folder.chmod(0o777)
     with pytest.raises(NoKernels, match=r"written by other users: chmod go-w"):
-        compiler.private_folder()
+        build.private_folder()
 
 
 def test_a_library_that_others_may_write_is_refused(
@@ -31,11 +32,11 @@ def test_a_library_that_others_may_write_is_refused(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("CXX", "made-up-compiler")
     monkeypatch.setattr(compiler, "compiler_version", lambda _: "1.0")
-    library = compiler.private_folder() / f"{compiler.library_key(('made-up-compiler',))}.so"
-    library.touch(0o666)
-    library.chmod(0o666)
+    file = build.private_folder() / f"{compiler.library_key(('made-up-compiler',))}.so"
+    file.touch(0o666)
+    file.chmod(0o666)
     with pytest.raises(NoKernels, match="written by other users"):
-        compiler.compiled_library()
+        build.compiled_library()
 
 
 def test_a_folder_of_another_user_is_refused(
@@ -44,7 +45,7 @@ def test_a_folder_of_another_user_is_refused(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(os, "getuid", lambda: tmp_path.stat().st_uid + 1)
     with pytest.raises(NoKernels, match="belongs to another user"):
-        compiler.private_folder()
+        build.private_folder()
 
 
 def test_compilers_are_looked_for_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,7 +62,12 @@ def test_compilers_are_looked_for_in_order(monkeypatch: pytest.MonkeyPatch) -> N
         compiler.find_compiler()
 
 
-def test_a_library_is_named_after_all_that_it_depends_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_is_named_after_all_that_it_depends_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other_headers = tmp_path
+    (tmp_path / compiler.INTERFACE).parent.mkdir(parents=True)
+    (tmp_path / compiler.INTERFACE).write_text("// of another jaxlib")
     monkeypatch.setattr(compiler, "compiler_version", lambda _: "1.0")
     usual = compiler.library_key(("g++",))
     assert compiler.library_key(("g++",)) == usual
@@ -70,7 +76,7 @@ def test_a_library_is_named_after_all_that_it_depends_on(monkeypatch: pytest.Mon
         "compiler_version": lambda _: "1.1",
         "processor_features": lambda: "flags: fewer",
         "target_flags": lambda: ("-march=x86-64",),
-        "headers": lambda: [],
+        "headers": lambda: other_headers,
     }
     for name, other in changes.items():
         with monkeypatch.context() as changed:
@@ -78,12 +84,99 @@ def test_a_library_is_named_after_all_that_it_depends_on(monkeypatch: pytest.Mon
             assert compiler.library_key(("g++",)) != usual
 
 
+def made_up_compiler(folder: Path, monkeypatch: pytest.MonkeyPatch, program: str) -> None:
+    """Let $CXX be a program in Python that answers --version."""
+    script = folder / "compiler.py"
+    script.write_text(
+        f"import sys\nif '--version' in sys.argv: sys.exit(0)\n{program}", encoding="utf-8"
+    )
+    monkeypatch.setenv("CXX", f"{sys.executable} {script}")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+
+
 def test_a_compiler_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    made_up_compiler(
+        tmp_path, monkeypatch, "print('In file: a\\nerror: no such flag')\nsys.exit(1)"
+    )
+    with pytest.raises(NoKernels, match="failed: error: no such flag"):
+        build.compiled_library()
+    assert not list(build.private_folder().iterdir())
+
+
+def test_a_compiler_without_a_version_is_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", f"{sys.executable} -c 'import sys; sys.exit(\"no such flag\")'")
-    with pytest.raises(NoKernels, match="no such flag"):
-        compiler.compiled_library()
-    assert not list(tmp_path.rglob("*.so"))
+    with pytest.raises(NoKernels, match="--version failed: no such flag"):
+        build.compiled_library()
+
+
+def test_a_compiler_that_hangs_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = "import os, time; open(sys.argv[-1] + '.pid', 'w').write(str(os.getpid()))\n"
+    made_up_compiler(tmp_path, monkeypatch, program + "time.sleep(60)")
+    monkeypatch.setattr(build, "LONGEST_COMPILE_S", 1.0)
+    killed: list[int] = []
+    kill = os.killpg
+    monkeypatch.setattr(os, "killpg", lambda *given: (killed.append(given[0]), kill(*given)))
+    with pytest.raises(NoKernels, match="took longer than"):
+        build.compiled_library()
+    assert killed and not any(Path("/proc", str(process)).exists() for process in killed)
+    assert not list(build.private_folder().iterdir())
+
+
+def test_what_killed_processes_left_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = build.private_folder()
+    for name, age in (("old", 2000), ("new", 0)):
+        work = folder / (build.WORK + name)
+        work.mkdir()
+        (work / "half.o").write_text("half")
+        os.utime(work, (time.time() - age, time.time() - age))
+    build.remove_abandoned(folder)
+    assert [found.name for found in folder.iterdir()] == [build.WORK + "new"]
+
+
+def test_a_folder_that_cannot_be_written_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "jengine").write_text("a file where the folder would be")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(
+        NoKernels, match=r"no folder for the compiled kernels: .*Set XDG_CACHE_HOME"
+    ):
+        build.private_folder()
+
+
+def test_a_process_that_ends_ends_its_compilers(tmp_path: Path) -> None:
+    """A process of its own, whose compilation is not waited for."""
+    script = tmp_path / "slow_compiler.py"
+    script.write_text(
+        "import os, sys, time\n"
+        "if '--version' in sys.argv: sys.exit(0)\n"
+        f"open({str(tmp_path)!r} + '/pid-' + str(os.getpid()), 'w').close()\n"
+        "time.sleep(60)",
+        encoding="utf-8",
+    )
+    program = (
+        "import pathlib, time; from pallas_kernels.cpu import library; library.begin()\n"
+        f"while not list(pathlib.Path({str(tmp_path)!r}).glob('pid-*')): time.sleep(0.02)"
+    )
+    environment = {
+        **os.environ, "CXX": f"{sys.executable} {script}", "XDG_CACHE_HOME": str(tmp_path),
+    }  # fmt: skip
+    subprocess.run([sys.executable, "-c", program], env=environment, cwd=ROOT, check=True)
+    began = [int(file.name.removeprefix("pid-")) for file in tmp_path.glob("pid-*")]
+    assert began and not any(Path("/proc", str(process)).exists() for process in began)
+    assert not list((tmp_path / "jengine" / "kernels").iterdir())
+
+
+def test_where_there_is_a_compiler_the_kernels_are_compiled() -> None:
+    """Else tests of the kernels would be skipped because of an error in their source."""
+    try:
+        compiler.compiler_version(compiler.find_compiler())
+    except NoKernels as reason:
+        pytest.skip(str(reason))
+    assert library.problem() is None
 
 
 def test_an_engine_without_a_compiler_runs_on_xla(tmp_path: Path) -> None:

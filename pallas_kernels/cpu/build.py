@@ -1,0 +1,185 @@
+"""Compiles the kernels into a shared library in the user's private cache folder.
+
+In: the compiler's commands. Out: the library's path. Complete or absent: everything is made in a
+folder of its own and then renamed, so processes may do it at once, and one may end at any moment.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shlex
+import shutil
+import signal
+import stat
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO
+
+from pallas_kernels.cpu.compiler import (
+    NoKernels,
+    compile_command,
+    find_compiler,
+    library_key,
+    units,
+)
+
+LONGEST_COMPILE_S = 300
+BETWEEN_LOOKS_S = 0.02
+WORK = "compiling-"
+SHOWN_OF_ERRORS = 600
+
+
+def compiled_library() -> Path:
+    """The library for this machine, compiled if it is not there yet."""
+    compiler = find_compiler()
+    folder = private_folder()
+    found = folder / f"{library_key(compiler)}.so"
+    if not found.exists():
+        remove_abandoned(folder)
+        build(compiler, found)
+    refuse_foreign(found)
+    return found
+
+
+def private_folder() -> Path:
+    """Where libraries are kept. They are executed, so no other user may write there."""
+    try:
+        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        folder = Path(base) / "jengine" / "kernels"
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except (OSError, RuntimeError) as error:  # RuntimeError: there is no home directory
+        raise NoKernels(
+            f"there is no folder for the compiled kernels: {error}. Set XDG_CACHE_HOME."
+        ) from error
+    refuse_foreign(folder)
+    return folder
+
+
+def refuse_foreign(path: Path) -> None:
+    """Raise if anyone but this user could have written there."""
+    found = path.stat()
+    if found.st_uid != os.getuid():
+        raise NoKernels(f"{path} belongs to another user. Set XDG_CACHE_HOME to a folder of yours.")
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise NoKernels(f"{path} can be written by other users: chmod go-w {path}")
+
+
+def remove_abandoned(folder: Path) -> None:
+    """Remove what processes left behind that were killed while they compiled."""
+    oldest = time.time() - 2 * LONGEST_COMPILE_S
+    for work in folder.glob(WORK + "*"):
+        with suppress(FileNotFoundError):  # another process removes it too
+            if work.stat().st_mtime < oldest:
+                shutil.rmtree(work)
+
+
+def build(compiler: Sequence[str], wanted: Path) -> None:
+    """Compile and link in a folder of its own, then rename."""
+    try:
+        with Jobs() as jobs, tempfile.TemporaryDirectory(prefix=WORK, dir=wanted.parent) as work:
+            made = Path(work) / wanted.name
+            try:
+                compile_units(compiler, jobs, Path(work), made)
+            finally:
+                jobs.kill()
+            made.chmod(0o700)
+            made.replace(wanted)
+    except OSError as error:
+        raise NoKernels(f"the kernels cannot be compiled in {wanted.parent}: {error}") from error
+
+
+def compile_units(compiler: Sequence[str], jobs: Jobs, work: Path, made: Path) -> None:
+    """Compile all units, as many at a time as there are cores, and link them."""
+    commands, objects = [], []
+    for name, text in units().items():
+        unit, compiled = work / f"unit_{name}.cc", work / f"{name}.o"
+        unit.write_text(text, encoding="utf-8")
+        commands.append([*compile_command(compiler), "-c", str(unit), "-o", str(compiled)])
+        objects.append(str(compiled))
+    jobs.run(commands, work)
+    jobs.run([[*compiler, "-shared", "-o", str(made), *objects]], work)
+
+
+class Jobs:
+    """Compilers that run at the same time. None of them outlives this process.
+
+    They are in sessions of their own: Ctrl-C interrupts who waits for them, and not them.
+    """
+
+    def __init__(self) -> None:
+        self._deadline = time.monotonic() + LONGEST_COMPILE_S
+        self._running: dict[subprocess.Popen[bytes], IO[bytes]] = {}
+        self._ending, self._closed = threading.Event(), threading.Event()
+        self._process = os.getpid()
+
+    def __enter__(self) -> Jobs:
+        atexit.register(self._end)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closed.set()
+        atexit.unregister(self._end)
+
+    def run(self, commands: Sequence[Sequence[str]], work: Path) -> None:
+        """Run all, one per core at a time, or raise with the complaints of one that fails."""
+        waiting = list(commands)
+        while waiting or self._running:
+            while waiting and len(self._running) < (os.cpu_count() or 1):
+                self._start(waiting.pop(0), work)
+            self._look()
+            self._ending.wait(BETWEEN_LOOKS_S)
+
+    def kill(self) -> None:
+        """Kill what still runs, because another has failed or this process ends."""
+        for process, said in self._running.items():
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+            said.close()
+        self._running.clear()
+
+    def _start(self, command: Sequence[str], work: Path) -> None:
+        said = tempfile.TemporaryFile(dir=work)  # noqa: SIM115 - closed with its process
+        self._running[
+            subprocess.Popen(  # noqa: S603
+                command, stdin=subprocess.DEVNULL, stdout=said, stderr=said,
+                env={**os.environ, "TMPDIR": str(work)}, start_new_session=True,
+            )
+        ] = said  # fmt: skip
+
+    def _look(self) -> None:
+        if self._ending.is_set():
+            raise NoKernels("this process ended while the kernels were compiled.")
+        for process in [one for one in self._running if one.poll() is not None]:
+            with self._running.pop(process) as said:
+                if process.returncode:
+                    said.seek(0)
+                    text = said.read().decode(errors="replace")
+                    raise NoKernels(f"{printed(process)} failed: {first_error(text)}")
+        if self._running and time.monotonic() > self._deadline:
+            slow = printed(next(iter(self._running)))
+            raise NoKernels(f"{slow} took longer than {LONGEST_COMPILE_S} s.")
+
+    def _end(self) -> None:
+        """At the end of this process: let the thread that runs the jobs kill them and clean up."""
+        if os.getpid() == self._process:  # not in a process that was forked meanwhile
+            self._ending.set()
+            self._closed.wait(1.0)
+
+
+def printed(process: subprocess.Popen[bytes]) -> str:
+    """The command of a process, for messages."""
+    return shlex.join(map(str, process.args))  # pyrefly: ignore[bad-argument-type]
+
+
+def first_error(text: str) -> str:
+    """What a compiler says from its first error on."""
+    lines = text.strip().splitlines()
+    begin = next((i for i, line in enumerate(lines) if "error" in line), 0)
+    return "\n".join(lines[begin:])[:SHOWN_OF_ERRORS]
