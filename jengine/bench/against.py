@@ -12,12 +12,30 @@ import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from jengine.errors import ConfigError, JengineError
 
 PROGRAMS = Path(__file__).parent / "peers"
-PEERS = {"transformers": "transformers_peer.py", "vllm": "vllm_peer.py"}
+# Prints those of the packages in its arguments that its Python does not have.
+MISSING = """
+import sys
+from importlib.util import find_spec
+print(*(name for name in sys.argv[1:] if find_spec(name) is None), sep=", ")
+"""
+
+
+class PeerProgram(NamedTuple):
+    """A program in PROGRAMS, and the packages that it imports."""
+
+    file: str
+    packages: tuple[str, ...]
+
+
+PEERS = {
+    "transformers": PeerProgram("transformers_peer.py", ("torch", "transformers")),
+    "vllm": PeerProgram("vllm_peer.py", ("vllm",)),
+}
 
 
 class PeerFailed(JengineError, RuntimeError):
@@ -28,6 +46,21 @@ def check_name(name: str) -> None:
     """Refuse the name of a peer that has no program here."""
     if name not in PEERS:
         raise ConfigError(f"--against {name!r}: expected one of {', '.join(PEERS)}, deterministic.")
+
+
+def check_peer(name: str, python: str | None) -> None:
+    """Refuse a peer that this Python cannot run, without importing the peer."""
+    check_name(name)
+    command = [python or sys.executable, "-c", MISSING, *PEERS[name].packages]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True)  # noqa: S603
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise ConfigError(f"{name}: {command[0]} cannot be run: {error}.") from error
+    if missing := done.stdout.strip():
+        raise ConfigError(
+            f"--against {name}: {command[0]} has no {missing}. Name a Python that has it with "
+            "--peer-python."
+        )
 
 
 @dataclass(frozen=True)
@@ -50,7 +83,7 @@ class Peer:
         self.name = name
         # A file, not a pipe, which would have to be read while the peer writes.
         self._errors: IO[str] = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed in __exit__
-        command = [python or sys.executable, str(PROGRAMS / PEERS[name])]
+        command = [python or sys.executable, str(PROGRAMS / PEERS[name].file)]
         try:
             self._process = subprocess.Popen(  # noqa: S603 - the program that the user named
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,

@@ -76,6 +76,7 @@ class Driver:
             "gap_ms": round((reading - queued) * 1e3, 3),
             "submit_ms": round(statistics.median(submitting) * 1e3, 3),
             "tok_s": round(rows / reading, 1),
+            "read_bytes": moved,
             "gb_s": round(moved / queued / 1e9, 1),
         }
 

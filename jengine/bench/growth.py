@@ -1,4 +1,7 @@
-"""Measures growth: host time with requests, step time with context, memory with both.
+"""Measures growth: host time with requests, step time with rows and context, memory with both.
+
+A decode step reads all weights and the keys and values of its rows. The time that this takes at the
+speed of memory, measured beside it, is its floor.
 
 In: an engine in which nothing runs. Out: a dict of tables, and from such a dict a page of charts.
 """
@@ -11,12 +14,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from jengine.api.llm import LLM
 from jengine.bench import host
 from jengine.bench.driver import Driver
 from jengine.bench.peak_memory import device_stats, resident_bytes
+from jengine.bench.read_speed import read_gb_s
 from jengine.bench.surroundings import hardware_of, surroundings
 from jengine.engine.core import EngineCore
 from jengine.errors import ConfigError
@@ -35,7 +40,7 @@ def measure(
     running: Sequence[int],
     steps: int,
     contexts: Sequence[int],
-    rows: int,
+    rows: Sequence[int],
     iterations: int,
     prompt_length: int,
 ) -> dict[str, Any]:
@@ -45,6 +50,7 @@ def measure(
         raise ConfigError("bench growth: expected one engine in this process, without replicas.")
     held = memory_growth(llm, core, prompt_length)
     decode, left_out = decode_growth(llm, contexts, rows, iterations)
+    speed = read_gb_s() if jax.default_backend() == "cpu" else None
     return {
         "bench": "growth",
         **surroundings(),
@@ -52,22 +58,33 @@ def measure(
         "max_model_len": llm.engine.schedule.max_model_len,
         "prompt_length": prompt_length,
         "host": [host.measure(count, steps) for count in running],
-        "decode": decode,
+        "read_gb_s": speed,
+        "decode": [with_floor(row, speed) for row in decode],
         "left_out": left_out,
         "memory": held,
     }
 
 
 def decode_growth(
-    llm: LLM, contexts: Sequence[int], rows: int, iterations: int
-) -> tuple[list[dict[str, Any]], list[int]]:
-    """Steps of `rows` rows at each context, and the contexts that are too long for this engine."""
-    driver = Driver(llm)
-    rows = min(rows, llm.engine.schedule.max_num_seqs)
-    fitting = [context for context in contexts if driver.fits(rows, context, iterations)]
-    found = [driver.decode(rows, context, iterations) for context in fitting]
+    llm: LLM, contexts: Sequence[int], rows: Sequence[int], iterations: int
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Steps with each number of rows at each context, and what is too large for this engine."""
+    driver, most = Driver(llm), llm.engine.schedule.max_num_seqs
+    found, left_out = [], []
+    for count in rows:
+        for context in contexts:
+            if count <= most and driver.fits(count, context, iterations):
+                found.append(driver.decode(count, context, iterations))
+            else:
+                left_out.append(f"{count} x {context}")
     llm.reset_prefix_cache()  # its blocks no longer hold what their hashes say
-    return found, [context for context in contexts if context not in fitting]
+    return found, left_out
+
+
+def with_floor(row: dict[str, Any], speed: float | None) -> dict[str, Any]:
+    """The row with the milliseconds that memory needs for what the step reads."""
+    floor = None if speed is None else round(row["read_bytes"] / speed / 1e6, 3)
+    return {**row, "floor_ms": floor}
 
 
 def memory_growth(llm: LLM, core: EngineCore, prompt_length: int) -> list[dict[str, Any]]:
@@ -140,22 +157,26 @@ def cache_bytes(llm: LLM, core: EngineCore) -> int:
 
 
 def printed(result: dict[str, Any]) -> str:
-    """The three tables."""
+    """The tables."""
+    columns: list[Column] = [
+        ("rows", "rows", 1), ("context", "context", 1), ("queued_ms", "queued ms", 1),
+        ("reading_ms", "read ms", 1), ("tok_s", "tokens/s", 1),
+    ]  # fmt: skip
+    if has_floor(result):
+        columns.append(("floor_ms", "floor ms", 1))
     parts = [
         "Host time of a step (no model runs):",
         host.printed({"results": result["host"]}),
         "",
         "Time of a decode step:",
-        *table(
-            (("rows", "rows", 1), ("context", "context", 1), ("queued_ms", "queued ms", 1),
-             ("reading_ms", "read ms", 1), ("tok_s", "tokens/s", 1)),
-            result["decode"],
-        ),
-    ]  # fmt: skip
+        *table(columns, result["decode"]),
+    ]
     if result["left_out"]:
-        contexts = ", ".join(map(str, result["left_out"]))
-        parts.append(f"left out, beyond max_model_len or the cache: {contexts}")
-    columns: list[Column] = [
+        left_out = ", ".join(map(str, result["left_out"]))
+        parts.append(f"left out, beyond max_num_seqs, max_model_len or the cache: {left_out}")
+    if has_floor(result):
+        parts.append(f"floor: what a step reads, at the {result['read_gb_s']} GB/s of memory here")
+    columns = [
         ("requests", "requests", 1), ("blocks", "blocks", 1), ("cache_bytes", "cache MB", 1e6),
         ("resident_bytes", "resident MB", 1e6),
     ]  # fmt: skip
@@ -163,6 +184,11 @@ def printed(result: dict[str, Any]) -> str:
         columns.append(("device_bytes", "device MB", 1e6))
     parts += ["", f"Memory with prompts of {result['prompt_length']} tokens:"]
     return "\n".join([*parts, *table(columns, result["memory"])])
+
+
+def has_floor(result: dict[str, Any]) -> bool:
+    """Whether the speed of memory was measured; earlier results have none."""
+    return result.get("read_gb_s") is not None
 
 
 def table(columns: Iterable[Column], rows: list[dict[str, Any]]) -> list[str]:
@@ -208,13 +234,13 @@ def page(result: dict[str, Any]) -> str:
               {"total_ms": "together", "pack_ms": "packing",
                "schedule_and_commit_ms": "scheduling and committing"})
     )  # fmt: skip
-    if result["decode"]:
-        rows = result["decode"][0]["rows"]
-        parts.append(
-            chart("Time of a decode step", f"Milliseconds, by context of each of {rows} rows.",
-                  result["decode"], "context",
-                  {"reading_ms": "reading every step", "queued_ms": "queuing only"})
-        )  # fmt: skip
+    lines = {"reading_ms": "reading every step", "queued_ms": "queuing only"}
+    if has_floor(result):
+        lines["floor_ms"] = "memory's floor"
+    for count in dict.fromkeys(row["rows"] for row in result["decode"]):
+        steps = [row for row in result["decode"] if row["rows"] == count]
+        lead = f"Milliseconds, by context of each row; rows: {count}."
+        parts.append(chart("Time of a decode step", lead, steps, "context", lines))
     lines = {"cache_bytes": "cache blocks in use", "resident_bytes": "the process"}
     if result["memory"][0]["device_bytes"] is not None:
         lines["device_bytes"] = "the device"

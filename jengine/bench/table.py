@@ -86,11 +86,14 @@ def host(result: dict[str, Any]) -> Iterator[Row]:
 
 
 def growth(result: dict[str, Any]) -> Iterator[Row]:
-    """A decode step at the shortest and at the longest context."""
-    ends = {row["context"]: row for row in (result["decode"][0], result["decode"][-1])}
-    for context, row in ends.items():
-        work = f"decode step of {row['rows']} rows at a context of {context:,}"
-        yield Row(work, f"{row['reading_ms']:.2f} ms")
+    """A decode step at the shortest and at the longest context, for each number of rows."""
+    for count in dict.fromkeys(row["rows"] for row in result["decode"]):
+        steps = [row for row in result["decode"] if row["rows"] == count]
+        for context, row in {row["context"]: row for row in (steps[0], steps[-1])}.items():
+            work = f"decode step of {count} rows at a context of {context:,}"
+            if row.get("floor_ms") is not None:  # earlier results have none
+                work += f"; memory alone would take {row['floor_ms']:.2f} ms"
+            yield Row(work, f"{row['reading_ms']:.2f} ms")
 
 
 KINDS: dict[str, Callable[[dict[str, Any]], Iterator[Row]]] = {

@@ -48,6 +48,7 @@ DEFAULTS: dict[str, Any] = {
     "num_iters": 10,
     "num_iters_cold": 3,
     "num_iters_warm": 3,
+    "rows": [8, 32],
     "contexts": [128, 256, 512, 1024, 2048, 4096, 8192],
     "running": [16, 64, 256, 1024],
     "steps": 200,
@@ -55,7 +56,7 @@ DEFAULTS: dict[str, Any] = {
 # The least that a number may be.
 LEAST = {
     **dict.fromkeys(("repeats", "num_prompts", "input_len", "output_len", "batch_size"), 1),
-    **dict.fromkeys(("num_iters", "steps", "contexts", "running"), 1),
+    **dict.fromkeys(("num_iters", "steps", "rows", "contexts", "running"), 1),
     **dict.fromkeys(("num_iters_warmup", "num_iters_cold", "num_iters_warm"), 0),
 }
 
@@ -104,8 +105,9 @@ def add_flags(parser: Parser) -> None:
     )
     group = parser.add_argument_group(
         "growth",
-        "Decodes --batch-size rows for --num-iters steps; prompts have --input-len tokens.",
+        "Decodes for --num-iters steps; prompts have --input-len tokens.",
     )
+    group.add_argument("--rows", metavar="N", type=int, nargs="+", help="rows of a step [8 32]")
     group.add_argument(
         "--contexts", metavar="N", type=int, nargs="+", help="tokens [128 to 8192, what fits]"
     )

@@ -107,7 +107,7 @@ def growth(arguments: argparse.Namespace, open_llm: OpenLLM) -> Measured:
             running=arguments.running,
             steps=arguments.steps,
             contexts=arguments.contexts,
-            rows=arguments.batch_size,
+            rows=arguments.rows,
             iterations=arguments.num_iters,
             prompt_length=arguments.input_len,
         )

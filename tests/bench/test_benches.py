@@ -16,13 +16,14 @@ import pytest
 
 from jengine import LLM
 from jengine.bench import against, load, peak_memory, step_clock
-from jengine.bench.against import Peer, PeerFailed, PeerSettings
+from jengine.bench.against import Peer, PeerFailed, PeerProgram, PeerSettings
 from jengine.bench.surroundings import peak_bytes
 from jengine.bench.throughput import Ours, memory_line
 from jengine.bench.workloads import WORKLOADS, generated, read_trace, write_trace
 from jengine.cli.main import main
 from jengine.cli.terminal import Terminal
 from jengine.errors import ConfigError
+from tests.cli.fake_llm import FakeLLM
 from tests.models.tiny_models import write_tiny_native
 
 ENGINE = ["--max-num-seqs", "2", "--max-model-len", "64", "--enforce-eager"]
@@ -58,7 +59,7 @@ def trace(tmp_path: Path) -> Path:
 def fake_peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "fake.py").write_text(FAKE_PEER)
     monkeypatch.setattr(against, "PROGRAMS", tmp_path)
-    monkeypatch.setitem(against.PEERS, "fake", "fake.py")
+    monkeypatch.setitem(against.PEERS, "fake", PeerProgram("fake.py", ()))
 
 
 def bench(*words: str) -> tuple[int, list[str], str]:
@@ -206,6 +207,22 @@ def test_a_peer_that_fails_says_why(trace: Path, fake_peer: None) -> None:
         Peer("gpt", None, settings)
 
 
+@pytest.mark.parametrize("python", [None, "/nowhere/python"])
+def test_a_missing_peer_is_named_before_an_engine_starts(
+    python: str | None, model: str, trace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(against.PEERS, "vllm", PeerProgram("vllm_peer.py", ("json", "no_vllm")))
+    fake = FakeLLM()
+    terminal = Terminal(io.StringIO(), io.StringIO(), io.StringIO())
+    words = ["bench", "throughput", model, "--trace", str(trace), "--against", "vllm", *ENGINE]
+    words += [] if python is None else ["--peer-python", python]
+    status = main(words, terminal=terminal, open_llm=fake.open)
+    assert isinstance(terminal.stderr, io.StringIO)
+    problem = "no no_vllm. Name a Python" if python is None else f"{python} cannot be run"
+    assert status != 0 and problem in terminal.stderr.getvalue()
+    assert not fake.opened
+
+
 def test_latency(model: str) -> None:
     words = ["--input-len", "4", "--output-len", "3", "--batch-size", "2", "--num-iters", "3"]
     lines, found = lines_and_result("latency", model, *words, *ENGINE)
@@ -320,5 +337,5 @@ def test_bad_traces_and_workloads(tmp_path: Path) -> None:
 
 
 def test_peers_import_nothing_of_ours() -> None:
-    for name in against.PEERS.values():
-        assert "jengine" not in (against.PROGRAMS / name).read_text(), sys.version
+    for peer in against.PEERS.values():
+        assert "jengine" not in (against.PROGRAMS / peer.file).read_text(), sys.version

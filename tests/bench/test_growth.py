@@ -12,13 +12,14 @@ import pytest
 
 from jengine import LLM
 from jengine.bench import growth
+from jengine.bench.read_speed import read_gb_s
 from jengine.engine.core import EngineCore
 from jengine.errors import ConfigError
 from tests.bench.test_benches import bench, lines_and_result
 from tests.models.tiny_models import write_tiny_native
 
 WORDS = [
-    "--running", "2", "3", "--steps", "4", "--contexts", "8", "32", "4096", "--batch-size", "2",
+    "--running", "2", "3", "--steps", "4", "--contexts", "8", "32", "4096", "--rows", "1", "2", "9",
     "--num-iters", "2", "--input-len", "20", "--max-num-seqs", "6", "--max-model-len", "64",
     "--block-size", "16",
 ]  # fmt: skip
@@ -35,8 +36,16 @@ def test_growth_measures_draws_and_draws_again(model: str, tmp_path: Path) -> No
     words = [*WORDS, "--enforce-eager", "--output-json", str(kept), "--plots", str(plots)]
     lines, found = lines_and_result("growth", model, *words)
     assert [row["running"] for row in found["host"]] == [2, 3]
-    assert [(row["rows"], row["context"]) for row in found["decode"]] == [(2, 8), (2, 32)]
-    assert found["left_out"] == [4096] and any("left out" in line for line in lines)
+    sizes = [(row["rows"], row["context"]) for row in found["decode"]]
+    assert sizes == [(1, 8), (1, 32), (2, 8), (2, 32)]
+    assert found["left_out"] == ["1 x 4096", "2 x 4096", "9 x 8", "9 x 32", "9 x 4096"]
+    assert any("left out" in line for line in lines)
+    for row in found["decode"]:
+        assert row["floor_ms"] == pytest.approx(
+            row["read_bytes"] / found["read_gb_s"] / 1e6, abs=1e-3
+        )
+    short, long = found["decode"][2:]
+    assert long["read_bytes"] > short["read_bytes"] > found["decode"][0]["read_bytes"]
     assert all(row["reading_ms"] > 0 and row["queued_ms"] > 0 for row in found["decode"])
     held = found["memory"]
     assert [row["requests"] for row in held] == [row["running"] for row in held] == [1, 4, 6]
@@ -45,7 +54,7 @@ def test_growth_measures_draws_and_draws_again(model: str, tmp_path: Path) -> No
         assert row["cache_bytes"] == held[0]["cache_bytes"] * row["requests"]
         assert row["resident_bytes"] > 1e7
     page = (plots / "growth.html").read_text()
-    assert page.count("<svg") == 3 and "http" not in page and "<script" not in page
+    assert page.count("<svg") == 4 and "http" not in page and "<script" not in page
     for chart in page.split("<svg")[1:]:
         ElementTree.fromstring("<svg" + chart.split("</svg>")[0] + "</svg>")
 
@@ -80,7 +89,7 @@ def test_what_growth_cannot_measure() -> None:
     llm: Any = SimpleNamespace(engine=SimpleNamespace(client=client))
     with pytest.raises(ConfigError, match="without replicas"):
         growth.measure(
-            llm, running=[2], steps=1, contexts=[8], rows=2, iterations=1, prompt_length=8
+            llm, running=[2], steps=1, contexts=[8], rows=[2], iterations=1, prompt_length=8
         )
 
 
@@ -88,6 +97,31 @@ def test_a_prompt_that_is_too_long(model: str) -> None:
     words = ["--max-num-seqs", "2", "--max-model-len", "64", "--enforce-eager"]
     status, _, errors = bench("growth", model, "--input-len", "64", *words)
     assert status == 1 and "--input-len 64: expected less than max_model_len, 64" in errors
+
+
+@pytest.mark.parametrize("floor", [None, 2.5])
+def test_a_page_has_a_chart_for_each_number_of_rows(floor: float | None) -> None:
+    times = {"queued_ms": 3.0, "reading_ms": 4.0, "tok_s": 5.0}
+    steps = [{"rows": rows, "context": context, **times} for rows in (1, 8) for context in (16, 64)]
+    if floor is not None:
+        steps = [{**row, "floor_ms": floor} for row in steps]
+    memory = [{"requests": 1, "blocks": 2, "cache_bytes": 3e6, "resident_bytes": 4e6,
+               "device_bytes": None}]  # fmt: skip
+    host = [{"running": 4, "total_ms": 1.0, "pack_ms": 0.5, "schedule_and_commit_ms": 0.5,
+             "us_per_request": 250.0}]  # fmt: skip
+    hardware = {"processor": "P", "cores": 1, "devices": ["cpu"]}
+    result = {"command": "c", "commit": "abc", "prompt_length": 8, "left_out": [], "decode": steps,
+              "hardware": hardware, "host": host, "memory": memory}  # fmt: skip
+    if floor is not None:
+        result["read_gb_s"] = 40.0
+    page = growth.page(result)
+    assert page.count("<svg") == 4 and "rows: 1." in page and "rows: 8." in page
+    assert ("memory&#x27;s floor" in page) == (floor is not None)
+    assert ("at the 40.0 GB/s" in growth.printed(result)) == (floor is not None)
+
+
+def test_memory_is_read_at_a_plausible_speed() -> None:
+    assert 0.1 < read_gb_s(2**22) < 10_000
 
 
 def test_other_results_are_not_drawn(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def main() -> None:
     settings = json.loads(sys.stdin.readline())
     began = time.perf_counter()
     model = transformers.AutoModelForCausalLM.from_pretrained(
-        settings["model"], dtype=getattr(torch, settings["dtype"]), attn_implementation="sdpa"
+        settings["model"], dtype=getattr(torch, settings["dtype"])
     )
     model = model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
     with open(settings["trace"], encoding="utf-8") as file:
