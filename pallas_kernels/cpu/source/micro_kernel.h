@@ -49,7 +49,7 @@ struct Float16 : Float32 {
   }
 };
 
-// Memory to prefetch meanwhile: so many bytes from `at` for each step.
+// Memory to prefetch meanwhile: so many bytes from `at` for each step, at most two cache lines.
 struct Ahead {
   const char* at = nullptr;
   int64_t bytes = 0;
@@ -61,7 +61,9 @@ template <class Kind, int ROWS, int STRIDE>
 void multiply(const uint32_t* left, const char* right, int64_t steps, float* sums, int64_t pitch,
               bool fresh, Ahead ahead) {
   Floats acc[ROWS][VECTORS];
+#pragma GCC unroll 12
   for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 8
     for (int v = 0; v < VECTORS; v++)
       acc[r][v] = fresh ? Floats{} : load<Floats>(sums + r * pitch + v * LANES);
   for (int64_t step = 0; step < steps; step++) {
@@ -70,7 +72,7 @@ void multiply(const uint32_t* left, const char* right, int64_t steps, float* sum
     for (int v = 0; v < VECTORS; v++) columns[v] = Kind::read(right, v);
     if (ahead.at) {
       prefetch(ahead.at);
-      prefetch(ahead.at + 64);
+      prefetch(ahead.at + ahead.bytes / 2);
       ahead.at += ahead.bytes;
     }
 #pragma GCC unroll 12
@@ -82,7 +84,9 @@ void multiply(const uint32_t* left, const char* right, int64_t steps, float* sum
     left += STRIDE ? 1 : ROWS;
     right += Kind::STEP_BYTES;
   }
+#pragma GCC unroll 12
   for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 8
     for (int v = 0; v < VECTORS; v++) store(sums + r * pitch + v * LANES, acc[r][v]);
 }
 

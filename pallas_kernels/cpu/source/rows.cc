@@ -6,6 +6,8 @@ namespace jengine {
 namespace {
 
 constexpr int64_t ROWS_OF_TASK = 16;
+// Words between two rows, so that a power of two is not their distance: caches hold few such lines.
+constexpr int64_t PADDING = 16;
 
 float sum_of_squares(const float* values, int64_t width) {
   Floats sums{};
@@ -28,17 +30,11 @@ float sum_of(const float* values, int64_t width) {
   return sum;
 }
 
-// Two bfloat16 to a word, in order.
-void to_pairs(const float* values, int64_t width, uint32_t* words) {
-  int64_t i = 0;
-  for (; i + 2 * LANES <= width; i += 2 * LANES) {
-    store(words + i / 2, to_bfloat16(load<Floats>(values + i)));
-    store(words + i / 2 + LANES / 2, to_bfloat16(load<Floats>(values + i + LANES)));
-  }
-  for (; i < width; i += 2) {
-    const Floats pair = splat(values[i]), next = splat(i + 1 < width ? values[i + 1] : 0.0f);
-    const uint32_t word = to_bfloat16(pair)[0] | (uint32_t)to_bfloat16(next)[0] << 16;
-    std::memcpy(words + i / 2, &word, sizeof word);
+// Two of so many float32 at `from` to a word, in order, as bfloat16.
+void to_pairs(const char* from, int64_t width, uint32_t* words) {
+  for (int64_t i = 0; i < width; i += LANES) {
+    const Halves rounded = to_bfloat16(load_some<Floats>(from + 4 * i, width - i));
+    store_some(reinterpret_cast<char*>(words) + 2 * i, rounded, (width + 1) / 2 * 2 - i);
   }
 }
 
@@ -86,17 +82,27 @@ void normalize_rows(Pool& pool, const Activations& x, const int32_t* rows, int64
   });
 }
 
-void pack_rows(const Activations& x, const int32_t* rows, int count, Number number, float* values,
-               uint32_t* to) {
+void pack_rows(const Activations& x, const int32_t* rows, int count, Number number, uint32_t* to) {
   const bool paired = number == Number::BFLOAT16;
-  const int64_t steps = paired ? (x.width + 1) / 2 : x.width;
-  uint32_t* words = reinterpret_cast<uint32_t*>(values);
+  const int64_t steps = paired ? (x.width + 1) / 2 : x.width, pitch = steps + PADDING;
+  Arena memory(task_scratch().take(Arena::bytes<float>(x.width) +
+                                   Arena::bytes<uint32_t>(count * pitch)));
+  float* values = memory.array<float>(x.width);
+  uint32_t* words = memory.array<uint32_t>(count * pitch);
   for (int r = 0; r < count; r++) {
-    x.read(rows[r], values);
-    if (paired) to_pairs(values, x.width, words);  // in place: it writes behind where it reads
-    for (int64_t s = 0; s < steps; s++)
-      std::memcpy(to + s * count + r, values + s, sizeof(uint32_t));
+    uint32_t* row = words + r * pitch;
+    const bool as_it_is = !x.is_bfloat16 && x.norm.kind == NormKind::NONE;
+    const char* at = x.data + rows[r] * x.width * 4;
+    if (!paired) {
+      x.read(rows[r], reinterpret_cast<float*>(row));
+    } else if (as_it_is) {
+      to_pairs(at, x.width, row);
+    } else {
+      x.read(rows[r], values);
+      to_pairs(reinterpret_cast<const char*>(values), x.width, row);
+    }
   }
+  interleave_rows(words, count, pitch, steps, to);
 }
 
 }  // namespace jengine

@@ -36,8 +36,7 @@ struct Activations {
 void normalize_rows(Pool& pool, const Activations& x, const int32_t* rows, int64_t count,
                     float* to);
 
-// Writes rows as [step][rows] words for the micro kernel; `values` is room for one row.
-void pack_rows(const Activations& x, const int32_t* rows, int count, Number number, float* values,
-               uint32_t* to);
+// Writes rows as [step][rows] words for the micro kernel.
+void pack_rows(const Activations& x, const int32_t* rows, int count, Number number, uint32_t* to);
 
 }  // namespace jengine

@@ -55,8 +55,21 @@ class Tasks {
 
 constexpr int SPINS_BEFORE_YIELDING = 2000;
 
-// run(0) ... run(count - 1), on this thread and on those of the pool that have time. This thread
-// waits only for tasks that others have begun, so a pool without a free thread cannot block it.
+// Waits for another thread that is known to be running.
+template <class Condition>
+void wait_until(const Condition& holds) {
+  for (int spins = 0; !holds(); spins++) {
+    if (spins < SPINS_BEFORE_YIELDING) {
+      relax();
+    } else {
+      std::this_thread::yield();  // there may be more threads than cores
+    }
+  }
+}
+
+// run(0) ... run(count - 1), on this thread and on those of the pool that have time. They are begun
+// in this order, so a task may wait for one before it. This thread waits only for tasks that others
+// have begun, so a pool without a free thread cannot block it.
 template <class Run>
 void parallel_for(Pool& pool, int64_t count, const Run& run) {
   const int64_t helpers = std::min(count, pool.threads()) - 1;
@@ -67,13 +80,7 @@ void parallel_for(Pool& pool, int64_t count, const Run& run) {
   auto tasks = std::make_shared<Tasks>(count, [&run](int64_t i) { run(i); });
   for (int64_t i = 0; i < helpers; i++) pool.start([tasks] { tasks->work(); });
   tasks->work();
-  for (int spins = 0; !tasks->is_done(); spins++) {
-    if (spins < SPINS_BEFORE_YIELDING) {
-      relax();
-    } else {
-      std::this_thread::yield();  // there may be more threads than cores
-    }
-  }
+  wait_until([&] { return tasks->is_done(); });
   tasks->rethrow();
 }
 

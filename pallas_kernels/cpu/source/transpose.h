@@ -8,8 +8,12 @@ namespace jengine {
 constexpr int RUN = 16;  // columns that are brought into order together: half a panel
 
 #if defined(JENGINE_AVX512)
-// 16 rows of 16 words to 16 columns, `pitch` words apart.
-inline void transpose_square(const __m512i* rows, uint32_t* to, int64_t pitch) {
+// 16 rows of 16 words to 16 columns, `pitch` words apart, of which those of some rows are written.
+inline void transpose_square(const __m512i* rows, uint32_t* to, int64_t pitch,
+                             __mmask16 written = 0xffff) {
+  const auto store_column = [&](int i, __m512i column) {
+    _mm512_mask_storeu_epi32(to + i * pitch, written, column);
+  };
   __m512i a[16], b[16];
   for (int i = 0; i < 16; i += 2) {
     a[i] = _mm512_unpacklo_epi32(rows[i], rows[i + 1]);
@@ -26,10 +30,10 @@ inline void transpose_square(const __m512i* rows, uint32_t* to, int64_t pitch) {
     const __m512i odd_top = _mm512_shuffle_i32x4(b[i], b[i + 4], 0xdd);
     const __m512i even_end = _mm512_shuffle_i32x4(b[i + 8], b[i + 12], 0x88);
     const __m512i odd_end = _mm512_shuffle_i32x4(b[i + 8], b[i + 12], 0xdd);
-    _mm512_storeu_si512(to + i * pitch, _mm512_shuffle_i32x4(even_top, even_end, 0x88));
-    _mm512_storeu_si512(to + (i + 4) * pitch, _mm512_shuffle_i32x4(odd_top, odd_end, 0x88));
-    _mm512_storeu_si512(to + (i + 8) * pitch, _mm512_shuffle_i32x4(even_top, even_end, 0xdd));
-    _mm512_storeu_si512(to + (i + 12) * pitch, _mm512_shuffle_i32x4(odd_top, odd_end, 0xdd));
+    store_column(i, _mm512_shuffle_i32x4(even_top, even_end, 0x88));
+    store_column(i + 4, _mm512_shuffle_i32x4(odd_top, odd_end, 0x88));
+    store_column(i + 8, _mm512_shuffle_i32x4(even_top, even_end, 0xdd));
+    store_column(i + 12, _mm512_shuffle_i32x4(odd_top, odd_end, 0xdd));
   }
 }
 #endif
@@ -56,6 +60,23 @@ inline void transpose_words(const char* const* rows, int64_t words, uint32_t* to
       to[w * PANEL + i] = word;
     }
   }
+}
+
+// to[w * count + r] = word w of row r, for up to 16 rows, `pitch` words apart.
+inline void interleave_rows(const uint32_t* rows, int count, int64_t pitch, int64_t words,
+                            uint32_t* to) {
+  int64_t done = 0;
+#if defined(JENGINE_AVX512)
+  const __mmask16 written = (__mmask16)((1u << count) - 1);
+  for (; done + RUN <= words; done += RUN) {
+    __m512i square[RUN];
+    for (int r = 0; r < RUN; r++)
+      square[r] = r < count ? _mm512_loadu_si512(rows + r * pitch + done) : _mm512_setzero_si512();
+    transpose_square(square, to + done * count, count, written);
+  }
+#endif
+  for (int r = 0; r < count; r++)
+    for (int64_t w = done; w < words; w++) to[w * count + r] = rows[r * pitch + w];
 }
 
 // 16 pairs of bfloat16, one of each row; either row may be null, which is zero.

@@ -197,7 +197,10 @@ inline Halves to_float16(Floats value) {
 #endif
 }
 
+// Into the second-level cache, or into the first.
 inline void prefetch(const void* at) { __builtin_prefetch(at, 0, 2); }
+inline void prefetch_close(const void* at) { __builtin_prefetch(at, 0, 3); }
+inline void prefetch_to_write(const void* at) { __builtin_prefetch(at, 1, 3); }
 // Tells the processor that this thread only waits.
 inline void relax() {
 #if defined(__x86_64__)

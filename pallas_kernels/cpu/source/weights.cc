@@ -11,15 +11,21 @@ namespace {
 
 // Panels that are packed together: their columns of a row are a few adjacent cache lines.
 constexpr int64_t PANELS_OF_TASK = 8;
+// Weights of fewer bytes stay on the pages that they are on.
+constexpr int64_t LEAST_LARGE = 1 << 18;
 
-// Asks for large pages, before the memory is touched: weights are read from end to end in every
-// step, and each page of 4 kB takes a lookup.
+// Asks for large pages: weights are read from end to end in every step, and each page of 4 kB takes
+// a lookup. Arrays of a model's layers are often smaller than a large page and lie side by side, so
+// the pages at both ends are asked for as well. All of this is only advice: it may fail.
 void advise_large_pages(char* memory, int64_t bytes) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
   constexpr uintptr_t large = 2 << 20;
-  const uintptr_t begin = ((uintptr_t)memory + large - 1) / large * large;
-  const uintptr_t end = ((uintptr_t)memory + bytes) / large * large;
-  if (begin < end) madvise((void*)begin, end - begin, MADV_HUGEPAGE);  // only advice: may fail
+  constexpr int collapse = 25;  // MADV_COLLAPSE of Linux 6.1: at once, also where pages are in use
+  if (bytes < LEAST_LARGE) return;
+  char* begin = reinterpret_cast<char*>((uintptr_t)memory / large * large);
+  char* end = reinterpret_cast<char*>(((uintptr_t)memory + bytes + large - 1) / large * large);
+  madvise(begin, end - begin, MADV_HUGEPAGE);
+  madvise(begin, end - begin, collapse);
 #else
   (void)memory;
   (void)bytes;

@@ -1,0 +1,19 @@
+// How a matmul is divided into tasks: pieces of the weight's panels times parts of the rows' blocks.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace jengine {
+
+struct MatmulTask {
+  int64_t group;  // which weight; 0 where all rows share one
+  int64_t first_block, last_block, first_panel, last_panel;
+};
+
+// Tasks for so many threads, the largest first. `rows` has the number of rows of each group; pieces
+// are multiples of `grain` panels, so that no two tasks write to one cache line.
+std::vector<MatmulTask> plan_matmul(const std::vector<int64_t>& rows, int64_t panels, int64_t grain,
+                                    int64_t threads);
+
+}  // namespace jengine
