@@ -8,11 +8,14 @@ Must not know: requests, stop conditions, which request a position belongs to.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+import numpy as np
+from jax import Array
 
 from jengine.sampling.adjust import adjust
 from jengine.sampling.features import SamplingFeatures
@@ -21,12 +24,15 @@ from jengine.sampling.inputs import SamplingInput
 from jengine.sampling.logprobs import Logprobs, gather_logprobs
 from jengine.sampling.noise import gumbel, row_keys
 from jengine.sampling.state import RowState, record
-from pallas_kernels.token_sampling import sample_tokens
+from pallas_kernels.token_sampling import BEST, DRAWN, best_tokens, sample_tokens
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
-    from jaxtyping import Float, Int32, UInt32
+    from jaxtyping import Float, UInt32
 
 GREEDY_BELOW = 1e-5  # a lower temperature means greedy
+HIGHEST = np.finfo(np.float32).max
+# Logits to a token per row, -1 for rows that cannot be used.
+BestTokens = Callable[[Array], Array]
 
 
 class SampleOutput(NamedTuple):
@@ -48,51 +54,32 @@ def sample(
     """Sample one token per slot.
 
     key_data is the engine seed (`seed_words`). The state is updated if `features.adjust`, else
-    returned unchanged. `implementation` names one of `sample_tokens`, which needs unsharded logits;
-    None: plain XLA, whose logits may be sharded over the vocabulary.
+    returned unchanged. `implementation` names one of `sample_tokens` or `best_tokens`, which need
+    unsharded logits; None: plain XLA, whose logits may be sharded over the vocabulary.
     """
     kept = _state_in_use(state, features)
     raw = logits.astype(jnp.float32)
-    usable = _usable(raw)
     processed = raw
     if kept is not None:
         with jax.named_scope("adjust"):
             processed = adjust(raw, kept, inputs)
-            # Checked again: a mask can hide a NaN, and a sum can overflow.
-            usable = usable & _usable(processed)
-    if features.random and implementation is not None and not _shows_filtered(features):
+    best = partial(best_tokens, implementation=implementation if implementation in BEST else None)
+    if features.random and implementation in DRAWN and not _shows_filtered(features):
         with jax.named_scope("draw"):
             tokens = _draw_unsharded(processed, inputs, key_data, implementation)
     else:
-        tokens, processed = _choose(processed, inputs, features, key_data)
-    tokens = jnp.where(usable, tokens, -1)
+        tokens, processed = _choose(processed, inputs, features, key_data, best)
     if kept is not None:
-        counted = usable & inputs.adjusted.astype(bool)
+        tokens = jnp.where(best(raw) < 0, -1, tokens)  # a mask can hide a NaN
+        counted = (tokens >= 0) & inputs.adjusted.astype(bool)
         state = record(kept, inputs.adjusted - 1, inputs.positions, tokens, counted)
     return SampleOutput(tokens, _logprobs(raw, processed, tokens, features)), state
-
-
-def best_token(logits: Float[Array, "slots vocab"]) -> Int32[Array, " slots"]:
-    """argmax, ties by lowest index; 0 for rows with NaN.
-
-    Two passes that vectorise: XLA's own argmax is a scalar loop on the CPU, 3 times slower.
-    """
-    index = lax.broadcasted_iota(jnp.int32, logits.shape, 1)
-    best = logits == jnp.max(logits, axis=-1, keepdims=True)
-    first = jnp.min(jnp.where(best, index, logits.shape[1]), axis=-1)
-    return jnp.where(first < logits.shape[1], first, 0)
 
 
 def _state_in_use(state: RowState | None, features: SamplingFeatures) -> RowState | None:
     if features.adjust and state is None:
         raise ValueError("features.adjust needs a RowState, got None: use empty_row_state")
     return state if features.adjust else None
-
-
-def _usable(logits: Array) -> Array:
-    # The maximum is +inf if anything is, and -inf if everything is. NaN is made +inf, because XLA's
-    # maximum on the CPU passes over NaN where rows are long.
-    return jnp.isfinite(jnp.max(jnp.where(jnp.isnan(logits), jnp.inf, logits), axis=-1))
 
 
 def _is_random(inputs: SamplingInput) -> Array:
@@ -115,22 +102,29 @@ def _draw_unsharded(
 
 
 def _choose(
-    logits: Array, inputs: SamplingInput, features: SamplingFeatures, key_data: Array
+    logits: Array,
+    inputs: SamplingInput,
+    features: SamplingFeatures,
+    key_data: Array,
+    best: BestTokens,
 ) -> tuple[Array, Array]:
     """Tokens, and the logits of the distribution that they come from."""
     with jax.named_scope("greedy"):
-        tokens = best_token(logits)
+        tokens = best(logits)
     if features.random:
-        drawn, logits = _draw(logits, inputs, key_data)
-        tokens = jnp.where(_is_random(inputs), drawn, tokens)
+        drawn, logits = _draw(logits, inputs, key_data, best)
+        tokens = jnp.where(_is_random(inputs) & (tokens >= 0), drawn, tokens)
     return tokens, logits
 
 
-def _draw(logits: Array, inputs: SamplingInput, key_data: Array) -> tuple[Array, Array]:
+def _draw(
+    logits: Array, inputs: SamplingInput, key_data: Array, best: BestTokens
+) -> tuple[Array, Array]:
     """Tokens drawn from the filtered distribution, and its logits; greedy rows pass unfiltered."""
     is_random = _is_random(inputs)
     with jax.named_scope("temperature"):
         logits = logits / jnp.where(is_random, inputs.temperature, 1.0)[:, None]
+        logits = jnp.minimum(logits, HIGHEST)  # a quotient can overflow
     with jax.named_scope("filters"):
         logits = filter_logits(
             logits,
@@ -140,7 +134,7 @@ def _draw(logits: Array, inputs: SamplingInput, key_data: Array) -> tuple[Array,
         )
     with jax.named_scope("draw"):
         keys = row_keys(key_data, inputs.seed, inputs.positions)
-        return best_token(logits + gumbel(keys, logits.shape[1])), logits
+        return best(logits + gumbel(keys, logits.shape[1])), logits
 
 
 def _logprobs(

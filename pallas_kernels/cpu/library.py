@@ -16,7 +16,9 @@ import jax
 from pallas_kernels.cpu.build import compiled_library
 from pallas_kernels.cpu.compiler import NoKernels, source_digest
 
-HANDLERS = ("pack", "matmul", "normalize", "attention", "write_cache", "rotate_and_write")
+HANDLERS = (
+    "pack", "matmul", "normalize", "attention", "write_cache", "rotate_and_write", "best_tokens",
+)  # fmt: skip
 _beginning, _loading = threading.Lock(), threading.Lock()
 
 

@@ -1,6 +1,7 @@
-"""Draws the next token of each row: greedy, temperature, top-k, top-p and min-p, row by row.
+"""The next token of each row: the best one, or one drawn with temperature, top-k, top-p and min-p.
 
-In: per row its logits, a noise key and four settings. Out: a token per row, -1 where there is none.
+In: per row its logits; to draw, a noise key and four settings. Out: a token per row, -1 where there
+is none.
 Must not know: seeds and positions (only the keys made of them), penalties, log-probabilities.
 """
 
@@ -13,15 +14,28 @@ import jax
 from jax import Array
 
 from pallas_kernels.choice import choose
-from pallas_kernels.token_sampling.xla import sample_tokens_xla
+from pallas_kernels.token_sampling.xla import best_tokens_xla, sample_tokens_xla
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
     from jaxtyping import Float, Int, UInt32
 
-IMPLEMENTATIONS = {
+BEST = {
+    "xla": best_tokens_xla,
+    "cpu": "pallas_kernels.cpu.sampling:best_tokens_cpu",
+}
+DRAWN = {
     "xla": sample_tokens_xla,
     "triton": "pallas_kernels.token_sampling.triton:sample_tokens_triton",
 }
+
+
+@partial(jax.jit, static_argnames="implementation")
+def best_tokens(
+    logits: Float[Array, "rows vocab"], *, implementation: str | None = None
+) -> Int[Array, " rows"]:
+    """The index of each row's highest logit, ties by lowest index; -1 for rows that hold NaN or
+    +inf, or only -inf. The XLA implementation takes logits that are sharded, too."""
+    return choose("best_tokens", implementation, BEST)(logits)
 
 
 @partial(jax.jit, static_argnames="implementation")
@@ -43,5 +57,5 @@ def sample_tokens(
     lowest indices among equal logits. A row cannot be sampled if it holds NaN or +inf, or only
     -inf.
     """
-    run = choose("sample_tokens", implementation, IMPLEMENTATIONS)
+    run = choose("sample_tokens", implementation, DRAWN)
     return run(logits, keys, temperature, top_k, top_p, min_p)

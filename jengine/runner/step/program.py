@@ -37,5 +37,5 @@ class Program:
     @property
     def sampler(self) -> str | None:
         """The sampler's implementation: its kernels need unsharded logits, so a single device."""
-        alone = self.placement.mesh.size == 1
-        return "triton" if self.shapes.attention == "triton" and alone else None
+        alone, kernels = self.placement.mesh.size == 1, self.shapes.attention
+        return kernels if alone and kernels != "xla" else None

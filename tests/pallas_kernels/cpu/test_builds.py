@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-OPERATIONS = ("decode_attention", "prefill_attention", "rotate_and_write", "cache_write")
+OPERATIONS = (
+    "decode_attention", "prefill_attention", "rotate_and_write", "cache_write", "best_tokens",
+)  # fmt: skip
 FILES = [
     *[f"tests/pallas_kernels/test_{name}.py" for name in OPERATIONS],
     "tests/pallas_kernels/cpu/test_matmul.py",
