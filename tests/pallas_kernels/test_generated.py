@@ -17,7 +17,7 @@ from pallas_kernels.decode_attention import decode_attention
 from pallas_kernels.decode_attention.triton import num_splits
 from pallas_kernels.prefill_attention import prefill_attention
 from tests.pallas_kernels.generated import Generated, decode_case, prefill_case
-from tests.pallas_kernels.implementations import IMPLEMENTATIONS, TRITON
+from tests.pallas_kernels.implementations import CPU, IMPLEMENTATIONS, TRITON
 
 # How many of each there are, and how many of them the default run takes.
 DECODE, PREFILL = (150, 5), (60, 1)
@@ -43,27 +43,27 @@ def check(case: Generated, operation: Callable[..., Any], implementation: str) -
     np.testing.assert_allclose(lse, case.lse, rtol=RELATIVE, atol=1e-4)
 
 
-@pytest.mark.parametrize("implementation", [TRITON])
+@pytest.mark.parametrize("implementation", [CPU, TRITON])
 @pytest.mark.parametrize("seed", seeds(*DECODE))
 def test_decode(seed: int, implementation: str) -> None:
     check(decode_case(seed), decode_attention, implementation)
 
 
-@pytest.mark.parametrize("implementation", [TRITON])
+@pytest.mark.parametrize("implementation", [CPU, TRITON])
 @pytest.mark.parametrize("seed", seeds(*PREFILL))
 def test_prefill(seed: int, implementation: str) -> None:
     check(prefill_case(seed), prefill_attention, implementation)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("implementation", [TRITON, "xla"])
+@pytest.mark.parametrize("implementation", [CPU, TRITON, "xla"])
 @pytest.mark.parametrize("seed", range(4))
 def test_decode_of_16k_tokens(seed: int, implementation: str) -> None:
     check(decode_case(seed, longest=16_384), decode_attention, implementation)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("implementation", [TRITON])
+@pytest.mark.parametrize("implementation", [CPU, TRITON])
 @pytest.mark.parametrize("seed", range(2))
 def test_prefill_after_4k_tokens(seed: int, implementation: str) -> None:
     check(prefill_case(seed, longest=4096), prefill_attention, implementation)

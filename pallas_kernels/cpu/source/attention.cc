@@ -7,6 +7,8 @@ namespace {
 
 // With fewer units than this for each thread, every KV head is a task of its own.
 constexpr int64_t ENOUGH_UNITS = 4;
+// So are the KV heads of a unit with more query rows than this: it reads keys less than it computes.
+constexpr int64_t MOST_ROWS_WITH_ALL_HEADS = 16;
 
 void write_padding(const Attention& call) {
   const int64_t token_bytes = call.heads * call.cache.dim * (call.out_is_bfloat16 ? 2 : 4);
@@ -17,18 +19,20 @@ void write_padding(const Attention& call) {
   }
 }
 
-// Merges the segments of one tile and KV head in their order.
-void merge_segments(const Attention& call, const TileSpan& span, const Partials& partials,
-                    int64_t tile, int64_t head) {
-  const int64_t group = call.group();
-  Running whole = partials.at(tile, span.first_segment(), head);
-  for (int64_t i = 0; i < call.tile() * group; i++) {
-    const int64_t token = tile * call.tile() + i / group;
-    if (call.positions[token] < 0) continue;
-    for (int64_t s = 1; s < span.segments(); s++)
-      whole.merge(i, partials.at(tile, span.first_segment() + s, head));
-    write_row(call, {token, head * group + i % group, 0, i, (int32_t)tile}, whole, i);
+struct Task {
+  const Unit* unit;
+  Heads heads;
+};
+
+std::vector<Task> tasks_of(const Attention& call, const AttentionPlan& plan, int64_t threads) {
+  const bool few_units = (int64_t)plan.units.size() < ENOUGH_UNITS * threads;
+  std::vector<Task> tasks;
+  for (const Unit& unit : plan.units) {
+    const bool split = few_units || unit.queries * call.group() > MOST_ROWS_WITH_ALL_HEADS;
+    const int64_t heads = call.cache.kv_heads, step = split ? 1 : heads;
+    for (int64_t head = 0; head < heads; head += step) tasks.push_back({&unit, {head, head + step}});
   }
+  return tasks;
 }
 
 }  // namespace
@@ -37,24 +41,17 @@ void attend(Pool& pool, const Attention& call) {
   write_padding(call);
   const AttentionPlan plan(call);
   const Partials partials(call, plan);
-  const int64_t kv_heads = call.cache.kv_heads, units = (int64_t)plan.units.size();
-  const int64_t split = units >= ENOUGH_UNITS * pool.threads() ? 1 : kv_heads;
-  auto run = [&](auto kind, int64_t task) {
-    UnitTask<decltype(kind)> unit(call, plan, plan.units[task / split]);
-    const int64_t per_task = kv_heads / split, first = task % split * per_task;
-    for (int64_t head = first; head < first + per_task; head++) unit.run(head, partials);
-  };
-  parallel_for(pool, units * split, [&](int64_t task) {
+  const std::vector<Task> tasks = tasks_of(call, plan, pool.threads());
+  const int64_t count = tasks.size();
+  parallel_for(pool, count, [&](int64_t i) {
+    const Task& task = tasks[i];
+    const int64_t later = i + pool.threads();
+    const Unit* next = later < count ? tasks[later].unit : nullptr;
     if (call.cache.number == Number::BFLOAT16) {
-      run(Bfloat16{}, task);
+      UnitTask<Bfloat16>(call, plan, *task.unit, task.heads, next).run(partials);
     } else {
-      run(Float32{}, task);
+      UnitTask<Float32>(call, plan, *task.unit, task.heads, next).run(partials);
     }
-  });
-  if (plan.partials == 0) return;
-  parallel_for(pool, call.tiles * kv_heads, [&](int64_t i) {
-    const TileSpan& span = plan.spans[i / kv_heads];
-    if (span.segments() > 1) merge_segments(call, span, partials, i / kv_heads, i % kv_heads);
   });
 }
 

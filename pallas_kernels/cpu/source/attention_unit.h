@@ -1,140 +1,132 @@
-// The work of one task: the queries of a unit and one KV head over the unit's keys.
+// The work of one task: the queries of a unit and some KV heads over the unit's keys.
 #pragma once
 
-#include "attention_keys.h"
-#include "attention_plan.h"
-#include "attention_softmax.h"
+#include "attention_few.h"
+#include "attention_rows.h"
 
 namespace jengine {
 
-// A query row of a unit: one head of one token.
-struct QueryRow {
-  int64_t token, head;
-  int64_t position;
-  int64_t partial_row;  // among its tile's rows
-  int32_t tile;
+// The KV heads [first, last).
+struct Heads {
+  int64_t first, last;
+  int64_t count() const { return last - first; }
 };
 
-inline void write_row(const Attention& call, const QueryRow& query, const Running& running,
-                      int64_t row) {
-  float sum = running.sum[row], most = running.largest[row], factor = 1.0f;
-  if (call.sinks) {
-    const float sink = call.sinks[query.head], larger = std::max(most, sink);
-    factor = exp(most - larger);
-    sum = sum * factor + exp(sink - larger);
-    most = larger;
-  }
-  factor = sum == 0 ? 0.0f : factor / sum;  // NaN stays NaN
-  const int64_t dim = call.cache.dim, at = query.token * call.heads + query.head;
-  call.lse[at] = most + std::log(sum);
-  const float* mixed = running.mixed + row * running.width;
-  for (int64_t d = 0; d < dim; d += LANES) {
-    const Floats values = load<Floats>(mixed + d) * factor;
-    if (call.out_is_bfloat16) {
-      store_some(call.out + (at * dim + d) * 2, to_bfloat16(values), dim - d);
-    } else {
-      store_some(call.out + (at * dim + d) * 4, values, dim - d);
-    }
-  }
-}
-
-// Partial results of tiles whose keys are in several segments.
-class Partials {
- public:
-  Partials(const Attention& call, const AttentionPlan& plan)
-      : rows_(call.tile() * call.group()), kv_heads_(call.cache.kv_heads),
-        width_(padded(call.cache.dim)), plan_(plan),
-        memory_(reinterpret_cast<float*>(
-            call_scratch().take(plan.partials * kv_heads_ * floats() * sizeof(float)))) {}
-
-  Running at(int64_t tile, int64_t segment, int64_t head) const {
-    const TileSpan& span = plan_.spans[tile];
-    const int64_t index = span.first_partial + segment - span.first_segment();
-    return Running(memory_ + (index * kv_heads_ + head) * floats(), rows_, width_);
-  }
-
- private:
-  size_t floats() const { return Running::floats(rows_, width_); }
-  const int64_t rows_, kv_heads_, width_;
-  const AttentionPlan& plan_;
-  float* memory_;
-};
-
-// A task: the queries of a unit and one KV head over the unit's keys.
 template <class Kind>
 class UnitTask {
  public:
   using Weight = std::conditional_t<Kind::DEPTH == 2, uint16_t, float>;
-  static constexpr int WEIGHT_WORDS = CHUNK / Kind::DEPTH;
+  static constexpr int64_t STEPS = CHUNK / Kind::DEPTH;  // of a chunk's values
 
-  UnitTask(const Attention& call, const AttentionPlan& plan, const Unit& unit)
-      : call_(call), plan_(plan), unit_(unit), blocks_(unit.queries * call.group()),
-        steps_(call.cache.dim / Kind::DEPTH), width_(padded(call.cache.dim)) {
+  // `next` is a unit that this thread may work on next, or null.
+  UnitTask(const Attention& call, const AttentionPlan& plan, const Unit& unit, Heads heads,
+           const Unit* next)
+      : call_(call), plan_(plan), unit_(unit), next_(next), heads_(heads), scaling_(call),
+        blocks_(unit.queries * call.group()), words_(call.cache.dim / Kind::DEPTH),
+        query_words_(up_to_run(words_)), width_(padded(call.cache.dim)) {}
+
+  void run(const Partials& partials) {
+    take_memory();
     find_tokens();
-    rows_.reserve(blocks_.rows);
-  }
-
-  void run(int64_t head, const Partials& partials) {
-    const size_t num_running = Running::floats(blocks_.rows, width_);
-    Arena memory(task_scratch().take(
-        Arena::bytes<uint32_t>(blocks_.rows * steps_) + Arena::bytes<float>(num_running) +
-        Arena::bytes<uint32_t>(CHUNK * steps_) + Arena::bytes<uint32_t>(WEIGHT_WORDS * width_) +
-        Arena::bytes<float>(MOST_ROWS * CHUNK) + Arena::bytes<Weight>(MOST_ROWS * CHUNK) +
-        Arena::bytes<float>(num_staged())));
-    query_ = memory.array<uint32_t>(blocks_.rows * steps_);
-    Running running(memory.array<float>(num_running), blocks_.rows, width_);
-    keys_ = memory.array<uint32_t>(CHUNK * steps_);
-    values_ = memory.array<uint32_t>(WEIGHT_WORDS * width_);
-    scores_ = memory.array<float>(MOST_ROWS * CHUNK);
-    weights_ = memory.array<Weight>(MOST_ROWS * CHUNK);
-    staged_ = memory.array<float>(num_staged());
-    take_queries(head);
-    running.clear(blocks_.rows);
-    for (int64_t first = unit_.from / CHUNK * CHUNK; first < unit_.to; first += CHUNK)
-      add_chunk(first, head, running);
-    for (int64_t row = 0; row < blocks_.rows; row++) leave(row, head, running, partials);
+    list_rows();
+    for (int64_t head = heads_.first; head < heads_.last; head++) {
+      take_queries(head);
+      running_of(head).clear(blocks_.rows);
+    }
+    for (int64_t chunk = 0; chunk < chunks(); chunk++)
+      for (int64_t head = heads_.first; head < heads_.last; head++) add_chunk(chunk, head);
+    for (int64_t head = heads_.first; head < heads_.last; head++) leave(head, partials);
   }
 
  private:
-  // Keys and values of a chunk that the micro kernel cannot read as they are.
-  size_t num_staged() const {
-    return call_.cache.number == Number::FLOAT16 ? 2 * CHUNK * call_.cache.dim : 0;
+  bool is_staged() const { return call_.cache.number == Number::FLOAT16; }
+  bool is_few() const { return blocks_.rows <= MOST_FEW; }
+  static int64_t begin(const Unit& unit) { return unit.from / CHUNK * CHUNK; }
+  int64_t begin() const { return begin(unit_); }
+  int64_t chunks() const { return (unit_.to - begin() + CHUNK - 1) / CHUNK; }
+
+  void take_memory() {
+    const int64_t rows = blocks_.rows, staged = 2 * CHUNK * call_.cache.dim;
+    const int64_t packed = is_few() ? 0 : CHUNK * words_;
+    const int64_t ordered = is_few() ? 0 : STEPS * width_, most = std::max(MOST_ROWS, MOST_FEW);
+    const size_t queries = rows * query_words_ * heads_.count();
+    const size_t running = Running::floats(rows, width_) * heads_.count();
+    Arena memory(task_scratch().take(
+        Arena::bytes<uint32_t>(queries) + Arena::bytes<float>(running) +
+        Arena::bytes<QueryRow>(rows) + Arena::bytes<uint32_t>(packed) +
+        Arena::bytes<uint32_t>(ordered) + Arena::bytes<float>(most * CHUNK) +
+        Arena::bytes<Weight>(most * CHUNK) + Arena::bytes<float>(staged)));
+    query_ = memory.array<uint32_t>(queries);
+    running_ = memory.array<float>(running);
+    rows_ = memory.array<QueryRow>(rows);
+    keys_ = memory.array<uint32_t>(packed);
+    values_ = memory.array<uint32_t>(ordered);
+    scores_ = memory.array<float>(most * CHUNK);
+    weights_ = memory.array<Weight>(most * CHUNK);
+    staged_ = memory.array<float>(staged);
+  }
+  uint32_t* query_of(int64_t head) const {
+    return query_ + (head - heads_.first) * blocks_.rows * query_words_;
+  }
+  Running running_of(int64_t head) const {
+    const int64_t one = Running::floats(blocks_.rows, width_);
+    return Running(running_ + (head - heads_.first) * one, blocks_.rows, width_);
   }
 
-  // Byte offsets of the unit's tokens in a plane.
+  // Byte offsets in a plane of the tokens of all chunks, and of the first of the unit that may be
+  // this thread's next.
   void find_tokens() {
-    const int64_t size = call_.cache.block_size, begin = unit_.segment * SEGMENT / size;
-    for (int64_t position = unit_.from; position < unit_.to; position++) {
-      const int64_t block = unit_.blocks[position / size - begin];
-      const int64_t slot = block * size + position % size;
-      offsets_[position - unit_.from] = slot * call_.cache.token_bytes();
+    find_tokens(unit_, unit_.to, offsets_);
+    if (next_) find_tokens(*next_, std::min(next_->to, begin(*next_) + CHUNK), end_of_tokens());
+  }
+  int64_t* end_of_tokens() { return offsets_ + chunks() * CHUNK; }
+  void find_tokens(const Unit& unit, int64_t last, int64_t* offsets) const {
+    const int64_t size = call_.cache.block_size, bytes = call_.cache.token_bytes();
+    const int64_t first = unit.from - begin(unit), count = last - begin(unit);
+    const int32_t* block = unit.blocks.data() + unit.from / size - unit.segment * SEGMENT / size;
+    int64_t in_page = unit.from % size;
+    for (int64_t i = first; i < count; in_page = 0) {
+      int64_t offset = (*block++ * size + in_page) * bytes;
+      const int64_t end = std::min(i + size - in_page, count);
+      for (; i < end; i++, offset += bytes) offsets[i] = offset;
     }
+    std::fill_n(offsets, first, offsets[first]);
+    std::fill(offsets + count, offsets + (count + CHUNK - 1) / CHUNK * CHUNK, offsets[count - 1]);
   }
 
-  void take_queries(int64_t head) {
-    rows_.clear();
+  void list_rows() {
     const int64_t tile_size = call_.tile(), group = call_.group();
+    QueryRow* next = rows_;
+    least_high_ = unit_.to - begin();
+    most_low_ = unit_.from - begin();
     for (int32_t tile : unit_.tiles)
       for (int64_t i = 0; i < tile_size; i++) {
         const int64_t token = tile * tile_size + i, position = call_.positions[token];
-        for (int64_t g = 0; position >= 0 && g < group; g++)
-          rows_.push_back({token, head * group + g, position, i * group + g, tile});
+        if (position < 0) continue;
+        const int64_t start = call_.starts[tile];
+        const int64_t low = std::max({unit_.from, start, call_.first_key(position)}) - begin();
+        const int64_t high = std::min(unit_.to, position + 1) - begin();
+        least_high_ = std::min(least_high_, high);
+        most_low_ = std::max(most_low_, low);
+        for (int64_t g = 0; g < group; g++) *next++ = {token, g, i * group + g, low, high, tile};
       }
-    least_high_ = unit_.to;
-    most_low_ = unit_.from;
-    for (const QueryRow& row : rows_) {
-      least_high_ = std::min(least_high_, row.position + 1);
-      most_low_ = std::max(most_low_, low_of(row));
+  }
+
+  void take_queries(int64_t head) {
+    uint32_t* query = query_of(head);
+    for (int64_t block = 0; block < blocks_.count; block++) {
+      const int rows = blocks_.in(block);
+      uint32_t* to = query + blocks_.begin(block) * query_words_;
+      for (int r = 0; r < rows; r++)
+        pack_query(rows_[blocks_.begin(block) + r], head, to + r, rows);
+      std::memset(to + words_ * rows, 0, (query_words_ - words_) * rows * sizeof(uint32_t));
     }
-    for (int64_t block = 0; block < blocks_.count; block++)
-      for (int r = 0; r < blocks_.in(block); r++)
-        pack_query(rows_[blocks_.begin(block) + r],
-                   query_ + blocks_.begin(block) * steps_ + r, blocks_.in(block));
   }
 
   // Writes the words of a query's vector, `pitch` apart.
-  void pack_query(const QueryRow& row, uint32_t* to, int64_t pitch) {
-    const int64_t dim = call_.cache.dim, at = (row.token * call_.heads + row.head) * dim;
+  void pack_query(const QueryRow& row, int64_t head, uint32_t* to, int64_t pitch) const {
+    const int64_t dim = call_.cache.dim;
+    const int64_t at = (row.token * call_.heads + head * call_.group() + row.member) * dim;
     constexpr int64_t most = LANES / Kind::DEPTH;  // words of a vector
     for (int64_t d = 0; d < dim; d += LANES) {
       const Floats values =
@@ -151,88 +143,108 @@ class UnitTask {
     }
   }
 
-  ChunkRows rows_of_chunk(int64_t first, int64_t head) const {
-    ChunkRows rows;
-    const int64_t in_token = head * call_.cache.head_bytes();
-    for (int64_t i = 0; i < CHUNK; i++) {
-      const int64_t position = first + i;
-      rows.keys[i] = rows.values[i] = nullptr;
-      if (position < unit_.from || position >= unit_.to) continue;
-      const int64_t offset = offsets_[position - unit_.from] + in_token;
-      rows.keys[i] = call_.cache.keys + offset;
-      rows.values[i] = call_.cache.values + offset;
-      if (position + CHUNK < unit_.to)
-        prefetch_token(offsets_[position + CHUNK - unit_.from] + in_token);
-    }
-    return rows;
-  }
-  void prefetch_token(int64_t offset) const {
-    for (int64_t byte = 0; byte < call_.cache.head_bytes(); byte += 64) {
-      prefetch(call_.cache.keys + offset + byte);
-      prefetch(call_.cache.values + offset + byte);
-    }
+  // What is fetched of the next chunk while one head of this chunk is worked on.
+  Fetching share_of_next(const char* plane, int64_t index, int64_t head) const {
+    if (index + 1 == chunks() && !next_) return {};
+    const int64_t heads = heads_.count(), share = head - heads_.first;
+    const int64_t begin = CHUNK * share / heads, end = CHUNK * (share + 1) / heads;
+    return {plane + heads_.first * call_.cache.head_bytes(),
+            offsets_ + (index + 1) * CHUNK + begin, end - begin,
+            heads * call_.cache.head_bytes()};
   }
 
-  // The first key of the unit that a row sees.
-  int64_t low_of(const QueryRow& row) const {
-    const int64_t start = call_.starts[row.tile];
-    return std::max({unit_.from, start, call_.first_key(row.position)});
-  }
-  Sight sight_of(const QueryRow& row, int64_t first) const {
-    const int64_t low = low_of(row), high = std::min(unit_.to, row.position + 1);
-    return {std::max<int64_t>(low - first, 0), std::min(high - first, CHUNK)};
-  }
-
-  void add_chunk(int64_t first, int64_t head, Running& running) {
-    ChunkRows rows = rows_of_chunk(first, head);
-    if (num_staged()) stage_as_float32(rows, call_.cache.dim, staged_);
-    const Number staged = num_staged() ? Number::FLOAT32 : call_.cache.number;
-    const uint64_t left_out =
-        hides_keys(first) ? leave_out_nonfinite(rows, call_.cache.dim, staged) : 0;
-    order_keys<Kind>(rows, steps_, keys_);
-    order_values<Kind>(rows, call_.cache.dim, values_);
+  void add_chunk(int64_t index, int64_t head) {
+    const int64_t first = index * CHUNK, in_token = head * call_.cache.head_bytes();
+    const int64_t* offsets = offsets_ + first;
+    HeadChunk chunk{call_.cache.keys + in_token, call_.cache.values + in_token, offsets, offsets,
+                    call_.cache.dim, share_of_next(call_.cache.keys, index, head),
+                    share_of_next(call_.cache.values, index, head)};
+    int64_t staged_offsets[CHUNK];
+    if (is_staged()) stage_as_float32(chunk, staged_, staged_offsets);
+    left_out_ = 0;
+    if (hides_keys(first)) left_out_ = leave_out_nonfinite<Kind>(chunk, staged_, staged_offsets);
+    Running running = running_of(head);
+#if defined(JENGINE_AVX512)
+    if (is_few()) return add_to_few(chunk, first, query_of(head), running);
+#endif
+    order_keys(chunk, words_, keys_);
+    order_values<Kind>(chunk, values_);
     for (int64_t block = 0; block < blocks_.count; block++)
-      add_block(first, block, left_out, running);
+      add_to_block(first, block, query_of(head), running);
   }
 
   // Whether some row does not see all of a chunk's keys.
   bool hides_keys(int64_t first) const {
-    const int64_t from = std::max(first, unit_.from), to = std::min(first + CHUNK, unit_.to);
+    const int64_t from = std::max(first, unit_.from - begin());
+    const int64_t to = std::min(first + CHUNK, unit_.to - begin());
     return least_high_ < to || most_low_ > from;
   }
 
-  void add_block(int64_t first, int64_t block, uint64_t left_out, Running& running) {
+  // What rows see of the chunk that begins at `first`; returns what any of them sees.
+  Sight sights_of(int64_t first, int64_t row0, int rows, Sight* sights) const {
+    Sight any{CHUNK, 0};
+    for (int r = 0; r < rows; r++) {
+      const QueryRow& row = rows_[row0 + r];
+      sights[r] = {row.low - first, row.high - first};
+      if (sights[r].none()) continue;
+      any.low = std::min(any.low, std::max<int64_t>(sights[r].low, 0));
+      any.high = std::max(any.high, std::min(sights[r].high, CHUNK));
+    }
+    return any;
+  }
+  void weigh_rows(int64_t row0, int rows, const Sight* sights, Running& running) {
+    for (int r = 0; r < rows; r++) {
+      weigh(scaling_, scores_ + r * CHUNK, sights[r], running, row0 + r, weights_ + r * CHUNK);
+      if (sights[r].any_of(left_out_)) running.sums[(row0 + r) * LANES] = NAN;
+    }
+  }
+  // The steps of a chunk's values that are mixed.
+  static int64_t first_step(Sight any) { return any.low / Kind::DEPTH; }
+  static int64_t last_step(Sight any) { return (any.high + Kind::DEPTH - 1) / Kind::DEPTH; }
+  const uint32_t* weight_words() const { return reinterpret_cast<const uint32_t*>(weights_); }
+
+#if defined(JENGINE_AVX512)
+  void add_to_few(HeadChunk& chunk, int64_t first, const uint32_t* query, Running& running) {
+    const int rows = (int)blocks_.rows;
+    Sight sights[MOST_FEW];
+    const Sight any = sights_of(first, 0, rows, sights);
+    if (any.none()) return;
+    const FewKernels& kernels = few_kernels_for<Kind>(rows);
+    kernels.score(chunk, query, words_, any.low / RUN * RUN, up_to_run(any.high), scores_);
+    weigh_rows(0, rows, sights, running);
+    kernels.mix(chunk, weight_words(), first_step(any), last_step(any), running.mixed, width_);
+  }
+#endif
+
+  void add_to_block(int64_t first, int64_t block, const uint32_t* query, Running& running) {
     const int64_t row0 = blocks_.begin(block);
     const int rows = blocks_.in(block);
     Sight sights[MOST_ROWS];
-    bool any = false;
-    for (int r = 0; r < rows; r++) {
-      sights[r] = sight_of(rows_[row0 + r], first);
-      any |= !sights[r].none();
-    }
-    if (!any) return;
-    for (int64_t p = 0; p < CHUNK / PANEL; p++)
-      multiply_for<Kind>(rows)(query_ + row0 * steps_, as_bytes(keys_ + p * steps_ * PANEL), steps_,
-                               scores_ + p * PANEL, CHUNK, true, {});
-    for (int r = 0; r < rows; r++) {
-      weigh(call_, scores_ + r * CHUNK, sights[r], running, row0 + r, weights_ + r * CHUNK);
-      if (sights[r].any_of(left_out))
-        running.sum[row0 + r] = std::numeric_limits<float>::quiet_NaN();
-    }
-    const Multiply mix = multiply_for<Kind, WEIGHT_WORDS>(rows);
-    const uint32_t* words = reinterpret_cast<const uint32_t*>(weights_);
+    const Sight any = sights_of(first, row0, rows, sights);
+    if (any.none()) return;
+    for (int64_t p = any.low / PANEL; p * PANEL < any.high; p++)
+      multiply_for<Kind>(rows)(query + row0 * query_words_, as_bytes(keys_ + p * words_ * PANEL),
+                               words_, scores_ + p * PANEL, CHUNK, true, {});
+    weigh_rows(row0, rows, sights, running);
+    const Multiply mix = multiply_for<Kind, STEPS>(rows);
+    const int64_t from = first_step(any), steps = last_step(any) - from;
     for (int64_t p = 0; p < width_ / PANEL; p++)
-      mix(words, as_bytes(values_ + p * WEIGHT_WORDS * PANEL), WEIGHT_WORDS,
+      mix(weight_words() + from, as_bytes(values_ + (p * STEPS + from) * PANEL), steps,
           running.mixed + row0 * width_ + p * PANEL, width_, false, {});
   }
 
-  void leave(int64_t row, int64_t head, const Running& running, const Partials& partials) const {
-    const QueryRow& query = rows_[row];
-    if (plan_.spans[query.tile].segments() == 1) {
-      write_row(call_, query, running, row);
-    } else {
-      partials.at(query.tile, unit_.segment, head).copy(query.partial_row, running, row);
+  void leave(int64_t head, const Partials& partials) const {
+    const Running running = running_of(head);
+    for (int64_t row = 0; row < blocks_.rows; row++) {
+      const QueryRow& query = rows_[row];
+      if (plan_.spans[query.tile].segments() == 1) {
+        write_row(call_, query.token, head * call_.group() + query.member, running, row);
+      } else {
+        partials.at(query.tile, unit_.segment, head).copy(query.row, running, row);
+      }
     }
+    for (int32_t tile : unit_.tiles)
+      if (plan_.spans[tile].segments() > 1) partials.finish(tile, head);
   }
   static const char* as_bytes(const uint32_t* words) {
     return reinterpret_cast<const char*>(words);
@@ -241,13 +253,17 @@ class UnitTask {
   const Attention& call_;
   const AttentionPlan& plan_;
   const Unit& unit_;
+  const Unit* next_;
+  const Heads heads_;
+  const Scaling scaling_;
   const RowBlocks blocks_;
-  const int64_t steps_, width_;
-  std::vector<QueryRow> rows_;
+  const int64_t words_, query_words_, width_;
+  int64_t offsets_[SEGMENT + CHUNK];
   int64_t least_high_, most_low_;  // keys between them are seen by all rows
-  int64_t offsets_[SEGMENT];
+  uint64_t left_out_;              // tokens of the chunk whose values are not finite
+  QueryRow* rows_;
   uint32_t *query_, *keys_, *values_;
-  float *scores_, *staged_;
+  float *running_, *scores_, *staged_;
   Weight* weights_;
 };
 

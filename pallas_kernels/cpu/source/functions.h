@@ -26,6 +26,33 @@ inline Floats exp_up_to_88(Floats x) {
   const Floats whole = (Floats)((Words)fraction + ((Words)rounded << 23));
   return (Floats)((Ints)whole & ~vanishes);
 }
+// 2^x for x up to 127, with a relative error below 2e-7, or 3e-6 if not PRECISE. exp2(0) is exactly
+// 1; below -126 it is 0 or a subnormal number, at -200 it is 0.
+template <bool PRECISE>
+inline Floats exp2(Floats x) {
+  x = max(splat(-200.0f), x);  // NaN stays as it is
+#if defined(JENGINE_AVX512)
+  const Floats rest = (Floats)_mm512_reduce_ps((__m512)x, 1);  // x - floor(x)
+#else
+  // Adding 1.5 * 2^23 rounds to an integer, in the low bits.
+  const Floats magic = splat(0x1.8p23f), rounded = x - 0.5f + magic, rest = x - (rounded - magic);
+#endif
+  // (2^r - 1) / r on [0, 1], fitted for the least relative error of 2^r.
+  Floats series = PRECISE ? fma(splat(1.8671298e-3f), rest, splat(9.0170307e-3f))
+                          : splat(1.3426683e-2f);
+  series = fma(series, rest, splat(PRECISE ? 5.5799913e-2f : 5.2242476e-2f));
+  series = fma(series, rest, splat(PRECISE ? 0.24016444f : 0.2412802f));
+  series = fma(series, rest, splat(PRECISE ? 0.6931513f : 0.69304484f));
+  const Floats fraction = fma(series, rest, splat(1.0f));
+#if defined(JENGINE_AVX512)
+  return (Floats)_mm512_scalef_ps((__m512)fraction, (__m512)x);  // fraction * 2^floor(x)
+#else
+  const Ints vanishes = x < -126.0f;
+  const Floats whole = (Floats)((Words)fraction + ((Words)rounded << 23));
+  return (Floats)((Ints)whole & ~vanishes);
+#endif
+}
+inline float exp2(float x) { return exp2<true>(splat(x))[0]; }
 inline Floats exp(Floats x) { return exp_up_to_88(min(splat(HIGHEST_EXPONENT), x)); }
 inline float exp(float x) { return exp(splat(x))[0]; }
 

@@ -8,33 +8,40 @@ namespace jengine {
 constexpr int RUN = 16;  // columns that are brought into order together: half a panel
 
 #if defined(JENGINE_AVX512)
-// 16 rows of 16 words to 16 columns, `pitch` words apart, of which those of some rows are written.
-inline void transpose_square(const __m512i* rows, uint32_t* to, int64_t pitch,
-                             __mmask16 written = 0xffff) {
-  const auto store_column = [&](int i, __m512i column) {
-    _mm512_mask_storeu_epi32(to + i * pitch, written, column);
-  };
+// Turns 16 rows of 16 words into 16 columns, in registers.
+inline void transpose(__m512i (&rows)[RUN]) {
   __m512i a[16], b[16];
+#pragma GCC unroll 8
   for (int i = 0; i < 16; i += 2) {
     a[i] = _mm512_unpacklo_epi32(rows[i], rows[i + 1]);
     a[i + 1] = _mm512_unpackhi_epi32(rows[i], rows[i + 1]);
   }
+#pragma GCC unroll 4
   for (int i = 0; i < 16; i += 4) {
     b[i] = _mm512_unpacklo_epi64(a[i], a[i + 2]);
     b[i + 1] = _mm512_unpackhi_epi64(a[i], a[i + 2]);
     b[i + 2] = _mm512_unpacklo_epi64(a[i + 1], a[i + 3]);
     b[i + 3] = _mm512_unpackhi_epi64(a[i + 1], a[i + 3]);
   }
+#pragma GCC unroll 4
   for (int i = 0; i < 4; i++) {  // b[i + 4 j] has columns i, i + 4, ... of rows 4 j to 4 j + 3
     const __m512i even_top = _mm512_shuffle_i32x4(b[i], b[i + 4], 0x88);
     const __m512i odd_top = _mm512_shuffle_i32x4(b[i], b[i + 4], 0xdd);
     const __m512i even_end = _mm512_shuffle_i32x4(b[i + 8], b[i + 12], 0x88);
     const __m512i odd_end = _mm512_shuffle_i32x4(b[i + 8], b[i + 12], 0xdd);
-    store_column(i, _mm512_shuffle_i32x4(even_top, even_end, 0x88));
-    store_column(i + 4, _mm512_shuffle_i32x4(odd_top, odd_end, 0x88));
-    store_column(i + 8, _mm512_shuffle_i32x4(even_top, even_end, 0xdd));
-    store_column(i + 12, _mm512_shuffle_i32x4(odd_top, odd_end, 0xdd));
+    rows[i] = _mm512_shuffle_i32x4(even_top, even_end, 0x88);
+    rows[i + 4] = _mm512_shuffle_i32x4(odd_top, odd_end, 0x88);
+    rows[i + 8] = _mm512_shuffle_i32x4(even_top, even_end, 0xdd);
+    rows[i + 12] = _mm512_shuffle_i32x4(odd_top, odd_end, 0xdd);
   }
+}
+
+// The same to memory, columns `pitch` words apart, of which those of some rows are written.
+inline void transpose_square(__m512i (&rows)[RUN], uint32_t* to, int64_t pitch,
+                             __mmask16 written = 0xffff) {
+  transpose(rows);
+#pragma GCC unroll 16
+  for (int i = 0; i < RUN; i++) _mm512_mask_storeu_epi32(to + i * pitch, written, rows[i]);
 }
 #endif
 

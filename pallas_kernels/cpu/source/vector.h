@@ -52,6 +52,7 @@ template <class Vector>
 inline Vector load_some(const void* from, int64_t count) {
   if (count >= LANES) return load<Vector>(from);
   Vector value{};
+  if (count <= 0) return value;
   std::memcpy(&value, from, count * (sizeof value / LANES));
   return value;
 }
@@ -113,6 +114,17 @@ inline Floats select(Ints mask, Floats yes, Floats no) {
   return (Floats)(((Ints)yes & mask) | ((Ints)no & ~mask));
 }
 
+// Whether all lanes are at most this; NaN is not.
+inline bool all_up_to(Floats v, float most) {
+#if defined(JENGINE_AVX512)
+  return _mm512_cmp_ps_mask((__m512)v, (__m512)splat(most), _CMP_LE_OQ) == 0xffff;
+#else
+  const Ints holds = v <= splat(most);
+  bool all = true;
+  for (int i = 0; i < LANES; i++) all &= holds[i] != 0;
+  return all;
+#endif
+}
 inline float largest(Floats v) {
 #if defined(JENGINE_AVX512)
   return _mm512_reduce_max_ps((__m512)v);
