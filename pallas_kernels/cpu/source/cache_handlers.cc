@@ -76,6 +76,14 @@ void rotate(XlaPool pool, AnyBuffer cache, AnyBuffer layer, AnyBuffer qkv, AnyBu
                           q_weight.data(), k_weight.data(), is_whole, eps, queries});
 }
 
+// About how long attention without a window takes one thread, in nanoseconds.
+int64_t duration(const AnyBuffer& positions, int64_t width) {
+  constexpr int64_t MULTIPLY_ADDS_PER_NS = 40;
+  int64_t keys = 0;
+  for (size_t i = 0; i < positions.element_count(); i++) keys += integers_of(positions)[i] + 1;
+  return keys * 2 * width / MULTIPLY_ADDS_PER_NS;
+}
+
 void attention(XlaPool pool, AnyBuffer q, AnyBuffer cache, AnyBuffer layer, AnyBuffer tables,
                AnyBuffer starts, AnyBuffer positions, AnyBuffer sinks, Result out, Result lse,
                int64_t window, float scale, float soft_cap) {
@@ -92,12 +100,14 @@ void attention(XlaPool pool, AnyBuffer q, AnyBuffer cache, AnyBuffer layer, AnyB
   require((int64_t)out->element_count() == tokens * heads * dim, "wrong result shape");
   const AsFloats sink_floats(sinks);
   require(!is_given(sinks) || (int64_t)sinks.element_count() == heads, "a sink for each head");
-  attend(pool, {bytes_of(q), is_bfloat16(q), tokens, heads,
-                {own.keys, own.values, own.number, own.blocks, own.block_size, own.kv_heads, dim},
-                tiles, dimension(tables, 1), integers_of(tables), integers_of(starts),
-                integers_of(positions), window, scale, soft_cap, sink_floats.data(),
-                static_cast<char*>(out->untyped_data()), is_bfloat16(*out),
-                const_cast<float*>(floats_of(*lse, tokens * heads))});
+  Helpers helpers(pool, duration(positions, heads * dim));
+  attend(helpers, {bytes_of(q), is_bfloat16(q), tokens, heads,
+                   {own.keys, own.values, own.number, own.blocks, own.block_size, own.kv_heads,
+                    dim},
+                   tiles, dimension(tables, 1), integers_of(tables), integers_of(starts),
+                   integers_of(positions), window, scale, soft_cap, sink_floats.data(),
+                   static_cast<char*>(out->untyped_data()), is_bfloat16(*out),
+                   const_cast<float*>(floats_of(*lse, tokens * heads))});
 }
 
 }  // namespace

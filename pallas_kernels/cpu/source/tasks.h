@@ -23,6 +23,26 @@ class Pool {
   virtual void start(std::function<void()> work) = 0;
 };
 
+// What waking a thread takes, in nanoseconds, and leaving its core to it. Tests set it to 1.
+#ifndef JENGINE_WAKING_NS
+#define JENGINE_WAKING_NS 8000
+#endif
+constexpr int64_t WAKING_NS = JENGINE_WAKING_NS;
+
+// A pool that helps only with work that is worth waking a thread for: a call that takes no longer
+// than that is done by the caller, and a core stays free for the program around it.
+class Helpers : public Pool {
+ public:
+  // `nanoseconds`: about how long one thread would need for all of it.
+  Helpers(Pool& pool, int64_t nanoseconds) : pool_(pool), worth_(nanoseconds / WAKING_NS) {}
+  int64_t threads() const override { return worth_ ? std::min(pool_.threads(), 1 + worth_) : 1; }
+  void start(std::function<void()> work) override { pool_.start(std::move(work)); }
+
+ private:
+  Pool& pool_;
+  const int64_t worth_;
+};
+
 // Tasks that threads claim one by one. A helper that comes when all tasks are claimed touches only
 // this object, which it owns together with the others; the tasks' own data may be gone by then.
 class Tasks {
