@@ -84,7 +84,7 @@ class UnitTask {
   void find_tokens(const Unit& unit, int64_t last, int64_t* offsets) const {
     const int64_t size = call_.cache.block_size, bytes = call_.cache.token_bytes();
     const int64_t first = unit.from - begin(unit), count = last - begin(unit);
-    const int32_t* block = unit.blocks.data() + unit.from / size - unit.segment * SEGMENT / size;
+    const int32_t* block = plan_.blocks_of(unit, size);
     int64_t in_page = unit.from % size;
     for (int64_t i = first; i < count; in_page = 0) {
       int64_t offset = (*block++ * size + in_page) * bytes;
@@ -100,7 +100,7 @@ class UnitTask {
     QueryRow* next = rows_;
     least_high_ = unit_.to - begin();
     most_low_ = unit_.from - begin();
-    for (int32_t tile : unit_.tiles)
+    plan_.for_each_tile(unit_, [&](int32_t tile) {
       for (int64_t i = 0; i < tile_size; i++) {
         const int64_t token = tile * tile_size + i, position = call_.positions[token];
         if (position < 0) continue;
@@ -111,6 +111,7 @@ class UnitTask {
         most_low_ = std::max(most_low_, low);
         for (int64_t g = 0; g < group; g++) *next++ = {token, g, i * group + g, low, high, tile};
       }
+    });
   }
 
   void take_queries(int64_t head) {
@@ -252,8 +253,9 @@ class UnitTask {
         partials.at(query.tile, unit_.segment, head).copy(query.row, running, row);
       }
     }
-    for (int32_t tile : unit_.tiles)
+    plan_.for_each_tile(unit_, [&](int32_t tile) {
       if (plan_.spans[tile].segments() > 1) partials.finish(tile, head);
+    });
   }
   static const char* as_bytes(const uint32_t* words) {
     return reinterpret_cast<const char*>(words);
