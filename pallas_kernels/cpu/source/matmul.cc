@@ -12,7 +12,7 @@ constexpr int64_t TILE_STEPS = 768;
 // Panels that are brought into order together, from a weight that is not packed.
 constexpr int64_t PANELS_IN_PLACE = 8;
 // So far ahead of the sums the weight is prefetched: several lines are always on their way.
-constexpr int64_t AHEAD_STEPS = 24;
+constexpr int64_t AHEAD_STEPS = 64;
 // The next panel is prefetched while so many blocks of rows meet this one.
 constexpr int64_t MOST_FETCHING_BLOCKS = 4;
 
