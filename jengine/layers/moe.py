@@ -13,8 +13,6 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jengine.layers.mlp import gated
-
 if TYPE_CHECKING:  # shapes are for readers and type checkers
     from jaxtyping import Float, Float32, Int
 
@@ -45,21 +43,23 @@ def mix_experts(
     num_experts: int,
     gate_up: GroupedMatmul,
     down: GroupedMatmul,
-    activation: str,
+    live: Int[Array, " tokens"] | None = None,
 ) -> Float32[Array, "tokens hidden"]:
-    """The weighted sum of the outputs of each token's experts.
+    """The weighted sum of the outputs of each token's experts; zero where `live` is -1.
 
-    With R rows of tokens, gate_up gives [R, inner, 2] and down [R, hidden].
+    With R rows of tokens, gate_up gives [R, inner], its activation included, and down [R, hidden].
     """
     tokens, count = experts.shape
+    if live is not None:  # padding comes after the last expert's rows
+        experts = jnp.where(live[:, None] < 0, num_experts, experts)
     chosen = experts.reshape(-1)  # [T * count]
     order = jnp.argsort(chosen)
     sizes = jnp.bincount(chosen, length=num_experts).astype(jnp.int32)
-    inside = gated(gate_up(x[order // count], sizes), activation, axis=-1)
-    made = down(inside, sizes)
+    made = down(gate_up(x[order // count], sizes), sizes)
     # Back to the tokens' order by a gather: a scatter would add up in any order.
     made = made[jnp.argsort(order)].reshape(tokens, count, -1)
-    return jnp.sum(made * jnp.broadcast_to(weights[..., None], made.shape), axis=1)
+    mixed = jnp.sum(made * jnp.broadcast_to(weights[..., None], made.shape), axis=1)
+    return mixed if live is None else jnp.where(live[:, None] < 0, 0.0, mixed)
 
 
 def grouped_project(

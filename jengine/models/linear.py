@@ -115,10 +115,15 @@ class Linear(Weighted):
         return self.scheme.apply(self.shape, x, self._step_tensors(), around)
 
     def of_groups(
-        self, x: Float[Array, "rows inputs"], sizes: Int[Array, " groups"]
+        self,
+        x: Float[Array, "rows inputs"],
+        sizes: Int[Array, " groups"],
+        activation: str | None = None,
     ) -> Float32[Array, "rows ..."]:
-        """Rows of x, sorted by group, times their group's matrix; `sizes` are rows per group."""
-        return self.scheme.multiply_groups(self.shape, x, self._step_tensors(), sizes)
+        """Rows of x, sorted by group, times their group's matrix; `sizes` are rows per group. With
+        an activation, outputs (n, 2) give activation(gate) * rest."""
+        tensors = self._step_tensors()
+        return self.scheme.multiply_groups(self.shape, x, tensors, sizes, activation)
 
 
 class Embedding(Weighted):

@@ -5,6 +5,7 @@ A layer's config says which one it has.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from flax import nnx
@@ -92,8 +93,9 @@ class ExpertsMLP(nnx.Module):
         picked = route(
             self.router(flat, live=live), config.experts_per_token, config.normalize_weights
         )
-        matmuls = self.gate_up.of_groups, self.down.of_groups
-        made = mix_experts(flat, *picked, config.num_experts, *matmuls, config.activation)
+        matmuls = partial(self.gate_up.of_groups, activation=config.activation), self.down.of_groups
+        rows = None if live is None else live.reshape(-1)
+        made = mix_experts(flat, *picked, config.num_experts, *matmuls, live=rows)
         made = made.reshape(x.shape)
         return made if residual is None else residual + made
 

@@ -88,7 +88,7 @@ class CpuWeights:
             tensors["weight"],
             weight.matrix[1],
             storage="packed" if self.packed else storage_of(weight),
-            gated=weight.gated,
+            gate="halves" if weight.gated else None,
             activation=around.activation,
             norm=None if around.norm is None else kernel_norm(around.norm),
             bias=None if around.bias is None else around.bias.reshape(-1),
@@ -98,15 +98,24 @@ class CpuWeights:
         return made.reshape(*x.shape[:-1], *outputs)
 
     def multiply_groups(
-        self, weight: WeightShape, x: Array, tensors: Tensors, sizes: Array
+        self,
+        weight: WeightShape,
+        x: Array,
+        tensors: Tensors,
+        sizes: Array,
+        activation: str | None = None,
     ) -> Array:
-        """Each row by its own group's matrix; groups without rows cost nothing."""
-        if not self.packed:
-            return UNQUANTIZED.multiply_groups(weight, x, tensors, sizes)
+        """Each row by its own group's matrix; groups without rows and padding cost nothing."""
         made = kernels.matmul(
-            x.astype(jnp.float32), tensors["weight"], weight.matrix[1], sizes=sizes
+            x if x.dtype == jnp.bfloat16 else x.astype(jnp.float32),
+            tensors["weight"],
+            weight.matrix[1],
+            storage="packed" if self.packed else storage_of(weight),
+            gate=None if activation is None else "pairs",
+            activation=activation,
+            sizes=sizes,
         )
-        return made.reshape(-1, *weight.outputs)
+        return made if activation is not None else made.reshape(-1, *weight.outputs)
 
 
 def storage_of(weight: WeightShape) -> str:

@@ -131,8 +131,13 @@ class WeightScheme(Protocol):
         x: Float[Array, "rows inputs"],
         tensors: Tensors,
         sizes: Int[Array, " groups"],
+        activation: str | None = None,
     ) -> Float32[Array, "rows ..."]:
-        """x, sorted by group with `sizes` rows each, to [rows, *outputs]."""
+        """x, sorted by group with `sizes` rows each, to [rows, *outputs].
+
+        With an activation the outputs are (n, 2), pairs of a gate and what it multiplies; the
+        result is activation(gate) * rest, [rows, n]. Rows after the last group are padding.
+        """
         ...
 
 

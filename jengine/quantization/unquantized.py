@@ -10,6 +10,7 @@ from jax import Array
 
 from jengine.layers.initializer import Initializer
 from jengine.layers.linear import project
+from jengine.layers.mlp import gated
 from jengine.layers.moe import grouped_project
 from jengine.layers.norm import RowNorm
 from jengine.quantization.scheme import (
@@ -87,10 +88,12 @@ class Unquantized:
         x: Float[Array, "rows inputs"],
         tensors: Tensors,
         sizes: Int[Array, " groups"],
+        activation: str | None = None,
     ) -> Float32[Array, "rows ..."]:
         """One grouped matmul in the weight's dtype with a float32 result."""
         array = tensors["weight"].reshape(weight.groups, *weight.matrix)
-        return grouped_project(x, array, sizes).reshape(-1, *weight.outputs)
+        made = grouped_project(x, array, sizes).reshape(-1, *weight.outputs)
+        return made if activation is None else gated(made, activation, axis=-1)
 
 
 UNQUANTIZED = Unquantized()

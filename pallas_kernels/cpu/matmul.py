@@ -2,7 +2,7 @@
 
 Packed weights are [panels, steps, 32, depth]: panels of 32 columns, `depth` consecutive numbers of
 k together (2 in bfloat16, else 1), zeros beyond the edges. In a gated weight a panel holds 16 gates
-and the 16 columns that they multiply.
+and the 16 columns that they multiply, which are a weight's own columns where both alternate in it.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ PANEL = 32
 STORAGES = ("packed", "inputs_first", "outputs_first")
 ACTIVATIONS = (None, "silu", "gelu_tanh")
 NORMS = (None, "rms", "layer")
+GATES = (None, "halves", "pairs")
 
 
 class RowNorm(NamedTuple):
@@ -103,10 +104,10 @@ def matmul(
     outputs: int,
     *,
     storage: str = "packed",
-    gated: bool = False,
+    gate: str | None = None,
     activation: str | None = None,
     norm: RowNorm | None = None,
-    bias: Float[Array, " outputs"] | None = None,
+    bias: Float[Array, "... outputs"] | None = None,
     residual: Float[Array, "rows outputs"] | None = None,
     positions: Int[Array, " rows"] | None = None,
     sizes: Int[Array, " groups"] | None = None,
@@ -114,14 +115,16 @@ def matmul(
 ) -> Float[Array, "rows results"]:
     """residual + activation(norm(x) @ weight + bias), summed in float32; the result has `dtype`.
 
-    x is float32 or bfloat16; for a bfloat16 weight it is rounded to bfloat16 after the norm. A
-    gated weight gives activation(gate) * rest, half as many results. `storage` says how the weight
-    is stored: packed, or as [inputs, outputs] or [outputs, inputs], with the same bits as result.
-    Rows at a position of -1 are padding: they cost nothing and give zeros. With `sizes`, rows are
-    sorted by group, that many each, and the packed weight has a leading axis of groups.
+    x is float32 or bfloat16; for a bfloat16 weight it is rounded to bfloat16 after the norm. With
+    a `gate`, outputs are gates and what they multiply, as "halves" (packed with `gated`) or in
+    alternating "pairs"; the half as many results are activation(gate) * rest. `storage` says how
+    the weight is stored: packed, or as [inputs, outputs] or [outputs, inputs], with the same bits
+    as result. Rows at a position of -1 are padding: they cost nothing and give zeros. With `sizes`,
+    rows are sorted by group, that many each, and weight and bias have a leading axis of groups;
+    rows after the last group are padding.
     """
     load()
-    results = outputs // 2 if gated else outputs
+    results = outputs // 2 if gate else outputs
     call = jax.ffi.ffi_call(
         target("matmul"), jax.ShapeDtypeStruct((x.shape[0], results), jnp.dtype(dtype))
     )
@@ -136,7 +139,7 @@ def matmul(
         integers(sizes),
         storage=np.int32(STORAGES.index(storage)),
         outputs=np.int64(outputs),
-        gated=bool(gated),
+        gate=np.int32(GATES.index(gate)),
         activation=np.int32(ACTIVATIONS.index(activation)),
         norm=np.int32(NORMS.index(None if norm is None else norm.kind)),
         eps=np.float32(0 if norm is None else norm.eps),

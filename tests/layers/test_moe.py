@@ -19,18 +19,25 @@ Array = jax.Array
 
 
 def grouped(
-    x: Array, weights: Array, experts: Array, gate_up: Array, down: Array, activation: str
+    x: Array,
+    weights: Array,
+    experts: Array,
+    gate_up: Array,
+    down: Array,
+    activation: str,
+    live: Array | None = None,
 ) -> Array:
     """What models run, on matrices [experts, hidden, inner, 2] and [experts, inner, hidden]."""
 
     def first(x: Array, sizes: Array) -> Array:
         flat = gate_up.reshape(*gate_up.shape[:2], -1)
-        return grouped_project(x, flat, sizes).reshape(len(x), -1, 2)
+        both = grouped_project(x, flat, sizes).reshape(len(x), -1, 2)
+        return gated(both, activation, axis=-1)
 
     def second(x: Array, sizes: Array) -> Array:
         return grouped_project(x, down, sizes)
 
-    return mix_experts(x, weights, experts, len(gate_up), first, second, activation)
+    return mix_experts(x, weights, experts, len(gate_up), first, second, live)
 
 
 def reference(
@@ -73,6 +80,15 @@ def test_equals_the_reference(tokens: int, count: int, dtype: str) -> None:
     scale = float(jnp.abs(plain).max())
     np.testing.assert_allclose(np.asarray(ours), np.asarray(plain), atol=1e-5 * scale)
     assert ours.dtype == jnp.float32
+
+
+def test_padding_meets_no_expert() -> None:
+    x, gate_up, down = arrays((3, HIDDEN), (EXPERTS, HIDDEN, INNER, 2), (EXPERTS, INNER, HIDDEN))
+    weights, experts = jnp.full((3, 2), 0.5), jnp.asarray([[5, 1], [5, 2], [0, 5]])
+    live = jnp.asarray([4, -1, 9])
+    ours = grouped(x.at[1].set(jnp.nan), weights, experts, gate_up, down, "silu", live)
+    whole = grouped(x, weights, experts, gate_up, down, "silu")
+    np.testing.assert_allclose(ours, jnp.where(live[:, None] < 0, 0, whole), rtol=1e-6)
 
 
 @pytest.mark.parametrize("chosen", [[0, 0, 0], [5, 5, 5], [2, 4, 2]])

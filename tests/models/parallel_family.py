@@ -99,7 +99,12 @@ class Turned:
         return applied(self, weight, x, tensors, around)
 
     def multiply_groups(
-        self, weight: WeightShape, x: Array, tensors: Tensors, sizes: Array
+        self,
+        weight: WeightShape,
+        x: Array,
+        tensors: Tensors,
+        sizes: Array,
+        activation: str | None = None,
     ) -> Array:
         raise NotImplementedError("this family has no experts")
 

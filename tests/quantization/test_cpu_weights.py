@@ -65,7 +65,7 @@ def test_fused_equals_composed(name: str, normed: bool) -> None:
     results = shape.outputs[1:] if shape.gated else shape.outputs
     x, weight = random(3, 7, 6), random(*shape.shape, seed=1)
     norm = RowNorm(random(6, seed=2), random(6, seed=3), 1e-5) if normed else None
-    bias = None if shape.gated else random(*shape.outputs, seed=4)
+    bias = random(*shape.outputs, seed=4)
     around = Around(norm, bias, "silu", random(3, 7, *results, seed=5))
     expected = UNQUANTIZED.apply(shape, x, {"weight": weight}, around)
     for scheme in (PACKED, IN_PLACE):
@@ -73,11 +73,16 @@ def test_fused_equals_composed(name: str, normed: bool) -> None:
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_each_group_of_rows_meets_its_own_matrix() -> None:
+@pytest.mark.parametrize("scheme", [PACKED, IN_PLACE])
+@pytest.mark.parametrize("activation", [None, "silu"])
+def test_each_group_of_rows_meets_its_own_matrix(
+    scheme: CpuWeights, activation: str | None
+) -> None:
     shape, sizes = SHAPES["groups"], jnp.asarray([2, 0, 3], jnp.int32)
     x, weight = random(5, 6), random(*SHAPES["groups"].shape, seed=1)
-    found = PACKED.multiply_groups(shape, x, PACKED.prepare(shape, {"weight": weight}), sizes)
-    expected = UNQUANTIZED.multiply_groups(shape, x, {"weight": weight}, sizes)
+    tensors = scheme.prepare(shape, {"weight": weight})
+    found = scheme.multiply_groups(shape, x, tensors, sizes, activation)
+    expected = UNQUANTIZED.multiply_groups(shape, x, {"weight": weight}, sizes, activation)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 

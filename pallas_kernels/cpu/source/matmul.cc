@@ -89,7 +89,7 @@ void write(const Output& out, int64_t width, Block block, Columns columns, const
     const int64_t at = block.rows[r] * width + columns.first;
     for (int64_t i = 0; i < columns.count; i += LANES) {
       const int64_t left = columns.count - i;
-      Floats result = value(sums + i, i, left);
+      Floats result = value(sums, i, left);
       if (out.residual) result += load_some<Floats>(out.residual + at + i, left);
       if (out.is_bfloat16) {
         store_some(out.data + (at + i) * 2, to_bfloat16(result), left);
@@ -100,23 +100,34 @@ void write(const Output& out, int64_t width, Block block, Columns columns, const
   }
 }
 
+// Sums from a panel's column `at` on, with the bias of the weight's outputs from `output` on.
+Floats with_bias(const float* sums, int64_t at, const float* bias, int64_t output, int64_t left) {
+  const Floats sum = load<Floats>(sums + at);
+  return bias ? sum + load_some<Floats>(bias + output, std::max<int64_t>(0, left)) : sum;
+}
+
 // Bias and activation, or a gate with its number.
-void finish(const Matmul& call, Block block, Columns columns, const float* sums) {
+void finish(const Matmul& call, const float* bias, Block block, Columns columns,
+            const float* sums) {
   const Output& out = call.out;
-  const int64_t width = call.weight.results();
-  if (call.weight.gated) {
-    write(out, width, block, columns, sums, [&](const float* at, int64_t, int64_t) {
-      return activated(out.activation, load<Floats>(at)) * load<Floats>(at + RUN);
-    });
-  } else if (out.bias || out.activation != Activation::NONE) {
-    write(out, width, block, columns, sums, [&](const float* at, int64_t i, int64_t left) {
-      Floats sum = load<Floats>(at);
-      if (out.bias) sum += load_some<Floats>(out.bias + columns.first + i, left);
-      return activated(out.activation, sum);
-    });
-  } else {
-    write(out, width, block, columns, sums,
-          [](const float* at, int64_t, int64_t) { return load<Floats>(at); });
+  const int64_t width = call.weight.results(), first = columns.first;
+  const auto plain = [&](const float* at, int64_t i, int64_t left) {
+    return activated(out.activation, with_bias(at, i, bias, first + i, left));
+  };
+  const auto halves = [&](const float* at, int64_t i, int64_t left) {
+    return activated(out.activation, with_bias(at, i, bias, first + i, left)) *
+           with_bias(at, RUN + i, bias, width + first + i, left);
+  };
+  const auto pairs = [&](const float* at, int64_t i, int64_t left) {
+    const int64_t begin = 2 * i, from = 2 * (first + i);
+    const Floats low = with_bias(at, begin, bias, from, 2 * left);
+    const Floats high = with_bias(at, begin + LANES, bias, from + LANES, 2 * left - LANES);
+    return activated(out.activation, every_other(low, high, 0)) * every_other(low, high, 1);
+  };
+  switch (call.weight.gate) {
+    case Gate::NONE: return write(out, width, block, columns, sums, plain);
+    case Gate::HALVES: return write(out, width, block, columns, sums, halves);
+    case Gate::PAIRS: return write(out, width, block, columns, sums, pairs);
   }
 }
 
@@ -176,7 +187,7 @@ class Strip {
     const uint32_t* words = left_.wait_for(task_.group, task_.first_block + b);
     multiply_for<Kind>(block.count)(words + step * block.count, tile, steps, sums, PANEL, step == 0,
                                     ahead_of(tile, p, b, steps));
-    if (is_last) finish(call_, block, columns, sums);
+    if (is_last) finish(call_, call_.groups[task_.group].bias, block, columns, sums);
   }
 
   // What to prefetch while a block of rows meets a tile: for the first block more of this tile; for

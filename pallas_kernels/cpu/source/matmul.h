@@ -13,7 +13,6 @@ struct Output {
   char* data;  // [rows, results]
   bool is_bfloat16;
   Activation activation;
-  const float* bias;      // [results] or null
   const float* residual;  // [rows, results] or null
 };
 
@@ -21,6 +20,7 @@ struct Output {
 struct RowGroup {
   int64_t begin, end;  // in `rows`
   const char* weight;
+  const float* bias;  // or null
 };
 
 struct Matmul {

@@ -21,49 +21,53 @@ std::vector<int32_t> live_rows(int64_t rows, const AnyBuffer& positions, char* o
   return live;
 }
 
-std::vector<RowGroup> groups_of(const AnyBuffer& sizes, int64_t rows, const Weight& weight) {
-  if (rows == 0) return {};  // all of them are padding
-  if (!is_given(sizes)) return {{0, rows, weight.data}};
+// The rows that share a weight. Rows beyond all groups are padding.
+std::vector<RowGroup> groups_of(const AnyBuffer& sizes, int64_t rows, const Weight& weight,
+                                const float* bias) {
+  if (!is_given(sizes)) return {{0, rows, weight.data, bias}};
   std::vector<RowGroup> groups;
   int64_t begin = 0;
   const int64_t count = sizes.element_count();
   for (int64_t g = 0; g < count; g++) {
     const int64_t end = begin + integers_of(sizes)[g];
-    require(end >= begin && end <= rows, "group sizes must add up to the number of rows");
-    if (end > begin) groups.push_back({begin, end, weight.data + g * weight.packed_bytes()});
+    require(end >= begin && end <= rows, "groups have more rows than x");
+    groups.push_back({begin, end, weight.data + g * weight.bytes(),
+                      bias ? bias + g * weight.outputs : nullptr});
     begin = end;
   }
   return groups;
 }
 
-void check(const Weight& weight, const AnyBuffer& data, int64_t groups) {
+void check(const Weight& weight, const AnyBuffer& data, const AnyBuffer& bias, int64_t groups) {
   require(weight.inputs > 0 && weight.outputs > 0, "a weight cannot be empty");
-  require(!weight.gated || weight.outputs % 2 == 0, "a gated weight has an even number of outputs");
-  const int64_t plain = weight.inputs * weight.outputs * weight.number_bytes();
-  const int64_t wanted = weight.storage == Storage::PACKED ? weight.packed_bytes() : plain;
-  require(bytes_in(data) == wanted * groups, "the weight has another size");
-  require(groups == 1 || weight.storage == Storage::PACKED, "groups need packed weights");
+  require(!weight.gated() || weight.outputs % 2 == 0,
+          "a gated weight has an even number of outputs");
+  require(bytes_in(data) == weight.bytes() * groups, "the weight has another size");
+  require(!is_given(bias) || (int64_t)bias.element_count() == groups * weight.outputs,
+          "the bias has another size");
 }
 
 // About how long one thread takes, in nanoseconds: it reads the weights from its caches, and
 // multiplies.
-int64_t duration(const Weight& weight, int64_t rows, int64_t groups) {
+int64_t duration(const Weight& weight, const std::vector<RowGroup>& groups) {
   constexpr int64_t BYTES_PER_NS = 60, MULTIPLY_ADDS_PER_NS = 250;
-  return groups * weight.packed_bytes() / BYTES_PER_NS +
-         rows * weight.inputs * weight.outputs / MULTIPLY_ADDS_PER_NS;
+  int64_t read = 0;
+  for (const RowGroup& group : groups) read += group.end > group.begin ? weight.packed_bytes() : 0;
+  return read / BYTES_PER_NS +
+         groups.back().end * weight.inputs * weight.outputs / MULTIPLY_ADDS_PER_NS;
 }
 
 void handle(XlaPool pool, AnyBuffer x, AnyBuffer data, AnyBuffer norm_weight, AnyBuffer norm_bias,
             AnyBuffer bias, AnyBuffer residual, AnyBuffer positions, AnyBuffer sizes, Result out,
-            int32_t storage, int64_t outputs, bool gated, int32_t activation, int32_t norm,
+            int32_t storage, int64_t outputs, int32_t gate, int32_t activation, int32_t norm,
             float eps, float norm_offset) {
   require(x.dimensions().size() == 2, "x must be [rows, inputs]");
   const int64_t rows = dimension(x, 0), inputs = dimension(x, 1);
-  const Weight weight{bytes_of(data), number_of(data), (Storage)storage, inputs, outputs, gated};
-  check(weight, data, is_given(sizes) ? (int64_t)sizes.element_count() : 1);
+  const Weight weight{bytes_of(data), number_of(data), (Storage)storage, inputs, outputs,
+                      (Gate)gate};
+  check(weight, data, bias, is_given(sizes) ? (int64_t)sizes.element_count() : 1);
   const int64_t results = weight.results();
   require(dimension(*out, 0) == rows && dimension(*out, 1) == results, "wrong result shape");
-  require(!is_given(bias) || (!gated && (int64_t)bias.element_count() == results), "bias");
   require(!is_given(residual) || (residual.element_type() == DataType::F32 &&
                                   (int64_t)residual.element_count() == rows * results),
           "the residual must be float32 and of the result's shape");
@@ -74,13 +78,18 @@ void handle(XlaPool pool, AnyBuffer x, AnyBuffer data, AnyBuffer norm_weight, An
   const AsFloats bias_floats(bias);
   char* to = static_cast<char*>(out->untyped_data());
   const bool rounds = is_bfloat16(*out);
-  const std::vector<int32_t> live = live_rows(rows, positions, to, results * (rounds ? 2 : 4));
-  const std::vector<RowGroup> groups = groups_of(sizes, (int64_t)live.size(), weight);
-  Helpers helpers(pool, duration(weight, (int64_t)live.size(), (int64_t)groups.size()));
+  const int64_t row_bytes = results * (rounds ? 2 : 4);
+  require(!is_given(sizes) || !is_given(positions), "rows of groups have no positions");
+  const std::vector<int32_t> live = live_rows(rows, positions, to, row_bytes);
+  const std::vector<RowGroup> groups =
+      groups_of(sizes, (int64_t)live.size(), weight, bias_floats.data());
+  const int64_t last = groups.back().end;
+  if (is_given(sizes)) std::memset(to + last * row_bytes, 0, (rows - last) * row_bytes);
+  Helpers helpers(pool, duration(weight, groups));
   matmul(helpers, {{bytes_of(x), is_bfloat16(x), inputs,
                     {(NormKind)norm, norm_floats.data(), norm_bias_floats.data(), eps}},
                    weight,
-                   {to, rounds, (Activation)activation, bias_floats.data(),
+                   {to, rounds, (Activation)activation,
                     is_given(residual) ? (const float*)residual.untyped_data() : nullptr},
                    live.data(), groups.data(), (int64_t)groups.size()});
 }
@@ -91,7 +100,7 @@ void handle_pack(XlaPool pool, AnyBuffer data, Result out, bool gated, int32_t s
   const bool inputs_first = (Storage)storage == Storage::INPUTS_FIRST;
   Weight weight{bytes_of(data), number_of(data), (Storage)storage,
                 dimension(data, inputs_first ? 1 : 2), dimension(data, inputs_first ? 2 : 1),
-                gated};
+                gated ? Gate::HALVES : Gate::NONE};
   require((Storage)storage != Storage::PACKED, "the weight is packed already");
   require(weight.inputs > 0 && weight.outputs > 0, "a weight cannot be empty");
   require(!gated || weight.outputs % 2 == 0, "a gated weight has an even number of outputs");
@@ -126,5 +135,5 @@ void handle_norm(XlaPool pool, AnyBuffer x, AnyBuffer weight, AnyBuffer bias, An
 
 JENGINE_HANDLER(pack, jengine::handle_pack, "gated", "storage")
 JENGINE_HANDLER(normalize, jengine::handle_norm, "eps", "offset")
-JENGINE_HANDLER(matmul, jengine::handle, "storage", "outputs", "gated", "activation", "norm", "eps",
+JENGINE_HANDLER(matmul, jengine::handle, "storage", "outputs", "gate", "activation", "norm", "eps",
                 "norm_offset")

@@ -125,6 +125,23 @@ inline bool all_up_to(Floats v, float most) {
   return all;
 #endif
 }
+
+// Every other lane of two vectors, one after the other, from lane 0 or 1 on.
+inline Floats every_other(Floats a, Floats b, int from) {
+#if defined(JENGINE_AVX512)
+  const __m512i lanes = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+  const __m512i order = _mm512_add_epi32(lanes, _mm512_set1_epi32(from));
+  return (Floats)_mm512_permutex2var_ps((__m512)a, order, (__m512)b);
+#else
+  Floats found{};
+  for (int i = 0; i < LANES / 2; i++) {
+    found[i] = a[2 * i + from];
+    found[i + LANES / 2] = b[2 * i + from];
+  }
+  return found;
+#endif
+}
+
 inline float largest(Floats v) {
 #if defined(JENGINE_AVX512)
   return _mm512_reduce_max_ps((__m512)v);

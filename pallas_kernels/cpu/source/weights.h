@@ -15,33 +15,43 @@ enum class Storage : int32_t {
   OUTPUTS_FIRST = 2,  // [outputs, inputs]
 };
 
-// With `gated`, the first half of the outputs are gates and the second half is what they multiply;
-// a panel holds 16 of each, so that a gate and its number are in registers at the same time.
+// Where the outputs are gates and what they multiply, a panel holds 16 of each, so that a gate and
+// its number are in registers at the same time.
+enum class Gate : int32_t {
+  NONE = 0,
+  HALVES = 1,  // all gates, then what they multiply
+  PAIRS = 2,   // a gate, what it multiplies, the next gate: a panel's columns are those of the weight
+};
+
 struct Weight {
   const char* data;
   Number number;
   Storage storage;
   int64_t inputs, outputs;
-  bool gated;
+  Gate gate;
 
   int64_t number_bytes() const { return size_of(number); }
   int64_t depth() const { return number == Number::BFLOAT16 ? 2 : 1; }  // numbers of k in a step
   int64_t steps() const { return (inputs + depth() - 1) / depth(); }
   int64_t step_bytes() const { return PANEL * number_bytes() * depth(); }
-  int64_t results() const { return gated ? outputs / 2 : outputs; }
-  int64_t results_in_panel() const { return gated ? PANEL / 2 : PANEL; }
+  bool gated() const { return gate != Gate::NONE; }
+  int64_t results() const { return gated() ? outputs / 2 : outputs; }
+  int64_t results_in_panel() const { return gated() ? PANEL / 2 : PANEL; }
   int64_t panels() const { return (results() + results_in_panel() - 1) / results_in_panel(); }
   int64_t packed_bytes() const { return panels() * steps() * step_bytes(); }
+  int64_t bytes() const {
+    return storage == Storage::PACKED ? packed_bytes() : inputs * outputs * number_bytes();
+  }
 
   const char* packed_tile(int64_t panel, int64_t step) const {
     return data + (panel * steps() + step) * step_bytes();
   }
   // The first column of a panel's half, and how many of its 16 columns there are.
   int64_t half_begin(int64_t panel, int half) const {
-    return gated ? half * results() + panel * RUN : panel * PANEL + half * RUN;
+    return gate == Gate::HALVES ? half * results() + panel * RUN : panel * PANEL + half * RUN;
   }
   int64_t half_columns(int64_t panel, int half) const {
-    const int64_t end = gated ? (half + 1) * results() : outputs;
+    const int64_t end = gate == Gate::HALVES ? (half + 1) * results() : outputs;
     const int64_t left = end - half_begin(panel, half);
     return left < 0 ? 0 : left < RUN ? left : RUN;
   }

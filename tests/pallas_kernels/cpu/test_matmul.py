@@ -115,12 +115,29 @@ def test_a_gate_is_applied_to_its_own_column(dtype: str, inner: int, storage: st
         "inputs_first": lambda: weight,
         "outputs_first": lambda: weight.T,
     }[storage]()
-    found = matmul(x, stored, 2 * inner, storage=storage, gated=True, activation="silu")
-    both = rounded(doubles(x), dtype) @ doubles(weight)
+    bias = random(2 * inner, seed=2)
+    options = {"storage": storage, "gate": "halves", "activation": "silu", "bias": bias}
+    found = matmul(x, stored, 2 * inner, **options)
+    both = rounded(doubles(x), dtype) @ doubles(weight) + doubles(bias)
     expected = activated(both[:, :inner], "silu") * both[:, inner:]
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
     again = unpack(pack(weight, gated=True), 34, 2 * inner, gated=True)
     np.testing.assert_array_equal(again, weight)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("inner", [16, 21, 80])
+@pytest.mark.parametrize("storage", ["packed", "inputs_first"])
+def test_gates_that_alternate_with_their_columns(dtype: str, inner: int, storage: str) -> None:
+    x, weight = random(9, 34, seed=0), random(34, 2 * inner, seed=1, dtype=dtype)
+    bias = random(2 * inner, seed=2)
+    stored = pack(weight) if storage == "packed" else weight
+    options = {"storage": storage, "gate": "pairs", "activation": "silu", "bias": bias}
+    found = matmul(x, stored, 2 * inner, **options)
+    order = np.r_[0 : 2 * inner : 2, 1 : 2 * inner : 2]
+    halves = pack(weight[:, order], gated=True)
+    options |= {"storage": "packed", "gate": "halves", "bias": bias[order]}
+    np.testing.assert_array_equal(found, matmul(x, halves, 2 * inner, **options))
 
 
 def test_results_in_bfloat16_are_the_float32_results_rounded_once() -> None:
@@ -141,7 +158,11 @@ def test_a_row_has_the_same_bits_in_any_batch(data: st.DataObject) -> None:
     weight = pack(random(inputs, outputs, seed=1, dtype=dtype), gated=gated)
     x = random(61, inputs, seed=0)
     order = data.draw(st.permutations(range(61)))[: data.draw(st.integers(1, 61))]
-    options = {"norm": norm, "gated": gated, "activation": "silu" if gated else None}
+    options = {
+        "norm": norm,
+        "gate": "halves" if gated else None,
+        "activation": "silu" if gated else None,
+    }
     whole = np.asarray(matmul(x, weight, outputs, **options))
     part = np.asarray(matmul(x[np.asarray(order)], weight, outputs, **options))
     np.testing.assert_array_equal(part, whole[order])
@@ -159,13 +180,25 @@ def test_padding_rows_are_zero_and_others_do_not_notice_them(padded: float) -> N
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("sizes", [[3, 0, 9, 1], [0, 0, 13, 0], [40, 1, 0, 2], [0, 0, 0, 0]])
-def test_each_group_of_rows_has_its_own_matrix(dtype: str, sizes: list[int]) -> None:
-    x, weights = random(sum(sizes), 33, seed=0), random(4, 33, 45, seed=1, dtype=dtype)
-    found = matmul(x, pack(weights), 45, sizes=jnp.asarray(sizes, jnp.int32))
+@pytest.mark.parametrize("gate", [None, "pairs"])
+def test_each_group_of_rows_has_its_own_matrix(
+    dtype: str, sizes: list[int], gate: str | None
+) -> None:
+    padding = 3  # rows after the last group
+    x, weights = random(sum(sizes) + padding, 33, seed=0), random(4, 33, 46, seed=1, dtype=dtype)
+    x = x.at[sum(sizes) :].set(jnp.nan)
+    biases = random(4, 46, seed=2)
+    options = {"gate": gate, "activation": "silu"}
+    by_group = options | {"bias": biases, "sizes": jnp.asarray(sizes, jnp.int32)}
+    found = matmul(x, pack(weights), 46, **by_group)
+    in_place = matmul(x, weights, 46, storage="inputs_first", **by_group)
+    np.testing.assert_array_equal(found, in_place)
+    np.testing.assert_array_equal(found[sum(sizes) :], 0)
     ends = np.cumsum(sizes)
     for group, (end, size) in enumerate(zip(ends, sizes, strict=True)):
         if size:
-            own = matmul(x[end - size : end], pack(weights[group]), 45)
+            rows = x[end - size : end]
+            own = matmul(rows, pack(weights[group]), 46, bias=biases[group], **options)
             np.testing.assert_array_equal(found[end - size : end], own)
 
 
@@ -176,7 +209,8 @@ def test_each_group_of_rows_has_its_own_matrix(dtype: str, sizes: list[int]) -> 
         ({"residual": jnp.zeros((2, 40))}, "the residual"),
         ({"positions": jnp.zeros(4, jnp.int32)}, "positions"),
         ({"norm": RowNorm("rms", jnp.ones(63))}, "norm weight"),
-        ({"sizes": jnp.asarray([4], jnp.int32)}, "group sizes"),
+        ({"sizes": jnp.asarray([4], jnp.int32)}, "groups have more rows"),
+        ({"bias": jnp.zeros(39)}, "the bias has another size"),
     ],
 )
 def test_operands_of_other_sizes_are_refused(change: dict[str, Any], complaint: str) -> None:
