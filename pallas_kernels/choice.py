@@ -44,7 +44,7 @@ def missing_for_triton() -> str | None:
 
 def begin_cpu() -> None:
     """Compile the CPU kernels in the background if need be, for those who will soon use them."""
-    importlib.import_module("pallas_kernels.cpu.library").begin()
+    importlib.import_module("pallas_kernels.cpu.background").begin()
 
 
 def cpu_problem() -> str | None:

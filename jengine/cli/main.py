@@ -21,6 +21,7 @@ from jengine.cli.leaving import leave
 from jengine.cli.parser import Parser
 from jengine.cli.terminal import Terminal, standard_terminal
 from jengine.errors import JengineError, nearest_name
+from pallas_kernels.cpu.background import begin_if_jax_has_only_cpus
 
 if TYPE_CHECKING:
     from jengine import LLM
@@ -65,6 +66,7 @@ class Command(Protocol):
 
 def open_engine(model: str, **settings: Any) -> LLM:
     """Start an engine; the first use of LLM imports jax."""
+    begin_if_jax_has_only_cpus()
     with interrupts_end_the_process():
         return jengine.LLM(model, **settings)
 

@@ -97,8 +97,8 @@ def build(compiler: Sequence[str], wanted: Path) -> None:
 def compile_units(compiler: Sequence[str], jobs: Jobs, work: Path, made: Path) -> None:
     """Compile all units, as many at a time as there are cores, and link them."""
     commands, objects = [], []
-    for name, text in units().items():
-        unit, compiled = work / f"unit_{name}.cc", work / f"{name}.o"
+    for number, text in enumerate(units(os.cpu_count() or 1)):
+        unit, compiled = work / f"unit_{number}.cc", work / f"unit_{number}.o"
         unit.write_text(text, encoding="utf-8")
         commands.append([*compile_command(compiler), "-c", str(unit), "-o", str(compiled)])
         objects.append(str(compiled))

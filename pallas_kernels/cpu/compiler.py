@@ -22,14 +22,13 @@ SOURCE = Path(__file__).with_name("source")
 COMPILERS = ("c++", "g++", "clang++")
 # Contraction is off so that an expression has the same bits wherever it is inlined.
 FLAGS = ("-std=c++17", "-O3", "-ffp-contract=off", "-fPIC", "-fvisibility=hidden", "-w")
-# Small files are compiled together, as each would parse the same headers again. The longest first,
-# so that two cores end at the same time. The empty unit takes the files that are not named here.
-UNITS: dict[str, tuple[str, ...]] = {
-    "attention": ("attention.cc",),
-    "others": (),
-    "matmul": ("matmul.cc",),
-    "handlers": ("matmul_handlers.cc", "cache_handlers.cc", "xla_call.cc"),
-}
+# Files that are compiled together, as each would parse the same headers again; the unit that takes
+# longest is first. The empty unit takes the files that are not named here.
+UNITS: tuple[tuple[str, ...], ...] = (
+    ("attention.cc",),
+    (),
+    ("matmul.cc", "matmul_handlers.cc", "cache_handlers.cc", "xla_call.cc"),
+)
 # XLA's interface for functions that it calls; other headers of jaxlib are not used.
 INTERFACE = Path("xla", "ffi", "api", "c_api.h")
 LONGEST_VERSION_S = 60
@@ -90,14 +89,12 @@ def sources() -> list[Path]:
     return sorted(file for file in SOURCE.iterdir() if file.suffix in (".cc", ".h"))
 
 
-def units() -> dict[str, str]:
-    """What is compiled at a time: each unit's name and text."""
-    named = {file for files in UNITS.values() for file in files}
+def units(cores: int) -> list[str]:
+    """The text of each unit; two that take equally long where there are only two cores."""
+    named = {file for files in UNITS for file in files}
     others = [file.name for file in sources() if file.suffix == ".cc" and file.name not in named]
-    return {
-        unit: "".join(f'#include "{file}"\n' for file in files or others)
-        for unit, files in UNITS.items()
-    }
+    first, *rest = ["".join(f'#include "{file}"\n' for file in files or others) for files in UNITS]
+    return [first, *rest] if cores > 2 else [first, "".join(rest)]
 
 
 def headers() -> Path:

@@ -1,30 +1,21 @@
-"""Loads the compiled kernels and registers them with XLA, once per process.
-
-The library is compiled on a thread of its own, so that a program can go on meanwhile.
-"""
+"""Loads the compiled kernels and registers them with XLA, once per process."""
 
 from __future__ import annotations
 
 import ctypes
 import threading
-from concurrent.futures import Future
 from functools import cache
 from pathlib import Path
 
 import jax
 
-from pallas_kernels.cpu.build import compiled_library
+from pallas_kernels.cpu.background import begin
 from pallas_kernels.cpu.compiler import NoKernels, source_digest
 
 HANDLERS = (
     "pack", "matmul", "normalize", "attention", "write_cache", "rotate_and_write", "best_tokens",
 )  # fmt: skip
-_beginning, _loading = threading.Lock(), threading.Lock()
-
-
-def begin() -> None:
-    """Compile the library in the background if need be: for those who know they will load it."""
-    _begun()
+_loading = threading.Lock()
 
 
 def problem() -> str | None:
@@ -38,32 +29,11 @@ def problem() -> str | None:
 
 def load() -> None:
     """Register the handlers; NoKernels says why that is impossible."""
-    made = _begun().result()
+    made = begin().result()
     with _loading:
         reason = _load(made)
     if reason is not None:
         raise NoKernels(reason)
-
-
-def _begun() -> Future[Path | NoKernels]:
-    with _beginning:  # threads that trace at the same time must not compile twice
-        return _making()
-
-
-@cache
-def _making() -> Future[Path | NoKernels]:
-    made: Future[Path | NoKernels] = Future()
-
-    def make() -> None:
-        try:
-            made.set_result(compiled_library())
-        except NoKernels as reason:
-            made.set_result(reason)
-        except BaseException as error:  # noqa: BLE001 - raised by those who wait
-            made.set_exception(error)
-
-    threading.Thread(target=make, name="compile-kernels", daemon=True).start()
-    return made
 
 
 @cache

@@ -16,7 +16,6 @@ template <class Kind>
 class UnitTask {
  public:
   using Weight = std::conditional_t<Kind::DEPTH == 2, uint16_t, float>;
-  static constexpr int64_t FETCHED_QUERIES = 12;           // rows ahead of the one that is read
   static constexpr int64_t STEPS = CHUNK / Kind::DEPTH;  // of a chunk's values
 
   // `next` is a unit that this thread may work on next, or null.
@@ -47,7 +46,7 @@ class UnitTask {
   int64_t chunks() const { return (unit_.to - begin() + CHUNK - 1) / CHUNK; }
 
   void take_memory() {
-    const int64_t rows = blocks_.rows, staged = 2 * CHUNK * query_words_ * Kind::DEPTH;
+    const int64_t rows = blocks_.rows, staged = 2 * CHUNK * call_.cache.dim;
     const int64_t packed = is_few() ? 0 : CHUNK * words_;
     const int64_t ordered = is_few() ? 0 : STEPS * width_, most = std::max(MOST_ROWS, MOST_FEW);
     const size_t queries = rows * query_words_ * heads_.count();
@@ -84,7 +83,7 @@ class UnitTask {
   void find_tokens(const Unit& unit, int64_t last, int64_t* offsets) const {
     const int64_t size = call_.cache.block_size, bytes = call_.cache.token_bytes();
     const int64_t first = unit.from - begin(unit), count = last - begin(unit);
-    const int32_t* block = plan_.blocks_of(unit, size);
+    const int32_t* block = unit.blocks.data() + unit.from / size - unit.segment * SEGMENT / size;
     int64_t in_page = unit.from % size;
     for (int64_t i = first; i < count; in_page = 0) {
       int64_t offset = (*block++ * size + in_page) * bytes;
@@ -100,7 +99,7 @@ class UnitTask {
     QueryRow* next = rows_;
     least_high_ = unit_.to - begin();
     most_low_ = unit_.from - begin();
-    plan_.for_each_tile(unit_, [&](int32_t tile) {
+    for (int32_t tile : unit_.tiles)
       for (int64_t i = 0; i < tile_size; i++) {
         const int64_t token = tile * tile_size + i, position = call_.positions[token];
         if (position < 0) continue;
@@ -111,45 +110,36 @@ class UnitTask {
         most_low_ = std::max(most_low_, low);
         for (int64_t g = 0; g < group; g++) *next++ = {token, g, i * group + g, low, high, tile};
       }
-    });
   }
 
   void take_queries(int64_t head) {
     uint32_t* query = query_of(head);
-    uint32_t* words = reinterpret_cast<uint32_t*>(staged_);  // [rows of a block][query_words_]
     for (int64_t block = 0; block < blocks_.count; block++) {
-      const int64_t row0 = blocks_.begin(block);
       const int rows = blocks_.in(block);
-      for (int r = 0; r < rows; r++) {
-        fetch_query(std::min(row0 + r + FETCHED_QUERIES, blocks_.rows - 1), head);
-        store_query(rows_[row0 + r], head, words + r * query_words_);
-      }
-      interleave_rows(words, rows, query_words_, query_words_, query + row0 * query_words_);
+      uint32_t* to = query + blocks_.begin(block) * query_words_;
+      for (int r = 0; r < rows; r++)
+        pack_query(rows_[blocks_.begin(block) + r], head, to + r, rows);
+      std::memset(to + words_ * rows, 0, (query_words_ - words_) * rows * sizeof(uint32_t));
     }
   }
 
-  // The first number of a row's vector among all queries.
-  int64_t place_of(const QueryRow& row, int64_t head) const {
-    return (row.token * call_.heads + head * call_.group() + row.member) * call_.cache.dim;
-  }
-  void fetch_query(int64_t row, int64_t head) const {
-    const int64_t number = call_.q_is_bfloat16 ? 2 : 4, at = place_of(rows_[row], head) * number;
-    for (int64_t byte = 0; byte < call_.cache.dim * number; byte += 64)
-      prefetch_line(call_.q + at + byte);
-  }
-  // A query's vector as words, with zeros up to a whole run.
-  void store_query(const QueryRow& row, int64_t head, uint32_t* words) const {
-    const int64_t dim = call_.cache.dim, at = place_of(row, head);
-    std::memset(words + query_words_ - RUN, 0, RUN * sizeof(uint32_t));
+  // Writes the words of a query's vector, `pitch` apart.
+  void pack_query(const QueryRow& row, int64_t head, uint32_t* to, int64_t pitch) const {
+    const int64_t dim = call_.cache.dim;
+    const int64_t at = (row.token * call_.heads + head * call_.group() + row.member) * dim;
+    constexpr int64_t most = LANES / Kind::DEPTH;  // words of a vector
     for (int64_t d = 0; d < dim; d += LANES) {
       const Floats values =
           call_.q_is_bfloat16 ? from_bfloat16(load_some<Halves>(call_.q + (at + d) * 2, dim - d))
                               : load_some<Floats>(call_.q + (at + d) * 4, dim - d);
+      uint32_t words[LANES];
       if (Kind::DEPTH == 2) {
-        store_some(words + d / 2, to_bfloat16(values), dim - d);
+        store(words, to_bfloat16(values));
       } else {
-        store_some(words + d, values, dim - d);
+        store(words, values);
       }
+      const int64_t count = std::min<int64_t>(most, (dim - d) / Kind::DEPTH);
+      for (int64_t w = 0; w < count; w++, to += pitch) *to = words[w];
     }
   }
 
@@ -253,9 +243,8 @@ class UnitTask {
         partials.at(query.tile, unit_.segment, head).copy(query.row, running, row);
       }
     }
-    plan_.for_each_tile(unit_, [&](int32_t tile) {
+    for (int32_t tile : unit_.tiles)
       if (plan_.spans[tile].segments() > 1) partials.finish(tile, head);
-    });
   }
   static const char* as_bytes(const uint32_t* words) {
     return reinterpret_cast<const char*>(words);
@@ -274,8 +263,7 @@ class UnitTask {
   uint64_t left_out_;              // tokens of the chunk whose values are not finite
   QueryRow* rows_;
   uint32_t *query_, *keys_, *values_;
-  float *running_, *scores_;
-  float* staged_;  // keys and values of a chunk that cannot be read where they are
+  float *running_, *scores_, *staged_;
   Weight* weights_;
 };
 

@@ -42,17 +42,17 @@ void refuse_copy(const AnyBuffer& cache, const AnyBuffer& result) {
   require(cache.untyped_data() == result.untyped_data(), "the cache must be written in place");
 }
 
-void write(AnyBuffer cache, AnyBuffer layer, AnyBuffer k, AnyBuffer v, AnyBuffer slots, Result out,
-           int64_t dim) {
+void handle_write(AnyBuffer cache, AnyBuffer layer, AnyBuffer k, AnyBuffer v, AnyBuffer slots,
+                  Result out, int64_t dim) {
   refuse_copy(cache, *out);
   const CachePlanes planes = Layer(*out, layer, dim).planes();
   const int64_t tokens = slots.element_count(), count = tokens * planes.width();
   write_cache({planes, floats_of(k, count), floats_of(v, count), integers_of(slots), tokens});
 }
 
-void rotate(XlaPool pool, AnyBuffer cache, AnyBuffer layer, AnyBuffer qkv, AnyBuffer slots,
-            AnyBuffer cos, AnyBuffer sin, AnyBuffer q_norm, AnyBuffer k_norm, Result out, Result q,
-            float eps, float offset) {
+void handle_rotate(XlaPool pool, AnyBuffer cache, AnyBuffer layer, AnyBuffer qkv, AnyBuffer slots,
+                   AnyBuffer cos, AnyBuffer sin, AnyBuffer q_norm, AnyBuffer k_norm, Result out,
+                   Result q, float eps, float offset) {
   refuse_copy(cache, *out);
   require(qkv.dimensions().size() == 4, "qkv must be [tokens, kv_heads, group + 2, dim]");
   const int64_t tokens = dimension(qkv, 0), dim = dimension(qkv, 3);
@@ -84,9 +84,9 @@ int64_t duration(const AnyBuffer& positions, int64_t width) {
   return keys * 2 * width / MULTIPLY_ADDS_PER_NS;
 }
 
-void attention(XlaPool pool, AnyBuffer q, AnyBuffer cache, AnyBuffer layer, AnyBuffer tables,
-               AnyBuffer starts, AnyBuffer positions, AnyBuffer sinks, Result out, Result lse,
-               int64_t window, float scale, float soft_cap) {
+void handle_attention(XlaPool pool, AnyBuffer q, AnyBuffer cache, AnyBuffer layer, AnyBuffer tables,
+                      AnyBuffer starts, AnyBuffer positions, AnyBuffer sinks, Result out,
+                      Result lse, int64_t window, float scale, float soft_cap) {
   require(q.dimensions().size() == 3, "q must be [tokens, heads, dim]");
   const int64_t tokens = dimension(q, 0), heads = dimension(q, 1), dim = dimension(q, 2);
   const Layer own(cache, layer, dim);
@@ -113,6 +113,6 @@ void attention(XlaPool pool, AnyBuffer q, AnyBuffer cache, AnyBuffer layer, AnyB
 }  // namespace
 }  // namespace jengine
 
-JENGINE_HANDLER(write_cache, jengine::write, "dim")
-JENGINE_HANDLER(rotate_and_write, jengine::rotate, "eps", "offset")
-JENGINE_HANDLER(attention, jengine::attention, "window", "scale", "soft_cap")
+JENGINE_HANDLER(write_cache, jengine::handle_write, "dim")
+JENGINE_HANDLER(rotate_and_write, jengine::handle_rotate, "eps", "offset")
+JENGINE_HANDLER(attention, jengine::handle_attention, "window", "scale", "soft_cap")

@@ -34,7 +34,7 @@ inline Number number_of(const AnyBuffer& buffer) {
     case DataType::BF16: return Number::BFLOAT16;
     case DataType::F16: return Number::FLOAT16;
     case DataType::F32: return Number::FLOAT32;
-    default: throw Misuse{"numbers must be bfloat16, float16 or float32"};
+    default: refuse("numbers must be bfloat16, float16 or float32");
   }
 }
 

@@ -98,11 +98,15 @@ constexpr std::array<Multiply, sizeof...(ROW)> multiplies(std::index_sequence<RO
 }
 // The kernel for a number of rows up to MOST_ROWS.
 template <class Kind, int STRIDE = 0>
-inline Multiply multiply_for(int rows) {
+Multiply multiply_for(int rows) {
   static constexpr auto table =
       multiplies<Kind, STRIDE>(std::make_index_sequence<MOST_ROWS>{});
   return table[rows - 1];
 }
+// Compiled once, in micro_kernel.cc, as there are many.
+extern template Multiply multiply_for<Bfloat16, 0>(int);
+extern template Multiply multiply_for<Float16, 0>(int);
+extern template Multiply multiply_for<Float32, 0>(int);
 
 // Rows in blocks of nearly equal size, none larger than the micro kernel takes.
 struct RowBlocks {

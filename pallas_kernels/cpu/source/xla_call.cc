@@ -6,6 +6,8 @@
 
 namespace jengine {
 
+void refuse(const char* what) { throw Misuse{what}; }
+
 size_t AnyBuffer::element_count() const {
   size_t count = 1;
   for (int64_t axis = 0; axis < buffer_->rank; axis++) count *= (size_t)buffer_->dims[axis];

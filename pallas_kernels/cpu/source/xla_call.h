@@ -21,8 +21,9 @@ struct Misuse {
   std::string text;
 };
 
+[[noreturn]] void refuse(const char* what);  // not inline: there are many calls
 inline void require(bool holds, const char* what) {
-  if (!holds) throw Misuse{what};
+  if (!holds) refuse(what);
 }
 
 enum class DataType {

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pallas_kernels.cpu import build, compiler, library
+from pallas_kernels.cpu import background, build, compiler, library
 from pallas_kernels.cpu.compiler import NoKernels
 
 ROOT = Path(__file__).parents[3]
@@ -158,7 +158,8 @@ def test_a_process_that_ends_ends_its_compilers(tmp_path: Path) -> None:
         encoding="utf-8",
     )
     program = (
-        "import pathlib, time; from pallas_kernels.cpu import library; library.begin()\n"
+        "import pathlib, sys, time; from pallas_kernels.cpu import background\n"
+        "background.begin(); assert 'jax' not in sys.modules\n"
         f"while not list(pathlib.Path({str(tmp_path)!r}).glob('pid-*')): time.sleep(0.02)"
     )
     environment = {
@@ -195,3 +196,25 @@ def test_an_engine_without_a_compiler_runs_on_xla(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-2000:]
     lines = [line for line in done.stderr.splitlines() if "/nonexistent/g++" in line]
     assert len(lines) == 1 and "run on XLA" in lines[0]
+
+
+@pytest.mark.parametrize("cores", [1, 2, 64])
+def test_every_source_file_is_in_one_unit(cores: int) -> None:
+    included = "".join(compiler.units(cores)).splitlines()
+    wanted = [f'#include "{file.name}"' for file in compiler.sources() if file.suffix == ".cc"]
+    assert sorted(included) == sorted(wanted)
+
+
+@pytest.mark.parametrize(
+    ("platforms", "plugins", "begins"),
+    [("cpu", True, True), ("", False, True), ("", True, False), ("cuda,cpu", False, False)],
+)
+def test_compiling_begins_before_jax_where_it_has_only_cpus(
+    platforms: str, plugins: bool, begins: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JAX_PLATFORMS", platforms)
+    monkeypatch.setattr(background.importlib.util, "find_spec", lambda _: plugins or None)
+    begun: list[None] = []
+    monkeypatch.setattr(background, "begin", lambda: begun.append(None))
+    background.begin_if_jax_has_only_cpus()
+    assert bool(begun) == begins
