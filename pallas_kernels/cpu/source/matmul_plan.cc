@@ -20,21 +20,28 @@ struct Division {
   int64_t pieces, parts;  // of the panels and of the blocks
 };
 
+// When the last thread is done, in panels times blocks: all tasks take as long as the largest.
+int64_t end_of(Division division, int64_t panels, int64_t blocks, int64_t threads) {
+  return ceil_div(division.pieces * division.parts, threads) * ceil_div(panels, division.pieces) *
+         ceil_div(blocks, division.parts);
+}
+
 // Divides a group among threads; the last round of tasks should be a full one.
 Division divide(int64_t panels, int64_t blocks, int64_t threads) {
   if (threads == 1) return {1, ceil_div(blocks, MOST_BLOCKS)};
   const int64_t fewest = threads * FEWEST_PER_THREAD, most = threads * MOST_PER_THREAD;
-  const int64_t parts =
+  const int64_t least_parts =
       std::min(blocks, std::max(ceil_div(blocks, MOST_BLOCKS), ceil_div(fewest, panels)));
-  const int64_t last = std::min(panels, ceil_div(most, parts));
   Division best{};
-  int64_t shortest = INT64_MAX;
-  for (int64_t pieces = std::min(last, ceil_div(fewest, parts)); pieces <= last; pieces++) {
-    const int64_t rounds = ceil_div(pieces * parts, threads);
-    const int64_t time = rounds * ceil_div(panels, pieces) * threads;
-    if (time >= shortest) continue;
-    best = {pieces, parts}, shortest = time;
-    if (time * 32 <= panels * parts * 33) break;  // within 3% of a perfect division
+  int64_t earliest = INT64_MAX;
+  for (int64_t parts = least_parts; parts <= std::min(blocks, 2 * least_parts); parts++) {
+    const int64_t last = std::min(panels, ceil_div(most, parts));
+    for (int64_t pieces = std::min(last, ceil_div(fewest, parts)); pieces <= last; pieces++) {
+      const int64_t end = end_of({pieces, parts}, panels, blocks, threads);
+      if (end >= earliest) continue;
+      best = {pieces, parts}, earliest = end;
+      if (end * threads * 32 <= panels * blocks * 33) return best;  // perfect within 3%
+    }
   }
   return best;
 }

@@ -1,4 +1,8 @@
 // How a matmul is divided into tasks: pieces of the weight's panels times parts of the rows' blocks.
+//
+// Threads claim tasks as they become free, so none belongs to a core. On a machine with several
+// memory nodes a weight lies where the threads that packed it ran, spread over the nodes; an engine
+// per node, bound to it, reads near memory only.
 #pragma once
 
 #include <cstdint>
