@@ -198,6 +198,8 @@ class ScheduleConfig:
     # Requests with penalties, biases or masks that may run at once: the sampler's state for each
     # is as large as the vocabulary. None: as many as run.
     max_adjusted_seqs: int | None = None
+    # Deterministic mode without batch-invariant kernels: every token runs in one shape.
+    one_segment: bool = False
 
     @property
     def sampler_rows(self) -> int:

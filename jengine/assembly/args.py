@@ -126,7 +126,8 @@ class EngineArgs:
     pack_weights: Literal["auto", False] = "auto"
     enforce_eager: bool = False
     strict: bool = False
-    # Bitwise equal log-probabilities in any batch, whether generated or scored. Slower.
+    # Bitwise equal tokens and log-probabilities in any batch, whether generated or scored.
+    # Free with the CPU's own kernels, slower elsewhere.
     deterministic: bool = False
     compilation_config: Mapping[str, Any] | None = None
     generation_config: Literal["auto", "default", "vllm"] = "auto"
@@ -203,7 +204,8 @@ class EngineArgs:
         given = (self.compilation_config or {}).get("wait_for")
         if given is not None:
             return given
-        complete = self.deterministic or self.seed is not None
+        # In deterministic mode every program gives the same answer.
+        complete = self.seed is not None and not self.deterministic
         return "all" if complete or any(self._complete_warm_up().values()) else USUAL_WAIT
 
     def _check_wait_for(self) -> None:

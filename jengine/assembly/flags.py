@@ -46,7 +46,7 @@ ENGINE_HELP = {
     "num_scheduler_steps": "decode steps in one call of the device while no request waits",
     "enforce_eager": "compile steps when they are first needed, not at the start",
     "strict": "make a compile after the start an error",
-    "deterministic": "bitwise equal log-probabilities in any batch; slower",
+    "deterministic": "bitwise equal log-probabilities in any batch; slower where XLA multiplies",
     "compilation_config": "JSON, or --compilation-config.KEY VALUE; keys: "
     + ", ".join(COMPILATION_KEYS),
     "generation_config": "whether the model's generation_config.json sets sampling defaults",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 
 from jengine.assembly.args import EngineArgs
+from jengine.assembly.determinism import needs_one_segment
 from jengine.assembly.device_defaults import (
     DETERMINISTIC_TOKENS,
     PREFILL_TILE,
@@ -32,12 +33,15 @@ def schedule_config(
     defaults: DeviceDefaults | None = None,
     *,
     penalises: bool = False,
+    devices: int = 1,
 ) -> ScheduleConfig:
     """Limits of a step. `defaults` are the device's; None: those of the device that JAX uses.
 
-    `penalises`: requests have penalties unless they say otherwise.
+    `penalises`: requests have penalties unless they say otherwise. `devices`: of one replica.
     """
     defaults = defaults or device_defaults()
+    one_segment = needs_one_segment(args, config, devices)
+    tile = 1 if one_segment else PREFILL_TILE
     max_model_len = args.max_model_len or config.max_position
     if max_model_len > config.max_position:
         raise ConfigError(
@@ -49,15 +53,19 @@ def schedule_config(
     rows = args.max_num_seqs or defaults.max_num_seqs
     return ScheduleConfig(
         max_num_seqs=rows,
-        max_num_batched_tokens=_batched_tokens(args, rows, max_model_len, defaults),
+        max_num_batched_tokens=_batched_tokens(
+            args, rows, max_model_len, tile,
+            DETERMINISTIC_TOKENS if one_segment else defaults.max_num_batched_tokens,
+        ),
         max_model_len=max_model_len,
         policy=args.scheduling_policy,
         enable_chunked_prefill=args.enable_chunked_prefill,
         long_prefill_token_threshold=args.long_prefill_token_threshold,
-        prefill_tile=prefill_tile(args),
-        num_scheduler_steps=_steps_at_once(args),
+        prefill_tile=tile,
+        num_scheduler_steps=_steps_at_once(args, one_segment),
         max_adjusted_seqs=_adjusted_seqs(args, config, rows, max_model_len, penalises),
-    )
+        one_segment=one_segment,
+    )  # fmt: skip
 
 
 def _adjusted_seqs(
@@ -82,30 +90,22 @@ def _adjusted_seqs(
     return min(most, rows)
 
 
-def _steps_at_once(args: EngineArgs) -> int:
+def _steps_at_once(args: EngineArgs, one_segment: bool) -> int:
     """Decode steps in one call of the device."""
     steps = args.num_scheduler_steps
     if type(steps) is not int or steps < 1:
         raise ConfigError(f"num_scheduler_steps={steps!r}: expected an integer of at least 1.")
-    if steps > 1 and args.deterministic:
+    if steps > 1 and one_segment:
         raise ConfigError(
-            f"num_scheduler_steps={steps} with deterministic=True, which computes everything in "
-            "one program that runs one step. Leave one of them out."
+            f"num_scheduler_steps={steps} with deterministic=True, which computes everything here "
+            "in one program that runs one step. Leave one of them out."
         )
     return steps
 
 
-def prefill_tile(args: EngineArgs) -> int:
-    """Tokens that a prompt's chunks are rounded up to."""
-    return 1 if args.deterministic else PREFILL_TILE
-
-
-def _batched_tokens(
-    args: EngineArgs, rows: int, max_model_len: int, defaults: DeviceDefaults
-) -> int:
+def _batched_tokens(args: EngineArgs, rows: int, max_model_len: int, tile: int, usual: int) -> int:
     """The token budget of a step. Room for one tile beside all decode rows, so that a full engine
     still takes prompts in."""
-    tile = prefill_tile(args)
     rounded_length = -(-max_model_len // tile) * tile
     least = rows + tile
     if args.max_num_batched_tokens:
@@ -125,5 +125,4 @@ def _batched_tokens(
     ladder = (args.compilation_config or {}).get("prefill_tokens")
     if ladder:  # a ladder of the user's own says how large a step may be
         return max(rungs("prefill_tokens", ladder)[-1], least)
-    usual = DETERMINISTIC_TOKENS if args.deterministic else defaults.max_num_batched_tokens
     return max(min(usual, rounded_length), least)

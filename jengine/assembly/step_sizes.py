@@ -53,7 +53,7 @@ def runner_config(
         prefill_tile=schedule.prefill_tile,
         max_rows=schedule.max_num_seqs,
         max_model_len=schedule.max_model_len,
-        one_segment=args.deterministic,
+        one_segment=schedule.one_segment,
         attention=attention_backend(args.attention_backend, groups),
         max_adjusted=schedule.sampler_rows,
         packed_tables=stages > 1,
@@ -68,7 +68,7 @@ def runner_config(
     ]
     most = config.vocab_size if args.max_logprobs < 0 else min(args.max_logprobs, config.vocab_size)
     known = variants(most, args.logprobs_mode)
-    if args.deterministic:
+    if schedule.one_segment:
         ladders, tiers, late = _one_program(schedule, shapes, known, compilation)
     else:
         ladders = ladders_for(schedule, shapes, compilation, defaults.first_rungs)
@@ -108,14 +108,13 @@ def _one_program(
 ) -> tuple[Ladders, tuple[Features, ...], tuple[Features, ...]]:
     """Deterministic mode: one bucket and the variant that can do everything, so that all numbers
     come out of the same program."""
-    harmless = {"cache_dir", "max_adjusted_seqs"}
-    if compilation.get("wait_for") == "all":  # as in every engine of this mode
-        harmless.add("wait_for")
+    harmless = {"cache_dir", "max_adjusted_seqs", "wait_for"}
     fixed = [name for name in compilation if name not in harmless]
     if fixed:
         raise ConfigError(
-            f"deterministic=True compiles one program; compilation_config[{fixed[0]!r}] cannot be "
-            "chosen beside it. Its size is max_num_batched_tokens."
+            "deterministic=True compiles one program here; "
+            f"compilation_config[{fixed[0]!r}] cannot be chosen beside it. "
+            "Its size is max_num_batched_tokens."
         )
     ladders = Ladders((schedule.max_num_batched_tokens,), (), (shapes.max_pages,))
     return ladders, (known["scored"],), ()

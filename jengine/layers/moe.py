@@ -6,7 +6,8 @@ Tokens are sorted by expert, and one grouped matmul runs all experts; no token i
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import partial, reduce
+from operator import add
 from typing import TYPE_CHECKING
 
 import jax
@@ -21,14 +22,17 @@ TILE = 8
 
 
 def route(
-    logits: Float[Array, "tokens num_experts"], count: int, normalize: bool
+    logits: Float[Array, "tokens num_experts"],
+    count: int,
+    normalize: bool,
+    softmax: Callable[[Array], Array] = jax.nn.softmax,
 ) -> tuple[Float[Array, "tokens chosen"], Int[Array, "tokens chosen"]]:
     """The weights and indices of each token's `count` best experts."""
-    chances = jax.nn.softmax(logits, axis=-1)
-    weights, experts = lax.top_k(chances, count)
+    weights, experts = lax.top_k(softmax(logits), count)
     if normalize:
-        total = jnp.sum(weights, axis=-1, keepdims=True)
-        weights = weights / jnp.broadcast_to(total, weights.shape)
+        # Added up one by one: the order of a sum in XLA depends on the number of tokens.
+        total = reduce(add, (weights[:, i] for i in range(count)))
+        weights = weights / jnp.broadcast_to(total[:, None], weights.shape)
     return weights, experts
 
 

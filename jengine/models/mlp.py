@@ -90,9 +90,8 @@ class ExpertsMLP(nnx.Module):
     ) -> Float32[Array, "*tokens hidden"]:
         config = self.config
         flat = (x if norm is None else norm(x)).reshape(-1, x.shape[-1])
-        picked = route(
-            self.router(flat, live=live), config.experts_per_token, config.normalize_weights
-        )
+        logits, softmax = self.router(flat, live=live), self.router.scheme.softmax
+        picked = route(logits, config.experts_per_token, config.normalize_weights, softmax)
         matmuls = partial(self.gate_up.of_groups, activation=config.activation), self.down.of_groups
         rows = None if live is None else live.reshape(-1)
         made = mix_experts(flat, *picked, config.num_experts, *matmuls, live=rows)

@@ -156,6 +156,11 @@ def build(config: ModelConfig, *, dtype: Any = jnp.float32, rngs: nnx.Rngs | Non
     return Decoder(config, dtype=dtype, rngs=rngs)
 
 
+def has_own_body(config: ModelConfig) -> bool:
+    """Whether the family builds a body of its own instead of the shared decoder."""
+    return isinstance(_family(config.architecture), OwnBody)
+
+
 def checkpoint_map(config: ModelConfig) -> dict[str, tuple[Piece, ...]]:
     """For each parameter's path the checkpoint tensors that fill it."""
     family = _family(config.architecture)

@@ -16,6 +16,7 @@ from jengine.layers.norm import RowNorm
 from jengine.quantization.scheme import Around, Specs, Tensors, TensorSpec, WeightShape
 from jengine.quantization.unquantized import UNQUANTIZED
 from pallas_kernels.cpu import matmul as kernels
+from pallas_kernels.cpu.logits import softmax_parts
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,11 @@ class CpuWeights:
             return norm(x)
         rows = x.reshape(-1, x.shape[-1]).astype(jnp.float32)
         return kernels.normalize(rows, kernel_norm(norm)).reshape(x.shape)
+
+    def softmax(self, x: Array) -> Array:
+        """Sums in a kernel, for the same reason."""
+        highest, total = softmax_parts(x)
+        return jnp.exp(x - highest[:, None]) / total[:, None]
 
     def apply(self, weight: WeightShape, x: Array, tensors: Tensors, around: Around) -> Array:
         """All in one call."""

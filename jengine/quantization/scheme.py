@@ -121,6 +121,10 @@ class WeightScheme(Protocol):
         """The norm by itself, as `apply` computes it."""
         ...
 
+    def softmax(self, x: Float[Array, "rows width"]) -> Float32[Array, "rows width"]:
+        """Softmax of each row, such as a router's."""
+        ...
+
     def apply(self, weight: WeightShape, x: Array, tensors: Tensors, around: Around) -> Array:
         """residual + activation(norm(x) @ weight + bias), float32."""
         ...

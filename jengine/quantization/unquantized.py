@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 
@@ -77,6 +78,10 @@ class Unquantized:
     def normalize(self, norm: RowNorm, x: Float[Array, "*shape"]) -> Float32[Array, "*shape"]:
         """In XLA."""
         return norm(x)
+
+    def softmax(self, x: Float[Array, "rows width"]) -> Float32[Array, "rows width"]:
+        """In XLA."""
+        return jax.nn.softmax(x)
 
     def apply(self, weight: WeightShape, x: Array, tensors: Tensors, around: Around) -> Array:
         """One after the other; XLA fuses what it can."""

@@ -27,7 +27,7 @@ class Cut(NamedTuple):
     room: Array  # f32[S]
 
 
-def filter_logits(
+def cut_logits(
     logits: Float32[Array, "slots vocab"],
     top_k: Int32[Array, " slots"],
     top_p: Float32[Array, " slots"],
@@ -37,12 +37,6 @@ def filter_logits(
 
     At most 3 searches of 32 passes over [S, V]; they run while a row still needs them.
     """
-    wanted = (min_p > 0) | (top_k > 0) | (top_p < 1)
-    operands = (logits, top_k, top_p, min_p)
-    return lax.cond(jnp.any(wanted), _filter, lambda logits, *off: logits, *operands)
-
-
-def _filter(logits: Array, top_k: Array, top_p: Array, min_p: Array) -> Array:
     with jax.named_scope("min_p"):
         weights = jnp.exp(logits - jnp.max(logits, axis=-1, keepdims=True))  # the best weighs 1
         unlikely = weights < jnp.minimum(min_p, 1.0)[:, None]

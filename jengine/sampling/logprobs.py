@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from jengine.sampling.row_operations import SoftmaxParts, row_operations
+
 if TYPE_CHECKING:  # shapes are for readers and type checkers
     from jaxtyping import Float, Float32, Int32
 
@@ -25,24 +27,26 @@ class Logprobs(NamedTuple):
 
 
 def score_tokens(
-    logits: Float[Array, "tokens vocab"], targets: Int32[Array, " tokens"], k: int
+    logits: Float[Array, "tokens vocab"],
+    targets: Int32[Array, " tokens"],
+    k: int,
+    implementation: str | None = None,
 ) -> Logprobs:
     """Log-probabilities of the given tokens, in the layout of those of sampled tokens.
 
     A target of -1 gives a NaN value and rank 0. Callers with many tokens pass them in chunks.
     """
     logits = logits.astype(jnp.float32)
-    return gather_logprobs(logits, targets, k, normalise=True)
+    return gather_logprobs(logits, targets, k, row_operations(implementation).softmax_parts)
 
 
 def gather_logprobs(
     logits: Float32[Array, "tokens vocab"],
     tokens: Int32[Array, " tokens"],
     k: int,
-    *,
-    normalise: bool,
+    parts: SoftmaxParts | None,
 ) -> Logprobs:
-    """Values of `tokens` and of the k best; without `normalise` these are logits."""
+    """Values of `tokens` and of the k best; without `parts` of a softmax these are logits."""
     with jax.named_scope("logprobs"):
         chosen = jnp.take_along_axis(logits, tokens[:, None], axis=-1, mode="clip")  # [S, 1]
         chosen = jnp.where(tokens[:, None] < 0, jnp.nan, chosen)
@@ -51,10 +55,7 @@ def gather_logprobs(
         best, best_ids = lax.top_k(logits, k)
         values = jnp.concatenate([chosen, best], axis=-1)
         ids = jnp.concatenate([tokens[:, None], best_ids], axis=-1)
-        return Logprobs(_normalised(values, logits) if normalise else values, ids, rank)
-
-
-def _normalised(values: Array, logits: Array) -> Array:
-    highest = jnp.max(logits, axis=-1, keepdims=True)
-    total = jnp.sum(jnp.exp(logits - highest), axis=-1, keepdims=True)
-    return (values - highest) - jnp.log(total)
+        if parts is not None:
+            highest, total = parts(logits)
+            values = (values - highest[:, None]) - jnp.log(total)[:, None]
+        return Logprobs(values, ids, rank)

@@ -8,31 +8,27 @@ Must not know: requests, stop conditions, which request a position belongs to.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 
 from jengine.sampling.adjust import adjust
 from jengine.sampling.features import SamplingFeatures
-from jengine.sampling.filters import filter_logits
 from jengine.sampling.inputs import SamplingInput
 from jengine.sampling.logprobs import Logprobs, gather_logprobs
 from jengine.sampling.noise import gumbel, row_keys
+from jengine.sampling.row_operations import RowOperations, row_operations
 from jengine.sampling.state import RowState, record
-from pallas_kernels.token_sampling import BEST, DRAWN, best_tokens, sample_tokens
+from pallas_kernels.token_sampling import DRAWN, sample_tokens
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
     from jaxtyping import Float, UInt32
 
 GREEDY_BELOW = 1e-5  # a lower temperature means greedy
 HIGHEST = np.finfo(np.float32).max
-# Logits to a token per row, -1 for rows that cannot be used.
-BestTokens = Callable[[Array], Array]
 
 
 class SampleOutput(NamedTuple):
@@ -54,8 +50,8 @@ def sample(
     """Sample one token per slot.
 
     key_data is the engine seed (`seed_words`). The state is updated if `features.adjust`, else
-    returned unchanged. `implementation` names one of `sample_tokens` or `best_tokens`, which need
-    unsharded logits; None: plain XLA, whose logits may be sharded over the vocabulary.
+    returned unchanged. `implementation` names one of `sample_tokens` or of `row_operations`, which
+    need unsharded logits; None: plain XLA, whose logits may be sharded over the vocabulary.
     """
     kept = _state_in_use(state, features)
     raw = logits.astype(jnp.float32)
@@ -63,17 +59,17 @@ def sample(
     if kept is not None:
         with jax.named_scope("adjust"):
             processed = adjust(raw, kept, inputs)
-    best = partial(best_tokens, implementation=implementation if implementation in BEST else None)
+    rows = row_operations(implementation)
     if features.random and implementation in DRAWN and not _shows_filtered(features):
         with jax.named_scope("draw"):
             tokens = _draw_unsharded(processed, inputs, key_data, implementation)
     else:
-        tokens, processed = _choose(processed, inputs, features, key_data, best)
+        tokens, processed = _choose(processed, inputs, features, key_data, rows)
     if kept is not None:
-        tokens = jnp.where(best(raw) < 0, -1, tokens)  # a mask can hide a NaN
+        tokens = jnp.where(rows.best_tokens(raw) < 0, -1, tokens)  # a mask can hide a NaN
         counted = (tokens >= 0) & inputs.adjusted.astype(bool)
         state = record(kept, inputs.adjusted - 1, inputs.positions, tokens, counted)
-    return SampleOutput(tokens, _logprobs(raw, processed, tokens, features)), state
+    return SampleOutput(tokens, _logprobs(raw, processed, tokens, features, rows)), state
 
 
 def _state_in_use(state: RowState | None, features: SamplingFeatures) -> RowState | None:
@@ -106,19 +102,19 @@ def _choose(
     inputs: SamplingInput,
     features: SamplingFeatures,
     key_data: Array,
-    best: BestTokens,
+    rows: RowOperations,
 ) -> tuple[Array, Array]:
     """Tokens, and the logits of the distribution that they come from."""
     with jax.named_scope("greedy"):
-        tokens = best(logits)
+        tokens = rows.best_tokens(logits)
     if features.random:
-        drawn, logits = _draw(logits, inputs, key_data, best)
+        drawn, logits = _draw(logits, inputs, key_data, rows)
         tokens = jnp.where(_is_random(inputs) & (tokens >= 0), drawn, tokens)
     return tokens, logits
 
 
 def _draw(
-    logits: Array, inputs: SamplingInput, key_data: Array, best: BestTokens
+    logits: Array, inputs: SamplingInput, key_data: Array, rows: RowOperations
 ) -> tuple[Array, Array]:
     """Tokens drawn from the filtered distribution, and its logits; greedy rows pass unfiltered."""
     is_random = _is_random(inputs)
@@ -126,22 +122,24 @@ def _draw(
         logits = logits / jnp.where(is_random, inputs.temperature, 1.0)[:, None]
         logits = jnp.minimum(logits, HIGHEST)  # a quotient can overflow
     with jax.named_scope("filters"):
-        logits = filter_logits(
-            logits,
+        cuts = (
             jnp.where(is_random, inputs.top_k, 0),
             jnp.where(is_random, inputs.top_p, 1.0),
             jnp.where(is_random, inputs.min_p, 0.0),
         )
+        top_k, top_p, min_p = cuts
+        wanted = jnp.any((min_p > 0) | (top_k > 0) | (top_p < 1))
+        logits = lax.cond(wanted, rows.cut_logits, lambda logits, *off: logits, logits, *cuts)
     with jax.named_scope("draw"):
         keys = row_keys(key_data, inputs.seed, inputs.positions)
-        return best(logits + gumbel(keys, logits.shape[1])), logits
+        return rows.best_tokens(logits + gumbel(keys, logits.shape[1])), logits
 
 
 def _logprobs(
-    raw: Array, processed: Array, tokens: Array, features: SamplingFeatures
+    raw: Array, processed: Array, tokens: Array, features: SamplingFeatures, rows: RowOperations
 ) -> Logprobs | None:
     if features.logprobs is None:
         return None
     source = raw if features.logprobs_mode.startswith("raw") else processed
-    normalise = features.logprobs_mode.endswith("logprobs")
-    return gather_logprobs(source, tokens, features.logprobs, normalise=normalise)
+    parts = rows.softmax_parts if features.logprobs_mode.endswith("logprobs") else None
+    return gather_logprobs(source, tokens, features.logprobs, parts)

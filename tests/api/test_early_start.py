@@ -288,8 +288,8 @@ def test_processes_that_must_choose_alike_do_not_start_early() -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"seed": 0}, {"strict": True}, {"enforce_eager": True}, {"deterministic": True},
-        {"num_scheduler_steps": 2}, {"executor": "ray"},
+        {"seed": 0}, {"strict": True}, {"enforce_eager": True}, {"num_scheduler_steps": 2},
+        {"executor": "ray"},
         {"compilation_config": {"wait_for": "all"}},
     ],
 )  # fmt: skip
@@ -300,6 +300,7 @@ def test_engines_start_early_unless_answers_must_not_depend_on_time(
     assert EngineArgs(model="demo", **settings).wait_for == "all"
     monkeypatch.setattr(arguments, "USUAL_WAIT", "largest")
     assert EngineArgs(model="demo").wait_for == "largest"
+    assert EngineArgs(model="demo", seed=0, deterministic=True).wait_for == "largest"
     assert EngineArgs(model="demo", **settings).wait_for == "all"
 
 
@@ -310,8 +311,11 @@ def test_what_cannot_be_waited_for_is_refused() -> None:
         EngineArgs(model="demo", num_scheduler_steps=4, compilation_config={"wait_for": "largest"})
 
 
-def test_one_program_for_all_numbers_is_complete_before_it_serves(folder: Path) -> None:
-    with pytest.raises(ConfigError, match=r"one program.*wait_for"):
-        jengine.LLM(
-            folder, deterministic=True, compilation_config={"wait_for": "largest"}, **SETTINGS
-        )
+def test_one_program_for_all_numbers_leaves_nothing_to_compile(folder: Path) -> None:
+    with jengine.LLM(
+        folder, deterministic=True, attention_backend="xla",
+        compilation_config={"wait_for": "largest"}, **SETTINGS
+    ) as llm:  # fmt: skip
+        llm.wait_until_warm()
+        assert len(llm.generate([[5, 6, 7]])[0].outputs[0].token_ids) > 0
+        assert len(llm.ledger.entries) == 1

@@ -1,17 +1,25 @@
 """Threshold searches against stable sorts: top-k exactly, top-p up to float32 sums."""
 
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jengine.sampling.filters import filter_logits
+from jengine.sampling.row_operations import row_operations
+from tests.pallas_kernels.implementations import CPU
 from tests.sampling.oracle import descending, min_p_set, top_k_set, top_p_lengths
 
 ROWS = 4
-jit_filter = jax.jit(filter_logits)
 P_VALUES = [0.0, 1e-9, 0.05, 0.25, 0.5, 0.9, 0.999, 1 - 2.0**-24, 1.0]
+
+
+@pytest.fixture(params=["xla", CPU], scope="module", autouse=True)
+def cut_logits(request: pytest.FixtureRequest) -> Any:
+    global jit_cut
+    jit_cut = jax.jit(row_operations(request.param).cut_logits)
 
 
 def run(
@@ -26,7 +34,7 @@ def run(
         return np.broadcast_to(np.asarray(value, dtype), logits.shape[:1]).copy()
 
     limits = each(k, np.int32), each(p, np.float32), each(min_p, np.float32)
-    out = np.asarray(jit_filter(logits, *limits))
+    out = np.asarray(jit_cut(logits, *limits))
     kept = out > -np.inf
     assert np.array_equal(out[kept].view(np.int32), logits[kept].view(np.int32))
     return kept

@@ -15,24 +15,32 @@ from pallas_kernels.choice import cpu_problem, triton_problem
 from pallas_kernels.layout import BFLOAT16_BITS
 
 logger = logging.getLogger(__name__)
+# Backends in which, on one device, a row has the same bits alone and in any batch, whole or in
+# chunks: in matmuls, norms and attention, and in every sum of experts and of the sampler.
+BATCH_INVARIANT = frozenset({"cpu"})
 
 
 def attention_backend(wanted: str, groups: tuple[CacheGroup, ...]) -> str:
     """The wanted backend if it can run here; for `auto`, the best one that can."""
+    chosen, problem = available_backend(wanted, groups)
+    if problem:
+        logger.warning("Attention and matmuls run on XLA, which is slower: %s", problem)
+    logger.info("Attention backend: %s", chosen)
+    return chosen
+
+
+def available_backend(wanted: str, groups: tuple[CacheGroup, ...]) -> tuple[str, str | None]:
+    """The backend, and why kernels cannot run where `auto` has to do without."""
     platform = jax.default_backend()
     if wanted == "xla":
-        return wanted
+        return wanted, None
     kernels = ("cpu" if platform == "cpu" else "triton") if wanted == "auto" else wanted
     problem = kernels_problem(kernels, platform, {group.spec.head_dim for group in groups})
     if wanted != "auto" and problem:
         raise ConfigError(
             f"attention_backend={wanted!r}: {problem} Use attention_backend='auto' or 'xla'."
         )
-    if problem:
-        logger.warning("Attention and matmuls run on XLA, which is slower: %s", problem)
-    chosen = "xla" if problem else kernels
-    logger.info("Attention backend: %s", chosen)
-    return chosen
+    return "xla" if problem else kernels, problem
 
 
 def kernels_problem(backend: str, platform: str, head_dims: set[int]) -> str | None:

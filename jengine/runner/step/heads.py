@@ -85,7 +85,7 @@ def prompt_logprobs_head(
     assert wanted is not None, "the features do not name this head"
     model, targets = hidden.model, hidden.heads.targets
     if program.shapes.one_segment:  # every token is a slot: XLA computes the logits only once
-        scored = score_tokens(model.logits(hidden.ends), targets, wanted)
+        scored = score_tokens(model.logits(hidden.ends), targets, wanted, program.sampler)
         return state, {"prompt_logprobs": scored}
     if not tokens:
         return state, {}
@@ -95,7 +95,7 @@ def prompt_logprobs_head(
     targets = jnp.pad(targets, (0, padding))
     with jax.named_scope("score_prompts"):
         scored = lax.map(
-            lambda part: score_tokens(model.logits(part[0]), part[1], wanted),
+            lambda part: score_tokens(model.logits(part[0]), part[1], wanted, program.sampler),
             (states.reshape(parts, SCORED_AT_ONCE, -1), targets.reshape(parts, SCORED_AT_ONCE)),
         )
     scored = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:tokens], scored)

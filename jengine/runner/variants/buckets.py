@@ -63,8 +63,9 @@ class StepShapes:
     prefill_tile: int
     max_rows: int
     max_model_len: int
-    # Deterministic mode: every token, of prompts too, runs as a decode row. There is one shape and
-    # one order of arithmetic, so a token's values do not depend on the rest of the batch.
+    # Deterministic mode without batch-invariant kernels: every token, of prompts too, runs as a
+    # decode row. There is one shape and one order of arithmetic, so a token's values do not depend
+    # on the rest of the batch.
     one_segment: bool = False
     # Implementation of the paged operations; None: their default.
     attention: str | None = None

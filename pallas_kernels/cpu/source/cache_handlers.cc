@@ -32,12 +32,6 @@ struct Layer {
   }
 };
 
-const float* floats_of(const AnyBuffer& buffer, int64_t count) {
-  require(buffer.element_type() == DataType::F32, "an operand must be float32");
-  require((int64_t)buffer.element_count() == count, "an operand has another size");
-  return static_cast<const float*>(buffer.untyped_data());
-}
-
 void refuse_copy(const AnyBuffer& cache, const AnyBuffer& result) {
   require(cache.untyped_data() == result.untyped_data(), "the cache must be written in place");
 }

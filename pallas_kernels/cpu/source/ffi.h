@@ -21,6 +21,11 @@ inline const int32_t* integers_of(const AnyBuffer& buffer) {
   require(buffer.element_type() == DataType::S32, "indices must be int32");
   return static_cast<const int32_t*>(buffer.untyped_data());
 }
+inline const float* floats_of(const AnyBuffer& buffer, int64_t count) {
+  require(buffer.element_type() == DataType::F32, "an operand must be float32");
+  require((int64_t)buffer.element_count() == count, "an operand has another size");
+  return static_cast<const float*>(buffer.untyped_data());
+}
 inline bool is_bfloat16(const AnyBuffer& buffer) {
   require(buffer.element_type() == DataType::BF16 || buffer.element_type() == DataType::F32,
           "activations must be bfloat16 or float32");

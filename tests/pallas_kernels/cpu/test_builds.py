@@ -18,6 +18,7 @@ FILES = [
     *[f"tests/pallas_kernels/test_{name}.py" for name in OPERATIONS],
     "tests/pallas_kernels/cpu/test_matmul.py",
     "tests/pallas_kernels/cpu/test_attention_bits.py",
+    "tests/pallas_kernels/cpu/test_logits.py",
 ]
 pytestmark = [
     pytest.mark.slow,

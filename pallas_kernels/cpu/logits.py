@@ -1,0 +1,42 @@
+"""Sums over rows of logits, and the sampler's cuts, which depend on such sums."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from pallas_kernels.cpu.library import load, target
+
+if TYPE_CHECKING:  # shapes are for readers and type checkers
+    from jaxtyping import Float32, Int32
+
+
+def softmax_parts(
+    x: Float32[Array, "rows width"],
+) -> tuple[Float32[Array, " rows"], Float32[Array, " rows"]]:
+    """What a softmax over each row divides by: its highest number, and the sum of
+    exp(x - highest)."""
+    load()
+    call = jax.ffi.ffi_call(
+        target("softmax_parts"), jax.ShapeDtypeStruct((x.shape[0], 2), jnp.float32)
+    )
+    highest, total = jnp.unstack(call(x), axis=1)
+    return highest, total
+
+
+def cut_logits(
+    logits: Float32[Array, "rows vocab"],
+    top_k: Int32[Array, " rows"],
+    top_p: Float32[Array, " rows"],
+    min_p: Float32[Array, " rows"],
+) -> Float32[Array, "rows vocab"]:
+    """min-p, then top-k, then top-p of what is left; tokens that are cut off get -inf.
+
+    Off: top_k <= 0, top_p >= 1, min_p <= 0. Among equal logits the lowest indices stay.
+    """
+    load()
+    call = jax.ffi.ffi_call(target("cut_logits"), jax.ShapeDtypeStruct(logits.shape, logits.dtype))
+    return call(logits, top_k, top_p, min_p)
