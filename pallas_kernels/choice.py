@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -45,6 +46,26 @@ def missing_for_triton() -> str | None:
 def begin_cpu() -> None:
     """Compile the CPU kernels in the background if need be, for those who will soon use them."""
     importlib.import_module("pallas_kernels.cpu.background").begin()
+
+
+def cpu_library() -> Path | None:
+    """The file of the CPU kernels that this process runs, if it does."""
+    return importlib.import_module("pallas_kernels.cpu.library").loaded_file()
+
+
+def cpu_library_folder() -> Path:
+    """Where the CPU kernels are kept: a folder of this user alone, as they are executed."""
+    return importlib.import_module("pallas_kernels.cpu.build").private_folder()
+
+
+def cpu_compiler() -> str:
+    """The compiler of the CPU kernels, or where they are from."""
+    return importlib.import_module("pallas_kernels.cpu.compiler").described_compiler()
+
+
+def cpu_instructions() -> str:
+    """The instruction set that the CPU kernels in use were compiled for."""
+    return importlib.import_module("pallas_kernels.cpu.library").instruction_set()
 
 
 def cpu_problem() -> str | None:

@@ -28,6 +28,8 @@ from jengine.runner.disk.warm_bundle import (
     used_entries,
 )
 from jengine.sampling_params import SamplingParams
+from pallas_kernels.choice import cpu_library, cpu_library_folder
+from pallas_kernels.cpu.compiler import NoKernels
 
 if TYPE_CHECKING:
     from jengine.cli.main import OpenLLM
@@ -58,7 +60,8 @@ def save(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) -
             f"the engine has used no entry of {directory}: JAX's persistent cache is switched off, "
             "or keeps nothing as small as this. See JAX's settings of its compilation cache."
         )
-    manifest = save_bundle(file, directory, used.names, described(arguments, settings, directory))
+    about = described(arguments, settings, directory)
+    manifest = save_bundle(file, directory, used.names, about, cpu_library())
     terminal.say(
         f"{file}: {programs} steps and small helper programs, {len(manifest.entries)} entries, "
         f"{manifest.size / 1e6:.1f} MB."
@@ -109,6 +112,7 @@ def load(arguments: argparse.Namespace, terminal: Terminal) -> None:
         directory,
         this_machine(),
         names_directory=names_directory(),
+        libraries=library_folder,
         overwrite=arguments.overwrite,
     )
     there = len(loaded.there)
@@ -135,9 +139,19 @@ def show(arguments: argparse.Namespace, terminal: Terminal) -> None:
         terminal.say(f"            {name} = {value}")
     terminal.say(f"made with   jengine {machine.jengine}, jax {machine.jax}")
     terminal.say(f"for         {machine.devices} x {machine.device}, {machine.system}")
-    terminal.say(f"entries     {len(manifest.entries)}, {manifest.size / 1e6:.1f} MB")
+    terminal.say(f"entries     {len(manifest.parts)}, {manifest.size / 1e6:.1f} MB")
+    if manifest.kernels:
+        terminal.say("            with the library of CPU kernels that the programs call")
     differences = machine.differences(this_machine())
     terminal.say("here        " + ("; ".join(differences) or "it fits this machine"))
+
+
+def library_folder() -> Path:
+    """Where CPU kernels are kept."""
+    try:
+        return cpu_library_folder()
+    except NoKernels as reason:
+        raise ConfigError(f"cache load: {reason}") from reason
 
 
 def cache_directory(wanted: Any) -> Path:

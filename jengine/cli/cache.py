@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 USAGE = "save FILE MODEL [flags] | load FILE | show [FILE]"
 EXAMPLES = """\
 A bundle holds the programs of LLM(MODEL, flags): an engine with the same settings starts from them.
+On a CPU it holds the compiled kernels too, so that the other machines need no C++ compiler.
 It is executed: load only bundles that you made or whose maker you trust.
 
 examples:

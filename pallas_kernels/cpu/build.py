@@ -25,7 +25,8 @@ from pallas_kernels.cpu.compiler import (
     NoKernels,
     compile_command,
     find_compiler,
-    library_key,
+    library_name,
+    runnable_key,
     units,
 )
 
@@ -36,10 +37,19 @@ SHOWN_OF_ERRORS = 600
 
 
 def compiled_library() -> Path:
-    """The library for this machine, compiled if it is not there yet."""
-    compiler = find_compiler()
+    """The library for this machine, compiled if it is not there yet.
+
+    Without a compiler, one that another machine's compiler has made, if it was carried here.
+    """
     folder = private_folder()
-    found = folder / f"{library_key(compiler)}.so"
+    try:
+        compiler = find_compiler()
+    except NoKernels:
+        if not (carried := sorted(folder.glob(f"{runnable_key()}-*.so"))):
+            raise
+        refuse_foreign(carried[0])
+        return carried[0]
+    found = folder / library_name(compiler)
     if not found.exists():
         remove_abandoned(folder)
         build(compiler, found)

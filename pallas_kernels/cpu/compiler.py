@@ -65,16 +65,23 @@ def compile_command(compiler: Sequence[str]) -> tuple[str, ...]:
     return (*compiler, *FLAGS, *target_flags(), "-I", str(SOURCE), "-isystem", str(headers()))
 
 
-def library_key(compiler: Sequence[str]) -> str:
-    """Names a library after everything that its machine code depends on."""
+def library_name(compiler: Sequence[str]) -> str:
+    """The file of a library, named after everything that its machine code depends on."""
     key = hashlib.sha256()
-    for part in (*compiler, *FLAGS, *target_flags(), compiler_version(compiler)):
+    for part in (*compiler, compiler_version(compiler)):
         key.update(part.encode() + b"\0")
-    for part in (platform.system(), platform.machine(), processor_features()):
+    return f"{runnable_key()}-{key.hexdigest()[:16]}.so"
+
+
+def runnable_key() -> str:
+    """Names what a library must have been made from and for to run here, by any compiler."""
+    key = hashlib.sha256()
+    for part in (*FLAGS, *target_flags(), platform.system(), platform.machine()):
         key.update(part.encode() + b"\0")
+    key.update(processor_features().encode() + b"\0")
     for file in (*sources(), headers() / INTERFACE):
         key.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
-    return key.hexdigest()[:32]
+    return key.hexdigest()[:16]
 
 
 @cache
@@ -119,6 +126,15 @@ def compiler_version(compiler: Sequence[str]) -> str:
     if done.returncode:
         raise NoKernels(f"{shlex.join(compiler)} --version failed: {done.stderr[-600:].strip()}")
     return done.stdout
+
+
+def described_compiler() -> str:
+    """The compiler and its version, or none, where a library was carried here."""
+    try:
+        version = compiler_version(find_compiler()).splitlines()
+    except NoKernels:
+        return "another machine, which had a compiler"
+    return version[0] if version else "a compiler without a name"
 
 
 def processor_features() -> str:

@@ -28,6 +28,12 @@ def problem() -> str | None:
     return None
 
 
+def loaded_file() -> Path | None:
+    """The library that this process runs, if it runs one."""
+    made = begin().result() if _load.cache_info().currsize else None
+    return made if isinstance(made, Path) else None
+
+
 def load() -> None:
     """Register the handlers; NoKernels says why that is impossible."""
     made = begin().result()
@@ -49,6 +55,14 @@ def _load(made: Path | NoKernels) -> str | None:
         handler = jax.ffi.pycapsule(getattr(library, f"jengine_{name}"))
         jax.ffi.register_ffi_target(target(name), handler, platform="cpu")
     return None
+
+
+def instruction_set() -> str:
+    """What the loaded library was compiled for."""
+    load()
+    found = ctypes.CDLL(str(loaded_file())).jengine_instruction_set
+    found.restype = ctypes.c_char_p
+    return found().decode()
 
 
 def target(name: str) -> str:

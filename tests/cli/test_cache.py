@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from jengine.runner.disk.size_record import PREFIX
+from pallas_kernels.choice import cpu_problem
 from tests.cli.fake_llm import FakeLLM, run
 
 SETTINGS = (
@@ -58,13 +59,17 @@ def test_an_engine_starts_from_a_bundle_without_compiling(tmp_path: Path) -> Non
     others = {file.name for pattern in ("*-cache", f"{PREFIX}*") for file in kept.glob(pattern)}
     with zipfile.ZipFile(bundle) as archive:
         packed = {Path(name).name for name in archive.namelist()} - {"manifest.json"}
-    assert packed == others and len(packed) > 2
+    libraries = {file.name for file in (first / "jengine" / "kernels").glob("*.so")}
+    assert packed == others | libraries and len(packed) > 2
+    assert bool(libraries) == (cpu_problem() is None)
     assert sum(name.startswith(PREFIX) for name in packed) == 1
     assert "it fits this machine" in python(second, "-m", "jengine", "cache", "show", str(bundle))
     python(second, "-m", "jengine", "cache", "load", str(bundle))
     seen = json.loads(python(second, "-c", START).splitlines()[-1])
     assert seen["cache_hits"] == seen["compile_requests_use_cache"] > 2
     assert "cache_misses" not in seen
+    carried = {file.name for file in (second / "jengine" / "kernels").glob("*.so")}
+    assert carried == libraries  # and no other has been compiled
     # Without compiling anything the same bundle can be made again.
     again = tmp_path / "again.zip"
     python(second, "-m", "jengine", "cache", "save", str(again), "demo", *SETTINGS)

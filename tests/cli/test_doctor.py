@@ -22,6 +22,7 @@ from jengine.planning.device_memory import gigabytes
 from jengine.runner.memory.cache_size import BlockDemand, blocks_for
 from jengine.runner.step.state import block_bytes
 from jengine.weights.folder import read_model_config
+from pallas_kernels.choice import cpu_problem
 from tests.cli.fake_llm import FakeLLM, run
 from tests.models.tiny_models import write_tiny_native
 
@@ -47,9 +48,16 @@ def test_plugins_must_be_of_jaxlibs_version() -> None:
     assert "pip install jax-cuda12-pjrt==0.10.2" in found[0].text
 
 
+@pytest.mark.skipif(cpu_problem() is not None, reason=str(cpu_problem()))
+@pytest.mark.parametrize(("seconds", "how"), [(0.1, "compiled earlier"), (4.2, "in 4 s")])
+def test_kernels_are_described_by_instructions_and_compiler(seconds: float, how: str) -> None:
+    found = kernels.described(None, seconds)
+    assert found.level == "OK" and how in found.text
+    assert any(name in found.text for name in ("AVX", "NEON", "basic"))
+
+
 def test_a_cpu_without_its_kernels_is_told_what_to_install() -> None:
-    assert kernels.described(None).level == "OK"
-    found = kernels.described("there is no C++ compiler. Install g++.")
+    found = kernels.described("there is no C++ compiler. Install g++.", 0.0)
     assert found.level == "note" and "Install g++" in found.text
 
 

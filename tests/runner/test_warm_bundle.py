@@ -196,3 +196,54 @@ def test_this_machine_is_like_itself(tmp_path: Path) -> None:
     listing = tmp_path / "cpuinfo"
     listing.write_text("processor : 0\nflags : fpu vmx avx2 sse4_1 ssse3 ibrs bmi1\nflags : x\n")
     assert instructions(listing) == ["avx2", "bmi1", "sse4_1", "ssse3"]
+
+
+LIBRARY = f"{'0a' * 8}-{'1b' * 8}.so"
+
+
+@pytest.fixture
+def with_kernels(tmp_path: Path, cache: Path) -> Path:
+    library = tmp_path / LIBRARY
+    library.write_bytes(b"machine code")
+    save_bundle(tmp_path / "kernels.zip", cache, CONTENTS, BARE, library)
+    return tmp_path / "kernels.zip"
+
+
+def test_kernels_are_written_into_a_folder_of_their_own(with_kernels: Path, here: Path) -> None:
+    libraries = here / "libraries"
+    libraries.mkdir()
+    assert read_manifest(with_kernels).size == 303 + 12
+    loaded = load(with_kernels, here, libraries=lambda: libraries)
+    assert sorted(loaded.written) == sorted([*CONTENTS, LIBRARY])
+    library = libraries / LIBRARY
+    assert library.read_bytes() == b"machine code" and library.stat().st_mode & 0o777 == 0o600
+    library.write_bytes(b"compiled here")
+    assert load(with_kernels, here, libraries=lambda: libraries).kept == [LIBRARY]
+    assert library.read_bytes() == b"compiled here"
+
+
+def test_nothing_is_written_where_the_folder_of_kernels_is_refused(
+    with_kernels: Path, here: Path
+) -> None:
+    def refused() -> Path:
+        raise ConfigError("the folder belongs to another user")
+
+    with pytest.raises(ConfigError, match="another user"):
+        load(with_kernels, here, libraries=refused)
+    assert not list(here.iterdir())
+
+
+def test_kernels_that_were_changed_or_have_odd_names_are_refused(
+    with_kernels: Path, here: Path
+) -> None:
+    def changed(parts: Any, manifest: Any) -> None:
+        parts[f"kernels/{LIBRARY}"] = b"other code!!"
+
+    def renamed(parts: Any, manifest: Any) -> None:
+        manifest["kernels"]["../evil.so"] = manifest["kernels"].pop(LIBRARY)
+        parts["kernels/../evil.so"] = parts.pop(f"kernels/{LIBRARY}")
+
+    for change, word in ((changed, "damaged or changed"), (renamed, "not a file name")):
+        with pytest.raises(ConfigError, match=word):
+            load(rewritten(with_kernels, change), here, libraries=lambda: here)
+        assert not list(here.iterdir())

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import time
+
 import jax
 
 from jengine.assembly.args import EngineArgs
 from jengine.assembly.backend import start_backend
 from jengine.cli.checks.finding import Finding
 from jengine.errors import ConfigError
-from pallas_kernels.choice import cpu_problem
+from pallas_kernels.choice import cpu_compiler, cpu_instructions, cpu_problem
+
+# More seconds than it takes to load a library.
+COMPILED = 1.0
 
 
 def check() -> list[Finding]:
@@ -17,11 +22,17 @@ def check() -> list[Finding]:
         start_backend(EngineArgs.gpu_memory_utilization)
     except ConfigError:  # the devices' own check says why
         return []
-    return [described(cpu_problem())] if jax.default_backend() == "cpu" else []
+    if jax.default_backend() != "cpu":
+        return []
+    began = time.monotonic()
+    problem = cpu_problem()
+    return [described(problem, time.monotonic() - began)]
 
 
-def described(problem: str | None) -> Finding:
-    """What XLA has to do where the kernels cannot run."""
+def described(problem: str | None, seconds: float) -> Finding:
+    """By what and for what the kernels are compiled, or what XLA has to do without them."""
     if problem is None:
-        return Finding("OK", "kernels", "matmuls and attention run on kernels for this CPU")
+        how = f"compiled in {seconds:.0f} s" if seconds > COMPILED else "compiled earlier"
+        return Finding("OK", "kernels", f"matmuls and attention run on kernels for this CPU's "
+                       f"{cpu_instructions()}, {how} by {cpu_compiler()}")  # fmt: skip
     return Finding("note", "kernels", f"matmuls and attention run on XLA, half as fast: {problem}")

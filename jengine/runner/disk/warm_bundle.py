@@ -1,8 +1,9 @@
 """A warm bundle: the compiled programs of one engine in a file, for machines of the same kind.
 
-In: entries of the compile cache that an engine has used. Out: a zip file with a manifest, and the
-same entries in another cache. Everything is checked before anything is written. The contents of a
-bundle are executed: load only bundles whose author you trust.
+In: entries of the compile cache that an engine has used, and the library of CPU kernels that they
+call. Out: a zip file with a manifest, and the same entries in another cache. Everything is checked
+before anything is written. The contents of a bundle are executed: load only bundles whose author
+you trust.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import re
 import sys
 import threading
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,10 +28,12 @@ from jengine.runner.disk.private_files import private_file, write_private
 from jengine.runner.disk.size_record import PREFIX
 
 MANIFEST = "manifest.json"
-ENTRIES = "entries/"
+ENTRIES, KERNELS = "entries/", "kernels/"
 FORMAT = 1
 # File names in the cache are a function's name and a hash, without a path separator.
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.<>-]{0,250}")
+# A library is named after what it was made from and by.
+LIBRARY = re.compile(r"[0-9a-f]{16}-[0-9a-f]{16}\.so")
 MOST_MANIFEST_BYTES = 2**24
 
 
@@ -51,11 +54,20 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # Set where programs' keys depend on the cache's directory: they are only found there.
     directory: str | None
     entries: dict[str, Entry]
+    kernels: dict[str, Entry] = {}  # libraries that programs call
 
     @property
     def size(self) -> int:
         """Bytes of all entries."""
-        return sum(entry.size for entry in self.entries.values())
+        return sum(entry.size for entry in self.parts.values())
+
+    @property
+    def parts(self) -> dict[str, Entry]:
+        """Everything by its name in the archive."""
+        return {
+            **{ENTRIES + name: entry for name, entry in self.entries.items()},
+            **{KERNELS + name: entry for name, entry in self.kernels.items()},
+        }
 
 
 @dataclass
@@ -111,18 +123,29 @@ def used_entries(directory: Path) -> Iterator[Used]:
         used.listening = False
 
 
-def save_bundle(file: Path, directory: Path, names: Iterable[str], manifest: Manifest) -> Manifest:
-    """Write these entries of a cache to a file, atomically. `manifest` lacks only the entries."""
-    contents = {name: (directory / name).read_bytes() for name in sorted(names)}
-    entries = {name: Entry(len(data), digest(data)) for name, data in contents.items()}
-    manifest = msgspec.structs.replace(manifest, entries=entries)
+def save_bundle(
+    file: Path,
+    directory: Path,
+    names: Iterable[str],
+    manifest: Manifest,
+    library: Path | None = None,
+) -> Manifest:
+    """Write these entries of a cache, and a library of kernels, to a file, atomically. `manifest`
+    lacks only these."""
+    entries = {name: (directory / name).read_bytes() for name in sorted(names)}
+    kernels = {} if library is None else {library.name: library.read_bytes()}
+    manifest = msgspec.structs.replace(
+        manifest, entries=described(entries), kernels=described(kernels)
+    )
     partial = file.with_name(f".{file.name}.partial")
     try:
         with private_file(partial) as stream, zipfile.ZipFile(stream, "w") as archive:
             text = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
             archive.writestr(MANIFEST, text)
-            for name, data in contents.items():  # compressed already
+            for name, data in entries.items():  # compressed already
                 archive.writestr(ENTRIES + name, data)
+            for name, data in kernels.items():
+                archive.writestr(KERNELS + name, data, zipfile.ZIP_DEFLATED)
         partial.replace(file)
     except OSError as error:
         raise ConfigError(f"{file}: cannot be written: {error}.") from error
@@ -131,28 +154,46 @@ def save_bundle(file: Path, directory: Path, names: Iterable[str], manifest: Man
     return manifest
 
 
+def described(contents: Mapping[str, bytes]) -> dict[str, Entry]:
+    """The manifest's part about these files."""
+    return {name: Entry(len(data), digest(data)) for name, data in contents.items()}
+
+
 def load_bundle(
-    file: Path, directory: Path, here: Machine, *, names_directory: bool, overwrite: bool = False
+    file: Path,
+    directory: Path,
+    here: Machine,
+    *,
+    names_directory: bool,
+    libraries: Callable[[], Path] | None = None,
+    overwrite: bool = False,
 ) -> Loaded:
     """Write a bundle's entries into a cache, if they were compiled for a machine like this.
 
     An existing entry that differs is kept unless `overwrite` is set: both are the same program,
     compiled twice. `names_directory`: whether programs' keys depend on the cache's directory here.
+    `libraries` returns the folder for kernels, which only this user may write.
     """
     with opened(file) as archive:
         manifest = checked_manifest(file, archive)
         refuse_elsewhere(file, manifest, here, directory if names_directory else None)
-        for name, entry in manifest.entries.items():  # all of them, before any is written
-            read_entry(file, archive, name, entry)
+        for part, entry in manifest.parts.items():  # all of them, before any is written
+            read_entry(file, archive, part, entry)
+        folders = {ENTRIES: directory}
+        if manifest.kernels and libraries is not None:
+            folders[KERNELS] = libraries()
         loaded = Loaded()
-        for name, entry in manifest.entries.items():
-            target = directory / name
+        for part, entry in manifest.parts.items():
+            kind, _, name = part.rpartition("/")
+            if (folder := folders.get(kind + "/")) is None:
+                continue
+            target = folder / name
             if target.exists() and digest(target.read_bytes()) == entry.sha256:
                 loaded.there.append(name)
             elif target.exists() and not overwrite:
                 loaded.kept.append(name)
             else:
-                write_private(target, read_entry(file, archive, name, entry))
+                write_private(target, read_entry(file, archive, part, entry))
                 loaded.written.append(name)
     return loaded
 
@@ -211,9 +252,10 @@ def checked_manifest(file: Path, archive: zipfile.ZipFile) -> Manifest:
             "version of jengine."
         )
     bad = [name for name in manifest.entries if not NAME.fullmatch(name)]
+    bad += [name for name in manifest.kernels if not LIBRARY.fullmatch(name)]
     if bad:
         raise ConfigError(f"{file}: {bad[0][:80]!r} is not a file name of a compile cache.")
-    wanted = sorted([MANIFEST, *(ENTRIES + name for name in manifest.entries)])
+    wanted = sorted([MANIFEST, *manifest.parts])
     if sorted(parts) != wanted:
         odd = sorted({*parts} ^ {*wanted}) or [name for name in parts if parts.count(name) > 1]
         raise ConfigError(f"{file}: its manifest and its contents differ in {odd[0][:80]!r}.")
@@ -221,8 +263,8 @@ def checked_manifest(file: Path, archive: zipfile.ZipFile) -> Manifest:
 
 
 def read_entry(file: Path, archive: zipfile.ZipFile, name: str, entry: Entry) -> bytes:
-    """One entry, after checking its size and hash."""
-    data = read_part(file, archive, ENTRIES + name, entry.size)
+    """One part of the archive, after checking its size and hash."""
+    data = read_part(file, archive, name, entry.size)
     if len(data) != entry.size or digest(data) != entry.sha256:
         raise ConfigError(
             f"{file}: entry {name!r} is not what its manifest says: it was damaged or changed. "

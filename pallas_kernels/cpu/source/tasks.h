@@ -98,7 +98,10 @@ void parallel_for(Pool& pool, int64_t count, const Run& run) {
     return;
   }
   auto tasks = std::make_shared<Tasks>(count, [&run](int64_t i) { run(i); });
-  for (int64_t i = 0; i < helpers; i++) pool.start([tasks] { tasks->work(); });
+  try {
+    for (int64_t i = 0; i < helpers; i++) pool.start([tasks] { tasks->work(); });
+  } catch (const std::bad_alloc&) {  // those that have begun use this call's data: go on with them
+  }
   tasks->work();
   wait_until([&] { return tasks->is_done(); });
   tasks->rethrow();

@@ -120,3 +120,18 @@ XLA_FFI_Error* current_error(const XLA_FFI_CallFrame& frame, const char* operati
 }
 
 }  // namespace jengine
+
+// What the library was compiled for, for people who ask.
+extern "C" __attribute__((visibility("default"))) const char* jengine_instruction_set() {
+#if defined(JENGINE_AVX512) && defined(__AVX512BF16__)
+  return "AVX-512 with bfloat16";
+#elif defined(JENGINE_AVX512)
+  return "AVX-512";
+#elif defined(JENGINE_AVX2)
+  return "AVX2";
+#elif defined(JENGINE_NEON)
+  return "NEON";
+#else
+  return "basic instructions";
+#endif
+}

@@ -32,7 +32,7 @@ def test_a_library_that_others_may_write_is_refused(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("CXX", "made-up-compiler")
     monkeypatch.setattr(compiler, "compiler_version", lambda _: "1.0")
-    file = build.private_folder() / f"{compiler.library_key(('made-up-compiler',))}.so"
+    file = build.private_folder() / f"{compiler.library_name(('made-up-compiler',))}"
     file.touch(0o666)
     file.chmod(0o666)
     with pytest.raises(NoKernels, match="written by other users"):
@@ -69,9 +69,9 @@ def test_a_library_is_named_after_all_that_it_depends_on(
     (tmp_path / compiler.INTERFACE).parent.mkdir(parents=True)
     (tmp_path / compiler.INTERFACE).write_text("// of another jaxlib")
     monkeypatch.setattr(compiler, "compiler_version", lambda _: "1.0")
-    usual = compiler.library_key(("g++",))
-    assert compiler.library_key(("g++",)) == usual
-    assert compiler.library_key(("g++", "-O1")) != usual
+    usual = compiler.library_name(("g++",))
+    assert compiler.library_name(("g++",)) == usual
+    assert compiler.library_name(("g++", "-O1")) != usual
     changes = {
         "compiler_version": lambda _: "1.1",
         "processor_features": lambda: "flags: fewer",
@@ -81,7 +81,7 @@ def test_a_library_is_named_after_all_that_it_depends_on(
     for name, other in changes.items():
         with monkeypatch.context() as changed:
             changed.setattr(compiler, name, other)
-            assert compiler.library_key(("g++",)) != usual
+            assert compiler.library_name(("g++",)) != usual
 
 
 def made_up_compiler(folder: Path, monkeypatch: pytest.MonkeyPatch, program: str) -> None:
@@ -196,6 +196,26 @@ def test_an_engine_without_a_compiler_runs_on_xla(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-2000:]
     lines = [line for line in done.stderr.splitlines() if "/nonexistent/g++" in line]
     assert len(lines) == 1 and "run on XLA" in lines[0]
+
+
+def test_a_machine_without_a_compiler_takes_a_library_that_was_carried_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing() -> tuple[str, ...]:
+        raise NoKernels("there is no C++ compiler.")
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(build, "find_compiler", missing)
+    folder = build.private_folder()
+    (folder / f"{'0' * 16}-{'1' * 16}.so").touch(0o600)  # for another processor
+    with pytest.raises(NoKernels, match="no C\\+\\+ compiler"):
+        build.compiled_library()
+    carried = folder / f"{compiler.runnable_key()}-{'1' * 16}.so"
+    carried.touch(0o600)
+    assert build.compiled_library() == carried
+    carried.chmod(0o602)
+    with pytest.raises(NoKernels, match="written by other users"):
+        build.compiled_library()
 
 
 @pytest.mark.parametrize("cores", [1, 2, 64])
