@@ -24,6 +24,7 @@ from jengine.runner.variants.features import variants
 from sharding.mesh import one_device_mesh
 from sharding.placement import Placement
 from tests.models.split import split_model
+from tests.pallas_kernels.implementations import CPU, slow
 
 VOCAB = 64
 BLOCKS = 20_000
@@ -34,16 +35,18 @@ BUCKETS = {
 }
 
 
-def compiled_step(bucket: Bucket, variant: str, dtype: str) -> tuple[Compiled, CacheConfig, int]:
+def compiled_step(
+    bucket: Bucket, variant: str, dtype: str, attention: str = "xla"
+) -> tuple[Compiled, CacheConfig, int]:
     """A step of a model with a full and a window layer; its cache, and the state's bytes."""
     full = LayerConfig(AttentionConfig(num_heads=4, num_kv_heads=2, head_dim=16), MlpConfig(64))
     sliding = replace(full, mixer=replace(full.mixer, window=32))
     config = ModelConfig("test", VOCAB, 32, max_position=256, layers=(full, sliding, full))
-    shapes = StepShapes(config.groups, 16, 32, max_rows=8, max_model_len=256)
+    shapes = StepShapes(config.groups, 16, 32, max_rows=8, max_model_len=256, attention=attention)
     leaves, rebuild = split_model(Decoder(config, dtype=jnp.dtype(dtype), rngs=nnx.Rngs(0)))
     cache = CacheConfig(config.groups, 16, (BLOCKS, BLOCKS // 2))
     placement = Placement(one_device_mesh())
-    empty = jax.eval_shape(lambda: empty_state(cache, cache_dtype(dtype, "xla"), 8, VOCAB, 256))
+    empty = jax.eval_shape(lambda: empty_state(cache, cache_dtype(dtype, attention), 8, VOCAB, 256))
     state = placed_state(empty, placement)
     abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), leaves)
     compiler = StepCompiler(shapes, rebuild, abstract, state, placement)
@@ -67,7 +70,18 @@ def compiled_step(bucket: Bucket, variant: str, dtype: str) -> tuple[Compiled, C
     ],
 )
 def test_the_cache_is_never_copied(name: str, variant: str, dtype: str) -> None:
-    compiled, cache, cache_bytes = compiled_step(BUCKETS[name], variant, dtype)
+    check_cache_is_never_copied(*compiled_step(BUCKETS[name], variant, dtype))
+
+
+@pytest.mark.parametrize("implementation", [CPU])
+@pytest.mark.parametrize("name", ["mixed", *slow("decode", "burst")])
+def test_kernels_write_the_cache_in_place(name: str, implementation: str) -> None:
+    step = compiled_step(BUCKETS[name], "greedy", "bfloat16", implementation)
+    assert "jengine_rotate_and_write" in step[0].as_text()
+    check_cache_is_never_copied(*step)
+
+
+def check_cache_is_never_copied(compiled: Compiled, cache: CacheConfig, cache_bytes: int) -> None:
     assert cache_bytes > 80e6
     memory = compiled.memory_analysis()
     assert memory.alias_size_in_bytes >= cache_bytes, "donated buffers must be written in place"
