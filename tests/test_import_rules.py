@@ -30,7 +30,7 @@ HOST_HALF = {
 DEVICE_HALF = {
     "layers": {"nouns"},
     "sampling": {"nouns", "pallas_kernels"},
-    "quantization": {"layers", "pallas_kernels"},
+    "quantization": {"layers", "pallas_kernels", "sharding"},
     "models": {"nouns", "layers", "quantization"},
     "weights": {"nouns", "layers", "models", "quantization", "sharding", "demo"},
 }

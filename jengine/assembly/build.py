@@ -124,6 +124,11 @@ def device_side(args: EngineArgs, source: ModelSource, bar: Callable[..., Any]) 
         model, values = load_parameters(args, source, places, bar)
         order = LeafOrder(model, places, steps.matmuls)
         leaves = order.leaves(group.noted(values))
+        if order.unfit:
+            logger.warning(
+                "XLA multiplies weights whose shards do not fit the CPU kernels: %s",
+                ", ".join(order.unfit),
+            )
         _log_copies(order.copied_bytes(leaves), live=is_live(args))
         group.agree_on_weights()
         with explained_if_slow(what_compiling_costs, args.show_progress is not False):

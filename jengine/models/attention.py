@@ -42,7 +42,8 @@ class Attention(nnx.Module):
             init, shape = normal(factory.config.initializer_range), (kv, config.group)
             self.sinks = parameter(factory.rngs, shape, ("kv_heads", None), factory.dtype, init)
         inputs, axes = (kv, config.group, dim), ("kv_heads", None, None, "embed")
-        self.out = Linear(factory, inputs, (hidden,), axes, bias=config.output_bias)
+        heads = "kv_heads", "queries_of_kv_head", None  # of what is mixed
+        self.out = Linear(factory, inputs, (hidden,), axes, bias=config.output_bias, x_axes=heads)
 
     def __call__(
         self,

@@ -86,8 +86,9 @@ class Linear(Weighted):
         bias: bool = False,
         groups: int | None = None,
         gated: bool = False,
+        x_axes: Axes | None = None,
     ):
-        shape = WeightShape(inputs, outputs, axes, groups, gated=gated)
+        shape = WeightShape(inputs, outputs, axes, groups, gated=gated, x_axes=x_axes)
         super().__init__(factory.scheme, shape, factory)
         self.has_bias = bias
         if bias:

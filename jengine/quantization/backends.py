@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from jengine.quantization import cpu
-from jengine.quantization.scheme import WeightScheme
+from jengine.quantization.cpu_shards import ShardedWeights
+from jengine.quantization.scheme import WeightScheme, WeightShape
 from jengine.quantization.unquantized import UNQUANTIZED
+from sharding.placement import Placement
 
 # Backend -> declared scheme -> the scheme of the step.
 STEP_SCHEMES: dict[str, dict[WeightScheme, WeightScheme]] = {
@@ -18,6 +20,14 @@ def matmul_backend(kernels: str, *, pack: bool) -> str:
     return "cpu in place" if kernels == "cpu" and not pack else kernels
 
 
-def step_scheme(declared: WeightScheme, backend: str | None) -> WeightScheme:
-    """How a step multiplies weights that are declared so."""
-    return STEP_SCHEMES.get(backend or "", {}).get(declared, declared)
+def step_scheme(declared: WeightScheme, backend: str | None, placement: Placement) -> WeightScheme:
+    """How a step multiplies weights that are declared so, on these devices."""
+    chosen = STEP_SCHEMES.get(backend or "", {}).get(declared, declared)
+    if isinstance(chosen, cpu.CpuWeights) and placement.is_split:
+        return ShardedWeights(chosen, placement)
+    return chosen
+
+
+def fits(scheme: WeightScheme, weight: WeightShape) -> bool:
+    """Whether a scheme that was chosen for a step can multiply this weight's shards."""
+    return not isinstance(scheme, ShardedWeights) or scheme.fits(weight)

@@ -41,6 +41,8 @@ class WeightShape:
     groups: int | None = None
     outputs_first: bool = False
     gated: bool = False
+    # Logical axes of the inputs as dimensions of x, where x may be sharded further.
+    x_axes: Axes | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -149,8 +151,13 @@ def applied(
     scheme: WeightScheme, weight: WeightShape, x: Array, tensors: Tensors, around: Around
 ) -> Array:
     """`WeightScheme.apply` of a scheme that fuses nothing."""
-    norm, bias, activation, residual, _ = around
-    y = scheme.multiply(weight, x if norm is None else norm(x), tensors)
+    normed = x if around.norm is None else around.norm(x)
+    return finished(weight, scheme.multiply(weight, normed, tensors), around)
+
+
+def finished(weight: WeightShape, y: Array, around: Around) -> Array:
+    """What comes after the matmul: y [*tokens, *outputs] with bias, activation and residual."""
+    _, bias, activation, residual, _ = around
     if bias is not None:
         y = add_bias(y, bias)
     if activation is not None:

@@ -14,12 +14,11 @@ from flax import nnx
 
 from jengine.models.linear import Embedding, Linear, Weighted
 from jengine.models.norms import LayerNorm, RmsNorm
-from jengine.quantization.backends import step_scheme
-from jengine.quantization.scheme import Axes, Specs, Tensors, WeightScheme, WeightShape
+from jengine.quantization.backends import fits, step_scheme
+from jengine.quantization.scheme import Specs, Tensors, WeightScheme, WeightShape
 from jengine.weights.abstract import NamedArray
+from jengine.weights.stages import StagePlaces
 
-# An array's sharding, given its path, logical axes and shape.
-Shardings = Callable[[str, Axes, tuple[int, ...]], jax.sharding.Sharding]
 Arrays = Mapping[str, jax.Array]  # by dotted path
 
 
@@ -27,12 +26,13 @@ class PreparedForm:
     """A model in the form that a step takes, and the conversions between both forms."""
 
     def __init__(
-        self, declared: nnx.Module, shardings: Shardings, backend: str | None = None
+        self, declared: nnx.Module, places: StagePlaces, backend: str | None = None
     ) -> None:
         """`declared` has shapes in place of arrays; `backend` may have matmuls of its own."""
-        self._shardings = shardings
+        self._places = places
+        self._backend = backend
         self.module = nnx.merge(*nnx.split(declared))
-        choose_schemes(self.module, backend)
+        self.unfit = choose_schemes(self.module, backend, places)
         prepared = weighted(self.module)
         # Declared and prepared, of the weights that change form.
         self._weights = {
@@ -99,15 +99,17 @@ class PreparedForm:
     def _convert(
         self, path: str, how: str, tensors: Tensors, wanted: Specs, into: Arrays | None = None
     ) -> dict[str, jax.Array]:
-        prepared = self._weights[path][1]
+        declared, prepared = self._weights[path]
         where = {
-            name: self._shardings(f"{path}.{name}", spec.axes, spec.shape)
+            name: self._places.sharding(f"{path}.{name}", spec.axes, spec.shape)
             for name, spec in wanted.items()
         }
+        # A stage's weight is on its devices only, and each step is on all of them.
+        scheme = step_scheme(declared.scheme, self._backend, self._places.of(path))
         old = {name: into[f"{path}.{name}"] for name in wanted} if into else {}
-        key = how, prepared.scheme, prepared.shape, tuple(where.items()), bool(old)
+        key = how, scheme, prepared.shape, tuple(where.items()), bool(old)
         if key not in self._conversions:
-            self._conversions[key] = conversion(prepared.scheme, how, prepared.shape, where)
+            self._conversions[key] = conversion(scheme, how, prepared.shape, where)
         made = self._conversions[key](tensors, old)
         return {f"{path}.{name}": array for name, array in made.items()}
 
@@ -125,13 +127,23 @@ def conversion(
     return jax.jit(converted, out_shardings=dict(where), donate_argnums=1, keep_unused=True)
 
 
-def choose_schemes(model: nnx.Module, backend: str | None) -> None:
-    """Let the modules of a step use the backend's own matmuls and norms, where it has some."""
-    for _, module in nnx.iter_modules(model):
+def choose_schemes(model: nnx.Module, backend: str | None, places: StagePlaces) -> list[str]:
+    """Let the modules of a step use the backend's own matmuls and norms, where it has some.
+
+    Returns the paths of weights whose shards do not fit those.
+    """
+    unfit = []
+    for steps, module in nnx.iter_modules(model):
+        path = ".".join(map(str, steps))
         if isinstance(module, Linear) or (isinstance(module, Embedding) and module.is_head):
-            module.become_prepared(step_scheme(module.scheme, backend))
+            chosen = step_scheme(module.scheme, backend, places.running(path))
+            if not fits(chosen, module.shape):
+                unfit.append(path)
+                chosen = module.scheme
+            module.become_prepared(chosen)
         elif isinstance(module, RmsNorm | LayerNorm):
-            module.scheme = step_scheme(module.scheme, backend)
+            module.scheme = step_scheme(module.scheme, backend, places.running(path))
+    return unfit
 
 
 def weighted(model: nnx.Module) -> dict[str, Weighted]:

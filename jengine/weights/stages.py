@@ -34,6 +34,11 @@ class StagePlaces:
         """The sharding of one parameter."""
         return self.of(path).sharding(axes, shape)
 
+    def running(self, path: str) -> Placement:
+        """The placement that a step sees where it uses a parameter."""
+        in_stage = self.layout.num_stages > 1 and LAYER_PATH.fullmatch(path) is not None
+        return self.whole.in_stage() if in_stage else self.whole
+
     def refuse_several_processes(self, what: str) -> None:
         """Some arrays would have to reach processes that hold no part of their stage."""
         processes = self.whole.processes

@@ -15,7 +15,7 @@ from tqdm import tqdm
 from jengine.assembly.args import EngineArgs
 from jengine.assembly.model_source import load_parameters, open_model_source
 from jengine.models import registry
-from jengine.models.stages import stage_layout
+from jengine.models.stages import StageLayout, stage_layout
 from jengine.runner.step.leaves import LeafOrder
 from jengine.weights import transfers
 from jengine.weights.abstract import NamedArray
@@ -102,6 +102,6 @@ def test_arrays_of_an_orbax_checkpoint_are_freed_as_they_are_prepared(tmp_path: 
 
 def test_values_that_are_missing_are_named() -> None:
     model = model_of(1)
-    form = PreparedForm(model, lambda *_: jax.sharding.SingleDeviceSharding(jax.devices()[0]))
+    form = PreparedForm(model, StagePlaces(Placement(one_device_mesh()), StageLayout(((0,),))))
     with pytest.raises(AssertionError, match="head"):
         form.prepare([])

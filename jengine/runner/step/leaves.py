@@ -29,18 +29,14 @@ Leaves = tuple[jax.Array, ...]
 
 
 class LeafOrder:
-    """The leaves of one model: which parameters are in each, and how they are sharded.
-
-    A backend's own matmuls run where a lone device holds the whole model.
-    """
+    """The leaves of one model: which parameters are in each, and how they are sharded."""
 
     def __init__(self, model: nnx.Module, places: StagePlaces, backend: str | None = None) -> None:
         self.places = places
         self.backend = backend
         self._layout = places.layout
         declared = declaration(model)
-        alone = places.whole.replicas[0].mesh.size == 1
-        self._form = PreparedForm(declared, places.sharding, backend if alone else None)
+        self._form = PreparedForm(declared, places, backend)
         self._names = tuple(name for name, _ in named_variables(nnx.state(declared)))
         prepared = self._form.module
         self._prepared = dict(named_variables(nnx.state(prepared)))
@@ -82,6 +78,11 @@ class LeafOrder:
     def copied(self) -> frozenset[str]:
         """The paths of declared parameters that leaves are copies of."""
         return self._form.copied
+
+    @property
+    def unfit(self) -> list[str]:
+        """The paths of weights whose shards do not fit the backend's own matmuls."""
+        return self._form.unfit
 
     def copied_bytes(self, leaves: Leaves) -> int:
         """The memory of leaves that are copies, on the devices of this process."""

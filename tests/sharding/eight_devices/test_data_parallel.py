@@ -26,10 +26,10 @@ from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.models.parameter import named_parameters
 from jengine.research.sweeps import short_pieces
 from jengine.scheduler.scheduler import Scheduler
-from jengine.weights.live import shares_memory
 from sharding.placement import put
 from tests.api.engines import answers, random_prompts, tiny_engine
 from tests.models.split import split_model
+from tests.sharding.eight_devices.memory import shares_memory
 from tests.sharding.eight_devices.test_tensor_parallel import PARAMS, PROMPTS, run
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)

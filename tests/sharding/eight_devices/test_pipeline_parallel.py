@@ -18,10 +18,10 @@ from jengine import SamplingParams
 from jengine.errors import ConfigError, UnexpectedCompile, UnsupportedFeature
 from jengine.plan import Wanted
 from jengine.runner.step.leaves import first_layers
-from jengine.weights.live import shares_memory
 from jengine.weights.safetensors_io import load_model
 from tests.api.engines import answers, rebuilt, tiny_engine
 from tests.models.tiny_models import write_tiny_native
+from tests.sharding.eight_devices.memory import shares_memory
 from tests.sharding.eight_devices.test_tensor_parallel import FAMILIES, PROMPTS, run
 
 # Layers over stages: even, and with slots that stages leave out.

@@ -16,7 +16,6 @@ from jengine import SamplingParams
 from jengine.errors import ConfigError
 from jengine.models import registry
 from jengine.models.parameter import named_parameters
-from jengine.weights.live import shares_memory
 from jengine.weights.safetensors_io import save_pretrained
 from tests.api.engines import answers, random_prompts, rebuilt, tiny_engine
 from tests.models.parallel_family import (
@@ -28,6 +27,7 @@ from tests.models.parallel_family import (
 )
 from tests.models.split import split_model
 from tests.models.tiny_models import write_tiny_native
+from tests.sharding.eight_devices.memory import shares_memory
 
 PROMPTS = random_prompts(1, 17, 60, 130, 200)
 KINDS: list[dict[str, Any]] = [

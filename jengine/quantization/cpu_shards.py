@@ -1,0 +1,244 @@
+"""The CPU kernels on a mesh: each device multiplies with its own shard of a weight.
+
+A weight whose outputs are sharded gives each device its own results. One whose inputs are sharded
+gives partial sums, which are added up before bias, activation and residual.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.sharding import PartitionSpec
+
+from jengine.layers.initializer import Initializer
+from jengine.layers.norm import RowNorm
+from jengine.quantization.cpu import CpuWeights
+from jengine.quantization.scheme import (
+    Around,
+    Specs,
+    Tensors,
+    TensorSpec,
+    WeightShape,
+    finished,
+)
+from jengine.quantization.unquantized import UNQUANTIZED
+from sharding.axes import mesh_axes
+from sharding.placement import Placement
+
+Names = tuple[str, ...]  # mesh axes
+EVERYWHERE = PartitionSpec()
+
+
+class Shards(NamedTuple):
+    """How a weight is sharded: the mesh axes of each dimension, and the weight of one device."""
+
+    inputs: tuple[Names, ...]
+    outputs: tuple[Names, ...]
+    own: WeightShape
+    counts: dict[str, int]  # logical axis of each sharded dimension -> its number of shards
+
+    @property
+    def summed(self) -> Names:
+        """The mesh axes over which each device has a part of a sum."""
+        return tuple(name for names in self.inputs for name in names)
+
+    def weight_spec(self, weight: WeightShape) -> PartitionSpec:
+        """The sharding of the weight as it is declared."""
+        groups = () if weight.groups is None else ((),)
+        first, second = self.inputs, self.outputs
+        if weight.outputs_first:
+            first, second = second, first
+        return spec_of(*groups, *first, *second)
+
+
+@dataclass(frozen=True)
+class ShardedWeights:
+    """The kernels on the shards that `placement` gives to each device.
+
+    Packed shards are stacked along a leading dimension for each sharded dimension of the weight.
+    """
+
+    kernels: CpuWeights
+    placement: Placement
+
+    @property
+    def takes_declared(self) -> bool:
+        """Whether the step takes the declared arrays themselves."""
+        return self.kernels.takes_declared
+
+    def declared(self, weight: WeightShape, dtype: Any, init: Initializer) -> Specs:
+        """The weight, as where XLA multiplies."""
+        return UNQUANTIZED.declared(weight, dtype, init)
+
+    def prepared(self, weight: WeightShape, dtype: Any) -> Specs:
+        """Each device's own panels."""
+        if self.takes_declared:
+            return self.declared(weight, dtype, Initializer())
+        counts, own = self.shards(weight).counts, self.shards(weight).own
+        [spec] = self.kernels.prepared(own, dtype).values()
+        shape, axes = (*counts.values(), *spec.shape), (*counts, *spec.axes)
+        return {"weight": TensorSpec(shape, axes, dtype, Initializer())}
+
+    def prepare(self, weight: WeightShape, tensors: Tensors) -> Tensors:
+        """Each device packs its shard."""
+        if self.takes_declared:
+            return tensors
+        shards = self.shards(weight)
+
+        def pack(given: Array) -> Array:
+            packed = self.kernels.prepare(shards.own, {"weight": given})["weight"]
+            return packed.reshape(*[1] * len(shards.counts), *packed.shape)
+
+        specs = shards.weight_spec(weight), self._stored_spec(weight)
+        return {"weight": self.placement.on_each_device(pack, *specs)(tensors["weight"])}
+
+    def restore(self, weight: WeightShape, tensors: Tensors) -> Tensors:
+        """Unpacked: packing moves numbers and changes none."""
+        if self.takes_declared:
+            return tensors
+        shards = self.shards(weight)
+
+        def unpack(packed: Array) -> Array:
+            return self.kernels.restore(shards.own, self._own(shards, packed))["weight"]
+
+        specs = self._stored_spec(weight), shards.weight_spec(weight)
+        return {"weight": self.placement.on_each_device(unpack, *specs)(tensors["weight"])}
+
+    def multiply(self, weight: WeightShape, x: Array, tensors: Tensors) -> Array:
+        """One matmul, nothing fused."""
+        if weight.gated:  # packed for a fused gate only, so both halves are wanted as they are
+            return UNQUANTIZED.multiply(weight, x, self.restore(weight, tensors))
+        return self.apply(weight, x, tensors, Around())
+
+    def lookup(self, weight: WeightShape, indices: Array, tensors: Tensors) -> Array:
+        """Rows of a table, each from the device that has it."""
+        if self.takes_declared:
+            return UNQUANTIZED.lookup(weight, indices, tensors)
+        shards = self.shards(weight)
+        [names], [rows] = shards.outputs, shards.own.outputs
+        indices = jnp.clip(indices, 0, weight.outputs[0] - 1)
+
+        def own_rows(indices: Array, packed: Array) -> Array:
+            places = indices - (lax.axis_index(names) * rows if names else 0)
+            found = self.kernels.lookup(shards.own, places, self._own(shards, packed))
+            is_here = (places >= 0) & (places < rows)
+            return total(jnp.where(is_here[..., None], found, 0.0), names)
+
+        specs = EVERYWHERE, self._stored_spec(weight)
+        run = self.placement.on_each_device(own_rows, specs, EVERYWHERE)
+        return run(indices, tensors["weight"])
+
+    def normalize(self, norm: RowNorm, x: Array) -> Array:
+        """Of whole rows, on every device; XLA normalises over several dimensions."""
+        if norm.weight.ndim > 1:
+            return norm(x)
+
+        def own(x: Array, weight: Array, bias: Array | None) -> Array:
+            return self.kernels.normalize(norm._replace(weight=weight, bias=bias), x)
+
+        run = self.placement.on_each_device(own, EVERYWHERE, EVERYWHERE)
+        return run(x, norm.weight, norm.bias)
+
+    def apply(self, weight: WeightShape, x: Array, tensors: Tensors, around: Around) -> Array:
+        """All in one call where a device has whole rows of x."""
+        if self.shards(weight).summed:
+            normed = x if around.norm is None else self.normalize(around.norm, x)
+            alone = Around(positions=around.positions)
+            return finished(weight, self._run(weight, normed, tensors, alone), around)
+        return self._run(weight, x, tensors, around)
+
+    def _run(self, weight: WeightShape, x: Array, tensors: Tensors, around: Around) -> Array:
+        """The kernel on each device with its own x, bias and residual."""
+        shards = self.shards(weight)
+        tokens = [()] * (x.ndim - 1)
+
+        def own(x: Array, packed: Array, norms: Any, bias: Any, residual: Any, live: Any) -> Array:
+            norm = None if around.norm is None else around.norm._replace(**norms)
+            rows = x.reshape(*x.shape[: len(tokens)], -1)
+            mine = around._replace(norm=norm, bias=bias, residual=residual, positions=live)
+            made = self.kernels.apply(shards.own, rows, self._own(shards, packed), mine)
+            return total(made, shards.summed)
+
+        results = spec_of(*tokens, *shards.outputs[1 if weight.gated else 0 :])
+        x_spec, stored = spec_of(*tokens, *shards.inputs), self._stored_spec(weight)
+        specs = x_spec, stored, EVERYWHERE, spec_of(*shards.outputs), results, EVERYWHERE
+        norms = around.norm and {"weight": around.norm.weight, "bias": around.norm.bias}
+        split = x.reshape(*x.shape[:-1], *weight.inputs)
+        return self.placement.on_each_device(own, specs, results)(
+            split, tensors["weight"], norms, around.bias, around.residual, around.positions
+        )
+
+    def multiply_groups(
+        self, weight: WeightShape, x: Array, tensors: Tensors, sizes: Array
+    ) -> Array:
+        """Each row by its own group's matrix, of which a device has a part."""
+        shards = self.shards(weight)
+
+        def own(x: Array, packed: Array, sizes: Array) -> Array:
+            rows, tensors = x.reshape(x.shape[0], -1), self._own(shards, packed)
+            made = self.kernels.multiply_groups(shards.own, rows, tensors, sizes)
+            return total(made, shards.summed)
+
+        specs = spec_of((), *shards.inputs), self._stored_spec(weight), EVERYWHERE
+        run = self.placement.on_each_device(own, specs, spec_of((), *shards.outputs))
+        return run(x.reshape(-1, *weight.inputs), tensors["weight"], sizes)
+
+    def shards(self, weight: WeightShape) -> Shards:
+        """How this weight is sharded."""
+        sizes = self.placement.sizes
+        places = axes_of(weight)
+        names = [
+            tuple(mesh_axes(axis, size, sizes) for axis, size in zip(axes, dims, strict=True))
+            for axes, dims in zip(places, (weight.inputs, weight.outputs), strict=True)
+        ]
+        counts = {
+            str(axis): math.prod(sizes[name] for name in one)
+            for axes, all_names in zip(places, names, strict=True)
+            for axis, one in zip(axes, all_names, strict=True)
+            if one
+        }
+        inputs, outputs = (
+            tuple(size // counts.get(str(axis), 1) for axis, size in zip(axes, dims, strict=True))
+            for axes, dims in zip(places, (weight.inputs, weight.outputs), strict=True)
+        )
+        return Shards(*names, replace(weight, inputs=inputs, outputs=outputs), counts)
+
+    def fits(self, weight: WeightShape) -> bool:
+        """Whether the kernels can run on its shards: a gate and what it multiplies are whole."""
+        shards = self.shards(weight)
+        return not (weight.gated and (shards.summed or shards.outputs[0]))
+
+    def _stored_spec(self, weight: WeightShape) -> PartitionSpec:
+        shards = self.shards(weight)
+        if self.takes_declared:
+            return shards.weight_spec(weight)
+        sharded = [names for names in (*shards.inputs, *shards.outputs) if names]
+        return spec_of(*sharded)
+
+    def _own(self, shards: Shards, stored: Array) -> Tensors:
+        """The weight of one device, from its shard of the stored array."""
+        return {"weight": stored if self.takes_declared else jnp.squeeze(
+            stored, tuple(range(len(shards.counts)))
+        )}  # fmt: skip
+
+
+def axes_of(weight: WeightShape) -> tuple[tuple[str | None, ...], tuple[str | None, ...]]:
+    """The logical axes by which inputs and outputs are sharded in a matmul."""
+    axes = weight.axes[0 if weight.groups is None else 1 :]
+    at = len(weight.outputs if weight.outputs_first else weight.inputs)
+    inputs, outputs = (axes[at:], axes[:at]) if weight.outputs_first else (axes[:at], axes[at:])
+    return weight.x_axes or inputs, outputs
+
+
+def spec_of(*names: Names) -> PartitionSpec:
+    """The partition spec of dimensions that are sharded over these mesh axes."""
+    return PartitionSpec(*(one or None for one in names))
+
+
+def total(part: Array, names: Names) -> Array:
+    """The sum of all devices' parts, where each has a part only."""
+    return lax.psum(part, names) if names else part
