@@ -21,9 +21,9 @@ from flax import nnx
 
 from jengine.models.parameter import named_parameters
 from jengine.text.tokenizer import load_tokenizer
+from jengine.weights.abstract import with_values
 from jengine.weights.resolve import resolve_model
 from tests.integrations import fake_tunix
-from tests.models.split import split_model
 from tests.models.tiny_models import write_tiny_native
 
 base_rollout = pytest.importorskip(
@@ -113,7 +113,7 @@ def make(actor: Any, tokenizer: Any, folder: Path, **settings: Any) -> JengineRo
 def served_model(rollout: JengineRollout) -> Any:
     """The module with the parameters that the engine uses."""
     engine = rollout.llm.engine
-    return split_model(engine.declared)[1](engine.loaded.leaves)
+    return with_values(engine.declared, engine.loaded.parameters())
 
 
 def greedy(**settings: Any) -> Any:
@@ -225,7 +225,9 @@ def test_a_whole_grpo_run_samples_from_what_it_trains(tmp_path: Path, tokenizer:
     )
     rollout = cluster.rollout
     assert isinstance(rollout, JengineRollout)
-    before = [np.asarray(leaf) for leaf in rollout.llm.engine.loaded.leaves]
+    before = {
+        path: np.asarray(array) for path, array in rollout.llm.engine.loaded.parameters().items()
+    }
 
     def reward(prompts: list[str], completions: list[str], **_: Any) -> list[float]:
         return [float(len(text)) for text in completions]
@@ -242,9 +244,7 @@ def test_a_whole_grpo_run_samples_from_what_it_trains(tmp_path: Path, tokenizer:
     served = {path: parameter[...] for path, parameter in named_parameters(served_model(rollout))}
     for path, array in mapped.items():
         np.testing.assert_array_equal(served[path], array)
-    moved = [
-        not np.array_equal(a, b)
-        for a, b in zip(before, rollout.llm.engine.loaded.leaves, strict=True)
-    ]
+    after = rollout.llm.engine.loaded.parameters()
+    moved = [not np.array_equal(array, after[path]) for path, array in before.items()]
     assert all(moved)
     rollout.llm.shutdown()

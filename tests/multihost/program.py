@@ -137,13 +137,7 @@ def joined(folder: Path, rank: int) -> None:
     with engine(folder, mesh=mesh) as llm:
         first = run(llm)
         total = float(jax.jit(jnp.sum, out_shardings=NamedSharding(mesh, PartitionSpec()))(own))
-        live = {
-            path: leaf
-            for (path, _), leaf in zip(
-                named_parameters(llm.engine.declared), llm.engine.loaded.leaves, strict=True
-            )
-        }
-        version = llm.update_params(live)
+        version = llm.update_params(llm.engine.loaded.parameters())
         captured = llm.generate(
             PROMPTS[:1], SamplingParams(max_tokens=3, prompt_logprobs=1), capture=["norm"]
         )[0]

@@ -26,9 +26,9 @@ from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.models.parameter import named_parameters
 from jengine.research.sweeps import short_pieces
 from jengine.scheduler.scheduler import Scheduler
+from jengine.weights.abstract import with_values
 from sharding.placement import put
 from tests.api.engines import answers, random_prompts, tiny_engine
-from tests.models.split import split_model
 from tests.sharding.eight_devices.memory import shares_memory
 from tests.sharding.eight_devices.test_tensor_parallel import PARAMS, PROMPTS, run
 
@@ -146,7 +146,7 @@ def test_strict_mode_compiles_nothing_while_serving(folder: Path) -> None:
 def test_parameters_lie_once_on_each_device(two: jengine.LLM) -> None:
     names = [name for name, _ in named_parameters(two.engine.declared)]
     assert list(two.param_shardings) == names
-    for name, leaf in zip(names, two.engine.loaded.leaves, strict=True):
+    for name, leaf in two.engine.loaded.parameters().items():
         whole = two.param_shardings[name]
         assert whole.mesh == two.mesh and "dp" not in str(whole.spec)
         assert whole.shard_shape(leaf.shape) == leaf.sharding.shard_shape(leaf.shape)
@@ -160,7 +160,8 @@ def test_live_arrays_are_used_where_they_lie(folder: Path) -> None:
     """Of a mesh with its axes in another order too; and a trainer that donates them is noticed."""
     devices = np.array(jax.devices()[:4]).reshape(2, 2)
     mesh = Mesh(devices.T, ("model", "dp"))
-    with tiny_engine(folder, "greedy", max_logprobs=0, mesh=mesh) as llm:
+    settings = {"mesh": mesh, "max_logprobs": 0, "pack_weights": False}
+    with tiny_engine(folder, "greedy", **settings) as llm:
         assert llm.mesh.shape["dp"] == llm.mesh.shape["tp"] == 2
         engine = llm.engine
         assert [r.loaded.leaves[0].sharding.device_set for r in engine.runners] == [
@@ -192,9 +193,9 @@ def user_spec(spec: Any) -> PartitionSpec:
 
 
 def test_weights_change_everywhere_or_nowhere(two: jengine.LLM) -> None:
-    names = list(two.param_shardings)
     before = [runner.loaded.leaves for runner in two.engine.runners]
-    values = {name: np.array(leaf) for name, leaf in zip(names, before[0], strict=True)}
+    parameters = two.engine.loaded.parameters()
+    values = {name: np.array(array) for name, array in parameters.items()}
     old = answers(two.generate(MANY, GREEDY))
     version = two.weights_version
     with pytest.raises(ConfigError, match="nothing was changed"):
@@ -334,7 +335,7 @@ def test_live_modules_and_orbax(
     folder: Path, tmp_path: Path, expected: tuple[list[Any], list[Any]]
 ) -> None:
     with copies(folder, 2, 2) as llm:
-        model = split_model(llm.engine.declared)[1](llm.engine.loaded.leaves)
+        model = with_values(llm.engine.declared, llm.engine.loaded.parameters())
         with copies(model, 2, 2) as other:
             assert run(other) == expected[0]
         llm.save(tmp_path / "saved", format="orbax")

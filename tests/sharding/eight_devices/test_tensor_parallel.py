@@ -16,6 +16,7 @@ from jengine import SamplingParams
 from jengine.errors import ConfigError
 from jengine.models import registry
 from jengine.models.parameter import named_parameters
+from jengine.weights.abstract import with_values
 from jengine.weights.safetensors_io import save_pretrained
 from tests.api.engines import answers, random_prompts, rebuilt, tiny_engine
 from tests.models.parallel_family import (
@@ -25,7 +26,6 @@ from tests.models.parallel_family import (
     assert_answers,
     model_of,
 )
-from tests.models.split import split_model
 from tests.models.tiny_models import write_tiny_native
 from tests.sharding.eight_devices.memory import shares_memory
 
@@ -139,7 +139,7 @@ def test_what_devices_exchange(folder: Path, prefill: int) -> None:
 def test_each_device_holds_its_part(folder: Path) -> None:
     with split_engine(folder, 4) as llm:
         shardings = llm.param_shardings
-        leaves = dict(zip(shardings, llm.engine.loaded.leaves, strict=True))
+        leaves = llm.engine.loaded.parameters()
         parts = {
             name: leaf.size // leaf.addressable_shards[0].data.size for name, leaf in leaves.items()
         }
@@ -160,7 +160,7 @@ def test_a_mesh_of_ones_own(folder: Path, on_one: list[Any]) -> None:
     """Also a part of the devices, with arrays that lie there already and are not copied."""
     devices = jax.devices()[4:6]
     mesh = Mesh(np.array(devices), ("model",))
-    with tiny_engine(folder, mesh=mesh) as llm:
+    with tiny_engine(folder, mesh=mesh, pack_weights=False) as llm:
         assert set(llm.mesh.devices.flat) == set(devices)
         assert run(llm) == on_one
         leaves = llm.engine.loaded.leaves
@@ -198,10 +198,11 @@ def test_capture_is_whole(folder: Path) -> None:
 def test_orbax_from_four_devices_to_any_number(folder: Path, tmp_path: Path) -> None:
     with split_engine(folder, 4) as llm:
         llm.save(tmp_path / "saved", format="orbax")
-        saved = [np.asarray(leaf) for leaf in llm.engine.loaded.leaves]
+        saved = [np.asarray(array) for array in llm.engine.loaded.parameters().values()]
     for devices in (1, 2, 8):
         with split_engine(tmp_path / "saved", devices, load_format="orbax") as llm:
-            for before, leaf in zip(saved, llm.engine.loaded.leaves, strict=True):
+            read = llm.engine.loaded.parameters().values()
+            for before, leaf in zip(saved, read, strict=True):
                 assert leaf.sharding.mesh.devices.size == devices
                 assert np.array_equal(before.view(np.uint8), np.asarray(leaf).view(np.uint8))
 
@@ -217,7 +218,7 @@ def test_safetensors_from_four_devices(folder: Path, tmp_path: Path, on_one: lis
 @pytest.mark.slow
 def test_live_modules_are_split_too(folder: Path, on_one: list[Any]) -> None:
     with split_engine(folder, 1) as llm:
-        model = split_model(llm.engine.declared)[1](llm.engine.loaded.leaves)
+        model = with_values(llm.engine.declared, llm.engine.loaded.parameters())
         with tiny_engine(model, tensor_parallel_size=2) as other:
             assert run(other) == on_one
 
