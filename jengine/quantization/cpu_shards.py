@@ -15,10 +15,12 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec
 
 from jengine.layers.initializer import Initializer
+from jengine.layers.mlp import gated
 from jengine.layers.norm import RowNorm
 from jengine.quantization.cpu import CpuWeights
 from jengine.quantization.scheme import (
     Around,
+    Axes,
     Specs,
     Tensors,
     TensorSpec,
@@ -173,39 +175,46 @@ class ShardedWeights:
         )
 
     def multiply_groups(
-        self, weight: WeightShape, x: Array, tensors: Tensors, sizes: Array
+        self,
+        weight: WeightShape,
+        x: Array,
+        tensors: Tensors,
+        sizes: Array,
+        activation: str | None = None,
     ) -> Array:
         """Each row by its own group's matrix, of which a device has a part."""
         shards = self.shards(weight)
+        if shards.summed and activation is not None:
+            return gated(self.multiply_groups(weight, x, tensors, sizes), activation, axis=-1)
 
         def own(x: Array, packed: Array, sizes: Array) -> Array:
             rows, tensors = x.reshape(x.shape[0], -1), self._own(shards, packed)
-            made = self.kernels.multiply_groups(shards.own, rows, tensors, sizes)
+            made = self.kernels.multiply_groups(shards.own, rows, tensors, sizes, activation)
             return total(made, shards.summed)
 
+        results = shards.outputs if activation is None else shards.outputs[:-1]
         specs = spec_of((), *shards.inputs), self._stored_spec(weight), EVERYWHERE
-        run = self.placement.on_each_device(own, specs, spec_of((), *shards.outputs))
+        run = self.placement.on_each_device(own, specs, spec_of((), *results))
         return run(x.reshape(-1, *weight.inputs), tensors["weight"], sizes)
 
     def shards(self, weight: WeightShape) -> Shards:
         """How this weight is sharded."""
-        sizes = self.placement.sizes
-        places = axes_of(weight)
-        names = [
-            tuple(mesh_axes(axis, size, sizes) for axis, size in zip(axes, dims, strict=True))
-            for axes, dims in zip(places, (weight.inputs, weight.outputs), strict=True)
-        ]
-        counts = {
-            str(axis): math.prod(sizes[name] for name in one)
-            for axes, all_names in zip(places, names, strict=True)
-            for axis, one in zip(axes, all_names, strict=True)
-            if one
-        }
+        by_input, by_output = axes_of(weight)
         inputs, outputs = (
-            tuple(size // counts.get(str(axis), 1) for axis, size in zip(axes, dims, strict=True))
-            for axes, dims in zip(places, (weight.inputs, weight.outputs), strict=True)
+            self._names(by_input, weight.inputs),
+            self._names(by_output, weight.outputs),
         )
-        return Shards(*names, replace(weight, inputs=inputs, outputs=outputs), counts)
+        axes, names = (*by_input, *by_output), (*inputs, *outputs)
+        ways = [math.prod(self.placement.sizes[name] for name in one) for one in names]
+        counts = {str(axis): many for axis, many in zip(axes, ways, strict=True) if many > 1}
+        sizes = (*weight.inputs, *weight.outputs)
+        parts = tuple(size // many for size, many in zip(sizes, ways, strict=True))
+        own = replace(weight, inputs=parts[: len(inputs)], outputs=parts[len(inputs) :])
+        return Shards(inputs, outputs, own, counts)
+
+    def _names(self, axes: Axes, dims: tuple[int, ...]) -> tuple[Names, ...]:
+        sizes = self.placement.sizes
+        return tuple(mesh_axes(axis, size, sizes) for axis, size in zip(axes, dims, strict=True))
 
     def fits(self, weight: WeightShape) -> bool:
         """Whether the kernels can run on its shards: a gate and what it multiplies are whole."""
@@ -226,7 +235,7 @@ class ShardedWeights:
         )}  # fmt: skip
 
 
-def axes_of(weight: WeightShape) -> tuple[tuple[str | None, ...], tuple[str | None, ...]]:
+def axes_of(weight: WeightShape) -> tuple[Axes, Axes]:
     """The logical axes by which inputs and outputs are sharded in a matmul."""
     axes = weight.axes[0 if weight.groups is None else 1 :]
     at = len(weight.outputs if weight.outputs_first else weight.inputs)

@@ -74,7 +74,7 @@ def test_shards_multiply_to_the_whole(name: str, kernels: str) -> None:
     results = shape.outputs[1:] if shape.gated else shape.outputs
     x, weight = random(3, 7, inputs), random(*shape.shape, seed=1)
     norm = RowNorm(random(inputs, seed=2), random(inputs, seed=3), 1e-5)
-    bias = None if shape.gated else random(*shape.outputs, seed=4)
+    bias = random(*shape.outputs, seed=4)
     around = Around(norm, bias, "silu", random(3, 7, *results, seed=5))
     expected = UNQUANTIZED.apply(shape, x, {"weight": weight}, around)
 
@@ -85,15 +85,18 @@ def test_shards_multiply_to_the_whole(name: str, kernels: str) -> None:
 
 
 @pytest.mark.parametrize("kernels", SCHEMES)
-@pytest.mark.parametrize("name", ["experts out", "experts in"])
-def test_groups_of_rows_meet_their_shards(name: str, kernels: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "activation"), [("experts out", None), ("experts out", "silu"), ("experts in", None)]
+)
+def test_groups_of_rows_meet_their_shards(name: str, activation: Any, kernels: str) -> None:
     scheme, shape, sizes = sharded(SCHEMES[kernels]), SHAPES[name], jnp.asarray([2, 0, 3])
     x, weight = random(5, shape.matrix[0]), random(*shape.shape, seed=1)
 
     def run(x: jax.Array, weight: jax.Array) -> jax.Array:
-        return scheme.multiply_groups(shape, x, scheme.prepare(shape, {"weight": weight}), sizes)
+        tensors = scheme.prepare(shape, {"weight": weight})
+        return scheme.multiply_groups(shape, x, tensors, sizes, activation)
 
-    expected = UNQUANTIZED.multiply_groups(shape, x, {"weight": weight}, sizes)
+    expected = UNQUANTIZED.multiply_groups(shape, x, {"weight": weight}, sizes, activation)
     np.testing.assert_allclose(jax.jit(run)(x, weight), expected, rtol=1e-5, atol=1e-5)
 
 
