@@ -24,24 +24,30 @@ struct Task {
   Heads heads;
 };
 
-std::vector<Task> tasks_of(const Attention& call, const AttentionPlan& plan, int64_t threads) {
-  const bool few_units = (int64_t)plan.units.size() < ENOUGH_UNITS * threads;
-  std::vector<Task> tasks;
-  for (const Unit& unit : plan.units) {
-    const bool split = few_units || unit.queries * call.group() > MOST_ROWS_WITH_ALL_HEADS;
-    const int64_t heads = call.cache.kv_heads, step = split ? 1 : heads;
+void list_tasks(const Attention& call, const AttentionPlan& plan, int64_t threads,
+                std::vector<Task>& tasks) {
+  const int64_t heads = call.cache.kv_heads;
+  tasks.clear();
+  for (int64_t i = 0; i < plan.size(); i++) {
+    const Unit& unit = plan.unit(i);
+    const bool split = plan.size() < ENOUGH_UNITS * threads ||
+                       unit.queries * call.group() > MOST_ROWS_WITH_ALL_HEADS;
+    const int64_t step = split ? 1 : heads;
     for (int64_t head = 0; head < heads; head += step) tasks.push_back({&unit, {head, head + step}});
   }
-  return tasks;
 }
 
 }  // namespace
 
 void attend(Pool& pool, const Attention& call) {
   write_padding(call);
-  const AttentionPlan plan(call);
+  thread_local AttentionPlan own_plan;  // they keep their memory
+  thread_local std::vector<Task> own_tasks;
+  AttentionPlan& plan = own_plan;
+  std::vector<Task>& tasks = own_tasks;
+  plan.make(call);
+  list_tasks(call, plan, pool.threads(), tasks);
   const Partials partials(call, plan);
-  const std::vector<Task> tasks = tasks_of(call, plan, pool.threads());
   const int64_t count = tasks.size();
   parallel_for(pool, count, [&](int64_t i) {
     const Task& task = tasks[i];

@@ -14,12 +14,13 @@ constexpr int MOST_FEW = 6;
 template <class Kind, int ROWS>
 void score_few(HeadChunk& chunk, const uint32_t* query, int64_t words, int64_t begin,
                int64_t end, float* scores) {
+  const int64_t lines = LINES_FOR_SQUARE * CHUNK / (end - begin);
   for (int64_t token = begin; token < end; token += RUN) {
     Floats sums[ROWS] = {};
     const char* rows[RUN];
     for (int i = 0; i < RUN; i++) rows[i] = chunk.keys + chunk.offsets[token + i];
     for (int64_t word = 0; word < words; word += RUN) {
-      chunk.next_keys.fetch(LINES_FOR_SQUARE);
+      chunk.next_keys.fetch(lines);
       __m512i square[RUN];
       read_keys(rows, word, words - word, square);
       const uint32_t* left = query + word * ROWS;
@@ -39,13 +40,14 @@ template <class Kind, int ROWS, int PANELS>
 inline void mix_panels(HeadChunk& chunk, const uint32_t* weights, int64_t begin, int64_t end,
                        int64_t d, float* mixed, int64_t pitch) {
   constexpr int64_t stride = CHUNK / Kind::DEPTH;
+  const int64_t lines = LINES_FOR_PANEL * PANELS * stride / (end - begin);
   Floats sums[ROWS][PANELS][VECTORS];
   for (int r = 0; r < ROWS; r++)
     for (int p = 0; p < PANELS; p++)
       for (int v = 0; v < VECTORS; v++)
         sums[r][p][v] = load<Floats>(mixed + r * pitch + d + p * PANEL + v * LANES);
   for (int64_t step = begin; step < end; step++) {
-    chunk.next_values.fetch(LINES_FOR_PANEL * PANELS);
+    chunk.next_values.fetch(lines);
 #pragma GCC unroll 2
     for (int p = 0; p < PANELS; p++) {
       typename Kind::Vector panel[VECTORS];

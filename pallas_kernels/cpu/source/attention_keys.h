@@ -6,6 +6,15 @@
 
 namespace jengine {
 
+// Not the builtin: g++ takes a function that only prefetches for one without effect, and drops it.
+inline void prefetch_line(const char* at) {
+#if defined(__x86_64__)
+  asm volatile("prefetcht1 %0" : : "m"(*at));
+#else
+  prefetch(at);
+#endif
+}
+
 // Fetches some bytes of each of some tokens into the second-level cache, a few cache lines at a time:
 // a processor forgets what it is asked to fetch while it waits for many others.
 class Fetching {
@@ -27,15 +36,6 @@ class Fetching {
   }
 
  private:
-  // Not the builtin: g++ takes a loop that only prefetches for one without effect, and drops it.
-  static void prefetch_line(const char* at) {
-#if defined(__x86_64__)
-    asm volatile("prefetcht1 %0" : : "m"(*at));
-#else
-    prefetch(at);
-#endif
-  }
-
   const char* plane_ = nullptr;
   const int64_t* offsets_ = nullptr;
   int64_t bytes_ = 0, byte_ = 0, left_ = 0;

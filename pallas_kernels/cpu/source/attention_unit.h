@@ -12,10 +12,23 @@ struct Heads {
   int64_t count() const { return last - first; }
 };
 
+// What the rows of a block see: any of them the keys [low, high), all of them [most_low, least_high).
+struct BlockSight {
+  int64_t low = INT64_MAX, high = 0, most_low = 0, least_high = INT64_MAX;
+
+  void add(const QueryRow& row) {
+    low = std::min(low, row.low);
+    high = std::max(high, row.high);
+    most_low = std::max(most_low, row.low);
+    least_high = std::min(least_high, row.high);
+  }
+};
+
 template <class Kind>
 class UnitTask {
  public:
   using Weight = std::conditional_t<Kind::DEPTH == 2, uint16_t, float>;
+  static constexpr int64_t FETCHED_QUERIES = 12;           // rows ahead of the one that is read
   static constexpr int64_t STEPS = CHUNK / Kind::DEPTH;  // of a chunk's values
 
   // `next` is a unit that this thread may work on next, or null.
@@ -46,19 +59,20 @@ class UnitTask {
   int64_t chunks() const { return (unit_.to - begin() + CHUNK - 1) / CHUNK; }
 
   void take_memory() {
-    const int64_t rows = blocks_.rows, staged = 2 * CHUNK * call_.cache.dim;
+    const int64_t rows = blocks_.rows, staged = 2 * CHUNK * query_words_ * Kind::DEPTH;
     const int64_t packed = is_few() ? 0 : CHUNK * words_;
     const int64_t ordered = is_few() ? 0 : STEPS * width_, most = std::max(MOST_ROWS, MOST_FEW);
     const size_t queries = rows * query_words_ * heads_.count();
     const size_t running = Running::floats(rows, width_) * heads_.count();
     Arena memory(task_scratch().take(
         Arena::bytes<uint32_t>(queries) + Arena::bytes<float>(running) +
-        Arena::bytes<QueryRow>(rows) + Arena::bytes<uint32_t>(packed) +
+        Arena::bytes<QueryRow>(rows) + Arena::bytes<BlockSight>(blocks_.count) + Arena::bytes<uint32_t>(packed) +
         Arena::bytes<uint32_t>(ordered) + Arena::bytes<float>(most * CHUNK) +
         Arena::bytes<Weight>(most * CHUNK) + Arena::bytes<float>(staged)));
     query_ = memory.array<uint32_t>(queries);
     running_ = memory.array<float>(running);
     rows_ = memory.array<QueryRow>(rows);
+    sights_ = memory.array<BlockSight>(blocks_.count);
     keys_ = memory.array<uint32_t>(packed);
     values_ = memory.array<uint32_t>(ordered);
     scores_ = memory.array<float>(most * CHUNK);
@@ -83,7 +97,7 @@ class UnitTask {
   void find_tokens(const Unit& unit, int64_t last, int64_t* offsets) const {
     const int64_t size = call_.cache.block_size, bytes = call_.cache.token_bytes();
     const int64_t first = unit.from - begin(unit), count = last - begin(unit);
-    const int32_t* block = unit.blocks.data() + unit.from / size - unit.segment * SEGMENT / size;
+    const int32_t* block = plan_.blocks_of(unit, size);
     int64_t in_page = unit.from % size;
     for (int64_t i = first; i < count; in_page = 0) {
       int64_t offset = (*block++ * size + in_page) * bytes;
@@ -97,49 +111,61 @@ class UnitTask {
   void list_rows() {
     const int64_t tile_size = call_.tile(), group = call_.group();
     QueryRow* next = rows_;
-    least_high_ = unit_.to - begin();
-    most_low_ = unit_.from - begin();
-    for (int32_t tile : unit_.tiles)
+    plan_.for_each_tile(unit_, [&](int32_t tile) {
       for (int64_t i = 0; i < tile_size; i++) {
         const int64_t token = tile * tile_size + i, position = call_.positions[token];
         if (position < 0) continue;
         const int64_t start = call_.starts[tile];
         const int64_t low = std::max({unit_.from, start, call_.first_key(position)}) - begin();
         const int64_t high = std::min(unit_.to, position + 1) - begin();
-        least_high_ = std::min(least_high_, high);
-        most_low_ = std::max(most_low_, low);
         for (int64_t g = 0; g < group; g++) *next++ = {token, g, i * group + g, low, high, tile};
       }
+    });
+    for (int64_t block = 0; block < blocks_.count; block++) {
+      sights_[block] = {};
+      for (int r = 0; r < blocks_.in(block); r++) {
+        sights_[block].add(rows_[blocks_.begin(block) + r]);
+        whole_.add(rows_[blocks_.begin(block) + r]);
+      }
+    }
   }
 
   void take_queries(int64_t head) {
     uint32_t* query = query_of(head);
+    uint32_t* words = reinterpret_cast<uint32_t*>(staged_);  // [rows of a block][query_words_]
     for (int64_t block = 0; block < blocks_.count; block++) {
+      const int64_t row0 = blocks_.begin(block);
       const int rows = blocks_.in(block);
-      uint32_t* to = query + blocks_.begin(block) * query_words_;
-      for (int r = 0; r < rows; r++)
-        pack_query(rows_[blocks_.begin(block) + r], head, to + r, rows);
-      std::memset(to + words_ * rows, 0, (query_words_ - words_) * rows * sizeof(uint32_t));
+      for (int r = 0; r < rows; r++) {
+        fetch_query(std::min(row0 + r + FETCHED_QUERIES, blocks_.rows - 1), head);
+        store_query(rows_[row0 + r], head, words + r * query_words_);
+      }
+      interleave_rows(words, rows, query_words_, query_words_, query + row0 * query_words_);
     }
   }
 
-  // Writes the words of a query's vector, `pitch` apart.
-  void pack_query(const QueryRow& row, int64_t head, uint32_t* to, int64_t pitch) const {
-    const int64_t dim = call_.cache.dim;
-    const int64_t at = (row.token * call_.heads + head * call_.group() + row.member) * dim;
-    constexpr int64_t most = LANES / Kind::DEPTH;  // words of a vector
+  // The first number of a row's vector among all queries.
+  int64_t place_of(const QueryRow& row, int64_t head) const {
+    return (row.token * call_.heads + head * call_.group() + row.member) * call_.cache.dim;
+  }
+  void fetch_query(int64_t row, int64_t head) const {
+    const int64_t number = call_.q_is_bfloat16 ? 2 : 4, at = place_of(rows_[row], head) * number;
+    for (int64_t byte = 0; byte < call_.cache.dim * number; byte += 64)
+      prefetch_line(call_.q + at + byte);
+  }
+  // A query's vector as words, with zeros up to a whole run.
+  void store_query(const QueryRow& row, int64_t head, uint32_t* words) const {
+    const int64_t dim = call_.cache.dim, at = place_of(row, head);
+    std::memset(words + query_words_ - RUN, 0, RUN * sizeof(uint32_t));
     for (int64_t d = 0; d < dim; d += LANES) {
       const Floats values =
           call_.q_is_bfloat16 ? from_bfloat16(load_some<Halves>(call_.q + (at + d) * 2, dim - d))
                               : load_some<Floats>(call_.q + (at + d) * 4, dim - d);
-      uint32_t words[LANES];
       if (Kind::DEPTH == 2) {
-        store(words, to_bfloat16(values));
+        store_some(words + d / 2, to_bfloat16(values), dim - d);
       } else {
-        store(words, values);
+        store_some(words + d, values, dim - d);
       }
-      const int64_t count = std::min<int64_t>(most, (dim - d) / Kind::DEPTH);
-      for (int64_t w = 0; w < count; w++, to += pitch) *to = words[w];
     }
   }
 
@@ -177,25 +203,22 @@ class UnitTask {
   bool hides_keys(int64_t first) const {
     const int64_t from = std::max(first, unit_.from - begin());
     const int64_t to = std::min(first + CHUNK, unit_.to - begin());
-    return least_high_ < to || most_low_ > from;
+    return whole_.least_high < to || whole_.most_low > from;
   }
 
-  // What rows see of the chunk that begins at `first`; returns what any of them sees.
-  Sight sights_of(int64_t first, int64_t row0, int rows, Sight* sights) const {
-    Sight any{CHUNK, 0};
-    for (int r = 0; r < rows; r++) {
-      const QueryRow& row = rows_[row0 + r];
-      sights[r] = {row.low - first, row.high - first};
-      if (sights[r].none()) continue;
-      any.low = std::min(any.low, std::max<int64_t>(sights[r].low, 0));
-      any.high = std::max(any.high, std::min(sights[r].high, CHUNK));
-    }
-    return any;
+  // What any row of a block sees of the chunk that begins at `first`.
+  Sight sight_of_any(int64_t first, const BlockSight& block) const {
+    return {std::max<int64_t>(block.low - first, 0), std::min(block.high - first, CHUNK)};
   }
-  void weigh_rows(int64_t row0, int rows, const Sight* sights, Running& running) {
-    for (int r = 0; r < rows; r++) {
-      weigh(scaling_, scores_ + r * CHUNK, sights[r], running, row0 + r, weights_ + r * CHUNK);
-      if (sights[r].any_of(left_out_)) running.sums[(row0 + r) * LANES] = NAN;
+  void weigh_rows(int64_t first, int64_t block, Running& running) {
+    const int64_t row0 = blocks_.begin(block);
+    const BlockSight& all = sights_[block];
+    const bool sees_all = all.most_low <= first && all.least_high >= first + CHUNK && !left_out_;
+    for (int64_t r = 0; r < blocks_.in(block); r++) {
+      const QueryRow& row = rows_[row0 + r];
+      const Sight sight = sees_all ? Sight{0, CHUNK} : Sight{row.low - first, row.high - first};
+      weigh(scaling_, scores_ + r * CHUNK, sight, running, row0 + r, weights_ + r * CHUNK);
+      if (!sees_all && sight.any_of(left_out_)) running.sums[(row0 + r) * LANES] = NAN;
     }
   }
   // The steps of a chunk's values that are mixed.
@@ -206,12 +229,11 @@ class UnitTask {
 #if defined(JENGINE_AVX512)
   void add_to_few(HeadChunk& chunk, int64_t first, const uint32_t* query, Running& running) {
     const int rows = (int)blocks_.rows;
-    Sight sights[MOST_FEW];
-    const Sight any = sights_of(first, 0, rows, sights);
+    const Sight any = sight_of_any(first, sights_[0]);
     if (any.none()) return;
     const FewKernels& kernels = few_kernels_for<Kind>(rows);
     kernels.score(chunk, query, words_, any.low / RUN * RUN, up_to_run(any.high), scores_);
-    weigh_rows(0, rows, sights, running);
+    weigh_rows(first, 0, running);
     kernels.mix(chunk, weight_words(), first_step(any), last_step(any), running.mixed, width_);
   }
 #endif
@@ -219,13 +241,12 @@ class UnitTask {
   void add_to_block(int64_t first, int64_t block, const uint32_t* query, Running& running) {
     const int64_t row0 = blocks_.begin(block);
     const int rows = blocks_.in(block);
-    Sight sights[MOST_ROWS];
-    const Sight any = sights_of(first, row0, rows, sights);
+    const Sight any = sight_of_any(first, sights_[block]);
     if (any.none()) return;
     for (int64_t p = any.low / PANEL; p * PANEL < any.high; p++)
       multiply_for<Kind>(rows)(query + row0 * query_words_, as_bytes(keys_ + p * words_ * PANEL),
                                words_, scores_ + p * PANEL, CHUNK, true, {});
-    weigh_rows(row0, rows, sights, running);
+    weigh_rows(first, block, running);
     const Multiply mix = multiply_for<Kind, STEPS>(rows);
     const int64_t from = first_step(any), steps = last_step(any) - from;
     for (int64_t p = 0; p < width_ / PANEL; p++)
@@ -243,8 +264,9 @@ class UnitTask {
         partials.at(query.tile, unit_.segment, head).copy(query.row, running, row);
       }
     }
-    for (int32_t tile : unit_.tiles)
+    plan_.for_each_tile(unit_, [&](int32_t tile) {
       if (plan_.spans[tile].segments() > 1) partials.finish(tile, head);
+    });
   }
   static const char* as_bytes(const uint32_t* words) {
     return reinterpret_cast<const char*>(words);
@@ -259,11 +281,13 @@ class UnitTask {
   const RowBlocks blocks_;
   const int64_t words_, query_words_, width_;
   int64_t offsets_[SEGMENT + CHUNK];
-  int64_t least_high_, most_low_;  // keys between them are seen by all rows
-  uint64_t left_out_;              // tokens of the chunk whose values are not finite
+  BlockSight whole_;      // of all rows
+  BlockSight* sights_;    // per block
+  uint64_t left_out_;     // tokens of the chunk whose values are not finite
   QueryRow* rows_;
   uint32_t *query_, *keys_, *values_;
-  float *running_, *scores_, *staged_;
+  float *running_, *scores_;
+  float* staged_;  // keys and values of a chunk that cannot be read where they are
   Weight* weights_;
 };
 
