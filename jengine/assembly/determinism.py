@@ -32,7 +32,7 @@ def batch_dependence(args: EngineArgs, config: ModelConfig, devices: int) -> str
     if backend not in BATCH_INVARIANT:
         return f"matmuls and attention run on {backend}, which rounds differently in each shape"
     if devices > 1:
-        return "the model is sharded, and XLA multiplies the shards"
+        return "the model is sharded, and XLA adds up what devices have of a sum"
     if has_own_body(config):
         return f"{config.architecture} has a body of its own, whose operations are not known"
     return None

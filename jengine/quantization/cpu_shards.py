@@ -145,6 +145,10 @@ class ShardedWeights:
         run = self.placement.on_each_device(own, EVERYWHERE, EVERYWHERE)
         return run(x, norm.weight, norm.bias)
 
+    def softmax(self, x: Array) -> Array:
+        """Of whole rows, on every device."""
+        return self.placement.on_each_device(self.kernels.softmax, (EVERYWHERE,), EVERYWHERE)(x)
+
     def apply(self, weight: WeightShape, x: Array, tensors: Tensors, around: Around) -> Array:
         """All in one call where a device has whole rows of x."""
         if self.shards(weight).summed:

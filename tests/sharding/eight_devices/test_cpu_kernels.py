@@ -100,6 +100,11 @@ def test_groups_of_rows_meet_their_shards(name: str, activation: Any, kernels: s
     np.testing.assert_allclose(jax.jit(run)(x, weight), expected, rtol=1e-5, atol=1e-5)
 
 
+def test_a_router_runs_whole_on_every_device() -> None:
+    x = random(3, 8)
+    np.testing.assert_allclose(jax.jit(sharded(PACKED).softmax)(x), jax.nn.softmax(x), rtol=1e-6)
+
+
 @pytest.mark.parametrize("name", ["table", "odd table"])
 def test_rows_are_found_where_they_are(name: str) -> None:
     scheme, shape = sharded(PACKED), SHAPES[name]
