@@ -47,9 +47,8 @@ def throughput(arguments: argparse.Namespace, open_llm: OpenLLM) -> Measured:
 
 
 def deterministic(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings of the same engine in deterministic mode, which compiles a single program."""
-    others = {name: value for name, value in settings.items() if name != "compilation_config"}
-    return {**others, "deterministic": True}
+    """Settings of the same engine in deterministic mode, which may compile a single program."""
+    return {**settings, "deterministic": True, "compilation_config": {"wait_for": "all"}}
 
 
 def latency(arguments: argparse.Namespace, open_llm: OpenLLM) -> Measured:
