@@ -113,7 +113,9 @@ def test_other_sizes_chunks_and_preemption_change_no_bit(llm: LLM, folder: str) 
         wanted = [settings()[index] for index in order]
         outputs = other.generate([prompts()[index] for index in order], wanted)
         assert [facts(output) for output in outputs] == [expected[index] for index in order]
-        assert other.stats().preemptions > 0
+        # A request whose layers all have a window holds few blocks however long it is.
+        grows = any(group.spec.window is None for group in other.engine.model.groups)
+        assert (other.stats().preemptions > 0) == grows
 
 
 @pytest.mark.slow
