@@ -3,6 +3,10 @@ or beside others, with pages of its own or shared ones; and numpy's numbers over
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
@@ -51,8 +55,8 @@ def as_type(case: Case, dtype: str) -> Case:
     return case
 
 
-@pytest.mark.parametrize("dim", [32, 64, 80, 96, 128, 256])
-@pytest.mark.parametrize("group", [1, 3, 16])
+@pytest.mark.parametrize("dim", [32, 50, 64, 80, 96, 112, 128, 256])
+@pytest.mark.parametrize("group", [1, 3, 6, 7, 16])
 def test_head_and_group_sizes_equal_numpy(dim: int, group: int) -> None:
     case = random_case([70, 1, 530], kv_heads=2, head_dim=dim)
     q = queries(3, 2 * group, dim)
@@ -106,6 +110,70 @@ def test_a_prompt_has_the_same_bits_in_any_chunks_and_as_decodes(
     np.testing.assert_array_equal(np.asarray(one)[0], want[-1])
 
 
+@pytest.mark.parametrize(
+    ("dtype", "dim", "group", "window"),
+    [
+        ("bfloat16", 80, 3, None), ("bfloat16", 96, 7, 50), ("bfloat16", 112, 16, None),
+        ("float32", 32, 1, None), ("float32", 80, 6, 70), ("float16", 256, 2, None),
+    ],
+)  # fmt: skip
+def test_each_query_of_a_prompt_has_the_bits_of_a_decode(
+    dtype: str, dim: int, group: int, window: int | None
+) -> None:
+    """In tiles of 32, as rows that share all their pages, and as one row alone."""
+    length, heads = 140, 2 * group
+    case = as_type(random_case([length], head_dim=dim), dtype)
+    case.window = window
+    q = queries(5 * TILE, heads, dim)
+    options = {"soft_cap": 15.0, "sinks": jnp.linspace(-1, 2, heads)}
+    positions = np.where(np.arange(5 * TILE) < length, np.arange(5 * TILE), -1)
+    tiles = q.reshape(5, TILE, heads, dim), [0] * 5, positions.reshape(5, TILE)
+    whole = np.asarray(prefilled(case, *tiles, **options))[:length]
+    assert np.isfinite(whole).all()
+    lengths = list(range(1, length + 1))
+    together = np.asarray(decoded(case, q[:length], [0] * length, lengths, **options))
+    np.testing.assert_array_equal(together, whole)
+    for place in (0, 63, 64, 101, 139):
+        alone = decoded(case, q[place : place + 1], [0], [place + 1], **options)
+        np.testing.assert_array_equal(np.asarray(alone)[0], whole[place])
+
+
+def test_what_a_table_has_beyond_a_sequence_is_never_read() -> None:
+    lengths = [9, 70, 520]
+    case = random_case(lengths)
+    q = queries(3, 4, 8)
+    expected = np.asarray(decoded(case, q, [0, 1, 2], lengths))
+    for row, length in enumerate(lengths):
+        case.tables[row, -(-length // BLOCK_SIZE) :] = np.resize([-1, 2**31 - 1, -(2**31)], 999)[
+            : case.tables.shape[1] - -(-length // BLOCK_SIZE)
+        ]
+    np.testing.assert_array_equal(decoded(case, q, [0, 1, 2], lengths), expected)
+
+
+@pytest.mark.slow
+def test_one_thread_gives_the_bits_of_all_threads() -> None:
+    """A process that may use one core has a pool of one thread."""
+    program = """
+import os, sys, hashlib
+if sys.argv[1] == "one":
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+import numpy as np
+from tests.pallas_kernels.cpu.test_attention_bits import *
+case = as_type(random_case(LENGTHS, head_dim=32), "bfloat16")
+found = decoded(case, queries(len(LENGTHS), 6, 32), list(range(len(LENGTHS))), LENGTHS)
+print(hashlib.sha256(np.asarray(found).tobytes()).hexdigest())
+"""
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", program, threads],
+            capture_output=True, text=True, check=True, cwd=Path(__file__).parents[3],
+            env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        ).stdout.split()[-1]
+        for threads in ("one", "all")
+    }  # fmt: skip
+    assert len(digests) == 1
+
+
 def test_rows_that_share_leading_pages_have_the_bits_of_their_own_pages() -> None:
     """Three rows with one prefix: once in shared blocks, once in copies of them."""
     shared, lengths = 520, [530, 600, 523]
@@ -121,10 +189,20 @@ def test_rows_that_share_leading_pages_have_the_bits_of_their_own_pages() -> Non
     np.testing.assert_array_equal(decoded(case, q, [0, 1, 2], lengths), copies)
 
 
-def test_a_table_with_a_block_that_does_not_exist_is_refused() -> None:
+@pytest.mark.parametrize("block", [-1, 2**31 - 1, None])
+def test_a_table_with_a_block_that_does_not_exist_is_refused(block: int | None) -> None:
     case = random_case([20])
-    case.tables[0, 1] = case.cache.shape[2]
+    case.tables[0, 1] = case.cache.shape[2] if block is None else block
     with pytest.raises(Exception, match="names a block that the cache does not have"):
+        decoded(case, queries(1, 2, 8), [0], [20]).block_until_ready()
+
+
+def test_a_table_that_is_too_short_or_begins_within_a_block_is_refused() -> None:
+    case = random_case([20])
+    with pytest.raises(Exception, match="beyond its block table"):
+        decoded(case, queries(1, 2, 8), [0], [21]).block_until_ready()
+    case.starts[0] = BLOCK_SIZE - 1
+    with pytest.raises(Exception, match="multiple of the block size"):
         decoded(case, queries(1, 2, 8), [0], [20]).block_until_ready()
 
 
