@@ -21,8 +21,8 @@ struct TileSpan {
 // of rows that share a prefix. They read the keys once.
 struct Unit {
   int64_t segment, from, to;
-  int64_t queries;             // tokens
-  int64_t blocks;              // where those of the segment's pages begin in the plan
+  int64_t queries;                // tokens
+  int64_t blocks;                 // where those of the segment's pages begin in the plan
   int32_t first_tile, last_tile;  // in the plan's list
 };
 

@@ -17,6 +17,45 @@ struct QueryRow {
   int32_t tile;
 };
 
+// What the rows of a block see: any of them the keys [low, high), all of them [most_low, least_high).
+struct BlockSight {
+  int64_t low = INT64_MAX, high = 0, most_low = 0, least_high = INT64_MAX;
+
+  void add(const QueryRow& row) {
+    low = std::min(low, row.low);
+    high = std::max(high, row.high);
+    most_low = std::max(most_low, row.low);
+    least_high = std::min(least_high, row.high);
+  }
+};
+
+// The first number of a row's vector among all queries.
+inline int64_t place_of(const Attention& call, const QueryRow& row, int64_t head) {
+  return (row.token * call.heads + head * call.group() + row.member) * call.cache.dim;
+}
+inline void fetch_query(const Attention& call, const QueryRow& row, int64_t head) {
+  const int64_t number = call.q_is_bfloat16 ? 2 : 4, at = place_of(call, row, head) * number;
+  for (int64_t byte = 0; byte < call.cache.dim * number; byte += 64)
+    prefetch_line(call.q + at + byte);
+}
+// A query's vector as words, with zeros up to `count`, a multiple of a run.
+template <class Kind>
+inline void store_query(const Attention& call, const QueryRow& row, int64_t head, uint32_t* words,
+                        int64_t count) {
+  const int64_t dim = call.cache.dim, at = place_of(call, row, head);
+  std::memset(words + count - RUN, 0, RUN * sizeof(uint32_t));
+  for (int64_t d = 0; d < dim; d += LANES) {
+    const Floats values =
+        call.q_is_bfloat16 ? from_bfloat16(load_some<Halves>(call.q + (at + d) * 2, dim - d))
+                           : load_some<Floats>(call.q + (at + d) * 4, dim - d);
+    if (Kind::DEPTH == 2) {
+      store_some(words + d / 2, to_bfloat16(values), dim - d);
+    } else {
+      store_some(words + d, values, dim - d);
+    }
+  }
+}
+
 // Writes what a row has mixed, as the result of a token's query for one head.
 inline void write_row(const Attention& call, int64_t token, int64_t head, const Running& running,
                       int64_t row) {

@@ -12,23 +12,11 @@ struct Heads {
   int64_t count() const { return last - first; }
 };
 
-// What the rows of a block see: any of them the keys [low, high), all of them [most_low, least_high).
-struct BlockSight {
-  int64_t low = INT64_MAX, high = 0, most_low = 0, least_high = INT64_MAX;
-
-  void add(const QueryRow& row) {
-    low = std::min(low, row.low);
-    high = std::max(high, row.high);
-    most_low = std::max(most_low, row.low);
-    least_high = std::min(least_high, row.high);
-  }
-};
-
 template <class Kind>
 class UnitTask {
  public:
   using Weight = std::conditional_t<Kind::DEPTH == 2, uint16_t, float>;
-  static constexpr int64_t FETCHED_QUERIES = 12;           // rows ahead of the one that is read
+  static constexpr int64_t FETCHED_QUERIES = 12;         // rows ahead of the one that is read
   static constexpr int64_t STEPS = CHUNK / Kind::DEPTH;  // of a chunk's values
 
   // `next` is a unit that this thread may work on next, or null.
@@ -137,35 +125,11 @@ class UnitTask {
       const int64_t row0 = blocks_.begin(block);
       const int rows = blocks_.in(block);
       for (int r = 0; r < rows; r++) {
-        fetch_query(std::min(row0 + r + FETCHED_QUERIES, blocks_.rows - 1), head);
-        store_query(rows_[row0 + r], head, words + r * query_words_);
+        const int64_t later = std::min(row0 + r + FETCHED_QUERIES, blocks_.rows - 1);
+        fetch_query(call_, rows_[later], head);
+        store_query<Kind>(call_, rows_[row0 + r], head, words + r * query_words_, query_words_);
       }
       interleave_rows(words, rows, query_words_, query_words_, query + row0 * query_words_);
-    }
-  }
-
-  // The first number of a row's vector among all queries.
-  int64_t place_of(const QueryRow& row, int64_t head) const {
-    return (row.token * call_.heads + head * call_.group() + row.member) * call_.cache.dim;
-  }
-  void fetch_query(int64_t row, int64_t head) const {
-    const int64_t number = call_.q_is_bfloat16 ? 2 : 4, at = place_of(rows_[row], head) * number;
-    for (int64_t byte = 0; byte < call_.cache.dim * number; byte += 64)
-      prefetch_line(call_.q + at + byte);
-  }
-  // A query's vector as words, with zeros up to a whole run.
-  void store_query(const QueryRow& row, int64_t head, uint32_t* words) const {
-    const int64_t dim = call_.cache.dim, at = place_of(row, head);
-    std::memset(words + query_words_ - RUN, 0, RUN * sizeof(uint32_t));
-    for (int64_t d = 0; d < dim; d += LANES) {
-      const Floats values =
-          call_.q_is_bfloat16 ? from_bfloat16(load_some<Halves>(call_.q + (at + d) * 2, dim - d))
-                              : load_some<Floats>(call_.q + (at + d) * 4, dim - d);
-      if (Kind::DEPTH == 2) {
-        store_some(words + d / 2, to_bfloat16(values), dim - d);
-      } else {
-        store_some(words + d, values, dim - d);
-      }
     }
   }
 
@@ -281,9 +245,9 @@ class UnitTask {
   const RowBlocks blocks_;
   const int64_t words_, query_words_, width_;
   int64_t offsets_[SEGMENT + CHUNK];
-  BlockSight whole_;      // of all rows
-  BlockSight* sights_;    // per block
-  uint64_t left_out_;     // tokens of the chunk whose values are not finite
+  BlockSight whole_;    // of all rows
+  BlockSight* sights_;  // per block
+  uint64_t left_out_;   // tokens of the chunk whose values are not finite
   QueryRow* rows_;
   uint32_t *query_, *keys_, *values_;
   float *running_, *scores_;
