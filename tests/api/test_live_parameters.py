@@ -58,8 +58,7 @@ def models() -> list[Decoder]:
 
 @pytest.fixture
 def llm(models: list[Decoder]) -> Iterator[LLM]:
-    # XLA takes the very arrays of the trainer; the CPU kernels pack them first.
-    with LLM(models[0], attention_backend="xla", **SETTINGS) as engine:
+    with LLM(models[0], **SETTINGS) as engine:
         yield engine
 
 
@@ -187,7 +186,7 @@ def test_training_and_sampling_alternate_on_one_copy_of_the_weights() -> None:
         return value
 
     wanted = jnp.asarray([[3, 4, 5, 6] * 6])
-    with LLM(model, attention_backend="xla", **SETTINGS) as llm:
+    with LLM(model, **SETTINGS) as llm:
         seen = []
         for _ in range(4):
             train(model, optimizer, wanted)
