@@ -23,9 +23,11 @@ from jengine.weights.orbax_io import save_orbax
 from jengine.weights.prepared import PreparedForm
 from jengine.weights.safetensors_io import save_pretrained
 from jengine.weights.stages import StagePlaces
+from pallas_kernels.choice import cpu_problem
 from sharding.mesh import one_device_mesh
 from sharding.placement import Placement
 from tests.models.parallel_family import ParallelFamily, arrays, model_of
+from tests.models.tiny_models import write_tiny_native
 
 # One that is being prepared, one that is being read, and one that the loader still holds.
 FEW = 3
@@ -49,7 +51,7 @@ class Watched:
 
     def __iter__(self) -> Iterator[NamedArray]:
         for name, value in self._values:
-            if name.startswith("layers.") and name.endswith(".weight") and "norm" not in name:
+            if name.startswith("layers.") and name.endswith(".weight") and value.ndim > 1:
                 self._seen.append(weakref.ref(value))
                 self.count += 1
             self.most = max(self.most, sum(one() is not None for one in self._seen))
@@ -83,6 +85,16 @@ def test_safetensors_are_prepared_one_by_one(tmp_path: Path) -> None:
     expected = arrays(model)
     assert found.keys() == expected.keys()
     assert all(np.array_equal(found[path], value) for path, value in expected.items())
+
+
+@pytest.mark.skipif(bool(cpu_problem()), reason=cpu_problem() or "runs")
+def test_weights_are_packed_one_by_one(tmp_path: Path) -> None:
+    """As the CPU kernels take them, and undone as parameters are asked for."""
+    folder = write_tiny_native(tmp_path, "llama")
+    watched, found = loaded(folder, backend="cpu")
+    assert_prepared_one_by_one(watched)
+    for path, value in loaded(folder)[1].items():
+        np.testing.assert_array_equal(found[path], value)
 
 
 def test_random_weights_are_prepared_one_by_one(tmp_path: Path) -> None:
