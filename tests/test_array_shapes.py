@@ -110,6 +110,8 @@ def fits(value: Any, hint: Any) -> bool:
         return any(fits(value, one) for one in typing.get_args(hint))
     if typing.get_origin(hint) is tuple:
         parts = typing.get_args(hint)
+        if parts[-1] is Ellipsis and isinstance(value, tuple):
+            parts = parts[:1] * len(value)
         alike = isinstance(value, tuple) and len(value) == len(parts)
         return alike and all(map(fits, value, parts))
     if hint is type(None):

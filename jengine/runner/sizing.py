@@ -163,6 +163,7 @@ class Sizing:
             shapes.max_model_len,
             held_by(self.placement, self.config.ladders, self.model.hidden_size),
             shapes.max_adjusted,
+            None if self.placement.is_split else shapes.attention,
         )
 
 

@@ -1,4 +1,4 @@
-"""Writes keys and values of new tokens into the paged KV cache."""
+"""Makes the paged KV cache, and writes keys and values of new tokens into it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import jax
+import jax.numpy as jnp
 from jax import Array
+from jax.typing import DTypeLike
 
 from pallas_kernels.cache_write.xla import rotate_and_write_xla, write_cache_xla
 from pallas_kernels.choice import choose
@@ -14,6 +16,11 @@ from pallas_kernels.choice import choose
 if TYPE_CHECKING:  # shapes are for readers and type checkers
     from jaxtyping import Float, Int, Shaped
 
+EMPTY = {
+    "xla": jnp.zeros,
+    "cpu": "pallas_kernels.cpu.cache_write:empty_cache_cpu",
+    "triton": jnp.zeros,
+}
 WRITE = {
     "xla": write_cache_xla,
     "cpu": "pallas_kernels.cpu.cache_write:write_cache_cpu",
@@ -24,6 +31,13 @@ ROTATE_AND_WRITE = {
     "cpu": "pallas_kernels.cpu.cache_write:rotate_and_write_cpu",
     "triton": "pallas_kernels.cache_write.triton:rotate_and_write_triton",
 }
+
+
+def empty_cache(
+    shape: tuple[int, ...], dtype: DTypeLike, implementation: str | None = None
+) -> Shaped[Array, "layers 2 blocks block_size width"]:
+    """Zeros for a cache of one device."""
+    return choose("empty_cache", implementation, EMPTY)(shape, dtype)
 
 
 @partial(jax.jit, static_argnames="implementation")

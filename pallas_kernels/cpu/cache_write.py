@@ -1,4 +1,4 @@
-"""Cache writes on the CPU, in place: alone, and after norms and rotation."""
+"""An empty cache, and cache writes in place: alone, and after norms and rotation."""
 
 from __future__ import annotations
 
@@ -6,10 +6,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.typing import DTypeLike
 
 from pallas_kernels.cpu.library import load, target
 from pallas_kernels.cpu.matmul import floats
 from pallas_kernels.shapes import as_scalar
+
+
+def empty_cache_cpu(shape: tuple[int, ...], dtype: DTypeLike) -> Array:
+    """See `empty_cache`: in large pages, as the tokens of a sequence lie in blocks anywhere."""
+    load()
+    return jax.ffi.ffi_call(target("empty_cache"), jax.ShapeDtypeStruct(shape, dtype))()
 
 
 def write_cache_cpu(cache: Array, layer: int | Array, k: Array, v: Array, slots: Array) -> Array:

@@ -13,8 +13,8 @@ from pallas_kernels.cpu.background import begin
 from pallas_kernels.cpu.compiler import NoKernels, source_digest
 
 HANDLERS = (
-    "pack", "matmul", "normalize", "attention", "write_cache", "rotate_and_write", "best_tokens",
-    "softmax_parts", "cut_logits",
+    "pack", "matmul", "normalize", "attention", "empty_cache", "write_cache", "rotate_and_write",
+    "best_tokens", "softmax_parts", "cut_logits",
 )  # fmt: skip
 _loading = threading.Lock()
 

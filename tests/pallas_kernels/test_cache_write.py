@@ -6,11 +6,22 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.cache_write import write_cache
+from pallas_kernels.cache_write import empty_cache, write_cache
 from pallas_kernels.layout import KEYS, VALUES, cache_shape
 from tests.pallas_kernels.implementations import IMPLEMENTATIONS
 
 NOWHERE = np.iinfo(np.int32).max
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "uint16"])
+@pytest.mark.parametrize("blocks", [1, 4099])
+def test_an_empty_cache_is_zero(dtype: str, blocks: int, implementation: str) -> None:
+    shape = cache_shape(layers=3, blocks=blocks, block_size=16, kv_heads=3, head_dim=20)
+    np.ones(shape, dtype)  # so that memory which is used again holds something
+    found = empty_cache(shape, dtype, implementation)
+    assert (found.shape, found.dtype) == (shape, dtype)
+    assert not np.asarray(found.view(f"uint{8 * found.itemsize}")).any()
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

@@ -12,6 +12,7 @@ from jax import Array
 
 from jengine.config import CacheConfig, CacheGroup
 from jengine.sampling import RowState, empty_row_state
+from pallas_kernels.cache_write import empty_cache
 from pallas_kernels.layout import cache_shape
 from sharding.placement import Placement
 
@@ -56,18 +57,19 @@ def block_bytes(group: CacheGroup, block_size: int, dtype: Any) -> int:
 
 def empty_state(
     cache: CacheConfig, cache_dtype: Any, max_rows: int, vocab_size: int, max_model_len: int,
-    held: Held | None = None, max_adjusted: int | None = None,
+    held: Held | None = None, max_adjusted: int | None = None, kernels: str | None = None,
 ) -> StepState:  # fmt: skip
     """An empty state. Its `jax.eval_shape` gives the sizes of a state without memory.
 
     The cache's layers are those of one stage; without `held` there is only one. `max_adjusted`:
-    rows of the sampler's pool; None: `max_rows`.
+    rows of the sampler's pool; None: `max_rows`. `kernels`: the implementation that makes the
+    caches of a lone device.
     """
     stages = 1 if held is None else held.stages
     pages = -(-max_model_len // cache.block_size)
     return StepState(
         caches=tuple(
-            jnp.zeros(group_shape(group, blocks, cache.block_size, stages), cache_dtype)
+            empty_cache(group_shape(group, blocks, cache.block_size, stages), cache_dtype, kernels)
             for group, blocks in zip(cache.groups, cache.num_blocks, strict=True)
         ),
         last_token=jnp.zeros(max_rows, jnp.int32),

@@ -36,6 +36,10 @@ void refuse_copy(const AnyBuffer& cache, const AnyBuffer& result) {
   require(cache.untyped_data() == result.untyped_data(), "the cache must be written in place");
 }
 
+void handle_empty(XlaPool pool, Result cache) {
+  clear_cache(pool, static_cast<char*>(cache->untyped_data()), bytes_in(*cache));
+}
+
 void handle_write(AnyBuffer cache, AnyBuffer layer, AnyBuffer k, AnyBuffer v, AnyBuffer slots,
                   Result out, int64_t dim) {
   refuse_copy(cache, *out);
@@ -107,6 +111,7 @@ void handle_attention(XlaPool pool, AnyBuffer q, AnyBuffer cache, AnyBuffer laye
 }  // namespace
 }  // namespace jengine
 
+JENGINE_HANDLER(empty_cache, jengine::handle_empty)
 JENGINE_HANDLER(write_cache, jengine::handle_write, "dim")
 JENGINE_HANDLER(rotate_and_write, jengine::handle_rotate, "eps", "offset")
 JENGINE_HANDLER(attention, jengine::handle_attention, "window", "scale", "soft_cap")

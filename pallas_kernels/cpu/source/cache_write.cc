@@ -1,5 +1,7 @@
 #include "cache_write.h"
 
+#include "large_pages.h"
+
 namespace jengine {
 namespace {
 
@@ -77,6 +79,14 @@ void one_token(const RotateAndWrite& call, int64_t token, float* keys) {
 }
 
 }  // namespace
+
+void clear_cache(Pool& pool, char* memory, int64_t bytes) {
+  constexpr int64_t part = 16 << 20;
+  advise_large_pages(memory, bytes);
+  parallel_for(pool, (bytes + part - 1) / part, [&](int64_t i) {
+    std::memset(memory + i * part, 0, std::min(part, bytes - i * part));
+  });
+}
 
 void write_cache(const CacheWrite& call) {
   const int64_t width = call.cache.width(), bytes = size_of(call.cache.number);

@@ -23,6 +23,8 @@ struct CacheWrite {
   const int32_t* slots;
   int64_t tokens;
 };
+// Zeros in large pages, by all threads: what is mapped at first touch is mapped once.
+void clear_cache(Pool& pool, char* memory, int64_t bytes);
 void write_cache(const CacheWrite& call);
 
 // qkv is [tokens, kv_heads, group + 2, dim]: per KV head its queries, its key and its value.

@@ -1,37 +1,14 @@
 #include "weights.h"
 
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
-
 #include <vector>
+
+#include "large_pages.h"
 
 namespace jengine {
 namespace {
 
 // Panels that are packed together: their columns of a row are a few adjacent cache lines.
 constexpr int64_t PANELS_OF_TASK = 8;
-// Weights of fewer bytes stay on the pages that they are on.
-constexpr int64_t LEAST_LARGE = 1 << 18;
-
-// Asks for large pages: weights are read from end to end in every step, and each page of 4 kB takes
-// a lookup. Arrays of a model's layers are often smaller than a large page and lie side by side, so
-// the pages at both ends are asked for as well. All of this is only advice: it may fail.
-void advise_large_pages(char* memory, int64_t bytes) {
-#if defined(__linux__) && defined(MADV_HUGEPAGE)
-  constexpr uintptr_t large = 2 << 20;
-  constexpr int collapse = 25;  // MADV_COLLAPSE of Linux 6.1: at once, also where pages are in use
-  if (bytes < LEAST_LARGE) return;
-  char* begin = reinterpret_cast<char*>((uintptr_t)memory / large * large);
-  char* end = reinterpret_cast<char*>(((uintptr_t)memory + bytes + large - 1) / large * large);
-  madvise(begin, end - begin, MADV_HUGEPAGE);
-  madvise(begin, end - begin, collapse);
-#else
-  (void)memory;
-  (void)bytes;
-#endif
-}
-
 // Rows of k that are fetched ahead: the lines of a row are few, and the next row is far away.
 constexpr int64_t ROWS_AHEAD = 16;
 
@@ -137,7 +114,8 @@ void fill_tiles(const Weight& weight, int64_t first, int64_t last, int64_t step,
 }
 
 void pack(Pool& pool, const Weight& weight, char* to) {
-  advise_large_pages(to, weight.packed_bytes());
+  // Weights are read from end to end in every step.
+  collapse_into_large_pages(to, weight.packed_bytes());
   const int64_t panels = weight.panels(), panel_bytes = weight.steps() * weight.step_bytes();
   parallel_for(pool, (panels + PANELS_OF_TASK - 1) / PANELS_OF_TASK, [&](int64_t task) {
     const int64_t first = task * PANELS_OF_TASK, last = std::min(first + PANELS_OF_TASK, panels);
