@@ -37,7 +37,7 @@ from jengine.runner.step.step import step
 from jengine.runner.step.step_input import packed_size
 from jengine.runner.variants.buckets import Bucket, StepShapes
 from jengine.runner.variants.features import Features, variants
-from jengine.sampling import empty_row_state, pack_admission
+from jengine.sampling import empty_row_state, filters, pack_admission
 from jengine.sampling import state as sampling_state
 from pallas_kernels import cache_write, token_sampling
 from sharding.mesh import one_device_mesh
@@ -70,6 +70,7 @@ INTERFACES = {
     "jengine.models.language_model.LanguageModel.live_logits",
     "jengine.quantization.scheme.WeightScheme.lookup",
     "jengine.quantization.scheme.WeightScheme.normalize",
+    "jengine.quantization.scheme.WeightScheme.softmax",
     "jengine.quantization.scheme.WeightScheme.multiply",
     "jengine.quantization.scheme.WeightScheme.multiply_groups",
 }
@@ -208,6 +209,9 @@ def trace_what_steps_leave_out() -> None:
         lambda *given: token_sampling.sample_tokens(*given, implementation="xla"),
         *(logits, keys, floats, ints, floats, floats),
     )
+    # Tables hold these two: a sampler calls the functions that they held when they were made.
+    jax.eval_shape(filters.cut_logits, logits, ints, floats, floats)
+    jax.eval_shape(lambda x: token_sampling.best_tokens(x, implementation="xla"), logits)
     cache, new = np.zeros((2, 2, 5, 4, 20), np.float32), np.zeros((7, 2, 10), np.float32)
     jax.eval_shape(
         lambda *given: cache_write.write_cache(*given, implementation="xla"),

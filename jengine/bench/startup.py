@@ -1,7 +1,7 @@
 """From the start of a process to its first token, with cold and with warm caches.
 
-Each measurement is a separate process. Cold: an empty compile cache. Warm: the cache of the run
-before.
+Each measurement is a separate process. Cold: empty caches, of compiled programs and
+of compiled kernels. Warm: the caches of the run before.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ def start(model: str, settings: dict[str, Any], cache: str) -> dict[str, float]:
     began = time.time()
     done = subprocess.run(  # noqa: S603 - this Python, and a program of ours
         [sys.executable, "-c", CHILD, words],
-        capture_output=True, text=True, check=False, env=dict(os.environ),
+        capture_output=True, text=True, check=False,
+        env={**os.environ, "XDG_CACHE_HOME": cache},  # where compiled kernels are
     )  # fmt: skip
     if done.returncode:
         last = " / ".join(done.stderr.strip().splitlines()[-3:])
