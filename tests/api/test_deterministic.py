@@ -147,8 +147,10 @@ def test_one_segment_is_bitwise_equal_in_chunks_and_with_prefix_hits(folder: str
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("folder", ["gpt2", "olmo2"], indirect=True)
 def test_the_ordinary_mode_of_xla_is_not_bitwise(folder: str) -> None:
-    """Otherwise the tests above would show nothing."""
+    """Otherwise the tests above would show nothing. XLA's sums happen to come out alike in other
+    families of this size."""
     # Alone in a bucket of two rows, together in one of eight.
     shapes = {"decode_rows": [2, 8], "prefill_tokens": [64]}
     ordinary = {"deterministic": False, "attention_backend": "xla", "compilation_config": shapes}
