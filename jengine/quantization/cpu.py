@@ -111,7 +111,7 @@ class CpuWeights:
         sizes: Array,
         activation: str | None = None,
     ) -> Array:
-        """Each row by its own group's matrix; groups without rows and padding cost nothing."""
+        """Each row by its group's matrix; groups without rows and padding cost nothing."""
         made = kernels.matmul(
             x if x.dtype == jnp.bfloat16 else x.astype(jnp.float32),
             tensors["weight"],

@@ -186,7 +186,7 @@ class ShardedWeights:
         sizes: Array,
         activation: str | None = None,
     ) -> Array:
-        """Each row by its own group's matrix, of which a device has a part."""
+        """Each row by its group's matrix, of which a device has a part."""
         shards = self.shards(weight)
         if shards.summed and activation is not None:
             return gated(self.multiply_groups(weight, x, tensors, sizes), activation, axis=-1)

@@ -54,8 +54,8 @@ class UnitTask {
     const size_t running = Running::floats(rows, width_) * heads_.count();
     Arena memory(task_scratch().take(
         Arena::bytes<uint32_t>(queries) + Arena::bytes<float>(running) +
-        Arena::bytes<QueryRow>(rows) + Arena::bytes<BlockSight>(blocks_.count) + Arena::bytes<uint32_t>(packed) +
-        Arena::bytes<uint32_t>(ordered) + Arena::bytes<float>(most * CHUNK) +
+        Arena::bytes<QueryRow>(rows) + Arena::bytes<BlockSight>(blocks_.count) +
+        Arena::bytes<uint32_t>(packed) + Arena::bytes<uint32_t>(ordered) + Arena::bytes<float>(most * CHUNK) +
         Arena::bytes<Weight>(most * CHUNK) + Arena::bytes<float>(staged)));
     query_ = memory.array<uint32_t>(queries);
     running_ = memory.array<float>(running);

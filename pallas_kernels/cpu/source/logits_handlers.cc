@@ -1,4 +1,5 @@
-// Sums and cuts of rows of logits as functions that XLA calls.
+// The best tokens, sums and cuts of rows of logits as functions that XLA calls.
+#include "best_tokens.h"
 #include "ffi.h"
 #include "logits.h"
 
@@ -6,13 +7,22 @@ namespace jengine {
 namespace {
 
 // About 30 passes over a row make a cut.
-constexpr int64_t SUMMED_PER_NS = 4, PASSES_OF_CUT = 30;
+constexpr int64_t COMPARED_PER_NS = 8, SUMMED_PER_NS = 4, PASSES_OF_CUT = 30;
 
 Rows rows_of(const AnyBuffer& x) {
   require(x.dimensions().size() == 2, "the operand must be [rows, width]");
   const int64_t count = dimension(x, 0), width = dimension(x, 1);
   require(width > 0, "a row cannot be empty");
   return {floats_of(x, count * width), count, width};
+}
+
+void handle_best(XlaPool pool, AnyBuffer logits, Result tokens) {
+  const Rows rows = rows_of(logits);
+  require(tokens->element_type() == DataType::S32, "tokens must be int32");
+  require((int64_t)tokens->element_count() == rows.count, "a token for each row");
+  Helpers helpers(pool, rows.count * rows.width / COMPARED_PER_NS);
+  best_tokens(helpers, rows.data, rows.count, rows.width,
+              static_cast<int32_t*>(tokens->untyped_data()));
 }
 
 void handle_parts(XlaPool pool, AnyBuffer x, Result out) {
@@ -34,5 +44,6 @@ void handle_cut(XlaPool pool, AnyBuffer logits, AnyBuffer top_k, AnyBuffer top_p
 }  // namespace
 }  // namespace jengine
 
+JENGINE_HANDLER(best_tokens, jengine::handle_best)
 JENGINE_HANDLER(softmax_parts, jengine::handle_parts)
 JENGINE_HANDLER(cut_logits, jengine::handle_cut)
