@@ -200,6 +200,8 @@ class ScheduleConfig:
     max_adjusted_seqs: int | None = None
     # Deterministic mode without batch-invariant kernels: every token runs in one shape.
     one_segment: bool = False
+    # A sampled id must be below this; a request that gets another one ends with an error.
+    vocab_size: int = 2**31
 
     @property
     def sampler_rows(self) -> int:

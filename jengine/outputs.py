@@ -23,6 +23,8 @@ PromptLogprobs = Sequence[Table | None]
 
 # The token of an entry whose logits were not finite. It ends the request.
 NOT_FINITE = -1
+# Stands for an id beyond the vocabulary, which only a broken kernel returns. It ends the request.
+NO_SUCH_TOKEN = -2
 
 
 class StepOutput(NamedTuple):

@@ -10,7 +10,7 @@ from enum import Enum, auto
 
 import msgspec
 
-from jengine.outputs import NOT_FINITE
+from jengine.outputs import NO_SUCH_TOKEN, NOT_FINITE
 from jengine.plan import RowSampling
 
 
@@ -96,7 +96,9 @@ class Request:
         self.capacity = 0  # tokens that its blocks can take
         self.publish_at = 0  # tokens at which its next block is full and may be found by others
         # Sampled tokens that end it.
-        self.ending_ids = frozenset([NOT_FINITE, *wire.eos_token_ids, *wire.stop_token_ids])
+        self.ending_ids = frozenset(
+            [NOT_FINITE, NO_SUCH_TOKEN, *wire.eos_token_ids, *wire.stop_token_ids]
+        )
 
     @property
     def num_known(self) -> int:

@@ -65,6 +65,7 @@ def schedule_config(
         num_scheduler_steps=_steps_at_once(args, one_segment),
         max_adjusted_seqs=_adjusted_seqs(args, config, rows, max_model_len, penalises),
         one_segment=one_segment,
+        vocab_size=config.vocab_size,
     )  # fmt: skip
 
 

@@ -224,12 +224,16 @@ class ScriptedExecutor:
             mirror.failed = True
             mirror.token_ids.append(0)  # what the device feeds itself does not matter any more
             return -1
-        token = next_token(mirror.marks[-1], self.vocab_size)
+        token = self._next_token(mirror)
         if len(mirror.token_ids) - mirror.prompt_length < mirror.sampling.min_tokens:
             while token in mirror.sampling.stop_ids:
                 token = (token + 1) % self.vocab_size
         mirror.token_ids.append(token)
         return token
+
+    def _next_token(self, mirror: MirrorRow) -> int:
+        """The token that follows what a row holds; subclasses may have texts of their own."""
+        return next_token(mirror.marks[-1], self.vocab_size)
 
     def _logprobs(self, rows: list[int], tokens: list[int]) -> StepLogprobs | None:
         """Of the tokens just sampled, if any row wants them: [rows, 1, columns]."""

@@ -5,9 +5,11 @@ In: a flight and its StepOutput. Out: TokenDeltas. Must not know who runs next.
 
 from __future__ import annotations
 
+import numpy as np
+
 from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.logprobs import StepLogprobs
-from jengine.outputs import NOT_FINITE, StepOutput, TokenDelta
+from jengine.outputs import NO_SUCH_TOKEN, NOT_FINITE, StepOutput, TokenDelta
 from jengine.request import FINISHED, RUNNING, Request
 from jengine.scheduler.flights import Flight
 from jengine.scheduler.lifecycle import Lifecycle
@@ -16,16 +18,17 @@ from jengine.scheduler.lifecycle import Lifecycle
 class Committer:
     """Gives the tokens of plans to their requests."""
 
-    def __init__(self, cache: CacheCoordinator, requests: Lifecycle) -> None:
+    def __init__(self, cache: CacheCoordinator, requests: Lifecycle, vocab_size: int) -> None:
         self._cache = cache
         self._requests = requests
+        self._vocab_size = vocab_size
 
     def commit(self, flight: Flight, output: StepOutput) -> list[TokenDelta]:
         """The deltas of one step, in plan order."""
         plan, requests = flight.plan, self._requests
         requests.side_results.gather(plan, flight.requests, output)
         ends = (plan.entries.starts + plan.entries.lengths).tolist()
-        wants_tokens, tokens = plan.entries.wants_tokens.tolist(), output.tokens.tolist()
+        wants_tokens, tokens = plan.entries.wants_tokens.tolist(), self._tokens(output)
         assert len(tokens) == sum(wants_tokens), "an item for each entry that wants tokens"
         deltas: list[TokenDelta] = []
         num_open, sampled = len(requests.open), 0
@@ -44,6 +47,13 @@ class Committer:
             requests.drop_finished()
         return deltas
 
+    def _tokens(self, output: StepOutput) -> list[list[int]]:
+        """The sampled tokens; ids beyond the vocabulary, which have no text, are marked."""
+        tokens = output.tokens
+        if tokens.max(initial=0) >= self._vocab_size:
+            tokens = np.where(tokens < self._vocab_size, tokens, NO_SUCH_TOKEN)
+        return tokens.tolist()
+
     def _commit_tokens(self, request: Request, tokens: list[int], version: int) -> TokenDelta:
         """Append a request's sampled tokens as far as they count, and publish what they complete.
 
@@ -59,8 +69,8 @@ class Committer:
             num_cached_tokens=request.num_cached_tokens,
             weights_version=version,
         )
-        if ending == NOT_FINITE:
-            self._fail(request, delta)
+        if ending is not None and ending < 0:
+            self._fail(request, ending, delta)
             return delta
         known = len(request.token_ids)
         computed, complete = request.num_computed, known - (ending is not None)
@@ -78,13 +88,17 @@ class Committer:
             delta.stop_reason = ending
         self._requests.finish(request)
 
-    def _fail(self, request: Request, delta: TokenDelta) -> None:
-        """End one request whose logits were not finite; its blocks are never found again."""
+    def _fail(self, request: Request, ending: int, delta: TokenDelta) -> None:
+        """End one request without a token to sample; its blocks are never found again."""
         self._cache.distrust(request)
         delta.finish_reason = "error"
         delta.message = (
             f"The logits at position {request.num_known} were not finite, so no token could "
             "be sampled. Other requests are not affected; check the weights and the dtype."
+            if ending == NOT_FINITE
+            else f"The token sampled at position {request.num_known} is not one of the "
+            f"{self._vocab_size} in the vocabulary, which is a defect of a kernel. Other requests "
+            "are not affected; attention_backend='xla' does without kernels."
         )
         self._requests.side_results.deliver(request, delta)
         self._requests.finish(request)
@@ -93,12 +107,12 @@ class Committer:
 def counted_tokens(request: Request, tokens: list[int]) -> tuple[list[int], int | None]:
     """The tokens up to the one that ends the request, which is returned if there is one.
 
-    It is one of them, unless it says that the logits were not finite.
+    It is one of them, unless it is negative and says why there is none.
     """
     if request.ending_ids.isdisjoint(tokens):
         return tokens, None
     count, ending = next(item for item in enumerate(tokens) if item[1] in request.ending_ids)
-    return tokens[: count + (ending != NOT_FINITE)], ending
+    return tokens[: count + (ending >= 0)], ending
 
 
 def logprobs_of(

@@ -55,7 +55,7 @@ class Scheduler:
         self._flights = Flights()
         gates = (NotInFlight(self._flights), *gates)
         self._planner = Planner(config, cache, self._requests, self._flights, spacing, gates)
-        self._committer = Committer(cache, self._requests)
+        self._committer = Committer(cache, self._requests, config.vocab_size)
         self._multi_step = MultiStepDecode(config.num_scheduler_steps, cache)
         self._num_arrived = 0
 

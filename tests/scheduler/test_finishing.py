@@ -139,6 +139,37 @@ def test_one_row_without_finite_logits_fails_alone(depth, groups):
     assert loop.finals["good again"].num_cached_tokens == 8
 
 
+class Invented:
+    """A step in which one row gets a token that the model does not have."""
+
+    def __init__(self, output, row, token):
+        tokens = output.tokens.copy()
+        tokens[row] = token
+        self.output = output._replace(tokens=tokens)
+
+    def result(self):
+        return self.output
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_token_beyond_the_vocabulary_ends_its_request_alone(depth):
+    loop = Loop(depth=depth, vocab_size=VOCAB)
+    loop.add(make_wire(9, "good", max_tokens=9), make_wire(9, "bad", max_tokens=9))
+    loop.step()
+    if not depth:
+        loop.schedule()
+    plan, future = loop.in_flight.pop()
+    loop.in_flight.append((plan, Invented(future.output, 1, VOCAB)))
+    loop.drain()
+    final = loop.finals["bad"]
+    assert final.finish_reason == "error" and f"one of the {VOCAB} in" in final.message
+    assert VOCAB not in loop.tokens["bad"]
+    loop.assert_truth(make_wire(9, "good", max_tokens=9))
+    loop.add(make_wire(9, "bad again"))
+    loop.drain()
+    assert loop.finals["bad again"].finish_reason == "length"
+
+
 def test_a_preempted_row_can_still_fail():
     bad = make_wire(9, "bad", max_tokens=9)
     loop = Loop(breaks=lambda tokens: len(tokens) == 10)
