@@ -1,0 +1,151 @@
+"""An assistant's answer to its parts: reasoning, content and tool calls.
+
+In: the answer's text in pieces of any size. Out: the parts of it that are certain by now. Streams
+and whole answers both go through `ChatParser`, so they cannot differ. It never raises on a text.
+Must not know: tokens, HTTP. The formats are in `reasoning_parsers` and `tool_parsers`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, final
+
+from jengine.errors import ConfigError, nearest_name
+from jengine.text.chat_parts import (
+    ChatPart,
+    Content,
+    Reasoning,
+    ToolArguments,
+    ToolStart,
+    merge_parts,
+)
+from jengine.text.reasoning_parsers import REASONING_PARSERS
+from jengine.text.text_reader import Parser
+from jengine.text.tool_parsers import TOOL_PARSERS
+from jengine.text.tool_parsers.calls import Calls, argument_schemas, random_call_id
+
+__all__ = [
+    "ChatParser",
+    "ChatPart",
+    "Content",
+    "Reasoning",
+    "ToolArguments",
+    "ToolStart",
+    "check_parser_names",
+    "merge_parts",
+    "needs_special_tokens",
+    "reasoning_parser_names",
+    "tool_parser_names",
+]
+
+
+def reasoning_parser_names() -> list[str]:
+    return sorted(REASONING_PARSERS)
+
+
+def tool_parser_names() -> list[str]:
+    return sorted(TOOL_PARSERS)
+
+
+def check_parser_names(reasoning_parser: str | None, tool_parser: str | None) -> None:
+    """Raise ConfigError unless both are None or known."""
+    for option, name, known in (
+        ("reasoning_parser", reasoning_parser, reasoning_parser_names()),
+        ("tool_call_parser", tool_parser, tool_parser_names()),
+    ):
+        if name is not None and name not in known:
+            raise ConfigError(
+                f"{option} is {name!r}, which is not known.{nearest_name(name, known)} "
+                f"Give one of: {', '.join(known)}."
+            )
+
+
+def needs_special_tokens(reasoning_parser: str | None, tool_parser: str | None) -> bool:
+    """Whether answers must be detokenized with their special tokens for these parsers."""
+    check_parser_names(reasoning_parser, tool_parser)
+    reasoning = reasoning_parser is not None and REASONING_PARSERS[reasoning_parser].special_tokens
+    return reasoning or (tool_parser is not None and TOOL_PARSERS[tool_parser].special_tokens)
+
+
+@final
+class ChatParser:
+    """Reads one answer: `push` each piece of its text, `finish` once at its end.
+
+    - `reasoning_parser`, `tool_parser`: names as of vLLM's flags. None leaves reasoning or calls
+      in the content; give no `tool_parser` where the request has no tools or wants no calls.
+    - `tools`: the request's tools; the schemas of their arguments decide types where the format
+      has none.
+    - `prompt`: the rendered prompt (its end will do): a template may have opened or closed the
+      reasoning already.
+    - `parallel_tool_calls`: False keeps the first call only.
+    - `new_id`: makes the ids of calls.
+
+    Blank text between calls, or before the first one, is dropped.
+    """
+
+    def __init__(
+        self,
+        reasoning_parser: str | None = None,
+        tool_parser: str | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        prompt: str = "",
+        parallel_tool_calls: bool = True,
+        new_id: Callable[[], str] = random_call_id,
+    ) -> None:
+        self.needs_special_tokens = needs_special_tokens(reasoning_parser, tool_parser)
+        self._reasoning: Parser[ChatPart] | None = None
+        self._tools: Parser[ChatPart] | None = None
+        if reasoning_parser is not None:
+            parse_reasoning = REASONING_PARSERS[reasoning_parser].parse
+            self._reasoning = Parser(lambda reader: parse_reasoning(reader, prompt))
+        if tool_parser is not None:
+            calls = Calls(argument_schemas(tools or ()), new_id)
+            parse_tools = TOOL_PARSERS[tool_parser].parse
+            self._tools = Parser(lambda reader: parse_tools(reader, calls))
+        self._only_first_call = not parallel_tool_calls
+        self._blank: list[str] = []  # blank content that a call would drop
+        self._has_calls = self._has_content = False
+
+    def push(self, text: str) -> list[ChatPart]:
+        """The parts that are certain after this piece of text."""
+        return merge_parts(self._keep(self._parse(text)))
+
+    def finish(self) -> list[ChatPart]:
+        """The parts that were held back. A call that the text's end cuts off stays cut off."""
+        parts = list(self._keep(self._parse_end()))
+        if self._blank and not self._has_calls:
+            parts.append(Content("".join(self._blank)))
+        return merge_parts(parts)
+
+    def _parse(self, text: str) -> Iterable[ChatPart]:
+        parts = [Content(text)] if self._reasoning is None else self._reasoning.push(text)
+        return self._parse_calls(parts)
+
+    def _parse_end(self) -> Iterator[ChatPart]:
+        if self._reasoning is not None:
+            yield from self._parse_calls(self._reasoning.finish())
+        if self._tools is not None:
+            yield from self._tools.finish()
+
+    def _parse_calls(self, parts: Iterable[ChatPart]) -> Iterator[ChatPart]:
+        for part in parts:
+            if isinstance(part, Content) and self._tools is not None:
+                yield from self._tools.push(part.text)
+            else:
+                yield part
+
+    def _keep(self, parts: Iterable[ChatPart]) -> Iterator[ChatPart]:
+        """Leave out blank content around calls, and calls that are not wanted."""
+        for part in parts:
+            if isinstance(part, ToolStart | ToolArguments):
+                if not (self._only_first_call and part.index):
+                    yield part
+                self._blank, self._has_calls, self._has_content = [], True, False
+            elif isinstance(part, Content) and self._tools is not None and not self._has_content:
+                self._blank.append(part.text)
+                if part.text.strip():
+                    yield Content("".join(self._blank))
+                    self._blank, self._has_content = [], True
+            else:
+                yield part

@@ -1,0 +1,70 @@
+"""What an assistant's answer is made of, once its markup has been read.
+
+Plain data, in the order in which the model wrote it. Must not know: who reads or writes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+
+class Content(NamedTuple):
+    """A piece of the visible answer."""
+
+    text: str
+
+
+class Reasoning(NamedTuple):
+    """A piece of what the model thinks before it answers."""
+
+    text: str
+
+
+class ToolStart(NamedTuple):
+    """A tool call begins; `index` counts the calls of the answer from 0."""
+
+    index: int
+    id: str
+    name: str
+
+
+class ToolArguments(NamedTuple):
+    """A piece of a call's arguments. All pieces of a call, joined, are one JSON text."""
+
+    index: int
+    text: str
+
+
+ChatPart = Content | Reasoning | ToolStart | ToolArguments
+
+
+def merge_parts(parts: Iterable[ChatPart]) -> list[ChatPart]:
+    """The same answer in as few parts as possible: neighbours of one kind are joined."""
+    merged: list[ChatPart] = []
+    texts: list[str] = []  # of the last part, which is joined once it is complete
+    for part in parts:
+        if isinstance(part, ToolStart):
+            _join_last(merged, texts)
+            merged.append(part)
+        elif merged and not isinstance(merged[-1], ToolStart) and _continues(merged[-1], part):
+            texts.append(part.text)
+        elif part.text:
+            _join_last(merged, texts)
+            merged.append(part)
+            texts = [part.text]
+    _join_last(merged, texts)
+    return merged
+
+
+def _continues(last: Content | Reasoning | ToolArguments, part: ChatPart) -> bool:
+    if isinstance(last, ToolArguments):
+        return isinstance(part, ToolArguments) and part.index == last.index
+    return type(part) is type(last)
+
+
+def _join_last(merged: list[ChatPart], texts: list[str]) -> None:
+    last = merged[-1] if merged else None
+    if len(texts) > 1 and last is not None and not isinstance(last, ToolStart):
+        merged[-1] = last._replace(text="".join(texts))
+    texts.clear()

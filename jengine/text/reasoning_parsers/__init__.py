@@ -1,0 +1,34 @@
+"""Reasoning parsers by vLLM's names: they split an answer into reasoning and the rest.
+
+To add one, write a generator over a `TextReader` that takes the prompt and yields Reasoning and
+Content (`thinking.py` is an example), and give it a line in `REASONING_PARSERS`. It must never
+raise, whatever the text is. Tool calls pass through it as Content: a tool parser reads them next.
+`tests/text/test_reasoning_parsers.py` checks every parser of the table for its chunking.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from jengine.text.chat_parts import ChatPart
+from jengine.text.reasoning_parsers.thinking import parse_deepseek_r1, parse_qwen3
+from jengine.text.text_reader import Parsing, TextReader
+
+ParseReasoning = Callable[[TextReader, str], Parsing[ChatPart, None]]
+
+
+class ReasoningFormat(NamedTuple):
+    """How a family of models marks its reasoning.
+
+    `special_tokens`: its marks are special tokens, which must be kept in the text.
+    """
+
+    parse: ParseReasoning
+    special_tokens: bool = False
+
+
+REASONING_PARSERS = {
+    "deepseek_r1": ReasoningFormat(parse_deepseek_r1),
+    "qwen3": ReasoningFormat(parse_qwen3),
+}

@@ -1,0 +1,187 @@
+"""Reading text that arrives in pieces, as if all of it were there.
+
+In: pieces of text of any size. Out: whatever a parser makes of them. A parser is a generator
+over a `TextReader`: it yields results as they become certain, and None when it needs more text.
+So a parser is written like one for whole strings, and its results do not depend on the pieces.
+Every primitive reads each character a bounded number of times.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Generator
+from typing import Generic, TypeVar, final
+
+Part = TypeVar("Part")
+Returned = TypeVar("Returned")
+Parsing = Generator[Part | None, None, Returned]
+
+
+@final
+class Markers:
+    """Literal strings to search for. No marker may be contained in another one.
+
+    That rule makes the first match in an incomplete text the first one in the complete text, too.
+    """
+
+    def __init__(self, *markers: str) -> None:
+        assert all(markers), "an empty marker is found everywhere"
+        pairs = [(a, b) for a in markers for b in markers if a != b]
+        assert not any(a in b for a, b in pairs), f"one of {markers} contains another"
+        self._markers = markers
+        # An alternation of literals: at each position at most their lengths are compared.
+        self._search = re.compile("|".join(map(re.escape, markers))).search
+        self._longest = max(map(len, markers))
+
+    def find(self, text: str, start: int) -> tuple[int, str]:
+        """Where the first marker is, and which; (-1, "") if there is none."""
+        match = self._search(text, start)
+        return (match.start(), match.group()) if match else (-1, "")
+
+    def unfinished(self, text: str, start: int) -> int:
+        """Where a marker may have begun that the text's end cuts off; its length if nowhere."""
+        for at in range(max(start, len(text) - self._longest + 1), len(text)):
+            tail = text[at:]
+            if any(marker.startswith(tail) for marker in self._markers):
+                return at
+        return len(text)
+
+
+@final
+class TextReader:
+    """The text that has come and was not taken yet. `ended` says that no more will come."""
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._at = 0
+        self.ended = False
+
+    def feed(self, text: str) -> None:
+        """Append text. Parsers take what they have looked at, so little is copied here."""
+        self._text = self._text[self._at :] + text
+        self._at = 0
+
+    def peek(self) -> str:
+        """The next character, or an empty string if it is not there (yet)."""
+        return self._text[self._at : self._at + 1]
+
+    def take(self, count: int | None = None) -> str:
+        """All the text that is there, or at most `count` characters of it."""
+        start = self._at
+        self._at = len(self._text) if count is None else min(start + count, len(self._text))
+        return self._text[start : self._at]
+
+    def take_while(self, run: re.Pattern[str]) -> str:
+        """The text from here that `run`, a character class that repeats, matches."""
+        match = run.match(self._text, self._at)
+        return self.take(match.end() - self._at) if match else ""
+
+    def take_until(self, markers: Markers) -> tuple[str, str]:
+        """Text that belongs to no marker, and the marker after it if there is one; both taken."""
+        start = self._at
+        found, marker = markers.find(self._text, start)
+        if found < 0:
+            found = len(self._text) if self.ended else markers.unfinished(self._text, start)
+        self._at = found + len(marker)
+        return self._text[start:found], marker
+
+    def sees(self, expected: str) -> bool | None:
+        """Whether the text goes on with `expected`; None while that is open."""
+        there = self._text[self._at : self._at + len(expected)]
+        if there == expected:
+            return True
+        return None if expected.startswith(there) and not self.ended else False
+
+
+@final
+class Parser(Generic[Part]):
+    """Runs a generator over a reader: `push` text, `finish` at its end; both return results.
+
+    What a generator has not read when it returns is dropped, and so is what comes later.
+    """
+
+    def __init__(self, parse: Callable[[TextReader], Parsing[Part, object]]) -> None:
+        self._reader = TextReader()
+        self._parsing: Parsing[Part, object] | None = parse(self._reader)
+
+    def push(self, text: str) -> list[Part]:
+        self._reader.feed(text)
+        return self._run()
+
+    def finish(self) -> list[Part]:
+        self._reader.ended = True
+        results = self._run()
+        assert self._parsing is None, "a parser asked for more text after its end"
+        return results
+
+    def _run(self) -> list[Part]:
+        results: list[Part] = []
+        if self._parsing is None:
+            self._reader.take()
+            return results
+        for result in self._parsing:
+            if result is None:
+                return results
+            results.append(result)
+        self._parsing = None
+        return results
+
+
+def pass_until(
+    reader: TextReader, markers: Markers, make: Callable[[str], Part]
+) -> Parsing[Part, str]:
+    """Yield the text before the next marker as it comes; return the marker, "" at the end."""
+    while True:
+        text, marker = reader.take_until(markers)
+        if text:
+            yield make(text)
+        if marker or reader.ended:
+            return marker
+        yield None
+
+
+def pass_rest(reader: TextReader, make: Callable[[str], Part]) -> Parsing[Part, None]:
+    """Yield the text up to the end as it comes."""
+    while True:
+        if text := reader.take():
+            yield make(text)
+        if reader.ended:
+            return
+        yield None
+
+
+def collect_until(reader: TextReader, markers: Markers) -> Parsing[Part, tuple[str, str]]:
+    """Return the text before the next marker and the marker, "" at the end."""
+    texts: list[str] = []
+    while True:
+        text, marker = reader.take_until(markers)
+        texts.append(text)
+        if marker or reader.ended:
+            return "".join(texts), marker
+        yield None
+
+
+def next_character(reader: TextReader) -> Parsing[Part, str]:
+    """Return the next character without taking it, "" at the end."""
+    while not (character := reader.peek()) and not reader.ended:
+        yield None
+    return character
+
+
+def take_run(reader: TextReader, run: re.Pattern[str]) -> Parsing[Part, str]:
+    """Return all the characters from here that `run`, a character class that repeats, matches."""
+    texts: list[str] = []
+    while True:
+        texts.append(reader.take_while(run))
+        if reader.peek() or reader.ended:
+            return "".join(texts)
+        yield None
+
+
+def take_expected(reader: TextReader, expected: str) -> Parsing[Part, bool]:
+    """Take `expected` if the text goes on with it; return whether it did."""
+    while (seen := reader.sees(expected)) is None:
+        yield None
+    if seen:
+        reader.take(len(expected))
+    return seen

@@ -1,0 +1,44 @@
+"""Calls as JSON objects between tags: Hermes, Qwen 2.5 and Qwen 3.
+
+    <tool_call>
+    {"name": "get_weather", "arguments": {"city": "Oslo"}}
+    </tool_call>
+
+The closing tag ends a call wherever it stands, also inside broken JSON. A call whose name never
+comes is Content, tags included.
+"""
+
+from __future__ import annotations
+
+from jengine.text.chat_parts import ChatPart, Content
+from jengine.text.text_reader import Markers, Parser, Parsing, TextReader, pass_rest, pass_until
+from jengine.text.tool_parsers.calls import Calls
+from jengine.text.tool_parsers.json_text import parse_call_object
+
+_START, _END = "<tool_call>", "</tool_call>"
+
+
+def parse_hermes(reader: TextReader, calls: Calls) -> Parsing[ChatPart, None]:
+    """Content up to the next opening tag, then the call inside the tags, and so on."""
+    while (yield from pass_until(reader, Markers(_START), Content)):
+        yield from _pass_call(reader, calls)
+
+
+def _pass_call(reader: TextReader, calls: Calls) -> Parsing[ChatPart, None]:
+    before = calls.count
+    body: Parser[ChatPart] = Parser(lambda inner: _parse_body(inner, calls))
+    while True:
+        text, marker = reader.take_until(Markers(_END))
+        yield from body.push(text)
+        if marker or reader.ended:
+            break
+        yield None
+    yield from body.finish()
+    if calls.count == before:
+        yield Content(marker)
+
+
+def _parse_body(reader: TextReader, calls: Calls) -> Parsing[ChatPart, None]:
+    is_call = yield from parse_call_object(reader, calls, opening=_START)
+    if not is_call:
+        yield from pass_rest(reader, Content)

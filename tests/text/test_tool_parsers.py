@@ -1,0 +1,72 @@
+"""What holds for every tool parser: any chunking, hostile text, linear time."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jengine.text.chat_parts import Content
+from jengine.text.tool_parsers import TOOL_PARSERS
+from tests.text.parsing import growth, hostile, parse, pieces_of
+
+WORDS = {
+    "hermes": ["<tool_call>", "</tool_call>", '{"name": "f", "arguments": {"a": 1}}', '"name": "'],
+}
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "f",
+            "parameters": {"properties": {"a": {"type": "integer"}, "s": {"type": "string"}}},
+        },
+    }
+]
+
+
+def test_every_parser_has_words_to_be_tested_with() -> None:
+    assert WORDS.keys() == TOOL_PARSERS.keys()
+
+
+@pytest.mark.parametrize("name", WORDS)
+def test_plain_text_is_content(name: str) -> None:
+    assert parse("Hello, world.\n", tool_parser=name) == [Content("Hello, world.\n")]
+    assert parse("", tool_parser=name) == []
+
+
+@pytest.mark.parametrize("name", WORDS)
+@settings(max_examples=100, deadline=None)
+@given(data=st.data(), cuts=st.lists(st.integers(0, 300)))
+def test_pieces_do_not_change_the_parts(name: str, data: st.DataObject, cuts: list[int]) -> None:
+    text = data.draw(hostile(WORDS[name]))
+    whole = parse(text, tool_parser=name, tools=TOOLS)
+    assert parse(pieces_of(text, cuts), tool_parser=name, tools=TOOLS) == whole
+    assert parse(list(text), tool_parser=name, tools=TOOLS) == whole
+
+
+def check_growth(name: str, unit: str, start: str) -> None:
+    def whole(text: str) -> object:
+        return parse(text, tool_parser=name, tools=TOOLS)
+
+    def by_character(text: str) -> object:
+        return parse(list(text), tool_parser=name, tools=TOOLS)
+
+    where = f"{start!r}, then {unit!r} many times"
+    assert growth(whole, unit, start, length=5000) < 25, where
+    assert growth(by_character, unit, start) < 25, f"{where}, by character"
+
+
+@pytest.mark.parametrize("name", WORDS)
+def test_time_grows_as_the_text_does(name: str) -> None:
+    opening = WORDS[name][0]
+    for unit, start in ((opening, ""), (opening[:-1], ""), ("x", opening), ('"', opening)):
+        check_growth(name, unit, start)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WORDS)
+def test_time_grows_as_any_text_does(name: str) -> None:
+    parts = [word[:cut] for word in WORDS[name] for cut in (len(word), len(word) - 1)]
+    for unit in [*parts, *"x\n[{(\"'\\,"]:
+        for start in ("", *WORDS[name]):
+            check_growth(name, unit, start)
