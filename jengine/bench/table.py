@@ -1,7 +1,8 @@
-"""README's table of measured figures, made from the results that are kept beside this file.
+"""The tables of measured figures, made from the results that are kept beside this file.
 
-python -m jengine.bench.table [--check]: writes the table between two marks in README.md, or says
-whether that differs. In: the JSON that `jengine bench` writes. Must not measure.
+python -m jengine.bench.table [--check]: writes them between two marks, or says whether they differ.
+The project's README shows what was measured in turns with a peer, the README here all the rest.
+In: the JSON that `jengine bench` writes. Must not measure.
 """
 
 from __future__ import annotations
@@ -17,7 +18,11 @@ from jengine.bench.surroundings import hardware_of
 from jengine.bench.workloads import WORKLOADS
 
 RESULTS = Path(__file__).parent / "results"
-README = Path(__file__).parents[2] / "README.md"
+# A file -> whether its table has the results with a peer, or those without one.
+TABLES = {
+    Path(__file__).parents[2] / "README.md": True,
+    Path(__file__).parent / "README.md": False,
+}
 BEGIN, END = "<!-- measured -->\n", "<!-- end of measured -->\n"
 # Compiled without a GPU: it has no timings, and a separate report.
 NOT_TIMED = ("gpu-proof.json",)
@@ -120,11 +125,10 @@ def in_short(count: int) -> str:
 
 
 def kept() -> list[dict[str, Any]]:
-    """Every result, by its file's name."""
+    """Every result, by the kind of measurement and the file's name."""
     files = [file for file in sorted(RESULTS.glob("*.json")) if file.name not in NOT_TIMED]
     results = [json.loads(file.read_text(encoding="utf-8")) for file in files]
-    # Results with a peer come first: their ratios carry over to other machines.
-    return sorted(results, key=lambda result: ("peer" not in result, result["bench"]))
+    return sorted(results, key=lambda result: result["bench"])
 
 
 def markdown_table(results: Sequence[dict[str, Any]]) -> str:
@@ -138,29 +142,31 @@ def markdown_table(results: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def with_table(text: str) -> str:
-    """README's text with the table as it should be."""
+def with_table(file: Path, *, against_peers: bool) -> str:
+    """A file's text with the table as it should be."""
+    text = file.read_text(encoding="utf-8")
     if not text.count(BEGIN) == text.count(END) == 1:
-        raise SystemExit(f"{README}: expected one {BEGIN.strip()} and one {END.strip()}.")
+        raise SystemExit(f"{file}: expected one {BEGIN.strip()} and one {END.strip()}.")
     before, rest = text.split(BEGIN)
     after = rest.split(END)[1]
-    return f"{before}{BEGIN}{markdown_table(kept())}\n{END}{after}"
+    shown = [result for result in kept() if ("peer" in result) == against_peers]
+    return f"{before}{BEGIN}{markdown_table(shown)}\n{END}{after}"
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """0: README.md shows the results."""
+    """0: the files show the results."""
     parser = argparse.ArgumentParser(prog="python -m jengine.bench.table")
-    parser.add_argument("--check", action="store_true", help="write nothing; 1 if it differs")
+    parser.add_argument("--check", action="store_true", help="write nothing; 1 if a table differs")
     check = parser.parse_args(words).check
-    text = README.read_text(encoding="utf-8")
-    wanted = with_table(text)
-    if wanted == text:
-        return 0
-    if check:
-        print("README.md does not show the results: python -m jengine.bench.table", file=sys.stderr)
-        return 1
-    README.write_text(wanted, encoding="utf-8")
-    return 0
+    wanted = {file: with_table(file, against_peers=peers) for file, peers in TABLES.items()}
+    stale = [file for file in wanted if file.read_text(encoding="utf-8") != wanted[file]]
+    for file in stale:
+        if check:
+            print(f"{file} does not show the results: python -m jengine.bench.table",
+                  file=sys.stderr)  # fmt: skip
+        else:
+            file.write_text(wanted[file], encoding="utf-8")
+    return int(check and bool(stale))
 
 
 if __name__ == "__main__":

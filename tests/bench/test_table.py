@@ -1,4 +1,4 @@
-"""README shows the results that are kept, and every bench has its row."""
+"""Both READMEs show the results that are kept, and every bench has its row."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STARTUP = {"bench": "startup", **AROUND, "settings": {}, "cold": {"first_token_s
 HOST = {"bench": "host", **AROUND, "results": [{"running": 1024, "total_ms": 2.345}]}
 
 
-def test_readme_shows_the_results() -> None:
+def test_the_readmes_show_the_results() -> None:
     """`python -m jengine.bench.table` writes them there."""
     assert table.main(["--check"]) == 0
 
@@ -86,25 +86,27 @@ def test_counts_in_short(count: Any, words: str) -> None:
     assert table.in_short(int(count)) == words
 
 
-def test_the_table_is_written_between_its_marks(
+def test_tables_are_written_between_their_marks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    readme, results = tmp_path / "README.md", tmp_path / "results"
+    with_peers, alone, results = tmp_path / "A.md", tmp_path / "B.md", tmp_path / "results"
     results.mkdir()
-    monkeypatch.setattr(table, "README", readme)
+    monkeypatch.setattr(table, "TABLES", {with_peers: True, alone: False})
     monkeypatch.setattr(table, "RESULTS", results)
     for name, result in (("a", HOST), ("b", AGAINST)):
         (results / f"{name}.json").write_text(json.dumps(result))
     (results / "gpu-proof.json").write_text("{}")
-    readme.write_text(f"before\n{table.BEGIN}old\n{table.END}after\n")
+    for file in (with_peers, alone):
+        file.write_text(f"before\n{table.BEGIN}old\n{table.END}after\n")
     assert table.main(["--check"]) == 1
-    assert (
-        "python -m jengine.bench.table" in capsys.readouterr().err and "old" in readme.read_text()
-    )
+    said = capsys.readouterr().err
+    assert "python -m jengine.bench.table" in said and "A.md" in said and "B.md" in said
+    assert "old" in with_peers.read_text()
     assert table.main([]) == 0 and table.main(["--check"]) == 0
-    text = readme.read_text()
-    assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
-    assert text.index("vllm") < text.index("running requests"), "ratios come first"
-    readme.write_text("no marks")
+    for file, shown, other in ((with_peers, "vllm", "running"), (alone, "running", "vllm")):
+        text = file.read_text()
+        assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
+        assert shown in text and other not in text
+    alone.write_text("no marks")
     with pytest.raises(SystemExit, match="expected one"):
         table.main([])
