@@ -3,6 +3,7 @@
 JengineError
  ├─ ConfigError (ValueError)          the engine cannot be built like this
  ├─ RequestError (ValueError)         this request is refused; the engine goes on
+ │   └─ ContextOverflow               ... as its prompt is longer than the model's context
  ├─ CapacityError (RuntimeError)      not enough memory or queue room right now
  ├─ CheckpointError (ValueError)      a model folder is missing, damaged or unsafe
  ├─ UnsupportedFeature (NotImplementedError)  a known name whose feature does not exist here
@@ -31,6 +32,17 @@ class ConfigError(JengineError, ValueError):
 
 class RequestError(JengineError, ValueError):
     """A request is refused. Nothing of it has entered the engine."""
+
+
+class ContextOverflow(RequestError):
+    """A prompt is too long. Clients of the OpenAI API look for the first sentence."""
+
+    def __init__(self, max_model_len: int, what: str) -> None:
+        super().__init__(
+            f"This model's maximum context length is {max_model_len} tokens, the answer included. "
+            f"However, your prompt {what}. Shorten the prompt, or raise max_model_len if the model "
+            "allows it."
+        )
 
 
 class CapacityError(JengineError, RuntimeError):

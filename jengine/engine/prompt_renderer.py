@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jengine.engine.limits import Limits
-from jengine.errors import RequestError, UnsupportedFeature, nearest_name
+from jengine.errors import ContextOverflow, RequestError, UnsupportedFeature, nearest_name
 from jengine.prompts import TokensPrompt
 from jengine.sampling_checks import token_ids
 from jengine.text.tokenization import AS_USUAL, Tokenization
@@ -119,11 +119,7 @@ class PromptRenderer:
         if not ids:
             raise RequestError("the prompt is empty; at least one token is needed.")
         if len(ids) >= self.limits.max_model_len:
-            raise RequestError(
-                f"the prompt has {len(ids)} tokens, but this model's maximum context length is "
-                f"{self.limits.max_model_len} tokens, the answer included. Shorten the prompt, or "
-                "raise max_model_len if the model allows it."
-            )
+            raise ContextOverflow(self.limits.max_model_len, f"contains {len(ids)} input tokens")
         return self.limits.in_vocabulary("prompt_token_ids", ids)
 
 

@@ -72,7 +72,7 @@ def still_answers(full_engine: jengine.LLM) -> Iterator[jengine.LLM]:
         ({"prompt_token_ids": PROMPT, "cache_salt": ""}, "cache_salt: expected a string of 1"),
         ({"prompt_token_ids": PROMPT, "cache_salt": "x" * 2000}, "cache_salt: expected"),
         ({"prompt_token_ids": PROMPT, "cache_salt": 5}, "cache_salt: expected"),
-        ([3] * MAX_MODEL_LEN, f"has {MAX_MODEL_LEN} tokens.*maximum context length"),
+        ([3] * MAX_MODEL_LEN, f"maximum context length.*contains {MAX_MODEL_LEN} input tokens"),
         ([3] * (MAX_MODEL_LEN + 1), "maximum context length"),
         ([3] * 100_000, "maximum context length"),
     ],

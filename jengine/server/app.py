@@ -1,0 +1,119 @@
+"""The application: the table of routes, and the layers that every request passes.
+
+In: an engine and settings. Out: an ASGI app. A request passes the limits of its head, then
+authentication, then its route; what a route raises becomes a response in one place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from jengine.assembly.engine import Engine
+from jengine.server import completions, health, models
+from jengine.server.auth import Access, Authentication, Keys
+from jengine.server.body import Ignored
+from jengine.server.errors import api_error
+from jengine.server.limits import RequestLimits
+from jengine.server.service import Service
+from jengine.server.settings import ServerSettings
+
+Handler = Callable[[Service, Request], Awaitable[Response]]
+
+
+class Endpoint(NamedTuple):
+    """One route: its path, its method, who may call it, and what answers it."""
+
+    method: str
+    path: str
+    access: Access
+    handler: Handler
+
+
+ENDPOINTS = (
+    Endpoint("GET", "/health", Access.PUBLIC, health.health),
+    Endpoint("GET", "/health/ready", Access.PUBLIC, health.health),
+    Endpoint("GET", "/health/live", Access.PUBLIC, health.live),
+    Endpoint("GET", "/ping", Access.PUBLIC, health.health),
+    Endpoint("POST", "/ping", Access.PUBLIC, health.health),
+    Endpoint("GET", "/version", Access.PUBLIC, health.version),
+    Endpoint("GET", "/load", Access.PUBLIC, health.load),
+    Endpoint("GET", "/v1/models", Access.KEY, models.models),
+    Endpoint("GET", "/v1/models/{model_id:path}", Access.KEY, models.model),
+    Endpoint("POST", "/v1/completions", Access.KEY, completions.completions),
+)
+
+
+def make_app(engine: Engine | None, settings: ServerSettings) -> Starlette:
+    """The app over an engine. Without one it says that it is starting, until `service.adopt`."""
+    service = Service(settings)
+    if engine is not None:
+        service.adopt(engine)
+    app = Starlette(
+        routes=[route(service, endpoint) for endpoint in ENDPOINTS],
+        middleware=middleware(settings),
+        exception_handlers={HTTPException: refused},
+    )
+    app.state.service = service
+    return app
+
+
+def middleware(settings: ServerSettings) -> list[Middleware]:
+    """The layers around all routes, the outermost first."""
+    layers = [
+        Middleware(RequestLimits, settings=settings),
+        Middleware(
+            Authentication,
+            access=access_of,
+            api_keys=Keys(settings.api_key),
+            admin_keys=Keys(settings.admin_key),
+        ),
+    ]
+    if settings.allowed_origins:
+        cors = Middleware(
+            CORSMiddleware,
+            allow_origins=settings.allowed_origins,
+            allow_methods=settings.allowed_methods,
+            allow_headers=settings.allowed_headers,
+            allow_credentials=settings.allow_credentials,
+        )
+        layers.insert(0, cors)  # before authentication: a browser's preflight carries no key
+    return layers
+
+
+def access_of(path: str) -> Access:
+    """Who may call a path. What no route declares needs the key."""
+    return _ACCESS.get(path, Access.KEY)
+
+
+_ACCESS = {endpoint.path: endpoint.access for endpoint in ENDPOINTS}
+
+
+def route(service: Service, endpoint: Endpoint) -> Route:
+    """A Starlette route whose errors become responses."""
+
+    async def call(http: Request) -> Response:
+        try:
+            response = await endpoint.handler(service, http)
+        except Exception as error:  # noqa: BLE001 - the table of errors knows them all
+            response = api_error(error, getattr(http.state, "fields", frozenset())).response
+        ignored: Ignored = getattr(http.state, "ignored_fields", Ignored())
+        if ignored.names:
+            service.ignored_fields += len(ignored.names)
+            response.headers["x-jengine-ignored-fields"] = ignored.header
+        return response
+
+    return Route(endpoint.path, call, methods=[endpoint.method])
+
+
+async def refused(http: Request, error: Exception) -> Response:
+    """The response where no route takes a request."""
+    return api_error(error).response

@@ -1,0 +1,91 @@
+"""A request's JSON body as a struct, checked by type.
+
+In: a request and a msgspec struct all of whose fields may be null, which means unset. Out: the
+struct, and the names of fields that it does not have. Errors name the field by its path.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import NamedTuple, TypeVar
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+
+from jengine.server.errors import ApiError, ClientLeft
+
+T = TypeVar("T", bound=msgspec.Struct)
+_WHERE = re.compile(r" - at `\$\.?(.*)`$")
+_HARMLESS = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+MOST_NAMED = 16
+
+
+class Ignored(NamedTuple):
+    """Fields of a request that no struct has."""
+
+    names: tuple[str, ...] = ()
+
+    @property
+    def header(self) -> str:
+        """The names as a header's value; strange ones are left out."""
+        return ", ".join([name for name in self.names if _HARMLESS.fullmatch(name)][:MOST_NAMED])
+
+
+async def read_body(request: Request, kind: type[T], *, strict: bool) -> T:
+    """The body as a struct. Unknown fields are remembered in the request's state, or refused."""
+    media = request.headers.get("content-type", "").split(";")[0].strip().lower()
+    if media != "application/json":
+        raise ApiError(
+            415,
+            f"The content type is {media[:100]!r}; expected application/json. Send the header "
+            "'Content-Type: application/json'.",
+        )
+    try:
+        body = await request.body()
+    except ClientDisconnect as error:
+        raise ClientLeft from error
+    value, ignored = decoded(body, kind)
+    if strict and ignored.names:
+        raise ApiError(
+            400,
+            f"Unknown fields: {', '.join(ignored.names[:MOST_NAMED])}. Leave them out, or start "
+            "the server without --strict-requests.",
+            param=ignored.names[0],
+        )
+    request.state.ignored_fields = ignored
+    request.state.fields = fields_of(kind)
+    return value
+
+
+def decoded(body: bytes, kind: type[T]) -> tuple[T, Ignored]:
+    """JSON as a struct, and the names of fields that the struct does not have."""
+    try:
+        value = msgspec.json.decode(body, type=kind)
+        given = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    except msgspec.ValidationError as error:
+        raise wrong_type(str(error)) from error
+    except msgspec.DecodeError as error:
+        raise ApiError(400, f"The body is not valid JSON: {error}.") from error
+    except UnicodeDecodeError as error:
+        raise ApiError(400, "The body is not UTF-8 text.") from error
+    except RecursionError as error:
+        raise ApiError(400, "The body is nested too deeply.") from error
+    return value, Ignored(tuple(sorted(given.keys() - fields_of(kind))))
+
+
+def wrong_type(message: str) -> ApiError:
+    """The error for a value of the wrong type, with the path of its field."""
+    found = _WHERE.search(message)
+    text = message[: found.start()] if found else message
+    text = text.replace("`", "").replace(" | null", "")
+    where = found[1] if found else ""
+    if not where:
+        return ApiError(400, f"The body: {text[:1].lower()}{text[1:]}.")
+    return ApiError(400, f"{where}: {text[:1].lower()}{text[1:]}.", param=where)
+
+
+@cache
+def fields_of(kind: type[msgspec.Struct]) -> frozenset[str]:
+    """The names of a struct's fields, as they are in JSON."""
+    return frozenset(field.encode_name for field in msgspec.structs.fields(kind))

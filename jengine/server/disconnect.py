@@ -1,0 +1,39 @@
+"""Work that ends when its client leaves. Starlette cancels nothing but streams by itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from starlette.types import Receive
+
+from jengine.server.errors import ClientLeft
+
+T = TypeVar("T")
+
+
+async def unless_client_leaves(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`. If the client leaves first, it is cancelled and ClientLeft raised."""
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(client_leaves(receive))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientLeft
+        return working.result()
+    finally:
+        await ended(working, leaving)
+
+
+async def client_leaves(receive: Receive) -> None:
+    """Return when the client has closed its connection. The body must have been read before."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def ended(*tasks: asyncio.Future[Any]) -> None:
+    """Cancel what still runs, and return when all of it has ended; its errors are dropped."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

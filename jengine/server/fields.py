@@ -1,0 +1,221 @@
+"""Fields that requests for completions and chats share, and the SamplingParams they make.
+
+In: decoded JSON. Out: SamplingParams and Tokenization. A field that is null is unset everywhere:
+then the model's generation settings decide, else the API's default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from jengine.sampling_params import RequestOutputKind, SamplingParams
+from jengine.server.errors import ApiError
+from jengine.server.settings import ServerSettings
+from jengine.text.tokenization import Tokenization, checked_tokenization
+
+LONGEST_SALT = 1024
+# What was sent in this form before vLLM had `structured_outputs`.
+GUIDED = "guided_"
+# Fields that SamplingParams has by the same name.
+SAMPLING = (
+    "temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty",
+    "repetition_penalty", "stop", "stop_token_ids", "bad_words", "ignore_eos", "min_tokens",
+    "skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output",
+    "logit_bias", "allowed_token_ids", "n",
+)  # fmt: skip
+# Fields of features that are not built; SamplingParams refuses values that ask for something.
+UNBUILT = (
+    "use_beam_search", "length_penalty", "best_of", "thinking_token_budget", "logprob_token_ids",
+    "repetition_detection", "watermarking",
+)  # fmt: skip
+
+
+class StreamOptions(msgspec.Struct, kw_only=True):
+    """What a stream brings besides text."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class CommonFields(msgspec.Struct, kw_only=True):
+    """The fields of both endpoints."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    n: int | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    prompt_logprobs: int | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: str | None = None
+    add_special_tokens: bool | None = None
+    stream_interval: int | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    echo: bool | None = None
+    priority: int | None = None
+    request_id: str | None = None
+    cache_salt: str | None = None
+    user: str | None = None
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    # Known, and refused by SamplingParams where they ask for something.
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+    best_of: int | None = None
+    thinking_token_budget: int | None = None
+    logprob_token_ids: list[int] | None = None
+    repetition_detection: dict[str, Any] | None = None
+    watermarking: bool | None = None
+    prompt_embeds: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+
+
+def check_common(request: CommonFields, settings: ServerSettings) -> None:
+    """Refuse what no setting of the engine could make possible, before any work is done."""
+    if (request.n or 1) > settings.max_n:
+        raise ApiError(
+            400, f"n={request.n}: expected at most {settings.max_n}.", param="n",
+        )  # fmt: skip
+    if isinstance(request.stop, list) and len(request.stop) > settings.max_stop_strings:
+        raise ApiError(
+            400,
+            f"stop has {len(request.stop)} strings; at most {settings.max_stop_strings} are "
+            "allowed.",
+            param="stop",
+        )
+    if request.stream_options is not None and not request.stream:
+        raise ApiError(
+            400, "stream_options needs stream=true. Leave it out.", param="stream_options"
+        )
+    if request.stream and request.prompt_logprobs not in (None, 0):
+        raise ApiError(
+            400, "prompt_logprobs cannot be streamed. Set stream=false.", param="prompt_logprobs"
+        )
+    if request.prompt_embeds is not None:
+        raise ApiError(
+            400,
+            "prompt_embeds is not supported, as it would have to be deserialized. Send text or "
+            "token ids as prompt.",
+            param="prompt_embeds",
+        )
+    _check_salt(request.cache_salt)
+    _check_format(request)
+
+
+def _check_salt(salt: str | None) -> None:
+    if salt is None:
+        return
+    if not 0 < len(salt) <= LONGEST_SALT or not salt.isprintable():
+        raise ApiError(
+            400,
+            f"cache_salt: expected 1 to {LONGEST_SALT} characters, none of them a control "
+            "character.",
+            param="cache_salt",
+        )
+
+
+def _check_format(request: CommonFields) -> None:
+    """Formats other than plain text need grammars."""
+    for name in ("guided_json", "guided_regex", "guided_choice", "guided_grammar"):
+        if getattr(request, name) is not None:
+            raise ApiError(
+                400, f"{name} is no longer a field: use structured_outputs instead.", param=name
+            )
+    given = request.response_format
+    kind = None if given is None else given.get("type")
+    if given is not None and kind not in ("text", "json_object", "json_schema", "structural_tag"):
+        raise ApiError(
+            400,
+            f"response_format.type is {kind!r:.80}; expected text, json_object, json_schema or "
+            "structural_tag.",
+            param="response_format.type",
+        )
+    if given is not None and kind == "json_schema" and given.get("json_schema") is None:
+        raise ApiError(
+            400,
+            "response_format.type is json_schema, but there is no json_schema.",
+            param="response_format.json_schema",
+        )
+    if kind not in (None, "text"):
+        raise ApiError(
+            501,
+            f"response_format of type {kind}: structured output is not built yet. Leave it out.",
+            param="response_format",
+        )
+    if request.structured_outputs:
+        raise ApiError(
+            501, "structured_outputs: structured output is not built yet. Leave it out.",
+            param="structured_outputs",
+        )  # fmt: skip
+
+
+def tokenization(request: CommonFields) -> Tokenization:
+    """How the prompt is tokenized."""
+    return checked_tokenization(
+        {
+            "truncate_prompt_tokens": request.truncate_prompt_tokens,
+            "truncation_side": request.truncation_side,
+            "add_special_tokens": request.add_special_tokens,
+        }
+    )
+
+
+def sampling_params(
+    request: CommonFields,
+    defaults: Mapping[str, Any],
+    settings: ServerSettings,
+    **chosen: Any,
+) -> SamplingParams:
+    """The request's parameters; `chosen` are those that each endpoint decides itself."""
+    named = {name: getattr(request, name) for name in (*SAMPLING, *UNBUILT)}
+    given = {name: value for name, value in named.items() if value is not None}
+    usual = {name: value for name, value in defaults.items() if name != "max_tokens"}
+    kind = RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY
+    interval = max(request.stream_interval or 1, settings.stream_interval)
+    if request.stream_interval is not None and request.stream_interval < 1:
+        interval = request.stream_interval  # refused by SamplingParams
+    return SamplingParams.from_optional(
+        **{**usual, **given, **chosen}, output_kind=kind, stream_interval=interval
+    )
+
+
+def answer_length(
+    asked: int | None, usual: int | None, prompt_tokens: int, max_model_len: int
+) -> int:
+    """The most tokens of an answer: as asked or usual, and never beyond the context."""
+    room = max_model_len - prompt_tokens
+    if asked is not None and asked > max_model_len:
+        raise ApiError(
+            400,
+            f"This model's maximum context length is {max_model_len} tokens. However, you "
+            f"requested {asked} output tokens and your prompt contains {prompt_tokens} input "
+            "tokens. Lower max_tokens or leave it out.",
+            param="max_tokens",
+        )
+    wanted = usual if asked is None else asked
+    return room if wanted is None else min(wanted, room)

@@ -1,0 +1,75 @@
+"""Limits of a request's head and body, checked before anything reads it: an ASGI middleware.
+
+In: every request. Out: the same request with a body that ends in an error once it is too long, or
+431, 413. uvicorn's h11 bounds the bytes of a head while it arrives; it does not count headers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from jengine.server.errors import ApiError
+from jengine.server.settings import ServerSettings
+
+
+class RequestLimits:
+    """Refuses requests whose head or body is too large."""
+
+    def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
+        self.app = app
+        self.settings = settings
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        refusal = self._refusal(scope["headers"])
+        if refusal is not None:
+            await refusal.response(scope, receive, send)
+            return
+        await self.app(scope, bounded(receive, self.settings.max_body_bytes), send)
+
+    def _refusal(self, headers: list[tuple[bytes, bytes]]) -> ApiError | None:
+        settings = self.settings
+        if len(headers) > settings.max_header_count:
+            return ApiError(
+                431,
+                f"The request has {len(headers)} headers; at most {settings.max_header_count} are "
+                "allowed.",
+            )
+        size = sum(len(name) + len(value) + 4 for name, value in headers)
+        if size > settings.max_header_bytes:
+            return ApiError(
+                431,
+                f"The headers have {size} bytes; at most {settings.max_header_bytes} are allowed.",
+            )
+        length = dict(headers).get(b"content-length", b"")
+        if length.isdigit() and int(length) > settings.max_body_bytes:
+            return too_large(settings.max_body_bytes)
+        return None
+
+
+def bounded(receive: Receive, most: int) -> Receive:
+    """`receive` that raises an error 413 once a body is longer than `most` bytes."""
+    size = 0
+
+    async def counted() -> Message:
+        nonlocal size
+        message: Any = await receive()
+        size += len(message.get("body", b""))
+        if size > most:
+            raise too_large(most)
+        return message
+
+    return counted
+
+
+def too_large(most: int) -> ApiError:
+    """The error for a body of more than `most` bytes. The rest of it is not read."""
+    return ApiError(
+        413,
+        f"The body is larger than {most} bytes, the most that is allowed. Send less at once.",
+        headers={"Connection": "close"},
+    )

@@ -1,0 +1,147 @@
+"""Log-probabilities as the two endpoints write them.
+
+In: tables of an output, one for each token, the token itself first. Out: structs. JSON has no
+infinity, so -inf becomes -9999; NaN is an error, since null would hide broken logits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+
+from jengine.logprobs import Logprob, Table
+from jengine.server.errors import ApiError
+from jengine.text.tokenizer import Tokenizer
+
+LEAST = -9999.0
+
+
+class CompletionLogprobs(msgspec.Struct):
+    """Four lists with an entry for each token."""
+
+    text_offset: list[int]
+    token_logprobs: list[float | None]
+    tokens: list[str]
+    top_logprobs: list[dict[str, float] | None]
+
+
+class TopLogprob(msgspec.Struct):
+    """A token that could have come."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class TokenLogprob(msgspec.Struct):
+    """A token of a chat answer, and the likeliest at its place."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct):
+    """The log-probabilities of a message."""
+
+    content: list[TokenLogprob]
+
+
+class PromptLogprob(msgspec.Struct):
+    """A token that could have stood at a place of the prompt."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str | None
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+
+
+def finite(value: float) -> float:
+    """A log-probability that JSON can hold."""
+    if math.isnan(value):
+        raise ApiError(
+            500,
+            "A log-probability is NaN: the model's logits were not finite. Check its weights and "
+            "dtype.",
+        )
+    return max(value, LEAST)
+
+
+def prompt_logprobs(tables: Sequence[Table | None]) -> PromptLogprobs:
+    """The tables of a prompt; the first is null."""
+    return [None if table is None else _prompt_table(table) for table in tables]
+
+
+def _prompt_table(table: Table) -> dict[str, PromptLogprob]:
+    return {
+        str(token): PromptLogprob(finite(entry.logprob), entry.rank, entry.decoded_token)
+        for token, entry in table.items()
+    }
+
+
+class LogprobFormat:
+    """How tokens are written: as text, or as `token_id:N` where text is ambiguous."""
+
+    def __init__(self, tokenizer: Tokenizer | None, *, as_ids: bool) -> None:
+        self._tokenizer = tokenizer
+        self._as_ids = as_ids or tokenizer is None
+
+    def completion(
+        self, token_ids: Sequence[int], tables: Sequence[Table | None], count: int, offset: int = 0
+    ) -> CompletionLogprobs:
+        """The entries of a completion's tokens, `count` of the likeliest with each (-1: all).
+
+        A token's own entry is always among the likeliest, with the very same number.
+        """
+        result = CompletionLogprobs([], [], [], [])
+        for token, table in zip(token_ids, tables, strict=True):
+            text = self._text(token, table and table[token])
+            result.text_offset.append(offset)
+            result.tokens.append(text)
+            offset += len(text)
+            own = None if table is None else finite(table[token].logprob)
+            result.token_logprobs.append(own)
+            result.top_logprobs.append(None if table is None else self._top(table, count))
+        return result
+
+    def chat(self, token_ids: Sequence[int], tables: Sequence[Table], count: int) -> ChatLogprobs:
+        """The entries of a message's tokens, with `count` of the likeliest each."""
+        return ChatLogprobs(
+            [
+                self._chat_token(token, table, count)
+                for token, table in zip(token_ids, tables, strict=True)
+            ]
+        )
+
+    def _chat_token(self, token: int, table: Table, count: int) -> TokenLogprob:
+        own = self._text(token, table[token])
+        best = sorted(table.items(), key=lambda item: item[1].rank or 0)
+        top = [
+            TopLogprob(text := self._text(other, entry), finite(entry.logprob), _bytes(text))
+            for other, entry in (best if count < 0 else best[:count])
+        ]
+        return TokenLogprob(own, finite(table[token].logprob), _bytes(own), top)
+
+    def _top(self, table: Table, count: int) -> dict[str, float]:
+        # The token itself comes first, so of several tokens with one text it is the one kept.
+        top: dict[str, float] = {}
+        for place, (token, entry) in enumerate(table.items()):
+            if count < 0 or place <= count:
+                top.setdefault(self._text(token, entry), finite(entry.logprob))
+        return top
+
+    def _text(self, token: int, entry: Logprob | None) -> str:
+        if self._as_ids or self._tokenizer is None:
+            return f"token_id:{token}"
+        if entry is None or entry.decoded_token is None:
+            return self._tokenizer.decode([token], skip_special_tokens=False)
+        return entry.decoded_token
+
+
+def _bytes(text: str) -> list[int]:
+    return list(text.encode("utf-8", "replace"))

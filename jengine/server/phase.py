@@ -1,0 +1,37 @@
+"""What a server is doing: starting, serving, draining, stalled or dead; health follows from it."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from jengine.server.errors import ApiError
+
+
+class Phase(Enum):
+    """One of the states of a server. Only SERVING takes requests."""
+
+    STARTING = "starting"  # the engine loads and compiles
+    SERVING = "serving"
+    DRAINING = "draining"  # open requests finish, new ones are refused
+    STALLED = "stalled"  # work is scheduled, and no step ends
+    DEAD = "dead"  # the engine has stopped
+
+    @property
+    def is_live(self) -> bool:
+        """Whether a supervisor should leave this process alone."""
+        return self is not Phase.DEAD
+
+
+WHY_NOT = {
+    Phase.STARTING: "The engine is still starting. /health/ready tells when it takes requests.",
+    Phase.DRAINING: "This server is shutting down. Send the request elsewhere.",
+    Phase.STALLED: "The engine has work and makes no progress. Send the request elsewhere.",
+}
+
+
+def check_serving(phase: Phase) -> None:
+    """Refuse a request that cannot be answered now. A stalled engine still queues them."""
+    if phase is Phase.DEAD:
+        raise ApiError(503, "The engine has stopped.", kind="InternalServerError")
+    if phase in (Phase.STARTING, Phase.DRAINING):
+        raise ApiError(503, WHY_NOT[phase])

@@ -1,0 +1,165 @@
+"""The service: where endpoints ask the engine. It owns front, requests, names and admission.
+
+In: rendered prompts with their parameters. Out: outputs as they grow. Endpoints turn JSON into
+these and outputs into JSON; they touch no other part of the engine. Must not know HTTP or JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jengine.api.answer_stream import AnswerStream, Reader
+from jengine.api.async_requests import AsyncRequests
+from jengine.api.front import Front
+from jengine.assembly.engine import Engine
+from jengine.engine.answer import Answer
+from jengine.errors import EngineDead
+from jengine.outputs import Counts
+from jengine.prompts import TokensPrompt
+from jengine.sampling_params import SamplingParams
+from jengine.server.admission import Admission
+from jengine.server.errors import ApiError
+from jengine.server.names import ModelNames
+from jengine.server.phase import Phase, check_serving
+from jengine.server.progress_watch import ProgressWatch
+from jengine.server.rendering import Rendering
+from jengine.server.settings import ServerSettings
+
+# A question to the engine that takes longer is answered with the last known numbers.
+PATIENCE = 0.1
+
+
+@dataclass
+class Live:
+    """What a server has once its engine runs."""
+
+    engine: Engine
+    front: Front
+    requests: AsyncRequests
+    rendering: Rendering
+    names: ModelNames
+    admission: Admission
+
+
+class Service:
+    """One engine, from its start to its end."""
+
+    def __init__(self, settings: ServerSettings) -> None:
+        self.settings = settings
+        self.phase = Phase.STARTING
+        self.watch: ProgressWatch | None = None  # of the engine's progress
+        self.counts = Counts()  # as last known
+        self.ignored_fields = 0  # that requests had, counted
+        self._live: Live | None = None
+        self._asked: asyncio.Task[Counts] | None = None
+
+    def adopt(self, engine: Engine) -> None:
+        """Serve with this engine from now on."""
+        settings = self.settings
+        self._live = Live(
+            engine,
+            Front("server", engine),
+            AsyncRequests(engine.session),
+            Rendering(engine.session.input_processor.prompts, settings.render_timeout),
+            ModelNames.of(engine, settings.served_model_name),
+            Admission(
+                settings.queue_limit(engine.schedule.max_num_seqs), settings.max_num_queued_tokens
+            ),
+        )
+        requests = self._live.requests
+        self.watch = ProgressWatch(engine, lambda: requests.paused)
+        self.phase = Phase.SERVING
+
+    @property
+    def live(self) -> Live:
+        """The engine and what belongs to it, or 503 while it starts."""
+        if self._live is None:
+            raise ApiError(503, "The engine is still starting.")
+        return self._live
+
+    @property
+    def has_engine(self) -> bool:
+        """Whether an engine was adopted."""
+        return self._live is not None
+
+    def check_serving(self) -> Live:
+        """What requests need; 503 if none can be taken now."""
+        check_serving(self.phase)
+        return self.live
+
+    # --- requests --------------------------------------------------------------------------
+
+    def generate(
+        self, prompt: TokensPrompt, params: SamplingParams, request_id: str, priority: int = 0
+    ) -> AnswerStream:
+        """The outputs of one prompt. `request_id` is completed so that it is used once."""
+        live = self.live
+        unique = f"{request_id}-{secrets.token_hex(4)}"
+
+        def submit(reader: Reader) -> Answer:
+            live.engine.check_leaves()
+            return live.front.session.submit(
+                prompt, params, request_id=unique, priority=priority, reader=reader
+            )
+
+        return live.requests.stream(submit)
+
+    def abort(self, request_ids: Sequence[str] | None) -> int:
+        """End open requests by the ids that clients know, or all of them; how many there were."""
+        live = self.live
+        session = live.engine.session
+        wanted = [
+            answer.request_id
+            for answer in session.open_answers
+            if request_ids is None or answer.request_id.rpartition("-")[0] in request_ids
+        ]
+        for unique in wanted:
+            session.abort(unique)
+        live.requests.run_steps()
+        return len(wanted)
+
+    @property
+    def open_requests(self) -> int:
+        """Completions that run or wait."""
+        return 0 if self._live is None else self._live.admission.taken
+
+    # --- questions -------------------------------------------------------------------------
+
+    async def current_counts(self) -> Counts:
+        """The engine's numbers; as last known if the engine is busy with a step."""
+        if self._live is None:
+            return self.counts
+        if self._asked is None or self._asked.done():
+            stats = self._live.engine.client.stats
+            self._asked = asyncio.create_task(asyncio.to_thread(stats))
+        await asyncio.wait({self._asked}, timeout=PATIENCE)
+        if self._asked.done() and self._asked.exception() is None:
+            self.counts = self._asked.result()
+        return self.counts
+
+    @property
+    def last_step_age(self) -> float | None:
+        """Seconds since the engine last made progress; None while it has nothing to do."""
+        return None if self.watch is None else self.watch.age
+
+    def check_alive(self) -> None:
+        """Notice that the engine has stopped."""
+        if self._live is None:
+            return
+        try:
+            self._live.engine.client.check_alive()
+        except EngineDead:
+            self.phase = Phase.DEAD
+
+    def shutdown(self) -> None:
+        """End every request and the engine. Twice is harmless."""
+        live, self._live = self._live, None
+        if live is None:
+            return
+        self.phase = Phase.DEAD
+        live.rendering.close()
+        live.front.leave()
+        live.requests.shutdown()

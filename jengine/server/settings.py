@@ -1,0 +1,86 @@
+"""Settings of the server: one field per flag, with vLLM's names and our defaults. No jax.
+
+In: flags of `jengine serve`, or keyword arguments in tests. Out: a frozen object that every part of
+the server reads. Must not know settings of the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+MIB = 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerSettings:
+    """Everything that the server can be told."""
+
+    # --- where it listens ------------------------------------------------------------------
+    host: str = "127.0.0.1"
+    port: int = 8000
+    uds: str | None = None  # a Unix socket instead of host and port
+    root_path: str = ""  # the path under which a proxy publishes this server
+    ssl_keyfile: str | None = None
+    ssl_certfile: str | None = None
+    ssl_ca_certs: str | None = None
+
+    # --- who may call it -------------------------------------------------------------------
+    api_key: tuple[str, ...] = field(default=(), repr=False)
+    admin_key: tuple[str, ...] = field(default=(), repr=False)  # none: no admin routes
+    allowed_origins: tuple[str, ...] = ()  # none: no CORS headers
+    allowed_methods: tuple[str, ...] = ("*",)
+    allowed_headers: tuple[str, ...] = ("*",)
+    allow_credentials: bool = False
+
+    # --- what it serves --------------------------------------------------------------------
+    served_model_name: tuple[str, ...] = ()  # none: the model as it was given
+    chat_template: str | None = None  # its text
+    trust_request_chat_template: bool = False
+    default_chat_template_kwargs: Mapping[str, Any] | None = None
+    response_role: str = "assistant"
+    enable_auto_tool_choice: bool = False
+    exclude_tools_when_tool_choice_none: bool = False
+    tool_call_parser: str | None = None
+    reasoning_parser: str | None = None
+    # Names under which reasoning is returned; older clients read the second.
+    reasoning_fields: tuple[str, ...] = ("reasoning", "reasoning_content")
+    return_tokens_as_token_ids: bool = False
+    enable_prompt_tokens_details: bool = False
+    enable_force_include_usage: bool = False
+    enable_per_request_metrics: bool = False
+    enable_tokenizer_info_endpoint: bool = False
+    enable_profiler: bool = False  # routes /start_profile and /stop_profile
+    stream_interval: int = 1  # tokens per streamed chunk, unless a request asks for more
+
+    # --- limits ----------------------------------------------------------------------------
+    max_body_bytes: int = 32 * MIB
+    max_header_bytes: int = 64 * 1024
+    max_header_count: int = 100
+    max_n: int = 128
+    max_prompts: int = 1024
+    max_stop_strings: int = 4
+    max_num_queued_reqs: int | None = None  # None: 4 x max_num_seqs + 256
+    max_num_queued_tokens: int | None = None  # prompt tokens that wait; None: no limit
+    render_timeout: float = 10.0  # seconds for a chat template and its tokens
+    strict_requests: bool = False  # unknown fields are an error
+
+    # --- time ------------------------------------------------------------------------------
+    request_timeout: float | None = None  # seconds; the header X-Request-Timeout may lower it
+    shutdown_timeout: float = 30.0
+    stall_timeout: float = 60.0  # seconds without a step while work is scheduled
+    sse_keep_alive_interval: int = 0  # seconds; 0: no comments
+    timeout_keep_alive: int = 5
+
+    # --- logs ------------------------------------------------------------------------------
+    enable_log_requests: bool = False
+    max_log_len: int | None = None
+    uvicorn_log_level: str = "info"
+    disable_uvicorn_access_log: bool = False
+
+    def queue_limit(self, max_num_seqs: int) -> int:
+        """The most completions that may be in the engine or wait for it."""
+        if self.max_num_queued_reqs is not None:
+            return self.max_num_queued_reqs
+        return 4 * max_num_seqs + 256
