@@ -56,7 +56,8 @@ class CompletionJob:
         rendering, how = self.service.live.rendering, tokenization(self.request)
         prompts = [await rendering.run(rendering.prompt, given, how) for given in self.given]
         if self.request.cache_salt is not None:
-            prompts = [{**prompt, "cache_salt": self.request.cache_salt} for prompt in prompts]
+            for prompt in prompts:
+                prompt["cache_salt"] = self.request.cache_salt
         params = [self._params(prompt) for prompt in prompts]
         return Prepared(prompts, params, self.request.priority or 0)
 

@@ -100,7 +100,7 @@ class LogprobFormat:
         """
         result = CompletionLogprobs([], [], [], [])
         for token, table in zip(token_ids, tables, strict=True):
-            text = self._text(token, table and table[token])
+            text = self._text(token, None if table is None else table[token])
             result.text_offset.append(offset)
             result.tokens.append(text)
             offset += len(text)
