@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import numpy as np
 
+from jengine.counts import Counts as Counts
+from jengine.counts import RequestTimes
 from jengine.logprobs import LogprobTables, StepLogprobs, Table
 from jengine.pictures.request_html import request_html
 from jengine.vllm_names import missing_name
@@ -55,19 +57,7 @@ class TokenDelta(msgspec.Struct, kw_only=True, gc=False):
     num_cached_tokens: int = 0
     weights_version: int = 0
     message: str | None = None
-
-
-class Counts(msgspec.Struct, frozen=True, kw_only=True):
-    """What the scheduler is doing, in numbers."""
-
-    running: int = 0
-    waiting: int = 0
-    preemptions: int = 0
-    cache_usage: float = 0.0
-    prefix_queries: int = 0
-    prefix_hits: int = 0
-    weights_version: int = 0  # how often the parameters were replaced
-    replicas: tuple[Counts, ...] = ()  # each data-parallel replica's own, where there are several
+    times: RequestTimes | None = None  # with the first tokens, and with the end
 
 
 @dataclass
@@ -109,10 +99,24 @@ class CompletionOutput:
 
 @dataclass
 class RequestMetrics:
-    """Seconds on a monotonic clock, relative to the arrival of the request."""
+    """When what happened to a request, in seconds.
 
-    time_to_first_token: float | None = None
-    finished: float | None = None
+    Fields that end with `_ts` are on the monotonic clock of the process that reads the outputs, and
+    0 until they are known. Their differences are what the core measured. With n > 1 they are of the
+    completion whose first token came first.
+    """
+
+    time_to_first_token: float | None = None  # since the request arrived
+    finished: float | None = None  # since the request arrived
+    num_generation_tokens: int = 0  # of all completions
+    num_preemptions: int = 0
+    arrival_time: float = 0.0  # on the wall clock, for display
+    queued_ts: float = 0.0
+    scheduled_ts: float = 0.0
+    first_token_ts: float = 0.0
+    last_token_ts: float = 0.0
+    first_token_latency: float = 0.0  # as time_to_first_token; 0 until there is a token
+    is_corrupted: bool = False  # it ended because its logits were not finite
 
 
 @dataclass

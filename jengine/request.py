@@ -53,6 +53,7 @@ class Request:
         "cap",
         "capacity",
         "ending_ids",
+        "first_token_at",
         "known_at_admission",
         "last_step",
         "num_cached_tokens",
@@ -62,9 +63,11 @@ class Request:
         "num_processed",
         "prompt_length",
         "publish_at",
+        "queued_at",
         "request_id",
         "row",
         "sampler_row",
+        "scheduled_at",
         "status",
         "token_ids",
         "weights_version",
@@ -95,6 +98,8 @@ class Request:
         self.last_step = -1  # number of the last plan it was in
         self.capacity = 0  # tokens that its blocks can take
         self.publish_at = 0  # tokens at which its next block is full and may be found by others
+        # When it arrived, got its row and got its first token: see scheduler.recorder. -1: not yet.
+        self.queued_at = self.scheduled_at = self.first_token_at = -1.0
         # Sampled tokens that end it.
         self.ending_ids = frozenset(
             [NOT_FINITE, NO_SUCH_TOKEN, *wire.eos_token_ids, *wire.stop_token_ids]

@@ -110,7 +110,6 @@ UNBUILT_METHODS = {
     "finish_weight_update": f"{UPDATE}.",
     "get_external_elastic_ep_status": ELASTIC,
     "get_kv_event_sources": "transfer of KV caches between engines",
-    "get_metrics": "export of metrics (LLM.stats() has the engine's figures)",
     "get_num_queued_tokens": SERVER,
     "get_num_unfinished_requests": "stats() counts running and waiting requests.",
     "get_status": ELASTIC,

@@ -7,6 +7,7 @@ cancelled ends its request.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Callable, Iterable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
@@ -19,11 +20,13 @@ if TYPE_CHECKING:
 
 
 class Reader:
-    """The event loop of a stream, and the event that wakes it when there is something to take."""
+    """The event loop of a stream, the event that wakes it when there is something to take, and when
+    its request arrived."""
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
         self.event = asyncio.Event()
+        self.arrival = time.monotonic()
 
 
 Submit = Callable[[Reader], Answer]

@@ -22,6 +22,7 @@ from jengine.assembly.values import one_of
 from jengine.engine.answer import Answer
 from jengine.errors import EngineDead, RequestError, UnsupportedFeature
 from jengine.executor.protocol import WorkerHealth
+from jengine.metrics.reader import Metric
 from jengine.sampling_params import SamplingParams
 
 # Seconds between two checks whether all requests have ended.
@@ -105,6 +106,7 @@ class AsyncLLM(BaseLLM):
             request_id=request_id,
             priority=priority,
             reader=reader,
+            arrival=reader.arrival,
         )
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
@@ -118,6 +120,10 @@ class AsyncLLM(BaseLLM):
     async def stats(self) -> EngineStats:
         """Counts of requests, cache use and compiled programs."""
         return await asyncio.to_thread(self._front.stats)
+
+    async def get_metrics(self, prefix: Literal["jengine", "vllm"] = "jengine") -> list[Metric]:
+        """Every counter, gauge and histogram as it is now; as `LLM.get_metrics`."""
+        return await asyncio.to_thread(self._front.get_metrics, prefix)
 
     async def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         """Forget cached prefixes; as `LLM.reset_prefix_cache`."""

@@ -10,11 +10,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jengine.api.arguments import Params, as_conversations, as_list, final_only, spread
+from jengine.api.metrics import exporter_of
 from jengine.api.stats import EngineStats
 from jengine.engine.session import Session
 from jengine.errors import EngineDead, RequestError
 from jengine.executor.calls import decoded_answers, encoded_arguments
 from jengine.executor.protocol import WorkerHealth
+from jengine.metrics.reader import Metric, snapshot
 from jengine.prompts import TokensPrompt
 from jengine.sampling_params import SamplingParams
 from jengine.text.chat_template import render_chat
@@ -114,6 +116,10 @@ class Front:
     def stats(self) -> EngineStats:
         """Numbers of requests, of the cache and of compiled programs."""
         return EngineStats.of(self.session.client.stats(), self.engine.program_counts())
+
+    def get_metrics(self, prefix: str = "jengine") -> list[Metric]:
+        """Every counter, gauge and histogram as it is now."""
+        return snapshot(exporter_of(self.engine, prefix=prefix))
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         """Forget cached prefixes. False if requests are using the cache."""

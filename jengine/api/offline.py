@@ -14,6 +14,7 @@ from jengine.api.profiling import trace_folder
 from jengine.api.stats import EngineStats
 from jengine.assembly.engine import Engine
 from jengine.executor.protocol import WorkerHealth
+from jengine.metrics.reader import Metric
 
 
 class OfflineEngine(BaseLLM):
@@ -70,6 +71,13 @@ class OfflineEngine(BaseLLM):
     def stats(self) -> EngineStats:
         """Counts of requests, cache use and compiled programs."""
         return self._front.stats()
+
+    def get_metrics(self, prefix: Literal["jengine", "vllm"] = "jengine") -> list[Metric]:
+        """Every counter, gauge and histogram as it is now, as objects of `jengine.metrics.reader`.
+
+        They are those that a server shows at /metrics. `prefix="vllm"` names them as vLLM does.
+        """
+        return self._front.get_metrics(prefix)
 
     def wait_until_warm(self, timeout: float | None = None) -> bool:
         """Wait until every program is compiled; False if that takes more seconds than `timeout`.

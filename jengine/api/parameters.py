@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -36,8 +37,10 @@ def update_params(
         if on_inflight == "abort":
             for answer in session.open_answers:
                 session.abort(answer.request_id)
+        began = time.monotonic()
         with held_back_interrupts():  # half of the weights would be new
             version = engine.client.update_weights(values)
+        session.stats.update_params(time.monotonic() - began)
         if donate:
             copied = engine.order.copied
             release_moved(params, [value for path, value in values.items() if path not in copied])

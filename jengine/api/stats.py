@@ -6,8 +6,13 @@ from dataclasses import dataclass
 
 import msgspec
 
-from jengine.outputs import Counts
+from jengine.counts import Counts
 from jengine.runner.report_types import ProgramCounts
+
+OF_COUNTS = (
+    "running", "waiting", "preemptions", "cache_usage", "prefix_queries", "prefix_hits",
+    "weights_version", "replicas",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -30,7 +35,10 @@ class EngineStats:
     @classmethod
     def of(cls, counts: Counts, programs: ProgramCounts) -> EngineStats:
         """The scheduler's numbers and the compiler's together."""
-        return cls(**msgspec.structs.asdict(counts), **msgspec.structs.asdict(programs))
+        return cls(
+            **{name: getattr(counts, name) for name in OF_COUNTS},
+            **msgspec.structs.asdict(programs),
+        )
 
     def __str__(self) -> str:
         programs = (

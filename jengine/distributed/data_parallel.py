@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from jengine.counts import Counts, together
 from jengine.distributed.router import Placed, Router
 from jengine.engine.core import EngineCore
 from jengine.errors import EngineDead, RequestError
 from jengine.executor.protocol import WorkerHealth
-from jengine.outputs import Counts, TokenDelta
+from jengine.outputs import TokenDelta
 from jengine.request import Request, WireRequest
 
 # Seconds between two looks at running steps. Each replica has its next step queued meanwhile.
@@ -135,17 +136,7 @@ class DataParallelCore:
 
     def counts(self) -> Counts:
         """The numbers of all replicas together, and of each."""
-        each = tuple(replica.counts() for replica in self.replicas)
-        return Counts(
-            running=sum(one.running for one in each),
-            waiting=sum(one.waiting for one in each),
-            preemptions=sum(one.preemptions for one in each),
-            cache_usage=sum(one.cache_usage for one in each) / len(each),
-            prefix_queries=sum(one.prefix_queries for one in each),
-            prefix_hits=sum(one.prefix_hits for one in each),
-            weights_version=self.weights_version,
-            replicas=each,
-        )
+        return together([replica.counts() for replica in self.replicas])
 
     def call_workers(self, method: str, arguments: bytes) -> list[bytes]:
         """The result of a call in this one process, for its first replica."""

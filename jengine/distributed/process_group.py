@@ -30,6 +30,7 @@ from jengine.executor.multihost.settings import MultihostSettings
 from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.request import WireRequest
 from jengine.runner.runner import PlanRunner
+from jengine.scheduler.recorder import Recorder
 from jengine.scheduler.refusal import refuse_impossible
 from jengine.scheduler.scheduler import Scheduler
 from jengine.weights.abstract import NamedArray
@@ -48,16 +49,26 @@ class CoreParts:
     stages: int
     in_turn: bool  # replicas must not compute at the same time
 
-    def scheduler(self) -> Scheduler:
+    def scheduler(self, replica: int = 0) -> Scheduler:
         """The scheduler, where there is one."""
-        cache = CacheCoordinator(self.cache)
-        return Scheduler(self.schedule, cache, depth=self.depth, spacing=self.stages)
+        return Scheduler(
+            self.schedule,
+            CacheCoordinator(self.cache),
+            depth=self.depth,
+            spacing=self.stages,
+            recorder=Recorder(replica),
+        )
 
     def local_core(self) -> Core:
         """The core of an engine that is this process alone."""
         cores = [
-            EngineCore(self.scheduler(), LocalExecutor(runner), self.depth)
-            for runner in self.runners
+            EngineCore(
+                self.scheduler(replica),
+                LocalExecutor(runner),
+                self.depth,
+                runner.loaded.program_totals,
+            )
+            for replica, runner in enumerate(self.runners)
         ]
         if len(cores) == 1:
             return cores[0]
@@ -197,7 +208,7 @@ class SeveralProcesses:
             following = FollowingExecutor(local, channel, every)
             return FollowingCore(following, channel, self._digests, check)
         leading = LeadingExecutor(local, channel, every)
-        core = EngineCore(parts.scheduler(), leading, parts.depth)
+        core = EngineCore(parts.scheduler(), leading, parts.depth, runner.loaded.program_totals)
         return LeadingCore(core, leading, channel, self._digests)
 
     def leave(self, reason: str) -> None:

@@ -27,18 +27,19 @@ class Answer:
         params: SamplingParams,
         completions: Sequence[Completion],
         reader: Any,
+        arrival: float,
     ) -> None:
         self.request_id = request_id  # by which the user knows the request
         self.completions = completions
         self.reader = reader  # is told when there is something to take
-        self.metrics = RequestMetrics()
+        self.metrics = RequestMetrics(arrival_time=time.time() - (time.monotonic() - arrival))
         self.finished = False  # every completion has ended
         self.discarded = False  # its reader is gone, so it is never completed
         self.error: BaseException | None = None
         self.num_cached_tokens = 0
         self._text = text  # of the prompt
         self._params = params
-        self._began = time.monotonic()
+        self._arrival = arrival  # on this process's monotonic clock
         self._prompt_logprobs: LogprobTables | StepLogprobs | None = None
         self._weights_version = 0
         self._ended = 0  # completions
@@ -57,16 +58,17 @@ class Answer:
         """Whether it is still being answered for a reader."""
         return not (self.finished or self.discarded)
 
-    def push(self, completion: Completion, delta: TokenDelta) -> tuple[bool, bool]:
-        """Take a delta in: whether to tell the reader, and whether to abort the completion."""
+    def push(self, completion: Completion, delta: TokenDelta, at: float) -> tuple[bool, bool]:
+        """Take a delta in that was received then: whether to tell the reader, and whether to abort
+        the completion."""
         with self._lock:
             ended, tokens = completion.transcript.finished, len(completion.transcript.token_ids)
             cut_short = completion.push(delta)
             self._ended += completion.transcript.finished and not ended
             self._tokens += len(completion.transcript.token_ids) - tokens
-            self._note(delta)
+            self._note(completion, delta)
             if self.finished:
-                self.metrics.finished = time.monotonic() - self._began
+                self.metrics.finished = at - self._arrival
             told = self._has_news
             self._has_news = told or self.finished or self._shows_progress()
             return self._has_news and not told, cut_short
@@ -101,14 +103,32 @@ class Answer:
             error=next((item.error for item in self.completions if item.error), None),
         )
 
-    def _note(self, delta: TokenDelta) -> None:
+    def _note(self, completion: Completion, delta: TokenDelta) -> None:
         self.finished = self._ended == len(self.completions)
-        if delta.token_ids and self.metrics.time_to_first_token is None:
-            self.metrics.time_to_first_token = time.monotonic() - self._began
+        self._measure(completion, delta)
         self.num_cached_tokens = delta.num_cached_tokens
         self._weights_version = delta.weights_version
         if delta.prompt_logprobs is not None and self._prompt_logprobs is None:
             self._prompt_logprobs = self._tables(delta.prompt_logprobs)
+
+    def _measure(self, completion: Completion, delta: TokenDelta) -> None:
+        metrics, timing = self.metrics, completion.timing
+        metrics.num_generation_tokens = self._tokens
+        metrics.last_token_ts = timing.last or metrics.last_token_ts
+        if delta.times is None:
+            return
+        if timing.first and metrics.time_to_first_token is None:
+            metrics.time_to_first_token = timing.first - self._arrival
+            metrics.first_token_latency = metrics.time_to_first_token
+            metrics.first_token_ts = timing.first
+            metrics.scheduled_ts = timing.first - delta.times.prefill
+            metrics.queued_ts = metrics.scheduled_ts - delta.times.queue
+        if delta.finish_reason is not None:
+            metrics.num_preemptions += delta.times.preemptions
+            # A request that a core refuses ends with an error too, but has no times.
+            metrics.is_corrupted |= delta.finish_reason == "error"
+            if len(self.completions) == 1 and timing.first:
+                metrics.last_token_ts = timing.first + delta.times.decode
 
     def _tables(self, scores: StepLogprobs) -> LogprobTables | StepLogprobs:
         if self._params.flat_logprobs:

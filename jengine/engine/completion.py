@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from jengine.engine.timing import Timing
 from jengine.logprobs import TEXT_CONTEXT, LogprobTables, ScoreBuffer, StepLogprobs, TokenTexts
 from jengine.outputs import CompletionOutput, TokenDelta
 from jengine.request import WireRequest
@@ -25,11 +26,13 @@ class Completion:
         params: SamplingParams,
         tokenizer: Tokenizer | None,
         texts: TokenTexts,
+        timing: Timing,
     ) -> None:
         self.index = index
         self.wire = wire
         self.params = params
         self.texts = texts
+        self.timing = timing
         self.error: str | None = None
         self.captured: list[dict[str, np.ndarray]] = []
         self.transcript = Transcript(
@@ -48,11 +51,13 @@ class Completion:
         self._scores = ScoreBuffer()
         self._cumulative = 0.0
         self._shown = 0  # tokens that a delta has shown
+        self.num_cached_tokens = 0  # of the prompt
 
     def push(self, delta: TokenDelta) -> bool:
         """Take a delta in. True: a stop string was found, so the engine should end the request."""
         done = len(self.transcript.token_ids)
         self.error = self.error or delta.message
+        self.num_cached_tokens = delta.num_cached_tokens
         cut_short = self.transcript.push(delta.token_ids, delta.finish_reason, delta.stop_reason)
         if delta.finish_reason and not self.transcript.finished:
             self.transcript.finish(delta.finish_reason, delta.stop_reason)

@@ -7,13 +7,14 @@ the last one are read. Must not know text, devices, or the readers of the answer
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from jengine.counts import Counts, ProgramTotals
 from jengine.errors import EngineDead, UnexpectedCompile
 from jengine.executor.protocol import Executor, PendingOutput, WorkerHealth
-from jengine.outputs import Counts, TokenDelta
+from jengine.outputs import TokenDelta
 from jengine.plan import Plan
 from jengine.request import WireRequest
 from jengine.scheduler.refusal import refuse_impossible
@@ -23,15 +24,24 @@ from jengine.scheduler.scheduler import Scheduler
 class EngineCore:
     """Requests in, token deltas out. `depth` plans may be in flight while one is read.
 
+    `programs` says how many programs are compiled; without it that is not known here.
+
     Every method but `check`, `check_alive` and `health` is called between two steps, by one thread
     at a time. `engine.client` sees to that: callers from outside, such as a finalizer that the
     garbage collector runs inside `schedule`, only append to the client's queue.
     """
 
-    def __init__(self, scheduler: Scheduler, executor: Executor, depth: int) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        depth: int,
+        programs: Callable[[], ProgramTotals] = ProgramTotals,
+    ) -> None:
         self.scheduler = scheduler
         self.executor = executor
         self.depth = depth
+        self.programs = programs
         self.in_flight: deque[tuple[Plan, PendingOutput]] = deque()
         self.is_due = False  # whether the oldest step in flight must be read before the next one
         self.undelivered: list[TokenDelta] = []  # deltas that no step has returned yet
@@ -115,16 +125,7 @@ class EngineCore:
 
     def counts(self) -> Counts:
         """Numbers of running and waiting requests, and of the cache."""
-        scheduler, cache = self.scheduler, self.scheduler.cache
-        return Counts(
-            running=scheduler.num_running,
-            waiting=scheduler.num_waiting,
-            preemptions=scheduler.num_preemptions,
-            cache_usage=cache.usage,
-            prefix_queries=cache.stats.queries,
-            prefix_hits=cache.stats.hits,
-            weights_version=self.weights_version,
-        )
+        return self.scheduler.counts(self.programs())
 
     def call_workers(self, method: str, arguments: bytes) -> list[bytes]:
         """The result of a call in every process that runs steps, by rank."""

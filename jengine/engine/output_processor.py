@@ -11,7 +11,9 @@ from typing import Any, NamedTuple
 
 from jengine.engine.answer import Answer
 from jengine.engine.completion import Completion
+from jengine.engine.timing import Timing
 from jengine.logprobs import NoTexts
+from jengine.metrics.front_stats import EndedCompletion, FrontStats
 from jengine.outputs import TokenDelta
 from jengine.request import WireRequest
 from jengine.sampling_params import SamplingParams
@@ -30,8 +32,9 @@ class Taken(NamedTuple):
 class OutputProcessor:
     """Open requests by their users' ids, and completions by the ids of their wire requests."""
 
-    def __init__(self, tokenizer: Tokenizer | None) -> None:
+    def __init__(self, tokenizer: Tokenizer | None, stats: FrontStats) -> None:
         self.tokenizer = tokenizer
+        self.stats = stats
         self._texts = NoTexts() if tokenizer is None else TokenTexts(tokenizer)
         self._by_wire: dict[str, tuple[Answer, Completion]] = {}
         self._by_request: dict[str, Answer] = {}
@@ -54,22 +57,30 @@ class OutputProcessor:
         params: SamplingParams,
         wires: Sequence[WireRequest],
         reader: Any,
+        arrival: float,
     ) -> Answer:
-        """Expect deltas for these wire requests, the completions of one prompt."""
+        """Expect deltas for these wire requests, the completions of a prompt that arrived then."""
         completions = [
-            Completion(index, wire, params, self.tokenizer, self._texts)
+            Completion(index, wire, params, self.tokenizer, self._texts, Timing(arrival))
             for index, wire in enumerate(wires)
         ]
-        answer = Answer(request_id, text, params, completions, reader)
+        answer = Answer(request_id, text, params, completions, reader, arrival)
         self._by_request[request_id] = answer
         for completion in completions:
             self._by_wire[completion.wire.request_id] = (answer, completion)
         return answer
 
-    def close(self, answer: Answer) -> None:
-        """Forget a request, if it is open; later deltas of it are ignored."""
+    def close(self, answer: Answer, reason: str, at: float) -> None:
+        """Forget a request, if it is open; later deltas of it are ignored.
+
+        `reason` is why completions end now that have not ended before.
+        """
         if self._by_request.get(answer.request_id) is answer:
             del self._by_request[answer.request_id]
+            for completion in answer.completions:
+                if not completion.transcript.finished:
+                    self._count_end(completion, reason, at)
+            self._count_request(answer)
         for completion in answer.completions:
             self._by_wire.pop(completion.wire.request_id, None)
 
@@ -77,12 +88,35 @@ class OutputProcessor:
         """The open request with this id."""
         return self._by_request.get(request_id)
 
-    def take(self, delta: TokenDelta) -> Taken | None:
-        """Give a delta to its request; None if that is not open any more."""
+    def take(self, delta: TokenDelta, at: float) -> Taken | None:
+        """Give a delta that was received then to its request; None if that is not open any more."""
         if delta.request_id not in self._by_wire:
             return None
         answer, completion = self._by_wire[delta.request_id]
-        has_news, cut_short = answer.push(completion, delta)
+        transcript = completion.transcript
+        was_open = not transcript.finished
+        completion.timing.note(delta, at, self.stats)
+        has_news, cut_short = answer.push(completion, delta, at)
+        if was_open and transcript.finished:
+            self._count_end(completion, transcript.finish_reason or "stop", at)
         if answer.finished:
-            self.close(answer)
+            self.close(answer, "stop", at)
         return Taken(answer, has_news, cut_short)
+
+    def _count_end(self, completion: Completion, reason: str, at: float) -> None:
+        timing = completion.timing
+        ended = EndedCompletion(
+            reason=reason,
+            seconds=at - timing.arrival,
+            prompt_tokens=len(completion.wire.prompt_token_ids),
+            cached_tokens=completion.num_cached_tokens,
+            generated_tokens=len(completion.transcript.token_ids),
+            max_tokens=completion.params.max_tokens,
+            times=timing.intervals(),
+        )
+        timing.stats_of(self.stats).end_completion(ended)
+
+    def _count_request(self, answer: Answer) -> None:
+        generated = [len(one.transcript.token_ids) for one in answer.completions]
+        engine = answer.completions[0].timing.stats_of(self.stats)
+        engine.end_request(len(generated), max(generated))

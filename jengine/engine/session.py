@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from jengine.engine.client import EngineClient
 from jengine.engine.input_processor import InputProcessor
 from jengine.engine.output_processor import OutputProcessor
 from jengine.errors import RequestError
+from jengine.metrics.front_stats import FrontStats
 from jengine.metrics.stats_log import StatsLog
 from jengine.outputs import TokenDelta
 from jengine.sampling_params import SamplingParams
@@ -32,12 +34,13 @@ class Session:
         self.input_processor = input_processor
         self.client = client
         self.log = log
-        self._answers = OutputProcessor(input_processor.tokenizer)
+        self.stats = FrontStats(input_processor.limits.max_model_len)
+        self._answers = OutputProcessor(input_processor.tokenizer, self.stats)
         self._numbers = itertools.count()
         self._lock = threading.Lock()  # around `_answers`
         self._entry = threading.Lock()  # held to keep new requests out
         self._discarded: deque[Answer] = deque()
-        self._unread: deque[list[TokenDelta]] = deque()
+        self._unread: deque[tuple[float, list[TokenDelta]]] = deque()  # with the time of receipt
 
     @property
     def has_work(self) -> bool:
@@ -59,12 +62,15 @@ class Session:
         priority: int = 0,
         taps: int = 0,
         reader: Any = None,
+        arrival: float | None = None,
     ) -> Answer:
         """Queue a prompt. With an error, nothing of it is queued.
 
         `taps` is the number of a set of taps. `reader` is kept in the answer, for the caller of
-        `process` to tell it that there is something to take.
+        `process` to tell it that there is something to take. `arrival` is when the request came,
+        on this process's monotonic clock, if it waited before this call.
         """
+        arrival = time.monotonic() if arrival is None else arrival
         self.client.check_alive()
         if request_id is not None and (not isinstance(request_id, str) or not request_id):
             raise RequestError(f"request_id={request_id!r}: expected a string that is not empty.")
@@ -76,7 +82,8 @@ class Session:
                 request_id = self._unused_id(answers) if request_id is None else request_id
                 if request_id in answers:
                     raise RequestError(f"request_id={request_id!r} is being answered already.")
-                answer = answers.open(request_id, rendered.get("prompt"), params, wires, reader)
+                text = rendered.get("prompt")
+                answer = answers.open(request_id, text, params, wires, reader, arrival)
             self._add(answer)
         return answer
 
@@ -94,12 +101,13 @@ class Session:
 
     def step(self) -> list[Answer]:
         """Run one step of the engine; the answers that have something new for their readers."""
-        self._unread.append(self.client.outputs())
+        self.receive()
         return self.process()
 
     def receive(self) -> None:
         """Wait for what the engine brings next, and keep it for `process`."""
-        self._unread.append(self.client.outputs())
+        deltas = self.client.outputs()
+        self._unread.append((time.monotonic(), deltas))
 
     def process(self) -> list[Answer]:
         """Add what was received to the answers; those that have something new for their readers.
@@ -109,14 +117,16 @@ class Session:
         news: list[Answer] = []
         with self._opened() as answers:
             while self._unread:
-                deltas = self._unread.popleft()
-                news += self._take(deltas, answers)
+                at, deltas = self._unread.popleft()
+                news += self._take(deltas, at, answers)
         return news
 
-    def _take(self, deltas: Sequence[TokenDelta], answers: OutputProcessor) -> list[Answer]:
+    def _take(
+        self, deltas: Sequence[TokenDelta], at: float, answers: OutputProcessor
+    ) -> list[Answer]:
         news = []
         for delta in deltas:
-            taken = answers.take(delta)
+            taken = answers.take(delta, at)
             if taken is None:
                 continue
             if taken.cut_short:
@@ -124,7 +134,7 @@ class Session:
             if taken.has_news:
                 news.append(taken.answer)
         if self.log is not None:
-            self.log.count(deltas, [answer for answer in news if answer.finished])
+            self.log.tick()
         return news
 
     def abort(self, request_id: str) -> None:
@@ -150,7 +160,7 @@ class Session:
         with self._opened() as answers:
             failed = answers.open_answers
             for answer in failed:
-                answers.close(answer)
+                answers.close(answer, "error", time.monotonic())
                 answer.fail(error)
                 self._abort(answer)
         return failed
@@ -170,5 +180,5 @@ class Session:
         """The open requests, for this thread alone and without those that were discarded."""
         with self._lock:
             while self._discarded:
-                self._answers.close(self._discarded.popleft())
+                self._answers.close(self._discarded.popleft(), "abort", time.monotonic())
             yield self._answers

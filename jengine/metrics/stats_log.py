@@ -1,67 +1,82 @@
-"""The engine's regular log line: throughput, requests, cache, as vLLM users know it.
+"""The engine's regular log line: throughput, requests, cache, in the words that vLLM's users grep.
 
-In: token deltas and finished requests. Out: one log line per interval, on a monotonic clock.
+In: the counts of a core, whose differences from one line to the next are logged. Out: one log line
+per engine and interval; at DEBUG while nothing is computed.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable
 
-from jengine.outputs import Counts, TokenDelta
+from jengine.counts import Counts
 
 logger = logging.getLogger(__name__)
 INTERVAL = 10.0
 
 
-class FinishedRequest(Protocol):
-    """The attributes of a finished request that the log reads."""
-
-    num_cached_tokens: int
-
-    @property
-    def prompt_token_ids(self) -> Sequence[int]:
-        """The tokens of its prompt."""
-        ...
-
-
 class StatsLog:
-    """Call `count` for each step; it logs once per interval."""
+    """Call `tick` as often as you like, from any thread; it logs once per interval."""
 
     def __init__(self, counts: Callable[[], Counts], device: str) -> None:
         self.counts = counts
         self.device = device.upper()
-        self._start_interval()
+        self._last: tuple[Counts, ...] = ()  # of each engine, when the last line was logged
+        self._was_idle: list[bool] = []
+        self._began = time.monotonic()
+        self._ticking = threading.Lock()
 
-    def count(self, deltas: Sequence[TokenDelta], finished: Sequence[FinishedRequest]) -> None:
-        """Count the tokens and finished requests of one step."""
-        self._written += sum(len(delta.token_ids) for delta in deltas)
-        for request in finished:
-            self._read += len(request.prompt_token_ids) - request.num_cached_tokens
-        elapsed = time.monotonic() - self._began
-        if elapsed >= INTERVAL:
-            logger.info("%s", self.line(elapsed))
-            self._start_interval()
+    def tick(self) -> None:
+        """Log a line for each engine if the interval is over."""
+        if time.monotonic() - self._began < INTERVAL or not self._ticking.acquire(blocking=False):
+            return
+        try:
+            self._log()
+        finally:
+            self._ticking.release()
 
-    def line(self, seconds: float) -> str:
-        """The log line for the interval so far."""
-        counts = self.counts()
+    def _log(self) -> None:
+        now, each = time.monotonic(), self.counts().each
+        before = self._last if len(self._last) == len(each) else (Counts(),) * len(each)
+        was_idle = self._was_idle if len(self._was_idle) == len(each) else [False] * len(each)
+        idle = [is_idle(*pair) for pair in zip(before, each, strict=True)]
+        for index, pair in enumerate(zip(before, each, strict=True)):
+            level = logging.DEBUG if idle[index] and was_idle[index] else logging.INFO
+            line = self.line(*pair, now - self._began)
+            logger.log(level, "Engine %03d: %s", index, line)
+        self._began, self._last, self._was_idle = now, each, idle
+
+    def line(self, before: Counts, now: Counts, seconds: float) -> str:
+        """The line of one engine, for the seconds between two of its counts."""
+        computed = computed_prompt_tokens(now) - computed_prompt_tokens(before)
+        generated = now.generation_tokens - before.generation_tokens
+        preempted = now.preemptions - before.preemptions
+        corrupted = now.corrupted - before.corrupted
         parts = [
-            f"Engine 000: Avg prompt throughput: {self._read / seconds:.1f} tokens/s",
-            f"Avg generation throughput: {self._written / seconds:.1f} tokens/s",
-            f"Running: {counts.running} reqs",
-            f"Waiting: {counts.waiting} reqs",
+            f"Avg prompt throughput: {computed / seconds:.1f} tokens/s",
+            f"Avg generation throughput: {generated / seconds:.1f} tokens/s",
+            f"Running: {now.running} reqs",
+            f"Waiting: {now.waiting} reqs",
         ]
-        if counts.preemptions:
-            parts.append(f"Preemptions: {counts.preemptions}")
-        parts.append(f"{self.device} KV cache usage: {counts.cache_usage:.1%}")
-        if counts.prefix_queries:
-            parts.append(f"Prefix cache hit rate: {counts.prefix_hits / counts.prefix_queries:.1%}")
+        if now.deferred:
+            parts.append(f"Deferred: {now.deferred} reqs")
+        if preempted:
+            parts.append(f"Preemptions: {preempted}")
+        parts.append(f"{self.device} KV cache usage: {now.cache_usage:.1%}")
+        if now.prefix_queries:
+            parts.append(f"Prefix cache hit rate: {now.prefix_hits / now.prefix_queries:.1%}")
+        if corrupted:
+            parts.append(f"Corrupted: {corrupted} reqs")
         return ", ".join(parts)
 
-    def _start_interval(self) -> None:
-        self._began = time.monotonic()
-        self._read = 0
-        self._written = 0
+
+def computed_prompt_tokens(counts: Counts) -> int:
+    """Prompt tokens that were not found in the prefix cache."""
+    return counts.prompt_tokens - counts.cached_prompt_tokens
+
+
+def is_idle(before: Counts, now: Counts) -> bool:
+    """Whether nothing was computed meanwhile."""
+    return before.query_tokens == now.query_tokens

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jengine.counts import ProgramTotals
 from jengine.errors import ConfigError
 from jengine.outputs import StepOutput
 from jengine.plan import NewRow
@@ -110,6 +111,10 @@ class LoadedModel:
     def program_counts(self) -> ProgramCounts:
         """How many programs are compiled, and how many remain."""
         return self.programs.ledger.counts
+
+    def program_totals(self) -> ProgramTotals:
+        """The compiled programs, and how full the steps were that ran in them."""
+        return self.programs.ledger.totals
 
     def wait_until_warm(self, timeout: float | None = None) -> bool:
         """Wait for compilation in the background; whether every program is compiled now."""

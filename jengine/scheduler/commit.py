@@ -13,19 +13,24 @@ from jengine.outputs import NO_SUCH_TOKEN, NOT_FINITE, StepOutput, TokenDelta
 from jengine.request import FINISHED, RUNNING, Request
 from jengine.scheduler.flights import Flight
 from jengine.scheduler.lifecycle import Lifecycle
+from jengine.scheduler.recorder import Recorder
 
 
 class Committer:
     """Gives the tokens of plans to their requests."""
 
-    def __init__(self, cache: CacheCoordinator, requests: Lifecycle, vocab_size: int) -> None:
+    def __init__(
+        self, cache: CacheCoordinator, requests: Lifecycle, recorder: Recorder, vocab_size: int
+    ) -> None:
         self._cache = cache
         self._requests = requests
+        self._recorder = recorder
         self._vocab_size = vocab_size
 
     def commit(self, flight: Flight, output: StepOutput) -> list[TokenDelta]:
         """The deltas of one step, in plan order."""
         plan, requests = flight.plan, self._requests
+        self._recorder.begin_commit(flight)
         requests.side_results.gather(plan, flight.requests, output)
         ends = (plan.entries.starts + plan.entries.lengths).tolist()
         wants_tokens, tokens = plan.entries.wants_tokens.tolist(), self._tokens(output)
@@ -45,6 +50,7 @@ class Committer:
             sampled += 1
         if len(requests.open) < num_open:
             requests.drop_finished()
+        self._recorder.end_commit(flight, ends, deltas)
         return deltas
 
     def _tokens(self, output: StepOutput) -> list[list[int]]:
@@ -86,11 +92,14 @@ class Committer:
         delta.finish_reason = "length" if ending is None else "stop"
         if ending is not None and ending not in request.wire.eos_token_ids:
             delta.stop_reason = ending
+        delta.times = self._recorder.times(request)
         self._requests.finish(request)
 
     def _fail(self, request: Request, ending: int, delta: TokenDelta) -> None:
         """End one request without a token to sample; its blocks are never found again."""
         self._cache.distrust(request)
+        self._recorder.corrupted_one()
+        delta.times = self._recorder.times(request)
         delta.finish_reason = "error"
         delta.message = (
             f"The logits at position {request.num_known} were not finite, so no token could "

@@ -12,6 +12,7 @@ from jengine.config import ScheduleConfig
 from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.request import FINISHED, PREEMPTED, RUNNING, Request
 from jengine.scheduler.queue import waiting_queue
+from jengine.scheduler.recorder import Recorder
 from jengine.scheduler.sampler_rows import SamplerRows
 from jengine.scheduler.side_results import SideResults
 
@@ -19,8 +20,9 @@ from jengine.scheduler.side_results import SideResults
 class Lifecycle:
     """Every unfinished request and its status: waiting, running or preempted."""
 
-    def __init__(self, config: ScheduleConfig, cache: CacheCoordinator) -> None:
+    def __init__(self, config: ScheduleConfig, cache: CacheCoordinator, recorder: Recorder) -> None:
         self.cache = cache
+        self.recorder = recorder
         self.open: dict[str, Request] = {}
         self.running: list[Request] = []
         self.waiting = waiting_queue(config.policy)
@@ -33,6 +35,7 @@ class Lifecycle:
     def arrive(self, request: Request) -> None:
         """A new request waits."""
         self.open[request.request_id] = request
+        self.recorder.queued(request)
         self.side_results.expect(request)
         self.waiting.push(request)
 
@@ -45,6 +48,7 @@ class Lifecycle:
         first, row = self.waiting.pop(), heapq.heappop(self.free_rows)
         assert first is request and row == request.row, "requests and rows are taken in order"
         self.sampler_rows.take(request)
+        self.recorder.scheduled(request)
         request.status = RUNNING
         request.num_computed = request.num_processed = hit
         request.known_at_admission = request.num_known

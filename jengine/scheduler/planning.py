@@ -48,6 +48,7 @@ class Planner:
         self._gates = gates
         self._budget_refused = 0  # budget with which the request at the head did not fit
         self._too_long: TooLong | None = None
+        self.num_deferred = 0  # waiting requests that gates kept back when they were last asked
 
     def schedule_running(self, builder: PlanBuilder) -> None:
         """In list order; one that cannot run now does not hold up those after it."""
@@ -86,6 +87,7 @@ class Planner:
                 break
         for request in reversed(passed_over):
             requests.waiting.restore(request)
+        self.num_deferred = len(passed_over)
 
     def _schedule_chunk(self, request: Request, builder: PlanBuilder) -> None:
         """The next chunk of a request whose row still runs tokens known at admission."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jengine.config import ScheduleConfig
+from jengine.counts import Counts, ProgramTotals
 from jengine.errors import ConfigError, RequestError
 from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.outputs import StepOutput, TokenDelta
@@ -22,6 +23,7 @@ from jengine.scheduler.lifecycle import Lifecycle
 from jengine.scheduler.multi_step import MultiStepDecode
 from jengine.scheduler.plan_builder import PlanBuilder
 from jengine.scheduler.planning import Planner
+from jengine.scheduler.recorder import Recorder, timed
 from jengine.scheduler.refusal import refuse_impossible
 
 
@@ -30,7 +32,8 @@ class Scheduler:
 
     `spacing` is how many plans further on a sampled token may be run before it is committed. With
     more than 1 (pipeline stages), plans run beside each other, so each takes its share of the rows.
-    `gates` keep waiting requests back, besides rows, budget and cache.
+    `gates` keep waiting requests back, besides rows, budget and cache. `recorder` counts and times
+    what is done; replicas number theirs.
     """
 
     def __init__(
@@ -41,6 +44,7 @@ class Scheduler:
         depth: int = 1,
         spacing: int = 1,
         gates: Sequence[AdmissionGate] = (),
+        recorder: Recorder | None = None,
     ) -> None:
         if not 1 <= config.prefill_tile <= config.max_num_batched_tokens:
             raise ConfigError(
@@ -51,11 +55,12 @@ class Scheduler:
         self.cache = cache
         self.depth = depth
         self.spacing = spacing
-        self._requests = Lifecycle(config, cache)
+        self.recorder = recorder or Recorder()
+        self._requests = Lifecycle(config, cache, self.recorder)
         self._flights = Flights()
         gates = (NotInFlight(self._flights), *gates)
         self._planner = Planner(config, cache, self._requests, self._flights, spacing, gates)
-        self._committer = Committer(cache, self._requests, config.vocab_size)
+        self._committer = Committer(cache, self._requests, self.recorder, config.vocab_size)
         self._multi_step = MultiStepDecode(config.num_scheduler_steps, cache)
         self._num_arrived = 0
 
@@ -83,6 +88,7 @@ class Scheduler:
         """Whether this request still lacks its final answer."""
         return request_id in self._requests.open
 
+    @timed("schedule")
     def schedule(self) -> Plan | None:
         """The next step: running requests first, waiting ones second. None: nothing can run now."""
         if len(self._flights) > self.depth:
@@ -102,6 +108,7 @@ class Scheduler:
         self._flights.begin(Flight(plan, requests, self.cache.weights_version))
         return plan
 
+    @timed("commit")
     def commit(self, plan: Plan, output: StepOutput) -> list[TokenDelta]:
         """Give a plan's tokens to its requests, in the order the plans were made."""
         flight = self._flights.end(plan)
@@ -135,6 +142,7 @@ class Scheduler:
             finish_reason="abort",
             num_cached_tokens=max(request.num_cached_tokens, 0),
             weights_version=self.cache.weights_version,
+            times=self.recorder.times(request),
         )
         self._requests.side_results.deliver(request, delta)
         if request.status is RUNNING:
@@ -162,6 +170,22 @@ class Scheduler:
     def set_weights_version(self, version: int) -> None:
         """Steps planned from now on use other weights."""
         self.cache.set_weights_version(version)
+
+    def counts(self, programs: ProgramTotals) -> Counts:
+        """Numbers of requests, steps and the cache, beside those of the compiled programs."""
+        recorder, prefixes, waiting = self.recorder, self.cache.stats, self.num_waiting
+        return Counts(
+            running=self.num_running,
+            waiting=waiting,
+            deferred=min(self._planner.num_deferred, waiting),
+            preemptions=self.num_preemptions,
+            cache_usage=self.cache.usage,
+            prefix_queries=prefixes.queries,
+            prefix_hits=prefixes.hits,
+            weights_version=self.cache.weights_version,
+            programs=programs,
+            **recorder.numbers(),
+        )
 
     def empty_plan(self) -> Plan:
         """A step without entries, to see whether one runs at all. It is not committed."""

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from jengine import LLM, SamplingParams
+from jengine.counts import Counts
 from jengine.metrics import stats_log
+from jengine.metrics.stats_log import StatsLog
 from tests.models.tiny_models import write_tiny_native
 
 LINE = re.compile(
@@ -40,3 +42,55 @@ def test_the_line_is_logged_only_where_asked_for(
     lines = [record.message for record in caplog.records if "Engine 000" in record.message]
     assert bool(lines) is not quiet
     assert all(LINE.fullmatch(line) for line in lines)
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(stats_log, "INTERVAL", 0.0)
+    caplog.set_level(logging.DEBUG)
+
+
+def levels(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.levelname for record in caplog.records if "Engine" in record.message]
+
+
+@pytest.mark.usefixtures("at_once")
+def test_lines_of_an_idle_engine_are_for_debugging(caplog: pytest.LogCaptureFixture) -> None:
+    counts = Counts(query_tokens=5)
+    log = StatsLog(lambda: counts, "cpu")
+    for _ in range(3):
+        log.tick()
+    counts = Counts(query_tokens=6)
+    log.tick()
+    # The first interval without work still shows where the engine came to rest.
+    assert levels(caplog) == ["INFO", "INFO", "DEBUG", "INFO"]
+
+
+@pytest.mark.usefixtures("at_once")
+def test_each_engine_has_a_line(caplog: pytest.LogCaptureFixture) -> None:
+    both = Counts(replicas=(Counts(running=1), Counts(running=2)))
+    StatsLog(lambda: both, "gpu").tick()
+    first, second = caplog.messages
+    assert first.startswith("Engine 000: ") and "Running: 1 reqs" in first
+    assert second.startswith("Engine 001: ") and "Running: 2 reqs" in second
+
+
+def test_the_line_counts_computed_tokens_and_events_of_the_interval() -> None:
+    before = Counts(prompt_tokens=100, cached_prompt_tokens=50, generation_tokens=10, preemptions=1)
+    now = Counts(
+        prompt_tokens=300, cached_prompt_tokens=150, generation_tokens=30, preemptions=3,
+        running=4, waiting=6, deferred=2, cache_usage=0.012, prefix_queries=10, prefix_hits=3,
+        corrupted=1,
+    )  # fmt: skip
+    assert StatsLog(Counts, "gpu").line(before, now, 10.0) == (
+        "Avg prompt throughput: 10.0 tokens/s, Avg generation throughput: 2.0 tokens/s, "
+        "Running: 4 reqs, Waiting: 6 reqs, Deferred: 2 reqs, Preemptions: 2, "
+        "GPU KV cache usage: 1.2%, Prefix cache hit rate: 30.0%, Corrupted: 1 reqs"
+    )
+
+
+def test_nothing_is_counted_before_the_interval_is_over() -> None:
+    def ask() -> Counts:
+        raise AssertionError("asked too early")
+
+    StatsLog(ask, "cpu").tick()

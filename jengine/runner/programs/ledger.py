@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 
+from jengine.counts import ProgramTotals
 from jengine.runner.report_types import ProgramCounts
 from jengine.runner.variants.buckets import Bucket
 from jengine.runner.variants.features import Features
@@ -97,6 +98,20 @@ class CompileLedger:
             len(self.to_come),
             tuple(str(features) for features in self.on_first_use),
         )
+
+    @property
+    def totals(self) -> ProgramTotals:
+        """Compilations by bucket, and real and computed tokens of all steps."""
+        compiles: dict[str, int] = {}
+        seconds, late, useful, computed = 0.0, 0, 0, 0
+        for entry in list(self.entries.values()):
+            name = str(entry.bucket)
+            compiles[name] = compiles.get(name, 0) + entry.compiles
+            seconds += entry.seconds
+            late += entry.compiles if entry.after_warm_up else 0
+            useful += entry.useful_tokens
+            computed += entry.runs * entry.bucket.num_tokens
+        return ProgramTotals(compiles, seconds, late, useful, computed)
 
     def as_dicts(self) -> list[dict[str, object]]:
         """For JSON."""

@@ -1,0 +1,53 @@
+"""The metrics of a built engine: an exporter of its session's statistics and its core's counts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from jengine.assembly.engine import Engine
+from jengine.assembly.values import one_of
+from jengine.metrics.cost import CostModel
+from jengine.metrics.exporter import PREFIXES, EngineFacts, Exporter
+
+# Settings that are labels of cache_config_info, besides those of the cache itself.
+CACHE_SETTINGS = ("gpu_memory_utilization", "kv_cache_memory_bytes", "num_gpu_blocks_override")
+
+
+def exporter_of(engine: Engine, model_name: str | None = None, prefix: str = "jengine") -> Exporter:
+    """An exporter of an engine's metrics, with a registry of its own.
+
+    `prefix` is "jengine", or "vllm" for dashboards that were made for vLLM.
+    """
+    one_of("metrics prefix", prefix, PREFIXES)
+    facts = EngineFacts(
+        model_name=model_name or served_name(engine),
+        cache=cache_facts(engine),
+        cost=None if engine.model is None else CostModel(engine.model, devices_of(engine)),
+    )
+    return Exporter(engine.session.stats, engine.client.stats, facts, prefix)
+
+
+def served_name(engine: Engine) -> str:
+    """The name of a model that was given none: its folder's, or what the user called it."""
+    return engine.folder.name if engine.folder is not None else Path(str(engine.args.model)).name
+
+
+def devices_of(engine: Engine) -> int:
+    """How many devices share one replica of the model."""
+    if engine.devices is not None:
+        return engine.placement.replicas[0].mesh.size
+    args = engine.args
+    return (args.tensor_parallel_size or 1) * (args.pipeline_parallel_size or 1)
+
+
+def cache_facts(engine: Engine) -> dict[str, str]:
+    """Settings of the KV cache, as labels."""
+    cache = engine.cache
+    own = {
+        "block_size": cache.block_size,
+        "num_gpu_blocks": min(cache.num_blocks),
+        "enable_prefix_caching": cache.enable_prefix_caching,
+        "cache_dtype": "auto",
+    }
+    given = {name: vars(engine.args)[name] for name in CACHE_SETTINGS}
+    return {name: str(value) for name, value in {**own, **given}.items()}

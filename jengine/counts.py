@@ -1,0 +1,137 @@
+"""Statistics of an engine core as plain data: its counts, histograms, and the times of a request.
+
+A core sends them to its fronts. Counters only grow and histograms are cumulative, so that a front
+which misses one message loses nothing. Every duration is measured on one process's monotonic clock.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import Self
+
+import msgspec
+
+# Upper bounds of the buckets of two histograms: tokens of one step, and seconds of its phases.
+STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+STEP_SECONDS = (
+    .0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60,
+)  # fmt: skip
+# What a step's time is spent on: choosing its requests, everything from there to its output
+# (packing, queueing and the wait for the device), and giving its tokens to requests.
+PHASES = ("schedule", "run", "commit")
+
+
+class Histogram(msgspec.Struct):
+    """Observations counted by buckets, as Prometheus does it."""
+
+    bounds: list[float]  # inclusive upper bounds of all buckets but the last, which has none
+    counts: list[int]  # per bucket, not cumulative
+    total: float = 0.0
+
+    @classmethod
+    def of(cls, bounds: Sequence[float]) -> Self:
+        """An empty histogram."""
+        return cls(list(bounds), [0] * (len(bounds) + 1))
+
+    def observe(self, value: float, times: int = 1) -> None:
+        """Count a value, once or several times."""
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.total += value * times
+
+    def copy(self) -> Self:
+        """The histogram as it is now."""
+        return type(self)(self.bounds, list(self.counts), self.total)
+
+    def plus(self, other: Self) -> Self:
+        """Both histograms' observations; their bounds are the same."""
+        assert self.bounds == other.bounds, "histograms of different buckets"
+        counts = [one + two for one, two in zip(self.counts, other.counts, strict=True)]
+        return type(self)(self.bounds, counts, self.total + other.total)
+
+
+class RequestTimes(msgspec.Struct, frozen=True, gc=False):
+    """Seconds that a request spent waiting and running, measured in the core.
+
+    A preemption before the first token adds to `queue` (until the request is scheduled again), a
+    later one to `decode`.
+    """
+
+    queue: float = 0.0  # from its arrival in the core until it was scheduled
+    prefill: float = 0.0  # from then until its first token
+    decode: float = 0.0  # from its first token until its last one
+    preemptions: int = 0
+    engine: int = 0  # index of the engine, or data-parallel replica, that answered it
+
+
+class ProgramTotals(msgspec.Struct, frozen=True):
+    """Compiled programs, and how full the steps were that ran in them."""
+
+    compiles: dict[str, int] = {}  # by bucket
+    seconds: float = 0.0  # spent on compiling, or on loading compiled programs
+    unexpected: int = 0  # compilations after warm-up, for which a step had to wait
+    useful_tokens: int = 0
+    computed_tokens: int = 0  # padding included
+
+
+class Counts(msgspec.Struct, frozen=True, kw_only=True):
+    """Numbers of a core's requests, steps and cache. Counters count from the core's start."""
+
+    running: int = 0
+    waiting: int = 0
+    deferred: int = 0  # of the waiting: kept back by a gate while others were admitted
+    preemptions: int = 0
+    cache_usage: float = 0.0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    weights_version: int = 0  # how often the parameters were replaced
+    corrupted: int = 0  # requests ended by logits that are not finite, or by impossible tokens
+    prompt_tokens: int = 0  # of requests that got their first token
+    cached_prompt_tokens: int = 0  # of these, found in the prefix cache
+    generation_tokens: int = 0
+    steps: int = 0  # a multi-step decode counts as often as it runs
+    query_tokens: int = 0  # tokens that steps have run
+    attended_tokens: int = 0  # tokens of context over which these attended, summed
+    loaded_tokens: int = 0  # tokens whose keys and values attention has read: once per entry
+    last_step_age: float = 0.0  # seconds since a step was committed, or since the core's start
+    step_tokens: Histogram = msgspec.field(default_factory=lambda: Histogram.of(STEP_TOKENS))
+    step_seconds: dict[str, Histogram] = {}  # by phase
+    programs: ProgramTotals = ProgramTotals()
+    replicas: tuple[Counts, ...] = ()  # each data-parallel replica's own, where there are several
+
+    @property
+    def each(self) -> tuple[Counts, ...]:
+        """The counts of every scheduler: of each replica, or these where there is only one."""
+        return self.replicas or (self,)
+
+
+# Taken over from the replica that has the most of them, and not added up: all replicas get the same
+# parameters, and a step of one shows that the process makes progress.
+LARGEST = ("weights_version",)
+SMALLEST = ("last_step_age",)
+AVERAGED = ("cache_usage",)
+
+
+def together(each: Sequence[Counts]) -> Counts:
+    """The counts of several replicas as one."""
+    values: dict[str, object] = {"replicas": tuple(each)}
+    for name in Counts.__struct_fields__:
+        if name not in ("replicas", "programs", "step_tokens", "step_seconds"):
+            values[name] = _combined(name, [getattr(one, name) for one in each])
+    values["programs"] = each[0].programs  # replicas share their programs
+    first, *others = (one.step_tokens for one in each)
+    for histogram in others:
+        first = first.plus(histogram)
+    seconds = dict(each[0].step_seconds)
+    for counts in each[1:]:
+        for phase, histogram in counts.step_seconds.items():
+            seconds[phase] = seconds[phase].plus(histogram) if phase in seconds else histogram
+    return Counts(**values, step_tokens=first, step_seconds=seconds)  # pyrefly: ignore
+
+
+def _combined(name: str, values: list[float]) -> float:
+    if name in LARGEST:
+        return max(values)
+    if name in SMALLEST:
+        return min(values)
+    return sum(values) / len(values) if name in AVERAGED else sum(values)

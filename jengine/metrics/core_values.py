@@ -1,0 +1,79 @@
+"""The values of metrics that come from a core's counts, by name and by the value of their label."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from jengine.counts import Counts
+from jengine.metrics.cost import CostModel, StepCost
+
+# The value of the label -> number; "" where a metric has no label of its own.
+Values = Mapping[str, float]
+NO_COST = StepCost(0.0, 0.0, 0.0)
+
+
+def plain(number: float) -> Values:
+    """The value of a metric without a label of its own."""
+    return {"": number}
+
+
+def waiting_by_reason(counts: Counts) -> Values:
+    """Waiting requests; they add up to `num_requests_waiting`."""
+    return {"capacity": counts.waiting - counts.deferred, "deferred": counts.deferred}
+
+
+def prompt_tokens_by_source(counts: Counts) -> Values:
+    """Prompt tokens; they add up to `prompt_tokens`. Nothing is transferred from outside yet."""
+    return {
+        "local_compute": counts.prompt_tokens - counts.cached_prompt_tokens,
+        "local_cache_hit": counts.cached_prompt_tokens,
+        "external_kv_transfer": 0,
+    }
+
+
+def padding_share(counts: Counts) -> float:
+    """Share of computed tokens that were padding."""
+    programs = counts.programs
+    if not programs.computed_tokens:
+        return 0.0
+    return 1 - programs.useful_tokens / programs.computed_tokens
+
+
+# Engines neither sleep nor have caches outside themselves or of images yet.
+FROM_COUNTS: dict[str, Callable[[Counts], Values]] = {
+    "num_requests_running": lambda counts: plain(counts.running),
+    "num_requests_waiting": lambda counts: plain(counts.waiting),
+    "num_requests_waiting_by_reason": waiting_by_reason,
+    "kv_cache_usage_perc": lambda counts: plain(counts.cache_usage),
+    "engine_sleep_state": lambda _: {"awake": 1, "weights_offloaded": 0, "discard_all": 0},
+    "last_step_age_seconds": lambda counts: plain(counts.last_step_age),
+    "weight_version": lambda counts: plain(counts.weights_version),
+    "padding_waste_ratio": lambda counts: plain(padding_share(counts)),
+    "prompt_tokens": lambda counts: plain(counts.prompt_tokens),
+    "prompt_tokens_by_source": prompt_tokens_by_source,
+    "prompt_tokens_cached": lambda counts: plain(counts.cached_prompt_tokens),
+    "generation_tokens": lambda counts: plain(counts.generation_tokens),
+    "num_preemptions": lambda counts: plain(counts.preemptions),
+    "prefix_cache_queries": lambda counts: plain(counts.prefix_queries),
+    "prefix_cache_hits": lambda counts: plain(counts.prefix_hits),
+    "external_prefix_cache_queries": lambda _: plain(0),
+    "external_prefix_cache_hits": lambda _: plain(0),
+    "mm_cache_queries": lambda _: plain(0),
+    "mm_cache_hits": lambda _: plain(0),
+    "corrupted_requests": lambda counts: plain(counts.corrupted),
+    "compile": lambda counts: dict(counts.programs.compiles),
+    "compile_seconds": lambda counts: plain(counts.programs.seconds),
+    "unexpected_recompiles": lambda counts: plain(counts.programs.unexpected),
+}
+FROM_COST: dict[str, Callable[[StepCost], float]] = {
+    "estimated_flops_per_gpu": lambda cost: cost.operations,
+    "estimated_read_bytes_per_gpu": lambda cost: cost.read,
+    "estimated_write_bytes_per_gpu": lambda cost: cost.written,
+}
+
+
+def core_values(counts: Counts, cost: CostModel | None) -> dict[str, Values]:
+    """Every metric that a core's counts say something about."""
+    spent = NO_COST if cost is None else cost.of(counts)
+    values = {name: of(counts) for name, of in FROM_COUNTS.items()}
+    return values | {name: plain(of(spent)) for name, of in FROM_COST.items()}

@@ -1,0 +1,84 @@
+"""Estimates of what steps cost a device: operations, and bytes read from and written to its memory.
+
+In: a model's shape, and the counts of a core. Out: cumulative numbers, whose rates divided by the
+device's are its utilisation. Only matmuls, attention, weights and the KV cache are counted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jengine.config import ExpertsConfig, LayerConfig, ModelConfig
+from jengine.counts import Counts
+
+ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """Operations and bytes of all steps so far, on each device."""
+
+    operations: float
+    read: float
+    written: float
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """A model whose layers are split evenly over so many devices."""
+
+    config: ModelConfig
+    devices: int = 1
+
+    def of(self, counts: Counts) -> StepCost:
+        """The cost of the steps that a core has counted."""
+        config, size = self.config, ITEM_BYTES.get(self.config.dtype, 4)
+        per_step = counts.query_tokens / counts.steps if counts.steps else 0.0
+        head = config.vocab_size * config.hidden_size
+        operations = 2.0 * head * counts.generation_tokens
+        read, written = float(size * head * counts.steps), 0.0
+        for layer in config.layers:
+            mixer = layer.mixer
+            # A window bounds what a token attends to; most contexts are longer.
+            most = counts.query_tokens * mixer.window if mixer.window else None
+            attended = within(counts.attended_tokens, most)
+            loaded = within(counts.loaded_tokens, most)
+            operations += 2 * active_weights(layer, config.hidden_size) * counts.query_tokens
+            operations += 4 * mixer.num_heads * mixer.head_dim * attended
+            kept = 2 * mixer.num_kv_heads * mixer.head_dim * size
+            read += kept * loaded
+            read += size * read_weights(layer, config.hidden_size, per_step) * counts.steps
+            written += kept * counts.query_tokens
+        return StepCost(operations / self.devices, read / self.devices, written / self.devices)
+
+
+def within(count: int, most: int | None) -> int:
+    """A count, bounded if there is a bound."""
+    return count if most is None else min(count, most)
+
+
+def attention_weights(layer: LayerConfig, hidden: int) -> int:
+    """Elements of the projections of one attention layer."""
+    mixer = layer.mixer
+    return hidden * mixer.head_dim * 2 * (mixer.num_heads + mixer.num_kv_heads)
+
+
+def matmuls(layer: LayerConfig) -> int:
+    """Matmuls of a feed-forward block."""
+    gated = isinstance(layer.ffn, ExpertsConfig) or layer.ffn.gated
+    return 3 if gated else 2
+
+
+def active_weights(layer: LayerConfig, hidden: int) -> int:
+    """Elements that one token is multiplied with in one layer."""
+    return attention_weights(layer, hidden) + matmuls(layer) * hidden * layer.ffn.active_size
+
+
+def read_weights(layer: LayerConfig, hidden: int, tokens: float) -> float:
+    """Elements that a step of so many tokens reads of one layer: not every expert is needed."""
+    ffn = layer.ffn
+    if not isinstance(ffn, ExpertsConfig):
+        return active_weights(layer, hidden)
+    touched = 1 - (1 - ffn.experts_per_token / ffn.num_experts) ** tokens
+    experts = matmuls(layer) * hidden * ffn.intermediate_size * ffn.num_experts
+    return attention_weights(layer, hidden) + touched * experts

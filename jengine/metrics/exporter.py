@@ -1,0 +1,156 @@
+"""Prometheus: everything that a front knows, as the text that a server answers /metrics with.
+
+In: the front's statistics, and the newest counts of its cores. Out: text. Each front has a registry
+of its own. Values are read when they are asked for; nothing is copied from step to step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.gc_collector import GCCollector
+from prometheus_client.platform_collector import PlatformCollector
+from prometheus_client.process_collector import ProcessCollector
+
+from jengine.counts import Counts, Histogram
+from jengine.metrics import catalog
+from jengine.metrics.core_values import Values, core_values
+from jengine.metrics.cost import CostModel
+from jengine.metrics.front_stats import FrontStats
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+PREFIXES = ("jengine", "vllm")
+LABELS = ("model_name", "engine")
+
+
+@dataclass(frozen=True)
+class EngineFacts:
+    """What does not change while an engine lives."""
+
+    model_name: str
+    cache: Mapping[str, str] = field(default_factory=dict)  # settings of the KV cache
+    cost: CostModel | None = None
+
+
+class Exporter:
+    """The metrics of one front. `registry` takes further metrics, such as those of HTTP."""
+
+    def __init__(
+        self,
+        stats: FrontStats,
+        counts: Callable[[], Counts],
+        facts: EngineFacts,
+        prefix: str = "jengine",
+    ) -> None:
+        self.prefix = prefix
+        self.registry = CollectorRegistry(auto_describe=False)
+        self._stats = stats
+        self._counts = counts
+        self._facts = facts
+        self.registry.register(self)
+        for kind in (ProcessCollector, PlatformCollector, GCCollector):
+            kind(registry=self.registry)
+
+    def text(self) -> bytes:
+        """All metrics in Prometheus' text format, of type CONTENT_TYPE."""
+        return generate_latest(self.registry)
+
+    def collect(self) -> Iterator[Metric]:
+        """The families of metrics as they are now; the registry calls it."""
+        each = self._counts().each
+        values = [core_values(counts, self._facts.cost) for counts in each]
+        for index, one in enumerate(values):
+            one["request_success"] = dict(self._stats.of(index).ended)
+        for metric in (*catalog.GAUGES, *catalog.COUNTERS):
+            yield self._numbers(metric, [one[metric.name] for one in values])
+        for metric in catalog.REQUEST_HISTOGRAMS:
+            found = [self._stats.of(index).histograms[metric.name] for index in range(len(each))]
+            yield self._histogram(metric, [{"": one} for one in found])
+        step_tokens, step_seconds = catalog.STEP_HISTOGRAMS
+        yield self._histogram(step_tokens, [{"": counts.step_tokens} for counts in each])
+        yield self._histogram(step_seconds, [counts.step_seconds for counts in each])
+        yield from self._of_the_front()
+        yield self._cache_config(len(each))
+
+    def _numbers(self, metric: catalog.Metric, values: Sequence[Values]) -> Metric:
+        kind = GaugeMetricFamily if metric.kind == "gauge" else CounterMetricFamily
+        family = kind(self._name(metric.name), metric.text, labels=labels_of(metric))
+        for engine, by_label in enumerate(values):
+            for label, number in by_label.items():
+                family.add_metric(self._labels(engine, label), number)
+        return family
+
+    def _histogram(
+        self, metric: catalog.Metric, values: Sequence[Mapping[str, Histogram]]
+    ) -> Metric:
+        family = HistogramMetricFamily(
+            self._name(metric.name), metric.text, labels=labels_of(metric)
+        )
+        for engine, by_label in enumerate(values):
+            for label, histogram in by_label.items():
+                labels = self._labels(engine, label)
+                family.add_metric(labels, cumulative(histogram), histogram.total)
+        return family
+
+    def _of_the_front(self) -> Iterable[Metric]:
+        """Metrics that belong to no engine."""
+        stats, model = self._stats, self._facts.model_name
+        rejections = CounterMetricFamily(
+            self._name("admission_rejections"),
+            "Requests refused because of a limit on those that are open, by limit.",
+            labels=["model_name", "reason"],
+        )
+        for reason, number in sorted(stats.rejections.items()):
+            rejections.add_metric([model, reason], number)
+        ignored = CounterMetricFamily(
+            self._name("ignored_request_fields"),
+            "Fields of requests that this server does not know.",
+            labels=["model_name"],
+        )
+        ignored.add_metric([model], stats.ignored_fields)
+        updates = HistogramMetricFamily(
+            self._name("update_params_seconds"),
+            "Seconds that replacing the parameters took.",
+            labels=["model_name"],
+        )
+        updates.add_metric([model], cumulative(stats.params_updates), stats.params_updates.total)
+        return rejections, ignored, updates
+
+    def _cache_config(self, engines: int) -> Metric:
+        facts = self._facts
+        family = GaugeMetricFamily(
+            self._name("cache_config_info"),
+            "Settings of the KV cache, as labels.",
+            labels=[*facts.cache, "engine"],
+        )
+        for engine in range(engines):
+            family.add_metric([*facts.cache.values(), str(engine)], 1)
+        return family
+
+    def _name(self, name: str) -> str:
+        return f"{self.prefix}:{name}"
+
+    def _labels(self, engine: int, label: str) -> list[str]:
+        own = [label] if label else []
+        return [self._facts.model_name, str(engine), *own]
+
+
+def labels_of(metric: catalog.Metric) -> list[str]:
+    """The names of a metric's labels."""
+    return [*LABELS, *([metric.label] if metric.label else [])]
+
+
+def cumulative(histogram: Histogram) -> list[tuple[str, float]]:
+    """Each bucket's bound, and how many observations do not exceed it."""
+    counts = accumulate(list(histogram.counts))
+    names = [*(repr(float(bound)) for bound in histogram.bounds), "+Inf"]
+    return list(zip(names, counts, strict=True))

@@ -1,0 +1,107 @@
+"""Statistics that a front gathers of its requests: histograms and counts of how they ended.
+
+In: events of requests, with durations. Out: cumulative numbers, which an exporter reads at any
+time, from any thread. What cores count (tokens, steps, the cache) is in their `Counts`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jengine.counts import Histogram, RequestTimes
+from jengine.metrics.buckets import REQUEST_LATENCY, bounds
+from jengine.metrics.catalog import REQUEST_HISTOGRAMS
+
+FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
+# Limits on open requests, by the names of their settings.
+LIMITS = ("max_num_queued_reqs", "max_num_queued_tokens")
+
+
+@dataclass(frozen=True)
+class EndedCompletion:
+    """One completion that has ended, with what the statistics count of it."""
+
+    reason: str
+    seconds: float  # since its request arrived
+    prompt_tokens: int
+    cached_tokens: int
+    generated_tokens: int
+    max_tokens: int | None  # the request's limit, if it gave one
+    times: RequestTimes | None  # None: it never reached a core
+
+
+class EngineHistograms:
+    """The requests that one engine answered for this front."""
+
+    def __init__(self, max_model_len: int) -> None:
+        self.histograms = {
+            metric.name: Histogram.of(bounds(metric.buckets, max_model_len))
+            for metric in REQUEST_HISTOGRAMS
+        }
+        self.ended = dict.fromkeys(FINISH_REASONS, 0)
+        self.first_token = self.histograms["time_to_first_token_seconds"]
+        self.inter_token = self.histograms["inter_token_latency_seconds"]
+
+    def next_tokens(self, seconds: float, count: int) -> None:
+        """Some tokens came together, so long after those before them."""
+        self.inter_token.observe(seconds / count, count)
+
+    def end_completion(self, ended: EndedCompletion) -> None:
+        """A completion has ended."""
+        self.ended[ended.reason if ended.reason in self.ended else "error"] += 1
+        self._observe("e2e_request_latency_seconds", ended.seconds)
+        self._observe("request_prompt_tokens", ended.prompt_tokens)
+        self._observe("request_generation_tokens", ended.generated_tokens)
+        self._observe(
+            "request_prefill_kv_computed_tokens", ended.prompt_tokens - ended.cached_tokens
+        )
+        if ended.max_tokens is not None:
+            self._observe("request_params_max_tokens", ended.max_tokens)
+        if ended.times is not None:
+            self._times(ended.times, ended.generated_tokens)
+
+    def end_request(self, completions: int, most_generated: int) -> None:
+        """All completions of a request have ended."""
+        self._observe("request_params_n", completions)
+        self._observe("request_max_num_generation_tokens", most_generated)
+
+    def _times(self, times: RequestTimes, generated: int) -> None:
+        self._observe("request_queue_time_seconds", times.queue)
+        self._observe("request_prefill_time_seconds", times.prefill)
+        self._observe("request_decode_time_seconds", times.decode)
+        self._observe("request_inference_time_seconds", times.prefill + times.decode)
+        self._observe("request_num_preemptions", times.preemptions)
+        mean = times.decode / (generated - 1) if generated > 1 else 0.0
+        self._observe("request_time_per_output_token_seconds", mean)
+
+    def _observe(self, name: str, value: float) -> None:
+        self.histograms[name].observe(value)
+
+
+class FrontStats:
+    """Everything that one front counts, by engine."""
+
+    def __init__(self, max_model_len: int) -> None:
+        self._max_model_len = max_model_len
+        self.engines = {0: EngineHistograms(max_model_len)}
+        self.rejections = dict.fromkeys(LIMITS, 0)
+        self.ignored_fields = 0
+        self.params_updates = Histogram.of(REQUEST_LATENCY)
+
+    def of(self, engine: int) -> EngineHistograms:
+        """The statistics of the requests that an engine answers."""
+        if engine not in self.engines:
+            self.engines = {**self.engines, engine: EngineHistograms(self._max_model_len)}
+        return self.engines[engine]
+
+    def reject(self, reason: str) -> None:
+        """A request was refused at the door because of a limit, which the reason names."""
+        self.rejections[reason] = self.rejections.get(reason, 0) + 1
+
+    def ignore_fields(self, count: int) -> None:
+        """A request had so many fields that this server does not know."""
+        self.ignored_fields += count
+
+    def update_params(self, seconds: float) -> None:
+        """The parameters were replaced."""
+        self.params_updates.observe(seconds)

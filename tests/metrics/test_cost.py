@@ -1,0 +1,63 @@
+"""Estimated operations and bytes: checked against sums written out by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from jengine.config import AttentionConfig, ExpertsConfig, LayerConfig, MlpConfig, ModelConfig
+from jengine.counts import Counts
+from jengine.metrics.cost import CostModel
+
+HIDDEN, VOCAB, WIDE = 8, 100, 32
+MIXER = AttentionConfig(num_heads=4, num_kv_heads=2, head_dim=2)
+DENSE = LayerConfig(MIXER, MlpConfig(WIDE))
+MODEL = ModelConfig("tiny", VOCAB, HIDDEN, 64, (DENSE, DENSE), dtype="bfloat16")
+PER_LAYER = HIDDEN * 2 * (4 + 2 + 2 + 4) + 3 * HIDDEN * WIDE
+
+
+def test_one_decode_step_of_a_dense_model() -> None:
+    """Two rows, with contexts of 10 and 20 tokens."""
+    counts = Counts(
+        steps=1, query_tokens=2, generation_tokens=2, attended_tokens=30, loaded_tokens=30
+    )
+    cost = CostModel(MODEL).of(counts)
+    attention = 2 * 4 * (4 * 2) * 30
+    assert cost.operations == 2 * 2 * PER_LAYER * 2 + attention + 2 * 2 * VOCAB * HIDDEN
+    kept = 2 * 2 * 2 * 2  # keys and values of 2 heads of 2 numbers of 2 bytes
+    assert cost.read == 2 * (2 * PER_LAYER + VOCAB * HIDDEN) + 2 * kept * 30
+    assert cost.written == 2 * kept * 2
+
+
+def test_devices_share_the_cost() -> None:
+    counts = Counts(steps=3, query_tokens=9, attended_tokens=30, loaded_tokens=30)
+    one, four = CostModel(MODEL).of(counts), CostModel(MODEL, 4).of(counts)
+    assert four.operations == one.operations / 4 and four.read == one.read / 4
+
+
+def test_a_window_bounds_attention() -> None:
+    windowed = replace(MODEL, layers=(LayerConfig(replace(MIXER, window=5), MlpConfig(WIDE)),) * 2)
+    counts = Counts(steps=1, query_tokens=2, attended_tokens=2000, loaded_tokens=2000)
+    short = replace_attended(counts, 10)
+    assert CostModel(windowed).of(counts) == CostModel(windowed).of(short)
+
+
+def replace_attended(counts: Counts, number: int) -> Counts:
+    return Counts(
+        steps=counts.steps, query_tokens=counts.query_tokens, attended_tokens=number,
+        loaded_tokens=number,
+    )  # fmt: skip
+
+
+def test_experts_are_read_as_far_as_tokens_reach_them() -> None:
+    experts = LayerConfig(MIXER, ExpertsConfig(8, 2, WIDE))
+    model = replace(MODEL, layers=(experts,))
+    few = CostModel(model).of(Counts(steps=1, query_tokens=1))
+    many = CostModel(model).of(Counts(steps=1, query_tokens=1000))
+    one_expert = 3 * HIDDEN * WIDE * 2
+    assert abs((many.read - few.read) - 6 * one_expert) < 1e-6
+    assert few.operations == 2 * (HIDDEN * 2 * 12 + 2 * 3 * HIDDEN * WIDE)
+
+
+def test_nothing_costs_nothing() -> None:
+    cost = CostModel(MODEL).of(Counts())
+    assert (cost.operations, cost.read, cost.written) == (0, 0, 0)
