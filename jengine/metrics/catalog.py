@@ -68,7 +68,10 @@ COUNTERS = (
     counter("external_prefix_cache_hits", "Tokens found in caches outside this engine."),
     counter("mm_cache_queries", "Multi-modal items looked up in their cache."),
     counter("mm_cache_hits", "Multi-modal items found in their cache."),
-    counter("corrupted_requests", "Requests ended by logits that are not finite, or by impossible tokens."),
+    counter(
+        "corrupted_requests",
+        "Requests ended by logits or tokens that cannot be.",
+    ),
     counter("request_success", "Completions that have ended, by reason.", "finished_reason"),
     counter("estimated_flops_per_gpu", "Estimated floating-point operations per device."),
     counter("estimated_read_bytes_per_gpu", "Estimated bytes read from memory per device."),
