@@ -22,7 +22,7 @@ from jengine.text.chat_parts import (
 from jengine.text.reasoning_parsers import REASONING_PARSERS
 from jengine.text.text_reader import Parser
 from jengine.text.tool_parsers import TOOL_PARSERS
-from jengine.text.tool_parsers.calls import Calls, argument_schemas, random_call_id
+from jengine.text.tool_parsers.calls import Calls, argument_schemas
 
 __all__ = [
     "ChatParser",
@@ -78,7 +78,7 @@ class ChatParser:
     - `prompt`: the rendered prompt (its end will do): a template may have opened or closed the
       reasoning already.
     - `parallel_tool_calls`: False keeps the first call only.
-    - `new_id`: makes the ids of calls.
+    - `new_id`: makes the ids of calls; by default in the form that the format needs.
 
     Blank text between calls, or before the first one, is dropped.
     """
@@ -91,7 +91,7 @@ class ChatParser:
         *,
         prompt: str = "",
         parallel_tool_calls: bool = True,
-        new_id: Callable[[], str] = random_call_id,
+        new_id: Callable[[], str] | None = None,
     ) -> None:
         self.needs_special_tokens = needs_special_tokens(reasoning_parser, tool_parser)
         self._reasoning: Parser[ChatPart] | None = None
@@ -100,8 +100,8 @@ class ChatParser:
             parse_reasoning = REASONING_PARSERS[reasoning_parser].parse
             self._reasoning = Parser(lambda reader: parse_reasoning(reader, prompt))
         if tool_parser is not None:
-            calls = Calls(argument_schemas(tools or ()), new_id)
-            parse_tools = TOOL_PARSERS[tool_parser].parse
+            parse_tools, _, default_id = TOOL_PARSERS[tool_parser]
+            calls = Calls(argument_schemas(tools or ()), new_id or default_id)
             self._tools = Parser(lambda reader: parse_tools(reader, calls))
         self._only_first_call = not parallel_tool_calls
         self._blank: list[str] = []  # blank content that a call would drop

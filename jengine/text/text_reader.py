@@ -178,10 +178,16 @@ def take_run(reader: TextReader, run: re.Pattern[str]) -> Parsing[Part, str]:
         yield None
 
 
-def take_expected(reader: TextReader, expected: str) -> Parsing[Part, bool]:
-    """Take `expected` if the text goes on with it; return whether it did."""
+def goes_on_with(reader: TextReader, expected: str) -> Parsing[Part, bool]:
+    """Return whether the text goes on with `expected`, without taking it."""
     while (seen := reader.sees(expected)) is None:
         yield None
+    return seen
+
+
+def take_expected(reader: TextReader, expected: str) -> Parsing[Part, bool]:
+    """Take `expected` if the text goes on with it; return whether it did."""
+    seen = yield from goes_on_with(reader, expected)
     if seen:
         reader.take(len(expected))
     return seen

@@ -10,9 +10,42 @@ from jengine.text.chat_parts import Content
 from jengine.text.tool_parsers import TOOL_PARSERS
 from tests.text.parsing import growth, hostile, parse, pieces_of
 
+_HERMES = ["<tool_call>", "</tool_call>", '{"name": "f", "arguments": {"a": 1}}', '"name": "']
+_LLAMA3 = ["<|python_tag|>", '{"name": "f", "parameters": {"a": 1}}', "; ", '{"name": ']
+_PYTHONIC = ["[f(a='", "[", "f(a=1)", "]", "<|python_start|>", "<|python_end|>", "(", "x={'a': "]
+_CODER = [
+    "<function=f>",
+    "<tool_call>",
+    "</tool_call>",
+    "</function>",
+    "<parameter=a>",
+    "<parameter=s>",
+    "</parameter>",
+]
+_DEEPSEEK = [
+    "<｜tool▁call▁begin｜>",
+    "<｜tool▁calls▁begin｜>",
+    "function<｜tool▁sep｜>f\n```json\n",
+    '{"a": 1}',
+    "<｜tool▁call▁end｜>",
+    "<｜tool▁calls▁end｜>",
+]
+_MISTRAL = ["[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "f", '{"name": "f", "arguments": {}}', "["]
 WORDS = {
-    "hermes": ["<tool_call>", "</tool_call>", '{"name": "f", "arguments": {"a": 1}}', '"name": "'],
+    "deepseek_v3": _DEEPSEEK,
+    "deepseek_v31": _DEEPSEEK,
+    "hermes": _HERMES,
+    "llama3_json": _LLAMA3,
+    "llama4_json": _LLAMA3,
+    "llama4_pythonic": _PYTHONIC,
+    "mistral": _MISTRAL,
+    "pythonic": _PYTHONIC,
+    "qwen3_coder": _CODER,
+    "qwen3_json": _HERMES,
+    "qwen3_xml": _CODER,
 }
+# One name per parser: the others are the same under another name.
+DISTINCT = {format_.parse: name for name, format_ in reversed(TOOL_PARSERS.items())}.values()
 TOOLS = [
     {
         "type": "function",
@@ -28,13 +61,13 @@ def test_every_parser_has_words_to_be_tested_with() -> None:
     assert WORDS.keys() == TOOL_PARSERS.keys()
 
 
-@pytest.mark.parametrize("name", WORDS)
+@pytest.mark.parametrize("name", DISTINCT)
 def test_plain_text_is_content(name: str) -> None:
     assert parse("Hello, world.\n", tool_parser=name) == [Content("Hello, world.\n")]
     assert parse("", tool_parser=name) == []
 
 
-@pytest.mark.parametrize("name", WORDS)
+@pytest.mark.parametrize("name", DISTINCT)
 @settings(max_examples=100, deadline=None)
 @given(data=st.data(), cuts=st.lists(st.integers(0, 300)))
 def test_pieces_do_not_change_the_parts(name: str, data: st.DataObject, cuts: list[int]) -> None:
@@ -56,7 +89,7 @@ def check_growth(name: str, unit: str, start: str) -> None:
     assert growth(by_character, unit, start) < 25, f"{where}, by character"
 
 
-@pytest.mark.parametrize("name", WORDS)
+@pytest.mark.parametrize("name", DISTINCT)
 def test_time_grows_as_the_text_does(name: str) -> None:
     opening = WORDS[name][0]
     for unit, start in ((opening, ""), (opening[:-1], ""), ("x", opening), ('"', opening)):
@@ -64,7 +97,7 @@ def test_time_grows_as_the_text_does(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", WORDS)
+@pytest.mark.parametrize("name", DISTINCT)
 def test_time_grows_as_any_text_does(name: str) -> None:
     parts = [word[:cut] for word in WORDS[name] for cut in (len(word), len(word) - 1)]
     for unit in [*parts, *"x\n[{(\"'\\,"]:

@@ -13,8 +13,13 @@ from typing import NamedTuple
 
 from jengine.text.chat_parts import ChatPart
 from jengine.text.text_reader import Parsing, TextReader
-from jengine.text.tool_parsers.calls import Calls
+from jengine.text.tool_parsers.calls import Calls, random_call_id
+from jengine.text.tool_parsers.deepseek_v3 import parse_deepseek_v3
 from jengine.text.tool_parsers.hermes import parse_hermes
+from jengine.text.tool_parsers.llama3_json import parse_llama3_json
+from jengine.text.tool_parsers.mistral import mistral_call_id, parse_mistral
+from jengine.text.tool_parsers.pythonic import parse_pythonic
+from jengine.text.tool_parsers.qwen3_coder import parse_qwen3_coder
 
 ParseTools = Callable[[TextReader, Calls], Parsing[ChatPart, None]]
 
@@ -22,13 +27,30 @@ ParseTools = Callable[[TextReader, Calls], Parsing[ChatPart, None]]
 class ToolFormat(NamedTuple):
     """How a family of models writes tool calls.
 
-    `special_tokens`: its marks are special tokens, which must be kept in the text.
+    `special_tokens`: its marks are special tokens, which must be kept in the text. `new_id` makes
+    ids in the form that the family's chat templates accept.
     """
 
     parse: ParseTools
-    special_tokens: bool = False
+    special_tokens: bool = True
+    new_id: Callable[[], str] = random_call_id
 
+
+_HERMES = ToolFormat(parse_hermes)
+_LLAMA3 = ToolFormat(parse_llama3_json)
+_PYTHONIC = ToolFormat(parse_pythonic)
+_QWEN3_CODER = ToolFormat(parse_qwen3_coder)
 
 TOOL_PARSERS = {
-    "hermes": ToolFormat(parse_hermes, special_tokens=True),
+    "deepseek_v3": ToolFormat(parse_deepseek_v3),
+    "deepseek_v31": ToolFormat(parse_deepseek_v3),
+    "hermes": _HERMES,
+    "llama3_json": _LLAMA3,
+    "llama4_json": _LLAMA3,
+    "llama4_pythonic": _PYTHONIC,
+    "mistral": ToolFormat(parse_mistral, new_id=mistral_call_id),
+    "pythonic": _PYTHONIC,
+    "qwen3_coder": _QWEN3_CODER,
+    "qwen3_json": _HERMES,
+    "qwen3_xml": _QWEN3_CODER,
 }

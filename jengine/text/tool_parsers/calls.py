@@ -56,7 +56,12 @@ class Calls:
 def to_json(value: object) -> str:
     """The value as vLLM writes arguments: characters as they are, but no half of a pair."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
-    return json.dumps(value, allow_nan=False) if _SURROGATES.search(text) else text
+    return _SURROGATES.sub(lambda half: f"\\u{ord(half.group()):04x}", text)
+
+
+def string_piece(text: str) -> str:
+    """A piece of a JSON string, without quotes."""
+    return to_json(text)[1:-1]
 
 
 def unescape(raw: str) -> str:

@@ -11,9 +11,18 @@ comes is Content, tags included.
 from __future__ import annotations
 
 from jengine.text.chat_parts import ChatPart, Content
-from jengine.text.text_reader import Markers, Parser, Parsing, TextReader, pass_rest, pass_until
+from jengine.text.text_reader import (
+    Markers,
+    Parser,
+    Parsing,
+    TextReader,
+    pass_rest,
+    pass_until,
+    take_expected,
+    take_run,
+)
 from jengine.text.tool_parsers.calls import Calls
-from jengine.text.tool_parsers.json_text import parse_call_object
+from jengine.text.tool_parsers.json_text import SPACE, parse_call_object
 
 _START, _END = "<tool_call>", "</tool_call>"
 
@@ -39,6 +48,9 @@ def _pass_call(reader: TextReader, calls: Calls) -> Parsing[ChatPart, None]:
 
 
 def _parse_body(reader: TextReader, calls: Calls) -> Parsing[ChatPart, None]:
-    is_call = yield from parse_call_object(reader, calls, opening=_START)
-    if not is_call:
-        yield from pass_rest(reader, Content)
+    opening = _START + (yield from take_run(reader, SPACE))
+    if not (yield from take_expected(reader, "{")):
+        yield Content(opening)
+    elif (yield from parse_call_object(reader, calls, opening + "{")):
+        return
+    yield from pass_rest(reader, Content)

@@ -24,11 +24,19 @@ SPACE = re.compile(r"[ \t\r\n]+")
 _PLAIN = re.compile(r'[^"{}\[\]]+')  # inside a container, outside of strings
 _IN_STRING = re.compile(r'[^"\\]+')
 _SCALAR = re.compile(r"[^\s,:{}\[\]\"<]+")
-_SEPARATORS = re.compile(r"[ \t\r\n,]+")
+SEPARATORS = re.compile(r"[ \t\r\n,]+")
 
 
-def pass_value(reader: TextReader, make: Callable[[str], Part]) -> Parsing[Part, bool]:
-    """Yield the raw text of one value as it comes; return whether it was complete."""
+def pass_value(
+    reader: TextReader, make: Callable[[str], Part], *, opened: bool = False
+) -> Parsing[Part, bool]:
+    """Yield the raw text of one value as it comes; return whether it was complete.
+
+    `opened` says that its first character, a brace, has been taken.
+    """
+    if opened:
+        yield make("{")
+        return (yield from _pass_container(reader, make, depth=1))
     first = yield from next_character(reader)
     if first == '"':
         return (yield from _pass_string(reader, make))
@@ -40,8 +48,9 @@ def pass_value(reader: TextReader, make: Callable[[str], Part]) -> Parsing[Part,
     return bool(scalar)
 
 
-def _pass_container(reader: TextReader, make: Callable[[str], Part]) -> Parsing[Part, bool]:
-    depth = 0
+def _pass_container(
+    reader: TextReader, make: Callable[[str], Part], depth: int = 0
+) -> Parsing[Part, bool]:
     while character := (yield from next_character(reader)):
         if character == '"':
             yield from _pass_string(reader, make)
@@ -89,49 +98,67 @@ def collect_value(reader: TextReader) -> Parsing[Part, tuple[str, bool]]:
 
 
 def parse_call_object(
-    reader: TextReader, calls: Calls, opening: str = ""
+    reader: TextReader, calls: Calls, opening: str, *, needs_arguments: bool = False
 ) -> Parsing[ChatPart, bool]:
     """Yield the call that an object with `name` and `arguments` (or `parameters`) describes.
 
-    Returns whether there was one. If the name never comes, what was read is Content again, with
-    `opening` before it. The call starts with its name, and arguments follow as they come.
+    The reader is past the opening brace. Returns whether there was a call. If the name never
+    comes, or no arguments though a call needs them, what was read is Content with `opening` before
+    it. Arguments follow as they come; if they are a string, they are the text that it holds.
     """
     read = [opening]  # to be given back if this is no call
+    name = arguments = ""
     started = given = False
-    held = ""  # arguments that stand before the name
     while key := (yield from _next_key(reader, read)):
-        if key == "name" and not started:
-            raw, complete = yield from collect_value(reader)
-            read.append(raw)
-            if complete and len(raw) > 2 and raw[0] == '"':
-                started = True
-                yield calls.start(unescape(raw[1:-1]))
-                yield calls.arguments(held)
+        if key == "name" and not name:
+            name = yield from _collect_name(reader, read)
         elif key in ("arguments", "parameters") and not given:
+            given = bool((yield from next_character(reader)).strip("}],:"))
             if started:
-                given = True
-                yield from pass_value(reader, calls.arguments)
+                yield from _pass_arguments(reader, calls)
+            elif given and name:
+                started = True
+                yield calls.start(name)
+                yield from _pass_arguments(reader, calls)
             else:
-                held, _ = yield from collect_value(reader)
-                given = bool(held)
-                read.append(held)
+                raw, complete = yield from collect_value(reader)
+                read.append(raw)
+                arguments = _text_of(raw) if complete or raw[:1] != '"' else ""
         else:
             read.append((yield from collect_value(reader))[0])
+        if name and not started and (given or not needs_arguments):
+            started = True
+            yield calls.start(name)
+            yield calls.arguments(arguments)
     if not started:
         yield Content("".join(read))
-    elif not given:
+    elif not given and read[-1] == "}":
         yield calls.arguments("{}")
     return started
 
 
+def _collect_name(reader: TextReader, read: list[str]) -> Parsing[ChatPart, str]:
+    raw, complete = yield from collect_value(reader)
+    read.append(raw)
+    return _text_of(raw) if complete and raw.startswith('"') else ""
+
+
+def _pass_arguments(reader: TextReader, calls: Calls) -> Parsing[ChatPart, None]:
+    if (yield from next_character(reader)) == '"':
+        raw, _ = yield from collect_value(reader)
+        yield calls.arguments(_text_of(raw))
+    else:
+        yield from pass_value(reader, calls.arguments)
+
+
+def _text_of(raw: str) -> str:
+    """The text that a JSON string holds, also if its end is missing; other values as they are."""
+    return unescape(raw[1:].removesuffix('"')) if raw.startswith('"') else raw
+
+
 def _next_key(reader: TextReader, read: list[str]) -> Parsing[ChatPart, str]:
     """Go on to the value of the object's next member; return its key, "" if there is none."""
-    if len(read) == 1:
-        read.append((yield from take_run(reader, SPACE)))
-        read.append((yield from _take_one(reader, "{")))
-        if not read[-1]:
-            return ""
-    read.append((yield from take_run(reader, _SEPARATORS)))
+    read.append((yield from take_run(reader, SEPARATORS)))
     if (yield from next_character(reader)) != '"':
         read.append((yield from _take_one(reader, "}")))
         return ""

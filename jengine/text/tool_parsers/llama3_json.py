@@ -1,0 +1,50 @@
+"""Calls as bare JSON objects: Llama 3.1 and later.
+
+    <|python_tag|>{"name": "get_weather", "parameters": {"city": "Oslo"}}; {...}
+
+The tag may be missing. An object is a call if it has a name and arguments or parameters; other
+objects and the text around are Content.
+"""
+
+from __future__ import annotations
+
+import re
+
+from jengine.text.chat_parts import ChatPart, Content
+from jengine.text.text_reader import (
+    Markers,
+    Parsing,
+    TextReader,
+    goes_on_with,
+    next_character,
+    pass_until,
+    take_expected,
+    take_run,
+)
+from jengine.text.tool_parsers.calls import Calls
+from jengine.text.tool_parsers.json_text import SPACE, parse_call_object
+
+_TAG = "<|python_tag|>"
+_OPENINGS = Markers(_TAG, "{")
+_BETWEEN = re.compile(r"[\s;,]+")
+
+
+def parse_llama3_json(reader: TextReader, calls: Calls) -> Parsing[ChatPart, None]:
+    """Content up to the next object, then the call if it is one, and so on."""
+    while opening := (yield from pass_until(reader, _OPENINGS, Content)):
+        if opening == _TAG:
+            opening += yield from take_run(reader, SPACE)
+            if not (yield from take_expected(reader, "{")):
+                yield Content(opening)
+                continue
+            opening += "{"
+        if (yield from parse_call_object(reader, calls, opening, needs_arguments=True)):
+            yield from _drop_separator(reader)
+
+
+def _drop_separator(reader: TextReader) -> Parsing[ChatPart, None]:
+    """Take what separates calls; it is Content if no other call follows."""
+    between = yield from take_run(reader, _BETWEEN)
+    character = yield from next_character(reader)
+    if character not in ("", "{") and not (yield from goes_on_with(reader, _TAG)):
+        yield Content(between)
