@@ -193,6 +193,9 @@ class ScheduleConfig:
     long_prefill_token_threshold: int = 0
     # A prefill chunk fills whole tiles of this many tokens in the step; the budget counts tiles.
     prefill_tile: int = 32
+    # Compiled numbers of prefill tokens: the last prompt of a step may be cut there.
+    prefill_sizes: tuple[int, ...] = ()
+    full_step: int = 0  # tokens below which a step takes no less time
     # Most decode steps of one plan, while no request waits.
     num_scheduler_steps: int = 1
     # Requests with penalties, biases or masks that may run at once: the sampler's state for each

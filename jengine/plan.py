@@ -176,3 +176,8 @@ class Plan(msgspec.Struct, frozen=True, array_like=True):
     def num_tokens(self) -> int:
         """Tokens that this step runs."""
         return int(self.entries.lengths.sum())
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Of these, the tokens of prefill chunks."""
+        return int(self.entries.lengths[self.num_decodes :].sum())

@@ -26,7 +26,7 @@ from jengine.assembly.model_source import (
 from jengine.assembly.progress import explained_if_slow
 from jengine.assembly.remote_engine import job_of, started
 from jengine.assembly.schedule_sizes import schedule_config
-from jengine.assembly.step_sizes import runner_config
+from jengine.assembly.step_sizes import runner_config, with_cuts
 from jengine.config import CacheConfig, ModelConfig, ScheduleConfig
 from jengine.distributed.process_group import CoreParts, process_group_of
 from jengine.engine.client import InProcessClient
@@ -107,6 +107,7 @@ def device_side(args: EngineArgs, source: ModelSource, bar: Callable[..., Any]) 
         args, source.config, schedule, compilation, layout.num_stages,
         penalises=penalises,
     )  # fmt: skip
+    schedule = with_cuts(schedule, steps.ladders)
     settings = MultihostSettings.checked(args.multihost)
     check_processes(args.executor, placement.processes)
     chosen = "wait_for" in compilation

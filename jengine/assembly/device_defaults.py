@@ -25,13 +25,21 @@ class DeviceDefaults:
     # nothing there, so greedy steps run in the sampled variant.
     variants: tuple[str, ...]
     first_rungs: FirstRungs = field(default_factory=FirstRungs)
+    # Whether prompts are cut at a compiled size where padding would take longer.
+    cut_prompts: bool = False
 
 
 # Tokens of the one shape that deterministic mode compiles.
 DETERMINISTIC_TOKENS = 64
 DEVICE_DEFAULTS = {
     "cpu": DeviceDefaults(8, 512, ("greedy", "sampled")),
-    "gpu": DeviceDefaults(256, 8192, ("sampled", "adjusted", "full", "scored"), FirstRungs(8, 256)),
+    "gpu": DeviceDefaults(
+        256,
+        8192,
+        ("sampled", "adjusted", "full", "scored"),
+        FirstRungs(8, 64, full_step=256),
+        cut_prompts=True,
+    ),
 }
 
 

@@ -25,13 +25,17 @@ def ladders_for(
         shapes.prefill_tile,
         first,
     )
-    given = {
-        name: rungs(name, compilation[name])
-        for name in ("decode_rows", "prefill_tokens", "pages")
-        if name in compilation
-    }
-    repeats = tuple(sorted({1, schedule.num_scheduler_steps}))
-    ladders = replace(ladders, repeats=repeats, **given)
+
+    def chosen(name: str, usual: tuple[int, ...]) -> tuple[int, ...]:
+        return rungs(name, compilation[name]) if name in compilation else usual
+
+    ladders = replace(
+        ladders,
+        decode_rows=chosen("decode_rows", ladders.decode_rows),
+        prefill_tokens=chosen("prefill_tokens", ladders.prefill_tokens),
+        pages=chosen("pages", ladders.pages),
+        repeats=tuple(sorted({1, schedule.num_scheduler_steps})),
+    )
     tokens = schedule.max_num_batched_tokens // shapes.prefill_tile * shapes.prefill_tile
     enough = {"decode_rows": schedule.max_num_seqs, "prefill_tokens": tokens,
               "pages": shapes.max_pages}  # fmt: skip

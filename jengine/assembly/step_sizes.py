@@ -6,6 +6,7 @@ In: what the user asked for, the model's config and the limits of a step. Out: a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from jengine.assembly.args import EngineArgs
@@ -90,6 +91,16 @@ def runner_config(
         early_start=args.wait_for == "largest",
         strict=args.strict,
     )
+
+
+def with_cuts(
+    schedule: ScheduleConfig, ladders: Ladders, defaults: DeviceDefaults | None = None
+) -> ScheduleConfig:
+    """The limits of a step, with the sizes at which prompts may be cut."""
+    defaults = defaults or device_defaults()
+    if not (defaults.cut_prompts and schedule.enable_chunked_prefill):
+        return schedule
+    return replace(schedule, prefill_sizes=ladders.prefill_tokens, full_step=ladders.full_step)
 
 
 def usual_variants(variants: tuple[str, ...], penalises: bool) -> tuple[str, ...]:

@@ -100,7 +100,11 @@ class PipelineRunner:
             # Not earlier: plans ahead of it may still sample for these rows' previous requests.
             loaded.admit(leaving.plan.new_rows)
         output = loaded.run(program, self._input(packed, bucket))
-        entry.count(sum(one.plan.num_tokens for one in running if one) // len(running))
+        plans = [one.plan for one in running if one is not None]
+        entry.count(
+            sum(plan.num_tokens for plan in plans) // len(running),
+            prompt_tokens=sum(plan.num_prompt_tokens for plan in plans) // len(running),
+        )
         if leaving is not None and packed[-1] is not None:
             leaving.step = PendingStep(leaving.plan, packed[-1], output)
 

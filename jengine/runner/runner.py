@@ -66,7 +66,7 @@ class Runner:
         loaded.add_blocks(new_blocks[loaded.shapes.num_new_blocks(bucket) :])
         loaded.admit(plan.new_rows)
         output = loaded.run(program, packed.buffer)
-        entry.count(plan.num_tokens, plan.repeats)
+        entry.count(plan.num_tokens, plan.repeats, plan.num_prompt_tokens)
         return PendingStep(plan, packed, output)
 
     def update_parameters(self, values: Mapping[str, jax.Array]) -> None:

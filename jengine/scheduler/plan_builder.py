@@ -16,7 +16,8 @@ class PlanBuilder:
     """Entries of one step. A decode costs 1 token of the budget, a chunk costs whole tiles."""
 
     __slots__ = (
-        "budget", "decodes", "chunks", "new_blocks", "new_rows", "preempted", "repeats", "tile",
+        "budget", "decodes", "chunks", "new_blocks", "new_rows", "preempted", "prompt_tokens",
+        "prompt_limit", "repeats", "tile",
     )  # fmt: skip
 
     def __init__(self, budget: int, tile: int) -> None:
@@ -24,10 +25,17 @@ class PlanBuilder:
         self.tile = tile
         self.decodes: list[Request] = []
         self.chunks: list[tuple[Request, int]] = []
+        self.prompt_limit = budget  # the most tokens of all chunks
+        self.prompt_tokens = 0  # of chunks, in whole tiles
         self.new_rows: list[NewRow] = []
         self.new_blocks: list[NewBlocks] = []
         self.preempted = False  # a request lost its row in this step
         self.repeats = 1  # how often its decodes run
+
+    @property
+    def prompt_budget(self) -> int:
+        """What is left for chunks."""
+        return min(self.budget, self.prompt_limit - self.prompt_tokens)
 
     def cost(self, length: int) -> int:
         """Budget of a chunk: the tiles it touches."""
@@ -36,6 +44,7 @@ class PlanBuilder:
     def add_chunk(self, request: Request, length: int) -> None:
         """Run `length` tokens that the host knows."""
         self.chunks.append((request, length))
+        self.prompt_tokens += self.cost(length)
         self.budget -= self.cost(length)
 
     def withdraw(self, request: Request) -> None:
@@ -45,6 +54,7 @@ class PlanBuilder:
             self.budget += 1
         for chunk in [chunk for chunk in self.chunks if chunk[0] is request]:
             self.chunks.remove(chunk)
+            self.prompt_tokens -= self.cost(chunk[1])
             self.budget += self.cost(chunk[1])
         self.new_blocks = [blocks for blocks in self.new_blocks if blocks.row != request.row]
 

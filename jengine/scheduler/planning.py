@@ -17,6 +17,7 @@ from jengine.scheduler.flights import Flights
 from jengine.scheduler.gates import AdmissionGate
 from jengine.scheduler.lifecycle import Lifecycle
 from jengine.scheduler.plan_builder import PlanBuilder
+from jengine.scheduler.prompt_cuts import PromptCuts
 
 
 class TooLong(NamedTuple):
@@ -46,6 +47,7 @@ class Planner:
         self._flights = flights
         self._spacing = spacing
         self._gates = gates
+        self._cuts = PromptCuts(config.prefill_sizes, config.full_step)
         self._budget_refused = 0  # budget with which the request at the head did not fit
         self._too_long: TooLong | None = None
         self.num_deferred = 0  # waiting requests that gates kept back when they were last asked
@@ -53,6 +55,7 @@ class Planner:
     def schedule_running(self, builder: PlanBuilder) -> None:
         """In list order; one that cannot run now does not hold up those after it."""
         running = self._requests.running
+        self._cuts.limit(builder, self._requests)
         share = -(-len(running) // self._spacing)
         sampled = self._flights.next_step - self._spacing  # the last plan whose tokens can be run
         for request in tuple(running):
@@ -79,7 +82,7 @@ class Planner:
     def schedule_waiting(self, builder: PlanBuilder) -> None:
         """In queue order; the first that does not fit holds up those after it, on purpose."""
         requests, passed_over = self._requests, []
-        while len(requests.waiting) and builder.budget >= builder.tile:
+        while len(requests.waiting) and builder.prompt_budget >= builder.tile:
             request = requests.waiting.peek()
             if not all(gate.is_open(request) for gate in self._gates):
                 passed_over.append(requests.waiting.pop())
@@ -91,7 +94,7 @@ class Planner:
 
     def _schedule_chunk(self, request: Request, builder: PlanBuilder) -> None:
         """The next chunk of a request whose row still runs tokens known at admission."""
-        length = self._chunk_length(request, request.num_computed, builder.budget)
+        length = self._chunk_length(request, request.num_computed, builder)
         if length and self._make_room(request, length, builder):
             builder.add_chunk(request, length)
 
@@ -100,10 +103,10 @@ class Planner:
         if self._still_too_long(request, builder):
             return False
         # With less budget a shorter chunk might fit.
-        if builder.budget >= self._budget_refused and self._cache.still_lacks_room(request):
+        if builder.prompt_budget >= self._budget_refused and self._cache.still_lacks_room(request):
             return False
         hit = self._cache.find_prefix(request)
-        length = self._chunk_length(request, hit, builder.budget)
+        length = self._chunk_length(request, hit, builder)
         if not length:
             self._too_long = TooLong(request, request.num_known, self._cache.weights_version, hit)
             return False
@@ -111,7 +114,7 @@ class Planner:
         blocks = self._cache.allocate(request, length, hit)
         if blocks is None:
             request.row = -1
-            self._budget_refused = builder.budget
+            self._budget_refused = builder.prompt_budget
             return False
         self._requests.start(request, hit)
         builder.new_rows.append(
@@ -143,9 +146,9 @@ class Planner:
         fits = request.num_known - last.hit <= builder.budget // builder.tile * builder.tile
         return not fits and not self._cache.hit_has_grown(request, last.hit)
 
-    def _chunk_length(self, request: Request, start: int, budget: int) -> int:
+    def _chunk_length(self, request: Request, start: int, builder: PlanBuilder) -> int:
         """Known tokens to run from `start`, up to where the cache lets a chunk end; 0: wait."""
-        length = self._wanted_length(request, start, budget)
+        length = self._wanted_length(request, start, builder.prompt_budget)
         return self._cache.chunk_end(start, start + length) - start if length else 0
 
     def _wanted_length(self, request: Request, start: int, budget: int) -> int:

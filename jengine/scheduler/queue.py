@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Literal, Protocol
 
 from jengine.request import Request
@@ -30,6 +31,9 @@ class WaitingQueue(Protocol):
 
     def remove(self, request: Request) -> None:
         """Take a request out, wherever it is in the queue."""
+
+    def ahead(self, count: int) -> Iterable[Request]:
+        """The first `count` requests, or all, left in place."""
 
     def __len__(self) -> int: ...
 
@@ -57,6 +61,9 @@ class ArrivalQueue:
 
     def remove(self, request: Request) -> None:
         del self._requests[request.request_id]
+
+    def ahead(self, count: int) -> Iterable[Request]:
+        return islice(self._requests.values(), count)
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -112,6 +119,10 @@ class UrgencyQueue:
         if len(self._heap) > 2 * len(self._places) + 16:
             self._heap = [place for place in self._heap if place.request is not None]
             heapq.heapify(self._heap)
+
+    def ahead(self, count: int) -> Iterable[Request]:
+        places = heapq.nsmallest(count, self._places.values())
+        return (place.request for place in places if place.request is not None)
 
     def __len__(self) -> int:
         return len(self._places)

@@ -10,7 +10,15 @@ from jengine.config import CacheGroup, CacheSpec
 from jengine.errors import ConfigError
 from jengine.plan import Entries, Entry, Plan
 from jengine.runner.plans.packing import bucket_for
-from jengine.runner.variants.buckets import Bucket, Ladders, StepShapes, default_ladders, grow, rung
+from jengine.runner.variants.buckets import (
+    Bucket,
+    FirstRungs,
+    Ladders,
+    StepShapes,
+    default_ladders,
+    grow,
+    rung,
+)
 
 TILE = 32
 BLOCK = 16
@@ -48,6 +56,36 @@ def test_few_rows_beside_a_prefill_where_all_would_be_many() -> None:
     assert Ladders((2, 8, 32, 128, 256), (32,), (4,)).mixed_decode_rows(2048) == (256,)
     assert Ladders((2, 8, 32), (32,), (4,)).mixed_decode_rows(32) == (32,)
     assert Ladders((2,), (32,), (4,)).mixed_decode_rows(32) == (2,)
+
+
+GPU_LADDERS = Ladders((8, 32, 128, 256), (64, 128, 256, 512, 1024, 2048, 4096), (4,), full_step=256)
+
+
+@pytest.mark.parametrize(
+    ("decodes", "prompts", "rows", "tokens"),
+    [
+        (9, 32, 128, 128),  # no bucket is smaller than a step that reads the weights
+        (9, 200, 32, 256),
+        (130, 32, 256, 64),
+        (3, 300, 32, 512),
+        (40, 900, 128, 1024),
+        (100, 2000, 128, 2048),
+        (9, 4000, 256, 4096),
+        (9, 0, 32, 0),
+    ],
+)
+def test_mixed_steps_of_a_gpu_have_little_padding(
+    decodes: int, prompts: int, rows: int, tokens: int
+) -> None:
+    assert GPU_LADDERS.smallest_for(decodes, prompts, 1) == Bucket(rows, tokens, 4)
+
+
+def test_rare_variants_have_no_buckets_below_a_full_step() -> None:
+    mixed = [bucket.prefill_tokens for bucket in GPU_LADDERS.rare_buckets()]
+    assert [tokens for tokens in mixed if tokens] == [512, 4096]
+    short = default_ladders(256, 96, 64, BLOCK, TILE, FirstRungs(8, 64, 256))
+    assert short.prefill_tokens == (64, 96)
+    assert Bucket(256, 96, 4) in set(short.rare_buckets())
 
 
 limits = st.tuples(

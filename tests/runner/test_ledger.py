@@ -30,6 +30,15 @@ def test_padding_is_what_was_computed_in_vain() -> None:
     assert unused.padded_share == 0.0
 
 
+def test_prefill_padding_is_that_of_prompts() -> None:
+    ledger = example()
+    assert ledger.prefill_padding == 0.0
+    mixed = list(ledger.entries.values())[1]
+    mixed.count(56, prompt_tokens=48)
+    mixed.count(65, prompt_tokens=64)
+    assert ledger.prefill_padding == 16 / 128
+
+
 def test_compiles_after_warm_up_are_counted() -> None:
     assert example().compiles_after_warm_up == 1
 

@@ -39,10 +39,11 @@ def defaults(device: str, *, penalises: bool = False, **settings: Any) -> Runner
 @pytest.mark.parametrize(
     ("device", "settings", "programs"),
     [
-        ("gpu", {}, 23),
-        ("gpu", {"penalises": True}, 19),
-        ("gpu", {"max_num_seqs": 1024}, 28),
-        ("gpu", {"strict": True}, 36),
+        ("gpu", {}, 31),
+        ("gpu", {"penalises": True}, 27),
+        ("gpu", {"max_num_seqs": 1024}, 43),
+        ("gpu", {"max_num_seqs": 4}, 15),
+        ("gpu", {"strict": True}, 52),
         ("cpu", {}, 14),
         ("cpu", {"penalises": True}, 7),
     ],

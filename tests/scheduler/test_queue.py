@@ -33,6 +33,18 @@ def test_arrival_order_with_restored_requests_first():
     assert [queue.pop(), queue.pop()] == [third, second]
 
 
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_the_first_are_seen_without_taking_them(policy):
+    queue = waiting_queue(policy)
+    held = requests([(0, 2.0), (0, 1.0), (0, 3.0), (0, 0.0)])
+    for request in held:
+        queue.push(request)
+    queue.remove(held[3])
+    expected = [queue.peek(), *list(queue)[1:]]
+    assert [list(queue.ahead(count)) for count in (0, 2, 9)] == [[], expected[:2], expected]
+    assert len(queue) == 3 and queue.pop() == expected[0]
+
+
 def test_urgency_order_whatever_is_added_and_removed():
     source = random.Random(0)
     queue = waiting_queue("priority")

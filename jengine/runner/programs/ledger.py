@@ -32,6 +32,7 @@ class LedgerEntry:
     hits: int = 0
     runs: int = 0  # of the step: a multi-step decode has several per hit
     useful_tokens: int = 0
+    useful_prompt_tokens: int = 0  # of these, those of prefill chunks
 
     @property
     def padded_share(self) -> float:
@@ -39,11 +40,12 @@ class LedgerEntry:
         computed = self.runs * self.bucket.num_tokens
         return 1 - self.useful_tokens / computed if computed else 0.0
 
-    def count(self, tokens: int, repeats: int = 1) -> None:
+    def count(self, tokens: int, repeats: int = 1, prompt_tokens: int = 0) -> None:
         """Count one call with this many real tokens. A multi-step decode may have ended early."""
         self.hits += 1
         self.runs += repeats
         self.useful_tokens += tokens
+        self.useful_prompt_tokens += prompt_tokens
 
 
 @dataclass
@@ -88,6 +90,14 @@ class CompileLedger:
     def compiles_after_warm_up(self) -> int:
         """Programs that a step had to wait for."""
         return sum(entry.compiles for entry in list(self.entries.values()) if entry.after_warm_up)
+
+    @property
+    def prefill_padding(self) -> float:
+        """Share of the computed prefill tokens that were padding."""
+        entries = list(self.entries.values())
+        computed = sum(entry.runs * entry.bucket.prefill_tokens for entry in entries)
+        useful = sum(entry.useful_prompt_tokens for entry in entries)
+        return 1 - useful / computed if computed else 0.0
 
     @property
     def counts(self) -> ProgramCounts:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 from jengine.config import CacheGroup
 from jengine.errors import ConfigError
@@ -115,9 +116,13 @@ class Ladders:
     prefill_tokens: tuple[int, ...]
     pages: tuple[int, ...]
     repeats: tuple[int, ...] = (1,)
+    # Tokens that are computed in the time in which a step reads all weights, if that is known. Then
+    # there are buckets for short prefills with any number of decode rows, but none of fewer tokens.
+    full_step: int = 0
 
     def __post_init__(self) -> None:
-        for name, rungs in vars(self).items():
+        for name in ("decode_rows", "prefill_tokens", "pages", "repeats"):
+            rungs = getattr(self, name)
             if not rungs and name == "prefill_tokens":
                 continue  # one segment: prompts run as decode rows
             if not rungs or list(rungs) != sorted(set(rungs)) or rungs[0] < 1:
@@ -139,13 +144,21 @@ class Ladders:
             for rows in thinned(self.decode_rows, 2):
                 for repeats in self.repeats:
                     yield Bucket(rows, 0, pages, repeats)
-            for tokens in thinned(self.prefill_tokens, 3):
+            short = sum(tokens < self.full_step for tokens in self.prefill_tokens[:-1])
+            for tokens in thinned(self.prefill_tokens[short:], 3):
                 yield Bucket(self.decode_rows[-1], tokens, pages)
 
     def mixed_decode_rows(self, prefill_tokens: int) -> tuple[int, ...]:
-        """Numbers of decode rows in buckets with a prefill of this size: the largest, and a small
-        one where padding to the largest would cost more than an eighth of the step."""
+        """Numbers of decode rows in buckets with a prefill of this size: the largest, and smaller
+        ones where padding to the next would cost more than about an eighth of the step."""
         most = self.decode_rows[-1]
+        if self.full_step:
+            least = max(FEW_ROWS, self.full_step - prefill_tokens)
+            return (
+                *(rows for rows, larger in pairwise(self.decode_rows)
+                  if rows >= least and larger * FEW_ROWS >= prefill_tokens),
+                most,
+            )  # fmt: skip
         few = [rows for rows in self.decode_rows if FEW_ROWS <= rows <= most // FEW_ROWS]
         return (*few[:1], most) if prefill_tokens < FEW_ROWS * most else (most,)
 
@@ -159,16 +172,22 @@ class Ladders:
         self, decode_rows: int, prefill_tokens: int, pages: int, repeats: int = 1
     ) -> Bucket:
         """The smallest bucket that holds a plan of this size."""
-        tokens, rows = 0, self.decode_rows
-        if prefill_tokens:
-            tokens = rung("prefill tokens", self.prefill_tokens, prefill_tokens)
-            rows = self.mixed_decode_rows(tokens)
+        rows, tokens = self._smallest_mixed(decode_rows, prefill_tokens)
         return Bucket(
-            rung("decode rows", rows, decode_rows),
-            tokens,
-            rung("pages", self.pages, pages),
-            rung("repeats", self.repeats, repeats),
+            rows, tokens, rung("pages", self.pages, pages), rung("repeats", self.repeats, repeats)
         )
+
+    def _smallest_mixed(self, decode_rows: int, prefill_tokens: int) -> tuple[int, int]:
+        """The fewest tokens in all; a larger prefill may come with fewer decode rows."""
+        if not prefill_tokens:
+            return rung("decode rows", self.decode_rows, decode_rows), 0
+        least = rung("prefill tokens", self.prefill_tokens, prefill_tokens)
+        sizes = [tokens for tokens in self.prefill_tokens if tokens >= least]
+        found = [
+            (rung("decode rows", self.mixed_decode_rows(tokens), decode_rows), tokens)
+            for tokens in (sizes if least < self.full_step else sizes[:1])
+        ]
+        return min(found, key=sum)
 
 
 def rung(what: str, ladder: tuple[int, ...], size: int) -> int:
@@ -198,11 +217,13 @@ def thinned(rungs: tuple[int, ...], every: int) -> tuple[int, ...]:
 class FirstRungs:
     """The smallest sizes that are worth a separate program on a kind of device.
 
-    On a GPU, any step reads all weights, and some hundred tokens are computed in that time.
+    On a GPU, any step reads all weights, and some hundred tokens are computed in that time:
+    `full_step`, see `Ladders`.
     """
 
     decode_rows: int = FEWEST_DECODE_ROWS
     prefill_tokens: int = 1
+    full_step: int = 0
 
 
 CPU_RUNGS = FirstRungs()
@@ -220,8 +241,12 @@ def default_ladders(
     prefill tokens, since padded ones cost as much as real ones."""
     rows = max(max_num_seqs, FEWEST_DECODE_ROWS)
     tokens = -(-max_num_batched_tokens // tile) * tile
+    prefills = grow(max(first.prefill_tokens, tile), tokens, 2)
     return Ladders(
         decode_rows=grow(first.decode_rows, rows, 4),
-        prefill_tokens=grow(max(first.prefill_tokens, tile), tokens, 2),
+        prefill_tokens=tuple(
+            size for size in prefills if rows + size >= first.full_step or size == tokens
+        ),
         pages=(-(-max_model_len // block_size),),
+        full_step=first.full_step,
     )

@@ -1,0 +1,171 @@
+"""How much of a step is padding: a trace of chats is scheduled, and its buckets are counted.
+
+    python -m jengine.bench.padding [--device gpu] [--requests 2000] [--rate 20]
+
+Nothing is computed: sizes of steps are those of an engine for an 8B model, a step takes the time
+that reading weights or multiplying by them takes at least, and every answer ends at its length.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from dataclasses import dataclass
+from typing import Any
+
+from jengine.assembly.args import EngineArgs
+from jengine.assembly.device_defaults import DEVICE_DEFAULTS
+from jengine.assembly.schedule_sizes import schedule_config
+from jengine.assembly.step_sizes import runner_config, with_cuts
+from jengine.bench.host import PackedOnly
+from jengine.config import CacheConfig
+from jengine.engine.core import EngineCore
+from jengine.executor.protocol import WorkerHealth
+from jengine.kvcache.coordinator import CacheCoordinator
+from jengine.models.published import PUBLISHED
+from jengine.models.registry import model_config
+from jengine.plan import Plan, RowSampling
+from jengine.request import WireRequest
+from jengine.runner.plans.packing import bucket_for
+from jengine.runner.programs.ledger import CompileLedger, LedgerEntry
+from jengine.runner.runner_config import RunnerConfig
+from jengine.scheduler.scheduler import Scheduler
+
+MODEL = "llama-8b"
+CACHE_TOKENS = 500_000
+# Lengths like those of the first turns of ShareGPT: medians, spread of the logarithm, and the mean
+# that results, which is 220 for prompts and 200 for answers.
+PROMPTS, ANSWERS = (160, 1.1), (142, 0.95)
+SHORTEST, LONGEST = 4, 1024
+# A decode step of an 8B model on an H100, and the tokens that are multiplied in that time.
+STEP_SECONDS, STEP_TOKENS = 0.007, 256
+
+
+@dataclass
+class Chat:
+    """One request."""
+
+    arrival: float  # seconds
+    prompt: int
+    answer: int
+
+
+@dataclass
+class CountingExecutor:
+    """Finds the bucket of each plan and counts it in a ledger. Keeps the time of the device."""
+
+    steps: RunnerConfig
+    ledger: CompileLedger
+    seconds: float = 0.0
+    useful_seconds: float = 0.0  # without padding
+
+    def submit(self, plan: Plan) -> PackedOnly:
+        """Count the plan."""
+        bucket = bucket_for(plan, self.steps.shapes, self.steps.ladders)
+        features = self.steps.programs.common[-1]
+        entry = self.ledger.entries.get((bucket, features))
+        if entry is None:
+            entry = LedgerEntry(bucket, features, 0.0, 0, 0)
+            self.ledger.add(entry)
+        entry.count(plan.num_tokens, plan.repeats, plan.num_prompt_tokens)
+        self.seconds += step_seconds(bucket.num_tokens)
+        self.useful_seconds += step_seconds(plan.num_tokens)
+        return PackedOnly(plan)
+
+    def update_weights(self, values: object) -> None:
+        """No weights are held."""
+
+    def call_workers(self, method: str, arguments: bytes) -> list[bytes]:
+        """There are no workers."""
+        return []
+
+    def health(self) -> list[WorkerHealth]:
+        """There are no workers."""
+        return []
+
+    def shutdown(self) -> None:
+        """There is nothing to release."""
+
+
+def step_seconds(tokens: int) -> float:
+    """The time of a step, without attention."""
+    return STEP_SECONDS * max(tokens / STEP_TOKENS, 1.0)
+
+
+def trace(requests: int, rate: float | None, seed: int = 0) -> list[Chat]:
+    """Chats that arrive at random, at so many per second on average; None: all at once."""
+    rng, now, chats = random.Random(seed), 0.0, []  # noqa: S311
+    for _ in range(requests):
+        now += rng.expovariate(rate) if rate else 0.0
+        chats.append(Chat(now, length(rng, *PROMPTS), length(rng, *ANSWERS)))
+    return chats
+
+
+def length(rng: random.Random, median: float, spread: float) -> int:
+    """A length with a logarithm of normal distribution."""
+    while not SHORTEST <= (drawn := round(median * rng.lognormvariate(0.0, spread))) <= LONGEST:
+        pass
+    return drawn
+
+
+def run(chats: list[Chat], device: str = "gpu", **settings: Any) -> CountingExecutor:
+    """The ledger and the time of an engine that answers these chats."""
+    config, usual = model_config(PUBLISHED[MODEL]), DEVICE_DEFAULTS[device]
+    args = EngineArgs("any", **settings)
+    schedule = schedule_config(args, config, usual)
+    steps = runner_config(args, config, schedule, {}, defaults=usual)
+    schedule = with_cuts(schedule, steps.ladders, usual)
+    groups, size = steps.shapes.groups, steps.shapes.block_size
+    cache = CacheCoordinator(CacheConfig(groups, size, (CACHE_TOKENS // size,) * len(groups)))
+    executor = CountingExecutor(steps, CompileLedger())
+    core = EngineCore(Scheduler(schedule, cache), executor, depth=1)
+    coming = list(reversed(chats))
+    while coming or core.has_work:
+        if not core.has_work:
+            executor.seconds = max(executor.seconds, coming[-1].arrival)
+        while coming and coming[-1].arrival <= executor.seconds:
+            core.add(wire_of(coming.pop(), len(coming)))
+        core.step()
+    return executor
+
+
+def wire_of(chat: Chat, number: int) -> WireRequest:
+    """The request, with a prompt that begins like no other."""
+    return WireRequest(
+        request_id=str(number),
+        prompt_token_ids=[number + 1, *[7] * (chat.prompt - 1)],
+        sampling=RowSampling(),
+        max_tokens=chat.answer,
+    )
+
+
+def report(chats: list[Chat], device: str) -> dict[str, Any]:
+    """Shares of padding."""
+    executor = run(chats, device)
+    ledger, entries = executor.ledger, executor.ledger.entries.values()
+    computed = sum(entry.runs * entry.bucket.num_tokens for entry in entries)
+    useful = sum(entry.useful_tokens for entry in entries)
+    return {
+        "requests": len(chats),
+        "prefill_padding": round(ledger.prefill_padding, 4),
+        "padding": round(1 - useful / computed, 4),
+        "padded_time": round(1 - executor.useful_seconds / executor.seconds, 4),
+        "steps": sum(entry.hits for entry in entries),
+        "steps_with_prompts": sum(e.hits for e in entries if e.bucket.prefill_tokens),
+    }
+
+
+def main() -> None:
+    """Print the ledger, and the shares as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", choices=tuple(DEVICE_DEFAULTS), default="gpu")
+    parser.add_argument("--requests", type=int, default=2000)
+    parser.add_argument("--rate", type=float, help="requests per second; all at once without it")
+    args = parser.parse_args()
+    chats = trace(args.requests, args.rate)
+    print(json.dumps({"bench": "padding", **vars(args), **report(chats, args.device)}))
+
+
+if __name__ == "__main__":
+    main()

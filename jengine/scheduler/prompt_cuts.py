@@ -1,0 +1,68 @@
+"""How many prompt tokens a step runs, so that it fills a size that it is compiled for.
+
+In: the running and waiting requests. Out: a limit in the PlanBuilder; what is beyond it runs in the
+next step. Must not know blocks, prefix hits, or how a step is compiled.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+
+from jengine.scheduler.lifecycle import Lifecycle
+from jengine.scheduler.plan_builder import PlanBuilder
+
+# Prompts are cut where that saves more than one part in so many of the step.
+SMALL_PART = 16
+
+
+class PromptCuts:
+    """Cuts at the compiled numbers of prefill tokens, smallest first; without any, nowhere.
+
+    A step of fewer than `full_step` tokens, decodes included, takes no less time.
+    """
+
+    def __init__(self, sizes: tuple[int, ...], full_step: int) -> None:
+        self._sizes = sizes
+        self._full_step = full_step
+
+    def limit(self, builder: PlanBuilder, requests: Lifecycle) -> None:
+        """Limit the prompt tokens of a step, if it is better to run the rest in the next one."""
+        if not self._sizes:
+            return
+        total = decodes = 0
+        for request in requests.running:
+            left = request.known_at_admission - request.num_computed
+            total += builder.cost(max(left, 0))
+            decodes += left <= 0
+        most = (builder.budget - decodes) // builder.tile * builder.tile
+        for length in first_lengths(requests):
+            if total >= most:
+                break
+            total += builder.cost(length)
+        builder.prompt_limit = self.cut(min(total, most), decodes)
+
+    def cut(self, total: int, decodes: int) -> int:
+        """The tokens that run now, of all that could. Some padding costs less than a cut, since
+        the rest is padded as well unless decodes run with it."""
+        above = bisect_left(self._sizes, total)
+        if not 0 < above < len(self._sizes) or self._sizes[above] == total:
+            return total
+        now = self._sizes[above - 1]
+        whole = self._time(decodes + self._sizes[above])
+        rest = total - now
+        if decodes:
+            later = self._time(decodes + rest) - self._time(decodes)
+        else:
+            later = self._time(self._sizes[bisect_left(self._sizes, rest)])
+        saved = whole - self._time(decodes + now) - later
+        return now if saved * SMALL_PART > whole else total
+
+    def _time(self, tokens: int) -> int:
+        return max(tokens, self._full_step)
+
+
+def first_lengths(requests: Lifecycle) -> Iterator[int]:
+    """Known tokens of the waiting requests for which there are rows."""
+    for request in requests.waiting.ahead(len(requests.free_rows)):
+        yield request.num_known
