@@ -32,6 +32,13 @@ inline bool is_bfloat16(const AnyBuffer& buffer) {
   return buffer.element_type() == DataType::BF16;
 }
 
+// An attribute as the enumerator that it is the number of. `last` has the largest number.
+template <typename Enum>
+Enum one_of(int32_t number, Enum last, const char* otherwise) {
+  require(number >= 0 && number <= (int32_t)last, otherwise);
+  return (Enum)number;
+}
+
 // What a weight or a cache holds. Unsigned integers of 16 bits are the bits of bfloat16.
 inline Number number_of(const AnyBuffer& buffer) {
   switch (buffer.element_type()) {

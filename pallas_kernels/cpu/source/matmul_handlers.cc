@@ -38,6 +38,10 @@ std::vector<RowGroup> groups_of(const AnyBuffer& sizes, int64_t rows, const Weig
   return groups;
 }
 
+Storage storage_of(int32_t number) {
+  return one_of(number, Storage::OUTPUTS_FIRST, "storage must be 0, 1 or 2");
+}
+
 void check(const Weight& weight, const AnyBuffer& data, const AnyBuffer& bias, int64_t groups) {
   require(weight.inputs > 0 && weight.outputs > 0, "a weight cannot be empty");
   require(!weight.gated() || weight.outputs % 2 == 0,
@@ -63,8 +67,11 @@ void handle(XlaPool pool, AnyBuffer x, AnyBuffer data, AnyBuffer norm_weight, An
             float eps, float norm_offset) {
   require(x.dimensions().size() == 2, "x must be [rows, inputs]");
   const int64_t rows = dimension(x, 0), inputs = dimension(x, 1);
-  const Weight weight{bytes_of(data), number_of(data), (Storage)storage, inputs, outputs,
-                      (Gate)gate};
+  const Weight weight{bytes_of(data), number_of(data), storage_of(storage), inputs, outputs,
+                      one_of(gate, Gate::PAIRS, "gate must be 0, 1 or 2")};
+  const NormKind kind = one_of(norm, NormKind::LAYER, "norm must be 0, 1 or 2");
+  const Activation function =
+      one_of(activation, Activation::GELU_TANH, "activation must be 0, 1 or 2");
   check(weight, data, bias, is_given(sizes) ? (int64_t)sizes.element_count() : 1);
   const int64_t results = weight.results();
   require(dimension(*out, 0) == rows && dimension(*out, 1) == results, "wrong result shape");
@@ -72,7 +79,7 @@ void handle(XlaPool pool, AnyBuffer x, AnyBuffer data, AnyBuffer norm_weight, An
                                   (int64_t)residual.element_count() == rows * results),
           "the residual must be float32 and of the result's shape");
   require(!is_given(positions) || (int64_t)positions.element_count() == rows, "positions");
-  require(norm == 0 || (int64_t)norm_weight.element_count() == inputs, "norm weight");
+  require(kind == NormKind::NONE || (int64_t)norm_weight.element_count() == inputs, "norm weight");
   require(!is_given(norm_bias) || (int64_t)norm_bias.element_count() == inputs, "norm bias");
   const AsFloats norm_floats(norm_weight, norm_offset), norm_bias_floats(norm_bias);
   const AsFloats bias_floats(bias);
@@ -87,9 +94,9 @@ void handle(XlaPool pool, AnyBuffer x, AnyBuffer data, AnyBuffer norm_weight, An
   if (is_given(sizes)) std::memset(to + last * row_bytes, 0, (rows - last) * row_bytes);
   Helpers helpers(pool, duration(weight, groups));
   matmul(helpers, {{bytes_of(x), is_bfloat16(x), inputs,
-                    {(NormKind)norm, norm_floats.data(), norm_bias_floats.data(), eps}},
+                    {kind, norm_floats.data(), norm_bias_floats.data(), eps}},
                    weight,
-                   {to, rounds, (Activation)activation,
+                   {to, rounds, function,
                     is_given(residual) ? (const float*)residual.untyped_data() : nullptr},
                    live.data(), groups.data(), (int64_t)groups.size()});
 }
@@ -97,11 +104,12 @@ void handle(XlaPool pool, AnyBuffer x, AnyBuffer data, AnyBuffer norm_weight, An
 void handle_pack(XlaPool pool, AnyBuffer data, Result out, bool gated, int32_t storage) {
   require(data.dimensions().size() == 3, "the weight must be a matrix per group");
   const int64_t groups = dimension(data, 0);
-  const bool inputs_first = (Storage)storage == Storage::INPUTS_FIRST;
-  Weight weight{bytes_of(data), number_of(data), (Storage)storage,
+  const Storage stored = storage_of(storage);
+  const bool inputs_first = stored == Storage::INPUTS_FIRST;
+  Weight weight{bytes_of(data), number_of(data), stored,
                 dimension(data, inputs_first ? 1 : 2), dimension(data, inputs_first ? 2 : 1),
                 gated ? Gate::HALVES : Gate::NONE};
-  require((Storage)storage != Storage::PACKED, "the weight is packed already");
+  require(stored != Storage::PACKED, "the weight is packed already");
   require(weight.inputs > 0 && weight.outputs > 0, "a weight cannot be empty");
   require(!gated || weight.outputs % 2 == 0, "a gated weight has an even number of outputs");
   require(bytes_in(*out) == groups * weight.packed_bytes(), "wrong result size");

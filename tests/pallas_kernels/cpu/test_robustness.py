@@ -66,6 +66,35 @@ def test_a_call_with_other_operands_or_attributes_is_refused() -> None:
             jax.block_until_ready(call("normalize", (2, 8), *operands, **attributes))
 
 
+@pytest.mark.parametrize("value", [-1, 3, 2**31 - 1])
+@pytest.mark.parametrize("name", ["storage", "gate", "activation", "norm"])
+def test_an_attribute_that_is_not_one_of_its_values_is_refused(name: str, value: int) -> None:
+    x, weight, empty = numbers(2, 32), pack(numbers(32, 32)), jnp.zeros(0)
+    none = jnp.zeros(0, jnp.int32)
+    operands = (x, weight, jnp.ones(32), empty, empty, empty, none, none)
+    numbers_of = {"storage": 0, "gate": 0, "activation": 0, "norm": 1}
+    others = {
+        "outputs": np.int64(32), "eps": np.float32(1e-6), "norm_offset": np.float32(0)
+    }  # fmt: skip
+
+    def run(**changed: int) -> Array:
+        attributes = {key: np.int32(one) for key, one in {**numbers_of, **changed}.items()}
+        return jax.block_until_ready(call("matmul", (2, 32), *operands, **attributes, **others))
+
+    right = run()
+    with pytest.raises((ValueError, RuntimeError), match=f"matmul: {name} must be 0, 1 or 2"):
+        run(**{name: value})
+    np.testing.assert_array_equal(run(), right)
+
+
+def test_packing_from_a_storage_that_does_not_exist_is_refused() -> None:
+    with pytest.raises((ValueError, RuntimeError), match="pack: storage must be 0, 1 or 2"):
+        jax.block_until_ready(
+            call("pack", (1, 1, 32, 32, 1), jnp.ones((1, 32, 32)), gated=False,
+                 storage=np.int32(7))
+        )  # fmt: skip
+
+
 def test_threads_that_call_at_once_get_the_same_bits() -> None:
     x, weight = numbers(33, 256), pack(numbers(256, 128))
     wanted, found = np.asarray(matmul(x, weight, 128)), []
