@@ -24,6 +24,7 @@ examples:
   jengine doctor
   jengine doctor ./model --dtype bfloat16
   jengine doctor ./model --json
+  jengine doctor ./model --check-weights
 """
 SUBJECTS = ("versions", "devices", "kernels", "storage", "environment")
 # Settings that change how much memory the model needs.
@@ -38,6 +39,11 @@ def add_flags(parser: Parser) -> None:
     """The flags of this command."""
     parser.add_argument("model", metavar="MODEL", nargs="?", help="a model folder, or demo")
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--check-weights",
+        action="store_true",
+        help="read all weights and name tensors with numbers that are not finite",
+    )
     add_engine_flags(parser, only=MODEL_FLAGS)
 
 
@@ -50,6 +56,9 @@ def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) ->
         if arguments.model is not None:
             found, command = check_model(arguments.model, settings)
             findings += found
+            if arguments.check_weights:
+                values = importlib.import_module("jengine.cli.checks.values")
+                findings.append(values.check(arguments.model, settings))
     failed = any(finding.level == "problem" for finding in findings)
     if failed:
         words = [word for word in ("jengine", "doctor", arguments.model) if word is not None]

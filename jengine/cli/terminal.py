@@ -5,7 +5,9 @@ Tests hand in plain text buffers. Must not know commands or models.
 
 from __future__ import annotations
 
+import errno
 import io
+import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -14,9 +16,13 @@ from dataclasses import dataclass
 from typing import TextIO
 
 from jengine.cli.wrapping import WordWrap
-from jengine.errors import RequestError
+from jengine.errors import JengineError, RequestError
 
 DIM, NORMAL = "\033[2m", "\033[0m"
+
+
+class OutputLost(JengineError):
+    """What a command has to say cannot be written."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +40,13 @@ class Terminal:
 
     def write(self, text: str) -> None:
         """Write text unchanged, and flush."""
-        self.stdout.write(text)
-        self.stdout.flush()
+        try:
+            self.stdout.write(text)
+            self.stdout.flush()
+        except OSError as error:
+            if error.errno == errno.EPIPE:
+                raise  # the reader has closed the pipe, which is no error
+            raise OutputLost(f"The output cannot be written: {error.strerror}.") from error
 
     @contextmanager
     def answer(self) -> Iterator[Callable[[str], None]]:
@@ -81,7 +92,14 @@ class Terminal:
 
 
 def standard_terminal() -> Terminal:
-    """stdin, stdout and stderr; characters that the terminal cannot encode are replaced."""
+    """stdin, stdout and stderr; characters that the terminal cannot encode are replaced.
+
+    Python has None for a stream whose file is closed. It becomes the null device, so that no file
+    that is opened later gets its number.
+    """
+    sys.stdin = sys.stdin or open(os.devnull)  # noqa: SIM115
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")

@@ -10,7 +10,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from jengine.assembly.args import EngineArgs
 from jengine.assembly.schedule_sizes import schedule_config
@@ -124,6 +126,21 @@ def test_a_model_without_weights_is_a_problem(tiny: Path, tmp_path: Path) -> Non
     found = {finding["subject"]: finding for finding in report["findings"]}
     assert found["weights"]["level"] == "problem"
     assert found["model"]["figures"]["parameter_bytes"] > 0
+
+
+def test_weights_that_are_not_finite_are_named(tiny: Path, tmp_path: Path) -> None:
+    shutil.copytree(tiny, tmp_path, dirs_exist_ok=True)
+    for broken, level in ((False, "OK"), (True, "problem")):
+        if broken:
+            tensors = dict(load_file(tmp_path / "model.safetensors"))
+            tensors["model.norm.weight"] = tensors["model.norm.weight"].copy()
+            tensors["model.norm.weight"][:2] = np.nan, np.inf
+            save_file(tensors, tmp_path / "model.safetensors")
+        result = run(FakeLLM(), "doctor", str(tmp_path), "--check-weights", "--json")
+        [found] = [one for one in json.loads(result.out)["findings"] if one["subject"] == "values"]
+        assert found["level"] == level
+    assert found["figures"]["not_finite"] == {"model.norm.weight": 2}
+    assert "model.norm.weight (2)" in found["text"] and result.status == 1
 
 
 def test_a_folder_that_is_not_there_is_a_problem() -> None:
