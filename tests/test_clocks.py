@@ -8,8 +8,9 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("jengine", "pallas_kernels", "sharding")
 DAY_CLOCKS = {("time", "time"), ("time", "time_ns"), ("datetime", "now"), ("datetime", "utcnow")}
-# Ages of files, which have the time of day.
-AGES_OF_FILES = {
+# Ages of files, which have the time of day, and when a request arrived, for people to read.
+OF_DAY = {
+    "jengine/engine/answer.py",
     "jengine/runner/disk/broken_entries.py",
     "jengine/runner/disk/compile_cache.py",
     "pallas_kernels/cpu/build.py",
@@ -49,9 +50,9 @@ def reads(file: Path) -> int:
     return len(imported) + sum(map(reads_day_clock, nodes)) - stamps
 
 
-def test_only_ages_of_files_and_time_stamps_are_of_the_day() -> None:
+def test_only_named_files_and_time_stamps_read_the_time_of_day() -> None:
     files = [file for folder in FOLDERS for file in (ROOT / folder).rglob("*.py")]
     files = [file for file in files if not file.is_relative_to(ROOT / "jengine" / "bench")]
     assert len(files) > 200
     found = {str(file.relative_to(ROOT)) for file in files if reads(file)}
-    assert found == AGES_OF_FILES
+    assert found == OF_DAY
