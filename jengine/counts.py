@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Self
 
 import msgspec
+import numpy as np
 
 # Upper bounds of the buckets of two histograms: tokens of one step, and seconds of its phases.
 STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
@@ -38,6 +39,13 @@ class Histogram(msgspec.Struct):
         """Count a value, once or several times."""
         self.counts[bisect_left(self.bounds, value)] += times
         self.total += value * times
+
+    def observe_all(self, values: Sequence[float]) -> None:
+        """Count many values, in less time than one by one."""
+        buckets = np.searchsorted(self.bounds, values)
+        found = np.bincount(buckets, minlength=len(self.counts)).tolist()
+        self.counts = [count + more for count, more in zip(self.counts, found, strict=True)]
+        self.total += sum(values)
 
     def copy(self) -> Self:
         """The histogram as it is now."""

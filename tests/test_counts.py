@@ -14,6 +14,9 @@ def test_a_value_on_a_bound_belongs_below_it() -> None:
     histogram.observe(2, times=3)
     assert histogram.counts == [2, 5, 1]
     assert histogram.total == 0.5 + 1 + 1.5 + 10 + 11 + 6
+    again = Histogram.of([1, 10])
+    again.observe_all([0.5, 1, 1.5, 10, 11, 2, 2, 2])
+    assert again == histogram
 
 
 def test_counts_survive_a_message() -> None:

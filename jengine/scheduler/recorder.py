@@ -9,15 +9,14 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from jengine.counts import PHASES, STEP_SECONDS, STEP_TOKENS, Histogram, RequestTimes
 from jengine.outputs import TokenDelta
 from jengine.request import FINISHED, Request
 from jengine.scheduler.flights import Flight
 
-P = ParamSpec("P")
-R = TypeVar("R")
+STEPS_AT_ONCE = 256  # that are put into histograms together
 NUMBERS = (
     "corrupted", "prompt_tokens", "cached_prompt_tokens", "generation_tokens", "steps",
     "query_tokens", "attended_tokens", "loaded_tokens", "last_step_age",
@@ -25,9 +24,10 @@ NUMBERS = (
 
 
 class Recorder:
-    """The history of one scheduler, whose steps cost about a microsecond each here.
+    """The history of one scheduler.
 
-    The clock is read once per step and per event of a request, never per token.
+    A step costs it a few microseconds whatever the number of requests: the clock is read per step
+    and per event of a request, never per token, and histograms are filled many steps at a time.
     """
 
     def __init__(self, engine: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
@@ -41,9 +41,14 @@ class Recorder:
         self.query_tokens = 0
         self.attended_tokens = 0
         self.loaded_tokens = 0
-        self.step_tokens = Histogram.of(STEP_TOKENS)
-        self.step_seconds = {phase: Histogram.of(STEP_SECONDS) for phase in PHASES}
-        self.committed_at = clock()
+        self.committed_at = clock()  # when the newest output was there
+        self._histograms = (
+            *(Histogram.of(STEP_SECONDS) for _ in PHASES),
+            Histogram.of(STEP_TOKENS),
+        )
+        # Of steps that the histograms do not have yet: seconds of each phase, and tokens.
+        self._steps: list[tuple[float, ...]] = []
+        self._scheduling = 0.0  # seconds since the newest output
         self._planned_at = self.committed_at
         # Of the commit in progress: requests whose prefill it completed, and `corrupted` before it.
         self._answered: list[Request] = []
@@ -51,15 +56,18 @@ class Recorder:
 
     @property
     def last_step_age(self) -> float:
-        """Seconds since a step was committed."""
+        """Seconds since a step's output was there."""
         return self.clock() - self.committed_at
 
     def numbers(self) -> dict[str, Any]:
         """Fields of `Counts`."""
-        values = {name: getattr(self, name) for name in NUMBERS}
-        values["step_tokens"] = self.step_tokens.copy()
-        values["step_seconds"] = {name: one.copy() for name, one in self.step_seconds.items()}
-        return values
+        self._fill_histograms()
+        *seconds, tokens = (histogram.copy() for histogram in self._histograms)
+        return {
+            **{name: getattr(self, name) for name in NUMBERS},
+            "step_seconds": dict(zip(PHASES, seconds, strict=True)),
+            "step_tokens": tokens,
+        }
 
     def queued(self, request: Request) -> None:
         """A request has arrived."""
@@ -70,50 +78,71 @@ class Recorder:
         if request.first_token_at < 0:
             request.scheduled_at = self.clock()
 
+    def planned(self, began: float) -> None:
+        """The next step was chosen, or there was none to choose, since then."""
+        self._planned_at = now = self.clock()
+        self._scheduling += now - began
+
     def begin_commit(self, flight: Flight) -> None:
         """A step's output is there. Requests whose prompt it completed have their first token."""
-        now = self.committed_at = self.clock()
-        plan = flight.plan
-        self._answered = answered = []
+        self.committed_at = self.clock()
         self._corrupted_before = self.corrupted
-        if len(flight.requests) == plan.num_decodes:
-            return
-        wanted = plan.entries.wants_tokens[plan.num_decodes :].tolist()
-        for request, wants in zip(flight.requests[plan.num_decodes :], wanted, strict=True):
-            if wants and request.status is not FINISHED:
-                answered.append(request)
-                if request.first_token_at < 0:
-                    request.first_token_at = now
-                    self.prompt_tokens += request.prompt_length
-                    self.cached_prompt_tokens += min(
-                        request.num_cached_tokens, request.prompt_length
-                    )
+        if len(flight.requests) > flight.plan.num_decodes:
+            self._answered = self._note_first_tokens(flight)
+
+    def _note_first_tokens(self, flight: Flight) -> list[Request]:
+        """The requests whose prefill, or recomputation, is complete with this step."""
+        count = flight.plan.num_decodes
+        wanted = flight.plan.entries.wants_tokens[count:].tolist()
+        answered = [
+            request
+            for request, wants in zip(flight.requests[count:], wanted, strict=True)
+            if wants and request.status is not FINISHED
+        ]
+        for request in answered:
+            if request.first_token_at < 0:
+                request.first_token_at = self.committed_at
+                self.prompt_tokens += request.prompt_length
+                self.cached_prompt_tokens += min(request.num_cached_tokens, request.prompt_length)
+        return answered
 
     def end_commit(self, flight: Flight, ends: list[int], deltas: list[TokenDelta]) -> None:
         """A step's tokens were given to its requests. `ends` are the ends of its entries."""
-        plan = flight.plan
-        self.steps += plan.repeats
-        if plan.repeats == 1:
-            self.generation_tokens += len(deltas) - (self.corrupted - self._corrupted_before)
-        else:
-            self.generation_tokens += sum(len(delta.token_ids) for delta in deltas)
-        tokens = plan.num_decodes * plan.repeats
-        loaded = sum(ends) * plan.repeats
+        plan, runs = flight.plan, flight.plan.repeats
+        tokens, loaded = plan.num_decodes * runs, sum(ends) * runs
         attended = loaded
         if len(ends) > plan.num_decodes:
             lengths = plan.entries.lengths[plan.num_decodes :].tolist()
             for end, length in zip(ends[plan.num_decodes :], lengths, strict=True):
                 tokens += length
                 attended += length * (2 * end - length + 1) // 2 - end
-            for request, delta in zip(
-                self._answered, deltas[len(deltas) - len(self._answered) :], strict=True
-            ):
-                if delta.times is None:
-                    delta.times = self.times(request, request.first_token_at)
+            self._stamp(deltas)
+        if runs == 1:  # each has a token, unless its output cannot be used
+            self.generation_tokens += len(deltas) - (self.corrupted - self._corrupted_before)
+        else:
+            self.generation_tokens += sum(len(delta.token_ids) for delta in deltas)
+        self.steps += runs
         self.query_tokens += tokens
         self.attended_tokens += attended
         self.loaded_tokens += loaded
-        self.step_tokens.observe(tokens)
+        ran, committing = self.committed_at - self._planned_at, self.clock() - self.committed_at
+        self._steps.append((self._scheduling, ran, committing, tokens))
+        self._scheduling = 0.0
+        if len(self._steps) >= STEPS_AT_ONCE:
+            self._fill_histograms()
+
+    def _stamp(self, deltas: list[TokenDelta]) -> None:
+        """Put their times into the deltas of the answered requests, which are the last ones."""
+        answered, self._answered = self._answered, []
+        for request, delta in zip(answered, deltas[len(deltas) - len(answered) :], strict=True):
+            if delta.times is None:
+                delta.times = self.times(request, request.first_token_at)
+
+    def _fill_histograms(self) -> None:
+        steps, self._steps = self._steps, []
+        if steps:
+            for histogram, values in zip(self._histograms, zip(*steps, strict=True), strict=True):
+                histogram.observe_all(values)
 
     def corrupted_one(self) -> None:
         """A step's output for a request cannot be used, so its delta has no token."""
@@ -131,37 +160,26 @@ class Recorder:
             queue, prefill, decode = scheduled - request.queued_at, first - scheduled, last - first
         return RequestTimes(queue, prefill, decode, request.num_preemptions, self.engine)
 
-    def took(self, phase: str, began: float, ended: float) -> None:
-        """A phase of a step has ended."""
-        if phase == "schedule":
-            self._planned_at = ended
-        elif phase == "commit":
-            self.step_seconds["run"].observe(began - self._planned_at)
-        self.step_seconds[phase].observe(ended - began)
-
 
 class Recorded(Protocol):
-    """An object whose methods are timed."""
+    """An object with a recorder."""
 
     recorder: Recorder
 
 
 S = TypeVar("S", bound=Recorded)
+R = TypeVar("R")
 
 
-def timed(
-    phase: str,
-) -> Callable[[Callable[Concatenate[S, P], R]], Callable[Concatenate[S, P], R]]:
-    """Record how long a method of a step takes."""
+def timed(method: Callable[[S], R]) -> Callable[[S], R]:
+    """Record how long it takes to choose a step."""
 
-    def wrap(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
-        @functools.wraps(method)
-        def measured(self: S, *args: P.args, **kwargs: P.kwargs) -> R:
-            began = self.recorder.clock()
-            result = method(self, *args, **kwargs)
-            self.recorder.took(phase, began, self.recorder.clock())
-            return result
+    @functools.wraps(method)
+    def measured(self: S) -> R:
+        recorder = self.recorder
+        began = recorder.clock()
+        result = method(self)
+        recorder.planned(began)
+        return result
 
-        return measured
-
-    return wrap
+    return measured

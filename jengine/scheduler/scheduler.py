@@ -88,7 +88,7 @@ class Scheduler:
         """Whether this request still lacks its final answer."""
         return request_id in self._requests.open
 
-    @timed("schedule")
+    @timed
     def schedule(self) -> Plan | None:
         """The next step: running requests first, waiting ones second. None: nothing can run now."""
         if len(self._flights) > self.depth:
@@ -108,7 +108,6 @@ class Scheduler:
         self._flights.begin(Flight(plan, requests, self.cache.weights_version))
         return plan
 
-    @timed("commit")
     def commit(self, plan: Plan, output: StepOutput) -> list[TokenDelta]:
         """Give a plan's tokens to its requests, in the order the plans were made."""
         flight = self._flights.end(plan)
