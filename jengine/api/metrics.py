@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from jengine.assembly.engine import Engine
 from jengine.assembly.values import one_of
+from jengine.counts import Counts
 from jengine.metrics.cost import CostModel
 from jengine.metrics.exporter import PREFIXES, EngineFacts, Exporter
 
@@ -13,10 +15,16 @@ from jengine.metrics.exporter import PREFIXES, EngineFacts, Exporter
 CACHE_SETTINGS = ("gpu_memory_utilization", "kv_cache_memory_bytes", "num_gpu_blocks_override")
 
 
-def exporter_of(engine: Engine, model_name: str | None = None, prefix: str = "jengine") -> Exporter:
-    """An exporter of an engine's metrics, with a registry of its own.
+def exporter_of(
+    engine: Engine,
+    model_name: str | None = None,
+    prefix: str = "jengine",
+    counts: Callable[[], Counts] | None = None,
+) -> Exporter:
+    """An exporter of an engine's metrics.
 
-    `prefix` is "jengine", or "vllm" for dashboards that were made for vLLM.
+    `prefix` is "jengine", or "vllm" for dashboards that were made for vLLM. `counts` returns the
+    core's numbers; by default they are asked for, which may wait for a step.
     """
     one_of("metrics prefix", prefix, PREFIXES)
     facts = EngineFacts(
@@ -24,7 +32,7 @@ def exporter_of(engine: Engine, model_name: str | None = None, prefix: str = "je
         cache=cache_facts(engine),
         cost=None if engine.model is None else CostModel(engine.model, devices_of(engine)),
     )
-    return Exporter(engine.session.stats, engine.client.stats, facts, prefix)
+    return Exporter(engine.session.stats, counts or engine.client.stats, facts, prefix)
 
 
 def served_name(engine: Engine) -> str:

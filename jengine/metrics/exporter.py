@@ -1,7 +1,7 @@
-"""Prometheus: everything that a front knows, as the text that a server answers /metrics with.
+"""Prometheus: everything that a front knows of its engine, as families of metrics.
 
-In: the front's statistics, and the newest counts of its cores. Out: text. Each front has a registry
-of its own. Values are read when they are asked for; nothing is copied from step to step.
+In: the front's statistics, and the newest counts of its cores. Out: families, for the registry of a
+server or for `reader`. Values are read when they are asked for, not copied from step to step.
 """
 
 from __future__ import annotations
@@ -10,16 +10,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
     HistogramMetricFamily,
     Metric,
 )
-from prometheus_client.gc_collector import GCCollector
-from prometheus_client.platform_collector import PlatformCollector
-from prometheus_client.process_collector import ProcessCollector
 
 from jengine.counts import Counts, Histogram
 from jengine.metrics import catalog
@@ -27,7 +23,6 @@ from jengine.metrics.core_values import Values, core_values
 from jengine.metrics.cost import CostModel
 from jengine.metrics.front_stats import FrontStats
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PREFIXES = ("jengine", "vllm")
 LABELS = ("model_name", "engine")
 
@@ -42,7 +37,7 @@ class EngineFacts:
 
 
 class Exporter:
-    """The metrics of one front. `registry` takes further metrics, such as those of HTTP."""
+    """The metrics of one engine, as one front sees it: a collector of prometheus-client."""
 
     def __init__(
         self,
@@ -52,17 +47,9 @@ class Exporter:
         prefix: str = "jengine",
     ) -> None:
         self.prefix = prefix
-        self.registry = CollectorRegistry(auto_describe=False)
         self._stats = stats
         self._counts = counts
         self._facts = facts
-        self.registry.register(self)
-        for kind in (ProcessCollector, PlatformCollector, GCCollector):
-            kind(registry=self.registry)
-
-    def text(self) -> bytes:
-        """All metrics in Prometheus' text format, of type CONTENT_TYPE."""
-        return generate_latest(self.registry)
 
     def collect(self) -> Iterator[Metric]:
         """The families of metrics as they are now; the registry calls it."""

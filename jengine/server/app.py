@@ -18,10 +18,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from jengine.assembly.engine import Engine
-from jengine.server import completions, health, models
+from jengine.server import completions, health, metrics, models
 from jengine.server.auth import Access, Authentication, Keys
 from jengine.server.body import Ignored
 from jengine.server.errors import api_error
+from jengine.server.http_metrics import HttpCounters, HttpMetrics
 from jengine.server.limits import RequestLimits
 from jengine.server.service import Service
 from jengine.server.settings import ServerSettings
@@ -46,6 +47,7 @@ ENDPOINTS = (
     Endpoint("POST", "/ping", Access.PUBLIC, health.health),
     Endpoint("GET", "/version", Access.PUBLIC, health.version),
     Endpoint("GET", "/load", Access.PUBLIC, health.load),
+    Endpoint("GET", "/metrics", Access.PUBLIC, metrics.metrics),
     Endpoint("GET", "/v1/models", Access.KEY, models.models),
     Endpoint("GET", "/v1/models/{model_id:path}", Access.KEY, models.model),
     Endpoint("POST", "/v1/completions", Access.KEY, completions.completions),
@@ -59,16 +61,18 @@ def make_app(engine: Engine | None, settings: ServerSettings) -> Starlette:
         service.adopt(engine)
     app = Starlette(
         routes=[route(service, endpoint) for endpoint in ENDPOINTS],
-        middleware=middleware(settings),
+        middleware=middleware(service),
         exception_handlers={HTTPException: refused},
     )
     app.state.service = service
     return app
 
 
-def middleware(settings: ServerSettings) -> list[Middleware]:
+def middleware(service: Service) -> list[Middleware]:
     """The layers around all routes, the outermost first."""
+    settings = service.settings
     layers = [
+        Middleware(HttpMetrics, counters=HttpCounters(service.registry)),
         Middleware(RequestLimits, settings=settings),
         Middleware(
             Authentication,
@@ -85,7 +89,7 @@ def middleware(settings: ServerSettings) -> list[Middleware]:
             allow_headers=settings.allowed_headers,
             allow_credentials=settings.allow_credentials,
         )
-        layers.insert(0, cors)  # before authentication: a browser's preflight carries no key
+        layers.insert(1, cors)  # before authentication: a browser's preflight carries no key
     return layers
 
 
@@ -101,6 +105,7 @@ def route(service: Service, endpoint: Endpoint) -> Route:
     """A Starlette route whose errors become responses."""
 
     async def call(http: Request) -> Response:
+        http.state.handler = endpoint.path
         try:
             response = await endpoint.handler(service, http)
         except Exception as error:  # noqa: BLE001 - the table of errors knows them all

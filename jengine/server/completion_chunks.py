@@ -9,6 +9,7 @@ from jengine.server.completion_fields import CompletionRequest
 from jengine.server.completion_texts import CompletionTexts
 from jengine.server.completion_types import ChunkChoice, CompletionChunk
 from jengine.server.generation import Outputs
+from jengine.server.request_metrics import told_metrics
 from jengine.server.service import Service
 from jengine.server.sse import event
 from jengine.server.usage import UsageWanted, usage
@@ -34,7 +35,7 @@ class CompletionChunks:
         self.request = request
         self.texts = CompletionTexts(request, service)
         self.wanted = UsageWanted(request, service.settings)
-        self.tells_cached = service.settings.enable_prompt_tokens_details
+        self.settings = service.settings
         self.head = {"id": id, "created": created, "model": model}
         self.n = request.n or 1
         self.progress: dict[int, Progress] = {}
@@ -94,8 +95,12 @@ class CompletionChunks:
         counts = usage(
             sum(len(output.prompt_token_ids) for output in outputs),
             sum(one.tokens for one in self.progress.values()),
-            cached if self.tells_cached else None,
+            cached if self.settings.enable_prompt_tokens_details else None,
         )
         return CompletionChunk(
-            **self.head, choices=[], usage=counts, system_fingerprint=FINGERPRINT
+            **self.head,
+            choices=[],
+            usage=counts,
+            metrics=told_metrics(list(outputs), self.settings),
+            system_fingerprint=FINGERPRINT,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from jengine.server.logprob_formats import CompletionLogprobs, PromptLogprobs
+from jengine.server.request_metrics import PerRequestMetrics
 from jengine.server.usage import Usage
 
 
@@ -32,6 +33,7 @@ class CompletionResponse(msgspec.Struct, kw_only=True):
     service_tier: str | None = None
     system_fingerprint: str | None = None
     usage: Usage
+    metrics: PerRequestMetrics | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChunkChoice(msgspec.Struct, kw_only=True):
@@ -55,4 +57,5 @@ class CompletionChunk(msgspec.Struct, kw_only=True):
     model: str
     choices: list[ChunkChoice]
     usage: Usage | msgspec.UnsetType = msgspec.UNSET
+    metrics: PerRequestMetrics | msgspec.UnsetType = msgspec.UNSET
     system_fingerprint: str | msgspec.UnsetType = msgspec.UNSET

@@ -19,6 +19,7 @@ from jengine.server.completion_types import CompletionChoice, CompletionResponse
 from jengine.server.fields import answer_length, sampling_params, tokenization
 from jengine.server.generation import Outputs, Prepared, answer
 from jengine.server.request_head import request_id_of
+from jengine.server.request_metrics import told_metrics
 from jengine.server.service import Service
 from jengine.server.sse import Chunks
 from jengine.server.usage import whole_usage
@@ -90,6 +91,7 @@ class CompletionJob:
             model=self.model,
             choices=choices,
             usage=whole_usage(outputs, self.service.settings),
+            metrics=told_metrics(outputs, self.service.settings),
             system_fingerprint=FINGERPRINT,
         )
 

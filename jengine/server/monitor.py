@@ -1,4 +1,5 @@
-"""The monitor: notices while the server runs that its engine has died or makes no progress.
+"""The monitor: notices while the server runs that its engine has died or makes no progress, and
+logs the engine's statistics also while it is idle.
 
 In: a service. Out: its phase, and a dump of all stacks when the engine stalls. It runs on the event
 loop; what may wait for the engine runs in a thread, one look at a time.
@@ -13,6 +14,7 @@ import sys
 
 from jengine.errors import EngineDead
 from jengine.server.phase import Phase
+from jengine.server.progress_watch import ProgressWatch
 from jengine.server.service import Service
 
 logger = logging.getLogger(__name__)
@@ -26,11 +28,19 @@ async def monitor(service: Service) -> None:
         if service.watch is not None:
             if looking is None or looking.done():
                 noticed(looking)
-                looking = asyncio.ensure_future(asyncio.to_thread(service.watch.look))
+                looking = asyncio.ensure_future(asyncio.to_thread(look, service, service.watch))
             judge(service, service.watch.age)
         await asyncio.sleep(INTERVAL)
     if looking is not None and looking.done():
         noticed(looking)
+
+
+def look(service: Service, watch: ProgressWatch) -> None:
+    """Ask the engine how far it is, and log its statistics when they are due."""
+    watch.look()
+    log = service.live.engine.session.log
+    if log is not None:
+        log.tick()
 
 
 def noticed(looking: asyncio.Future[None] | None) -> None:

@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from jengine.api.answer_stream import AnswerStream, Reader
 from jengine.api.async_requests import AsyncRequests
 from jengine.api.front import Front
+from jengine.api.metrics import exporter_of
 from jengine.assembly.engine import Engine
 from jengine.engine.answer import Answer
 from jengine.errors import EngineDead
+from jengine.metrics.registry import process_registry
 from jengine.outputs import Counts
 from jengine.prompts import TokensPrompt
 from jengine.sampling_params import SamplingParams
@@ -52,6 +54,7 @@ class Service:
         self.phase = Phase.STARTING
         self.watch: ProgressWatch | None = None  # of the engine's progress
         self.counts = Counts()  # as last known
+        self.registry = process_registry()  # of the metrics
         self.ignored_fields = 0  # that requests had, counted
         self._live: Live | None = None
         self._asked: asyncio.Task[Counts] | None = None
@@ -69,6 +72,8 @@ class Service:
                 settings.queue_limit(engine.schedule.max_num_seqs), settings.max_num_queued_tokens
             ),
         )
+        name, prefix = self._live.names.default, settings.metrics_compat
+        self.registry.register(exporter_of(engine, name, prefix, lambda: self.counts))
         requests = self._live.requests
         self.watch = ProgressWatch(engine, lambda: requests.paused)
         self.phase = Phase.SERVING

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 MIB = 2**20
 
@@ -73,7 +73,8 @@ class ServerSettings:
     sse_keep_alive_interval: int = 0  # seconds; 0: no comments
     timeout_keep_alive: int = 5
 
-    # --- logs ------------------------------------------------------------------------------
+    # --- metrics and logs ------------------------------------------------------------------
+    metrics_compat: Literal["jengine", "vllm"] = "jengine"  # prefix of the names at /metrics
     enable_log_requests: bool = False
     max_log_len: int | None = None
     uvicorn_log_level: str = "info"

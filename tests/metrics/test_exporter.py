@@ -16,6 +16,7 @@ from jengine.metrics import catalog, reader
 from jengine.metrics.buckets import request_tokens
 from jengine.metrics.exporter import EngineFacts, Exporter
 from jengine.metrics.front_stats import FrontStats
+from jengine.metrics.registry import process_registry, text_of
 from tests.engine.scripted import scripted_engine
 
 GREEDY = SamplingParams(temperature=0, max_tokens=5)
@@ -44,11 +45,18 @@ def mine(name: str, **labels: str) -> str:
     return series(name, **MINE, **labels)
 
 
+def text(exporter: Exporter) -> str:
+    """What a server would show."""
+    registry = process_registry()
+    registry.register(exporter)
+    return text_of(registry).decode()
+
+
 def values(exporter: Exporter) -> dict[str, float]:
     """The value of each sample, by `series`."""
     return {
         series(one.name, **one.labels): one.value
-        for family in text_string_to_metric_families(exporter.text().decode())
+        for family in text_string_to_metric_families(text(exporter))
         for one in family.samples
     }
 
@@ -87,12 +95,14 @@ def test_counts_become_samples() -> None:
 
 def test_histograms_are_cumulative() -> None:
     counts = Counts(step_tokens=Histogram([1.0, 8.0], [2, 3, 4], 50.0))
-    text = of_counts(lambda: counts).text().decode()
+    shown = text(of_counts(lambda: counts))
     labels = 'engine="0",le="{}",model_name="tiny"'
     for bound, number in (("1.0", 2), ("8.0", 5), ("+Inf", 9)):
-        assert f"jengine:iteration_tokens_total_bucket{{{labels.format(bound)}}} {number}.0" in text
-    assert 'jengine:iteration_tokens_total_sum{engine="0",model_name="tiny"} 50.0' in text
-    assert 'jengine:iteration_tokens_total_count{engine="0",model_name="tiny"} 9.0' in text
+        assert (
+            f"jengine:iteration_tokens_total_bucket{{{labels.format(bound)}}} {number}.0" in shown
+        )
+    assert 'jengine:iteration_tokens_total_sum{engine="0",model_name="tiny"} 50.0' in shown
+    assert 'jengine:iteration_tokens_total_count{engine="0",model_name="tiny"} 9.0' in shown
 
 
 def test_every_metric_of_the_catalog_is_exported_with_its_labels() -> None:

@@ -1,0 +1,74 @@
+"""Metrics of HTTP: how many requests there were and how long they took, by route.
+
+An ASGI layer outside all others, so that refused requests count as well. Labels are routes, never
+paths that a client chose: a request that reached no route has the handler "none".
+"""
+
+from __future__ import annotations
+
+import time
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+# Questions about the server itself, which would drown everything else.
+UNCOUNTED = frozenset({"/metrics", "/health", "/load", "/ping", "/version"})
+METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"})
+COARSE = (0.1, 0.5, 1)
+FINE = (
+    .01, .025, .05, .075, .1, .25, .5, .75, 1, 1.5, 2, 2.5, 3, 3.5, 4, 4.5, 5, 7.5, 10, 30, 60,
+)  # fmt: skip
+
+
+class HttpCounters:
+    """The metrics, in a registry."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.requests = Counter(
+            "http_requests_total", "Requests by route, method and class of status.",
+            ("handler", "method", "status"), registry=registry,
+        )  # fmt: skip
+        self.seconds = Histogram(
+            "http_request_duration_seconds", "Seconds until a response was complete, by route.",
+            ("handler", "method"), buckets=COARSE, registry=registry,
+        )  # fmt: skip
+        self.fine_seconds = Histogram(
+            "http_request_duration_highr_seconds", "Seconds until a response was complete.",
+            buckets=FINE, registry=registry,
+        )  # fmt: skip
+
+    def count(self, handler: str, method: str, status: int, seconds: float) -> None:
+        """Count a request that was answered."""
+        method = method if method in METHODS else "other"
+        self.requests.labels(handler, method, f"{status // 100}xx").inc()
+        self.seconds.labels(handler, method).observe(seconds)
+        self.fine_seconds.observe(seconds)
+
+
+class HttpMetrics:
+    """The layer. Routes put their path into the request's state as `handler`."""
+
+    def __init__(self, app: ASGIApp, counters: HttpCounters) -> None:
+        self.app = app
+        self.counters = counters
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, and count it when its response is complete or it has failed."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        began, status = time.monotonic(), 500
+
+        async def watched(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        state = scope.setdefault("state", {})
+        try:
+            await self.app(scope, receive, watched)
+        finally:
+            handler = state.get("handler", "none")
+            if handler not in UNCOUNTED:
+                self.counters.count(handler, scope["method"], status, time.monotonic() - began)

@@ -1,0 +1,56 @@
+"""The times of one request, which its response carries with --enable-per-request-metrics.
+
+In: the last output of a request. Out: durations in milliseconds, with vLLM's names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from jengine.outputs import RequestMetrics, RequestOutput
+from jengine.server.settings import ServerSettings
+
+
+class PerRequestMetrics(msgspec.Struct):
+    """The times of one request, with the names of vLLM; null where there was no such event."""
+
+    time_to_first_token_ms: float | None = None
+    generation_time_ms: float | None = None
+    queue_time_ms: float | None = None
+    mean_itl_ms: float | None = None
+    tokens_per_second: float | None = None
+
+
+def per_request_metrics(times: RequestMetrics) -> PerRequestMetrics:
+    """The times that a response carries with --enable-per-request-metrics.
+
+    As vLLM counts: the first token's from scheduling on, tokens per second over all of the time
+    after it, prefill included.
+    """
+    shown = PerRequestMetrics()
+    if not times.first_token_ts:
+        return shown
+    tokens = times.num_generation_tokens
+    decode = times.last_token_ts - times.first_token_ts
+    running = times.last_token_ts - times.scheduled_ts
+    shown.queue_time_ms = (times.scheduled_ts - times.queued_ts) * 1e3
+    shown.time_to_first_token_ms = (times.first_token_ts - times.scheduled_ts) * 1e3
+    shown.generation_time_ms = decode * 1e3
+    if tokens > 1:
+        shown.mean_itl_ms = decode * 1e3 / (tokens - 1)
+    if running > 0:
+        shown.tokens_per_second = tokens / running
+    return shown
+
+
+def told_metrics(
+    outputs: Sequence[RequestOutput], settings: ServerSettings
+) -> PerRequestMetrics | msgspec.UnsetType:
+    """The times of a request, if they are to be told and there is one answer that they are of."""
+    if not settings.enable_per_request_metrics:
+        return msgspec.UNSET
+    if len(outputs) != 1 or len(outputs[0].outputs) != 1:
+        return msgspec.UNSET
+    return per_request_metrics(outputs[0].metrics)
