@@ -48,7 +48,7 @@ def tool_parser_names() -> list[str]:
 
 
 def check_parser_names(reasoning_parser: str | None, tool_parser: str | None) -> None:
-    """Raise ConfigError unless both are None or known."""
+    """Raise ConfigError unless both are None or known, and go together."""
     for option, name, known in (
         ("reasoning_parser", reasoning_parser, reasoning_parser_names()),
         ("tool_call_parser", tool_parser, tool_parser_names()),
@@ -58,6 +58,12 @@ def check_parser_names(reasoning_parser: str | None, tool_parser: str | None) ->
                 f"{option} is {name!r}, which is not known.{nearest_name(name, known)} "
                 f"Give one of: {', '.join(known)}."
             )
+    included = TOOL_PARSERS[tool_parser].with_reasoning if tool_parser is not None else None
+    if included is not None and reasoning_parser not in (None, included):
+        raise ConfigError(
+            f"tool_call_parser {tool_parser!r} reads reasoning, too, and does not go with "
+            f"reasoning_parser {reasoning_parser!r}. Give {included!r}, or none."
+        )
 
 
 def needs_special_tokens(reasoning_parser: str | None, tool_parser: str | None) -> bool:
@@ -100,8 +106,11 @@ class ChatParser:
             parse_reasoning = REASONING_PARSERS[reasoning_parser].parse
             self._reasoning = Parser(lambda reader: parse_reasoning(reader, prompt))
         if tool_parser is not None:
-            parse_tools, _, default_id = TOOL_PARSERS[tool_parser]
-            calls = Calls(argument_schemas(tools or ()), new_id or default_id)
+            parse_tools = TOOL_PARSERS[tool_parser].parse
+            new_id = new_id or TOOL_PARSERS[tool_parser].new_id
+            calls = Calls(argument_schemas(tools or ()), new_id)
+            if TOOL_PARSERS[tool_parser].with_reasoning is not None:
+                self._reasoning = None  # the tool parser splits it off
             self._tools = Parser(lambda reader: parse_tools(reader, calls))
         self._only_first_call = not parallel_tool_calls
         self._blank: list[str] = []  # blank content that a call would drop

@@ -71,6 +71,11 @@ class TextReader:
         self._at = len(self._text) if count is None else min(start + count, len(self._text))
         return self._text[start : self._at]
 
+    def put_back(self, count: int) -> None:
+        """Give back the last characters, which were taken after the last `feed`."""
+        assert count <= self._at, "only text that is still there can be given back"
+        self._at -= count
+
     def take_while(self, run: re.Pattern[str]) -> str:
         """The text from here that `run`, a character class that repeats, matches."""
         match = run.match(self._text, self._at)

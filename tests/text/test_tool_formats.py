@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from jengine.errors import ConfigError
 from jengine.text.chat_parts import Content, ToolStart
-from tests.text.parsing import calls, content, parse
+from tests.text.parsing import calls, content, parse, reasoning
 
 
 def tool(name: str, **arguments: Any) -> dict[str, Any]:
@@ -233,3 +234,86 @@ def test_schemas_that_make_no_sense_mean_strings() -> None:
 
 def test_numbers_in_a_text_that_is_no_call_stay_as_they_are() -> None:
     assert parse("{1}", tool_parser="llama3_json") == [Content("{1}")]
+
+
+GEMMA4_TOOLS = [
+    tool(
+        "f",
+        city={"type": "string"},
+        days={"type": "integer"},
+        at={"type": "object", "properties": {"x": {"type": "string"}}},
+        tags={"type": "array", "items": {"type": "string"}},
+    )
+]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected", "rest"),
+    [
+        (
+            'Hi.<|tool_call>call:f{city:<|"|>Oslo<|"|>,days:3}<tool_call|><|tool_call>call:g{}<tool_call|>',
+            [("f", '{"city": "Oslo", "days": 3}'), ("g", "{}")],
+            "Hi.",
+        ),
+        (
+            '<|tool_call>call:f{at:{x:1},tags:[<|"|>a,b<|"|>,2],b:[1,true,word,{k:1.5}]}<tool_call|>',
+            [
+                (
+                    "f",
+                    '{"at": {"x": "1"}, "tags": ["a,b", "2"], "b": [1, true, "word", {"k": 1.5}]}',
+                )
+            ],
+            "",
+        ),
+        ('<|tool_call>:f{days:<|"|>3<|"|>}<tool_call|>', [("f", '{"days": 3}')], ""),
+        ("<|tool_call>call:f(days:3)<tool_call|>", [("f", '{"days": 3}')], ""),
+        ('<|tool_call>call:f{tags:[<|"|>a<tool_call|>!', [("f", '{"tags": ["a"]}')], "!"),
+        ('<|tool_call>call:f{city:<|"|>Os', [("f", '{"city": "Os')], ""),
+        ("<|tool_call>call:f{days:3", [("f", '{"days": ')], ""),
+        ("<|tool_call>call:f<tool_call|>", [("f", "{}")], ""),
+        ("<|tool_call>call:f", [], "<|tool_call>call:f"),
+        ("<|tool_call>f{}", [], "<|tool_call>f{}"),
+        ('<|tool_call>call:f{<|"|>a b<|"|>:1]}<tool_call|>', [("f", '{"a b": 1}')], ""),
+    ],
+)
+def test_gemma4(text: str, expected: list[tuple[str, str]], rest: str) -> None:
+    for pieces in (text, list(text)):
+        parts = parse(pieces, tool_parser="gemma4", tools=GEMMA4_TOOLS)
+        assert calls(parts) == expected
+        assert content(parts) == rest
+
+
+def test_gemma4_bounds_nesting() -> None:
+    (call,) = calls(parse("<|tool_call>call:f{a:" + "[" * 100_000, tool_parser="gemma4"))
+    assert call[1] == '{"a": ' + "[" * 63
+
+
+HARMONY = (
+    "<|channel|>analysis<|message|>I look it up.<|end|>"
+    "<|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>"
+    '{"city": "Oslo"}<|call|>'
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected", "rest"),
+    [
+        (HARMONY, [("f", '{"city": "Oslo"}')], ""),
+        (f"{HARMONY}<|start|>assistant{HARMONY}", [("f", '{"city": "Oslo"}')] * 2, ""),
+        (" to=functions.f<|channel|>commentary json<|message|>{}<|call|>", [("f", "{}")], ""),
+        ("<|channel|>commentary to=functions.f<|constrain|>json<|message|>{}", [("f", "{}")], ""),
+        ("<|channel|>commentary to=functions.f<|message|><|call|>", [("f", "{}")], ""),
+        ('<|channel|>commentary to=functions.f<|message|>{"a', [("f", '{"a')], ""),
+        ("<|channel|>final<|message|>Done.<|return|>", [], "Done."),
+    ],
+)
+def test_openai(text: str, expected: list[tuple[str, str]], rest: str) -> None:
+    check(text, "openai", expected, rest)
+
+
+def test_openai_splits_off_reasoning_with_or_without_its_reasoning_parser() -> None:
+    parts = parse(HARMONY, None, "openai")
+    assert reasoning(parts) == "I look it up."
+    assert parse(HARMONY, "openai_gptoss", "openai") == parts
+    with pytest.raises(ConfigError, match="does not go with reasoning_parser 'qwen3'"):
+        parse(HARMONY, "qwen3", "openai")

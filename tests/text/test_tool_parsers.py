@@ -31,7 +31,28 @@ _DEEPSEEK = [
     "<｜tool▁calls▁end｜>",
 ]
 _MISTRAL = ["[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "f", '{"name": "f", "arguments": {}}', "["]
+_GEMMA4 = [
+    "<|tool_call>",
+    "<tool_call|>",
+    "call:f{",
+    '<|"|>',
+    "a:",
+    "s:",
+    "b:[{c:",
+    "call:f(",
+]
+_HARMONY = [
+    "<|channel|>final",
+    "<|channel|>analysis",
+    "<|channel|>commentary to=functions.f",
+    "<|message|>",
+    "<|end|>",
+    "<|start|>assistant",
+    "<|call|>",
+]
 WORDS = {
+    "gemma4": _GEMMA4,
+    "openai": _HARMONY,
     "deepseek_v3": _DEEPSEEK,
     "deepseek_v31": _DEEPSEEK,
     "hermes": _HERMES,

@@ -12,8 +12,10 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from jengine.text.chat_parts import ChatPart
+from jengine.text.reasoning_parsers.gemma4 import parse_gemma4
 from jengine.text.reasoning_parsers.thinking import parse_deepseek_r1, parse_qwen3
 from jengine.text.text_reader import Parsing, TextReader
+from jengine.text.tool_parsers.harmony import parse_harmony_without_calls
 
 ParseReasoning = Callable[[TextReader, str], Parsing[ChatPart, None]]
 
@@ -25,10 +27,12 @@ class ReasoningFormat(NamedTuple):
     """
 
     parse: ParseReasoning
-    special_tokens: bool = False
+    special_tokens: bool = True
 
 
 REASONING_PARSERS = {
     "deepseek_r1": ReasoningFormat(parse_deepseek_r1),
+    "gemma4": ReasoningFormat(parse_gemma4),
+    "openai_gptoss": ReasoningFormat(parse_harmony_without_calls),
     "qwen3": ReasoningFormat(parse_qwen3),
 }

@@ -15,6 +15,8 @@ from jengine.text.chat_parts import ChatPart
 from jengine.text.text_reader import Parsing, TextReader
 from jengine.text.tool_parsers.calls import Calls, random_call_id
 from jengine.text.tool_parsers.deepseek_v3 import parse_deepseek_v3
+from jengine.text.tool_parsers.gemma4 import parse_gemma4
+from jengine.text.tool_parsers.harmony import parse_harmony
 from jengine.text.tool_parsers.hermes import parse_hermes
 from jengine.text.tool_parsers.llama3_json import parse_llama3_json
 from jengine.text.tool_parsers.mistral import mistral_call_id, parse_mistral
@@ -28,12 +30,14 @@ class ToolFormat(NamedTuple):
     """How a family of models writes tool calls.
 
     `special_tokens`: its marks are special tokens, which must be kept in the text. `new_id` makes
-    ids in the form that the family's chat templates accept.
+    ids in the form that the family's chat templates accept. `with_reasoning` names the reasoning
+    parser whose work this parser does as well, because the format does not separate the two.
     """
 
     parse: ParseTools
     special_tokens: bool = True
     new_id: Callable[[], str] = random_call_id
+    with_reasoning: str | None = None
 
 
 _HERMES = ToolFormat(parse_hermes)
@@ -44,11 +48,13 @@ _QWEN3_CODER = ToolFormat(parse_qwen3_coder)
 TOOL_PARSERS = {
     "deepseek_v3": ToolFormat(parse_deepseek_v3),
     "deepseek_v31": ToolFormat(parse_deepseek_v3),
+    "gemma4": ToolFormat(parse_gemma4),
     "hermes": _HERMES,
     "llama3_json": _LLAMA3,
     "llama4_json": _LLAMA3,
     "llama4_pythonic": _PYTHONIC,
     "mistral": ToolFormat(parse_mistral, new_id=mistral_call_id),
+    "openai": ToolFormat(parse_harmony, with_reasoning="openai_gptoss"),
     "pythonic": _PYTHONIC,
     "qwen3_coder": _QWEN3_CODER,
     "qwen3_json": _HERMES,

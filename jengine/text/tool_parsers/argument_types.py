@@ -75,6 +75,13 @@ def typed_json(raw: str, schema: object) -> str:
     return to_json(raw)
 
 
+def plain_json(raw: str) -> str:
+    """The text as JSON where the request says nothing: a number, a boolean, null or a string."""
+    if raw in ("true", "false", "null"):
+        return raw
+    return typed_json(raw, {"type": ["integer", "number", "string"]})
+
+
 def _read_null(raw: str) -> None:
     if raw.strip().lower() not in ("null", "none"):
         raise ValueError(raw)
