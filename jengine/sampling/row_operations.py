@@ -1,7 +1,8 @@
 """Operations on whole rows of logits, by implementation.
 
 XLA's sums over a row depend on the number of rows in their last bits, so an implementation whose
-results must not depend on the batch brings its own.
+results must not depend on the batch brings its own. Noise comes with it: a program must draw the
+same tokens whether it needs the filtered logits or not.
 """
 
 from __future__ import annotations
@@ -10,11 +11,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 
 from jengine.sampling.filters import cut_logits
+from jengine.sampling.noise import gumbel, row_keys
 from pallas_kernels.cpu import logits as kernels
+from pallas_kernels.cpu.sampling import gumbel_noise, noise_keys
 from pallas_kernels.token_sampling import best_tokens
 
 # [S, V] to the highest logit of each row and the sum of exp(logit - highest).
@@ -28,6 +32,10 @@ class RowOperations(NamedTuple):
     softmax_parts: SoftmaxParts
     # Logits, top_k, top_p and min_p to logits that are -inf where a token is cut off.
     cut_logits: Callable[[Array, Array, Array, Array], Array]
+    # The engine's key, seeds and positions to a noise key per row, u32[S, 2].
+    row_keys: Callable[[Array, Array, Array], Array]
+    # Noise keys and the vocabulary's size to Gumbel noise, f32[S, V].
+    gumbel: Callable[[Array, int], Array]
 
 
 def softmax_parts(logits: Array) -> tuple[Array, Array]:
@@ -36,12 +44,23 @@ def softmax_parts(logits: Array) -> tuple[Array, Array]:
     return highest, jnp.sum(jnp.exp(logits - highest[:, None]), axis=-1)
 
 
-XLA = RowOperations(best_tokens, softmax_parts, cut_logits)
+def row_keys_as_words(key_data: Array, seed: Array, positions: Array) -> Array:
+    """In XLA."""
+    return jax.random.key_data(row_keys(key_data, seed, positions))
+
+
+def gumbel_of_words(keys: Array, vocab: int) -> Array:
+    """In XLA."""
+    return gumbel(jax.random.wrap_key_data(keys, impl="threefry2x32"), vocab)
+
+
+XLA = RowOperations(best_tokens, softmax_parts, cut_logits, row_keys_as_words, gumbel_of_words)
 ROW_OPERATIONS = {
     "cpu": RowOperations(
-        partial(best_tokens, implementation="cpu"), kernels.softmax_parts, kernels.cut_logits
+        partial(best_tokens, implementation="cpu"), kernels.softmax_parts, kernels.cut_logits,
+        noise_keys, gumbel_noise,
     )
-}
+}  # fmt: skip
 
 
 def row_operations(implementation: str | None) -> RowOperations:

@@ -19,7 +19,6 @@ from jengine.sampling.adjust import adjust
 from jengine.sampling.features import SamplingFeatures
 from jengine.sampling.inputs import SamplingInput
 from jengine.sampling.logprobs import Logprobs, gather_logprobs
-from jengine.sampling.noise import gumbel, row_keys
 from jengine.sampling.row_operations import RowOperations, row_operations
 from jengine.sampling.state import RowState, record
 from pallas_kernels.token_sampling import DRAWN, sample_tokens
@@ -62,7 +61,11 @@ def sample(
     rows = row_operations(implementation)
     if features.random and implementation in DRAWN and not _shows_filtered(features):
         with jax.named_scope("draw"):
-            tokens = _draw_unsharded(processed, inputs, key_data, implementation)
+            keys = rows.row_keys(key_data, inputs.seed, inputs.positions)
+            tokens = sample_tokens(
+                processed, keys, inputs.temperature, inputs.top_k, inputs.top_p, inputs.min_p,
+                implementation=implementation,
+            )  # fmt: skip
     else:
         tokens, processed = _choose(processed, inputs, features, key_data, rows)
     if kept is not None:
@@ -85,16 +88,6 @@ def _is_random(inputs: SamplingInput) -> Array:
 def _shows_filtered(features: SamplingFeatures) -> bool:
     """Whether log-probabilities of the filtered distribution are wanted, not only its tokens."""
     return features.logprobs is not None and features.logprobs_mode.startswith("processed")
-
-
-def _draw_unsharded(
-    logits: Array, inputs: SamplingInput, key_data: Array, implementation: str
-) -> Array:
-    keys = jax.random.key_data(row_keys(key_data, inputs.seed, inputs.positions))
-    return sample_tokens(
-        logits, keys, inputs.temperature, inputs.top_k, inputs.top_p, inputs.min_p,
-        implementation=implementation,
-    )  # fmt: skip
 
 
 def _choose(
@@ -131,8 +124,8 @@ def _draw(
         wanted = jnp.any((min_p > 0) | (top_k > 0) | (top_p < 1))
         logits = lax.cond(wanted, rows.cut_logits, lambda logits, *off: logits, logits, *cuts)
     with jax.named_scope("draw"):
-        keys = row_keys(key_data, inputs.seed, inputs.positions)
-        return rows.best_tokens(logits + gumbel(keys, logits.shape[1])), logits
+        keys = rows.row_keys(key_data, inputs.seed, inputs.positions)
+        return rows.best_tokens(logits + rows.gumbel(keys, logits.shape[1])), logits
 
 
 def _logprobs(

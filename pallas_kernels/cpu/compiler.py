@@ -26,6 +26,7 @@ FLAGS = ("-std=c++17", "-O3", "-ffp-contract=off", "-fPIC", "-fvisibility=hidden
 # longest is first. The empty unit takes the files that are not named here.
 UNITS: tuple[tuple[str, ...], ...] = (
     ("attention.cc",),
+    ("best_tokens.cc", "draw.cc", "logits.cc", "logits_handlers.cc"),
     (),
     ("matmul.cc", "matmul_handlers.cc", "cache_handlers.cc", "xla_call.cc"),
 )
@@ -97,11 +98,11 @@ def sources() -> list[Path]:
 
 
 def units(cores: int) -> list[str]:
-    """The text of each unit; two that take equally long where there are only two cores."""
+    """The text of each unit; where there are only two cores, two that take equally long."""
     named = {file for files in UNITS for file in files}
     others = [file.name for file in sources() if file.suffix == ".cc" and file.name not in named]
-    first, *rest = ["".join(f'#include "{file}"\n' for file in files or others) for files in UNITS]
-    return [first, *rest] if cores > 2 else [first, "".join(rest)]
+    texts = ["".join(f'#include "{file}"\n' for file in files or others) for files in UNITS]
+    return texts if cores > 2 else ["".join(texts[:2]), "".join(texts[2:])]
 
 
 def headers() -> Path:

@@ -1,6 +1,8 @@
-"""Choosing tokens on the CPU: one pass over the logits."""
+"""Choosing tokens on the CPU: one pass over the logits, and the noise with which they are drawn."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -8,9 +10,39 @@ from jax import Array
 
 from pallas_kernels.cpu.library import load, target
 
+if TYPE_CHECKING:  # shapes are for readers and type checkers
+    from jaxtyping import Float32, Int32, UInt32
+
 
 def best_tokens_cpu(logits: Array) -> Array:
     """See `best_tokens`."""
     load()
     result = jax.ShapeDtypeStruct(logits.shape[:1], jnp.int32)
     return jax.ffi.ffi_call(target("best_tokens"), result)(logits.astype(jnp.float32))
+
+
+def sample_tokens_cpu(
+    logits: Array, keys: Array, temperature: Array, top_k: Array, top_p: Array, min_p: Array
+) -> Array:
+    """See `sample_tokens`."""
+    load()
+    result = jax.ShapeDtypeStruct(logits.shape[:1], jnp.int32)
+    return jax.ffi.ffi_call(target("draw_tokens"), result)(
+        logits.astype(jnp.float32), keys, temperature, top_k, top_p, min_p
+    )
+
+
+def noise_keys(
+    base: UInt32[Array, "2"], seeds: UInt32[Array, "rows 2"], positions: Int32[Array, " rows"]
+) -> UInt32[Array, "rows 2"]:
+    """The threefry key of each row: base, with both words of its seed and its position folded in."""
+    load()
+    result = jax.ShapeDtypeStruct(seeds.shape, jnp.uint32)
+    return jax.ffi.ffi_call(target("noise_keys"), result)(base, seeds, positions)
+
+
+def gumbel_noise(keys: UInt32[Array, "rows 2"], vocab: int) -> Float32[Array, "rows vocab"]:
+    """The noise that `sample_tokens` adds."""
+    load()
+    result = jax.ShapeDtypeStruct((keys.shape[0], vocab), jnp.float32)
+    return jax.ffi.ffi_call(target("noise"), result)(keys)

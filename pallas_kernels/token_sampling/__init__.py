@@ -26,6 +26,7 @@ BEST = {
 DRAWN = {
     "xla": sample_tokens_xla,
     "triton": "pallas_kernels.token_sampling.triton:sample_tokens_triton",
+    "cpu": "pallas_kernels.cpu.sampling:sample_tokens_cpu",
 }
 
 

@@ -25,7 +25,7 @@ TRITON = pytest.param("triton", marks=pytest.mark.skipif(bool(reason), reason=re
 missing = cpu_problem()
 CPU = pytest.param("cpu", marks=pytest.mark.skipif(bool(missing), reason=missing or "runs"))
 IMPLEMENTATIONS = ["xla", TRITON, CPU]
-SAMPLERS = ["xla", TRITON]
+SAMPLERS = ["xla", TRITON, CPU]
 
 
 def slow(*values: Any) -> list[Any]:

@@ -173,11 +173,6 @@ inline Ints nonfinite(const char* at, int64_t dim) {
   }
   return found;
 }
-inline bool any(Ints lanes) {
-  int32_t found = 0;
-  for (int i = 0; i < LANES; i++) found |= lanes[i];
-  return found;
-}
 
 // Leaves out the values that are not finite and returns their tokens, a bit for each.
 //

@@ -1,4 +1,4 @@
-// exp, tanh and the activations of feed-forward blocks, on vectors.
+// exp, log, tanh and the activations of feed-forward blocks, on vectors.
 #pragma once
 
 #include "vector.h"
@@ -55,6 +55,44 @@ inline Floats exp2(Floats x) {
 inline float exp2(float x) { return exp2<true>(splat(x))[0]; }
 inline Floats exp(Floats x) { return exp_up_to_88(min(splat(HIGHEST_EXPONENT), x)); }
 inline float exp(float x) { return exp(splat(x))[0]; }
+
+// The natural logarithm of positive normal numbers, as in Cephes.
+inline Floats log_of_normal(Floats x) {
+  const Words bits = (Words)x;
+  Floats rest = (Floats)((bits & 0x807fffffu) | 0x3f000000u);  // in [0.5, 1)
+  const Floats exponent = __builtin_convertvector((Ints)(bits >> 23) - 126, Floats);
+  const Ints small = rest < 0.707106769f;
+  const Floats n = exponent - select(small, splat(1.0f), Floats{});
+  rest = rest - 1.0f + select(small, rest, Floats{});
+  const Floats square = rest * rest, cube = square * rest;
+  Floats first = fma(rest, splat(7.0376836292e-2f), splat(-1.1514610310e-1f));
+  Floats second = fma(rest, splat(-1.2420140846e-1f), splat(1.4249322787e-1f));
+  Floats third = fma(rest, splat(2.0000714765e-1f), splat(-2.4999993993e-1f));
+  first = fma(first, rest, splat(1.1676998740e-1f));
+  second = fma(second, rest, splat(-1.6668057665e-1f));
+  third = fma(third, rest, splat(3.3333331174e-1f));
+  const Floats series = fma(fma(first, cube, second), cube, third);
+  const Floats low = fma(series, cube, n * -2.12194440e-4f);
+  return fma(n, splat(0.693359375f), rest - square * 0.5f + low);
+}
+// log(1 - x) for x in [0, 1), as in Cephes: exact to the last places for small x too.
+inline Floats log_of_rest(Floats x) {
+  const Floats square = x * x;
+  Floats above = fma(-x, splat(4.5270000862e-5f), splat(4.9854102823e-1f));
+  above = fma(-x, above, splat(6.5787325942f));
+  above = fma(-x, above, splat(29.911919328f));
+  above = fma(-x, above, splat(60.949667980f));
+  above = fma(-x, above, splat(57.112963590f));
+  above = fma(-x, above, splat(20.039553499f));
+  Floats below = splat(15.062909083f) - x;
+  below = fma(-x, below, splat(83.047565967f));
+  below = fma(-x, below, splat(221.76239823f));
+  below = fma(-x, below, splat(309.09872225f));
+  below = fma(-x, below, splat(216.42788614f));
+  below = fma(-x, below, splat(60.118660497f));
+  const Floats near = square * -0.5f - square * x * (above / below) - x;
+  return select(x < 0.414213568f, near, log_of_normal(1.0f - x));
+}
 
 inline Floats tanh(Floats x) { return 1.0f - 2.0f / (exp(x + x) + 1.0f); }
 inline Floats silu(Floats x) { return x / (1.0f + exp(-x)); }

@@ -8,21 +8,12 @@
 namespace jengine {
 namespace {
 
-constexpr float INFINITE = std::numeric_limits<float>::infinity();
 constexpr int32_t LOWEST_FINITE = -0x7f800000;  // order key of the most negative finite number
 constexpr int SUMS = 4;  // vectors that are added up side by side
 
-// The next numbers of a row; those behind its end are -inf.
-Floats next(const float* row, int64_t i, int64_t width) {
-  if (i + LANES <= width) return load<Floats>(row + i);
-  Floats found = splat(-INFINITE);
-  std::memcpy(&found, row + i, (width - i) * sizeof(float));
-  return found;
-}
-
 float highest_of(const float* row, int64_t width) {
   Floats most = splat(-INFINITE);
-  for (int64_t i = 0; i < width; i += LANES) most = max(most, next(row, i, width));
+  for (int64_t i = 0; i < width; i += LANES) most = max(most, some_of(row, i, width));
   return largest(most);
 }
 
@@ -119,7 +110,7 @@ Cut top_p(const Candidates& row, float p, Cut cut) {
 void fill(const float* row, int64_t width, float min_p, const Candidates& to) {
   const Floats highest = splat(highest_of(row, width)), least = splat(std::min(min_p, 1.0f));
   for (int64_t i = 0; i < width; i += LANES) {
-    const Floats x = next(row, i, width), weight = exp(x - highest);
+    const Floats x = some_of(row, i, width), weight = exp(x - highest);
     const Ints unlikely = weight < least;
     store(to.weights + i, select(unlikely, Floats{}, weight));
     store(to.keys + i, order_keys(select(unlikely, splat(-INFINITE), x)));
@@ -135,22 +126,24 @@ void keep(const float* row, int64_t width, const Candidates& candidates, Cut cut
   }
 }
 
-void cut_row(const float* row, int64_t width, int32_t k, float p, float min_p, float* to) {
-  if (k <= 0 && p >= 1.0f && min_p <= 0.0f) {
-    std::memcpy(to, row, width * sizeof(float));
-    return;
-  }
-  const int64_t padded = (width + LANES - 1) / LANES * LANES;
-  Arena memory(task_scratch().take(Arena::bytes<int32_t>(padded) + Arena::bytes<float>(padded)));
-  const Candidates candidates{memory.array<int32_t>(padded), memory.array<float>(padded), padded};
+int64_t whole_lanes(int64_t width) { return (width + LANES - 1) / LANES * LANES; }
+
+}  // namespace
+
+size_t cut_bytes(int64_t width) {
+  return Arena::bytes<int32_t>(whole_lanes(width)) + Arena::bytes<float>(whole_lanes(width));
+}
+
+void cut_row(const float* row, int64_t width, RowCut settings, Arena memory, float* to) {
+  const auto [k, p, min_p] = settings;
+  const int64_t whole = whole_lanes(width);
+  const Candidates candidates{memory.array<int32_t>(whole), memory.array<float>(whole), whole};
   fill(row, width, min_p, candidates);
   Cut cut{LOWEST_FINITE, width};
   if (k > 0 && k < width) cut = top_k(candidates, k);
   if (p < 1.0f) cut = top_p(candidates, p, cut);
   keep(row, width, candidates, cut, to);
 }
-
-}  // namespace
 
 void softmax_parts(Pool& pool, const Rows& rows, float* parts) {
   parallel_for(pool, rows.count, [&](int64_t r) {
@@ -159,14 +152,20 @@ void softmax_parts(Pool& pool, const Rows& rows, float* parts) {
     const Floats highest = splat(most);
     parts[2 * r] = most;
     parts[2 * r + 1] = total_of(
-        rows.width, [&](int64_t i) { return exp(next(row, i, rows.width) - highest); });
+        rows.width, [&](int64_t i) { return exp(some_of(row, i, rows.width) - highest); });
   });
 }
 
 void cut_logits(Pool& pool, const Rows& rows, const Cuts& cuts, float* to) {
   parallel_for(pool, rows.count, [&](int64_t r) {
     const int64_t at = r * rows.width;
-    cut_row(rows.data + at, rows.width, cuts.top_k[r], cuts.top_p[r], cuts.min_p[r], to + at);
+    const RowCut cut = cuts.of(r);
+    if (cut.is_off()) {
+      std::memcpy(to + at, rows.data + at, rows.width * sizeof(float));
+    } else {
+      const Arena memory(task_scratch().take(cut_bytes(rows.width)));
+      cut_row(rows.data + at, rows.width, cut, memory, to + at);
+    }
   });
 }
 

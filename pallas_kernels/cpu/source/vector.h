@@ -126,6 +126,17 @@ inline bool all_up_to(Floats v, float most) {
 #endif
 }
 
+// Whether a comparison holds in some lane.
+inline bool any(Ints lanes) {
+#if defined(JENGINE_AVX512)
+  return _mm512_test_epi32_mask((__m512i)lanes, (__m512i)lanes) != 0;
+#else
+  int32_t found = 0;
+  for (int i = 0; i < LANES; i++) found |= lanes[i];
+  return found;
+#endif
+}
+
 // Every other lane of two vectors, one after the other, from lane 0 or 1 on.
 inline Floats every_other(Floats a, Floats b, int from) {
 #if defined(JENGINE_AVX512)

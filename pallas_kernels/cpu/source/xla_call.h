@@ -34,6 +34,7 @@ enum class DataType {
   S64 = XLA_FFI_DataType_S64,
   U8 = XLA_FFI_DataType_U8,
   U16 = XLA_FFI_DataType_U16,
+  U32 = XLA_FFI_DataType_U32,
   F16 = XLA_FFI_DataType_F16,
   F32 = XLA_FFI_DataType_F32,
   BF16 = XLA_FFI_DataType_BF16,
