@@ -12,9 +12,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-
 from jengine.api.llm import LLM
+from jengine.kvcache.block_pool import NULL_BLOCK, BlockPool
 from jengine.plan import Entries, Entry, NewBlocks, NewRow, Plan, RowSampling
 from jengine.runner.runner import PlanRunner, StepHandle
 
@@ -31,6 +30,16 @@ def read_bytes(llm: LLM) -> int:
         return weight_bytes(llm)
     size = llm.engine.loaded.leaves[0].dtype.itemsize
     return weight_bytes(llm) - model.vocab_size * model.hidden_size * size
+
+
+def grown_tables(blocks: int, rows: int, pages: int) -> list[list[int]]:
+    """The blocks that rows get from an empty pool when all of their tokens are generated, side by
+    side: a prompt's are taken at once, and so follow each other at least as long."""
+    pool, tables = BlockPool(blocks), [[NULL_BLOCK] for _ in range(rows)]
+    for _ in range(pages):
+        for table in tables:
+            table += pool.allocate(1, table[-1])
+    return [table[1:] for table in tables]
 
 
 class Driver:
@@ -92,17 +101,16 @@ class Driver:
         return (time.perf_counter() - began) / steps
 
     def plans(self, rows: int, context: int, steps: int) -> Iterator[Plan]:
-        """Plans of decode steps with blocks in random order; positions stop at max_model_len."""
+        """Plans of decode steps; positions stop at max_model_len."""
         everyone, pages = list(range(rows)), self.pages(context, steps)
         longest = self.llm.engine.schedule.max_model_len
-        rng = np.random.default_rng(0)
         new_rows = [
             NewRow(row, [1] * (context - 1), context - 1, RowSampling()) for row in everyone
         ]
         new_blocks = []
         for group, blocks in enumerate(self.blocks):
-            order = 1 + rng.permutation(blocks - 1)[: rows * pages].reshape(rows, pages)
-            new_blocks += [NewBlocks(row, group, 0, order[row].tolist()) for row in everyone]
+            tables = grown_tables(blocks, rows, pages)
+            new_blocks += [NewBlocks(row, group, 0, tables[row]) for row in everyone]
         for step in range(3 * steps):
             start = min(context - 1 + step, longest - 1)
             entries = Entries.of(Entry(row, start, 1) for row in everyone)

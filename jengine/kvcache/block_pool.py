@@ -5,6 +5,9 @@ In: counts, block ids, content keys. Out: block ids. Must not know requests or t
     owned > 0 ──free──► unowned, with key ("cached")  ── least recently used is reused first
         ▲      └──────► unowned, no key  ("free")     ── reused before any cached block
         └──allocate (drops the key) / touch (keeps it)
+
+A table gets neighbouring blocks where it can: memory is read faster in long runs. So the free
+blocks behind one that begins a run are handed to others last.
 """
 
 from __future__ import annotations
@@ -15,6 +18,8 @@ from jengine.errors import ConfigError
 
 NULL_BLOCK = 0
 OUT_OF_RING = -1
+# Blocks of a run: kept for the table that took the first of them, as long as there are others.
+RUN = 32
 
 
 class BlockPool:
@@ -32,10 +37,11 @@ class BlockPool:
         self._owners = [0] * num_blocks
         self._keys: list[bytes | None] = [None] * num_blocks
         self._blocks_of: dict[bytes, dict[int, None]] = {}
-        # Unowned blocks form a ring through these two lists; the end mark is one past the blocks.
-        self._mark = num_blocks
-        self._after = [OUT_OF_RING, *range(2, num_blocks + 1), 1]
-        self._before = [OUT_OF_RING, num_blocks, *range(1, num_blocks)]
+        # Unowned blocks form a ring through these two lists, past two marks: where free ones end
+        # and cached ones begin, and where all end.
+        self._cached, self._end = num_blocks, num_blocks + 1
+        self._after = [OUT_OF_RING, *range(2, num_blocks + 2), 1]
+        self._before = [OUT_OF_RING, self._end, *range(1, num_blocks + 1)]
 
     @property
     def num_used(self) -> int:
@@ -51,18 +57,22 @@ class BlockPool:
         """How many tables hold this block."""
         return self._owners[block]
 
-    def allocate(self, count: int) -> list[int]:
-        """Take `count` blocks, least recently used first. Their old contents are forgotten."""
+    def allocate(self, count: int, after: int = NULL_BLOCK) -> list[int]:
+        """Take `count` blocks: free ones first, if possible those that follow `after`, then those
+        least recently used. Their old contents are forgotten."""
         assert count <= self.num_unowned, f"{count} blocks wanted, {self.num_unowned} unowned"
-        blocks = []
-        for _ in range(count):
-            block = self._after[self._mark]
-            self._leave_ring(block)
-            if self._keys[block] is not None:
-                self._drop_key(block)
-            self._owners[block] = 1
-            blocks.append(block)
-        return blocks
+        blocks: list[int] = []
+        fresh = min(count, self.num_free)
+        for _ in range(fresh):
+            after = after + 1 if after and self._is_free(after + 1) else self._begin_run()
+            self._take(after)
+            blocks.append(after)
+        reused = []
+        for _ in range(count - fresh):
+            reused.append(block := self._after[self._cached])
+            self._take(block)
+            self._drop_key(block)
+        return blocks + sorted(reused)
 
     def touch(self, blocks: Iterable[int]) -> None:
         """Become one more owner of blocks that were found."""
@@ -120,27 +130,52 @@ class BlockPool:
         assert min(self._owners) == 0 == self._owners[NULL_BLOCK], "owner counts are off"
 
     def _ring(self) -> list[int]:
-        blocks, block = [], self._after[self._mark]
-        while block != self._mark:
+        blocks, block = [], self._after[self._end]
+        while block != self._end:
             assert self._before[self._after[block]] == block, f"ring is broken at block {block}"
             blocks.append(block)
             block = self._after[block]
-        return blocks
+        border = blocks.index(self._cached)
+        assert all(self._keys[b] is None for b in blocks[:border]), "a cached block is among free"
+        assert None not in (self._keys[b] for b in blocks[border + 1 :]), "a free one among cached"
+        return blocks[:border] + blocks[border + 1 :]
 
-    def _leave_ring(self, block: int) -> None:
+    def _is_free(self, block: int) -> bool:
+        return block <= self.total and self._owners[block] == 0 and self._keys[block] is None
+
+    def _begin_run(self) -> int:
+        """The next free block; those behind it become the last of the free ones."""
+        first = self._after[self._end]
+        for block in range(first + 1, first + RUN):
+            if not self._is_free(block):
+                break
+            self._unlink(block)
+            self._link(block, self._before[self._cached])
+        return first
+
+    def _take(self, block: int) -> None:
+        self._leave_ring(block)
+        self._owners[block] = 1
+
+    def _unlink(self, block: int) -> None:
         before, after = self._before[block], self._after[block]
         self._after[before], self._before[after] = after, before
         self._after[block] = self._before[block] = OUT_OF_RING
+
+    def _link(self, block: int, before: int) -> None:
+        after = self._after[before]
+        self._after[before] = self._before[after] = block
+        self._before[block], self._after[block] = before, after
+
+    def _leave_ring(self, block: int) -> None:
+        self._unlink(block)
         self.num_unowned -= 1
         self.num_cached -= self._keys[block] is not None
 
     def _enter_ring(self, block: int) -> None:
         """Without content at the head (next to be reused), with content at the tail."""
         cached = self._keys[block] is not None
-        before = self._before[self._mark] if cached else self._mark
-        after = self._after[before]
-        self._after[before] = self._before[after] = block
-        self._before[block], self._after[block] = before, after
+        self._link(block, self._before[self._end] if cached else self._end)
         self.num_unowned += 1
         self.num_cached += cached
 

@@ -85,7 +85,7 @@ class PagedGroup:
         if length <= first:
             return None
         self._skip(table, self.rules.skippable(reach.settled))
-        blocks = self.pool.allocate(length - first)
+        blocks = self.pool.allocate(length - first, table.blocks[-1])
         table.blocks += blocks
         return NewUnits(first, blocks)
 
@@ -133,7 +133,8 @@ class PagedGroup:
     def _start(self, reach: Reach, length: int) -> BlockTable:
         table = self._tables[reach.holder] = BlockTable(self._hit_blocks(reach.hit))
         self.pool.touch(block for block in table.blocks if block != NULL_BLOCK)
-        table.blocks += self.pool.allocate(length - len(table.blocks))
+        last = table.blocks[-1] if table.blocks else NULL_BLOCK
+        table.blocks += self.pool.allocate(length - len(table.blocks), last)
         return table
 
     def _skip(self, table: BlockTable, skippable: int) -> None:

@@ -35,7 +35,7 @@ def sample_tokens_cpu(
 def noise_keys(
     base: UInt32[Array, "2"], seeds: UInt32[Array, "rows 2"], positions: Int32[Array, " rows"]
 ) -> UInt32[Array, "rows 2"]:
-    """The threefry key of each row: base, with both words of its seed and its position folded in."""
+    """The threefry key of each row: base, with its seed's words and its position folded in."""
     load()
     result = jax.ShapeDtypeStruct(seeds.shape, jnp.uint32)
     return jax.ffi.ffi_call(target("noise_keys"), result)(base, seeds, positions)

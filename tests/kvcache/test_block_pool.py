@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from jengine.errors import ConfigError
-from jengine.kvcache.block_pool import BlockPool
+from jengine.kvcache.block_pool import RUN, BlockPool
 
 
 def key(n: int) -> bytes:
@@ -32,7 +34,41 @@ def test_blocks_without_content_are_reused_first_and_contents_by_age():
     pool.free(reversed(blocks))  # 5 and 6 have no content
     assert pool.num_cached == 4
     # Tail before head: 4 was freed before 1, so it is the older content.
-    assert pool.allocate(6) == [5, 6, 4, 3, 2, 1]
+    assert [pool.allocate(3), *(pool.allocate(1) for _ in range(3))] == [[5, 6, 4], [3], [2], [1]]
+
+
+def test_tables_that_grow_side_by_side_have_long_runs():
+    pool = BlockPool(8 * RUN + 1)
+    tables = [pool.allocate(2) for _ in range(4)]
+    for _ in range(2 * RUN - 2):
+        for table in tables:
+            table += pool.allocate(1, table[-1])
+        pool.check()
+    for table in tables:
+        assert sum(b != a + 1 for a, b in itertools.pairwise(table)) == 1
+    assert pool.num_free == 0
+
+
+def test_what_is_kept_for_a_table_is_handed_out_when_nothing_else_is_left():
+    pool = BlockPool(2 * RUN + 1)
+    first, second = pool.allocate(1)[0], pool.allocate(1)[0]
+    assert (first, second) == (1, RUN + 1)
+    assert pool.allocate(2) == [2, 3]
+    rest = pool.allocate(2 * RUN - 4, second)
+    assert rest[: RUN - 1] == list(range(second + 1, second + RUN))
+    assert sorted(rest[RUN - 1 :]) == list(range(4, RUN + 1))
+    pool.check()
+
+
+def test_evicted_blocks_come_in_the_order_of_memory():
+    """The same ones are evicted, but which comes first in a table is free."""
+    pool = BlockPool(6)
+    blocks = pool.allocate(5)
+    for block in blocks:
+        pool.publish(block, key(block))
+    pool.free(reversed(blocks))
+    assert pool.allocate(3) == [3, 4, 5]
+    assert [pool.find(key(n)) for n in range(1, 6)] == [1, 2, None, None, None]
 
 
 def test_reuse_forgets_the_old_content():

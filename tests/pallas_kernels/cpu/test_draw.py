@@ -58,8 +58,8 @@ def test_a_row_is_drawn_alike_in_any_batch_and_whether_or_not_its_distribution_i
         assert np.array_equal(drawn.tokens, also.tokens)
         row = position % ROWS
         keys = noise_keys(seed_words(0), inputs.seed, inputs.positions)
-        one = [np.asarray(value)[row : row + 1] for value in (
-            logits, keys, inputs.temperature, inputs.top_k, inputs.top_p, inputs.min_p)]  # fmt: skip
+        given = (logits, keys, inputs.temperature, inputs.top_k, inputs.top_p, inputs.min_p)
+        one = [np.asarray(value)[row : row + 1] for value in given]
         assert sample_tokens_cpu(*one)[0] == drawn.tokens[row]
 
 
