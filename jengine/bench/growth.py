@@ -20,9 +20,10 @@ import numpy as np
 from jengine.api.llm import LLM
 from jengine.bench import host
 from jengine.bench.driver import Driver
+from jengine.bench.machine import hardware_of
 from jengine.bench.peak_memory import device_stats, resident_bytes
 from jengine.bench.read_speed import read_gb_s
-from jengine.bench.surroundings import hardware_of, surroundings
+from jengine.bench.surroundings import surroundings
 from jengine.engine.core import EngineCore
 from jengine.errors import ConfigError
 from jengine.pictures.charts import Series, line_chart

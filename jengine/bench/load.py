@@ -24,8 +24,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from jengine.bench.machine import cores, peak_bytes
 from jengine.bench.peak_memory import in_gb, resident_bytes
-from jengine.bench.surroundings import cores, peak_bytes, surroundings
+from jengine.bench.surroundings import surroundings
 from jengine.errors import JengineError
 from jengine.models.parameter import named_parameters, parameter_bytes
 from jengine.weights.dummy import dummy_model

@@ -9,7 +9,7 @@ from __future__ import annotations
 import psutil
 
 from jengine.api.llm import LLM
-from jengine.bench.surroundings import peak_bytes
+from jengine.bench.machine import peak_bytes
 from jengine.runner.reports import device_memory
 
 

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from jengine.bench.surroundings import cores
+from jengine.bench.machine import cores
 
 # Larger than the caches of most processors.
 PROBE_NUMBERS = 2**28

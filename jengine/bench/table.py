@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jengine.bench.surroundings import hardware_of
+from jengine.bench.machine import hardware_of
 from jengine.bench.workloads import WORKLOADS
 
 RESULTS = Path(__file__).parent / "results"

@@ -13,6 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jengine.cli.flags import add_engine_flags, engine_arguments, flag_words
+from jengine.cli.load_flags import (
+    LENGTHS,
+    SHARED,
+    add_load_flags,
+    load_arguments,
+    load_words,
+    refuse_load_flags,
+)
 from jengine.cli.measurements import KINDS
 from jengine.cli.parser import Parser
 from jengine.cli.terminal import Terminal
@@ -21,7 +29,7 @@ from jengine.errors import ConfigError
 if TYPE_CHECKING:
     from jengine.cli.main import OpenLLM
 
-USAGE = "throughput|latency|startup|load|growth|host [MODEL] [flags]"
+USAGE = "throughput|latency|startup|load|growth|host|serve [MODEL] [flags]"
 EXAMPLES = """\
 examples:
   jengine bench throughput demo
@@ -33,6 +41,8 @@ examples:
   jengine bench growth demo --plots ./plots --output-json growth.json
   jengine bench growth --from growth.json --plots ./plots
   jengine bench host
+  jengine bench serve --port 8000 --random-input-len 256 --num-prompts 200 --request-rate 10
+  jengine bench serve --base-url http://host:8000 --max-concurrency 64 --goodput ttft:500 tpot:50
 """
 # Defaults of the flags that only this command has.
 DEFAULTS: dict[str, Any] = {
@@ -41,8 +51,8 @@ DEFAULTS: dict[str, Any] = {
     "num_prompts": None,
     "repeats": 3,
     "against": None,
-    "input_len": 32,
-    "output_len": 128,
+    "input_len": None,
+    "output_len": None,
     "batch_size": 8,
     "num_iters_warmup": 2,
     "num_iters": 10,
@@ -53,6 +63,8 @@ DEFAULTS: dict[str, Any] = {
     "running": [16, 64, 256, 1024],
     "steps": 200,
 }
+# Kinds with a page of charts -> the module that draws it.
+PAGES = {"growth": "jengine.bench.growth", "serve": "jengine.bench.serve.report"}
 # The least that a number may be.
 LEAST = {
     **dict.fromkeys(("repeats", "num_prompts", "input_len", "output_len", "batch_size"), 1),
@@ -120,6 +132,7 @@ def add_flags(parser: Parser) -> None:
     group.add_argument(
         "--steps", metavar="N", type=int, help="steps for each number of requests [200]"
     )
+    add_load_flags(parser)
     add_engine_flags(parser)
     parser.set_defaults(**DEFAULTS)
 
@@ -127,14 +140,15 @@ def add_flags(parser: Parser) -> None:
 def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) -> int:
     """Measure, print, and JSON as the last line."""
     check(arguments)
-    measured, printed = KINDS[arguments.kind](arguments, open_llm)
-    result = {"command": command_line(arguments), **measured}
+    arguments.command = command_line(arguments)
+    measured, printed = KINDS[arguments.kind](arguments, open_llm, terminal.note)
+    result = {"command": arguments.command, **measured}
     terminal.say(printed)
     if arguments.output_json:
         text = json.dumps(result, indent=1) + "\n"
         Path(arguments.output_json).write_text(text, encoding="utf-8")
     if arguments.plots:
-        page = importlib.import_module("jengine.bench.growth").draw(result, Path(arguments.plots))
+        page = importlib.import_module(PAGES[arguments.kind]).draw(result, Path(arguments.plots))
         terminal.say(f"charts: {page}")
     terminal.say(json.dumps(result))
     return 0
@@ -142,10 +156,13 @@ def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) ->
 
 def check(arguments: argparse.Namespace) -> None:
     """Refuse combinations of flags that argparse accepts."""
-    for flag, value in (("--from", arguments.from_file), ("--plots", arguments.plots)):
-        if value is not None and arguments.kind != "growth":
-            raise ConfigError(f"{flag}: only bench growth draws charts.")
-    without = arguments.kind == "host" or arguments.from_file is not None
+    if arguments.from_file is not None and arguments.kind != "growth":
+        raise ConfigError("--from: only bench growth reads an earlier result.")
+    if arguments.plots is not None and arguments.kind not in PAGES:
+        raise ConfigError(f"--plots: only bench {' and bench '.join(PAGES)} draw charts.")
+    if arguments.kind != "serve":
+        refuse_load_flags(arguments)
+    without = arguments.kind in ("host", "serve") or arguments.from_file is not None
     if (arguments.model is None) != without:
         problem = "needs a model" if arguments.model is None else "has no model"
         raise ConfigError(f"bench {arguments.kind} {problem}: {USAGE}")
@@ -169,11 +186,19 @@ def command_line(arguments: argparse.Namespace) -> str:
     words += [own_name(arguments.model)] if arguments.model else []
     for name, default in DEFAULTS.items():
         value = getattr(arguments, name)
-        if value != default:
+        if value != default and (arguments.kind != "serve" or name not in LENGTHS):
             given = value if isinstance(value, list) else [value]
             words += ["--" + name.replace("_", "-"), *(own_name(str(one)) for one in given)]
-    settings = engine_arguments(arguments) if arguments.model else {}
+    if arguments.kind == "serve":
+        words += [own_name(word) for word in load_words(load_arguments(arguments))]
+    settings = engine_arguments(arguments) if arguments.model else shared_settings(arguments)
     return shlex.join([*words, *flag_words(settings)])
+
+
+def shared_settings(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Settings that an engine has too, where none is started."""
+    given = vars(arguments)
+    return {name: given[name] for name in SHARED if name in given and name not in DEFAULTS}
 
 
 def own_name(word: str) -> str:

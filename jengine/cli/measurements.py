@@ -12,16 +12,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jengine.bench.serve.settings import LoadSettings
 from jengine.cli.flags import engine_arguments
+from jengine.cli.load_flags import load_arguments
 from jengine.errors import ConfigError
 
 if TYPE_CHECKING:
     from jengine.cli.main import OpenLLM
 
+# Tokens of prompts and answers, where a benchmark has one length of them.
+INPUT_LEN, OUTPUT_LEN = 32, 128
 Measured = tuple[dict[str, Any], str]
+Note = Callable[[str], object]  # shows a line about the progress
 
 
-def throughput(arguments: argparse.Namespace, open_llm: OpenLLM) -> Measured:
+def throughput(arguments: argparse.Namespace, open_llm: OpenLLM, note: Note) -> Measured:
     """Tokens per second on a workload; with --against, in turns with a peer."""
     bench = importlib.import_module("jengine.bench.throughput")
     workloads = importlib.import_module("jengine.bench.workloads")
@@ -51,14 +56,14 @@ def deterministic(settings: dict[str, Any]) -> dict[str, Any]:
     return {**settings, "deterministic": True, "compilation_config": {"wait_for": "all"}}
 
 
-def latency(arguments: argparse.Namespace, open_llm: OpenLLM) -> Measured:
+def latency(arguments: argparse.Namespace, open_llm: OpenLLM, note: Note) -> Measured:
     """Seconds that one batch takes."""
     bench = importlib.import_module("jengine.bench.latency")
     with open_llm(arguments.model, **token_engine(arguments, ["greedy"])) as llm:
         result = bench.measure(
             llm,
-            input_len=arguments.input_len,
-            output_len=arguments.output_len,
+            input_len=arguments.input_len or INPUT_LEN,
+            output_len=arguments.output_len or OUTPUT_LEN,
             batch_size=arguments.batch_size,
             warm_up=arguments.num_iters_warmup,
             iterations=arguments.num_iters,
@@ -66,7 +71,7 @@ def latency(arguments: argparse.Namespace, open_llm: OpenLLM) -> Measured:
     return result, bench.printed(result)
 
 
-def startup(arguments: argparse.Namespace, open_llm: OpenLLM) -> Measured:
+def startup(arguments: argparse.Namespace, open_llm: OpenLLM, note: Note) -> Measured:
     """Seconds from the start of a process to its first token."""
     bench = importlib.import_module("jengine.bench.startup")
     args = importlib.import_module("jengine.assembly.args").EngineArgs
@@ -82,7 +87,7 @@ def startup(arguments: argparse.Namespace, open_llm: OpenLLM) -> Measured:
     return result, bench.printed(result)
 
 
-def load(arguments: argparse.Namespace, open_llm: OpenLLM) -> Measured:
+def load(arguments: argparse.Namespace, open_llm: OpenLLM, note: Note) -> Measured:
     """Gigabytes of weights per second."""
     bench = importlib.import_module("jengine.bench.load")
     settings = engine_arguments(arguments)
@@ -94,7 +99,7 @@ def load(arguments: argparse.Namespace, open_llm: OpenLLM) -> Measured:
     return result, bench.printed(result)
 
 
-def growth(arguments: argparse.Namespace, open_llm: OpenLLM) -> Measured:
+def growth(arguments: argparse.Namespace, open_llm: OpenLLM, note: Note) -> Measured:
     """Measure how time and memory grow, or show what an earlier run measured."""
     bench = importlib.import_module("jengine.bench.growth")
     if arguments.from_file is not None:
@@ -108,16 +113,25 @@ def growth(arguments: argparse.Namespace, open_llm: OpenLLM) -> Measured:
             contexts=arguments.contexts,
             rows=arguments.rows,
             iterations=arguments.num_iters,
-            prompt_length=arguments.input_len,
+            prompt_length=arguments.input_len or INPUT_LEN,
         )
     return result, bench.printed(result)
 
 
-def host(arguments: argparse.Namespace, open_llm: OpenLLM) -> Measured:
+def host(arguments: argparse.Namespace, open_llm: OpenLLM, note: Note) -> Measured:
     """Milliseconds of Python per step."""
     bench = importlib.import_module("jengine.bench.host")
     result = bench.measure_all(arguments.running, arguments.steps)
     return result, bench.printed(result)
+
+
+def serve(arguments: argparse.Namespace, open_llm: OpenLLM, note: Note) -> Measured:
+    """What users of a server see while it is under load, or what an earlier run saw."""
+    settings = LoadSettings(**load_arguments(arguments))
+    report = importlib.import_module("jengine.bench.serve.printed")
+    measure = importlib.import_module("jengine.bench.serve.measure")
+    result = measure.measure(settings, arguments.command, note)
+    return result, report.printed(result, settings)
 
 
 def token_engine(
@@ -133,11 +147,12 @@ def token_engine(
     return {"skip_tokenizer_init": True, **settings}
 
 
-KINDS: dict[str, Callable[[argparse.Namespace, OpenLLM], Measured]] = {
+KINDS: dict[str, Callable[[argparse.Namespace, OpenLLM, Note], Measured]] = {
     "throughput": throughput,
     "latency": latency,
     "startup": startup,
     "load": load,
     "growth": growth,
     "host": host,
+    "serve": serve,
 }

@@ -17,7 +17,7 @@ import pytest
 from jengine import LLM
 from jengine.bench import against, load, peak_memory, step_clock
 from jengine.bench.against import Peer, PeerFailed, PeerProgram, PeerSettings
-from jengine.bench.surroundings import peak_bytes
+from jengine.bench.machine import peak_bytes
 from jengine.bench.throughput import Ours, memory_line
 from jengine.bench.workloads import WORKLOADS, generated, read_trace, write_trace
 from jengine.cli.main import main
@@ -269,7 +269,7 @@ def test_load_writes_random_weights_for_a_config(model: str, tmp_path: Path) -> 
 def test_peak_memory_is_of_this_process_alone() -> None:
     """A child's ru_maxrss starts at what its parent held."""
     held = bytearray(2 * 10**8)
-    program = "from jengine.bench.surroundings import peak_bytes; print(peak_bytes())"
+    program = "from jengine.bench.machine import peak_bytes; print(peak_bytes())"
     done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, check=True)
     assert peak_bytes() - int(done.stdout) > len(held) / 2
 
@@ -294,7 +294,7 @@ def test_workloads_are_the_same_every_time(name: str, tmp_path: Path) -> None:
         (["growth", "demo", "--from", "x.json"], "bench growth has no model"),
         (["growth", "--from", "/nowhere.json"], "expected what bench growth --output-json wrote"),
         (["growth", "demo", "--contexts", "0"], "--contexts 0: expected 1 or more"),
-        (["host", "--plots", "here"], "--plots: only bench growth draws"),
+        (["host", "--plots", "here"], "--plots: only bench growth and bench serve draw"),
         (["latency", "demo", "--batch-size", "0"], "--batch-size 0: expected 1 or more"),
         (["latency", "demo", "--output-json", "/nowhere/at/all"], "in a folder that exists"),
         (["throughput", "demo", "--num-prompts", "0"], "--num-prompts 0: expected 1 or more"),

@@ -21,7 +21,7 @@ from jengine.bench.gpu.arrays import attention_arrays, attention_program
 from jengine.bench.gpu.cases import AttentionCase, Sizes, sizes
 from jengine.bench.gpu.kernels import time_sampling, time_write, timed
 from jengine.bench.gpu.part import MOST_TEXT, Part, run_stage, write_json
-from jengine.bench.surroundings import commit
+from jengine.bench.machine import commit
 from pallas_kernels.launch import KernelError
 from pallas_kernels.launch.call import INTERPRETED_CAPABILITY
 from pallas_kernels.shapes import next_power_of_two

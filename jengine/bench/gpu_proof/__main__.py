@@ -24,7 +24,7 @@ from typing import Any
 from jengine.bench.gpu_proof.cases import CAPABILITIES, StepCase, step_cases
 from jengine.bench.gpu_proof.device import environment
 from jengine.bench.gpu_proof.report import markdown, worse
-from jengine.bench.surroundings import commit, machine
+from jengine.bench.machine import commit, machine
 
 RESULTS = Path(__file__).parent.parent / "results" / "gpu-proof.json"
 PACKAGES = ("jax", "jaxlib", "triton", "jax-triton", "jax-cuda12-plugin", "jax-cuda13-plugin")

@@ -1,0 +1,165 @@
+"""The figures of a load: throughput, goodput, and latencies with their percentiles.
+
+In: replies. Out: a dict with the keys of vLLM's result files, in its units: seconds for lists,
+milliseconds for statistics.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jengine.bench.serve.load import Load
+from jengine.bench.serve.reply import Reply
+from jengine.bench.serve.settings import LoadSettings
+
+# Shown in the page of charts, whatever percentiles are printed.
+CURVE = (1, 5, 10, 25, 50, 75, 90, 95, 99, 99.9)
+MOST_ERRORS = 10
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One latency: its name in keys, in lines, as a heading."""
+
+    key: str
+    name: str
+    title: str
+
+
+TTFT = Metric("ttft", "TTFT", "Time to First Token")
+TPOT = Metric("tpot", "TPOT", "Time per Output Token (excl. 1st token)")
+ITL = Metric("itl", "ITL", "Inter-token Latency")
+E2EL = Metric("e2el", "E2EL", "End-to-end Latency")
+QUEUE = Metric("client_queue_time", "Client Queue Time", "Client-side Queueing")
+WITH_QUEUE = Metric(
+    "e2el_including_client_queue", "E2EL incl. Client Queue", "Queue-inclusive End-to-end Latency"
+)
+LATENCIES = (TTFT, TPOT, ITL, E2EL, QUEUE, WITH_QUEUE)
+
+
+def figures(load: Load, settings: LoadSettings) -> dict[str, Any]:
+    """All figures of a load."""
+    good = [reply for reply in load.replies if reply.success]
+    made, read = sum(r.output_len for r in good), sum(r.prompt_len for r in good)
+    peak, together = peaks(good)
+    return {
+        "duration": load.seconds,
+        "completed": len(good),
+        "failed": len(load.replies) - len(good),
+        "total_input_tokens": read,
+        "total_output_tokens": made,
+        "request_throughput": len(good) / load.seconds,
+        "request_goodput": goodput(good, settings, load.seconds),
+        "output_throughput": made / load.seconds,
+        "total_token_throughput": (made + read) / load.seconds,
+        "max_output_tokens_per_s": peak,
+        "max_concurrent_requests": together,
+        **statistics(good, settings),
+        "curves": {metric.key: curve(values(metric, good)) for metric in LATENCIES},
+        "timeline": timeline(good),
+        "first_errors": first_errors(load.replies),
+    }
+
+
+def details(load: Load) -> dict[str, Any]:
+    """What --save-detailed keeps of every request."""
+    replies = load.replies
+    return {
+        "input_lens": [reply.prompt_len for reply in replies],
+        "output_lens": [reply.output_len if reply.success else 0 for reply in replies],
+        "ttfts": [reply.ttft for reply in replies],
+        "itls": [reply.itl for reply in replies],
+        "latencies": [reply.latency for reply in replies],
+        "start_times": [reply.started for reply in replies],
+        "queue_times": [reply.queued for reply in replies],
+        "generated_texts": [reply.text for reply in replies],
+        "errors": [reply.error for reply in replies],
+    }
+
+
+def values(metric: Metric, replies: Sequence[Reply]) -> list[float]:
+    """The seconds of a latency, of every request or token that has it."""
+    if metric is ITL:
+        return [seconds for reply in replies for seconds in reply.itl]
+    if metric is TPOT:
+        return [reply.tpot for reply in replies if reply.output_len > 1]
+    read = {
+        "ttft": lambda reply: reply.ttft,
+        "e2el": lambda reply: reply.latency,
+        "client_queue_time": lambda reply: reply.queued,
+        "e2el_including_client_queue": lambda reply: reply.latency + reply.queued,
+    }[metric.key]
+    return [read(reply) for reply in replies]
+
+
+def shown(settings: LoadSettings) -> list[Metric]:
+    """The latencies to report. Waiting here is one only where it can happen."""
+    limited = settings.max_concurrency is not None
+    apply = {
+        QUEUE.key: limited,
+        WITH_QUEUE.key: limited and not math.isinf(settings.request_rate),
+    }
+    return [m for m in LATENCIES if m.key in settings.metrics and apply.get(m.key, True)]
+
+
+def statistics(replies: Sequence[Reply], settings: LoadSettings) -> dict[str, float]:
+    """Mean, median, deviation and percentiles of each latency, in milliseconds."""
+    found: dict[str, float] = {}
+    for metric in shown(settings):
+        milliseconds = np.array(values(metric, replies) or [0.0]) * 1e3
+        found[f"mean_{metric.key}_ms"] = float(milliseconds.mean())
+        found[f"median_{metric.key}_ms"] = float(np.median(milliseconds))
+        found[f"std_{metric.key}_ms"] = float(milliseconds.std())
+        for percentile in settings.percentiles:
+            key = f"p{percentile:g}_{metric.key}_ms"
+            found[key] = float(np.percentile(milliseconds, percentile))
+    return found
+
+
+def goodput(replies: Sequence[Reply], settings: LoadSettings, seconds: float) -> float | None:
+    """Requests per second that met every objective."""
+    limits = settings.objectives
+    if not limits:
+        return None
+    read = {"ttft": lambda r: r.ttft, "tpot": lambda r: r.tpot, "e2el": lambda r: r.latency}
+    met = sum(
+        all(read[name](reply) * 1e3 <= limit for name, limit in limits.items()) for reply in replies
+    )
+    return met / seconds
+
+
+def curve(seconds: Sequence[float]) -> list[float]:
+    """Milliseconds at the percentiles of CURVE."""
+    if not seconds:
+        return []
+    return [round(float(one), 3) for one in np.percentile(np.array(seconds) * 1e3, CURVE)]
+
+
+def timeline(replies: Sequence[Reply]) -> dict[str, list[int]]:
+    """For each second: chunks received, and requests that were running."""
+    if not replies:
+        return {"tokens": [], "requests": []}
+    began = min(reply.started for reply in replies)
+    count = int(max(reply.times[-1] for reply in replies) - began) + 1
+    received = np.concatenate([np.array(reply.times) for reply in replies]) - began
+    tokens = np.bincount(received.astype(int), minlength=count)
+    running = np.zeros(count, int)
+    for reply in replies:
+        running[int(reply.started - began) : int(reply.times[-1] - began) + 1] += 1
+    return {"tokens": tokens.tolist(), "requests": running.tolist()}
+
+
+def peaks(replies: Sequence[Reply]) -> tuple[float, int]:
+    """The most tokens in a second, and the most requests that overlap one."""
+    line = timeline(replies)
+    return float(max(line["tokens"], default=0)), max(line["requests"], default=0)
+
+
+def first_errors(replies: Sequence[Reply]) -> list[str]:
+    """What the first failed requests said."""
+    return [reply.error for reply in replies if not reply.success][:MOST_ERRORS]

@@ -1,0 +1,107 @@
+"""Sends the requests of a dataset to a server as they arrive, and collects the replies.
+
+In: settings, conversations, an address. Out: a reply per request, and the seconds that all took.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import resource
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass
+
+from jengine.bench.serve.arrivals import arrivals
+from jengine.bench.serve.reply import Reply
+from jengine.bench.serve.requests import RequestWriter, Said
+from jengine.bench.serve.samples import Conversation
+from jengine.bench.serve.settings import LoadSettings
+from jengine.client.connection import Connections
+from jengine.client.errors import ServerFailed
+
+# Sockets that the process may need beside its connections.
+OTHER_FILES = 64
+
+
+@dataclass(frozen=True)
+class Load:
+    """All replies of one load, in the order of the dataset."""
+
+    replies: list[Reply]
+    seconds: float
+
+
+class LoadGenerator:
+    """Runs loads over one set of connections. `told` is called after each reply."""
+
+    def __init__(
+        self,
+        settings: LoadSettings,
+        connections: Connections,
+        writer: RequestWriter,
+        told: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._settings, self._connections, self._writer = settings, connections, writer
+        self._told = told
+        self._count = 0
+
+    async def run(self, conversations: Sequence[Conversation]) -> Load:
+        """Send everything; what fails is in its reply."""
+        allow_connections(sum(map(len, conversations)))
+        limit = self._settings.max_concurrency
+        turn_of = asyncio.Semaphore(limit) if limit else nullcontext()
+        times = arrivals(self._settings, len(conversations))
+        gc.collect()
+        gc.freeze()  # the dataset need not be looked at again and again
+        began = time.perf_counter()
+        tasks = []
+        for conversation, due in zip(conversations, times, strict=True):
+            if (early := began + due - time.perf_counter()) > 0:
+                await asyncio.sleep(early)
+            tasks.append(asyncio.ensure_future(self._converse(conversation, turn_of)))
+        replies = [reply for found in await asyncio.gather(*tasks) for reply in found]
+        seconds = time.perf_counter() - began
+        gc.unfreeze()
+        return Load(replies, seconds)
+
+    async def _converse(
+        self, conversation: Conversation, turn_of: AbstractAsyncContextManager[object]
+    ) -> list[Reply]:
+        """All turns of a conversation. After one that failed, no other is sent: they count as
+        failed too, because each contains the answer before it."""
+        said, replies = Said(self._settings.backend), list[Reply]()
+        arrived = time.perf_counter()
+        for turn in conversation:
+            async with turn_of:
+                reply = Reply(turn.prompt_len, arrived)
+                if replies and not replies[-1].success:
+                    reply.error = f"not sent: {replies[-1].error}"
+                else:
+                    self._count += 1
+                    name = f"{self._settings.request_id_prefix}{self._count}"
+                    request = self._writer.request(said.with_turn(turn), turn.output_len, name)
+                    await self._send(request, reply)
+            said.answered(reply.text)
+            replies.append(reply)
+            arrived = time.perf_counter()
+            self._told()
+        return replies
+
+    async def _send(self, request: bytes, reply: Reply) -> None:
+        try:
+            await self._connections.exchange(request, reply)
+        except ServerFailed as error:
+            reply.error = reply.error or str(error)  # what the server said says more
+        reply.end()
+
+
+def allow_connections(count: int) -> None:
+    """Raise the limit of open files as far as this process may, up to what is needed."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count + OTHER_FILES
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and wanted > soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

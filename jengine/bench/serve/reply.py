@@ -1,0 +1,116 @@
+"""One streamed answer as its user sees it: when each chunk came, and what it said.
+
+In: parts of the response's body with the moment at which they came. Out: times, text, counts.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+import msgspec
+
+from jengine.client.errors import error_of, message_in
+from jengine.client.events import DONE, EventReader, Usage, read_chunk
+from jengine.client.response_reader import ResponseReader
+
+
+class Reply:
+    """The answer to one request. Times are of time.perf_counter()."""
+
+    def __init__(self, prompt_len: int, arrived: float) -> None:
+        self.arrived = arrived  # when it was due; it may have waited here for its turn
+        self.started = time.perf_counter()
+        self.times: list[float] = []  # of chunks with new tokens
+        self.texts: list[str] = []
+        self.token_ids: list[list[int]] = []  # of each chunk, where the server sends them
+        self.usage: Usage | None = None
+        self.error = ""
+        self._prompt_len = prompt_len
+        self._events = EventReader()
+        self._refusal = b""
+        self._done = False
+
+    def receive(self, response: ResponseReader, body: bytes, now: float) -> None:
+        """Take the next part of the body."""
+        if response.status != 200:
+            self._refusal += body
+            if response.complete:
+                self.error = str(error_of(response.status, self._refusal, "the server"))
+            return
+        for event in self._events.feed(body):
+            if event == DONE:
+                self._done = True
+            else:
+                self._take(event, now)
+
+    def _take(self, event: bytes, now: float) -> None:
+        try:
+            chunk = read_chunk(event)
+        except msgspec.DecodeError as error:
+            self.error = f"a chunk cannot be read: {error}: {event[:100]!r}"
+            return
+        if chunk.error is not None:
+            self.error = message_in(chunk.error)
+        if chunk.usage is not None:
+            self.usage = chunk.usage
+        for choice in chunk.choices:
+            if not choice.opens:
+                self.times.append(now)
+                self.texts.append(choice.added)
+                if choice.token_ids is not None:
+                    self.token_ids.append(choice.token_ids)
+
+    def end(self) -> None:
+        """The response is complete: say what is missing."""
+        if not self.error and not self.times:
+            self.error = "the stream ended without a token"
+        if not self.error and not self._done:
+            self.error = "the stream ended without [DONE]"
+
+    @property
+    def success(self) -> bool:
+        """Whether the answer is complete."""
+        return not self.error and bool(self.times)
+
+    @property
+    def text(self) -> str:
+        """The answer."""
+        return "".join(self.texts)
+
+    @property
+    def prompt_len(self) -> int:
+        """Tokens of the prompt: those that the server counted, else those that were meant."""
+        counted = 0 if self.usage is None else self.usage.prompt_tokens
+        return counted or self._prompt_len
+
+    @property
+    def output_len(self) -> int:
+        """Tokens of the answer: those that the server counted, else its chunks."""
+        counted = None if self.usage is None else self.usage.completion_tokens
+        return len(self.times) if counted is None else counted
+
+    @property
+    def ttft(self) -> float:
+        """Seconds to the first token."""
+        return self.times[0] - self.started if self.times else 0.0
+
+    @property
+    def latency(self) -> float:
+        """Seconds to the last token."""
+        return self.times[-1] - self.started if self.times else 0.0
+
+    @property
+    def itl(self) -> list[float]:
+        """Seconds between chunks."""
+        return [after - before for before, after in itertools.pairwise(self.times)]
+
+    @property
+    def tpot(self) -> float:
+        """Seconds per token after the first; 0 where there is only one."""
+        return (self.latency - self.ttft) / (self.output_len - 1) if self.output_len > 1 else 0.0
+
+    @property
+    def queued(self) -> float:
+        """Seconds for which it waited here, because of --max-concurrency."""
+        return self.started - self.arrived

@@ -1,0 +1,148 @@
+"""Many requests at once over connections that are kept open, in one asyncio loop.
+
+In: an address, whole requests as bytes. Out: the body of each response, as it comes, to a receiver
+that also gets the moment at which it came.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from typing import Protocol
+
+from jengine.client.address import Address
+from jengine.client.errors import ServerFailed
+from jengine.client.response_reader import BadResponse, ResponseReader
+
+
+class Receiver(Protocol):
+    """Takes a response while it comes."""
+
+    def receive(self, response: ResponseReader, body: bytes, now: float) -> None:
+        """Take the next part of the body; `now` is time.perf_counter()."""
+        ...
+
+
+class Connection(asyncio.Protocol):
+    """One connection, which carries one exchange at a time."""
+
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport | None = None
+        self._response = ResponseReader()
+        self._receiver: Receiver | None = None
+        self._ended: asyncio.Future[None] | None = None
+        self.is_open = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport, self.is_open = transport, True
+
+    def data_received(self, data: bytes) -> None:
+        now = time.perf_counter()
+        if self._receiver is None:  # bytes that nobody asked for
+            self.close()
+            return
+        try:
+            body = self._response.feed(data)
+            if self._response.status:
+                self._receiver.receive(self._response, body, now)
+        except (BadResponse, ValueError) as error:
+            self._fail(ServerFailed(f"the server sent what is not understood: {error}"))
+            return
+        if self._response.complete:
+            self.is_open = self.is_open and self._response.stays_open
+            self._end()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.is_open = False
+        self._response.end()
+        if self._response.complete:
+            self._end()
+        else:
+            self._fail(ServerFailed(f"the server closed the connection{f': {exc}' if exc else ''}"))
+
+    async def exchange(self, request: bytes, receiver: Receiver) -> None:
+        """Send a request and wait until its response is complete."""
+        assert self._transport is not None and self._receiver is None, "one exchange at a time"
+        self._response, self._receiver = ResponseReader(), receiver
+        self._ended = asyncio.get_running_loop().create_future()
+        self._transport.write(request)
+        try:
+            await self._ended
+        except asyncio.CancelledError:
+            self.close()  # the server notices, and aborts the request
+            raise
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.is_open = False
+        if self._transport is not None:
+            self._transport.close()
+
+    def _end(self) -> None:
+        ended, self._ended, self._receiver = self._ended, None, None
+        if ended is not None and not ended.done():
+            ended.set_result(None)
+
+    def _fail(self, error: ServerFailed) -> None:
+        ended, self._ended, self._receiver = self._ended, None, None
+        self.close()
+        if ended is not None and not ended.done():
+            ended.set_exception(error)
+
+
+class Connections:
+    """Open connections to one server, used again when their exchange has ended."""
+
+    def __init__(self, address: Address, security: ssl.SSLContext | None = None) -> None:
+        self.address = address
+        self._security = security
+        self._idle: list[Connection] = []
+        self._all: set[Connection] = set()
+
+    async def exchange(self, request: bytes, receiver: Receiver) -> None:
+        """Send a request on an idle connection, or on a new one."""
+        connection = self._take() or await self._open()
+        try:
+            await connection.exchange(request, receiver)
+        finally:
+            if connection.is_open:
+                self._idle.append(connection)
+            else:
+                connection.close()
+                self._all.discard(connection)
+
+    def close(self) -> None:
+        """Close all connections."""
+        for connection in self._all:
+            connection.close()
+
+    def _take(self) -> Connection | None:
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.is_open:  # the server may have closed it meanwhile
+                return connection
+            self._all.discard(connection)
+        return None
+
+    async def _open(self) -> Connection:
+        loop = asyncio.get_running_loop()
+        try:
+            _, connection = await loop.create_connection(
+                Connection, self.address.host, self.address.port, ssl=self._security
+            )
+        except OSError as error:
+            raise ServerFailed(f"{self.address} cannot be reached: {error}") from error
+        self._all.add(connection)
+        return connection
+
+
+def security_of(address: Address, insecure: bool = False) -> ssl.SSLContext | None:
+    """TLS settings of an https address; `insecure` takes any certificate."""
+    if not address.secure:
+        return None
+    context = ssl.create_default_context()
+    if insecure:
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context

@@ -1,0 +1,98 @@
+"""Reads one HTTP/1.1 response from bytes that come in any pieces.
+
+In: bytes. Out: status, headers, the body's bytes as they come, and whether it is complete.
+Must not know sockets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+HEAD_LIMIT = 64 * 1024
+
+
+class BadResponse(ValueError):
+    """The bytes are not an HTTP/1.1 response."""
+
+
+class ResponseReader:
+    """One response. `stays_open`: the connection may carry another request afterwards."""
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.headers: dict[str, str] = {}
+        self.complete = False
+        self.stays_open = False
+        self._rest = b""
+        self._left = 0
+        self._read: Callable[[], bytes] = self._head
+
+    def feed(self, data: bytes) -> bytes:
+        """Take bytes; the part of the body that is known now."""
+        self._rest = self._rest + data if self._rest else data
+        return self._read()
+
+    def end(self) -> None:
+        """The connection was closed: the end of a body that has no length."""
+        self.complete = self.complete or self._read == self._until_closed
+
+    def _head(self) -> bytes:
+        end = self._rest.find(b"\r\n\r\n")
+        if end < 0:
+            if len(self._rest) > HEAD_LIMIT:
+                raise BadResponse(f"headers of more than {HEAD_LIMIT} bytes")
+            return b""
+        first, *lines = self._rest[:end].decode("latin-1").split("\r\n")
+        version, _, status = first.partition(" ")
+        if not version.startswith("HTTP/1.") or not status[:3].isdigit():
+            raise BadResponse(f"expected an HTTP/1.1 response, got {first[:100]!r}")
+        self.status = int(status[:3])
+        pairs = (line.partition(":") for line in lines)
+        self.headers = {name.strip().lower(): value.strip() for name, _, value in pairs}
+        self._rest = self._rest[end + 4 :]
+        if self.status < 200:  # an interim response; the real one follows
+            return self._head()
+        self.stays_open = self.headers.get("connection", "").lower() != "close"
+        self._read = self._body()
+        return self._read()
+
+    def _body(self) -> Callable[[], bytes]:
+        if "chunked" in self.headers.get("transfer-encoding", "").lower():
+            return self._chunked
+        if self.status in (204, 304):
+            return self._counted
+        if "content-length" in self.headers:
+            self._left = int(self.headers["content-length"])
+            return self._counted
+        self.stays_open = False
+        return self._until_closed
+
+    def _chunked(self) -> bytes:
+        data, at, parts = self._rest, 0, []
+        while (line := data.find(b"\r\n", at)) >= 0:
+            try:
+                size = int(data[at:line].partition(b";")[0], 16)
+            except ValueError as error:
+                raise BadResponse(f"expected a chunk's size, got {data[at:line][:40]!r}") from error
+            if size == 0:
+                end = data.find(b"\r\n\r\n", line)  # trailers, if any, are before it
+                if end >= 0:
+                    self.complete, at = True, end + 4
+                break
+            end = line + 2 + size
+            if end + 2 > len(data):
+                break
+            parts.append(data[line + 2 : end])
+            at = end + 2
+        self._rest = data[at:]
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _counted(self) -> bytes:
+        body, self._rest = self._rest[: self._left], self._rest[self._left :]
+        self._left -= len(body)
+        self.complete = self._left == 0
+        return body
+
+    def _until_closed(self) -> bytes:
+        body, self._rest = self._rest, b""
+        return body
