@@ -1,6 +1,6 @@
 """Shows an answer while it is generated, and measures its speed.
 
-In: an iterator of RequestOutputs that each hold the new text only. Out: an Answer.
+In: an iterator of Pieces, or of RequestOutputs that each hold the new text only. Out: an Answer.
 Must not know commands.
 """
 
@@ -14,6 +14,33 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from jengine.outputs import RequestOutput
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What is new of an answer. `total`: all tokens so far, where a server has counted them."""
+
+    text: str = ""
+    thought: str = ""  # of the model's reasoning, which is no part of the answer
+    tokens: int = 0
+    total: int | None = None
+    prompt_tokens: int | None = None
+    finish_reason: str | None = None
+    error: str | None = None
+
+
+def pieces_of(outputs: Generator[RequestOutput]) -> Generator[Piece]:
+    """An engine's stream as pieces. Closing it closes the stream, which aborts the request."""
+    with closing(outputs):
+        for output in outputs:
+            part = output.outputs[0]
+            yield Piece(
+                part.text,
+                tokens=len(part.token_ids),
+                prompt_tokens=len(output.prompt_token_ids),
+                finish_reason=part.finish_reason,
+                error=output.error,
+            )
 
 
 @dataclass
@@ -46,27 +73,36 @@ class Answer:
             f"{self.tokens_per_second:.1f} tokens/s, prompt of {self.prompt_tokens} tokens"
         )
 
-    def take(self, output: RequestOutput) -> str:
-        """Add an output's new tokens and return their text."""
-        part = output.outputs[0]
-        self.prompt_tokens = len(output.prompt_token_ids)
-        self.tokens += len(part.token_ids)
-        if part.token_ids and self.seconds_to_first is None:
+    def take(self, piece: Piece) -> str:
+        """Add what is new and return its text."""
+        if piece.prompt_tokens is not None:
+            self.prompt_tokens = piece.prompt_tokens
+        self.tokens = self.tokens + piece.tokens if piece.total is None else piece.total
+        if piece.tokens and self.seconds_to_first is None:
             self.seconds_to_first = time.perf_counter() - self.began
-        self.finish_reason = part.finish_reason
-        self.error = output.error
-        self.text += part.text
-        return part.text
+        self.finish_reason = piece.finish_reason or self.finish_reason
+        self.error = piece.error or self.error
+        self.text += piece.text
+        return piece.text
 
 
-def stream_answer(outputs: Generator[RequestOutput], write: Callable[[str], None]) -> Answer:
-    """Write an answer as it comes. Ctrl-C ends the answer, not the engine."""
-    answer = Answer()
-    # The API's streams are generators: closing one aborts its request.
-    with closing(outputs):
+def stream_answer(
+    pieces: Generator[Piece],
+    write: Callable[[str], None],
+    aside: Callable[[str], None] = lambda _: None,
+) -> Answer:
+    """Write an answer as it comes, and its reasoning aside. Ctrl-C ends the answer, not the
+    engine."""
+    answer, thinking = Answer(), False
+    with closing(pieces):
         try:
-            for output in outputs:
-                write(answer.take(output))
+            for piece in pieces:
+                if piece.thought:
+                    aside(piece.thought)
+                elif thinking and piece.text:
+                    aside("\n\n")
+                thinking = bool(piece.thought) or (thinking and not piece.text)
+                write(answer.take(piece))
         except KeyboardInterrupt:
             answer.interrupted = answer.finish_reason is None  # else it was complete
     answer.seconds = time.perf_counter() - answer.began

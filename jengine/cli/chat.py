@@ -1,4 +1,4 @@
-"""`jengine chat`: talk with a model in this process.
+"""`jengine chat`: talk with a model in this process, or with one that a server has.
 
 Ctrl-C stops an answer; at the prompt, twice leaves. Lines from a pipe are answered one by one.
 """
@@ -8,12 +8,12 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from jengine.cli.answer import Answer, stream_answer
+from jengine.cli.answer import Answer, Piece, pieces_of, stream_answer
 from jengine.cli.conversation import Conversation, read_message
 from jengine.cli.few_requests import few_requests, models_sampling
 from jengine.cli.flags import (
@@ -24,7 +24,10 @@ from jengine.cli.flags import (
 )
 from jengine.cli.leaving import engine_to_the_end
 from jengine.cli.parser import Parser
+from jengine.cli.remote_chat import add_server_flags, open_server, refuse_server_flags
 from jengine.cli.terminal import Terminal
+from jengine.client.address import is_url
+from jengine.client.errors import ServerBusy, ServerFailed
 from jengine.errors import CapacityError, RequestError, nearest_name
 from jengine.sampling_params import RequestOutputKind, SamplingParams
 
@@ -32,11 +35,12 @@ if TYPE_CHECKING:
     from jengine import LLM
     from jengine.cli.main import OpenLLM
 
-USAGE = "MODEL [flags]"
+USAGE = "MODEL|URL [flags]"
 EXAMPLES = """\
 examples:
   jengine chat demo
   jengine chat ./model --system-prompt "Answer in one sentence." --stats
+  jengine chat http://127.0.0.1:8000
   jengine chat ./model -q "What is the capital of France?"
 """
 HELP = '''\
@@ -54,13 +58,14 @@ COMMANDS = ("/reset", "/system", "/stats", "/save", "/help", "/exit")
 
 def add_flags(parser: Parser) -> None:
     """The flags of this command."""
-    parser.add_argument("model", metavar="MODEL", help="a model folder, or demo")
+    parser.add_argument("model", metavar="MODEL", help="a model folder, demo, or a server's URL")
     parser.add_argument("-q", "--quick", metavar="MESSAGE", help="answer one message and leave")
     parser.add_argument("--system-prompt", metavar="TEXT", help="what the model is told first")
     parser.add_argument("--stats", action="store_true", help="show the speed of each answer")
     add_sampling_flags(
         parser, leave_out=("n", "logprobs"), max_tokens="most tokens of an answer [the context]"
     )
+    add_server_flags(parser)
     add_engine_flags(parser)
 
 
@@ -69,6 +74,10 @@ def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) ->
     given: dict[str, Any] = {"max_tokens": None, **sampling_arguments(arguments)}
     # Refuses wrong settings before the engine starts, which takes long.
     SamplingParams(**given)
+    if is_url(arguments.model):
+        server = open_server(arguments, given)
+        return talk(Chat.begun(server, given, terminal, arguments), arguments.quick)
+    refuse_server_flags(arguments)
     settings = engine_arguments(arguments)
     sampling = {**models_sampling(arguments.model, settings), **given}
     settings = few_requests(settings, sampling, most=1)
@@ -78,14 +87,18 @@ def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) ->
         params = llm.get_default_sampling_params().clone(
             n=1, output_kind=RequestOutputKind.DELTA, **given
         )
-        conversation = Conversation(arguments.system_prompt)
-        chat = Chat(llm, params, terminal, conversation, arguments.stats)
-        if arguments.quick is not None:
-            return int(chat.ask(arguments.quick).error is not None)
-        if terminal.interactive:
-            enable_line_editing()
-            terminal.note("Ready. /help lists commands, Ctrl-D leaves.")
-        return chat.run()
+        model = EngineModel(llm, params)
+        return talk(Chat.begun(model, given, terminal, arguments), arguments.quick)
+
+
+def talk(chat: Chat, quick: str | None) -> int:
+    """Answer one message, or messages until the end."""
+    if quick is not None:
+        return int(chat.ask(quick).error is not None)
+    if chat.terminal.interactive:
+        enable_line_editing()
+        chat.terminal.note(f"{chat.model.ready} /help lists commands, Ctrl-D leaves.")
+    return chat.run()
 
 
 def enable_line_editing() -> None:
@@ -94,12 +107,45 @@ def enable_line_editing() -> None:
         importlib.import_module("readline")
 
 
+class ChatModel(Protocol):
+    """A model that answers messages."""
+
+    ready: str  # a sentence that says so
+    max_model_len: int | None
+
+    def stream(self, messages: list[dict[str, str]]) -> Generator[Piece]:
+        """Answer; closing the generator stops the answer."""
+        ...
+
+    def stats(self) -> object:
+        """What it does at the moment, for people."""
+        ...
+
+
+class EngineModel:
+    """A model in this process."""
+
+    ready = "Ready."
+
+    def __init__(self, llm: LLM, params: SamplingParams) -> None:
+        self._llm, self._params = llm, params
+        self.max_model_len = llm.max_model_len
+
+    def stream(self, messages: list[dict[str, str]]) -> Generator[Piece]:
+        """Answer."""
+        return pieces_of(self._llm.stream_chat(messages, self._params))
+
+    def stats(self) -> object:
+        """What the engine does at the moment."""
+        return self._llm.stats()
+
+
 @dataclass
 class Chat:
     """One conversation with one model."""
 
-    llm: LLM
-    params: SamplingParams
+    model: ChatModel
+    max_tokens: int | None
     terminal: Terminal
     conversation: Conversation
     show_stats: bool = False
@@ -117,6 +163,18 @@ class Chat:
             "/help": lambda _: self.terminal.note(HELP),
         }
 
+    @classmethod
+    def begun(
+        cls,
+        model: ChatModel,
+        given: dict[str, Any],
+        terminal: Terminal,
+        arguments: argparse.Namespace,
+    ) -> Chat:
+        """A conversation in which nothing has been said but the system prompt."""
+        conversation = Conversation(arguments.system_prompt)
+        return cls(model, given["max_tokens"], terminal, conversation, arguments.stats)
+
     def run(self) -> int:
         """Answer messages until the input ends. The status is 1 if one was refused in a pipe."""
         while (message := self._next_message()) is not None:
@@ -131,9 +189,9 @@ class Chat:
         self.last = None
         self.conversation.add("user", message)
         try:
-            outputs = self.llm.stream_chat(self.conversation.messages, self.params)
+            pieces = self.model.stream(self.conversation.messages)
             with self.terminal.answer() as write:
-                answer = stream_answer(outputs, write)
+                answer = stream_answer(pieces, write, self.terminal.aside)
             self._keep(answer)
         except BaseException:
             self.conversation.drop_unanswered()
@@ -170,9 +228,10 @@ class Chat:
             # If the answer was there and kept, only what is written below it is cut short.
             unanswered = self.conversation.drop_unanswered() or self.last is None
             self.terminal.note(f"\n{DROPPED}" if unanswered else "")
-        except (RequestError, CapacityError) as error:
+        except (RequestError, CapacityError, ServerFailed) as error:
             self.refused += 1
             advice = "Type /reset to start afresh." if self.conversation.turns else "Shorten it."
+            advice = "Try again." if isinstance(error, (ServerBusy, ServerFailed)) else advice
             self.terminal.note(f"This message was not answered: {error} {advice}")
 
     def _keep(self, answer: Answer) -> None:
@@ -184,16 +243,16 @@ class Chat:
 
     def _remarks(self, answer: Answer) -> list[str]:
         length = answer.prompt_tokens + answer.tokens
-        full = answer.finish_reason == "length" and length >= self.llm.max_model_len
+        most = self.model.max_model_len
+        full = answer.finish_reason == "length" and most is not None and length >= most
         remarks = {
             f"(error: {answer.error})": answer.error is not None,
             DROPPED: answer.interrupted and not answer.text,
             "(stopped; what was said stays in the conversation)": (
                 answer.interrupted and bool(answer.text)
             ),
-            f"(cut off: the context of {self.llm.max_model_len} tokens is full; /reset starts "
-            "afresh)": full,
-            f"(cut off at {self.params.max_tokens} tokens; see --max-tokens)": (
+            f"(cut off: the context of {most} tokens is full; /reset starts afresh)": full,
+            f"(cut off at {self.max_tokens or answer.tokens} tokens; see --max-tokens)": (
                 answer.finish_reason == "length" and not full
             ),
             f"({answer.speed})": self.show_stats,
@@ -220,7 +279,7 @@ class Chat:
     def _stats(self, _: str) -> None:
         last = "none" if self.last is None else self.last.speed
         self.terminal.note(f"Last answer: {last}")
-        self.terminal.note(f"Engine: {self.llm.stats()}")
+        self.terminal.note(f"Engine: {self.model.stats()}")
 
     def _save(self, name: str) -> None:
         if not name:

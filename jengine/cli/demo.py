@@ -9,7 +9,7 @@ import argparse
 import time
 from typing import TYPE_CHECKING, Any
 
-from jengine.cli.answer import Answer, stream_answer
+from jengine.cli.answer import Answer, pieces_of, stream_answer
 from jengine.cli.leaving import engine_to_the_end
 from jengine.cli.parser import Parser
 from jengine.cli.terminal import Terminal
@@ -82,7 +82,7 @@ def ask(llm: LLM, question: str, terminal: Terminal) -> Answer:
     )
     messages = [{"role": "user", "content": question}]
     with terminal.answer() as write:
-        answer = stream_answer(llm.stream_chat(messages, params), write)
+        answer = stream_answer(pieces_of(llm.stream_chat(messages, params)), write)
     terminal.say("\n")
     if answer.interrupted:
         raise KeyboardInterrupt

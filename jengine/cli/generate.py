@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from jengine.cli.answer import stream_answer
+from jengine.cli.answer import pieces_of, stream_answer
 from jengine.cli.few_requests import few_requests, models_sampling
 from jengine.cli.flags import (
     add_engine_flags,
@@ -94,7 +94,7 @@ def stream_one(llm: LLM, prompt: str, params: SamplingParams, terminal: Terminal
     """Write one answer while it is generated."""
     outputs = llm.stream(prompt, params.clone(output_kind=RequestOutputKind.DELTA))
     with terminal.answer() as write:
-        answer = stream_answer(outputs, write)
+        answer = stream_answer(pieces_of(outputs), write)
     terminal.say()
     if answer.interrupted:
         raise KeyboardInterrupt

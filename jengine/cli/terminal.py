@@ -70,6 +70,11 @@ class Terminal:
         dimmed = f"{DIM}{line}{NORMAL}" if self.stderr.isatty() else line
         print(dimmed, file=self.stderr, flush=True)
 
+    def aside(self, text: str) -> None:
+        """Write text to stderr unchanged, dimmed at a terminal."""
+        self.stderr.write(f"{DIM}{text}{NORMAL}" if self.stderr.isatty() else text)
+        self.stderr.flush()
+
     def read_line(self, prompt: str) -> str:
         """Read a line without its end; EOFError at the end. A pipe sees no prompt."""
         if self.interactive:

@@ -15,6 +15,10 @@ class ServerFailed(JengineError, ConnectionError):
     """The server cannot be reached, closed the connection, or answered with an error of its own."""
 
 
+class ServerBusy(CapacityError):
+    """The server takes no request at the moment."""
+
+
 def error_of(status: int, body: bytes, where: str) -> JengineError:
     """The error that an HTTP status stands for: it says what the server said."""
     said = message_of(body)
@@ -24,7 +28,7 @@ def error_of(status: int, body: bytes, where: str) -> JengineError:
             "--api-key or in OPENAI_API_KEY."
         )
     if status in NOT_NOW:
-        return CapacityError(f"{where} takes no request at the moment (status {status}): {said}")
+        return ServerBusy(f"{where} takes no request at the moment (status {status}): {said}")
     if 400 <= status < 500:
         return RequestError(f"{said} (status {status} from {where})")
     return ServerFailed(f"{where} answered with status {status}: {said}")

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jengine.client.address import Address
-from jengine.client.errors import ServerFailed, error_of
+from jengine.client.errors import ServerBusy, ServerFailed, error_of
 from jengine.client.events import EventReader, read_chunk
 from jengine.client.response_reader import BadResponse, ResponseReader
-from jengine.errors import CapacityError, ConfigError, RequestError
+from jengine.errors import ConfigError, RequestError
 
 BODY = b"data: one\n\n: comment\n\ndata: two\r\n\r\nevent: x\ndata: a\ndata: b\n\n"
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -112,7 +112,7 @@ def test_other_urls_are_refused(url: str) -> None:
         (400, b'{"error": {"message": "too long"}}', RequestError, "too long"),
         (404, b'{"detail": "Not Found"}', RequestError, "Not Found"),
         (401, b'{"error": "Unauthorized"}', RequestError, "--api-key"),
-        (503, b"busy", CapacityError, "busy"),
+        (503, b"busy", ServerBusy, "busy"),
         (500, b"", ServerFailed, "no message"),
     ],
 )

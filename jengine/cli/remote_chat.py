@@ -1,0 +1,105 @@
+"""`jengine chat URL`: a model that a server of OpenAI's API has.
+
+In: a URL and sampling settings. Out: the pieces of answers. Starts no engine and imports no jax.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from collections.abc import Generator
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+from jengine.assembly.flags import ENGINE_HELP
+from jengine.cli.answer import Piece
+from jengine.cli.flags import SHARED
+from jengine.cli.parser import Parser
+from jengine.client.address import Address
+from jengine.errors import ConfigError, JengineError
+
+if TYPE_CHECKING:
+    from jengine.client.server import Server
+
+ROUTE = "/v1/chat/completions"
+SERVER_FLAGS = ("model_name", "api_key")
+
+
+def add_server_flags(parser: Parser) -> None:
+    """Flags that only a URL takes."""
+    group = parser.add_argument_group("server", "With a URL in place of a model.")
+    rest: dict[str, Any] = {"default": argparse.SUPPRESS}
+    group.add_argument(
+        "--model-name", metavar="NAME", help="which of the server's models [the first]", **rest
+    )
+    group.add_argument(
+        "--api-key", metavar="KEY", help="the server's key [$OPENAI_API_KEY]", **rest
+    )
+
+
+def refuse_server_flags(arguments: argparse.Namespace) -> None:
+    """Refuse flags of a server where a model was named."""
+    for name in SERVER_FLAGS:
+        if name in vars(arguments):
+            flag = name.replace("_", "-")
+            raise ConfigError(f"--{flag}: expected with a URL such as http://127.0.0.1:8000.")
+
+
+def open_server(arguments: argparse.Namespace, given: dict[str, Any]) -> RemoteModel:
+    """The server's model; asks the server which it has."""
+    known = vars(arguments)
+    own = [name for name in known if name in ENGINE_HELP and name not in SHARED]
+    if own:
+        flag = own[0].replace("_", "-")
+        raise ConfigError(f"--{flag}: the server at {arguments.model} has its own engine settings.")
+    # Loads asyncio and TLS, which other commands do without.
+    client = importlib.import_module("jengine.client.server")
+    server = client.Server(Address.of(arguments.model), client.key_of(known.get("api_key")))
+    listed = server.models()
+    name = known.get("model_name", listed[0].get("id"))
+    card = next((card for card in listed if card.get("id") == name), None)
+    if card is None:
+        served = ", ".join(str(card.get("id")) for card in listed)
+        raise ConfigError(f"--model-name {name}: {arguments.model} serves {served}.")
+    sampling = {key: value for key, value in given.items() if value is not None}
+    return RemoteModel(server, str(name), card.get("max_model_len"), sampling)
+
+
+class RemoteModel:
+    """A model of a server. What was not given is left to the server's defaults."""
+
+    def __init__(
+        self, server: Server, name: str, max_model_len: int | None, sampling: dict[str, Any]
+    ) -> None:
+        self._server, self._name, self._sampling = server, name, sampling
+        self.max_model_len = max_model_len
+        self.ready = f"Talking with {name} at {server.address}."
+
+    def stream(self, messages: list[dict[str, str]]) -> Generator[Piece]:
+        """Answer. The generator's end, or its closing, closes the connection."""
+        body = {
+            "model": self._name,
+            "messages": messages,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **self._sampling,
+        }
+        with closing(self._server.stream(ROUTE, body)) as chunks:
+            for chunk in chunks:
+                if chunk.usage is not None:
+                    made, read = chunk.usage.completion_tokens, chunk.usage.prompt_tokens
+                    yield Piece(total=made, prompt_tokens=read)
+                for choice in chunk.choices:
+                    yield Piece(
+                        choice.added,
+                        choice.thought,
+                        tokens=0 if choice.opens else 1,  # until the server says how many
+                        finish_reason=choice.finish_reason,
+                    )
+
+    def stats(self) -> str:
+        """How many requests the server has."""
+        try:
+            return f"{self._server.get('/load')['server_load']} requests at {self._server.address}"
+        except (JengineError, KeyError, TypeError):
+            return f"{self._server.address} does not say what it does (GET /load)"
