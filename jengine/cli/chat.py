@@ -110,8 +110,15 @@ def enable_line_editing() -> None:
 class ChatModel(Protocol):
     """A model that answers messages."""
 
-    ready: str  # a sentence that says so
-    max_model_len: int | None
+    @property
+    def ready(self) -> str:
+        """A sentence that says so."""
+        ...
+
+    @property
+    def max_model_len(self) -> int | None:
+        """The longest prompt and answer together, where it is known."""
+        ...
 
     def stream(self, messages: list[dict[str, str]]) -> Generator[Piece]:
         """Answer; closing the generator stops the answer."""

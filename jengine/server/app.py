@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from jengine.assembly.engine import Engine
-from jengine.server import completions, health, metrics, models
+from jengine.server import completions, health, metrics, models, page
 from jengine.server.auth import Access, Authentication, Keys
 from jengine.server.body import Ignored
 from jengine.server.errors import api_error
@@ -40,6 +40,7 @@ class Endpoint(NamedTuple):
 
 
 ENDPOINTS = (
+    Endpoint("GET", "/", Access.PUBLIC, page.page),
     Endpoint("GET", "/health", Access.PUBLIC, health.health),
     Endpoint("GET", "/health/ready", Access.PUBLIC, health.health),
     Endpoint("GET", "/health/live", Access.PUBLIC, health.live),

@@ -34,6 +34,7 @@ class ScriptedServer:
     root: str | None = None
     max_model_len: int | None = 100
     counts_usage: bool = True
+    logprobs: list[dict[str, Any]] = field(default_factory=list)  # an entry for each word
     asked: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
     running: int = 0
@@ -84,7 +85,8 @@ class ScriptedServer:
             await answer(send, {"error": error}, status)
             return
         await start(send, 200, b"text/event-stream; charset=utf-8")
-        count = body.get("max_tokens") or body.get("max_completion_tokens") or len(self.words)
+        asked_for = body.get("max_tokens") or body.get("max_completion_tokens")
+        count = asked_for or len(self.words)
         if not body.get("stream"):
             raise AssertionError("the clients here only stream")
         chat = "messages" in body
@@ -99,7 +101,9 @@ class ScriptedServer:
                 await event(send, {"error": {"message": "the engine died", "code": 500}})
                 return
             word = self.words[number % len(self.words)]
-            added = {"delta": {"content": word}} if chat else {"text": word}
+            added: dict[str, Any] = {"delta": {"content": word}} if chat else {"text": word}
+            if self.logprobs:
+                added["logprobs"] = {"content": [self.logprobs[number]]}
             reason = "length" if number + 1 == count else None
             await event(send, {"choices": [{"index": 0, **added, "finish_reason": reason}]})
             if self.seconds_per_token and await left(receive, self.seconds_per_token):
