@@ -1,0 +1,105 @@
+"""One HTTP request on a connection of its own, by a client that may be slow or leave.
+
+In: a route and a body. Out: what came back. HTTP/1.0, so that the server closes the connection at
+the end and the bytes of a body are the body.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+PIECE = 65536
+SLOW_PIECE = 256
+DONE = "data: [DONE]"
+
+
+class Manner(NamedTuple):
+    """How a client reads."""
+
+    leaves_after: int | None = None  # bytes of the response, then it closes the connection
+    pause: float = 0.0  # seconds after each small piece that it reads
+    patience: float = 120.0  # seconds, then it gives up
+
+
+PATIENT = Manner()
+
+
+class Reply(NamedTuple):
+    """What a client got. Status 0: nothing that is HTTP."""
+
+    status: int
+    headers: dict[str, str]
+    body: str
+    left: bool = False  # the client closed the connection itself
+    problem: str = ""
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        """The events of a stream, without the last one."""
+        lines = (line for line in self.body.split("\n\n") if line.startswith("data: "))
+        return [json.loads(line[6:]) for line in lines if line != DONE]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of the response has arrived."""
+        if "text/event-stream" in self.headers.get("content-type", ""):
+            return self.body.rstrip().endswith(DONE)
+        return len(self.body.encode()) == int(self.headers.get("content-length", -1))
+
+    @property
+    def has_error(self) -> bool:
+        """Whether a stream ended with an error."""
+        return any("error" in event for event in self.events)
+
+
+async def exchange(
+    port: int, method: str, path: str, body: Any = None, manner: Manner = PATIENT
+) -> Reply:
+    """Send a request to a server on this machine, and read in the client's manner."""
+    data = b"" if body is None else json.dumps(body).encode()
+    head = (
+        f"{method} {path} HTTP/1.0\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(data)}\r\n\r\n"
+    )
+    got = bytearray()
+    writer: asyncio.StreamWriter | None = None
+    try:
+        async with asyncio.timeout(manner.patience):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=PIECE)
+            writer.write(head.encode() + data)
+            await writer.drain()
+            left = await _read(reader, got, manner)
+        return _reply(bytes(got), left=left)
+    except (OSError, TimeoutError) as error:
+        return _reply(bytes(got), problem=f"{type(error).__name__}: {error}")
+    finally:
+        if writer is not None:
+            writer.close()
+            with suppress(OSError):
+                await writer.wait_closed()
+
+
+async def _read(reader: asyncio.StreamReader, got: bytearray, manner: Manner) -> bool:
+    """Read to the end; True if the client leaves before it."""
+    size = SLOW_PIECE if manner.pause else PIECE
+    while manner.leaves_after is None or len(got) < manner.leaves_after:
+        piece = await reader.read(size)
+        if not piece:
+            return False
+        got += piece
+        await asyncio.sleep(manner.pause)
+    return True
+
+
+def _reply(got: bytes, *, left: bool = False, problem: str = "") -> Reply:
+    head, found, body = got.partition(b"\r\n\r\n")
+    first, *lines = head.decode("latin-1").split("\r\n")
+    status = first.split(" ")[1] if found and first.startswith("HTTP/1.") else "0"
+    headers = {
+        name.strip().lower(): value.strip()
+        for name, _, value in (line.partition(":") for line in lines)
+    }
+    return Reply(int(status), headers, body.decode("utf-8", "replace"), left, problem)

@@ -1,0 +1,191 @@
+"""The marathon itself: everything at once, for so long, and the verdict.
+
+In: settings. Out: a result as JSON has it, with the list of what failed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from jengine.bench.marathon.canary import Canary
+from jengine.bench.marathon.injector import Injector, wait_until_ready
+from jengine.bench.marathon.load import Load
+from jengine.bench.marathon.server import ServerFailed, ServerProcess
+from jengine.bench.marathon.watch import Watch, gauges
+
+# Seconds after the last request in which the server must be idle, and end when it is asked to.
+SETTLES_WITHIN = 15.0
+ENDS_WITHIN = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Marathon:
+    """How long, how much, and with which faults."""
+
+    model: str
+    flags: tuple[str, ...] = ()  # of `jengine serve`
+    seconds: float = 600.0
+    requests: int | None = None  # so many instead of so long
+    clients: int = 16
+    fault_pause: float | None = 45.0  # seconds between two faults; None: no faults
+    stop_seconds: float = 5.0  # that a stopped process stays stopped
+    sample_pause: float = 1.0
+    canary_pause: float = 0.5
+    start_limit: float = 300.0
+    most_recovery: float = 30.0
+
+
+class Runners:
+    """The parts of one marathon, over one server."""
+
+    def __init__(self, marathon: Marathon, server: ServerProcess) -> None:
+        self.injector = Injector(
+            server, start_limit=marathon.start_limit, stop_seconds=marathon.stop_seconds
+        )
+        self.load = Load(server.port, marathon.clients, self.is_disturbed)
+        self.canary = Canary(server.port, self.is_disturbed, marathon.canary_pause)
+        self.watch = Watch(server, self.is_disturbed)
+
+    def is_disturbed(self) -> bool:
+        """Whether a fault is being injected."""
+        return self.injector.active
+
+
+async def run(marathon: Marathon, log: Path, env: dict[str, str] | None = None) -> dict[str, Any]:
+    """Run it all. The server is killed, whatever happens here."""
+    server = ServerProcess(marathon.model, list(marathon.flags), log, env)
+    began = time.monotonic()
+    server.start()
+    try:
+        if not await wait_until_ready(server, marathon.start_limit):
+            raise ServerFailed(f"the server did not start:\n{server.log_text()[-2000:]}")
+        parts = Runners(marathon, server)
+        start_seconds = time.monotonic() - began
+        began = time.monotonic()
+        await parts.canary.learn()
+        await under_load(marathon, parts)
+        seconds = time.monotonic() - began
+        ending = await end_of(server)
+        parts.watch.scan(disturbed=False)
+    finally:
+        server.kill()
+    return result_of(marathon, parts, ending, seconds=seconds, start_seconds=start_seconds)
+
+
+async def under_load(marathon: Marathon, parts: Runners) -> None:
+    """Load, canary, samples and faults, until the time or the requests are over."""
+    async with (
+        alongside(parts.watch.watch(marathon.sample_pause)),
+        alongside(parts.canary.sing()),
+    ):
+        load = asyncio.ensure_future(parts.load.run(marathon.requests))
+        if marathon.fault_pause is None:
+            await asyncio.wait({load}, timeout=None if marathon.requests else marathon.seconds)
+        else:
+            async with alongside(parts.injector.inject(marathon.fault_pause)) as injecting:
+                await asyncio.wait({load, injecting}, timeout=marathon.seconds)
+                while parts.injector.active:  # to the end of the last recovery
+                    await asyncio.sleep(0.05)
+        parts.load.stop()
+        await load
+        await parts.watch.look()
+
+
+@asynccontextmanager
+async def alongside(work: Any) -> AsyncIterator[asyncio.Task[None]]:
+    """Run something until the end of the block; its errors are raised there."""
+    task = asyncio.ensure_future(work)
+    try:
+        yield task
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+async def end_of(server: ServerProcess) -> dict[str, Any]:
+    """What is held once no request runs, and how the server ends."""
+    end = time.monotonic() + SETTLES_WITHIN
+    found = await gauges(server.port)
+    while time.monotonic() < end and any(map(found.get, HELD)):
+        await asyncio.sleep(0.1)
+        found = await gauges(server.port)
+    try:
+        status: int | None = await asyncio.to_thread(server.terminate, ENDS_WITHIN)
+    except ServerFailed:
+        status = None
+    return {
+        "held": {name: found.get(name) for name in HELD},
+        "exit_status": status,
+        "orphans": len(server.orphans()),
+    }
+
+
+HELD = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+
+
+def result_of(
+    marathon: Marathon, parts: Runners, ending: dict[str, Any], **more: float
+) -> dict[str, Any]:
+    """The result as JSON has it."""
+    load, canary, watch = parts.load, parts.canary, parts.watch
+    result: dict[str, Any] = {
+        "bench": "marathon",
+        "settings": {**asdict(marathon), "flags": list(marathon.flags)},
+        **{name: round(value, 1) for name, value in more.items()},
+        "requests": load.sent,
+        "endings": dict(sorted(load.endings.items())),
+        "lost": load.lost[:20],
+        "lost_count": len(load.lost),
+        "lost_while_disturbed": load.lost_while_disturbed,
+        "canary": {
+            "sung": canary.sung,
+            "other_tokens": canary.other[:5],
+            "calm": canary.calm,
+            "calm_failures": canary.failures[:5],
+            "calm_failure_count": len(canary.failures),
+            "disturbed": canary.disturbed,
+            "disturbed_failures": canary.disturbed_failures,
+        },
+        "injections": [one.as_dict() for one in parts.injector.injections],
+        "forbidden_log_lines": watch.forbidden[:20],
+        "memory_slope_mib_per_minute": watch.memory_slope(),
+        "resident_mb": [one.resident_mb for one in watch.samples[:: len(watch.samples) // 60 + 1]],
+        "kv_usage_growth_points": watch.usage_growth(),
+        **ending,
+    }
+    return {**result, "failed": failures(marathon, result)}
+
+
+def failures(marathon: Marathon, result: dict[str, Any]) -> list[str]:
+    """What is not as it must be, in words."""
+    canary, slope = result["canary"], result["memory_slope_mib_per_minute"]
+    recoveries = [one["recovery_s"] for one in result["injections"]]
+    # Memory settles in the first minute; a server that was started again begins anew.
+    lasts = marathon.fault_pause is None and result["seconds"] >= 120
+    checks = {
+        "requests were lost": result["lost_count"],
+        "the canary sang other tokens": canary["other_tokens"],
+        "the canary failed more often than 1 in 100": (
+            canary["calm_failure_count"] > canary["calm"] / 100
+        ),
+        "the canary never sang": not canary["calm"],
+        "a server did not recover in time": any(
+            one is None or one > marathon.most_recovery for one in recoveries
+        ),
+        "a process did not end as it must": any(one["problem"] for one in result["injections"]),
+        "the log has lines that must not be there": result["forbidden_log_lines"],
+        "memory grows": lasts and slope is not None and slope >= 1,
+        "the KV cache fills up": (result["kv_usage_growth_points"] or 0) > 10,
+        "something is held at the end": any(result["held"].values()),
+        "the server does not tell what it holds": None in result["held"].values(),
+        "the server did not end with status 0": result["exit_status"] != 0,
+        "processes are left": result["orphans"],
+    }
+    return [words for words, failed in checks.items() if failed]

@@ -1,0 +1,147 @@
+"""A server in a process of its own, started as users start it.
+
+In: a model and flags. Out: a port, its processes, its log. Must not know load or faults.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import IO
+
+import psutil
+
+from jengine.errors import JengineError
+
+GLANCE = 0.05
+
+
+class ServerFailed(JengineError, RuntimeError):
+    """The server did not do what it must."""
+
+
+class ServerProcess:
+    """`jengine serve`, which may be started again after it has ended."""
+
+    def __init__(self, model: str, flags: list[str], log: Path, env: dict[str, str] | None = None):
+        self.port = free_port()
+        self.log = log
+        words = ["serve", model, "--port", str(self.port), *flags]
+        self.command = [sys.executable, "-m", "jengine", *words]
+        self.env = dict(os.environ if env is None else env)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._known: dict[int, psutil.Process] = {}  # every process that it ever had
+
+    def start(self) -> None:
+        """Start it, and go on while it loads."""
+        with self.log.open("ab") as log:
+            self._process = self._popen(log)
+
+    def _popen(self, log: IO[bytes]) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(  # noqa: S603 - our own program
+            self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self.env
+        )
+
+    @property
+    def process(self) -> subprocess.Popen[bytes]:
+        """The server's own process."""
+        assert self._process is not None, "it was started"
+        return self._process
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its process has not ended."""
+        return self.process.poll() is None
+
+    def family(self) -> list[psutil.Process]:
+        """The server's process and all below it."""
+        try:
+            top = psutil.Process(self.process.pid)
+            found = [top, *top.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
+        self._known.update({one.pid: one for one in found})
+        return found
+
+    def engines(self) -> list[psutil.Process]:
+        """The processes of engine cores: those below the server's that run our code."""
+        return [one for one in self.family()[1:] if _is_python(one)]
+
+    def orphans(self) -> list[psutil.Process]:
+        """Processes that outlived the server's own."""
+        return [
+            one
+            for one in self._known.values()
+            if one.pid != self.process.pid and one.is_running() and not _is_zombie(one)
+        ]
+
+    def resident_bytes(self) -> int:
+        """Resident memory of all its processes."""
+        total = 0
+        for one in self.family():
+            try:
+                total += one.memory_info().rss
+            except psutil.Error:
+                continue  # it has just ended
+        return total
+
+    def wait_until_ended(self, seconds: float) -> int:
+        """The exit status, within so many seconds; afterwards no process may be left."""
+        try:
+            status = self.process.wait(seconds)
+        except subprocess.TimeoutExpired as error:
+            raise ServerFailed(f"the server has not ended within {seconds:g} s") from error
+        end = time.monotonic() + GLANCE * 20
+        while self.orphans() and time.monotonic() < end:
+            time.sleep(GLANCE)
+        return status
+
+    def terminate(self, seconds: float) -> int:
+        """Ask it to end; its exit status."""
+        self.family()
+        self.process.send_signal(signal.SIGTERM)
+        return self.wait_until_ended(seconds)
+
+    def kill(self) -> None:
+        """End everything that it ever started."""
+        self.family()
+        for one in self._known.values():
+            try:
+                one.send_signal(signal.SIGCONT)
+                one.kill()
+            except psutil.Error:
+                continue
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def log_text(self) -> str:
+        """What it has said so far."""
+        return self.log.read_text("utf-8", "replace") if self.log.exists() else ""
+
+
+def _is_python(process: psutil.Process) -> bool:
+    try:
+        words = process.cmdline()
+    except psutil.Error:
+        return False
+    return any("jengine" in word for word in words) and "resource_tracker" not in " ".join(words)
+
+
+def _is_zombie(process: psutil.Process) -> bool:
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return True
+
+
+def free_port() -> int:
+    """A port that nothing uses now."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
