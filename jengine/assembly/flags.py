@@ -27,6 +27,7 @@ ENGINE_HELP = {
     "pipeline_parallel_size": "stages of layers, each on separate devices",
     "data_parallel_size": "copies of the model, each on separate devices",
     "executor": "what runs the steps: auto, local, multihost, ray, or package.module:Class",
+    "executor_options": "JSON, or --executor-options.KEY VALUE; the executor knows the keys",
     "load_format": "where weights come from; auto: what the folder holds, dummy: at random",
     "seed": "seed of sampling and of dummy weights",
     "max_model_len": "longest prompt and answer together, in tokens",
@@ -57,7 +58,7 @@ ENGINE_HELP = {
 }
 # Fields that only make sense from Python.
 NO_ENGINE_FLAG = (
-    "model", "params", "mesh", "multihost", "executor_options", "skip_tokenizer_init",
+    "model", "params", "mesh", "multihost", "skip_tokenizer_init",
     "override_generation_config", "profiler_config",
 )  # fmt: skip
 # Keys of the compilation config that hold no list.
@@ -100,6 +101,8 @@ def flag_settings(name: str, kind: Any) -> dict[str, Any]:
         return {"choices": tuple(str(part).lower() for part in parts)}
     if name == "compilation_config":
         return {"action": MergeObjects, "type": checked(json_object), "metavar": "JSON"}
+    if name == "executor_options":
+        return {"action": MergeObjects, "type": checked(options_object), "metavar": "JSON"}
     if name == "stop":
         return {"action": "append", "metavar": "TEXT"}
     if int in parts:
@@ -151,23 +154,40 @@ def whole_number(name: str, text: str) -> int | None:
 
 def json_object(text: str) -> dict[str, Any]:
     """Read a JSON object; a string in it may be JSON too, or a list with commas."""
+    return {key: plain_value(key, value) for key, value in free_object(text).items()}
+
+
+def options_object(text: str) -> dict[str, Any]:
+    """Read a JSON object of any keys; a string in it may be JSON too."""
+    return {key: json_or_text(value) for key, value in free_object(text).items()}
+
+
+def json_or_text(value: Any) -> Any:
+    """The value that a string is the JSON of; other strings are meant as they are."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError:
+        return value
+
+
+def free_object(text: str) -> dict[str, Any]:
+    """Read a JSON object, whose values are taken as they are."""
     try:
         found = json.loads(text)
     except ValueError as error:
         raise ConfigError(f"{text!r}: expected a JSON object ({error}).") from error
     if not isinstance(found, dict):
         raise ConfigError(f"{text!r}: expected a JSON object.")
-    return {key: plain_value(key, value) for key, value in found.items()}
+    return found
 
 
 def plain_value(key: str, value: Any) -> Any:
     """The value typed for one key; all keys but those in ONE_WORD hold lists."""
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except ValueError:
-            # Not JSON: the words themselves are meant.
-            value = value if key in ONE_WORD else [plain_word(part) for part in value.split(",")]
+    value = json_or_text(value)
+    if isinstance(value, str) and key not in ONE_WORD:
+        value = [plain_word(part) for part in value.split(",")]
     return value if key in ONE_WORD or isinstance(value, list) else [value]
 
 

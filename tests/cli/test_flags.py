@@ -62,6 +62,17 @@ def test_what_is_not_given_is_left_to_the_api() -> None:
             ["--compilation-config.wait-for", "all"],
             {"compilation_config": {"wait_for": "all"}},
         ),
+        (
+            [
+                "--executor",
+                "ray",
+                "--executor-options.num_cpus",
+                "2",
+                "--executor-options",
+                '{"address": "auto"}',
+            ],
+            {"executor": "ray", "executor_options": {"num_cpus": 2, "address": "auto"}},
+        ),
         (["--no_show_progress"], {"show_progress": False}),
         (["--dtype", "bfloat16"], {"dtype": "bfloat16"}),
         (["--scheduling-policy", "priority"], {"scheduling_policy": "priority"}),
