@@ -30,6 +30,7 @@ OpenLLM = Callable[..., "LLM"]
 
 COMMANDS = {
     "demo": "see it work: start the model that ships with jengine and ask it three questions",
+    "serve": "answer the OpenAI API over HTTP",
     "chat": "talk with a model",
     "generate": "continue prompts",
     "compare": "compare the numbers with torch's",

@@ -24,6 +24,7 @@ from jengine.server.body import Ignored
 from jengine.server.errors import api_error
 from jengine.server.http_metrics import HttpCounters, HttpMetrics
 from jengine.server.limits import RequestLimits
+from jengine.server.root_path import RootPath
 from jengine.server.service import Service
 from jengine.server.settings import ServerSettings
 
@@ -73,6 +74,7 @@ def middleware(service: Service) -> list[Middleware]:
     """The layers around all routes, the outermost first."""
     settings = service.settings
     layers = [
+        Middleware(RootPath, root_path=settings.root_path),
         Middleware(HttpMetrics, counters=HttpCounters(service.registry)),
         Middleware(RequestLimits, settings=settings),
         Middleware(

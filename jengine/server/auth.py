@@ -16,6 +16,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from jengine.server.errors import ApiError
+from jengine.server.root_path import route_path
 
 
 class Access(Enum):
@@ -94,13 +95,6 @@ def bearer_token(headers: Headers) -> str | None:
     if scheme.lower() == "bearer":
         return token.strip()
     return headers.get("x-api-key")
-
-
-def route_path(scope: Scope) -> str:
-    """The path of a request without the prefix under which a proxy publishes the server."""
-    path: str = scope["path"]
-    root: str = scope.get("root_path", "")
-    return path[len(root) :] or "/" if root and path.startswith(root + "/") else path
 
 
 def _digest(key: str) -> bytes:

@@ -36,7 +36,6 @@ class ServerSettings:
 
     # --- what it serves --------------------------------------------------------------------
     served_model_name: tuple[str, ...] = ()  # none: the model as it was given
-    chat_template: str | None = None  # its text
     trust_request_chat_template: bool = False
     default_chat_template_kwargs: Mapping[str, Any] | None = None
     response_role: str = "assistant"

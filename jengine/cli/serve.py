@@ -1,0 +1,68 @@
+"""`jengine serve`: the OpenAI API over HTTP, for one model.
+
+In: a model and flags, with vLLM's names. Out: a server that runs until a signal comes. It listens
+before the engine is loaded, so that health is answered from the first moment.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import Any
+
+from jengine.assembly.args import EngineArgs
+from jengine.assembly.build import build_engine
+from jengine.assembly.engine import Engine
+from jengine.assembly.progress import progress_factory
+from jengine.cli.flags import add_engine_flags, engine_arguments
+from jengine.cli.main import OpenLLM
+from jengine.cli.parser import Parser
+from jengine.cli.serve_box import box_of
+from jengine.cli.serve_flags import add_server_flags, server_settings
+from jengine.cli.serve_logs import configure_server_logs
+from jengine.cli.terminal import Terminal
+from jengine.errors import ConfigError
+from jengine.server.run import run_server
+
+USAGE = "MODEL [flags]"
+EXAMPLES = """\
+examples:
+  jengine serve demo
+  jengine serve ./model --port 8080 --api-key secret --served-model-name mine
+  curl http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' \\
+       -d '{"prompt": "Once upon a time", "max_tokens": 32}'
+"""
+
+
+def add_flags(parser: Parser) -> None:
+    """The flags of this command."""
+    parser.add_argument("model", metavar="MODEL", nargs="?", help="a model folder, or demo")
+    parser.add_argument("--model", dest="model_flag", help=argparse.SUPPRESS)
+    add_server_flags(parser)
+    add_engine_flags(parser)
+
+
+def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) -> int:
+    """Serve until the end."""
+    arguments.model = arguments.model or arguments.model_flag
+    if arguments.model is None:
+        raise ConfigError("MODEL is missing: give a model folder, or demo.")
+    settings = server_settings(arguments, os.environ)
+    args = engine_args(arguments)
+    configure_server_logs(settings.uvicorn_log_level, debug=arguments.debug)
+
+    def ready(engine: Engine, url: str) -> None:
+        terminal.note(box_of(engine, settings, url))
+
+    return run_server(settings, lambda: start_engine(args), ready)
+
+
+def engine_args(arguments: argparse.Namespace) -> EngineArgs:
+    """The engine's settings; a server logs its figures unless told not to."""
+    given: dict[str, Any] = {"disable_log_stats": False, **engine_arguments(arguments)}
+    return EngineArgs.checked("jengine serve", model=arguments.model, **given)
+
+
+def start_engine(args: EngineArgs) -> Engine:
+    """The engine, in this process."""
+    return build_engine(args, progress_factory(args.show_progress))

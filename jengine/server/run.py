@@ -1,0 +1,172 @@
+"""A whole server process: the socket, uvicorn, the engine's start, signals and the exit status.
+
+In: settings, and a function that starts an engine. Out: an exit status: 0 after a signal, 1 if the
+engine could not be started or has died. The socket is open and health is answered while the engine
+loads. Must not know command-line flags.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+
+from jengine.assembly.engine import Engine
+from jengine.errors import JengineError
+from jengine.server.app import make_app
+from jengine.server.draining import drain
+from jengine.server.listening import listening_socket, url_of
+from jengine.server.monitor import monitor
+from jengine.server.patience import PatientProtocol
+from jengine.server.phase import Phase
+from jengine.server.service import Service
+from jengine.server.settings import ServerSettings
+
+logger = logging.getLogger(__name__)
+# Seconds in which connections may close after the last answer.
+LAST_SECONDS = 1
+Start = Callable[[], Engine]
+Ready = Callable[[Engine, str], None]
+
+
+def run_server(settings: ServerSettings, start: Start, when_ready: Ready) -> int:
+    """Serve until a signal comes or the engine dies. Returns the exit status."""
+    sock = listening_socket(settings)
+    url = url_of(settings, sock)
+    app = make_app(None, settings)
+    server = Server(uvicorn_config(app, settings), app.state.service, sock)
+    server.config.load()
+
+    async def work() -> None:
+        beside = [
+            asyncio.ensure_future(server.start_engine(start, lambda one: when_ready(one, url))),
+            asyncio.ensure_future(server.watch()),
+        ]
+        await server.serve([sock])
+        for task in beside:
+            task.cancel()
+
+    with asyncio.Runner() as runner:
+        runner.run(work())
+        if not server.force_exit:  # else the process ends at once, and its children with it
+            server.service.shutdown()
+    return server.status
+
+
+def uvicorn_config(app: Starlette, settings: ServerSettings) -> uvicorn.Config:
+    """uvicorn with h11, whose parser bounds the size of a request's head."""
+    return uvicorn.Config(
+        app,
+        host=settings.host,
+        port=settings.port,
+        uds=settings.uds,
+        http=PatientProtocol,
+        h11_max_incomplete_event_size=settings.max_header_bytes,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level=settings.uvicorn_log_level,
+        access_log=not settings.disable_uvicorn_access_log,
+        server_header=False,
+        timeout_keep_alive=settings.timeout_keep_alive,
+        timeout_graceful_shutdown=LAST_SECONDS,
+        ssl_keyfile=settings.ssl_keyfile,
+        ssl_certfile=settings.ssl_certfile,
+        ssl_ca_certs=settings.ssl_ca_certs,
+    )
+
+
+class Server(uvicorn.Server):
+    """uvicorn, which on a signal first drains, and which ends when the engine has died."""
+
+    def __init__(self, config: uvicorn.Config, service: Service, sock: socket.socket) -> None:
+        super().__init__(config)
+        self.service = service
+        self.socket = sock
+        self.status = 0
+        self._signals = 0
+        self._draining: asyncio.Task[None] | None = None
+
+    def _log_started_message(self, listeners: Sequence[socket.socket]) -> None:
+        """Nothing yet: who reads this line expects that requests are answered."""
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """The first SIGTERM or Ctrl-C drains, a second one ends everything now."""
+        self._signals += 1
+        if self._signals > 1:
+            self.should_exit = self.force_exit = True
+            return
+        logger.info("%s: shutting down.", signal.Signals(sig).name)
+        asyncio.get_running_loop().call_soon_threadsafe(self._drain)
+
+    def _drain(self) -> None:
+        async def work() -> None:
+            await drain(self.service)
+            self.should_exit = True
+
+        self._draining = asyncio.ensure_future(work())
+
+    async def start_engine(self, start: Start, when_ready: Callable[[Engine], None]) -> None:
+        """Start the engine in a thread, and serve with it."""
+        try:
+            engine = await in_daemon_thread(start)
+        except JengineError as error:
+            self._give_up(" ".join(str(error).split()))
+        except Exception as error:
+            logger.error("The engine could not be started", exc_info=error)
+            self._give_up(f"{type(error).__name__}: {error}")
+        else:
+            if self._signals:
+                engine.client.shutdown()
+                return
+            self.service.adopt(engine)
+            when_ready(engine)
+            logging.getLogger("uvicorn.error").info("Application startup complete.")
+            super()._log_started_message([self.socket])
+
+    def _give_up(self, why: str) -> None:
+        logger.critical("The server ends: %s", why)
+        self.service.phase = Phase.DEAD
+        self.status = 1
+        self.should_exit = True
+
+    async def watch(self) -> None:
+        """Watch the engine; end the process when it has died."""
+        await monitor(self.service)
+        if not self._signals and not self.status:
+            # Answers that fail with the engine get out first.
+            await asyncio.sleep(LAST_SECONDS)
+            self._give_up("the engine has stopped. The log above has the cause.")
+
+
+async def in_daemon_thread(work: Callable[[], Any]) -> Any:
+    """The result of a function in a thread that does not keep the process from ending."""
+    loop = asyncio.get_running_loop()
+    result: asyncio.Future[Any] = loop.create_future()
+
+    def settle(value: Any, error: BaseException | None) -> None:
+        if result.cancelled():
+            return
+        if error is None:
+            result.set_result(value)
+        else:
+            result.set_exception(error)
+
+    def run() -> None:
+        value, failed = None, None
+        try:
+            value = work()
+        except BaseException as error:  # noqa: BLE001 - raised where it is awaited
+            failed = error
+        loop.call_soon_threadsafe(settle, value, failed)
+
+    threading.Thread(target=run, name="jengine-start", daemon=True).start()
+    return await result
