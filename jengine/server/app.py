@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from jengine.assembly.engine import Engine
-from jengine.server import completions, health, metrics, models, page
+from jengine.server import chat, completions, health, metrics, models, page
 from jengine.server.auth import Access, Authentication, Keys
 from jengine.server.body import Ignored
 from jengine.server.errors import api_error
@@ -53,6 +53,7 @@ ENDPOINTS = (
     Endpoint("GET", "/v1/models", Access.KEY, models.models),
     Endpoint("GET", "/v1/models/{model_id:path}", Access.KEY, models.model),
     Endpoint("POST", "/v1/completions", Access.KEY, completions.completions),
+    Endpoint("POST", "/v1/chat/completions", Access.KEY, chat.chat_completions),
 )
 
 
@@ -92,7 +93,7 @@ def middleware(service: Service) -> list[Middleware]:
             allow_headers=settings.allowed_headers,
             allow_credentials=settings.allow_credentials,
         )
-        layers.insert(1, cors)  # before authentication: a browser's preflight carries no key
+        layers.insert(2, cors)  # before authentication: a browser's preflight carries no key
     return layers
 
 

@@ -7,6 +7,7 @@ struct, and the names of fields that it does not have. Errors name the field by 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from functools import cache
 from typing import NamedTuple, TypeVar
 
@@ -83,6 +84,12 @@ def wrong_type(message: str) -> ApiError:
     if not where:
         return ApiError(400, f"The body: {text[:1].lower()}{text[1:]}.")
     return ApiError(400, f"{where}: {text[:1].lower()}{text[1:]}.", param=where)
+
+
+def ignore(request: Request, names: Iterable[str]) -> None:
+    """Remember more names of the request that had no effect."""
+    ignored: Ignored = getattr(request.state, "ignored_fields", Ignored())
+    request.state.ignored_fields = Ignored((*ignored.names, *names))
 
 
 @cache

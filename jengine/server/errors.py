@@ -17,6 +17,7 @@ from starlette.responses import Response
 
 from jengine.errors import (
     CapacityError,
+    ContextOverflow,
     EngineDead,
     RequestError,
     UnsupportedFeature,
@@ -50,7 +51,9 @@ _TRACEBACK = re.compile(r'\n?\s*File "[^"\n]*", line \d+(?:, in \S+)?(?:\n\s+[^\
 _TRACEBACK_HEAD = re.compile(r"Traceback \(most recent call last\):")
 _PATH = re.compile(r"(?<![\w/.:<])/(?:[\w.+@%-]+/)+[\w.+@%-]+")
 # The field that a message of the sampling parameters or of the input processor is about.
-_SUBJECT = re.compile(r"^(?:SamplingParams\()?(\w+)(?:\[\d+\])?(?==|\[| key|: expected| has )")
+_SUBJECT = re.compile(
+    r"^(?:SamplingParams\()?(\w+)(?:\[\d+\])?(?==|\[| key|: expected| has | may )"
+)
 
 
 class ErrorInfo(msgspec.Struct):
@@ -122,6 +125,8 @@ def api_error(error: BaseException, fields: frozenset[str] = frozenset()) -> Api
             return ApiError(499, "The client closed the connection.")
         case EngineDead():
             return ApiError(503, _dead_text(error), kind="InternalServerError")
+        case ContextOverflow():
+            return ApiError(400, str(error), param="input_tokens")
         case RequestError():
             return ApiError(400, str(error), param=_subject(str(error), fields))
         case UnsupportedFeature():

@@ -41,6 +41,29 @@ class _TemplateFacts(NamedTuple):
     tests_for_string: bool
 
 
+class TemplateReads(NamedTuple):
+    """What a chat template reads besides the messages."""
+
+    variables: frozenset[str]  # that chat_template_kwargs may set
+    tools: bool
+    developer: bool  # it knows the role "developer"
+
+
+def is_reserved(variable: str) -> bool:
+    """Whether chat_template_kwargs may never set this variable, whatever a template reads."""
+    return variable in _RESERVED
+
+
+def template_reads(
+    tokenizer: Tokenizer, chat_template: str | None, tools: Sequence[Mapping[str, Any]] | None
+) -> TemplateReads:
+    """What the template that `render_chat` would choose reads; it is not run."""
+    template = _choose_template(tokenizer, chat_template, _checked_tools(tools))
+    variables = _read_template(template).variables
+    developer = any(f"{quote}developer{quote}" in template for quote in "'\"")
+    return TemplateReads(variables - _RESERVED, "tools" in variables, developer)
+
+
 def render_chat(
     tokenizer: Tokenizer,
     messages: Sequence[Message],

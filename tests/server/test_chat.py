@@ -1,0 +1,223 @@
+"""POST /v1/chat/completions: messages, reasoning, tool calls, streams equal to wholes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from tests.engine.scripted import told
+from tests.server.serving import error_of, events, letters, serving
+
+PATH = "/v1/chat/completions"
+HELLO = [{"role": "user", "content": "hello"}]
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[TestClient]:
+    with serving() as one:
+        yield one
+
+
+def chat(client: TestClient, **body: Any) -> dict[str, Any]:
+    response = client.post(PATH, json={"messages": HELLO, "temperature": 0, **body})
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def answer_to(prompt: str, count: int) -> str:
+    return letters().decode(told(letters().encode(prompt, False), count), skip_special_tokens=True)
+
+
+def test_a_message(client: TestClient) -> None:
+    body = chat(client, max_tokens=7)
+    (choice,) = body["choices"]
+    expected = answer_to("<s>user:hello</s><s>assistant:", 7)
+    assert choice["message"]["role"] == "assistant" and choice["message"]["content"] == expected
+    assert "tool_calls" not in choice["message"] and choice["message"]["refusal"] is None
+    assert choice["finish_reason"] == "length"
+    assert body["object"] == "chat.completion" and body["id"].startswith("chatcmpl-")
+    assert body["usage"]["completion_tokens"] == 7
+
+
+def test_the_newer_limit_wins(client: TestClient) -> None:
+    body = chat(client, max_tokens=7, max_completion_tokens=3)
+    assert body["usage"]["completion_tokens"] == 3
+
+
+def test_parts_of_text_and_developers(client: TestClient) -> None:
+    parts = [{"type": "text", "text": "hel"}, {"type": "text", "text": "lo"}]
+    messages = [{"role": "developer", "content": parts}]
+    body = chat(client, messages=messages, return_prompt_text=True)
+    assert body["prompt_text"] == "<s>system:hel\nlo</s><s>assistant:"
+
+
+def test_a_message_is_continued(client: TestClient) -> None:
+    messages = [*HELLO, {"role": "assistant", "content": "abc"}]
+    body = chat(
+        client, messages=messages, continue_final_message=True, echo=True, max_tokens=3,
+        return_prompt_text=True,
+    )  # fmt: skip
+    assert body["prompt_text"] == "<s>user:hello</s><s>assistant:abc"
+    content = body["choices"][0]["message"]["content"]
+    assert content == "abc" + answer_to("<s>user:hello</s><s>assistant:abc", 3)
+
+
+def test_variables_of_the_template() -> None:
+    with serving(default_chat_template_kwargs={"thinking": True, "unread": 1}) as client:
+        usual = chat(client, return_prompt_text=True)["prompt_text"]
+        assert usual.endswith("assistant:!")
+        off = chat(client, return_prompt_text=True, chat_template_kwargs={"thinking": False})
+        assert off["prompt_text"].endswith("assistant:")
+        response = client.post(
+            PATH, json={"messages": HELLO, "chat_template_kwargs": {"enable_thinking": True}}
+        )
+        named = response.headers["x-jengine-ignored-fields"]
+        assert named == "chat_template_kwargs.enable_thinking"
+
+
+@pytest.mark.parametrize(
+    "name", ["tokenize", "return_tensors", "chat_template", "tools", "messages", "padding"]
+)
+def test_variables_that_are_never_the_requests(client: TestClient, name: str) -> None:
+    body = {"messages": HELLO, "chat_template_kwargs": {name: True}}
+    assert error_of(client.post(PATH, json=body), 400)["param"] == "chat_template_kwargs"
+
+
+def test_a_template_of_the_request_is_a_program_and_refused() -> None:
+    body = {"messages": HELLO, "chat_template": "{{ 7 * 191 }}", "return_prompt_text": True}
+    with serving() as client:
+        assert error_of(client.post(PATH, json=body), 400)["param"] == "chat_template"
+    with serving(trust_request_chat_template=True) as client:
+        assert client.post(PATH, json=body).json()["prompt_text"] == "1337"
+        attack = {**body, "chat_template": "{{ ''.__class__.__mro__[1].__subclasses__() }}"}
+        assert "0x" not in error_of(client.post(PATH, json=attack), 400)["message"]
+
+
+def test_log_probabilities(client: TestClient) -> None:
+    (choice,) = chat(client, max_tokens=3, logprobs=True, top_logprobs=2)["choices"]
+    tokens = choice["logprobs"]["content"]
+    assert "".join(one["token"] for one in tokens) == choice["message"]["content"]
+    for one in tokens:
+        assert bytes(one["bytes"]).decode() == one["token"] and len(one["top_logprobs"]) == 2
+
+
+def test_a_stream(client: TestClient) -> None:
+    body = {"messages": HELLO, "max_tokens": 6, "temperature": 0, "stream": True}
+    first, *rest = events(client.post(PATH, json=body))
+    assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert first["object"] == "chat.completion.chunk"
+    text = "".join(one["choices"][0]["delta"].get("content", "") for one in rest)
+    assert text == chat(client, max_tokens=6)["choices"][0]["message"]["content"]
+    assert rest[-1]["choices"][0]["finish_reason"] == "length"
+    assert all("usage" not in one for one in rest)
+
+
+def joined(chunks: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
+    """The messages that the deltas of a stream add up to."""
+    messages: dict[int, dict[str, Any]] = {}
+    for chunk in chunks:
+        for choice in chunk["choices"]:
+            message = messages.setdefault(choice["index"], {"calls": {}})
+            for name, value in choice["delta"].items():
+                if name == "tool_calls":
+                    for call in value:
+                        one = message["calls"].setdefault(call["index"], {"arguments": ""})
+                        one["arguments"] += call["function"]["arguments"]
+                        one.update({key: call[key] for key in ("type",) if key in call})
+                        if "name" in call["function"]:
+                            one["name"] = call["function"]["name"]
+                else:
+                    message[name] = message.get(name, "") + value
+            message["finish_reason"] = choice["finish_reason"]
+    return messages
+
+
+ANSWERS = [
+    "plain text",
+    "<think>why</think>\n\nbecause",
+    'before <tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>',
+    '<think>x</think><tool_call>\n{"name": "f", "arguments": {"a": [1, 2]}}\n</tool_call>'
+    '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>',
+    "<tool_call>broken",
+]
+
+
+@pytest.mark.parametrize("text", ANSWERS)
+@pytest.mark.parametrize("more", [{}, {"parallel_tool_calls": False}, {"include_reasoning": False}])
+def test_a_stream_adds_up_to_the_whole_message(
+    text: str, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The text as the model would write it, once asked for the whole and once for a stream."""
+    ids = [*letters().encode(text, add_special_tokens=False), 2]
+    parsers = {"tool_call_parser": "hermes", "reasoning_parser": "deepseek_r1"}
+    body = {"messages": HELLO, "tools": TOOLS, "temperature": 0, "max_tokens": 300, **more}
+    body["stop_token_ids"] = [2]
+
+    def ask(**fields: Any) -> Any:
+        monkeypatch.setattr("jengine.executor.scripted.next_token", saying(ids))
+        with serving(**parsers, enable_auto_tool_choice=True) as client:
+            return client.post(PATH, json={**body, **fields})
+
+    whole = ask().json()["choices"][0]
+    streamed = joined(events(ask(stream=True)))[0]
+    message = whole["message"]
+    assert streamed["finish_reason"] == whole["finish_reason"]
+    assert streamed.get("content", "") == (message["content"] or "")
+    assert streamed.get("reasoning") == message["reasoning"] == message["reasoning_content"]
+    calls = message.get("tool_calls", [])
+    assert [(one["name"], one["arguments"]) for one in streamed["calls"].values()] == [
+        (one["function"]["name"], one["function"]["arguments"]) for one in calls
+    ]
+    assert (whole["finish_reason"] == "tool_calls") == bool(calls)
+
+
+def saying(ids: list[int]) -> Any:
+    """A scripted model that says these tokens, whatever it is asked first."""
+    turn = iter(ids)
+    return lambda mark, vocab_size: next(turn, 2)
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "status"),
+    [
+        ({"messages": []}, "messages", 400),
+        ({"messages": None}, "messages", 400),
+        ({"messages": "hello"}, "messages", 400),
+        ({"messages": [{"content": "x"}]}, "messages[0].role", 400),
+        ({"messages": ["x"]}, "messages[0]", 400),
+        ({"top_logprobs": 2}, "top_logprobs", 400),
+        ({"max_tokens": 0}, "max_tokens", 400),
+        ({"max_completion_tokens": 0}, "max_completion_tokens", 400),
+        ({"tools": []}, "tools", 400),
+        ({"tools": TOOLS}, "tool_choice", 400),
+        ({"tool_choice": "auto"}, "tool_choice", 400),
+        ({"tools": TOOLS, "tool_choice": "required"}, "tool_choice", 501),
+        ({"tools": TOOLS, "tool_choice": {"function": {"name": "g"}}}, "tool_choice", 400),
+        ({"tools": TOOLS, "tool_choice": {"function": {"name": "f"}}}, "tool_choice", 501),
+        ({"tools": [{"type": "function"}], "tool_choice": "none"}, "tools[0]", 400),
+        ({"reasoning_effort": "huge"}, "reasoning_effort", 400),
+        ({"add_generation_prompt": True, "continue_final_message": True},
+         "add_generation_prompt", 400),
+    ],
+)  # fmt: skip
+def test_what_is_refused(client: TestClient, body: dict[str, Any], param: str, status: int) -> None:
+    response = client.post(PATH, json={"messages": HELLO, **body})
+    assert error_of(response, status)["param"] == param
+
+
+def test_arguments_of_earlier_calls_are_objects_for_the_template() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    messages = [*HELLO, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    template = "{% for m in messages %}{% for c in m.tool_calls %}{{ c.function.arguments.a }}"
+    template += "{% endfor %}.{% endfor %}"
+    with serving(trust_request_chat_template=True) as client:
+        body = chat(client, messages=messages, chat_template=template, return_prompt_text=True)
+        assert body["prompt_text"] == ".1."
+        call["function"]["arguments"] = "{broken"  # type: ignore[index]
+        refused = client.post(PATH, json={"messages": messages})
+        path = "messages[1].tool_calls[0].function.arguments"
+        assert error_of(refused, 400)["param"] == path
