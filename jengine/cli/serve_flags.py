@@ -113,8 +113,10 @@ def server_settings(
         name = "default_chat_template_kwargs"
         given[name] = json_value(name, given[name], dict)
     given.setdefault("served_model_name", [str(arguments.model)])
-    tuples = {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
-    settings = ServerSettings(**{**given, **tuples})
+    values: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in given.items()
+    }
+    settings = ServerSettings(**values)
     check(settings)
     return settings
 

@@ -68,7 +68,8 @@ class ChatJob:
         tools = request.tools
         if settings.exclude_tools_when_tool_choice_none and request.tool_choice == "none":
             tools = None
-        template = request.chat_template or live.engine.args.chat_template
+        usual = live.engine.args.chat_template
+        template = request.chat_template or (None if usual is None else str(usual))
         reads = template_reads(live.rendering.tokenizer, template, tools)
         if tools and not reads.tools and not request.offers_tools:
             tools = None

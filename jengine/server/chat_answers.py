@@ -40,9 +40,8 @@ class Answer:
         if ends:
             parts += self._parser.finish()
         self.calls_tools |= any(isinstance(part, ToolStart) for part in parts)
-        if not self._shows_reasoning:
-            parts = [part for part in parts if not isinstance(part, Reasoning)]
-        return parts
+        hidden = () if self._shows_reasoning else Reasoning
+        return [part for part in parts if not isinstance(part, hidden)]
 
     def delta(self, text: str, *, ends: bool) -> dict[str, Any]:
         """What a piece of text adds to the message; empty if nothing."""

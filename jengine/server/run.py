@@ -90,12 +90,12 @@ class Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, service: Service, sock: socket.socket) -> None:
         super().__init__(config)
         self.service = service
-        self.socket = sock
+        self.listening = sock
         self.status = 0
         self._signals = 0
         self._draining: asyncio.Task[None] | None = None
 
-    def _log_started_message(self, listeners: Sequence[socket.socket]) -> None:
+    def _log_started_message(self, listeners: Sequence[socket.SocketType]) -> None:
         """Nothing yet: who reads this line expects that requests are answered."""
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -130,7 +130,7 @@ class Server(uvicorn.Server):
             self.service.adopt(engine)
             when_ready(engine)
             logging.getLogger("uvicorn.error").info("Application startup complete.")
-            super()._log_started_message([self.socket])
+            super()._log_started_message([self.listening])
 
     def _give_up(self, why: str) -> None:
         logger.critical("The server ends: %s", why)
