@@ -22,6 +22,7 @@ from jengine.server.fields import answer_length, sampling_params, tokenization
 from jengine.server.generation import Outputs, Prepared, answer
 from jengine.server.logprob_formats import prompt_logprobs
 from jengine.server.request_head import request_id_of
+from jengine.server.request_metrics import told_metrics
 from jengine.server.service import Service
 from jengine.server.sse import Chunks
 from jengine.server.usage import whole_usage
@@ -115,6 +116,7 @@ class ChatJob:
             model=self.model,
             choices=[self.texts.choice(one) for one in output.outputs],
             usage=whole_usage(outputs, self.service.settings),
+            metrics=told_metrics(outputs, self.service.settings),
             system_fingerprint=FINGERPRINT,
             prompt_logprobs=None if scores is None else prompt_logprobs(scores),  # type: ignore[arg-type]
             prompt_token_ids=output.prompt_token_ids if request.return_token_ids else None,

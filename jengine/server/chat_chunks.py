@@ -9,6 +9,7 @@ from jengine.server.chat_answers import Answer
 from jengine.server.chat_texts import ChatTexts
 from jengine.server.chat_types import ChatChunk, DeltaChoice
 from jengine.server.generation import Outputs
+from jengine.server.request_metrics import told_metrics
 from jengine.server.settings import ServerSettings
 from jengine.server.sse import event
 from jengine.server.usage import UsageWanted, usage
@@ -32,7 +33,7 @@ class ChatChunks:
     ) -> None:
         self.texts = texts
         self.wanted = UsageWanted(texts.request, settings)
-        self.tells_cached = settings.enable_prompt_tokens_details
+        self.settings = settings
         self.head = {"id": id, "created": created, "model": model}
         self.progress: list[Progress] = []
 
@@ -100,6 +101,14 @@ class ChatChunks:
         counts = usage(
             len(output.prompt_token_ids),
             sum(one.tokens for one in self.progress),
-            max(output.num_cached_tokens, 0) if self.tells_cached else None,
+            max(output.num_cached_tokens, 0)
+            if self.settings.enable_prompt_tokens_details
+            else None,
         )
-        return ChatChunk(**self.head, choices=[], usage=counts, system_fingerprint=FINGERPRINT)
+        return ChatChunk(
+            **self.head,
+            choices=[],
+            usage=counts,
+            metrics=told_metrics([output], self.settings),
+            system_fingerprint=FINGERPRINT,
+        )

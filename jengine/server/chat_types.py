@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from jengine.server.logprob_formats import ChatLogprobs, PromptLogprobs
+from jengine.server.request_metrics import PerRequestMetrics
 from jengine.server.usage import Usage
 
 UNSET, UnsetType = msgspec.UNSET, msgspec.UnsetType
@@ -63,6 +64,7 @@ class ChatResponse(msgspec.Struct, kw_only=True):
     service_tier: str | None = None
     system_fingerprint: str | None = None
     usage: Usage
+    metrics: PerRequestMetrics | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | None = None
     prompt_token_ids: list[int] | None = None
     prompt_text: str | None = None
@@ -88,6 +90,7 @@ class ChatChunk(msgspec.Struct, kw_only=True):
     model: str
     choices: list[DeltaChoice]
     usage: Usage | UnsetType = UNSET
+    metrics: PerRequestMetrics | UnsetType = UNSET
     system_fingerprint: str | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType | None = UNSET
     prompt_text: str | UnsetType | None = UNSET
