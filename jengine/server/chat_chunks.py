@@ -98,6 +98,7 @@ class ChatChunks:
 
     def _last(self, output: RequestOutput) -> ChatChunk:
         """The chunk after all text, with the counts of the whole request."""
+        tells_cached = self.settings.enable_prompt_tokens_details
         counts = usage(
             len(output.prompt_token_ids),
             sum(one.tokens for one in self.progress),
