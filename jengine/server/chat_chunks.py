@@ -102,9 +102,7 @@ class ChatChunks:
         counts = usage(
             len(output.prompt_token_ids),
             sum(one.tokens for one in self.progress),
-            max(output.num_cached_tokens, 0)
-            if self.settings.enable_prompt_tokens_details
-            else None,
+            max(output.num_cached_tokens, 0) if tells_cached else None,
         )
         return ChatChunk(
             **self.head,
