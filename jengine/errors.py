@@ -73,6 +73,13 @@ class EngineDead(JengineError, RuntimeError):
     """The engine has stopped. The first error is the cause of this one."""
 
 
+def error_named(kind: str, text: str) -> JengineError:
+    """An error of the class with this name, as it was raised in another process."""
+    found = globals().get(kind)
+    known = isinstance(found, type) and issubclass(found, JengineError)
+    return (found if known else JengineError)(text)
+
+
 def nearest_name(given: str, known: Iterable[str]) -> str:
     """' Did you mean 'x'?' for the closest known name, or an empty string."""
     close = difflib.get_close_matches(given, list(known), n=1, cutoff=0.6)

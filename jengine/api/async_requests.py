@@ -35,6 +35,7 @@ class AsyncRequests:
         self._paused = False
         self._ending = False  # a shutdown waits for nothing
         self._progress = threading.Condition()  # notified when outputs were made
+        session.client.when_dead(self._died)
 
     def stream(self, submit: Submit) -> AnswerStream:
         """The outputs of the request that `submit` makes, from the first read on."""
@@ -101,14 +102,19 @@ class AsyncRequests:
 
     def resume(self) -> None:
         """Let steps run again."""
+        if self._paused:
+            self._session.client.resume()
         with self._guard:
             self._paused = False
         self.run_steps()
 
     def _stop_steps(self) -> None:
+        self._session.client.pause()
         with self._guard:
             self._paused = True
             self._guard.wait_for(lambda: not self._stepping)
+        self._session.receive_rest()
+        self._output.submit(self._make_outputs)
         with self._progress:
             self._progress.notify_all()
         self._output.submit(lambda: None).result()  # after the outputs of the last step
@@ -139,6 +145,10 @@ class AsyncRequests:
                     self._stepping = False
                     self._guard.notify_all()
                     return
+
+    def _died(self, error: EngineDead) -> None:
+        """The engine died in another process, perhaps while no thread waits for its outputs."""
+        self._tell(self._session.fail_all(error))
 
     def _make_outputs(self) -> None:
         try:

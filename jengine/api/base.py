@@ -14,6 +14,7 @@ from jengine.api.summary import engine_summary
 from jengine.assembly.args import EngineArgs
 from jengine.assembly.build import build_engine
 from jengine.assembly.engine import Engine
+from jengine.assembly.engine_process import start_engine_process
 from jengine.assembly.progress import progress_factory
 from jengine.models.taps import TapPoint, tap_points
 from jengine.runner.programs.ledger import CompileLedger
@@ -27,7 +28,10 @@ class BaseLLM:
     def __init__(self, model: Any, **settings: Any) -> None:
         owner = type(self).__name__
         args = EngineArgs.checked(owner, model=model, **settings)
-        self._hold(build_engine(args, progress_factory(args.show_progress)))
+        if args.multiprocess:
+            self._hold(start_engine_process(args))
+        else:
+            self._hold(build_engine(args, progress_factory(args.show_progress)))
 
     def __repr__(self) -> str:
         return engine_summary(self, self._front.living)

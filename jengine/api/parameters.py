@@ -39,7 +39,7 @@ def update_params(
                 session.abort(answer.request_id)
         began = time.monotonic()
         with held_back_interrupts():  # half of the weights would be new
-            version = engine.client.update_weights(values)
+            version = engine.in_process.update_weights(values)
         session.stats.update_params(time.monotonic() - began)
         if donate:
             copied = engine.order.copied

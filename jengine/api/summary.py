@@ -7,6 +7,7 @@ for a device or a worker.
 from __future__ import annotations
 
 from jengine.assembly.engine import Engine
+from jengine.executor.choice import OWN_PROCESSES
 from jengine.runner.step.attention_backend import cache_dtype_name
 
 
@@ -29,6 +30,8 @@ def engine_summary(owner: object, engine: Engine | None) -> str:
 
 def devices(engine: Engine) -> str:
     """How many devices of which kind run the steps."""
+    if engine.devices is None and engine.args.executor in OWN_PROCESSES:
+        return f"{engine.platform} in another process"
     if engine.devices is None:
         return f"devices of {engine.args.executor} workers"
     mesh = engine.placement.mesh

@@ -43,6 +43,7 @@ SWITCHES = (
     "strict",
     "deterministic",
     "disable_log_stats",
+    "multiprocess",
 )
 
 
@@ -98,6 +99,8 @@ class EngineArgs:
     # What runs the steps: "auto", "local", "multihost", "ray", or "package.module:Class".
     executor: str = "auto"
     executor_options: Mapping[str, Any] | None = None
+    # Whether scheduler and steps run in a process of their own, beside the one of the requests.
+    multiprocess: bool = False
     load_format: Literal["auto", "safetensors", "orbax", "dummy"] = "auto"
     # For requests without a seed; None: 0. An engine with a seed waits until every program is
     # compiled, so that the same script gives the same answers again.

@@ -6,7 +6,7 @@ Each of them gets only the settings it needs; `schedule_sizes` and `step_sizes` 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -17,8 +17,9 @@ from jengine.assembly.args import EngineArgs
 from jengine.assembly.backend import begin_kernels, start_backend
 from jengine.assembly.device_defaults import OVERLAP_DEPTH
 from jengine.assembly.engine import DeviceSide, Engine
+from jengine.assembly.front_side import engine_of
+from jengine.assembly.model_facts import ModelSource
 from jengine.assembly.model_source import (
-    ModelSource,
     is_live,
     load_parameters,
     open_model_source,
@@ -31,21 +32,15 @@ from jengine.config import CacheConfig, ModelConfig, ScheduleConfig
 from jengine.distributed.process_group import CoreParts, process_group_of
 from jengine.engine.client import InProcessClient
 from jengine.engine.core import EngineCore
-from jengine.engine.input_processor import InputProcessor
-from jengine.engine.limits import Limits
-from jengine.engine.protocol import Core
-from jengine.engine.session import Session
 from jengine.errors import ConfigError, UnsupportedFeature
 from jengine.executor.choice import OWN_PROCESSES, starting_executor
 from jengine.executor.multihost.settings import MultihostSettings
 from jengine.kvcache.coordinator import CacheCoordinator
-from jengine.metrics.stats_log import StatsLog
 from jengine.models.stages import StageLayout, stage_layout
 from jengine.runner.build import build_runners
 from jengine.runner.disk.compile_cache import enable_compile_cache, what_compiling_costs
 from jengine.runner.runner_config import RunnerConfig
 from jengine.runner.step.leaves import LeafOrder
-from jengine.sampling_params import SamplingParams
 from jengine.scheduler.scheduler import Scheduler
 from jengine.weights.stages import StagePlaces
 from sharding.mesh import engine_mesh, steps_may_queue
@@ -71,7 +66,9 @@ def build_engine(args: EngineArgs, bar: Callable[..., Any]) -> Engine:
     # Without the user's arrays: the engine must not keep old parameters alive.
     args = replace(args, model=str(source.folder), params=None)
     platform = jax.default_backend()
-    return engine_of(args, source, side.core, side.schedule, side.cache, platform, side)
+    return engine_of(
+        args, source, InProcessClient(side.core), side.schedule, side.cache, platform, side
+    )
 
 
 def remote_engine(args: EngineArgs) -> Engine:
@@ -86,7 +83,9 @@ def remote_engine(args: EngineArgs) -> Engine:
     core = EngineCore(scheduler, executor, capacity.depth)
     _log_capacity(capacity.cache, capacity.schedule, 1, capacity.platform)
     args = replace(args, model=str(source.folder))
-    return engine_of(args, source, core, capacity.schedule, capacity.cache, capacity.platform, None)
+    return engine_of(
+        args, source, InProcessClient(core), capacity.schedule, capacity.cache, capacity.platform
+    )
 
 
 def device_side(args: EngineArgs, source: ModelSource, bar: Callable[..., Any]) -> DeviceSide:
@@ -142,39 +141,6 @@ def device_side(args: EngineArgs, source: ModelSource, bar: Callable[..., Any]) 
         )
         core = group.core(parts)
     return DeviceSide(core, runners, schedule, cache, depth, model, order)
-
-
-def engine_of(
-    args: EngineArgs,
-    source: ModelSource,
-    core: Core,
-    schedule: ScheduleConfig,
-    cache: CacheConfig,
-    platform: str,
-    devices: DeviceSide | None,
-) -> Engine:
-    """The engine: a session and a client around the core."""
-    limits = Limits(
-        source.config.vocab_size,
-        schedule.max_model_len,
-        args.max_logprobs,
-        source.eos_token_ids,
-        source.stop_token_ids,
-    )
-    client = InProcessClient(core)
-    log = None if args.disable_log_stats else StatsLog(client.stats, platform)
-    return Engine(
-        session=Session(InputProcessor(limits, source.tokenizer, args.seed or 0), client, log),
-        client=client,
-        args=args,
-        folder=source.folder,
-        model=source.config,
-        schedule=schedule,
-        cache=cache,
-        tokenizer=source.tokenizer,
-        default_params=_default_params(source.generation),
-        devices=devices,
-    )
 
 
 def checked_options(args: EngineArgs) -> None:
@@ -234,14 +200,6 @@ def placement_for(args: EngineArgs, config: ModelConfig) -> Placement:
             "process, with mesh= of that process's devices, and divide the prompts among them."
         )
     return placement
-
-
-def _default_params(generation: Mapping[str, Any]) -> dict[str, Any]:
-    """SamplingParams fields that the model's generation_config.json sets."""
-    names = {"max_new_tokens": "max_tokens"}
-    fields = set(SamplingParams.__dataclass_fields__)
-    named = {names.get(key, key): value for key, value in generation.items()}
-    return {key: value for key, value in named.items() if key in fields}
 
 
 def _log_stages(layout: StageLayout, layers: int) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from jengine.assembly.args import EngineArgs
 from jengine.config import CacheConfig, ModelConfig, ScheduleConfig
-from jengine.engine.client import InProcessClient
+from jengine.engine.client import EngineClient, InProcessClient
 from jengine.engine.session import Session
 from jengine.errors import UnsupportedFeature
 from jengine.executor.calls import decoded_answers, encoded_arguments
@@ -48,7 +48,7 @@ class Engine:
     """Everything that `LLM` and `AsyncLLM` hold."""
 
     session: Session
-    client: InProcessClient
+    client: EngineClient
     args: EngineArgs
     folder: Path | None  # where the model came from; None: it was live
     model: ModelConfig
@@ -57,17 +57,28 @@ class Engine:
     tokenizer: Tokenizer | None
     default_params: Mapping[str, Any]
     devices: DeviceSide | None  # None: steps run in other processes
+    platform: str = "cpu"  # of the devices
 
     @property
     def here(self) -> DeviceSide:
         """The device side; an error if steps run in other processes."""
         if self.devices is None:
             raise UnsupportedFeature(
-                "this needs parameters, programs or devices of the engine, which are in its "
-                "workers and not in this process. Use an engine of this process for it; "
-                "llm.call_workers(...) and llm.health() tell about workers."
+                "this needs parameters, programs or devices of the engine, which are in other "
+                "processes. Use an engine of this process for it (without executor= or "
+                "multiprocess=True); call_workers(...) and health() tell about other processes."
             )
         return self.devices
+
+    @property
+    def in_process(self) -> InProcessClient:
+        """The client, if requests are scheduled in this process; an error otherwise."""
+        if not isinstance(self.client, InProcessClient):
+            raise UnsupportedFeature(
+                "this needs arrays or the scheduler of the engine, which are in its core process "
+                "and not in this one. Create the engine without multiprocess=True for it."
+            )
+        return self.client
 
     @property
     def runners(self) -> tuple[PlanRunner, ...]:

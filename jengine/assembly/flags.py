@@ -58,7 +58,7 @@ ENGINE_HELP = {
 }
 # Fields that only make sense from Python.
 NO_ENGINE_FLAG = (
-    "model", "params", "mesh", "multihost", "skip_tokenizer_init",
+    "model", "params", "mesh", "multihost", "multiprocess", "skip_tokenizer_init",
     "override_generation_config", "profiler_config",
 )  # fmt: skip
 # Keys of the compilation config that hold no list.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +15,17 @@ import jax
 from flax import nnx
 
 from jengine.assembly.args import EngineArgs
+from jengine.assembly.model_facts import (
+    ModelSource,
+    generation_of,
+    generation_override,
+    tokenizer_of,
+)
 from jengine.config import ModelConfig
-from jengine.errors import ConfigError, nearest_name
-from jengine.text.tokenizer import Tokenizer, load_tokenizer, wrap_tokenizer
+from jengine.errors import ConfigError
 from jengine.weights.abstract import NamedArray, abstract_model, declaration, with_dtype
 from jengine.weights.dummy import dummy_arrays
 from jengine.weights.folder import INDEX_FILE, SINGLE_FILE, read_model_config
-from jengine.weights.generation_config import (
-    GENERATION_KEYS,
-    generation_settings,
-    read_generation_config,
-)
 from jengine.weights.live import fitting_arrays, named_arrays
 from jengine.weights.orbax_folder import is_orbax
 from jengine.weights.resolve import resolve_model
@@ -36,48 +35,17 @@ from jengine.weights.stages import StagePlaces
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class ModelSource:
-    """What is known of a model before its parameters are read."""
-
-    config: ModelConfig
-    folder: Path | None  # None: the model is live
-    tokenizer: Tokenizer | None
-    generation: Mapping[str, Any]
-
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]:
-        """The tokenizer's EOS, or the model's where there is no tokenizer: an answer that it ends
-        has no stop reason."""
-        own = None if self.tokenizer is None else self.tokenizer.eos_token_id
-        return self._in_vocabulary(self.config.eos_token_ids if own is None else (own,))
-
-    @property
-    def stop_token_ids(self) -> tuple[int, ...]:
-        """The other ids that end an answer, by the model's config and its generation settings.
-        The answer has the id as its stop reason."""
-        ids = {*self.config.eos_token_ids, *self.generation.get("eos_token_id", ())}
-        return self._in_vocabulary(ids.difference(self.eos_token_ids))
-
-    def _in_vocabulary(self, ids: Iterable[int]) -> tuple[int, ...]:
-        return tuple(sorted(i for i in ids if 0 <= i < self.config.vocab_size))
-
-
 def open_model_source(args: EngineArgs) -> ModelSource:
     """Read everything but the parameters."""
-    override = generation_override(args.override_generation_config)
     if isinstance(args.model, nnx.Module):
-        return ModelSource(live_config(args), None, _tokenizer(args, None), override)
+        override = generation_override(args.override_generation_config)
+        return ModelSource(live_config(args), None, tokenizer_of(args, None), override)
     check_model(args.model)
     # Absolute, so that it is still found after the program has changed its working directory.
     folder = resolve_model(args.model).absolute()
-    use_generation = args.generation_config == "auto"
-    return ModelSource(
-        with_dtype(read_model_config(folder), args.dtype),
-        folder,
-        _tokenizer(args, folder),
-        {**(read_generation_config(folder) if use_generation else {}), **override},
-    )
+    generation = generation_of(args, folder)
+    config = with_dtype(read_model_config(folder), args.dtype)
+    return ModelSource(config, folder, tokenizer_of(args, folder), generation)
 
 
 def check_model(model: Any) -> None:
@@ -95,17 +63,6 @@ def check_model(model: Any) -> None:
     raise ConfigError(
         f"{given} ({model!r:.60}): expected the path of a folder, 'demo', or a flax.nnx module."
     )
-
-
-def generation_override(given: Mapping[str, Any] | None) -> dict[str, object]:
-    """The entries of override_generation_config, checked like those of the model's own file."""
-    for key in given or {}:
-        if key not in GENERATION_KEYS:
-            raise ConfigError(
-                f"override_generation_config has no key {key!r}. Known: "
-                f"{', '.join(GENERATION_KEYS)}.{nearest_name(str(key), GENERATION_KEYS)}"
-            )
-    return generation_settings(given or {}, "override_generation_config")
 
 
 def is_live(args: EngineArgs) -> bool:
@@ -177,18 +134,3 @@ def live_config(args: EngineArgs) -> ModelConfig:
     if with_dtype(config, args.dtype) != config:
         raise ConfigError(f"dtype={args.dtype!r}: this live model's parameters are {config.dtype}.")
     return config
-
-
-def _tokenizer(args: EngineArgs, folder: Path | None) -> Tokenizer | None:
-    if args.skip_tokenizer_init:
-        return None
-    if isinstance(args.tokenizer, (str, Path)):
-        return load_tokenizer(resolve_model(args.tokenizer))
-    if args.tokenizer is not None:
-        return wrap_tokenizer(args.tokenizer)
-    if folder is None:
-        raise ConfigError(
-            "a live model comes without a tokenizer: give tokenizer=..., or "
-            "skip_tokenizer_init=True and token ids as prompts."
-        )
-    return load_tokenizer(folder)

@@ -6,9 +6,8 @@ Starts no device in this process.
 
 from __future__ import annotations
 
-import msgspec
-
 from jengine.assembly.args import EngineArgs
+from jengine.assembly.plain_settings import plain_settings, refuse_arrays
 from jengine.errors import ConfigError, UnsupportedFeature
 from jengine.executor.protocol import Capacity, EngineJob, StartedExecutor
 
@@ -17,7 +16,7 @@ WORKER_PROGRAM = "jengine.assembly.worker:run"
 NOT_FOR_WORKERS = (
     "model", "params", "tokenizer", "skip_tokenizer_init", "chat_template", "mesh", "multihost",
     "executor", "executor_options", "generation_config", "disable_log_stats", "show_progress",
-    "trust_remote_code", "dtype",
+    "trust_remote_code", "dtype", "multiprocess",
 )  # fmt: skip
 
 
@@ -34,20 +33,11 @@ def job_of(args: EngineArgs, folder: str, dtype: str) -> EngineJob:
             " stages over workers are not built yet; use tensor_parallel_size, or start the same "
             "program in every process."
         )
-    for name in ("params", "mesh"):
-        if getattr(args, name) is not None:
-            raise ConfigError(
-                f"executor={args.executor!r} with {name}=...: arrays and devices of this process "
-                f"cannot be used in workers; leave {name} out and give a model folder."
-            )
-    settings = {name: value for name, value in vars(args).items() if name not in NOT_FOR_WORKERS}
-    settings.update(model=folder, dtype=dtype, skip_tokenizer_init=True)
-    try:
-        plain = msgspec.to_builtins(settings)
-    except TypeError as error:
-        raise ConfigError(
-            f"executor={args.executor!r}: a setting cannot be sent to workers: {error}"
-        ) from error
+    where = f"executor={args.executor!r}"
+    refuse_arrays(args, where)
+    plain = plain_settings(
+        args, where, NOT_FOR_WORKERS, model=folder, dtype=dtype, skip_tokenizer_init=True
+    )
     return EngineJob(
         settings=plain,
         options=dict(args.executor_options or {}),

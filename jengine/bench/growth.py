@@ -46,7 +46,7 @@ def measure(
     prompt_length: int,
 ) -> dict[str, Any]:
     """All three tables. Memory comes first: the decode steps overwrite the cache."""
-    core = llm.engine.client.core
+    core = llm.engine.in_process.core
     if not isinstance(core, EngineCore):
         raise ConfigError("bench growth: expected one engine in this process, without replicas.")
     held = memory_growth(llm, core, prompt_length)

@@ -98,7 +98,7 @@ class Ours:
     def __init__(self, llm: LLM, items: list[Item]) -> None:
         self.llm, self.items = llm, items
         self.clock = StepClock()
-        core = llm.engine.client.core
+        core = llm.engine.in_process.core
         # With several replicas or processes no single core sees all of the time.
         self.core = core if isinstance(core, EngineCore) else None
 

@@ -6,18 +6,24 @@ in another process. Replacing parameters and taps need live arrays and exist in 
 
 from __future__ import annotations
 
-import os
 import threading
+import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
+from jengine.counts import Counts
+from jengine.engine.core_state import CoreState
+from jengine.engine.own_process import OwnProcess
 from jengine.engine.protocol import Core
 from jengine.errors import EngineDead, RequestError
 from jengine.executor.protocol import WorkerHealth
-from jengine.outputs import Counts, TokenDelta
+from jengine.outputs import TokenDelta
 from jengine.request import WireRequest
+
+# Seconds between two looks at the core's counts while steps run.
+COUNT_EVERY = 0.1
 
 
 class EngineClient(Protocol):
@@ -39,8 +45,11 @@ class EngineClient(Protocol):
         """
         ...
 
-    def outputs(self) -> list[TokenDelta]:
-        """Wait for the next step and return what it brought. One thread at a time calls it."""
+    def outputs(self, wait: bool = True) -> list[TokenDelta]:
+        """Wait for the next step and return what it brought. One thread at a time calls it.
+
+        With `wait=False`, only what steps brought before and was not returned yet.
+        """
         ...
 
     def settle(self) -> None:
@@ -72,6 +81,22 @@ class EngineClient(Protocol):
         """Run a step with nothing in it, to its end. Only while no request runs."""
         ...
 
+    def pause(self) -> None:
+        """Run no more steps until `resume`; returns when the last one has ended."""
+        ...
+
+    def resume(self) -> None:
+        """Run steps again."""
+        ...
+
+    def state(self) -> CoreState:
+        """What the core is doing, as it said a moment ago. Never waits, whatever it is doing."""
+        ...
+
+    def when_dead(self, tell: Callable[[EngineDead], None]) -> None:
+        """Have a function called when the engine dies while no thread waits for `outputs`."""
+        ...
+
     def check_alive(self) -> None:
         """Raise EngineDead if the engine has stopped or belongs to another process."""
         ...
@@ -92,11 +117,14 @@ class InProcessClient:
 
     def __init__(self, core: Core) -> None:
         self.core = core
-        self._process = os.getpid()
+        self._own = OwnProcess()
         self._queue: deque[WireRequest | str] = deque()  # a string is the id of a request to abort
         self._ended: list[TokenDelta] = []  # last deltas that no step has returned yet
         self._stepping = threading.RLock()  # knows its thread, which `_alone` relies on
         self._next = threading.Lock()  # held by the thread that gets `_stepping` next
+        self._steps = 0
+        self._began: float | None = None  # when the step in progress began
+        self._counted, self._counts = time.monotonic(), Counts()
 
     @property
     def has_work(self) -> bool:
@@ -113,12 +141,25 @@ class InProcessClient:
         """Queue the end of a request."""
         self._queue.append(request_id)
 
-    def outputs(self) -> list[TokenDelta]:
+    def outputs(self, wait: bool = True) -> list[TokenDelta]:
         """Run one step, unless what is queued leaves nothing to run."""
         with self._between_steps():
-            deltas = self.core.step() if self.core.has_work else []
+            deltas = self._step() if wait and self.core.has_work else []
             ended, self._ended = self._ended, []  # only now: a step may fail
             return ended + deltas
+
+    def _step(self) -> list[TokenDelta]:
+        self._began = time.monotonic()
+        try:
+            return self.core.step()
+        finally:
+            self._began = None
+            self._steps += 1
+            if time.monotonic() - self._counted > COUNT_EVERY:
+                self._count()
+
+    def _count(self) -> None:
+        self._counts, self._counted = self.core.counts(), time.monotonic()
 
     def settle(self) -> None:
         """Give everything queued to the core."""
@@ -166,9 +207,40 @@ class InProcessClient:
         with self._between_steps():
             return self.core.update_weights(values)
 
+    def pause(self) -> None:
+        """Nothing to do: steps run in `outputs` alone."""
+
+    def resume(self) -> None:
+        """Nothing to do: steps run in `outputs` alone."""
+
+    def state(self) -> CoreState:
+        """The counts of this moment, or, while a step runs, those of a moment ago."""
+        if self._next.acquire(blocking=False):
+            try:
+                self._count_if_free()
+            finally:
+                self._next.release()
+        now, began = time.monotonic(), self._began
+        return CoreState(
+            counts=self._counts,
+            steps=self._steps,
+            stepping=0.0 if began is None else now - began,
+            age=now - self._counted,
+        )
+
+    def _count_if_free(self) -> None:
+        if self._stepping.acquire(blocking=False):
+            try:
+                self._count()
+            finally:
+                self._stepping.release()
+
+    def when_dead(self, tell: Callable[[EngineDead], None]) -> None:
+        """Nothing to do: the engine dies in a step, so in `outputs` or in a call of a user's."""
+
     def check_alive(self) -> None:
         """Raise EngineDead if the engine has stopped or belongs to another process."""
-        self._check_process()
+        self._own.check()
         self.core.check_alive()
 
     def shutdown(self) -> None:
@@ -176,7 +248,7 @@ class InProcessClient:
 
         In a forked child it does nothing: devices and locks are the parent's.
         """
-        if os.getpid() == self._process:
+        if self._own.is_here:
             with self._alone():
                 self._queue.clear()
                 self._ended.clear()
@@ -185,7 +257,7 @@ class InProcessClient:
     @contextmanager
     def _between_steps(self) -> Iterator[None]:
         """The core for this thread alone, which has been given everything queued so far."""
-        self._check_process()
+        self._own.check()
         with self._alone():
             self._take_up()
             yield
@@ -216,15 +288,6 @@ class InProcessClient:
                 ended = refused(item, error)
             if ended is not None:
                 self._ended.append(ended)
-
-    def _check_process(self) -> None:
-        if os.getpid() != self._process:
-            raise EngineDead(
-                f"this engine belongs to process {self._process}, and this is process "
-                f"{os.getpid()}, a fork of it, which has none of its threads and devices. Use the "
-                "engine in its own process, or create one in each child: start children with "
-                "multiprocessing.get_context('spawn')."
-            )
 
 
 def refused(wire: WireRequest, error: RequestError) -> TokenDelta:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from jengine.counts import Counts
 from jengine.executor.protocol import WorkerHealth
-from jengine.outputs import Counts, TokenDelta
+from jengine.outputs import TokenDelta
 from jengine.request import WireRequest
 
 

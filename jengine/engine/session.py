@@ -109,6 +109,10 @@ class Session:
         deltas = self.client.outputs()
         self._unread.append((time.monotonic(), deltas))
 
+    def receive_rest(self) -> None:
+        """Keep for `process` what steps have brought already. Runs none and waits for none."""
+        self._unread.append((time.monotonic(), self.client.outputs(wait=False)))
+
     def process(self) -> list[Answer]:
         """Add what was received to the answers; those that have something new for their readers.
 

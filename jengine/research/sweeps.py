@@ -63,7 +63,7 @@ def run_sweeps(
     piece = max(llm.engine.schedule.prefill_tile, SHORTEST_PIECE)
     longer = [number for number, ids in enumerate(prompts) if len(ids) > piece]
     # An engine of several processes has its scheduler in one of them only.
-    if longer and isinstance(llm.engine.client.core, (EngineCore, DataParallelCore)):
+    if longer and isinstance(llm.engine.in_process.core, (EngineCore, DataParallelCore)):
         with short_pieces(llm, piece):
             pairs = [
                 Pair(plain[number], teacher_forced(ask(llm, [prompts[number]], steps)[0]))
@@ -120,7 +120,7 @@ def same_steps(first: RequestOutput, second: RequestOutput) -> int:
 def short_pieces(llm: LLM, tokens: int) -> Iterator[None]:
     """The same compiled steps behind a scheduler that cuts prompts into pieces."""
     engine = llm.engine
-    client, usual = engine.client, engine.client.core
+    client, usual = engine.in_process, engine.in_process.core
     # The other scheduler writes over what this one believes to be cached.
     llm.reset_prefix_cache()
     schedule = replace(engine.schedule, long_prefill_token_threshold=tokens)

@@ -62,7 +62,7 @@ def rebuilt(
 ) -> Iterator[jengine.LLM]:
     """The engine with another schedule or a smaller cache, and as it was afterwards."""
     engine = llm.engine
-    core = engine.client.core
+    core = engine.in_process.core
     blocks = tuple(num_blocks or most for most in engine.cache.num_blocks)
     assert all(map(int.__le__, blocks, engine.cache.num_blocks)), "more than the device holds"
     cache = replace(engine.cache, num_blocks=blocks, enable_prefix_caching=prefix_caching)
@@ -72,13 +72,13 @@ def rebuilt(
         replace(engine.schedule, **schedule), CacheCoordinator(cache), depth=depth, spacing=stages
     )
     # Rows that a former scheduler used start again in the runner, so nothing of it is left.
-    engine.client.core = EngineCore(scheduler, LocalExecutor(engine.runners[0]), depth)
+    engine.in_process.core = EngineCore(scheduler, LocalExecutor(engine.runners[0]), depth)
     try:
         yield llm
     finally:
-        engine.client.core.reset()
+        engine.in_process.core.reset()
         core.reset()
-        engine.client.core = core
+        engine.in_process.core = core
 
 
 def is_idle(llm: jengine.LLM) -> bool:

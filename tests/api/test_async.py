@@ -58,7 +58,7 @@ def run(work: Coroutine[Any, Any, Any]) -> Any:
 
 def waiting(engine: AsyncLLM) -> int:
     """Requests of any kind that the engine still knows."""
-    session, core = engine.engine.session, cast(EngineCore, engine.engine.client.core)
+    session, core = engine.engine.session, cast(EngineCore, engine.engine.in_process.core)
     scheduler = core.scheduler
     return scheduler.num_running + scheduler.num_waiting + len(session.open_answers)
 
@@ -254,7 +254,7 @@ def test_an_abort_ends_all_completions(engine: AsyncLLM) -> None:
 
 def test_a_failed_step_reaches_every_waiter(own: AsyncLLM) -> None:
     async def work() -> None:
-        core = own.engine.client.core
+        core = own.engine.in_process.core
         submit, steps = core.executor.submit, 0
 
         def failing(plan: Any) -> Any:

@@ -36,7 +36,7 @@ DELTAS = GREEDY.clone(output_kind=RequestOutputKind.DELTA)
 @contextmanager
 def each_step(llm: jengine.LLM, happens: Callable[[int], None]) -> Iterator[None]:
     """Call `happens` with the step's number inside every step."""
-    executor = llm.engine.client.core.executor
+    executor = llm.engine.in_process.core.executor
     submit, count = executor.submit, 0
 
     def wrapped(plan: Any) -> Any:
@@ -354,7 +354,7 @@ class Broken:
 
 
 def test_a_failing_step_kills_the_engine_and_names_the_cause(own: jengine.LLM) -> None:
-    core = own.engine.client.core
+    core = own.engine.in_process.core
     submit, steps = core.executor.submit, 0
 
     def failing(plan: Any) -> Any:
@@ -381,7 +381,7 @@ def test_an_executor_that_fails_on_submission(llm: jengine.LLM) -> None:
         engine = llm.engine
         scheduler = Scheduler(engine.schedule, CacheCoordinator(engine.cache))
         executor = ScriptedExecutor(engine.cache, engine.model.vocab_size)
-        core = engine.client.core = EngineCore(scheduler, executor, depth=1)
+        core = engine.in_process.core = EngineCore(scheduler, executor, depth=1)
         assert llm.generate(PROMPTS, GREEDY)[0].finished
         executor.submit = lambda plan: 1 / 0  # type: ignore[assignment,method-assign,return-value]
         with pytest.raises(EngineDead, match="ZeroDivisionError"):

@@ -114,7 +114,7 @@ def test_a_burst_ends_when_every_row_has_ended(burst_engine: jengine.LLM) -> Non
     # The next one was queued before anybody knew; it has nothing to do.
     queued = Plan(10_002, Entries.of([Entry(0, 7 + STEPS, 2)]), 1, repeats=2)
     assert runner.submit(queued).result().tokens.tolist() == [[-1, -1]]
-    burst_engine.engine.client.core.reset()
+    burst_engine.engine.in_process.core.reset()
 
 
 def test_a_stop_string_within_a_burst(full_folder: Path, letters: object) -> None:

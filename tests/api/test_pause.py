@@ -47,7 +47,7 @@ def test_kept_requests_go_on_with_new_weights(engine: AsyncLLM, clear_cache: boo
         assert await stands_still(engine) and not first.done()
         stats = await engine.stats()
         assert (stats.running, stats.waiting) == ((0, 2) if clear_cache else (1, 1))
-        assert engine.engine.client.update_weights(()) == 1
+        assert engine.engine.in_process.update_weights(()) == 1
         assert engine.weights_version == (await engine.stats()).weights_version == 1
         await engine.resume_generation()
         assert not await engine.is_paused()

@@ -106,7 +106,7 @@ def test_nothing_compiles_after_warm_up(folder: Path) -> None:
     ledger = llm.ledger
     assert ledger.compiles_after_warm_up == 0
     assert len(ledger.entries) == programs
-    steps = llm.engine.client.core.scheduler._flights.next_step
+    steps = llm.engine.in_process.core.scheduler._flights.next_step
     assert sum(entry.hits for entry in ledger.entries.values()) == steps
     assert all(entry.hits > 0 for entry in ledger.entries.values())
     for entry in ledger.entries.values():

@@ -69,7 +69,7 @@ def test_cache_bytes_are_those_of_the_array(model: str) -> None:
     """Everything in use, counted in bytes, is the whole cache without its null block."""
     with LLM(model, skip_tokenizer_init=True, max_num_seqs=2, max_model_len=64,
              enforce_eager=True, show_progress=False) as llm:  # fmt: skip
-        core = llm.engine.client.core
+        core = llm.engine.in_process.core
         assert isinstance(core, EngineCore)
         (group,), (array,) = core.scheduler.cache.groups, llm.engine.loaded.state.caches
         group.pool.allocate(group.pool.total)

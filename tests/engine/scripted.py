@@ -78,7 +78,7 @@ def scripted_engine(*, tokenizer: Any = None, max_num_seqs: int = 8, **settings:
 
 def script_of(engine: Engine) -> Script:
     """The executor behind an engine."""
-    core = engine.client.core
+    core = engine.in_process.core
     assert isinstance(core, EngineCore) and isinstance(core.executor, Script)
     return core.executor
 

@@ -23,7 +23,7 @@ def wire(name: str, max_tokens: int = 5) -> WireRequest:
 
 
 def test_adds_and_aborts_reach_the_scheduler_at_the_next_step() -> None:
-    client = scripted_engine().client
+    client = scripted_engine().in_process
     scheduler = client.core.scheduler  # type: ignore[attr-defined]
     client.add(wire("kept"))
     client.add(wire("left"))

@@ -178,7 +178,7 @@ def test_what_lies_in_workers_is_refused_by_name(folder: Path, tmp_path: Path) -
             lambda: llm.save(tmp_path / "copy"),
             lambda: llm.generate([[5, 6]], PARAMS, capture="norm"),
         ):
-            with pytest.raises(UnsupportedFeature, match="in its workers"):
+            with pytest.raises(UnsupportedFeature, match="in other processes"):
                 action()
         assert llm.generate([[5, 6]], PARAMS)[0].finished
 

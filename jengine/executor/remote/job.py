@@ -9,8 +9,7 @@ from typing import Any
 
 import msgspec
 
-from jengine import errors
-from jengine.errors import JengineError
+from jengine.errors import JengineError, error_named
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -43,6 +42,4 @@ def error_in(data: bytes) -> JengineError | None:
     ended = msgspec.msgpack.decode(data, type=Ended)
     if ended.kind is None:
         return None
-    kind = getattr(errors, ended.kind, None)
-    known = isinstance(kind, type) and issubclass(kind, JengineError)
-    return (kind if known else JengineError)(ended.problem)
+    return error_named(ended.kind, ended.problem)

@@ -45,7 +45,7 @@ def copies(folder: Any, replicas: int, devices: int = 1, **settings: Any) -> jen
 
 
 def core_of(llm: jengine.LLM) -> DataParallelCore:
-    core = llm.engine.client.core
+    core = llm.engine.in_process.core
     assert isinstance(core, DataParallelCore)
     return core
 
@@ -84,10 +84,10 @@ def rescheduled(llm: jengine.LLM, num_blocks: int, **schedule: Any) -> Iterator[
         )
         for runner in engine.runners
     ]
-    engine.client.core = DataParallelCore(replicas, core.names, core.split, core.in_turn)
+    engine.in_process.core = DataParallelCore(replicas, core.names, core.split, core.in_turn)
     yield
     assert core.reset_prefix_cache()  # others have written over what it believes to have
-    engine.client.core = core
+    engine.in_process.core = core
 
 
 def answers_alike(llm: jengine.LLM, expected: tuple[list[Any], list[Any]]) -> None:
@@ -241,7 +241,7 @@ def test_what_else_an_engine_does(
 
 
 def test_one_process_answers_for_all_replicas(two: jengine.LLM) -> None:
-    replicas = two.engine.client.core.replicas
+    replicas = two.engine.in_process.core.replicas
     before = [replica.health()[0].step for replica in replicas]
     (own,) = two.health(probe=True)
     assert (own.rank, own.silent) == (0, 0.0)

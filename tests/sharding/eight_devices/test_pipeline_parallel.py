@@ -255,7 +255,7 @@ def test_only_the_shared_decoder_runs_in_stages() -> None:
 def test_new_parameters_meet_no_plan_halfway(two: jengine.LLM) -> None:
     """What is in the stages goes the rest of its way with the old ones."""
     params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
-    core: Any = two.engine.client.core
+    core: Any = two.engine.in_process.core
     expected = [answer[0] for answer in answers(two.generate(PROMPTS[1:3], params))]
     mine, tokens, sampled = dict(two.engine.loaded.parameters()), {}, {}
     for output in two.stream(PROMPTS[1:3], params):
@@ -289,7 +289,7 @@ def test_a_row_changes_hands_before_its_last_token_is_sampled(two: jengine.LLM) 
     either = {"temperature": 0, "ignore_eos": True, "max_tokens": 12}
     mine = SamplingParams(**either, allowed_token_ids=[3, 4], frequency_penalty=2.0)
     theirs = SamplingParams(**either, allowed_token_ids=[3], frequency_penalty=0.1)
-    core: Any = two.engine.client.core
+    core: Any = two.engine.in_process.core
     expected = answers(two.generate(PROMPTS[1], mine))
     stream = two.stream(PROMPTS[1:3], theirs)
     for _ in stream:

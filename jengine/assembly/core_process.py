@@ -1,0 +1,91 @@
+"""The program of an engine core's process: builds the engine that the settings describe, serves it.
+
+In: settings, on standard input. Out: messages to the fronts. `engine_process` starts it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+import jengine
+from jengine.assembly.args import EngineArgs
+from jengine.assembly.build import build_engine
+from jengine.engine.client import EngineClient
+from jengine.engine.process.child import run_core
+from jengine.engine.process.messages import Progress, Ready
+from jengine.engine.process.model_frame import ModelFrame
+from jengine.engine.process.server import CoreServer
+
+# Seconds between two reports of one stage.
+REPORT = 0.1
+
+
+class ReportingBar:
+    """What the engine's builders need of a progress bar, sent to the fronts."""
+
+    def __init__(
+        self, report: Callable[[Progress], None], stage: str, total: float | None, unit: str
+    ) -> None:
+        self.n = 0.0
+        self.total = total
+        self._report = report
+        self._stage = stage
+        self._unit = unit
+        self._began = self._sent = time.monotonic()
+        self._send()
+
+    def update(self, n: float = 1) -> None:
+        """So much more is done."""
+        self.n += n
+        done = self.total is not None and self.n >= self.total
+        if done or time.monotonic() - self._sent >= REPORT:
+            self._send()
+
+    def close(self) -> None:
+        """The stage has ended."""
+        self._send()
+
+    def __enter__(self) -> ReportingBar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _send(self) -> None:
+        self._sent = time.monotonic()
+        seconds = self._sent - self._began
+        self._report(Progress(self._stage, self.n, self.total, self._unit, seconds))
+
+
+def bars(report: Callable[[Progress], None]) -> Callable[..., ReportingBar]:
+    """A factory of bars that report."""
+
+    def bar(*, desc: str, total: float | None = None, unit: str = "", **_: Any) -> ReportingBar:
+        return ReportingBar(report, desc, total, unit)
+
+    return bar
+
+
+def build(settings: bytes, server: CoreServer) -> tuple[EngineClient, Ready]:
+    """The engine that the settings describe, and what its fronts must know of it."""
+    args = EngineArgs.checked("engine core", **msgspec.msgpack.decode(settings))
+    engine = build_engine(args, bars(server.report))
+    ready = Ready(
+        process=os.getpid(),
+        model=ModelFrame.of(engine.model),
+        folder=str(engine.folder),
+        schedule=engine.schedule,
+        cache=engine.cache,
+        platform=engine.platform,
+        version=jengine.__version__,
+    )
+    return engine.client, ready
+
+
+if __name__ == "__main__":
+    run_core(build)

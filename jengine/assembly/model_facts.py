@@ -1,0 +1,86 @@
+"""What is known of a model without its parameters: config, tokenizer, generation settings. No jax.
+
+In: EngineArgs, and what was read of the model's folder. Out: the tokens that end an answer, the
+tokenizer, the settings of requests without any. Must not know sizes, caches or requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jengine.assembly.args import EngineArgs
+from jengine.config import ModelConfig
+from jengine.errors import ConfigError, nearest_name
+from jengine.text.tokenizer import Tokenizer, load_tokenizer, wrap_tokenizer
+from jengine.weights.generation_config import (
+    GENERATION_KEYS,
+    generation_settings,
+    read_generation_config,
+)
+from jengine.weights.resolve import resolve_model
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """What is known of a model before its parameters are read."""
+
+    config: ModelConfig
+    folder: Path | None  # None: the model is live
+    tokenizer: Tokenizer | None
+    generation: Mapping[str, Any]
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """The tokenizer's EOS, or the model's where there is no tokenizer: an answer that it ends
+        has no stop reason."""
+        own = None if self.tokenizer is None else self.tokenizer.eos_token_id
+        return self._in_vocabulary(self.config.eos_token_ids if own is None else (own,))
+
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        """The other ids that end an answer, by the model's config and its generation settings.
+        The answer has the id as its stop reason."""
+        ids = {*self.config.eos_token_ids, *self.generation.get("eos_token_id", ())}
+        return self._in_vocabulary(ids.difference(self.eos_token_ids))
+
+    def _in_vocabulary(self, ids: Iterable[int]) -> tuple[int, ...]:
+        return tuple(sorted(i for i in ids if 0 <= i < self.config.vocab_size))
+
+
+def generation_of(args: EngineArgs, folder: Path) -> dict[str, object]:
+    """The folder's generation settings, as far as they are wanted, with what replaces them."""
+    override = generation_override(args.override_generation_config)
+    return {
+        **(read_generation_config(folder) if args.generation_config == "auto" else {}),
+        **override,
+    }
+
+
+def generation_override(given: Mapping[str, Any] | None) -> dict[str, object]:
+    """The entries of override_generation_config, checked like those of the model's own file."""
+    for key in given or {}:
+        if key not in GENERATION_KEYS:
+            raise ConfigError(
+                f"override_generation_config has no key {key!r}. Known: "
+                f"{', '.join(GENERATION_KEYS)}.{nearest_name(str(key), GENERATION_KEYS)}"
+            )
+    return generation_settings(given or {}, "override_generation_config")
+
+
+def tokenizer_of(args: EngineArgs, folder: Path | None) -> Tokenizer | None:
+    """The tokenizer that was given, or the folder's."""
+    if args.skip_tokenizer_init:
+        return None
+    if isinstance(args.tokenizer, (str, Path)):
+        return load_tokenizer(resolve_model(args.tokenizer))
+    if args.tokenizer is not None:
+        return wrap_tokenizer(args.tokenizer)
+    if folder is None:
+        raise ConfigError(
+            "a live model comes without a tokenizer: give tokenizer=..., or "
+            "skip_tokenizer_init=True and token ids as prompts."
+        )
+    return load_tokenizer(folder)

@@ -1,0 +1,36 @@
+"""Settings of an engine as plain data, for a process that builds it there. No jax.
+
+In: EngineArgs. Out: keyword arguments that msgpack can carry, or an error that names the setting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from jengine.assembly.args import EngineArgs
+from jengine.errors import ConfigError
+
+
+def refuse_arrays(args: EngineArgs, where: str) -> None:
+    """Raise a ConfigError about settings that hold arrays or devices of this process."""
+    for name in ("params", "mesh"):
+        if getattr(args, name) is not None:
+            raise ConfigError(
+                f"{where} with {name}=...: arrays and devices of this process cannot be used in "
+                f"other processes; leave {name} out and give a model folder."
+            )
+
+
+def plain_settings(
+    args: EngineArgs, where: str, omit: Iterable[str], **changed: Any
+) -> dict[str, Any]:
+    """All settings but the omitted ones, with some changed. `where` names them in errors."""
+    settings = {name: value for name, value in vars(args).items() if name not in set(omit)}
+    settings.update(changed)
+    try:
+        return msgspec.to_builtins(settings)
+    except TypeError as error:
+        raise ConfigError(f"{where}: a setting cannot be sent to workers: {error}") from error

@@ -1,0 +1,19 @@
+"""The state of an engine core, which its clients keep to answer without waiting for a step."""
+
+from __future__ import annotations
+
+import msgspec
+
+from jengine.counts import Counts
+
+
+class CoreState(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of a core a moment ago. A core that stands still is seen by two numbers: `age`
+    grows if its process does, and `stepping` if one step does not end."""
+
+    counts: Counts = Counts()
+    steps: int = 0  # ended since the start
+    stepping: float = 0.0  # seconds that the step in progress has taken so far; 0: none runs
+    paused: bool = False
+    dropped_frames: int = 0  # messages of fronts that could not be read
+    age: float = 0.0  # seconds since the core said this

@@ -1,0 +1,62 @@
+"""Questions to a core in another process, and the threads that wait for their answers.
+
+In: a question; later its answer or an error, by the question's number. Out: the answer, to the
+thread that asked. Must not know sockets.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import msgspec
+
+from jengine.engine.process.messages import Ask, Question
+from jengine.engine.process.questions import decoded
+from jengine.errors import EngineDead, JengineError
+
+
+class Asking:
+    """The questions that have not been answered."""
+
+    def __init__(self, send: Callable[[Ask], None]) -> None:
+        self._send = send
+        self._numbers = itertools.count()
+        self._lock = threading.Lock()  # around the next two
+        self._waiting: dict[int, tuple[Question, Future[Any]]] = {}
+        self._failure: EngineDead | None = None
+
+    def ask(self, question: Question) -> Any:
+        """Wait for the answer. Raises the error that it led to, or EngineDead if none comes."""
+        number, arrived = next(self._numbers), Future[Any]()
+        with self._lock:
+            if self._failure is not None:
+                raise EngineDead(str(self._failure))
+            self._waiting[number] = question, arrived
+        self._send(Ask(number, question))
+        return arrived.result()
+
+    def resolve(self, number: int, value: bytes | JengineError) -> None:
+        """An answer has come. One that nobody waits for any more is ignored."""
+        with self._lock:
+            question, arrived = self._waiting.pop(number, (None, None))
+        if question is None or arrived is None:
+            return
+        if isinstance(value, JengineError):
+            arrived.set_exception(value)
+            return
+        try:
+            arrived.set_result(decoded(question, value))
+        except msgspec.DecodeError as error:
+            arrived.set_exception(EngineDead(f"an answer of the core cannot be read: {error}"))
+
+    def fail(self, error: EngineDead) -> None:
+        """No answer comes any more."""
+        with self._lock:
+            self._failure = error
+            waiting, self._waiting = list(self._waiting.values()), {}
+        for _, arrived in waiting:
+            arrived.set_exception(EngineDead(str(error)))

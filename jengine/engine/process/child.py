@@ -1,0 +1,94 @@
+"""What every core process does first and last: it belongs to the process that started it.
+
+In: a job on standard input. Out: a server for its fronts. Must not know how an engine is built.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import logging
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+
+import msgspec
+
+from jengine.engine.client import EngineClient
+from jengine.engine.process.launch import CoreJob
+from jengine.engine.process.messages import LogRecord, Ready
+from jengine.engine.process.server import CoreServer
+from jengine.errors import JengineError
+
+PR_SET_PDEATHSIG = 1  # of Linux
+# Builds an engine from its settings, telling the server how far it is.
+Build = Callable[[bytes, CoreServer], tuple[EngineClient, Ready]]
+
+
+class LogForwarder(logging.Handler):
+    """Gives log records to the fronts, which have the user's handlers and formats."""
+
+    def __init__(self, server: CoreServer) -> None:
+        super().__init__()
+        self._server = server
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        if record.exc_info and record.exc_info[1] is not None:
+            text += "\n" + "".join(traceback.format_exception(record.exc_info[1])).rstrip()
+        self._server.log(LogRecord(record.name, record.levelno, text))
+
+
+def run_core(build: Build) -> None:
+    """Be a core: build its engine, serve until told to end, and end this process."""
+    job = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=CoreJob)
+    belong_to(job.parent)
+    if job.cpus:
+        os.sched_setaffinity(0, job.cpus)
+    server = CoreServer(job.address)
+    logger = logging.getLogger("jengine")
+    logger.addHandler(LogForwarder(server))
+    logger.setLevel(logging.DEBUG)  # the fronts decide
+    logger.propagate = False
+    leave(_serve(server, build, job.settings))
+
+
+def _serve(server: CoreServer, build: Build, settings: bytes) -> int:
+    """The exit status."""
+    try:
+        client, ready = build(settings, server)
+    except BaseException as error:  # noqa: BLE001 - the fronts raise it
+        if not isinstance(error, JengineError):
+            traceback.print_exc()
+        server.refuse(error)
+        return 1
+    try:
+        server.serve(client, ready)
+    except BaseException:  # noqa: BLE001 - the fronts were told
+        traceback.print_exc()
+        return 1
+    client.shutdown()
+    return 0
+
+
+def belong_to(parent: int) -> None:
+    """Die when the parent dies, and leave signals from the terminal to it."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)  # it died before this was asked for
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+
+
+def leave(status: int) -> None:
+    """End this process at once: threads that still wait for a step are not waited for."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(status)

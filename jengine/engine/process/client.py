@@ -1,0 +1,322 @@
+"""The front's end: an EngineClient whose core runs in another process.
+
+In: the address of a core. Out: what EngineClient promises. Steps run whether or not somebody reads
+outputs. Every wait ends when the core dies. Must not know who started the core, or text.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+import zmq
+
+from jengine.counts import Counts
+from jengine.engine.core_state import CoreState
+from jengine.engine.own_process import OwnProcess
+from jengine.engine.process.asking import Asking
+from jengine.engine.process.mailbox import Mailbox
+from jengine.engine.process.messages import (
+    AbortRequest,
+    AddRequest,
+    Answer,
+    AskHealth,
+    AskStats,
+    BadFrame,
+    CallWorkers,
+    Dead,
+    FromCore,
+    Hello,
+    Leave,
+    LogRecord,
+    Message,
+    NotReady,
+    Outputs,
+    Pause,
+    Probe,
+    Progress,
+    Pulse,
+    Ready,
+    Refusal,
+    ResetPrefixCache,
+    Resume,
+    Settle,
+    Shutdown,
+    StepFailed,
+    decode_from_core,
+    encode,
+)
+from jengine.engine.process.socket_loop import Parts, SocketLoop
+from jengine.errors import EngineDead
+from jengine.executor.protocol import WorkerHealth
+from jengine.kvcache.coordinator import CacheCoordinator
+from jengine.outputs import TokenDelta
+from jengine.request import WireRequest
+from jengine.scheduler.refusal import refuse_impossible
+
+logger = logging.getLogger(__name__)
+Tell = Callable[[Progress], None]
+WhenDead = Callable[[EngineDead], None]
+# Seconds without a word from a core that is starting, after which it is given up.
+START_SECONDS = 600.0
+
+
+class Child(Protocol):
+    """The core's process, for the client that belongs to the process which started it."""
+
+    def end(self) -> None:
+        """Return when it has ended, killing it after a while, and remove what was its own."""
+        ...
+
+    def kill(self) -> None:
+        """End it at once, and remove what was its own."""
+        ...
+
+
+class ProcessClient:
+    """The client of a core in another process, which may have several."""
+
+    def __init__(
+        self, address: str, child: Child | None = None, mailbox: Mailbox | None = None
+    ) -> None:
+        """With `child`, the core ends with this client and sends it its log.
+
+        With a mailbox that is shared with other clients, its reader is the one to say that a core
+        has died; otherwise `outputs` does.
+        """
+        self.address = address
+        self.child = child
+        self.dropped = 0  # frames that could not be read
+        self._own = OwnProcess()
+        self._mailbox = Mailbox() if mailbox is None else mailbox
+        self._told: list[WhenDead] = [self._mailbox.fail] if mailbox is None else []
+        self._asking = Asking(self._send)
+        self._changed = threading.Condition()  # around the next two
+        self._failure: EngineDead | None = None
+        self._start: deque[Progress | Ready | NotReady] = deque()
+        self._ready: Ready | None = None
+        self._cache: CacheCoordinator | None = None
+        self._state, self._heard = CoreState(), time.monotonic()
+        self._socket = SocketLoop(
+            zmq.DEALER, address,
+            receive=self._receive, failed=self._broken, lost=self._disconnected,
+        )  # fmt: skip
+        self._socket.start()
+        self._send(Hello(takes_logs=child is not None))
+
+    # --- start -----------------------------------------------------------------------------------
+
+    def wait_until_ready(self, tell: Tell | None = None, seconds: float = START_SECONDS) -> Ready:
+        """What the core says of its engine, once that is built. Its progress until then is told.
+
+        Raises the error that the core met, or EngineDead if it died or fell silent.
+        """
+        while self._ready is None:
+            with self._changed:
+                if not self._changed.wait_for(lambda: self._start or self._failure, seconds):
+                    raise EngineDead(
+                        f"the engine core has not become ready and has said nothing for "
+                        f"{seconds:g} s. Its log may say why; a larger timeout waits longer."
+                    )
+                news = self._start.popleft() if self._start else None
+            match news:
+                case None:
+                    self.check_alive()
+                case Progress():
+                    if tell is not None:
+                        tell(news)
+                case NotReady(failure):
+                    raise failure.error
+                case Ready():
+                    self._cache = CacheCoordinator(news.cache)
+                    self._ready = news
+        return self._ready
+
+    # --- requests --------------------------------------------------------------------------------
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `outputs` has something to wait for."""
+        return self._mailbox.has_work
+
+    def check(self, wire: WireRequest) -> None:
+        """Raise a RequestError if no schedule could ever answer this request."""
+        assert self._ready is not None and self._cache is not None, "the core is not ready"
+        refuse_impossible(wire, self._ready.schedule, self._cache)
+
+    def add(self, wire: WireRequest) -> None:
+        """Queue a request, or raise a RequestError if no schedule could ever answer it."""
+        self.check_alive()
+        self.check(wire)
+        self._mailbox.expect(wire.request_id)
+        self._send(AddRequest(wire))
+
+    def abort(self, request_id: str) -> None:
+        """Queue the end of a request. Takes no lock: a finalizer may call it at any moment."""
+        self._send(AbortRequest(request_id))
+
+    def outputs(self, wait: bool = True) -> list[TokenDelta]:
+        """Wait for new tokens and return them; nothing if no request is open or steps are paused.
+
+        Raises EngineDead if the core has died, and what a step raised that never ran.
+        """
+        self._own.check()
+        return self._mailbox.take(wait)
+
+    # --- questions -------------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """Return when everything queued so far has reached the scheduler."""
+        self._own.check()
+        self._asking.ask(Settle())
+
+    def stats(self) -> Counts:
+        """The counts between two steps; `state` has them without a wait."""
+        self._own.check()
+        return self._asking.ask(AskStats())
+
+    def call(self, method: str, arguments: bytes) -> list[bytes]:
+        """The result of a call in every process that runs steps, by rank."""
+        self._own.check()
+        return self._asking.ask(CallWorkers(method, arguments))
+
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        """Forget cached prefixes. False if requests are using the cache."""
+        self._own.check()
+        return self._asking.ask(ResetPrefixCache(reset_running_requests))
+
+    def health(self) -> list[WorkerHealth]:
+        """The health of every process that runs steps; also answered while a step runs."""
+        self._own.check()
+        return self._asking.ask(AskHealth())
+
+    def probe(self) -> None:
+        """Run a step with nothing in it, to its end. Only while no request runs."""
+        self._own.check()
+        self._asking.ask(Probe())
+
+    def pause(self) -> None:
+        """Run no more steps; returns when the deltas of the last one are there to be taken."""
+        self._own.check()
+        self._asking.ask(Pause())
+        self._mailbox.pause(True)
+
+    def resume(self) -> None:
+        """Run steps again."""
+        self._own.check()
+        self._mailbox.pause(False)
+        self._asking.ask(Resume())
+
+    def state(self) -> CoreState:
+        """What the core said last and how long ago that was. Never waits."""
+        return msgspec.structs.replace(self._state, age=time.monotonic() - self._heard)
+
+    @property
+    def weights_version(self) -> int:
+        """How often the parameters were replaced, as the core said last."""
+        return self._state.counts.weights_version
+
+    # --- life and death --------------------------------------------------------------------------
+
+    def check_alive(self) -> None:
+        """Raise EngineDead if the core has stopped or belongs to another process."""
+        self._own.check()
+        if self._failure is not None:
+            raise EngineDead(str(self._failure)) from self._failure
+
+    def when_dead(self, tell: WhenDead) -> None:
+        """Have a function called, from a thread of this client's, when the core has died."""
+        with self._changed:
+            self._told.append(tell)
+            failure = self._failure
+        if failure is not None:
+            tell(failure)
+
+    def die(self, reason: EngineDead) -> None:
+        """The core is gone: fail everything that waits for it. The first reason counts."""
+        with self._changed:
+            if self._failure is not None:
+                return
+            self._failure = reason
+            told = list(self._told)
+            self._changed.notify_all()
+        self._asking.fail(reason)
+        for tell in told:
+            tell(reason)
+
+    def exited(self, how: str, seconds: float) -> None:
+        """The core's process has ended. Its own last message says more, if it arrives in time."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._failure or self._refused, seconds)
+        self.die(EngineDead(f"{how}. Create a new engine."))
+
+    def shutdown(self) -> None:
+        """End the core if it is this process's own, else leave it to its other fronts.
+
+        Twice is harmless; in a forked child it does nothing.
+        """
+        if self._own.is_here:
+            self._send(Leave() if self.child is None else Shutdown())
+            self.die(EngineDead("the engine was shut down."))
+            self._socket.close()
+            if self.child is not None and self._ready is not None:
+                self.child.end()
+            elif self.child is not None:
+                self.child.kill()  # it may be busy for minutes, and has nothing to lose yet
+
+    @property
+    def _refused(self) -> bool:
+        return any(isinstance(news, NotReady) for news in self._start)
+
+    def _disconnected(self) -> None:
+        if self.child is None:  # else its end is reported, with the reason
+            self.die(EngineDead("the engine core has closed the connection. Connect to a new one."))
+
+    def _broken(self, error: BaseException) -> None:
+        problem = f"the connection to the engine core has failed: {type(error).__name__}: {error}"
+        self.die(EngineDead(f"{problem}. Create a new engine."))
+
+    # --- the thread of the socket ----------------------------------------------------------------
+
+    def _send(self, message: Message) -> None:
+        self._socket.send([encode(message)])
+
+    def _receive(self, parts: Parts) -> None:
+        try:
+            if len(parts) != 1:
+                raise BadFrame(f"a message of {len(parts)} parts: expected one")
+            message = decode_from_core(parts[0])
+        except BadFrame as error:
+            self.dropped += 1
+            logger.warning("dropped what the engine core sent: %s", error)
+            return
+        self._heard = time.monotonic()
+        self._take(message)
+
+    def _take(self, message: FromCore) -> None:
+        match message:
+            case Outputs(deltas):
+                self._mailbox.deliver(deltas)
+            case Pulse(state):
+                self._state = state
+            case Answer(number, value):
+                self._asking.resolve(number, value)
+            case Refusal(number, failure):
+                self._asking.resolve(number, failure.error)
+            case StepFailed(failure):
+                self._mailbox.interrupt(failure.error)
+            case Progress() | Ready() | NotReady():
+                with self._changed:
+                    self._start.append(message)
+                    self._changed.notify_all()
+            case Dead(failure):
+                self.die(EngineDead(failure.text))
+            case LogRecord(name, level, text):
+                found = logging.getLogger(name)
+                if found.isEnabledFor(level):
+                    found.log(level, "%s", text)

@@ -1,0 +1,105 @@
+"""The fronts of one core: whose request is whose, and names that do not clash.
+
+In: wire requests of fronts and token deltas of the core. Out: requests under names of the core's
+own, and each front's deltas under its own names. Must not know sockets or steps.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import defaultdict
+from collections.abc import Iterable
+
+import msgspec
+
+from jengine.outputs import TokenDelta
+from jengine.request import WireRequest
+
+
+class FrontRequests:
+    """One front: its number in names, and the names of its open requests, both ways."""
+
+    def __init__(self, number: int, takes_logs: bool) -> None:
+        self.number = number
+        self.takes_logs = takes_logs
+        self.open: set[str] = set()  # by the front's own names
+
+
+class Fronts:
+    """All fronts by the identity of their connection. Any thread may call any method."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count()
+        self._fronts: dict[bytes, FrontRequests] = {}
+        self._owners: dict[str, tuple[bytes, str]] = {}  # core's name -> front, the front's name
+        self._lock = threading.Lock()
+
+    def __contains__(self, identity: bytes) -> bool:
+        return identity in self._fronts
+
+    @property
+    def identities(self) -> list[bytes]:
+        """All fronts."""
+        with self._lock:
+            return list(self._fronts)
+
+    @property
+    def log_takers(self) -> list[bytes]:
+        """The fronts that the core's log goes to."""
+        with self._lock:
+            return [identity for identity, front in self._fronts.items() if front.takes_logs]
+
+    def enter(self, identity: bytes, *, takes_logs: bool) -> None:
+        """A front has come; saying so again changes nothing."""
+        with self._lock:
+            if identity not in self._fronts:
+                self._fronts[identity] = FrontRequests(next(self._numbers), takes_logs)
+
+    def leave(self, identity: bytes) -> list[str]:
+        """A front has gone: the core's names of its open requests, which nobody reads any more."""
+        with self._lock:
+            front = self._fronts.pop(identity, None)
+            names = [] if front is None else [_name(front, own) for own in front.open]
+            for name in names:
+                del self._owners[name]
+            return names
+
+    def take(self, identity: bytes, wire: WireRequest) -> WireRequest | None:
+        """A front's request under the core's name; None if the front uses the name already."""
+        with self._lock:
+            front = self._fronts[identity]
+            own = wire.request_id
+            if own in front.open:
+                return None
+            front.open.add(own)
+            name = _name(front, own)
+            self._owners[name] = (identity, own)
+        return msgspec.structs.replace(wire, request_id=name)
+
+    def name_of(self, identity: bytes, request_id: str) -> str | None:
+        """The core's name of a front's open request."""
+        with self._lock:
+            front = self._fronts.get(identity)
+            known = front is not None and request_id in front.open
+            return _name(front, request_id) if front is not None and known else None
+
+    def sorted(self, deltas: Iterable[TokenDelta]) -> dict[bytes, list[TokenDelta]]:
+        """The deltas of each front, under its own names. Those of fronts that left are dropped."""
+        found: dict[bytes, list[TokenDelta]] = defaultdict(list)
+        with self._lock:
+            for delta in deltas:
+                owner = self._owners.get(delta.request_id)
+                if owner is None:
+                    continue
+                identity, own = owner
+                if delta.finish_reason is not None:
+                    del self._owners[delta.request_id]
+                    self._fronts[identity].open.discard(own)
+                delta.request_id = own
+                found[identity].append(delta)
+        return found
+
+
+def _name(front: FrontRequests, own: str) -> str:
+    return f"{front.number}:{own}"

@@ -1,0 +1,59 @@
+"""A folder for one core's socket, which only its owner may enter and which is removed at the end.
+
+A folder left by a process that was killed is removed by the next one that makes a folder: every
+owner holds a lock on a file inside, which the system releases at its death.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import shutil
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import IO
+
+from jengine.errors import EngineDead
+
+PREFIX = "jengine-core-"
+LOCK = "owner"
+SOCKET = "core.sock"
+# The longest path of a local socket, in bytes, on the systems that allow least.
+LONGEST_PATH = 103
+
+
+class PrivateFolder:
+    """A new folder of mode 0700."""
+
+    def __init__(self) -> None:
+        base = Path(tempfile.gettempdir())
+        if len(bytes(base / f"{PREFIX}12345678" / SOCKET)) > LONGEST_PATH:
+            base = Path("/tmp")  # noqa: S108 - the folder made in it is private
+        remove_abandoned(base)
+        try:
+            self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))
+        except OSError as error:
+            raise EngineDead(
+                f"no folder for the engine core's socket can be made in {base}: {error}. Set TMPDIR"
+                " to a folder that can be written to."
+            ) from error
+        self._lock: IO[str] = (self.path / LOCK).open("w")
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+
+    @property
+    def address(self) -> str:
+        """The address of a socket in it."""
+        return f"ipc://{self.path / SOCKET}"
+
+    def remove(self) -> None:
+        """Remove it with all that is in it. Twice is harmless."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        self._lock.close()
+
+
+def remove_abandoned(base: Path) -> None:
+    """Remove the folders of processes that have ended. Those of other users are left alone."""
+    for folder in base.glob(f"{PREFIX}*"):
+        with suppress(OSError), (folder / LOCK).open("r+") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,97 @@
+"""Runs an engine's steps in one thread while there is work, and can be paused between two of them.
+
+In: the core's client. Out: deltas, to a function that must not wait. Must not know sockets.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from jengine.counts import Counts
+from jengine.engine.client import EngineClient
+from jengine.engine.core_state import CoreState
+from jengine.errors import UnexpectedCompile
+from jengine.outputs import TokenDelta
+
+# Seconds between two looks at the core's counts while steps run.
+COUNT_EVERY = 0.1
+
+
+class StepLoop:
+    """`run` belongs to one thread; every other method may be called from any."""
+
+    def __init__(
+        self,
+        client: EngineClient,
+        deliver: Callable[[list[TokenDelta]], None],
+        failed: Callable[[UnexpectedCompile], None],
+    ) -> None:
+        self._client = client
+        self._deliver = deliver
+        self._failed = failed
+        self._counts = Counts()
+        self._counted = 0.0
+        self._steps = 0
+        self._began: float | None = None  # when the step in progress began
+        self._paused = False
+        self._gate = threading.Lock()  # held during a step
+        self._changed = threading.Event()  # there may be something to do
+
+    def run(self, ended: threading.Event) -> None:
+        """Run steps until `ended`, which is looked at after `wake`. Raises what ends the engine."""
+        while not ended.is_set():
+            self._changed.clear()
+            with self._gate:
+                ran = not self._paused and self._client.has_work
+                if ran:
+                    self._step()
+            if not ran or time.monotonic() - self._counted > COUNT_EVERY:
+                self._count()
+            if not ran:
+                self._changed.wait()
+
+    def wake(self) -> None:
+        """There may be something to do."""
+        self._changed.set()
+
+    def pause(self) -> None:
+        """Run no more steps; returns when the last one has ended and its deltas were delivered."""
+        self._paused = True
+        with self._gate:
+            pass
+        self.wake()
+
+    def resume(self) -> None:
+        """Run steps again."""
+        self._paused = False
+        self.wake()
+
+    def state(self, dropped_frames: int = 0) -> CoreState:
+        """The state of the core, without a wait."""
+        began = self._began
+        return CoreState(
+            counts=self._counts,
+            steps=self._steps,
+            stepping=0.0 if began is None else time.monotonic() - began,
+            paused=self._paused,
+            dropped_frames=dropped_frames,
+        )
+
+    def _step(self) -> None:
+        self._began = time.monotonic()
+        try:
+            deltas = self._client.outputs()
+        except UnexpectedCompile as error:
+            self._failed(error)
+        else:
+            if deltas:
+                self._deliver(deltas)
+        finally:
+            self._began = None
+            self._steps += 1
+
+    def _count(self) -> None:
+        self._counts = self._client.stats()
+        self._counted = time.monotonic()
