@@ -144,38 +144,38 @@ class BlockPool:
         return block <= self.total and self._owners[block] == 0 and self._keys[block] is None
 
     def _begin_run(self) -> int:
-        """The next free block; those behind it become the last of the free ones."""
-        first = self._after[self._end]
-        for block in range(first + 1, first + RUN):
-            if not self._is_free(block):
-                break
-            self._unlink(block)
-            self._link(block, self._before[self._cached])
+        """The next free block; those behind it become the last of the free ones, as far as they
+        come next anyway."""
+        first = last = self._after[self._end]
+        most = min(first + RUN - 1, self.total)
+        while last < most and self._after[last] == last + 1:
+            last += 1
+        behind = self._after[last]
+        if last > first and behind != self._cached:
+            kept, tail = first + 1, self._before[self._cached]
+            self._after[first], self._before[behind] = behind, first
+            self._after[tail], self._before[kept] = kept, tail
+            self._after[last], self._before[self._cached] = self._cached, last
         return first
 
     def _take(self, block: int) -> None:
         self._leave_ring(block)
         self._owners[block] = 1
 
-    def _unlink(self, block: int) -> None:
+    def _leave_ring(self, block: int) -> None:
         before, after = self._before[block], self._after[block]
         self._after[before], self._before[after] = after, before
         self._after[block] = self._before[block] = OUT_OF_RING
-
-    def _link(self, block: int, before: int) -> None:
-        after = self._after[before]
-        self._after[before] = self._before[after] = block
-        self._before[block], self._after[block] = before, after
-
-    def _leave_ring(self, block: int) -> None:
-        self._unlink(block)
         self.num_unowned -= 1
         self.num_cached -= self._keys[block] is not None
 
     def _enter_ring(self, block: int) -> None:
         """Without content at the head (next to be reused), with content at the tail."""
         cached = self._keys[block] is not None
-        self._link(block, self._before[self._end] if cached else self._end)
+        before = self._before[self._end] if cached else self._end
+        after = self._after[before]
+        self._after[before] = self._before[after] = block
+        self._before[block], self._after[block] = before, after
         self.num_unowned += 1
         self.num_cached += cached
 
