@@ -12,6 +12,7 @@ import pytest
 
 from pallas_kernels.cpu import background, build, compiler, library
 from pallas_kernels.cpu.compiler import NoKernels
+from tests.models.tiny_models import write_tiny_native
 
 ROOT = Path(__file__).parents[3]
 
@@ -182,11 +183,13 @@ def test_where_there_is_a_compiler_the_kernels_are_compiled() -> None:
 
 def test_an_engine_without_a_compiler_runs_on_xla(tmp_path: Path) -> None:
     """In a process of its own, where nothing is loaded yet."""
+    folder = write_tiny_native(tmp_path, "llama", num_hidden_layers=1, hidden_size=16)
     program = (
         "import logging, jengine; logging.basicConfig(level=logging.WARNING)\n"
-        "llm = jengine.LLM('demo', max_num_seqs=2, max_model_len=64, enforce_eager=True,"
-        " show_progress=False)\n"
-        "print(llm.generate('Once', jengine.SamplingParams(max_tokens=2)))"
+        f"llm = jengine.LLM({str(folder)!r}, skip_tokenizer_init=True, max_num_seqs=2,"
+        " max_model_len=64, max_num_batched_tokens=64, enforce_eager=True, show_progress=False)\n"
+        "params = jengine.SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)\n"
+        "print(llm.generate([[5, 6, 7]], params))"
     )
     environment = {**os.environ, "CXX": "/nonexistent/g++", "XDG_CACHE_HOME": str(tmp_path)}
     done = subprocess.run(
