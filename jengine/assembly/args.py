@@ -103,7 +103,7 @@ class EngineArgs:
     multiprocess: bool = False
     load_format: Literal["auto", "safetensors", "orbax", "dummy"] = "auto"
     # For requests without a seed; None: 0. An engine with a seed waits until every program is
-    # compiled, so that the same script gives the same answers again.
+    # compiled where programs round differently, so that the same script gives the same answers.
     seed: int | None = None
     # Sizes may also be given as text: "4096", "32k" (32,000) or "32K" (32,768).
     max_model_len: int | None = None
@@ -203,12 +203,15 @@ class EngineArgs:
 
     @property
     def wait_for(self) -> str:
-        """Which programs are compiled before requests are admitted."""
+        """Which programs are compiled before requests are admitted, as far as settings tell."""
+        return self.wait_where(same_bits=False)
+
+    def wait_where(self, *, same_bits: bool) -> str:
+        """`wait_for` of an engine all of whose programs give a row the same bits, or not."""
         given = (self.compilation_config or {}).get("wait_for")
         if given is not None:
             return given
-        # In deterministic mode every program gives the same answer.
-        complete = self.seed is not None and not self.deterministic
+        complete = self.seed is not None and not (same_bits or self.deterministic)
         return "all" if complete or any(self._complete_warm_up().values()) else USUAL_WAIT
 
     def _check_wait_for(self) -> None:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import jax
 
+from jengine.assembly.progress import explained_if_slow
 from jengine.errors import ConfigError
 from jengine.runner.memory.memory_pool import start_devices
-from pallas_kernels.choice import begin_cpu
+from pallas_kernels.choice import begin_cpu, cpu_library_folder, cpu_problem
 
 # JAX raises a bare AssertionError where JAX_PLATFORMS names a plugin that is not installed.
 CANNOT_START = (RuntimeError, AssertionError)
@@ -27,8 +28,28 @@ def start_backend(share: float) -> None:
 
 def begin_kernels(wanted: str) -> None:
     """Start compiling the CPU's kernels for this attention backend, while the model is read."""
-    if wanted in ("auto", "cpu") and jax.default_backend() == "cpu":
+    if may_use_cpu_kernels(wanted):
         begin_cpu()
+
+
+def await_kernels(wanted: str, *, shown: bool) -> None:
+    """Wait for the CPU's kernels, and say what is going on if that takes long."""
+    if may_use_cpu_kernels(wanted):
+        with explained_if_slow(what_kernels_cost, shown):
+            cpu_problem()
+
+
+def may_use_cpu_kernels(wanted: str) -> bool:
+    """Whether this attention backend may be the CPU's kernels."""
+    return wanted in ("auto", "cpu") and jax.default_backend() == "cpu"
+
+
+def what_kernels_cost() -> str:
+    """A line for users who wait."""
+    return (
+        "jengine: compiling the CPU kernels for this processor, which is done once. They are kept "
+        f"in {cpu_library_folder()}."
+    )
 
 
 def backend_problem(error: Exception) -> str:

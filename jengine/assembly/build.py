@@ -14,7 +14,8 @@ import jax
 
 import jengine
 from jengine.assembly.args import EngineArgs
-from jengine.assembly.backend import begin_kernels, start_backend
+from jengine.assembly.backend import await_kernels, begin_kernels, start_backend
+from jengine.assembly.determinism import batch_dependence
 from jengine.assembly.device_defaults import OVERLAP_DEPTH
 from jengine.assembly.engine import DeviceSide, Engine
 from jengine.assembly.front_side import engine_of
@@ -91,6 +92,7 @@ def remote_engine(args: EngineArgs) -> Engine:
 def device_side(args: EngineArgs, source: ModelSource, bar: Callable[..., Any]) -> DeviceSide:
     """Load the model onto this process's devices and compile its steps."""
     start_backend(args.gpu_memory_utilization)
+    await_kernels(args.attention_backend, shown=args.show_progress is not False)
     compilation = dict(args.compilation_config or {})
     penalises = any(source.generation.get(name, usual) != usual for name, usual in NO_PENALTY)
     placement = placement_for(args, source.config)
@@ -104,7 +106,7 @@ def device_side(args: EngineArgs, source: ModelSource, bar: Callable[..., Any]) 
     depth = overlap + layout.num_stages - 1
     steps = runner_config(
         args, source.config, schedule, compilation, layout.num_stages,
-        penalises=penalises,
+        penalises=penalises, same_bits=batch_dependence(args, source.config, devices) is None,
     )  # fmt: skip
     schedule = with_cuts(schedule, steps.ladders)
     settings = MultihostSettings.checked(args.multihost)

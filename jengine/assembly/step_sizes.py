@@ -37,8 +37,10 @@ def runner_config(
     *,
     defaults: DeviceDefaults | None = None,
     penalises: bool = False,
+    same_bits: bool = False,
 ) -> RunnerConfig:
-    """The runner's settings. `penalises`: requests have penalties unless they say otherwise."""
+    """The runner's settings. `penalises`: requests have penalties unless they say otherwise.
+    `same_bits`: kernels give a row the same bits in any program."""
     defaults = defaults or device_defaults()
     if stages > 1 and schedule.num_scheduler_steps > 1:
         raise UnsupportedFeature(
@@ -88,7 +90,7 @@ def runner_config(
         demands=tuple((schedule.max_num_seqs * need, need) for need in needs),
         enable_prefix_caching=args.enable_prefix_caching,
         warm_up=not args.enforce_eager,
-        early_start=args.wait_for == "largest",
+        early_start=args.wait_where(same_bits=same_bits) == "largest",
         strict=args.strict,
     )
 

@@ -19,6 +19,7 @@ import pytest
 import jengine
 from jengine import SamplingParams
 from jengine.assembly import args as arguments
+from jengine.assembly import build
 from jengine.assembly.args import EngineArgs
 from jengine.assembly.build import starts_early
 from jengine.errors import ConfigError
@@ -26,6 +27,7 @@ from jengine.runner.programs import background
 from jengine.runner.programs.programs import Programs
 from jengine.runner.programs.warm_up import compile_in_turn
 from jengine.runner.variants.program_list import Key
+from pallas_kernels.choice import cpu_problem
 from tests.api.engines import answers, random_prompts
 from tests.models.tiny_models import write_tiny_native
 
@@ -302,6 +304,34 @@ def test_engines_start_early_unless_answers_must_not_depend_on_time(
     assert EngineArgs(model="demo").wait_for == "largest"
     assert EngineArgs(model="demo", seed=0, deterministic=True).wait_for == "largest"
     assert EngineArgs(model="demo", **settings).wait_for == "all"
+
+
+def test_a_seed_does_not_wait_where_every_program_gives_the_same_bits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(arguments, "USUAL_WAIT", "largest")
+    seeded = EngineArgs(model="demo", seed=0)
+    assert seeded.wait_where(same_bits=True) == "largest" != seeded.wait_for
+    asked = EngineArgs(model="demo", seed=0, compilation_config={"wait_for": "all"})
+    assert asked.wait_where(same_bits=True) == "all"
+
+
+@pytest.mark.skipif(bool(cpu_problem()), reason=str(cpu_problem()))
+@pytest.mark.parametrize(("backend", "early"), [("cpu", True), ("xla", False)])
+def test_an_engine_with_a_seed_starts_early_on_the_cpu_kernels_alone(
+    backend: Any, early: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arguments, "USUAL_WAIT", "largest")
+    found: list[bool] = []
+
+    def refused(steps: Any, *given: Any, **more: Any) -> bool:
+        found.append(starts_early(steps, *given, **more))
+        raise RuntimeError("seen")
+
+    monkeypatch.setattr(build, "starts_early", refused)
+    with pytest.raises(RuntimeError, match="seen"):
+        jengine.LLM(folder, seed=0, attention_backend=backend, **SETTINGS)
+    assert found == [early]
 
 
 def test_what_cannot_be_waited_for_is_refused() -> None:

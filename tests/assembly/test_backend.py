@@ -1,0 +1,27 @@
+"""Who waits for the CPU's kernels to be compiled is told so, if it takes long."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from jengine.assembly import backend, progress
+from pallas_kernels.choice import cpu_library_folder
+
+
+@pytest.mark.parametrize(("wanted", "shown"), [("auto", True), ("cpu", False), ("xla", True)])
+def test_a_wait_for_the_kernels_is_explained(
+    wanted: str, shown: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    waits = []
+    monkeypatch.setattr(progress, "SLOW", 0.01)
+    monkeypatch.setattr(backend, "cpu_problem", lambda: waits.append(time.sleep(0.2)))
+    backend.await_kernels(wanted, shown=shown)
+    said = capsys.readouterr().err.splitlines()
+    assert len(waits) == (wanted != "xla")
+    if waits and shown:
+        assert len(said) == 1 and "compiling the CPU kernels" in said[0]
+        assert str(cpu_library_folder()) in said[0]
+    else:
+        assert not said
