@@ -12,9 +12,12 @@ import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from jengine.errors import ConfigError, JengineError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 PROGRAMS = Path(__file__).parent / "peers"
 # Prints those of the packages in its arguments that its Python does not have.
@@ -75,15 +78,19 @@ class PeerSettings:
     prefix_caching: bool
 
 
+def trace_peer(name: str, python: str | None, settings: PeerSettings) -> Peer:
+    """One of PEERS, run by a Python that has it."""
+    check_name(name)
+    return Peer(name, [python or sys.executable, str(PROGRAMS / PEERS[name].file)], settings)
+
+
 class Peer:
     """A peer that has loaded the model and waits to be run."""
 
-    def __init__(self, name: str, python: str | None, settings: PeerSettings) -> None:
-        check_name(name)
+    def __init__(self, name: str, command: list[str], settings: DataclassInstance) -> None:
         self.name = name
         # A file, not a pipe, which would have to be read while the peer writes.
         self._errors: IO[str] = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed in __exit__
-        command = [python or sys.executable, str(PROGRAMS / PEERS[name].file)]
         try:
             self._process = subprocess.Popen(  # noqa: S603 - the program that the user named
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,

@@ -1,7 +1,7 @@
 """Models of real shapes with random weights: speed depends on shapes, not on what weights say.
 
-python -m jengine.bench.models NAME FOLDER: writes config.json and model.safetensors, which
-transformers and vLLM read too. The same name gives the same weights everywhere.
+python -m jengine.bench.models NAME FOLDER: writes config.json, model.safetensors and a tokenizer of
+made-up words, which transformers and vLLM read too. The same name gives the same everywhere.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jengine.bench.made_up_tokenizer import write_tokenizer
 from jengine.models import registry
 from jengine.weights.dummy import dummy_model
 from jengine.weights.safetensors_io import save_pretrained
@@ -84,7 +85,9 @@ SHAPES: dict[str, Mapping[str, Any]] = {
 
 def write(name: str, folder: Path) -> None:
     """Write the model of this name."""
-    save_pretrained(dummy_model(registry.model_config(SHAPES[name])), folder)
+    config = registry.model_config(SHAPES[name])
+    save_pretrained(dummy_model(config), folder)
+    write_tokenizer(folder, config.vocab_size)
 
 
 def main(words: Sequence[str] | None = None) -> int:

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from jengine.api.llm import LLM
 from jengine.bench import step_clock
-from jengine.bench.against import Peer, PeerSettings, check_peer
+from jengine.bench.against import PeerSettings, check_peer, trace_peer
 from jengine.bench.peak_memory import peak_memory
 from jengine.bench.step_clock import StepClock
 from jengine.bench.surroundings import surroundings
@@ -59,7 +59,7 @@ class OtherEngine:
 def peer(name: str, python: str | None) -> Challenge:
     """A peer's program as an opponent. One that cannot run is refused before engines start."""
     check_peer(name, python)
-    return lambda llm, trace: Peer(name, python, peer_settings(llm, trace))
+    return lambda llm, trace: trace_peer(name, python, peer_settings(llm, trace))
 
 
 def other_engine(open_llm: Callable[[], LLM], version: str) -> Challenge:

@@ -43,6 +43,8 @@ examples:
   jengine bench host
   jengine bench serve --port 8000 --random-input-len 256 --num-prompts 200 --request-rate 10
   jengine bench serve --base-url http://host:8000 --max-concurrency 64 --goodput ttft:500 tpot:50
+  jengine bench serve ./model --max-num-seqs 64 --max-concurrency 64 --against engine
+  jengine bench serve demo --clock-model 10 --max-concurrency 64
 """
 # Defaults of the flags that only this command has.
 DEFAULTS: dict[str, Any] = {
@@ -51,6 +53,7 @@ DEFAULTS: dict[str, Any] = {
     "num_prompts": None,
     "repeats": 3,
     "against": None,
+    "clock_model": None,
     "input_len": None,
     "output_len": None,
     "batch_size": 8,
@@ -94,7 +97,8 @@ def add_flags(parser: Parser) -> None:
     group.add_argument(
         "--against",
         metavar="WHAT",
-        help="compare, in turns: transformers, vllm, or deterministic (jengine's own mode)",
+        help="compare, in turns: transformers, vllm, or deterministic (jengine's own mode); for "
+        "serve: engine (without a server), vllm, or a URL",
     )
     group.add_argument(
         "--peer-python",
@@ -162,8 +166,9 @@ def check(arguments: argparse.Namespace) -> None:
         raise ConfigError(f"--plots: only bench {' and bench '.join(PAGES)} draw charts.")
     if arguments.kind != "serve":
         refuse_load_flags(arguments)
-    without = arguments.kind in ("host", "serve") or arguments.from_file is not None
-    if (arguments.model is None) != without:
+    without = arguments.kind == "host" or arguments.from_file is not None
+    # bench serve asks a server that runs, or starts one for a model.
+    if arguments.kind != "serve" and (arguments.model is None) != without:
         problem = "needs a model" if arguments.model is None else "has no model"
         raise ConfigError(f"bench {arguments.kind} {problem}: {USAGE}")
     for name, least in LEAST.items():

@@ -114,6 +114,14 @@ def add_load_flags(parser: Parser) -> None:
                 group.add_argument(*words, nargs="+", metavar="WORD", **rest)
             else:
                 group.add_argument(*words, type=kind, metavar=METAVARS.get(kind, "TEXT"), **rest)
+    group = parser.add_argument_group("serve: overhead")
+    group.add_argument(
+        "--clock-model",
+        metavar="MS",
+        type=float,
+        help="serve MODEL with steps of so many ms that compute nothing and whose tokens tell the "
+        "time: measures their way from the end of a step to the client",
+    )
     group = parser.add_argument_group("serve: switches")
     for name, text in SWITCHES.items():
         group.add_argument(
@@ -134,6 +142,8 @@ def load_arguments(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def refuse_load_flags(arguments: argparse.Namespace) -> None:
     """Refuse flags of bench serve where something else is measured."""
+    if vars(arguments).get("clock_model") is not None:
+        raise ConfigError("--clock-model: only bench serve has this flag.")
     own = [name for name in load_arguments(arguments) if name not in (*SHARED, *LENGTHS.values())]
     if own:
         word = SPELLINGS.get(own[0], ["--" + own[0].replace("_", "-")])[0]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jengine.bench.serve.settings import LoadSettings
-from jengine.cli.flags import engine_arguments
+from jengine.cli.flags import engine_arguments, flag_words
 from jengine.cli.load_flags import load_arguments
 from jengine.errors import ConfigError
 
@@ -129,8 +129,19 @@ def serve(arguments: argparse.Namespace, open_llm: OpenLLM, note: Note) -> Measu
     """What users of a server see while it is under load, or what an earlier run saw."""
     settings = LoadSettings(**load_arguments(arguments))
     report = importlib.import_module("jengine.bench.serve.printed")
-    measure = importlib.import_module("jengine.bench.serve.measure")
-    result = measure.measure(settings, arguments.command, note)
+    runs = importlib.import_module("jengine.bench.serve.runs")
+    order = runs.Order(
+        settings=settings,
+        command=arguments.command,
+        model=arguments.model,
+        engine=engine_arguments(arguments) if arguments.model else {},
+        words=flag_words,
+        against=arguments.against,
+        peer_python=arguments.peer_python,
+        repeats=arguments.repeats,
+        clock_ms=arguments.clock_model,
+    )
+    result = runs.run(order, note)
     return result, report.printed(result, settings)
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from jengine import LLM
 from jengine.bench import against, load, peak_memory, step_clock
-from jengine.bench.against import Peer, PeerFailed, PeerProgram, PeerSettings
+from jengine.bench.against import PeerFailed, PeerProgram, PeerSettings, trace_peer
 from jengine.bench.machine import peak_bytes
 from jengine.bench.throughput import Ours, memory_line
 from jengine.bench.workloads import WORKLOADS, generated, read_trace, write_trace
@@ -197,14 +197,14 @@ def test_transformers_as_a_peer(model: str, trace: Path) -> None:
 
 def test_a_peer_that_fails_says_why(trace: Path, fake_peer: None) -> None:
     settings = PeerSettings("fails", str(trace), "float32", 2, 64, True)
-    with Peer("fake", None, settings) as peer:
+    with trace_peer("fake", None, settings) as peer:
         assert peer.run() == (2.0, 12)
         with pytest.raises(PeerFailed, match="status 1: out of luck"):
             peer.run()
     with pytest.raises(ConfigError, match="cannot be run"):
-        Peer("fake", "/nowhere/python", settings)
+        trace_peer("fake", "/nowhere/python", settings)
     with pytest.raises(ConfigError, match="expected one of transformers, vllm"):
-        Peer("gpt", None, settings)
+        trace_peer("gpt", None, settings)
 
 
 @pytest.mark.parametrize("python", [None, "/nowhere/python"])

@@ -9,8 +9,11 @@ import jax.numpy as jnp
 import pytest
 
 from jengine.bench import models
+from jengine.bench.made_up_tokenizer import write_tokenizer
+from jengine.bench.serve.vocabulary import vocabulary_of
 from jengine.models import registry
 from jengine.models.parameter import named_parameters
+from jengine.text.tokenizer import load_tokenizer
 from jengine.weights.abstract import abstract_model
 from jengine.weights.folder import read_model_config
 from jengine.weights.safetensors_io import load_model
@@ -40,3 +43,15 @@ def test_a_written_model_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     weights = dict(named_parameters(load_model(tmp_path)))
     embedding = weights["embed.weight"].get_value()
     assert embedding.dtype == jnp.bfloat16 and float(jnp.std(embedding)) > 0
+
+
+def test_the_made_up_tokenizer_has_a_word_for_every_token(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path, 5_000)
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer is not None
+    text = " baba fizo, é!"
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids) == text and len(ids) == 2 + 1 + 3 + 1
+    names = [tokenizer.decode([number]) for number in range(259, 5_000)]
+    assert len(set(names)) == len(names) and all(name.startswith(" ") for name in names)
+    assert vocabulary_of(str(tmp_path), "").exact

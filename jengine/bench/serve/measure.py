@@ -70,8 +70,13 @@ class Target:
             return ""  # not every server has this route
 
 
-def measure(settings: LoadSettings, command: str, note: Callable[[str], object]) -> dict[str, Any]:
-    """Run one load. `note` shows a line about the progress."""
+def measure(
+    settings: LoadSettings,
+    command: str,
+    note: Callable[[str], object],
+    more: Callable[[Load], dict[str, Any]] = lambda _: {},
+) -> dict[str, Any]:
+    """Run one load. `note` shows a line about the progress, `more` adds figures."""
     target = Target(settings)
     vocabulary = vocabulary_of(settings.tokenizer, target.root)
     work = conversations(settings, vocabulary)
@@ -82,6 +87,7 @@ def measure(settings: LoadSettings, command: str, note: Callable[[str], object])
         "command": command,
         **about(settings, target, vocabulary, work),
         **figures(load, settings),
+        **more(load),
     }
     if settings.save_result or settings.append_result:
         note(f"saved: {save(result, details(load), settings)}")

@@ -38,6 +38,16 @@ def printed(result: dict[str, Any], settings: LoadSettings) -> str:
         lines.append(line(f"Median {metric.name} (ms):", result[f"median_{metric.key}_ms"]))
         for one in settings.percentiles:
             lines.append(line(f"P{one:g} {metric.name} (ms):", result[f"p{one:g}_{metric.key}_ms"]))
+    if "added_latency_ms" in result:
+        lines.append(heading("From the end of a step to the client", "-"))
+        for name, value in result["added_latency_ms"].items():
+            lines.append(line(f"{name.capitalize()} of all tokens (ms):", value))
+    if "peer" in result:
+        peer = result["peer"]
+        lines.append(heading("Median of runs in turns", "-"))
+        lines.append(line(f"{result['server']} (tok/s):", result["output_tok_s"]))
+        lines.append(line(f"{peer['engine']} (tok/s):", peer["output_tok_s"]))
+        lines.append(line("Ratio:", float(result["ratio"])))
     return "\n".join([*lines, "=" * WIDTH])
 
 

@@ -58,8 +58,7 @@ class Reply:
             if not choice.opens:
                 self.times.append(now)
                 self.texts.append(choice.added)
-                if choice.token_ids is not None:
-                    self.token_ids.append(choice.token_ids)
+                self.token_ids.append(choice.token_ids or [])
 
     def end(self) -> None:
         """The response is complete: say what is missing."""

@@ -1,0 +1,103 @@
+"""Servers that a benchmark starts: ours and vLLM's, each in a process of its own.
+
+In: a model and settings. Out: the URL of a server that answers. What it says goes to a file, whose
+end is shown if it fails.
+"""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import IO
+
+from jengine.client.address import Address
+from jengine.client.errors import ServerFailed
+from jengine.client.server import Server
+from jengine.errors import CapacityError, ConfigError
+
+# Loading and compiling a model may take long.
+START_SECONDS = 900.0
+STOP_SECONDS = 30.0
+SHOWN_LINES = 5
+
+
+@contextmanager
+def our_server(model: str, words: Sequence[str]) -> Iterator[str]:
+    """`jengine serve MODEL` with these flags."""
+    command = [sys.executable, "-m", "jengine", "serve", model, *words]
+    with running(command, "jengine serve") as url:
+        yield url
+
+
+@contextmanager
+def vllm_server(model: str, words: Sequence[str], python: str | None) -> Iterator[str]:
+    """vLLM's server, of a Python that has it."""
+    program = "vllm.entrypoints.openai.api_server"
+    command = [python or sys.executable, "-m", program, "--model", model, *words]
+    with running(command, "vllm serve") as url:
+        yield url
+
+
+@contextmanager
+def running(command: Sequence[str], name: str) -> Iterator[str]:
+    """The URL of a server, which is stopped in the end."""
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    with tempfile.TemporaryFile("w+") as said:
+        try:
+            process = subprocess.Popen(  # noqa: S603 - programs that the user named
+                [*command, "--host", "127.0.0.1", "--port", str(port)], stdout=said, stderr=said
+            )
+        except OSError as error:
+            raise ConfigError(f"{name}: {command[0]} cannot be run: {error}.") from error
+        try:
+            wait_until_it_answers(url, process, name, said)
+            yield url
+        finally:
+            stop(process)
+
+
+def free_port() -> int:
+    """A port that nothing listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return int(found.getsockname()[1])
+
+
+def wait_until_it_answers(
+    url: str, process: subprocess.Popen[bytes], name: str, said: IO[str]
+) -> None:
+    """Wait until the server lists its models and is healthy."""
+    server, end = Server(Address.of(url)), time.monotonic() + START_SECONDS
+    while True:
+        try:
+            server.text("/health")
+            server.models()
+            return
+        except (ServerFailed, CapacityError) as error:
+            last = error
+        if process.poll() is not None:
+            raise ServerFailed(f"{name} ended with status {process.returncode}: {end_of(said)}")
+        if time.monotonic() > end:
+            raise ServerFailed(f"{name} was not ready in {START_SECONDS:.0f} s: {last}")
+        time.sleep(0.2)
+
+
+def end_of(said: IO[str]) -> str:
+    """The last lines that a process wrote."""
+    said.seek(0)
+    return " / ".join(said.read().strip().splitlines()[-SHOWN_LINES:]) or "no message"
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """Ask the process to end, and end it if it does not."""
+    process.terminate()
+    try:
+        process.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
