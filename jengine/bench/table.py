@@ -101,6 +101,25 @@ def growth(result: dict[str, Any]) -> Iterator[Row]:
             yield Row(work, f"{row['reading_ms']:.2f} ms")
 
 
+def serve(result: dict[str, Any]) -> Iterator[Row]:
+    """Output tokens per second through HTTP; how long a token takes where the model was a clock."""
+    at_once = result["max_concurrency"]
+    read, made = result["total_input_tokens"], result["total_output_tokens"]
+    work = f"served: {result['completed']} requests, "
+    work += "all at once" if at_once is None else f"{at_once} at once"
+    work += f", {read:,} prompt and {made:,} output tokens"
+    if "peer" in result:
+        peer = result["peer"]
+        theirs = f"{speed(peer['output_tok_s'])}, {peer['engine']}"
+        yield Row(work, speed(result["output_tok_s"]), theirs, f"{result['ratio']:.2f}")
+        return
+    if "added_latency_ms" in result:
+        work += "; a model that computes nothing"
+        added = result["added_latency_ms"]["p99"]
+        yield Row(f"{work}; from the end of a step to the client, p99", f"{added:.1f} ms")
+    yield Row(work, speed(result["output_throughput"]))
+
+
 KINDS: dict[str, Callable[[dict[str, Any]], Iterator[Row]]] = {
     "throughput": throughput,
     "latency": latency,
@@ -108,6 +127,7 @@ KINDS: dict[str, Callable[[dict[str, Any]], Iterator[Row]]] = {
     "load": load,
     "host": host,
     "growth": growth,
+    "serve": serve,
 }
 
 

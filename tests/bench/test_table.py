@@ -22,6 +22,10 @@ AGAINST = {
     "peer": {"engine": "vllm 0.32", "output_tok_s": 31.25},
 }  # fmt: skip
 STARTUP = {"bench": "startup", **AROUND, "settings": {}, "cold": {"first_token_s": 12.34}}
+SERVE = {
+    "bench": "serve", **AROUND, "completed": 64, "max_concurrency": 32, "total_input_tokens": 1000,
+    "total_output_tokens": 2000, "output_throughput": 99.5,
+}  # fmt: skip
 HOST = {"bench": "host", **AROUND, "results": [{"running": 1024, "total_ms": 2.345}]}
 
 
@@ -60,6 +64,17 @@ def test_rows_say_what_was_measured() -> None:
     assert cells[4][0].startswith("process to first token, cold caches, serving when all steps")
     assert cells[4][1] == "12.3 s"
     assert cells[5][:2] == ["Python of a step, 1,024 running requests", "2.35 ms"]
+
+
+def test_rows_of_servers() -> None:
+    against = {**SERVE, "output_tok_s": 200.0, "ratio": 2.0, "peer": AGAINST["peer"]}
+    clocked = {**SERVE, "max_concurrency": None, "added_latency_ms": {"p99": 4.25}}
+    lines = table.markdown_table([SERVE, against, clocked]).splitlines()[2:]
+    work = "served: 64 requests, 32 at once, 1,000 prompt and 2,000 output tokens"
+    assert lines[0].startswith(f"| {work} | 99.5 tok/s |  |")
+    assert lines[1].startswith(f"| {work} | 200 tok/s | 31.2 tok/s, vllm 0.32 | 2.00 |")
+    assert "all at once" in lines[2] and "end of a step to the client, p99 | 4.2 ms" in lines[2]
+    assert "computes nothing | 99.5 tok/s |" in lines[3]
 
 
 def test_host_rows_name_the_context_that_they_were_measured_with() -> None:
