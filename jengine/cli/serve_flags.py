@@ -16,6 +16,7 @@ from jengine.assembly.flags import add_field_flags
 from jengine.cli.parser import Parser
 from jengine.errors import ConfigError
 from jengine.server.settings import ServerSettings
+from jengine.text.chat_parser import check_parser_names
 
 # For a setting that is true or false the text is about changing its default.
 SERVER_HELP = {
@@ -43,6 +44,8 @@ SERVER_HELP = {
     "max_body_bytes": "largest body of a request",
     "max_num_queued_reqs": "most completions that may run or wait; 4 x max_num_seqs + 256",
     "max_num_queued_tokens": "most prompt tokens that may wait",
+    "max_stored_responses": "most responses of /v1/responses that are kept",
+    "response_store_seconds": "seconds that a response of /v1/responses is kept",
     "render_timeout": "seconds for a chat template and for tokenizing",
     "strict_requests": "refuse requests with unknown fields",
     "request_timeout": "seconds after which a request is aborted",
@@ -125,6 +128,7 @@ def check(settings: ServerSettings) -> None:
     """Refuse settings that do not fit each other."""
     if settings.enable_auto_tool_choice and settings.tool_call_parser is None:
         raise ConfigError("--enable-auto-tool-choice needs --tool-call-parser NAME.")
+    check_parser_names(settings.reasoning_parser, settings.tool_call_parser)
     if (settings.ssl_keyfile is None) != (settings.ssl_certfile is None):
         raise ConfigError("TLS needs both --ssl-keyfile and --ssl-certfile.")
     for field in fields(settings):

@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from jengine.assembly.engine import Engine
-from jengine.server import chat, completions, health, metrics, models, page
+from jengine.server import chat, completions, health, metrics, models, page, responses
 from jengine.server.auth import Access, Authentication, Keys
 from jengine.server.body import Ignored
 from jengine.server.errors import api_error
@@ -54,6 +54,10 @@ ENDPOINTS = (
     Endpoint("GET", "/v1/models/{model_id:path}", Access.KEY, models.model),
     Endpoint("POST", "/v1/completions", Access.KEY, completions.completions),
     Endpoint("POST", "/v1/chat/completions", Access.KEY, chat.chat_completions),
+    Endpoint("POST", "/v1/responses", Access.KEY, responses.create_response),
+    Endpoint("GET", "/v1/responses/{response_id}", Access.KEY, responses.get_response),
+    Endpoint("DELETE", "/v1/responses/{response_id}", Access.KEY, responses.delete_response),
+    Endpoint("POST", "/v1/responses/{response_id}/cancel", Access.KEY, responses.cancel_response),
 )
 
 

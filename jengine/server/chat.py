@@ -24,7 +24,7 @@ from jengine.server.logprob_formats import prompt_logprobs
 from jengine.server.request_head import request_id_of
 from jengine.server.request_metrics import told_metrics
 from jengine.server.service import Service
-from jengine.server.sse import Chunks
+from jengine.server.sse import DONE, Chunks
 from jengine.server.usage import whole_usage
 from jengine.server.version import FINGERPRINT
 from jengine.text.chat_parser import needs_special_tokens
@@ -42,6 +42,8 @@ async def chat_completions(service: Service, http: Request) -> Response:
 
 class ChatJob:
     """One request for the next message of a conversation."""
+
+    stream_end = DONE
 
     def __init__(self, service: Service, http: Request, request: ChatRequest) -> None:
         self.service = service
@@ -108,14 +110,16 @@ class ChatJob:
 
     def whole(self, outputs: Sequence[RequestOutput]) -> ChatResponse:
         """The body of an answer that is not streamed."""
-        output, request = outputs[0], self.request
+        output, request, texts = outputs[0], self.request, self.texts
+        answers = [texts.answer() for _ in output.outputs]
+        choices = [texts.choice(*pair) for pair in zip(output.outputs, answers, strict=True)]
         scores = output.prompt_logprobs
         return ChatResponse(
             id=self.request_id,
             created=self.created,
             model=self.model,
-            choices=[self.texts.choice(one) for one in output.outputs],
-            usage=whole_usage(outputs, self.service.settings),
+            choices=choices,
+            usage=whole_usage(outputs, self.service.settings, texts.reasoning_tokens(answers)),
             metrics=told_metrics(outputs, self.service.settings),
             system_fingerprint=FINGERPRINT,
             prompt_logprobs=None if scores is None else prompt_logprobs(scores),  # type: ignore[arg-type]

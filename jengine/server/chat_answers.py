@@ -33,12 +33,14 @@ class Answer:
         self._fields = reasoning_fields
         self._shows_reasoning = shows_reasoning
         self.calls_tools = False
+        self.thoughts: list[str] = []  # all reasoning, shown or not
 
     def parts(self, text: str, *, ends: bool) -> list[ChatPart]:
         """The parts that are certain after this piece of text, which may be the last."""
         parts = self._parser.push(text)
         if ends:
             parts += self._parser.finish()
+        self.thoughts += [part.text for part in parts if isinstance(part, Reasoning)]
         self.calls_tools |= any(isinstance(part, ToolStart) for part in parts)
         hidden = () if self._shows_reasoning else Reasoning
         return [part for part in parts if not isinstance(part, hidden)]

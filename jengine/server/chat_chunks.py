@@ -103,6 +103,7 @@ class ChatChunks:
             len(output.prompt_token_ids),
             sum(one.tokens for one in self.progress),
             max(output.num_cached_tokens, 0) if tells_cached else None,
+            self.texts.reasoning_tokens(one.answer for one in self.progress),
         )
         return ChatChunk(
             **self.head,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from jengine.outputs import CompletionOutput
 from jengine.server.chat_answers import Answer
 from jengine.server.chat_fields import ChatRequest
@@ -17,6 +19,7 @@ class ChatTexts:
     def __init__(self, request: ChatRequest, service: Service) -> None:
         settings = service.settings
         self.request = request
+        self._service = service
         self.prompt = ""  # as the template wrote it, once it has
         self.reasoning_parser = settings.reasoning_parser
         self.tool_parser = settings.tool_call_parser if request.offers_tools else None
@@ -52,9 +55,18 @@ class ChatTexts:
             shows_reasoning=self._shows_reasoning,
         )
 
-    def choice(self, one: CompletionOutput) -> ChatChoice:
-        """A whole answer."""
-        answer = self.answer()
+    def reasoning_tokens(self, answers: Iterable[Answer]) -> int | None:
+        """How many tokens the reasoning of all answers is; None if it is not split off.
+
+        It is tokenized again, so that streams and whole answers count alike.
+        """
+        if self.reasoning_parser is None:
+            return None
+        tokenizer = self._service.live.rendering.tokenizer
+        return sum(len(tokenizer.encode("".join(one.thoughts), False)) for one in answers)
+
+    def choice(self, one: CompletionOutput, answer: Answer) -> ChatChoice:
+        """A whole answer, with a parser of its own."""
         message = answer.message(one.text, self.role, self.echoed)
         return ChatChoice(
             index=one.index,

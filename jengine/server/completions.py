@@ -21,7 +21,7 @@ from jengine.server.generation import Outputs, Prepared, answer
 from jengine.server.request_head import request_id_of
 from jengine.server.request_metrics import told_metrics
 from jengine.server.service import Service
-from jengine.server.sse import Chunks
+from jengine.server.sse import DONE, Chunks
 from jengine.server.usage import whole_usage
 from jengine.server.version import FINGERPRINT
 
@@ -39,6 +39,8 @@ async def completions(service: Service, http: Request) -> Response:
 
 class CompletionJob:
     """One request for completions."""
+
+    stream_end = DONE
 
     def __init__(self, service: Service, http: Request, request: CompletionRequest) -> None:
         self.service = service

@@ -48,6 +48,7 @@ class Job(Protocol):
     request_id: str
     stream: bool
     places: int  # completions, over all prompts
+    stream_end: bytes  # what a stream ends with
 
     async def prepare(self) -> Prepared:
         """Render and tokenize."""
@@ -58,7 +59,7 @@ class Job(Protocol):
         ...
 
     def chunks(self, outputs: Outputs) -> Chunks:
-        """The events of a stream, without the last one, [DONE]."""
+        """The events of a stream, without its end."""
         ...
 
 
@@ -73,6 +74,7 @@ async def answer(service: Service, http: Request, job: Job) -> Response:
             interval = service.settings.sse_keep_alive_interval
             response = await stream_response(http.receive, job.chunks(outputs), interval)
             response.when_over = ticket.release
+            response.end = job.stream_end
         else:
             finals = await unless_client_leaves(http.receive, collected(outputs))
             body = msgspec.json.encode(job.whole(finals))

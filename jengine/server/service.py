@@ -28,6 +28,7 @@ from jengine.server.names import ModelNames
 from jengine.server.phase import Phase, check_serving
 from jengine.server.progress_watch import ProgressWatch
 from jengine.server.rendering import Rendering
+from jengine.server.response_store import ResponseStore
 from jengine.server.settings import ServerSettings
 
 # A question to the engine that takes longer is answered with the last known numbers.
@@ -56,6 +57,11 @@ class Service:
         self.counts = Counts()  # as last known
         self.registry = process_registry()  # of the metrics
         self.ignored_fields = 0  # that requests had, counted
+        self.responses = ResponseStore(
+            settings.max_stored_responses,
+            settings.max_stored_response_bytes,
+            settings.response_store_seconds,
+        )
         self._live: Live | None = None
         self._asked: asyncio.Task[Counts] | None = None
 

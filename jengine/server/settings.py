@@ -62,6 +62,9 @@ class ServerSettings:
     max_stop_strings: int = 4
     max_num_queued_reqs: int | None = None  # None: 4 x max_num_seqs + 256
     max_num_queued_tokens: int | None = None  # prompt tokens that wait; None: no limit
+    max_stored_responses: int = 1000  # of /v1/responses, for previous_response_id
+    max_stored_response_bytes: int = 64 * MIB
+    response_store_seconds: float = 3600.0
     render_timeout: float = 10.0  # seconds for a chat template and its tokens
     strict_requests: bool = False  # unknown fields are an error
 

@@ -49,6 +49,7 @@ class EventStream(Response):
         self._rest = rest
         self._keep_alive = keep_alive
         self.when_over: Callable[[], None] = lambda: None  # called once, however it ends
+        self.end = DONE  # sent after the last chunk
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sending = asyncio.ensure_future(self._send(send))
@@ -74,7 +75,7 @@ class EventStream(Response):
                     await self._send_chunk(send, chunk)
         except Exception as error:  # noqa: BLE001 - the status has been sent: the stream tells it
             await self._send_chunk(send, event(api_error(error).body))
-        await self._send_chunk(send, DONE)
+        await self._send_chunk(send, self.end)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send_with_pings(self, send: Send) -> None:

@@ -17,6 +17,12 @@ class PromptDetails(msgspec.Struct):
     cached_tokens: int
 
 
+class CompletionDetails(msgspec.Struct):
+    """How many tokens of the answers are reasoning."""
+
+    reasoning_tokens: int
+
+
 class Usage(msgspec.Struct, omit_defaults=True):
     """How many tokens were read and written."""
 
@@ -24,19 +30,28 @@ class Usage(msgspec.Struct, omit_defaults=True):
     total_tokens: int
     completion_tokens: int
     prompt_tokens_details: PromptDetails | None = None
+    completion_tokens_details: CompletionDetails | None = None
 
 
-def usage(prompt_tokens: int, completion_tokens: int, cached: int | None = None) -> Usage:
-    """The counts of a request; `cached` where they are to be told."""
+def usage(
+    prompt_tokens: int,
+    completion_tokens: int,
+    cached: int | None = None,
+    reasoning: int | None = None,
+) -> Usage:
+    """The counts of a request; `cached` and `reasoning` where they are to be told."""
     return Usage(
         prompt_tokens,
         prompt_tokens + completion_tokens,
         completion_tokens,
         None if cached is None else PromptDetails(cached),
+        None if reasoning is None else CompletionDetails(min(reasoning, completion_tokens)),
     )
 
 
-def whole_usage(outputs: Sequence[RequestOutput], settings: ServerSettings) -> Usage:
+def whole_usage(
+    outputs: Sequence[RequestOutput], settings: ServerSettings, reasoning: int | None = None
+) -> Usage:
     """The counts of final outputs, one for each prompt."""
     written = sum(len(one.token_ids) for output in outputs for one in output.outputs)
     cached = sum(max(output.num_cached_tokens, 0) for output in outputs)
@@ -44,6 +59,7 @@ def whole_usage(outputs: Sequence[RequestOutput], settings: ServerSettings) -> U
         sum(len(output.prompt_token_ids) for output in outputs),
         written,
         cached if settings.enable_prompt_tokens_details else None,
+        reasoning,
     )
 
 

@@ -1,0 +1,89 @@
+"""Reasoning and tool calls in chats: ids, deltas, counts, parsers that need special tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from jengine.cli.main import main
+from tests.server.serving import events, letters, serving
+
+PATH = "/v1/chat/completions"
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+
+
+def ask(monkeypatch: pytest.MonkeyPatch, text: str, settings: dict[str, Any], **fields: Any) -> Any:
+    """The response to a model that writes this text, then ends."""
+    turn = iter([*letters().encode(text, add_special_tokens=False), 2])
+    monkeypatch.setattr("jengine.executor.scripted.next_token", lambda *_: next(turn, 2))
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 300}
+    body |= {"stop_token_ids": [2], **fields}
+    with serving(**settings) as client:
+        return client.post(PATH, json=body)
+
+
+HERMES = {"tool_call_parser": "hermes", "enable_auto_tool_choice": True}
+
+
+def test_deltas_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    chunks = events(ask(monkeypatch, CALL + CALL, HERMES, tools=TOOLS, stream=True))
+    deltas = [
+        call for chunk in chunks for call in chunk["choices"][0]["delta"].get("tool_calls", ())
+    ]
+    starts = [delta for delta in deltas if "id" in delta]
+    assert [(one["index"], one["function"]["name"], one["type"]) for one in starts] == [
+        (0, "f", "function"),
+        (1, "f", "function"),
+    ]
+    assert starts[0]["id"] != starts[1]["id"]
+    assert len(deltas) > 4, "arguments come in pieces"
+    for delta in deltas:
+        assert delta in starts or delta.keys() == {"index", "function"}
+        assert delta in starts or delta["function"].keys() == {"arguments"}
+    assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+def test_without_tools_or_with_none_nothing_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for fields in ({}, {"tools": TOOLS, "tool_choice": "none"}):
+        (choice,) = ask(monkeypatch, CALL, HERMES, **fields).json()["choices"]
+        assert choice["message"]["content"] == CALL.replace("\n", "")
+        assert choice["finish_reason"] == "stop"
+
+
+def test_a_call_that_is_cut_off_ends_by_its_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    (choice,) = ask(monkeypatch, CALL, HERMES, tools=TOOLS, max_tokens=50).json()["choices"]
+    assert choice["finish_reason"] == "length"
+    arguments = choice["message"]["tool_calls"][0]["function"]["arguments"]
+    assert '{"a": 1}'.startswith(arguments) and arguments
+
+
+@pytest.mark.parametrize("shown", [True, False])
+def test_reasoning_is_counted(monkeypatch: pytest.MonkeyPatch, shown: bool) -> None:
+    text, settings = "<think>why</think>so", {"reasoning_parser": "qwen3"}
+    whole = ask(monkeypatch, text, settings, include_reasoning=shown).json()
+    assert whole["usage"]["completion_tokens_details"] == {"reasoning_tokens": 3}
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    *_, last = events(ask(monkeypatch, text, settings, include_reasoning=shown, **options))
+    assert last["usage"] == whole["usage"]
+    assert "completion_tokens_details" not in ask(monkeypatch, text, {}).json()["usage"]
+
+
+def test_marks_that_are_special_tokens_are_kept_for_the_parser(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The letters' `<s>` stands for a special token: hermes may need it, plain chats do not."""
+    ids = iter([*letters().encode("a", False), 1, *letters().encode("b", False), 2])
+    monkeypatch.setattr("jengine.executor.scripted.next_token", lambda *_: next(ids, 2))
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 9, "tools": TOOLS}
+    with serving(**HERMES) as client:
+        response = client.post(PATH, json={**body, "stop_token_ids": [2]})
+    assert response.json()["choices"][0]["message"]["content"] == "a<s>b"
+
+
+def test_unknown_parsers_are_refused_before_the_engine_starts(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["serve", "demo", "--reasoning-parser", "qwen"]) != 0
+    assert "Did you mean 'qwen3'?" in capsys.readouterr().err
