@@ -11,9 +11,8 @@ import os
 from typing import Any
 
 from jengine.assembly.args import EngineArgs
-from jengine.assembly.build import build_engine
 from jengine.assembly.engine import Engine
-from jengine.assembly.progress import progress_factory
+from jengine.assembly.engine_process import start_engine_process
 from jengine.cli.flags import add_engine_flags, engine_arguments
 from jengine.cli.main import OpenLLM
 from jengine.cli.parser import Parser
@@ -64,5 +63,5 @@ def engine_args(arguments: argparse.Namespace) -> EngineArgs:
 
 
 def start_engine(args: EngineArgs) -> Engine:
-    """The engine, in this process."""
-    return build_engine(args, progress_factory(args.show_progress))
+    """The engine, whose core has a process of its own: steps and requests do not share a CPU."""
+    return start_engine_process(args)

@@ -93,6 +93,10 @@ class EngineClient(Protocol):
         """What the core is doing, as it said a moment ago. Never waits, whatever it is doing."""
         ...
 
+    def dump_stacks(self) -> None:
+        """Have every other process that it started write its threads' stacks to stderr."""
+        ...
+
     def when_dead(self, tell: Callable[[EngineDead], None]) -> None:
         """Have a function called when the engine dies while no thread waits for `outputs`."""
         ...
@@ -234,6 +238,9 @@ class InProcessClient:
                 self._count()
             finally:
                 self._stepping.release()
+
+    def dump_stacks(self) -> None:
+        """Nothing to do: its threads are this process's."""
 
     def when_dead(self, tell: Callable[[EngineDead], None]) -> None:
         """Nothing to do: the engine dies in a step, so in `outputs` or in a call of a user's."""

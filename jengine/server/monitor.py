@@ -62,6 +62,7 @@ def judge(service: Service, age: float | None) -> None:
         )  # fmt: skip
         if sys.stderr is not None:
             faulthandler.dump_traceback(all_threads=True)
+        service.live.engine.client.dump_stacks()
         service.phase = Phase.STALLED
     elif service.phase is Phase.STALLED and not stuck:
         logger.warning("The engine makes progress again.")

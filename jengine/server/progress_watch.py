@@ -18,12 +18,12 @@ class ProgressWatch:
     def __init__(self, engine: Engine, paused: Callable[[], bool]) -> None:
         self._engine = engine
         self._paused = paused
-        self._steps: tuple[int, ...] = ()
+        self._steps = -1
         self._since = time.monotonic()
 
     def look(self) -> None:
-        """Note whether steps went on since the last look. It may wait for the engine's process."""
-        steps = tuple(worker.step for worker in self._engine.session.client.health())
+        """Note whether steps went on since the last look. It waits for nothing."""
+        steps = self._engine.client.state().steps
         if steps != self._steps or self._is_idle:
             self._steps, self._since = steps, time.monotonic()
 

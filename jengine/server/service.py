@@ -6,7 +6,6 @@ these and outputs into JSON; they touch no other part of the engine. Must not kn
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,9 +29,6 @@ from jengine.server.progress_watch import ProgressWatch
 from jengine.server.rendering import Rendering
 from jengine.server.response_store import ResponseStore
 from jengine.server.settings import ServerSettings
-
-# A question to the engine that takes longer is answered with the last known numbers.
-PATIENCE = 0.1
 
 
 @dataclass
@@ -63,7 +59,6 @@ class Service:
             settings.response_store_seconds,
         )
         self._live: Live | None = None
-        self._asked: asyncio.Task[Counts] | None = None
 
     def adopt(self, engine: Engine) -> None:
         """Serve with this engine from now on."""
@@ -140,15 +135,9 @@ class Service:
     # --- questions -------------------------------------------------------------------------
 
     async def current_counts(self) -> Counts:
-        """The engine's numbers; as last known if the engine is busy with a step."""
-        if self._live is None:
-            return self.counts
-        if self._asked is None or self._asked.done():
-            stats = self._live.engine.client.stats
-            self._asked = asyncio.create_task(asyncio.to_thread(stats))
-        await asyncio.wait({self._asked}, timeout=PATIENCE)
-        if self._asked.done() and self._asked.exception() is None:
-            self.counts = self._asked.result()
+        """The engine's numbers, as it said a moment ago. Never waits for a step."""
+        if self._live is not None:
+            self.counts = self._live.engine.client.state().counts
         return self.counts
 
     @property

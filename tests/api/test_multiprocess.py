@@ -53,6 +53,17 @@ print([name for name in ("jax", "flax", "orbax") if name in sys.modules])
 """
 
 
+def test_the_server_imports_no_jax() -> None:
+    code = (
+        "import sys, jengine.cli.serve; "
+        "print([name for name in ('jax', 'flax', 'orbax', 'torch') if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
 def test_the_front_of_an_engine_process_imports_no_jax() -> None:
     done = subprocess.run(
         [sys.executable, "-c", FRONT],

@@ -77,6 +77,10 @@ class Child(Protocol):
         """End it at once, and remove what was its own."""
         ...
 
+    def dump_stacks(self) -> None:
+        """Have it write the stacks of its threads to stderr, whatever it is doing."""
+        ...
+
 
 class ProcessClient:
     """The client of a core in another process, which may have several."""
@@ -248,6 +252,11 @@ class ProcessClient:
         self._asking.fail(reason)
         for tell in told:
             tell(reason)
+
+    def dump_stacks(self) -> None:
+        """Have the core write the stacks of its threads to stderr, if it is this process's own."""
+        if self.child is not None:
+            self.child.dump_stacks()
 
     def exited(self, how: str, seconds: float) -> None:
         """The core's process has ended. Its own last message says more, if it arrives in time."""

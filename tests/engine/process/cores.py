@@ -38,6 +38,9 @@ class ThreadCore:
     def kill(self) -> None:
         raise AssertionError("the core became ready, so it ends by itself")
 
+    def dump_stacks(self) -> None:
+        raise AssertionError("its threads are this process's")
+
     def front(self) -> ProcessClient:
         """Another front, which does not end the core."""
         client = ProcessClient(self.address)
