@@ -199,6 +199,10 @@ class AsyncLLM(BaseLLM):
         """Write what was recorded since start_profile()."""
         await self.call_workers("stop_profile")
 
+    async def write_recording(self) -> str:
+        """Write the last steps to a file; as `LLM.write_recording`."""
+        return (await self.call_workers("write_recording"))[0]
+
     async def wait_for_requests_to_drain(self, drain_timeout: float = 300) -> None:
         """Return when no request is open; TimeoutError after so many seconds."""
         end = time.monotonic() + drain_timeout

@@ -99,8 +99,8 @@ class OfflineEngine(BaseLLM):
         """Call a method in every process that runs steps; the results, by rank.
 
         Methods: "memory" (bytes on the devices), "programs" (how many are compiled),
-        "start_profile" (folder) and "stop_profile". In a program of several processes all of them
-        must make the call.
+        "start_profile" (folder), "stop_profile" and "write_recording". In a program of several
+        processes all of them must make the call.
         """
         return self._front.call_workers(method, arguments)
 
@@ -115,6 +115,13 @@ class OfflineEngine(BaseLLM):
     def stop_profile(self) -> None:
         """Write what was recorded since start_profile()."""
         self.call_workers("stop_profile")
+
+    def write_recording(self) -> str:
+        """Write the last steps to the folder of `flight_recorder=`; the file, for `jengine replay`.
+
+        It holds the token ids of prompts and answers.
+        """
+        return self.call_workers("write_recording")[0]
 
     def get_world_size(self, include_dp: bool = True) -> int:
         """How many devices the engine runs on: all of them, or those of one replica."""

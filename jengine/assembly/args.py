@@ -33,6 +33,7 @@ SIZES = (
     "tensor_parallel_size",
     "pipeline_parallel_size",
     "data_parallel_size",
+    "flight_recorder_steps",
 )
 SWITCHES = (
     "skip_tokenizer_init",
@@ -142,6 +143,10 @@ class EngineArgs:
     ] = "raw_logprobs"
     disable_log_stats: bool = True
     show_progress: bool | None = None
+    # A folder: the last steps are kept in memory, and written there when a step fails or with
+    # llm.write_recording(). `jengine replay` runs them again. They hold prompts and answers.
+    flight_recorder: str | Path | None = None
+    flight_recorder_steps: int = 1024
     # Where start_profile() writes: {"profiler": "jax", "dir": folder}.
     profiler_config: Mapping[str, Any] | None = None
 

@@ -26,6 +26,7 @@ from jengine.assembly.model_source import (
     open_model_source,
 )
 from jengine.assembly.progress import explained_if_slow
+from jengine.assembly.recording import recorder_for
 from jengine.assembly.remote_engine import job_of, started
 from jengine.assembly.schedule_sizes import schedule_config
 from jengine.assembly.step_sizes import runner_config, with_cuts
@@ -81,7 +82,8 @@ def remote_engine(args: EngineArgs) -> Engine:
     executor = started(kind, job_of(args, str(source.folder), source.config.dtype))
     capacity = executor.capacity
     scheduler = Scheduler(capacity.schedule, CacheCoordinator(capacity.cache), depth=capacity.depth)
-    core = EngineCore(scheduler, executor, capacity.depth)
+    watched = recorder_for(args, source, capacity.schedule, capacity.cache)
+    core = EngineCore(scheduler, watched(executor), capacity.depth)
     _log_capacity(capacity.cache, capacity.schedule, 1, capacity.platform)
     args = replace(args, model=str(source.folder))
     return engine_of(
@@ -139,7 +141,14 @@ def device_side(args: EngineArgs, source: ModelSource, bar: Callable[..., Any]) 
             )
         group.agree(cache=cache)
         parts = CoreParts(
-            runners, placement, schedule, cache, depth, layout.num_stages, in_turn=not independent
+            runners,
+            placement,
+            schedule,
+            cache,
+            depth,
+            layout.num_stages,
+            in_turn=not independent,
+            watched=recorder_for(args, source, schedule, cache),
         )
         core = group.core(parts)
     return DeviceSide(core, runners, schedule, cache, depth, model, order)

@@ -54,6 +54,8 @@ ENGINE_HELP = {
     "max_logprobs": "most log-probabilities a request may ask for; -1: the vocabulary",
     "logprobs_mode": "what is returned as log-probabilities",
     "disable_log_stats": "log figures while running",
+    "flight_recorder": "folder for recordings of steps, which hold prompts and answers",
+    "flight_recorder_steps": "steps that a recording holds at most",
     "show_progress": "show no progress bars",
 }
 # Fields that only make sense from Python.

@@ -58,11 +58,16 @@ def add_sampling_flags(parser: Parser, leave_out: Sequence[str] = (), **better_h
 
 def engine_arguments(arguments: argparse.Namespace) -> dict[str, Any]:
     """The engine settings that were given, checked now because starting an engine takes long."""
-    given = {name: value for name, value in vars(arguments).items() if name in ENGINE_HELP}
+    given = given_engine_settings(arguments)
     if "chat_template" in given:
         given["chat_template"] = template_text("--chat-template", given["chat_template"])
     EngineArgs.checked("jengine", model=arguments.model, **given)
     return given
+
+
+def given_engine_settings(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The engine settings that were given, as they were given."""
+    return {name: value for name, value in vars(arguments).items() if name in ENGINE_HELP}
 
 
 def sampling_arguments(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -37,6 +37,7 @@ COMMANDS = {
     "bench": "measure speed: tokens per second, latency, start-up, loading",
     "cache": "carry compiled programs to machines of the same kind",
     "doctor": "check this machine, or whether a model fits it",
+    "replay": "run recorded steps again, and compare their tokens",
     "plan": "memory and speed of a model on devices that need not be here",
 }
 OVERVIEW = """\

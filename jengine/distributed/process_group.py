@@ -5,7 +5,7 @@ In: the placement of its arrays. Out: its core, and agreement with the others on
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -27,6 +27,7 @@ from jengine.executor.multihost.messages import Message, Report, Verdict
 from jengine.executor.multihost.parameter_digests import ParameterDigests
 from jengine.executor.multihost.rendezvous import meet
 from jengine.executor.multihost.settings import MultihostSettings
+from jengine.executor.protocol import Executor
 from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.request import WireRequest
 from jengine.runner.runner import PlanRunner
@@ -48,6 +49,7 @@ class CoreParts:
     depth: int
     stages: int
     in_turn: bool  # replicas must not compute at the same time
+    watched: Callable[[Executor], Executor]  # puts a flight recorder around an executor
 
     def scheduler(self, replica: int = 0) -> Scheduler:
         """The scheduler, where there is one."""
@@ -64,7 +66,7 @@ class CoreParts:
         cores = [
             EngineCore(
                 self.scheduler(replica),
-                LocalExecutor(runner),
+                self.watched(LocalExecutor(runner)),
                 self.depth,
                 runner.loaded.program_totals,
             )
@@ -208,7 +210,12 @@ class SeveralProcesses:
             following = FollowingExecutor(local, channel, every)
             return FollowingCore(following, channel, self._digests, check)
         leading = LeadingExecutor(local, channel, every)
-        core = EngineCore(parts.scheduler(), leading, parts.depth, runner.loaded.program_totals)
+        core = EngineCore(
+            parts.scheduler(),
+            parts.watched(leading),
+            parts.depth,
+            runner.loaded.program_totals,
+        )
         return LeadingCore(core, leading, channel, self._digests)
 
     def leave(self, reason: str) -> None:

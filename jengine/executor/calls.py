@@ -37,6 +37,7 @@ class WorkerCall:
 CALLS = {
     "memory": WorkerCall(Nothing, DeviceMemory),
     "programs": WorkerCall(Nothing, ProgramCounts),
+    "write_recording": WorkerCall(Nothing, str),
     "start_profile": WorkerCall(Profile, None),
     "stop_profile": WorkerCall(Nothing, None),
 }

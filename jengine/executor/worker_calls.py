@@ -10,15 +10,25 @@ from typing import Any
 
 import msgspec
 
+from jengine.errors import RequestError
 from jengine.executor.calls import CALLS, Outcome, encoded_answer
 from jengine.runner.loaded_model import LoadedModel
 from jengine.runner.reports import device_memory, start_profile, stop_profile
+
+
+def no_recording(_: LoadedModel, __: Any) -> str:
+    """A flight recorder would have answered before."""
+    raise RequestError(
+        "this engine keeps no recording of its steps. Create it with flight_recorder=FOLDER."
+    )
+
 
 RUN: dict[str, Callable[[LoadedModel, Any], Any]] = {
     "memory": lambda loaded, _: device_memory(loaded),
     "programs": lambda loaded, _: loaded.program_counts(),
     "start_profile": lambda _, given: start_profile(given.folder),
     "stop_profile": lambda _, __: stop_profile(),
+    "write_recording": no_recording,
 }
 
 

@@ -1,0 +1,94 @@
+"""Recordings of steps: who makes them, and the engine that runs one again.
+
+In: settings and sizes of an engine. Out: what puts a flight recorder around its executor; and from
+a recording the settings of an engine of the same sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+import jengine
+from jengine.assembly.args import EngineArgs
+from jengine.assembly.model_source import ModelSource
+from jengine.config import CacheConfig, ScheduleConfig
+from jengine.errors import ConfigError
+from jengine.executor.flight_recorder import FlightRecorder
+from jengine.executor.protocol import Executor
+from jengine.executor.recording import Origin, Recording
+
+# Settings that an engine needs to run the same plans; sizes are added as they turned out.
+KEPT = (
+    "tensor_parallel_size", "pipeline_parallel_size", "load_format", "seed", "attention_backend",
+    "pack_weights", "deterministic", "compilation_config", "enable_chunked_prefill",
+    "num_scheduler_steps", "max_logprobs", "logprobs_mode",
+)  # fmt: skip
+
+
+def recorder_for(
+    args: EngineArgs, source: ModelSource, schedule: ScheduleConfig, cache: CacheConfig
+) -> Callable[[Executor], Executor]:
+    """What puts a flight recorder around an executor, if there is to be one."""
+    folder, steps = args.flight_recorder, args.flight_recorder_steps
+    if folder is None:
+        return lambda executor: executor
+    settings = msgspec.to_builtins({name: vars(args)[name] for name in KEPT})
+    origin = Origin(
+        version=jengine.__version__,
+        model="" if source.folder is None else str(source.folder.absolute()),
+        settings={**settings, "dtype": source.config.dtype},
+        schedule=schedule,
+        cache=cache,
+    )
+    place = Path(folder).expanduser().absolute()
+    return lambda executor: FlightRecorder(executor, origin, place, steps)
+
+
+def sizes_of(schedule: ScheduleConfig, cache: CacheConfig) -> dict[str, Any]:
+    """Settings that give an engine this schedule and at least this cache."""
+    return {
+        "max_model_len": schedule.max_model_len,
+        "max_num_seqs": schedule.max_num_seqs,
+        "max_num_batched_tokens": schedule.max_num_batched_tokens,
+        "block_size": cache.block_size,
+        "num_gpu_blocks_override": max(cache.num_blocks),
+    }
+
+
+def replay_settings(recording: Recording, changed: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of the engine that runs a recording again, some of them changed by the user."""
+    fixed = sizes_of(recording.origin.schedule, recording.origin.cache)
+    for name in sorted(fixed.keys() & changed.keys()):
+        raise ConfigError(
+            f"{name}: plans fit only the sizes of the engine that made them. Leave it out. What "
+            "may differ are devices and kernels: tensor_parallel_size, attention_backend ..."
+        )
+    model = changed.get("model") or recording.origin.model
+    if not model:
+        raise ConfigError("the recording is of a live model; give --model with its folder.")
+    return {**recording.origin.settings, **fixed, **changed, "model": model}
+
+
+def check_fits(recording: Recording, schedule: ScheduleConfig, cache: CacheConfig) -> None:
+    """Refuse an engine that cannot run these plans."""
+    then = recording.origin
+    if then.cache.groups != cache.groups:
+        raise ConfigError(
+            "the model's KV cache is not the recorded one. Give the model of the recording: "
+            f"{then.model or 'it was live'}."
+        )
+    enough = all(map(int.__ge__, cache.num_blocks, then.cache.num_blocks))
+    if cache.block_size != then.cache.block_size or not enough:
+        raise ConfigError(
+            f"the cache has {cache.num_blocks} blocks of {cache.block_size} tokens; the recording "
+            f"needs {then.cache.num_blocks} of {then.cache.block_size}."
+        )
+    if schedule.prefill_tile != then.schedule.prefill_tile:
+        raise ConfigError(
+            f"prefill chunks have tiles of {schedule.prefill_tile} tokens here, and of "
+            f"{then.schedule.prefill_tile} in the recording. Use the same kind of device."
+        )

@@ -1,0 +1,140 @@
+"""The flight recorder: an executor around another one, which keeps the last plans and their tokens.
+
+In: plans. Out: what the executor behind it returns. It writes a recording when a step fails, or
+when it is asked to. A bound on steps and one on memory limit what it keeps.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jengine.errors import UnexpectedCompile
+from jengine.executor.calls import encoded_answer
+from jengine.executor.protocol import Executor, PendingOutput, WorkerHealth
+from jengine.executor.recording import Origin, RecordedStep, Recording, write_recording
+from jengine.outputs import StepOutput
+from jengine.plan import Plan
+
+logger = logging.getLogger(__name__)
+WRITE = "write_recording"  # the call that it answers itself
+MOST_BYTES = 64 * 2**20
+# Estimates of the memory that a step takes: for itself, and per token of a new row.
+STEP_BYTES, TOKEN_BYTES = 2048, 8
+
+
+class WatchedOutput:
+    """A step that has been queued, whose tokens are kept when they are read."""
+
+    __slots__ = ("_pending", "_recorder", "_step")
+
+    def __init__(
+        self, pending: PendingOutput, step: RecordedStep, recorder: FlightRecorder
+    ) -> None:
+        self._pending = pending
+        self._step = step
+        self._recorder = recorder
+
+    @property
+    def ready(self) -> bool:
+        """Whether `result` returns without waiting."""
+        return self._pending.ready
+
+    @property
+    def has_left(self) -> bool:
+        """Whether nothing more has to be queued before it can be read."""
+        return self._pending.has_left
+
+    def result(self) -> StepOutput:
+        """Wait for the step, and keep what it sampled or why it failed."""
+        try:
+            output = self._pending.result()
+        except Exception as error:
+            self._recorder.failed(self._step, error)
+            raise
+        self._step.tokens = np.asarray(output.tokens, np.int32).tobytes()
+        return output
+
+
+class FlightRecorder:
+    """Keeps the last `steps` steps of an executor."""
+
+    def __init__(self, executor: Executor, origin: Origin, folder: Path, steps: int) -> None:
+        self.executor = executor
+        self.origin = origin
+        self.folder = folder
+        self.most_steps = steps
+        self._steps: deque[tuple[int, RecordedStep]] = deque()  # with the bytes they take
+        self._bytes = 0
+        self._dropped = 0
+        self._written = 0
+
+    def submit(self, plan: Plan) -> WatchedOutput:
+        """Keep the plan and queue its step."""
+        step = RecordedStep(plan)
+        self._keep(step)
+        try:
+            return WatchedOutput(self.executor.submit(plan), step, self)
+        except Exception as error:
+            self.failed(step, error)
+            raise
+
+    def _keep(self, step: RecordedStep) -> None:
+        size = STEP_BYTES + 2 * len(step.plan.entries.table)
+        for new in step.plan.new_rows:
+            size += TOKEN_BYTES * len(new.token_ids)
+        self._steps.append((size, step))
+        self._bytes += size
+        while self._is_full:
+            self._bytes -= self._steps.popleft()[0]
+            self._dropped += 1
+
+    @property
+    def _is_full(self) -> bool:
+        """Whether there are too many steps; the newest is kept in any case."""
+        too_many = len(self._steps) > self.most_steps or self._bytes > MOST_BYTES
+        return too_many and len(self._steps) > 1
+
+    def failed(self, step: RecordedStep, error: Exception) -> None:
+        """A step failed: write down what led to it. A compile that strict mode forbids is none."""
+        step.problem = f"{type(error).__name__}: {error}"
+        if isinstance(error, UnexpectedCompile):
+            return
+        try:
+            logger.error("A step failed. Its recording: %s", self.write(step.problem))
+        except OSError as problem:  # the step's own error is the one to raise
+            logger.error("A step failed, and its recording cannot be written: %s", problem)
+
+    def write(self, reason: str) -> Path:
+        """Write the kept steps; the file."""
+        self._written += 1
+        path = self.folder / f"steps-{os.getpid()}-{id(self):x}-{self._written}.jengine"
+        steps = [step for _, step in self._steps]
+        write_recording(Recording(self.origin, reason, self._dropped, steps), path)
+        return path
+
+    def call_workers(self, method: str, arguments: bytes) -> list[bytes]:
+        """Write a recording if that is the call; everything else the workers answer."""
+        if method == WRITE:
+            return [encoded_answer(str(self.write("it was asked for")))]
+        return self.executor.call_workers(method, arguments)
+
+    def update_weights(self, values: Any) -> None:
+        """Use these parameters; steps of other ones are not worth keeping."""
+        self.executor.update_weights(values)
+        self._dropped += len(self._steps)
+        self._steps.clear()
+        self._bytes = 0
+
+    def health(self) -> list[WorkerHealth]:
+        """The health of every worker."""
+        return self.executor.health()
+
+    def shutdown(self) -> None:
+        """Shut the executor down."""
+        self.executor.shutdown()

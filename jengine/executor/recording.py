@@ -1,0 +1,83 @@
+"""A recording of steps: plans with the tokens they led to, and what an engine needs to run them
+again. It is written as msgpack.
+
+It holds token ids of prompts and answers: it is as private as they are. Must not know executors.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from jengine.config import CacheConfig, ScheduleConfig
+from jengine.errors import ConfigError
+from jengine.plan import Plan
+
+FORMAT = "jengine recording 1"
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """The engine that made a recording."""
+
+    version: str
+    model: str  # its folder; empty if the model was live
+    settings: dict[str, Any]  # of EngineArgs, with which such an engine is built again
+    schedule: ScheduleConfig
+    cache: CacheConfig
+
+
+class RecordedStep(msgspec.Struct):
+    """One step. Without tokens it was never read, or it failed."""
+
+    plan: Plan
+    tokens: bytes | None = None  # i32[entries that want tokens, runs]
+    problem: str | None = None  # the error that it raised
+
+    @property
+    def sampled(self) -> np.ndarray | None:
+        """i32[entries that want tokens, runs]."""
+        if self.tokens is None:
+            return None
+        return np.frombuffer(self.tokens, np.int32).reshape(-1, self.plan.repeats)
+
+
+class Recording(msgspec.Struct, frozen=True):
+    """The last steps of an engine, in order."""
+
+    origin: Origin
+    reason: str  # why it was written
+    dropped: int  # steps before these that it does not hold any more
+    steps: list[RecordedStep]
+    format: str = FORMAT
+
+
+def write_recording(recording: Recording, path: Path) -> None:
+    """Write a recording that appears when it is complete, readable by its owner alone."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(msgspec.msgpack.encode(recording))
+    part.rename(path)
+
+
+def read_recording(path: Path) -> Recording:
+    """The recording in a file."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot read it: {error.strerror}.") from error
+    try:
+        recording = msgspec.msgpack.decode(data, type=Recording)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise ConfigError(
+            f"{path}: expected a recording, as an engine with flight_recorder=FOLDER writes it: "
+            f"{error}."
+        ) from error
+    if recording.format != FORMAT:
+        raise ConfigError(f"{path}: its format is {recording.format!r}; expected {FORMAT!r}.")
+    return recording
