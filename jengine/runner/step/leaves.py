@@ -86,10 +86,11 @@ class LeafOrder:
 
     def copied_bytes(self, leaves: Leaves) -> int:
         """The memory of leaves that are copies, on the devices of this process."""
+        copies = self._form.copies
         return sum(
             shard.data.nbytes
             for name, leaf in zip(self.names, leaves, strict=True)
-            if name in self._form.copies
+            if name in copies
             for shard in leaf.addressable_shards
         )
 

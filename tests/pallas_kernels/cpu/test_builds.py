@@ -13,12 +13,14 @@ import pytest
 ROOT = Path(__file__).parents[3]
 OPERATIONS = (
     "decode_attention", "prefill_attention", "rotate_and_write", "cache_write", "best_tokens",
+    "token_sampling",
 )  # fmt: skip
 FILES = [
     *[f"tests/pallas_kernels/test_{name}.py" for name in OPERATIONS],
     "tests/pallas_kernels/cpu/test_matmul.py",
     "tests/pallas_kernels/cpu/test_attention_bits.py",
     "tests/pallas_kernels/cpu/test_logits.py",
+    "tests/pallas_kernels/cpu/test_draw.py",
 ]
 pytestmark = [
     pytest.mark.slow,

@@ -28,12 +28,12 @@ def test_keys_are_those_of_jax() -> None:
 
 
 @pytest.mark.parametrize("vocab", [1, 15, 16, 4099, pytest.param(1 << 22, marks=pytest.mark.slow)])
-def test_noise_is_that_of_xla(vocab: int) -> None:
+def test_noise_is_that_of_a_sampler_without_kernels(vocab: int) -> None:
     """A seed means the same tokens with and without the kernels, but for near ties."""
     keys = words(ROWS)
     noise = np.asarray(gumbel_noise(keys, vocab))
     expected = np.asarray(jax.jit(XLA.gumbel, static_argnums=1)(keys, vocab))
-    np.testing.assert_array_max_ulp(noise, expected, 4)
+    np.testing.assert_allclose(noise, expected, rtol=5e-7, atol=5e-7)
     assert np.array_equal(gumbel_noise(keys[3:4], vocab)[0], noise[3])
 
 
