@@ -37,6 +37,9 @@ def add_flags(parser: Parser) -> None:
     """The flags of this command."""
     parser.add_argument("model", metavar="MODEL", nargs="?", help="a model folder, or demo")
     parser.add_argument("--model", dest="model_flag", help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--profiler-dir", metavar="DIR", help="where the admin route /start_profile writes traces"
+    )
     add_server_flags(parser)
     add_engine_flags(parser)
 
@@ -59,6 +62,8 @@ def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) ->
 def engine_args(arguments: argparse.Namespace) -> EngineArgs:
     """The engine's settings; a server logs its figures unless told not to."""
     given: dict[str, Any] = {"disable_log_stats": False, **engine_arguments(arguments)}
+    if arguments.profiler_dir is not None:
+        given["profiler_config"] = {"profiler": "jax", "dir": arguments.profiler_dir}
     return EngineArgs.checked("jengine serve", model=arguments.model, **given)
 
 

@@ -39,7 +39,6 @@ SERVER_HELP = {
     "enable_force_include_usage": "send usage with every stream",
     "enable_per_request_metrics": "tell in responses how long they took",
     "enable_tokenizer_info_endpoint": "offer GET /tokenizer_info",
-    "enable_profiler": "offer the admin routes /start_profile and /stop_profile",
     "stream_interval": "tokens of each streamed chunk",
     "max_body_bytes": "largest body of a request",
     "max_num_queued_reqs": "most completions that may run or wait; 4 x max_num_seqs + 256",

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
+import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -18,12 +19,28 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from jengine.assembly.engine import Engine
-from jengine.server import chat, completions, health, metrics, models, page, responses
+from jengine.server import (
+    admin,
+    chat,
+    completions,
+    health,
+    metrics,
+    models,
+    page,
+    pooling,
+    responses,
+    tokenizing,
+)
 from jengine.server.auth import Access, Authentication, Keys
 from jengine.server.body import Ignored
+from jengine.server.chat_fields import ChatRequest
+from jengine.server.completion_fields import CompletionRequest
 from jengine.server.errors import api_error
 from jengine.server.http_metrics import HttpCounters, HttpMetrics
+from jengine.server.json_response import json_response
 from jengine.server.limits import RequestLimits
+from jengine.server.openapi import document
+from jengine.server.responses_fields import ResponsesRequest
 from jengine.server.root_path import RootPath
 from jengine.server.service import Service
 from jengine.server.settings import ServerSettings
@@ -38,9 +55,15 @@ class Endpoint(NamedTuple):
     path: str
     access: Access
     handler: Handler
+    body: type[msgspec.Struct] | None = None  # what it reads
 
 
-ENDPOINTS = (
+async def schema(service: Service, http: Request) -> Response:
+    """All routes and the fields of their bodies."""
+    return json_response(document(ENDPOINTS))
+
+
+ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint("GET", "/", Access.PUBLIC, page.page),
     Endpoint("GET", "/health", Access.PUBLIC, health.health),
     Endpoint("GET", "/health/ready", Access.PUBLIC, health.health),
@@ -52,12 +75,26 @@ ENDPOINTS = (
     Endpoint("GET", "/metrics", Access.PUBLIC, metrics.metrics),
     Endpoint("GET", "/v1/models", Access.KEY, models.models),
     Endpoint("GET", "/v1/models/{model_id:path}", Access.KEY, models.model),
-    Endpoint("POST", "/v1/completions", Access.KEY, completions.completions),
-    Endpoint("POST", "/v1/chat/completions", Access.KEY, chat.chat_completions),
-    Endpoint("POST", "/v1/responses", Access.KEY, responses.create_response),
+    Endpoint("POST", "/v1/completions", Access.KEY, completions.completions, CompletionRequest),
+    Endpoint("POST", "/v1/chat/completions", Access.KEY, chat.chat_completions, ChatRequest),
+    Endpoint("POST", "/v1/responses", Access.KEY, responses.create_response, ResponsesRequest),
     Endpoint("GET", "/v1/responses/{response_id}", Access.KEY, responses.get_response),
     Endpoint("DELETE", "/v1/responses/{response_id}", Access.KEY, responses.delete_response),
     Endpoint("POST", "/v1/responses/{response_id}/cancel", Access.KEY, responses.cancel_response),
+    Endpoint("POST", "/tokenize", Access.KEY, tokenizing.tokenize, tokenizing.TokenizeRequest),
+    Endpoint(
+        "POST", "/detokenize", Access.KEY, tokenizing.detokenize, tokenizing.DetokenizeRequest
+    ),
+    Endpoint("GET", "/tokenizer_info", Access.KEY, tokenizing.tokenizer_info),
+    *(Endpoint("POST", path, Access.KEY, pooling.refused) for path in pooling.PATHS),
+    Endpoint("POST", "/reset_prefix_cache", Access.ADMIN, admin.reset_prefix_cache),
+    Endpoint("POST", "/pause", Access.ADMIN, admin.pause),
+    Endpoint("POST", "/resume", Access.ADMIN, admin.resume),
+    Endpoint("GET", "/is_paused", Access.ADMIN, admin.is_paused),
+    Endpoint("POST", "/abort_requests", Access.ADMIN, admin.abort_requests, admin.AbortRequest),
+    Endpoint("POST", "/start_profile", Access.ADMIN, admin.start_profile),
+    Endpoint("POST", "/stop_profile", Access.ADMIN, admin.stop_profile),
+    Endpoint("GET", "/openapi.json", Access.PUBLIC, schema),
 )
 
 

@@ -15,7 +15,7 @@ from jengine.sampling_params import SamplingParams
 from jengine.server.body import ignore, read_body
 from jengine.server.chat_chunks import ChatChunks
 from jengine.server.chat_fields import ChatRequest, check_chat
-from jengine.server.chat_messages import template_messages, template_variables
+from jengine.server.chat_rendering import rendered_chat
 from jengine.server.chat_texts import ChatTexts
 from jengine.server.chat_types import ChatResponse
 from jengine.server.fields import answer_length, sampling_params, tokenization
@@ -28,7 +28,6 @@ from jengine.server.sse import DONE, Chunks
 from jengine.server.usage import whole_usage
 from jengine.server.version import FINGERPRINT
 from jengine.text.chat_parser import needs_special_tokens
-from jengine.text.chat_template import template_reads
 
 
 async def chat_completions(service: Service, http: Request) -> Response:
@@ -67,28 +66,10 @@ class ChatJob:
         return Prepared([prompt], [self._params(prompt)], self.request.priority or 0)
 
     def _rendered(self) -> TokensPrompt:
-        request, settings, live = self.request, self.service.settings, self.service.live
-        tools = request.tools
-        if settings.exclude_tools_when_tool_choice_none and request.tool_choice == "none":
-            tools = None
-        usual = live.engine.args.chat_template
-        template = request.chat_template or (None if usual is None else str(usual))
-        reads = template_reads(live.rendering.tokenizer, template, tools)
-        if tools and not reads.tools and not request.offers_tools:
-            tools = None
-        variables = template_variables(
-            request, settings.default_chat_template_kwargs, reads.variables
-        )
-        ignore(self.http, [f"chat_template_kwargs.{name}" for name in variables.unread])
-        options: dict[str, Any] = {
-            "chat_template": template,
-            "add_generation_prompt": request.opens_answer,
-            "continue_final_message": bool(request.continue_final_message),
-            "tools": tools,
-            "chat_template_kwargs": variables.used,
-        }
-        messages = template_messages(request, knows_developer=reads.developer)
-        return live.rendering.conversation(messages, tokenization(request), options)
+        live = self.service.live
+        rendered = rendered_chat(live, self.service.settings, self.request)
+        ignore(self.http, rendered.unread)
+        return live.rendering.conversation(rendered.text, tokenization(self.request))
 
     def _params(self, prompt: TokensPrompt) -> SamplingParams:
         request, live = self.request, self.service.live

@@ -100,8 +100,8 @@ async def generated(service: Service, job: Job, ticket: Ticket, deadline: float 
     ticket.bring(sum(len(prompt["prompt_token_ids"]) for prompt in asked.prompts))
     _log(service, job, asked)
     streams = [
-        service.generate(prompt, params, f"{job.request_id}-{index}", asked.priority)
-        for index, (prompt, params) in enumerate(zip(asked.prompts, asked.params, strict=True))
+        service.generate(prompt, params, job.request_id, asked.priority)
+        for prompt, params in zip(asked.prompts, asked.params, strict=True)
     ]
     outputs = single(streams[0]) if len(streams) == 1 else merged(streams)
     try:

@@ -7,7 +7,7 @@ long text and running a template take long, so the event loop never does either.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -16,7 +16,6 @@ from jengine.engine.prompt_renderer import LONGEST_TOKEN, PromptRenderer
 from jengine.errors import ContextOverflow
 from jengine.prompts import TokensPrompt
 from jengine.server.errors import ApiError
-from jengine.text.chat_template import render_chat
 from jengine.text.tokenization import Tokenization
 from jengine.text.tokenizer import Tokenizer
 
@@ -63,11 +62,8 @@ class Rendering:
             self.limits.in_vocabulary("prompt", given)
         return self._prompts.render(given, how)
 
-    def conversation(
-        self, messages: Sequence[Mapping[str, Any]], how: Tokenization, options: Mapping[str, Any]
-    ) -> TokensPrompt:
-        """A conversation as the prompt that its template makes of it."""
-        text = render_chat(self.tokenizer, messages, **options)
+    def conversation(self, text: str, how: Tokenization) -> TokensPrompt:
+        """A conversation as its template wrote it, as a prompt that fits."""
         self._check_length(text, how)
         return self._prompts.render_chat(text, how)
 

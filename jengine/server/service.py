@@ -101,7 +101,7 @@ class Service:
     def generate(
         self, prompt: TokensPrompt, params: SamplingParams, request_id: str, priority: int = 0
     ) -> AnswerStream:
-        """The outputs of one prompt. `request_id` is completed so that it is used once."""
+        """The outputs of one prompt. `request_id` is completed, as several prompts may have it."""
         live = self.live
         unique = f"{request_id}-{secrets.token_hex(4)}"
 
@@ -120,7 +120,7 @@ class Service:
         wanted = [
             answer.request_id
             for answer in session.open_answers
-            if request_ids is None or answer.request_id.rpartition("-")[0] in request_ids
+            if request_ids is None or known_ids(answer.request_id) & set(request_ids)
         ]
         for unique in wanted:
             session.abort(unique)
@@ -163,3 +163,9 @@ class Service:
         live.rendering.close()
         live.front.leave()
         live.requests.shutdown()
+
+
+def known_ids(unique: str) -> set[str]:
+    """The ids by which clients know a request: with the prefix of its endpoint and without it."""
+    request_id = unique.rpartition("-")[0]
+    return {request_id, request_id.partition("-")[2]}

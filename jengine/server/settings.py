@@ -50,7 +50,6 @@ class ServerSettings:
     enable_force_include_usage: bool = False
     enable_per_request_metrics: bool = False
     enable_tokenizer_info_endpoint: bool = False
-    enable_profiler: bool = False  # routes /start_profile and /stop_profile
     stream_interval: int = 1  # tokens per streamed chunk, unless a request asks for more
 
     # --- limits ----------------------------------------------------------------------------

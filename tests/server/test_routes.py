@@ -15,6 +15,7 @@ from tests.server.serving import NAME, error_of, service_of, serving
 KEYS = {"api_key": ("first", "second"), "admin_key": ("master",)}
 PUBLIC = {
     "/", "/health", "/health/live", "/health/ready", "/ping", "/version", "/load", "/metrics",
+    "/openapi.json",
 }  # fmt: skip
 
 
