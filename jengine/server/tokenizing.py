@@ -63,8 +63,9 @@ async def tokenize(service: Service, http: Request) -> Response:
             special = bool(request.add_special_tokens)  # the template writes them
             ignore(http, unread)
         ids = tokenizer.encode(text, special)
-        strings = tokenizer.hf.convert_ids_to_tokens(ids) if request.return_token_strs else None
-        return TokenizeResponse(len(ids), live.engine.schedule.max_model_len, ids, strings)
+        strings = [str(one) for one in tokenizer.hf.convert_ids_to_tokens(ids)]
+        shown = strings if request.return_token_strs else None
+        return TokenizeResponse(len(ids), live.engine.schedule.max_model_len, ids, shown)
 
     return json_response(await live.rendering.run(work))
 
