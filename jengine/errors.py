@@ -39,9 +39,9 @@ class ContextOverflow(RequestError):
 
     def __init__(self, max_model_len: int, what: str) -> None:
         super().__init__(
-            f"This model's maximum context length is {max_model_len} tokens, the answer included. "
-            f"However, your prompt {what}. Shorten the prompt, or raise max_model_len if the model "
-            "allows it."
+            f"This model's maximum context length is {max_model_len} tokens. However, your prompt "
+            f"{what}, and the answer needs room as well. Shorten the prompt, or raise "
+            "max_model_len if the model allows it."
         )
 
 
