@@ -119,7 +119,8 @@ class Front:
 
     def get_metrics(self, prefix: str = "jengine") -> list[Metric]:
         """Every counter, gauge and histogram as it is now."""
-        return snapshot(exporter_of(self.engine, prefix=prefix))
+        counts = self.session.client.stats  # asked for: a program wants to see what it just did
+        return snapshot(exporter_of(self.engine, prefix=prefix, counts=counts))
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         """Forget cached prefixes. False if requests are using the cache."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from jengine.assembly.engine import Engine
 from jengine.assembly.values import one_of
 from jengine.counts import Counts
@@ -24,7 +26,7 @@ def exporter_of(
     """An exporter of an engine's metrics.
 
     `prefix` is "jengine", or "vllm" for dashboards that were made for vLLM. `counts` returns the
-    core's numbers; by default they are asked for, which may wait for a step.
+    core's numbers; by default those that it said last, without a wait.
     """
     one_of("metrics prefix", prefix, PREFIXES)
     facts = EngineFacts(
@@ -32,7 +34,20 @@ def exporter_of(
         cache=cache_facts(engine),
         cost=None if engine.model is None else CostModel(engine.model, devices_of(engine)),
     )
-    return Exporter(engine.session.stats, counts or engine.client.stats, facts, prefix)
+    return Exporter(engine.session.stats, counts or (lambda: last_counts(engine)), facts, prefix)
+
+
+def last_counts(engine: Engine) -> Counts:
+    """What the core said last, older by the time that has passed since."""
+    state = engine.client.state()
+    engine.session.stats.dropped_frames = state.dropped_frames
+    each = [older(counts, state.age) for counts in state.counts.replicas]
+    return replace(older(state.counts, state.age), replicas=tuple(each))
+
+
+def older(counts: Counts, seconds: float) -> Counts:
+    """Counts as they are so much later, if no step has ended meanwhile."""
+    return replace(counts, last_step_age=counts.last_step_age + seconds)
 
 
 def served_name(engine: Engine) -> str:

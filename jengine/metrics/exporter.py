@@ -110,7 +110,13 @@ class Exporter:
             labels=["model_name"],
         )
         updates.add_metric([model], cumulative(stats.params_updates), stats.params_updates.total)
-        return rejections, ignored, updates
+        dropped = CounterMetricFamily(
+            self._name("dropped_ipc_frames"),
+            "Messages to the engine's process that it could not read.",
+            labels=["model_name"],
+        )
+        dropped.add_metric([model], stats.dropped_frames)
+        return rejections, ignored, dropped, updates
 
     def _cache_config(self, engines: int) -> Metric:
         facts = self._facts

@@ -86,6 +86,7 @@ class FrontStats:
         self.engines = {0: EngineHistograms(max_model_len)}
         self.rejections = dict.fromkeys(LIMITS, 0)
         self.ignored_fields = 0
+        self.dropped_frames = 0  # messages to the core that it could not read
         self.params_updates = Histogram.of(REQUEST_LATENCY)
 
     def of(self, engine: int) -> EngineHistograms:

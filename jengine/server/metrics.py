@@ -1,7 +1,7 @@
 """GET /metrics.
 
 In: the service's engine, admission and counters. Out: Prometheus' text, which never waits for a
-step longer than the service's patience; after that it shows the numbers last known.
+step: it shows what the core said last.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from jengine.server.service import Service
 async def metrics(service: Service, http: Request) -> Response:
     """Everything that this server counts; while it starts, what concerns the process alone."""
     if service.has_engine:
-        await service.current_counts()
         stats, admission = service.live.engine.session.stats, service.live.admission
         stats.rejections.update(admission.rejections)
         stats.ignored_fields = service.ignored_fields

@@ -74,7 +74,7 @@ class Service:
             ),
         )
         name, prefix = self._live.names.default, settings.metrics_compat
-        self.registry.register(exporter_of(engine, name, prefix, lambda: self.counts))
+        self.registry.register(exporter_of(engine, name, prefix))
         requests = self._live.requests
         self.watch = ProgressWatch(engine, lambda: requests.paused)
         self.phase = Phase.SERVING
