@@ -79,24 +79,25 @@ def load_parameters(
     """
     if source.folder is None:
         return declaration(args.model), fitting_arrays(args.model, args.model, place).items()
+    is_stored = args.params is None and args.load_format != "dummy"
+    if is_stored and stored_format(args.load_format, source.folder) == "safetensors":
+
+        def progress(label: str, total: int) -> Any:
+            return bar(total=total, desc=label, unit="B", unit_scale=True)
+
+        return open_model(source.folder, dtype=args.dtype, place=place, progress=progress)
     declared = abstract_model(source.config)
     if args.params is not None:
         return declared, fitting_arrays(declared, args.params, place).items()
     if args.load_format == "dummy":
         return declared, dummy_arrays(declared, seed=args.seed or 0, place=place)
-    if stored_format(args.load_format, source.folder) == "orbax":
-        # Importing Orbax takes two seconds, so only those who use it do.
-        from jengine.weights.orbax_io import load_orbax
+    # Importing Orbax takes two seconds, so only those who use it do.
+    from jengine.weights.orbax_io import load_orbax
 
-        place.refuse_several_processes("an Orbax checkpoint")
-        keeps_dtype = isinstance(args.dtype, str) and args.dtype == "auto"
-        model = load_orbax(source.folder, source.config, place.sharding, cast=not keeps_dtype)
-        return declared, emptied(named_arrays(model))
-
-    def progress(label: str, total: int) -> Any:
-        return bar(total=total, desc=label, unit="B", unit_scale=True)
-
-    return open_model(source.folder, dtype=args.dtype, place=place, progress=progress)
+    place.refuse_several_processes("an Orbax checkpoint")
+    keeps_dtype = isinstance(args.dtype, str) and args.dtype == "auto"
+    model = load_orbax(source.folder, source.config, place.sharding, cast=not keeps_dtype)
+    return declared, emptied(named_arrays(model))
 
 
 def emptied(values: dict[str, jax.Array]) -> Iterator[NamedArray]:
