@@ -5,18 +5,29 @@ from __future__ import annotations
 import logging
 import os
 
-FORMAT = "(APIServer pid={pid}) %(levelname)s %(asctime)s [%(filename)s:%(lineno)d] %(message)s"
+FORMAT = (
+    "(%(processName)s pid=%(process)d) %(levelname)s %(asctime)s [%(filename)s:%(lineno)d] "
+    "%(message)s"
+)
 TIMES = "%m-%d %H:%M:%S"
 
 
 def configure_server_logs(uvicorn_level: str, *, debug: bool) -> None:
     """Log jengine from INFO on to stderr, each line with its process, time and place."""
-    formatter = logging.Formatter(FORMAT.format(pid=os.getpid()), TIMES)
+    formatter = logging.Formatter(FORMAT, TIMES)
     root = logging.getLogger()
     if not root.handlers:
         root.addHandler(logging.StreamHandler())
     for handler in root.handlers:
         handler.setFormatter(formatter)
+        handler.addFilter(with_process_name)
     logging.getLogger("jengine").setLevel(logging.DEBUG if debug else logging.INFO)
     for name in ("uvicorn.error", "uvicorn.access"):
         logging.getLogger(name).setLevel(uvicorn_level.upper())
+
+
+def with_process_name(record: logging.LogRecord) -> bool:
+    """Name this process in its own records; those of an engine's core have its name already."""
+    if record.process == os.getpid():
+        record.processName = "APIServer"
+    return True

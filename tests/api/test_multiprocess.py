@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
 import subprocess
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jengine import LLM, AsyncLLM, SamplingParams
+from jengine.assembly.args import EngineArgs
+from jengine.assembly.engine_process import engine_over
+from jengine.errors import CheckpointError, ConfigError, EngineDead, UnsupportedFeature
+from tests.engine.process.cores import child_core, eventually
+from tests.engine.scripted import told
 
 ROOT = Path(__file__).parent.parent.parent
 FRONT = """
@@ -71,3 +86,132 @@ def test_the_front_of_an_engine_process_imports_no_jax() -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+# --- AsyncLLM over a core in another process, which here is scripted ------------------------------
+
+PARAMS = SamplingParams(max_tokens=12, ignore_eos=True)
+LONG = SamplingParams(max_tokens=900, ignore_eos=True)
+
+
+@asynccontextmanager
+async def engine(**settings: object) -> AsyncIterator[AsyncLLM]:
+    with child_core(**settings) as client:
+        args = EngineArgs("demo", skip_tokenizer_init=True, multiprocess=True)
+        found = AsyncLLM.over(engine_over(args, Path("demo"), client, None, 60))
+        try:
+            yield found
+        finally:
+            await found.shutdown()
+
+
+async def read(stream: Any) -> list[int]:
+    return [output async for output in stream][-1].outputs[0].token_ids
+
+
+@pytest.mark.asyncio
+async def test_requests_are_answered_aborted_and_counted() -> None:
+    async with engine(step_seconds=0.002) as llm:
+        prompts = [[number + 3, 5] for number in range(20)]
+        answers = [llm.generate(prompt, PARAMS) for prompt in prompts]
+        found = await asyncio.gather(*map(read, answers))
+        assert found == [told(prompt, 12) for prompt in prompts]
+
+        left = llm.generate([7, 8], LONG)
+        await anext(left)
+        await left.aclose()
+        ended = llm.generate([7, 9], LONG, "x")
+        await anext(ended)
+        await llm.abort("x")
+        assert [output async for output in ended][-1].outputs[0].finish_reason == "abort"
+        stats = await llm.stats()
+        assert (stats.running, stats.waiting, stats.programs) == (0, 0, 3)
+        assert (await llm.health())[0].where == "script"
+        await llm.wait_for_requests_to_drain(10)
+        assert llm.is_running and await llm.reset_prefix_cache()
+        assert "cpu in another process" in repr(llm)
+
+
+@pytest.mark.asyncio
+async def test_generation_pauses_in_the_core() -> None:
+    async with engine(step_seconds=0.002) as llm:
+        stream = llm.generate([5, 6], LONG)
+        first = await anext(stream)
+        await llm.pause_generation(mode="keep", clear_cache=False)
+        client = llm.engine.client
+        steps = await asyncio.to_thread(settled_steps, client)
+        later = asyncio.create_task(read(llm.generate([8], PARAMS)))
+        await asyncio.sleep(0.1)
+        assert settled_steps(client) == steps and not later.done()
+        await llm.resume_generation()
+        assert await later == told([8], 12)
+        assert await read(stream) == told([5, 6], 900)
+        assert first.outputs[0].token_ids == told([5, 6], len(first.outputs[0].token_ids))
+
+        open_one = asyncio.create_task(read(llm.generate([9], LONG)))
+        await asyncio.sleep(0.05)
+        await llm.pause_generation(mode="abort")
+        assert len(await open_one) < 900
+        await llm.resume_generation()
+
+
+def settled_steps(client: Any) -> int:
+    """The steps that a paused core has run, once it has said so."""
+    eventually(lambda: client.state().paused)
+    return client.state().steps
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("paused", [False, True], ids=["running", "paused"])
+async def test_every_reader_learns_that_the_core_has_died(paused: bool) -> None:
+    async with engine(step_seconds=0.005) as llm:
+        streams = [llm.generate([number], LONG) for number in range(3, 7)]
+        readers = [asyncio.create_task(read(stream)) for stream in streams]
+        await asyncio.sleep(0.1)
+        if paused:
+            await llm.pause_generation(mode="keep", clear_cache=False)
+        os.kill(llm.engine.client.child.process, signal.SIGKILL)
+        done, waiting = await asyncio.wait(readers, timeout=5)
+        assert not waiting
+        for reader in done:
+            with pytest.raises(EngineDead, match="killed by SIGKILL"):
+                reader.result()
+        assert llm.errored
+        with pytest.raises(EngineDead, match="killed by SIGKILL"):
+            await llm.check_health()
+        with pytest.raises(EngineDead, match="killed by SIGKILL"):
+            await read(llm.generate([5], PARAMS))
+
+
+@pytest.mark.asyncio
+async def test_what_needs_live_arrays_says_so() -> None:
+    async with engine() as llm:
+        with pytest.raises(UnsupportedFeature, match="without executor= or multiprocess=True"):
+            await llm.update_params({})
+        for look in (lambda: llm.mesh, lambda: llm.ledger, llm.memory):
+            with pytest.raises(UnsupportedFeature, match="multiprocess=True"):
+                look()
+        assert await read(llm.generate([5], PARAMS)) == told([5], 12)
+
+
+def test_models_and_arrays_of_this_process_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"params=.*leave params out"):
+        LLM("demo", params={}, multiprocess=True)
+    with pytest.raises(ConfigError, match="model is a dict, which is in this process"):
+        LLM({}, multiprocess=True)
+    with pytest.raises(ConfigError, match="multiprocess='yes': expected True or False"):
+        LLM("demo", multiprocess="yes")
+    with pytest.raises(CheckpointError, match="not an existing folder"):
+        LLM("no such folder", multiprocess=True)
+
+
+def test_llm_works_over_a_core_process_too() -> None:
+    with child_core() as client:
+        args = EngineArgs("demo", skip_tokenizer_init=True, multiprocess=True)
+        llm = LLM.over(engine_over(args, Path("demo"), client, None, 60))
+        prompts = [[number + 3, 5] for number in range(20)]
+        outputs = llm.generate(prompts, PARAMS, use_tqdm=False)
+        assert [one.outputs[0].token_ids for one in outputs] == [told(one, 12) for one in prompts]
+        with pytest.raises(UnsupportedFeature, match="multiprocess=True"):
+            llm.generate([[5]], PARAMS, capture="norm", use_tqdm=False)
+        llm.shutdown()

@@ -39,7 +39,12 @@ class LogForwarder(logging.Handler):
         text = record.getMessage()
         if record.exc_info and record.exc_info[1] is not None:
             text += "\n" + "".join(traceback.format_exception(record.exc_info[1])).rstrip()
-        self._server.log(LogRecord(record.name, record.levelno, text))
+        self._server.log(
+            LogRecord(
+                record.name, record.levelno, text,
+                record.pathname, record.lineno, record.created, os.getpid(),
+            )
+        )  # fmt: skip
 
 
 def run_core(build: Build) -> None:

@@ -62,6 +62,8 @@ from jengine.scheduler.refusal import refuse_impossible
 logger = logging.getLogger(__name__)
 Tell = Callable[[Progress], None]
 WhenDead = Callable[[EngineDead], None]
+# The name of a core's process in log records, as vLLM's users know it.
+CORE_NAME = "EngineCore"
 # Seconds without a word from a core that is starting, after which it is given up.
 START_SECONDS = 600.0
 
@@ -325,7 +327,16 @@ class ProcessClient:
                     self._changed.notify_all()
             case Dead(failure):
                 self.die(EngineDead(failure.text))
-            case LogRecord(name, level, text):
-                found = logging.getLogger(name)
-                if found.isEnabledFor(level):
-                    found.log(level, "%s", text)
+            case LogRecord():
+                log(message)
+
+
+def log(told: LogRecord) -> None:
+    """A line of the core's log, to the handlers of this process. `processName` tells them apart."""
+    found = logging.getLogger(told.name)
+    if found.isEnabledFor(told.level):
+        record = found.makeRecord(
+            told.name, told.level, told.path, told.line, "%s", (told.text,), None
+        )
+        record.created, record.process, record.processName = told.created, told.process, CORE_NAME
+        found.handle(record)

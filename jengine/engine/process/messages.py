@@ -210,6 +210,10 @@ class LogRecord(Message, frozen=True):
     name: str
     level: int
     text: str
+    path: str
+    line: int
+    created: float
+    process: int
 
 
 FromCore = (

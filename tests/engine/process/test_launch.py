@@ -58,6 +58,9 @@ def test_the_whole_life_of_a_core(caplog: pytest.LogCaptureFixture) -> None:
         with caplog.at_level(logging.WARNING, "jengine"):
             ready = client.wait_until_ready(told_progress.append, seconds=60)
             eventually(lambda: "the core speaks" in caplog.text)
+        (line,) = [one for one in caplog.records if one.name == "jengine.test"]
+        assert (line.process, line.processName) == (ready.process, "EngineCore")
+        assert line.filename == "scripted_core.py"
         assert ready.process == client.child.process != os.getpid()
         assert os.getpgid(ready.process) == ready.process, "a process group of its own"
         assert ready.model.config.vocab_size == 97
