@@ -28,7 +28,7 @@ class BaseLLM:
     def __init__(self, model: Any, **settings: Any) -> None:
         owner = type(self).__name__
         args = EngineArgs.checked(owner, model=model, **settings)
-        if args.multiprocess:
+        if args.multiprocess or args.replicas_in_processes:
             self._hold(start_engine_process(args))
         else:
             self._hold(build_engine(args, progress_factory(args.show_progress)))

@@ -94,6 +94,9 @@ class EngineArgs:
     # Replicas of the model, each with its own devices: the axis "dp" of a mesh. Limits of requests
     # and memory hold for each replica.
     data_parallel_size: int | None = None
+    # Where replicas run: all in one process, or each in a core process of its own ("mp" means the
+    # same), so that one that dies takes only its own requests.
+    data_parallel_backend: Literal["local", "process", "mp"] = "local"
     mesh: Any = None
     # How the processes of one mesh work together: see MultihostSettings.
     multihost: Mapping[str, Any] | None = None
@@ -201,6 +204,11 @@ class EngineArgs:
             one_of("profiler_config['profiler']", config.get("profiler"), ("jax", "torch"))
 
     @property
+    def replicas_in_processes(self) -> bool:
+        """Whether there are several replicas, each in a process of its own."""
+        return (self.data_parallel_size or 1) > 1 and self.data_parallel_backend != "local"
+
+    @property
     def profile_folder(self) -> str | None:
         """Where traces are written; None if profiler_config names no folder."""
         config = self.profiler_config or {}
@@ -248,6 +256,7 @@ class EngineArgs:
             )
         checked_executor(self.executor)
         one_of("load_format", self.load_format, ("auto", "safetensors", "orbax", "dummy"))
+        one_of("data_parallel_backend", self.data_parallel_backend, ("local", "process", "mp"))
         one_of("scheduling_policy", self.scheduling_policy, ("fcfs", "priority"))
         one_of("attention_backend", self.attention_backend, ("auto", "xla", "cpu", "triton"))
         if self.pack_weights == "false":  # as on the command line

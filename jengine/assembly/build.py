@@ -155,7 +155,13 @@ def device_side(args: EngineArgs, source: ModelSource, bar: Callable[..., Any]) 
 
 
 def checked_options(args: EngineArgs) -> None:
-    """Refuse options of an executor that has none."""
+    """Refuse options of an executor that has none, and replicas that are not for this process."""
+    if args.replicas_in_processes:
+        raise ConfigError(
+            f"data_parallel_backend={args.data_parallel_backend!r}: an engine of this process "
+            "alone cannot have replicas in others. Use jengine.assembly.engine_process."
+            "start_engine_process, as LLM and AsyncLLM do."
+        )
     if args.executor in OWN_PROCESSES and args.executor_options is not None:
         raise ConfigError(
             f"executor_options with executor={args.executor!r}: expected an executor that starts "

@@ -15,11 +15,12 @@ import msgspec
 import jengine
 from jengine.assembly.args import EngineArgs
 from jengine.assembly.build import build_engine
-from jengine.engine.client import EngineClient
+from jengine.assembly.core_settings import CoreSettings
+from jengine.engine.core import EngineCore
 from jengine.engine.process.child import run_core
 from jengine.engine.process.messages import Progress, Ready
 from jengine.engine.process.model_frame import ModelFrame
-from jengine.engine.process.server import CoreServer
+from jengine.engine.process.server import CoreServer, Served
 
 # Seconds between two reports of one stage.
 REPORT = 0.1
@@ -71,9 +72,10 @@ def bars(report: Callable[[Progress], None]) -> Callable[..., ReportingBar]:
     return bar
 
 
-def build(settings: bytes, server: CoreServer) -> tuple[EngineClient, Ready]:
+def build(settings: bytes, server: CoreServer) -> Served:
     """The engine that the settings describe, and what its fronts must know of it."""
-    args = EngineArgs.checked("engine core", **msgspec.msgpack.decode(settings))
+    given = msgspec.msgpack.decode(settings, type=CoreSettings)
+    args = EngineArgs.checked("engine core", **given.engine)
     engine = build_engine(args, bars(server.report))
     ready = Ready(
         process=os.getpid(),
@@ -84,7 +86,9 @@ def build(settings: bytes, server: CoreServer) -> tuple[EngineClient, Ready]:
         platform=engine.platform,
         version=jengine.__version__,
     )
-    return engine.client, ready
+    core = engine.in_process.core
+    tells = given.tells_contents and isinstance(core, EngineCore)
+    return Served(engine.client, ready, core.scheduler.cache.record() if tells else None)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,8 @@ everything else. `core_process` is the core's program.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,18 @@ import numpy as np
 
 import jengine
 from jengine.assembly.args import EngineArgs
+from jengine.assembly.core_settings import CoreSettings
+from jengine.assembly.core_shares import shares
 from jengine.assembly.engine import Engine
 from jengine.assembly.front_side import engine_of
 from jengine.assembly.model_facts import ModelSource, generation_of, tokenizer_of
 from jengine.assembly.plain_settings import plain_settings, refuse_arrays
 from jengine.assembly.progress import progress_factory
+from jengine.config import CacheConfig
+from jengine.distributed.process_replicas import ProcessReplicas
 from jengine.engine.process.client import START_SECONDS, ProcessClient, Tell
 from jengine.engine.process.launch import launch
+from jengine.engine.process.mailbox import Mailbox
 from jengine.engine.process.messages import Progress
 from jengine.errors import ConfigError
 from jengine.weights.resolve import resolve_model
@@ -32,29 +38,73 @@ WHERE = "an engine core in a process of its own"
 # Settings of requests, of this process, or of how the core is started.
 NOT_FOR_CORES = (
     "model", "params", "mesh", "tokenizer", "chat_template", "multiprocess", "show_progress",
-    "disable_log_stats", "trust_remote_code",
+    "disable_log_stats", "trust_remote_code", "data_parallel_backend",
 )  # fmt: skip
 
 
 def start_engine_process(
-    args: EngineArgs,
-    tell: Tell | None = None,
-    *,
-    seconds: float = START_SECONDS,
-    cpus: Iterable[int] = (),
+    args: EngineArgs, tell: Tell | None = None, *, seconds: float = START_SECONDS
 ) -> Engine:
-    """Start a core and return when it is ready. `tell` gets its progress instead of a bar.
+    """Start a core, or one for each data-parallel replica, and return when all are ready.
 
-    Raises what the core's engine would raise here. `seconds` is how long the core may be silent,
-    `cpus` are the processors that it may use (none: all).
+    Raises what the core's engine would raise here. `tell` gets its progress instead of a bar;
+    `seconds` is how long a core may be silent meanwhile.
     """
     folder = model_folder(args)
-    client = launch(CORE_PROGRAM, core_settings(args, folder), list(cpus))
+    if args.replicas_in_processes:
+        return start_replicas(args, folder, tell or shown(args.show_progress), seconds)
+    client = launch(CORE_PROGRAM, core_settings(args, folder))
     try:
         return engine_over(args, folder, client, tell or shown(args.show_progress), seconds)
     except BaseException:
         client.shutdown()
         raise
+
+
+def start_replicas(args: EngineArgs, folder: Path, tell: Tell, seconds: float) -> Engine:
+    """Start several cores, which load at the same time, and return when all are ready."""
+    cores = args.data_parallel_size or 1
+    devices = (args.tensor_parallel_size or 1) * (args.pipeline_parallel_size or 1)
+    settings = core_settings(args, folder, tells_contents=True, data_parallel_size=None)
+    mailbox = Mailbox()
+    clients: list[ProcessClient] = []
+    try:
+        for share in shares(cores, devices, os.environ):
+            clients.append(launch(CORE_PROGRAM, settings, share.cpus, share.env, mailbox))
+        return replicas_over(args, folder, clients, mailbox, tell, seconds)
+    except BaseException:
+        for client in clients:
+            client.shutdown()
+        raise
+
+
+def replicas_over(
+    args: EngineArgs,
+    folder: Path,
+    clients: Sequence[ProcessClient],
+    mailbox: Mailbox,
+    tell: Tell,
+    seconds: float,
+) -> Engine:
+    """The engine of several cores that share a mailbox, once all are ready. The first one's
+    progress is told."""
+    tokenizer = tokenizer_of(args, folder)
+    ready = [
+        client.wait_until_ready(tell if index == 0 else None, seconds)
+        for index, client in enumerate(clients)
+    ]
+    schedule, cache = ready[0].schedule, min((one.cache for one in ready), key=smallest_group)
+    client = ProcessReplicas(
+        clients, mailbox, cache.block_size, by_urgency=schedule.policy == "priority"
+    )
+    source = ModelSource(ready[0].model.config, folder, tokenizer, generation_of(args, folder))
+    args = replace(args, model=str(folder))
+    return engine_of(args, source, client, schedule, cache, ready[0].platform)
+
+
+def smallest_group(cache: CacheConfig) -> int:
+    """The blocks of a cache's smallest group."""
+    return min(cache.num_blocks)
 
 
 def connect_engine_process(
@@ -84,14 +134,16 @@ def model_folder(args: EngineArgs) -> Path:
     return resolve_model(args.model).absolute()
 
 
-def core_settings(args: EngineArgs, folder: Path, **changed: Any) -> bytes:
+def core_settings(
+    args: EngineArgs, folder: Path, *, tells_contents: bool = False, **changed: Any
+) -> bytes:
     """The settings that the core's program takes."""
     dtype = args.dtype if isinstance(args.dtype, str) else np.dtype(args.dtype).name
     plain = plain_settings(
         args, WHERE, NOT_FOR_CORES,
         **{"model": str(folder), "dtype": dtype, "skip_tokenizer_init": True, **changed},
     )  # fmt: skip
-    return msgspec.msgpack.encode(plain)
+    return msgspec.msgpack.encode(CoreSettings(plain, tells_contents))
 
 
 def engine_over(

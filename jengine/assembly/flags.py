@@ -26,6 +26,7 @@ ENGINE_HELP = {
     "tensor_parallel_size": "devices to split each layer over",
     "pipeline_parallel_size": "stages of layers, each on separate devices",
     "data_parallel_size": "copies of the model, each on separate devices",
+    "data_parallel_backend": "where they run: local in one process, process (or mp) in their own",
     "executor": "what runs the steps: auto, local, multihost, ray, or package.module:Class",
     "executor_options": "JSON, or --executor-options.KEY VALUE; the executor knows the keys",
     "load_format": "where weights come from; auto: what the folder holds, dummy: at random",

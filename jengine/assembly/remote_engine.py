@@ -16,7 +16,8 @@ WORKER_PROGRAM = "jengine.assembly.worker:run"
 NOT_FOR_WORKERS = (
     "model", "params", "tokenizer", "skip_tokenizer_init", "chat_template", "mesh", "multihost",
     "executor", "executor_options", "generation_config", "disable_log_stats", "show_progress",
-    "trust_remote_code", "dtype", "multiprocess", "flight_recorder", "flight_recorder_steps",
+    "trust_remote_code", "dtype", "multiprocess", "data_parallel_backend", "flight_recorder",
+    "flight_recorder_steps",
 )  # fmt: skip
 
 

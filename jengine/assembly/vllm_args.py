@@ -168,7 +168,6 @@ INSTEAD: dict[str, dict[str, Any]] = {
         "data_parallel_size_local": None, "data_parallel_address": None,
         "data_parallel_rpc_port": None, "data_parallel_hybrid_lb": False,
         "data_parallel_external_lb": False, "data_parallel_multi_port_external_lb": False,
-        "data_parallel_backend": "mp",
     },
     "give a class of your own as executor='package.module:Class'": {
         "worker_cls": "auto", "worker_extension_cls": "", "ray_workers_use_nsight": False,

@@ -7,7 +7,7 @@ replica. Counts tokens known of unfinished requests as load. Must not know sched
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from jengine.outputs import TokenDelta
@@ -33,6 +33,7 @@ class Placed(NamedTuple):
     replica: int
     tokens: int
     hashes: Sequence[bytes]
+    priority: int = 0
 
 
 class Router:
@@ -48,10 +49,40 @@ class Router:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._placed
 
+    @property
+    def requests(self) -> Mapping[str, Placed]:
+        """The unfinished requests."""
+        return self._placed
+
     def replica_for(self, found: Sequence[int], hashes: Sequence[bytes]) -> int:
         """The best replica for a prompt with these block hashes and cached tokens per replica."""
-        hits = [max(pair) for pair in zip(found, self._expected(hashes), strict=True)]
-        return choose(self.loads, hits)
+        return self.best_of(range(len(self.loads)), found, hashes, self.loads)
+
+    def best_of(
+        self,
+        among: Sequence[int],
+        found: Sequence[int],
+        hashes: Sequence[bytes],
+        loads: Sequence[int],
+    ) -> int:
+        """The best of some replicas: `found` has the cached tokens of each of these, `loads` the
+        load of every replica."""
+        expected = self._expected(hashes)
+        hits = [max(own, expected[i]) for i, own in zip(among, found, strict=True)]
+        return among[choose([loads[i] for i in among], hits)]
+
+    def loads_for(self, priority: int | None) -> list[int]:
+        """The loads that a request of this priority meets: less urgent ones do not delay it.
+
+        None: priorities do not count.
+        """
+        if priority is None:
+            return list(self.loads)
+        loads = [0] * len(self.loads)
+        for placed in self._placed.values():
+            if placed.priority <= priority:
+                loads[placed.replica] += placed.tokens
+        return loads
 
     def replica_of(self, request_id: str) -> int | None:
         """Where an unfinished request is."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from jengine.errors import ConfigError
+from jengine.kvcache.content_journal import ContentJournal
 
 NULL_BLOCK = 0
 OUT_OF_RING = -1
@@ -37,6 +38,7 @@ class BlockPool:
         self._owners = [0] * num_blocks
         self._keys: list[bytes | None] = [None] * num_blocks
         self._blocks_of: dict[bytes, dict[int, None]] = {}
+        self.journal: ContentJournal | None = None  # of keys that become findable, or cease to be
         # Unowned blocks form a ring through these two lists, past two marks: where free ones end
         # and cached ones begin, and where all end.
         self._cached, self._end = num_blocks, num_blocks + 1
@@ -99,6 +101,8 @@ class BlockPool:
         assert self._owners[block] > 0, f"block {block} is published but has no owner"
         assert self._keys[block] is None, f"block {block} is published twice"
         self._keys[block] = key
+        if self.journal is not None and key not in self._blocks_of:
+            self.journal.stored(key)
         self._blocks_of.setdefault(key, {})[block] = None
 
     def forget(self, key: bytes) -> None:
@@ -187,3 +191,5 @@ class BlockPool:
         del self._blocks_of[key][block]
         if not self._blocks_of[key]:
             del self._blocks_of[key]
+            if self.journal is not None:
+                self.journal.removed(key)

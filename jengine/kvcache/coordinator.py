@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from jengine.config import CacheConfig
 from jengine.errors import ConfigError
+from jengine.kvcache.content_journal import ContentJournal
 from jengine.kvcache.contents import Contents
 from jengine.kvcache.group_cache import GroupCache, Reach
 from jengine.kvcache.kinds import blocks_needed, group_cache
@@ -78,6 +79,12 @@ class CacheCoordinator:
     def usage(self) -> float:
         """Share of blocks in use in the fullest group, 0 to 1."""
         return max(group.num_used / group.num_units for group in self.groups)
+
+    def record(self) -> ContentJournal:
+        """A journal of the contents of the first group, from now on."""
+        journal = ContentJournal()
+        self.groups[0].record(journal)
+        return journal
 
     def can_ever_hold(self, num_tokens: int, max_chunk: int) -> bool:
         """Whether one request of this length fits in the empty cache."""

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from jengine.config import CacheSpec
+from jengine.kvcache.content_journal import ContentJournal
 
 
 class Reach(NamedTuple):
@@ -72,6 +73,9 @@ class GroupCache(Protocol):
 
     def forget_all(self) -> None:
         """Make every content unfindable."""
+
+    def record(self, journal: ContentJournal) -> None:
+        """Note in a journal which contents become findable, and which cease to be."""
 
     def table(self, holder: int) -> list[int]:
         """A copy of the holder's unit ids, as the device knows them."""

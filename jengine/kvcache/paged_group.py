@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from jengine.config import CacheSpec
 from jengine.kvcache.block_pool import NULL_BLOCK, BlockPool
+from jengine.kvcache.content_journal import ContentJournal
 from jengine.kvcache.group_cache import NewUnits, Reach
 from jengine.kvcache.hashing import group_suffix
 from jengine.kvcache.specs import rules_for
@@ -109,6 +110,9 @@ class PagedGroup:
 
     def forget_all(self) -> None:
         self.pool.forget_all()
+
+    def record(self, journal: ContentJournal) -> None:
+        self.pool.journal = journal
 
     def table(self, holder: int) -> list[int]:
         return list(self._tables[holder].blocks)

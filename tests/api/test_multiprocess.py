@@ -16,7 +16,9 @@ import pytest
 
 from jengine import LLM, AsyncLLM, SamplingParams
 from jengine.assembly.args import EngineArgs
+from jengine.assembly.build import build_engine
 from jengine.assembly.engine_process import engine_over
+from jengine.assembly.progress import progress_factory
 from jengine.errors import CheckpointError, ConfigError, EngineDead, UnsupportedFeature
 from tests.engine.process.cores import child_core, eventually
 from tests.engine.scripted import told
@@ -215,3 +217,29 @@ def test_llm_works_over_a_core_process_too() -> None:
         with pytest.raises(UnsupportedFeature, match="multiprocess=True"):
             llm.generate([[5]], PARAMS, capture="norm", use_tqdm=False)
         llm.shutdown()
+
+
+def test_replicas_run_in_processes_of_their_own() -> None:
+    llm = LLM(
+        "demo", skip_tokenizer_init=True, executor="tests.executor.plugin:ScriptedWorkers",
+        data_parallel_size=2, data_parallel_backend="process", show_progress=False,
+    )  # fmt: skip
+    try:
+        prompts = [[number + 3, 5] for number in range(10)]
+        outputs = llm.generate(prompts, PARAMS, use_tqdm=False)
+        assert [one.outputs[0].token_ids for one in outputs] == [told(one, 12) for one in prompts]
+        assert [one.where for one in llm.health()] == ["core 0, on paper", "core 1, on paper"]
+        stats = llm.stats()
+        assert len(stats.replicas) == 2 and all(one.generation_tokens for one in stats.replicas)
+    finally:
+        llm.shutdown()
+
+
+def test_where_replicas_run_is_checked() -> None:
+    with pytest.raises(ConfigError, match="data_parallel_backend='ray': expected one of 'local'"):
+        EngineArgs("demo", data_parallel_backend="ray")
+    assert not EngineArgs("demo", data_parallel_backend="mp").replicas_in_processes
+    args = EngineArgs("demo", data_parallel_size=2, data_parallel_backend="mp")
+    assert args.replicas_in_processes
+    with pytest.raises(ConfigError, match="start_engine_process"):
+        build_engine(args, progress_factory(False))

@@ -10,6 +10,7 @@ from collections import Counter
 
 from jengine.config import CacheSpec
 from jengine.kvcache.block_pool import BlockPool
+from jengine.kvcache.content_journal import ContentJournal
 from jengine.kvcache.group_cache import NewUnits, Reach
 from jengine.kvcache.hashing import group_suffix
 
@@ -110,6 +111,9 @@ class SlotGroup:
 
     def forget_all(self) -> None:
         self.pool.forget_all()
+
+    def record(self, journal: ContentJournal) -> None:
+        self.pool.journal = journal
 
     def table(self, holder: int) -> list[int]:
         return self.held[holder].units

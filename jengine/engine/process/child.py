@@ -17,15 +17,14 @@ from contextlib import suppress
 
 import msgspec
 
-from jengine.engine.client import EngineClient
 from jengine.engine.process.launch import CoreJob
-from jengine.engine.process.messages import LogRecord, Ready
-from jengine.engine.process.server import CoreServer
+from jengine.engine.process.messages import LogRecord
+from jengine.engine.process.server import CoreServer, Served
 from jengine.errors import JengineError
 
 PR_SET_PDEATHSIG = 1  # of Linux
 # Builds an engine from its settings, telling the server how far it is.
-Build = Callable[[bytes, CoreServer], tuple[EngineClient, Ready]]
+Build = Callable[[bytes, CoreServer], Served]
 
 
 class LogForwarder(logging.Handler):
@@ -64,18 +63,18 @@ def run_core(build: Build) -> None:
 def _serve(server: CoreServer, build: Build, settings: bytes) -> int:
     """The exit status."""
     try:
-        client, ready = build(settings, server)
+        served = build(settings, server)
     except BaseException as error:  # noqa: BLE001 - the fronts raise it
         if not isinstance(error, JengineError):
             traceback.print_exc()
         server.refuse(error)
         return 1
     try:
-        server.serve(client, ready)
+        server.serve(served)
     except BaseException:  # noqa: BLE001 - the fronts were told
         traceback.print_exc()
         return 1
-    client.shutdown()
+    served.client.shutdown()
     return 0
 
 

@@ -28,6 +28,7 @@ from jengine.engine.process.messages import (
     AskHealth,
     AskStats,
     BadFrame,
+    CacheChanges,
     CallWorkers,
     Dead,
     FromCore,
@@ -54,6 +55,7 @@ from jengine.engine.process.messages import (
 from jengine.engine.process.socket_loop import Parts, SocketLoop
 from jengine.errors import EngineDead
 from jengine.executor.protocol import WorkerHealth
+from jengine.kvcache.content_journal import HeldContents
 from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.outputs import TokenDelta
 from jengine.request import WireRequest
@@ -98,6 +100,7 @@ class ProcessClient:
         self.address = address
         self.child = child
         self.dropped = 0  # frames that could not be read
+        self.contents = HeldContents()  # of the core's cache, if it tells
         self._own = OwnProcess()
         self._mailbox = Mailbox() if mailbox is None else mailbox
         self._told: list[WhenDead] = [self._mailbox.fail] if mailbox is None else []
@@ -229,6 +232,15 @@ class ProcessClient:
 
     # --- life and death --------------------------------------------------------------------------
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether the core has not died, as far as known."""
+        return self._failure is None
+
+    def check_process(self) -> None:
+        """Raise EngineDead in a fork of the process that made this client."""
+        self._own.check()
+
     def check_alive(self) -> None:
         """Raise EngineDead if the core has stopped or belongs to another process."""
         self._own.check()
@@ -313,6 +325,8 @@ class ProcessClient:
         match message:
             case Outputs(deltas):
                 self._mailbox.deliver(deltas)
+            case CacheChanges(changes):
+                self.contents.note(changes)
             case Pulse(state):
                 self._state = state
             case Answer(number, value):

@@ -12,12 +12,13 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 import msgspec
 
 from jengine.engine.process.client import ProcessClient
+from jengine.engine.process.mailbox import Mailbox
 from jengine.engine.process.private_folder import PrivateFolder
 from jengine.errors import EngineDead
 
@@ -36,13 +37,23 @@ class CoreJob(msgspec.Struct, frozen=True):
     settings: bytes  # which its program understands
 
 
-def launch(program: str, settings: bytes, cpus: Sequence[int] = ()) -> ProcessClient:
-    """Run a module as a core process. Its client can be asked to wait until it is ready."""
+def launch(
+    program: str,
+    settings: bytes,
+    cpus: Sequence[int] = (),
+    env: Mapping[str, str] | None = None,
+    mailbox: Mailbox | None = None,
+) -> ProcessClient:
+    """Run a module as a core process. Its client can be asked to wait until it is ready.
+
+    `cpus` are the processors that it may use (none: all), `env` is added to its environment, and a
+    mailbox may be shared by the clients of several cores.
+    """
     folder = PrivateFolder()
     try:
         job = CoreJob(folder.address, os.getpid(), list(cpus), settings)
-        child = ChildCore(program, job, folder)
-        client = ProcessClient(folder.address, child)
+        child = ChildCore(program, job, folder, env or {})
+        client = ProcessClient(folder.address, child, mailbox)
         child.start(lambda how: client.exited(how, LAST_WORD))
     except BaseException:
         folder.remove()
@@ -57,11 +68,14 @@ class ChildCore:
     does nothing else.
     """
 
-    def __init__(self, program: str, job: CoreJob, folder: PrivateFolder) -> None:
+    def __init__(
+        self, program: str, job: CoreJob, folder: PrivateFolder, env: Mapping[str, str]
+    ) -> None:
         self.process = 0
         self._program = program
         self._job = job
         self._folder = folder
+        self._env = env
         self._failure: OSError | None = None
         self._started = threading.Event()
         self._ended = threading.Event()
@@ -117,7 +131,7 @@ class ChildCore:
         child = subprocess.Popen(  # noqa: S603 - our own program
             [sys.executable, "-P", "-m", self._program],
             stdin=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": paths},
+            env={**os.environ, **self._env, "PYTHONPATH": paths},
             process_group=0,
         )
         assert child.stdin is not None

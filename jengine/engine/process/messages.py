@@ -172,6 +172,12 @@ class Outputs(Message, frozen=True):
     deltas: list[TokenDelta]
 
 
+class CacheChanges(Message, frozen=True):
+    """Block hashes that the core's cache has begun and ceased to hold, as its journal has them."""
+
+    changes: list[bytes]
+
+
 class Pulse(Message, frozen=True):
     """The state of the core: the sign that its process lives, also while a step takes long."""
 
@@ -217,7 +223,17 @@ class LogRecord(Message, frozen=True):
 
 
 FromCore = (
-    Progress | Ready | NotReady | Outputs | Pulse | StepFailed | Dead | Answer | Refusal | LogRecord
+    Progress
+    | Ready
+    | NotReady
+    | Outputs
+    | CacheChanges
+    | Pulse
+    | StepFailed
+    | Dead
+    | Answer
+    | Refusal
+    | LogRecord
 )
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=pack_array)

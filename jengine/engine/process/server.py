@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import NamedTuple
 
 import zmq
 
@@ -27,6 +28,7 @@ from jengine.engine.process.messages import (
     Ask,
     AskHealth,
     BadFrame,
+    CacheChanges,
     Dead,
     Failure,
     FromFront,
@@ -49,6 +51,7 @@ from jengine.engine.process.questions import answer
 from jengine.engine.process.socket_loop import Parts, SocketLoop
 from jengine.engine.process.step_loop import StepLoop
 from jengine.errors import EngineDead, JengineError, RequestError
+from jengine.kvcache.content_journal import ContentJournal
 from jengine.outputs import TokenDelta
 from jengine.request import WireRequest
 
@@ -61,6 +64,14 @@ ASKERS = 4
 EARLY_LOG = 1000
 # Seconds that a core which cannot start waits for a front to say so to.
 FIRST_FRONT = 5.0
+
+
+class Served(NamedTuple):
+    """A core that is ready."""
+
+    client: EngineClient
+    ready: Ready
+    journal: ContentJournal | None  # of its cache, if the fronts are to be told
 
 
 class CoreServer:
@@ -102,9 +113,10 @@ class CoreServer:
         self._announce(NotReady(Failure.of(error)))
         self._close()
 
-    def serve(self, client: EngineClient, ready: Ready) -> None:
+    def serve(self, served: Served) -> None:
         """Run steps in this thread until a front ends the core, or a step fails for good."""
-        steps = StepLoop(client, self._deliver, self._step_failed)
+        client, ready, journal = served
+        steps = StepLoop(client, self._deliver, self._step_failed, partial(self._tell, journal))
         self._client, self._steps = client, steps
         self._announce(ready)
         try:
@@ -169,6 +181,11 @@ class CoreServer:
 
     def _deliver(self, deltas: list[TokenDelta]) -> None:
         self._outbox.put(partial(self._send_deltas, deltas))
+
+    def _tell(self, journal: ContentJournal | None) -> None:
+        if journal is not None and (changes := journal.take()):
+            told = CacheChanges(changes)
+            self._outbox.put(lambda: self._send(self._fronts.identities, told))
 
     def _step_failed(self, error: JengineError) -> None:
         failed = StepFailed(Failure.of(error))

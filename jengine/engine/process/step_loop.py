@@ -27,10 +27,13 @@ class StepLoop:
         client: EngineClient,
         deliver: Callable[[list[TokenDelta]], None],
         failed: Callable[[UnexpectedCompile], None],
+        note: Callable[[], None],
     ) -> None:
+        """`note` is called after each step and after each time of rest."""
         self._client = client
         self._deliver = deliver
         self._failed = failed
+        self._note = note
         self._counts = Counts()
         self._counted = 0.0
         self._steps = 0
@@ -49,6 +52,7 @@ class StepLoop:
                     self._step()
             if not ran or time.monotonic() - self._counted > COUNT_EVERY:
                 self._count()
+            self._note()
             if not ran:
                 self._changed.wait()
 

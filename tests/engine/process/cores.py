@@ -12,9 +12,9 @@ import msgspec
 
 from jengine.engine.process.client import ProcessClient
 from jengine.engine.process.launch import launch
-from jengine.engine.process.server import CoreServer
+from jengine.engine.process.server import CoreServer, Served
 from jengine.outputs import TokenDelta
-from tests.engine.process.scripted_core import Settings, core_client
+from tests.engine.process.scripted_core import Settings, served_core
 
 PROGRAM = "tests.engine.process.scripted_core"
 
@@ -24,10 +24,11 @@ class ThreadCore:
 
     def __init__(self, folder: Path, settings: Settings) -> None:
         self.address = f"ipc://{folder / 'core'}"
-        self.core, ready = core_client(settings)
+        served = served_core(settings)
+        self.core = served.client
         self.server = CoreServer(self.address)
         self.problem: BaseException | None = None
-        self._thread = threading.Thread(target=self._serve, args=(ready,))
+        self._thread = threading.Thread(target=self._serve, args=(served,))
         self._thread.start()
 
     def end(self) -> None:
@@ -47,9 +48,9 @@ class ThreadCore:
         client.wait_until_ready(seconds=10)
         return client
 
-    def _serve(self, ready) -> None:
+    def _serve(self, served: Served) -> None:
         try:
-            self.server.serve(self.core, ready)
+            self.server.serve(served)
         except BaseException as error:
             self.problem = error
 

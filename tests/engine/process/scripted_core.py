@@ -21,12 +21,12 @@ from jengine.config import (
     ModelConfig,
     ScheduleConfig,
 )
-from jengine.engine.client import EngineClient, InProcessClient
+from jengine.engine.client import InProcessClient
 from jengine.engine.core import EngineCore
 from jengine.engine.process.child import run_core
 from jengine.engine.process.messages import Progress, Ready
 from jengine.engine.process.model_frame import ModelFrame
-from jengine.engine.process.server import CoreServer
+from jengine.engine.process.server import CoreServer, Served
 from jengine.errors import ConfigError, UnexpectedCompile
 from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.plan import Plan
@@ -64,7 +64,7 @@ class FaultyScript(Script):
         return super().submit(plan)
 
 
-def core_client(settings: Settings) -> tuple[InProcessClient, Ready]:
+def served_core(settings: Settings) -> Served:
     """The client of a scripted core, and what its fronts are told."""
     cache = CacheConfig(MODEL.groups, 16, (settings.num_blocks,))
     schedule = ScheduleConfig(settings.max_num_seqs, 256, 1024)
@@ -75,10 +75,10 @@ def core_client(settings: Settings) -> tuple[InProcessClient, Ready]:
     ready = Ready(
         os.getpid(), ModelFrame.of(MODEL), None, schedule, cache, "cpu", jengine.__version__
     )
-    return InProcessClient(core), ready
+    return Served(InProcessClient(core), ready, core.scheduler.cache.record())
 
 
-def build(data: bytes, server: CoreServer) -> tuple[EngineClient, Ready]:
+def build(data: bytes, server: CoreServer) -> Served:
     settings = msgspec.msgpack.decode(data, type=Settings)
     server.report(Progress("Loading weights", 1, 4, "B", 2.0))
     logging.getLogger("jengine.test").warning("the core speaks")
@@ -91,7 +91,7 @@ def build(data: bytes, server: CoreServer) -> tuple[EngineClient, Ready]:
             time.sleep(600)
         case "children":
             subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    return core_client(settings)
+    return served_core(settings)
 
 
 if __name__ == "__main__":

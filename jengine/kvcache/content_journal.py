@@ -1,0 +1,53 @@
+"""What a cache has begun and ceased to hold, for those who route requests by cached prefix.
+
+In: content keys of one group, as blocks are published and reused. Out: changes in order, each a
+mark and a block hash. Any thread may take them. Must not know who reads them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+STORED, REMOVED = b"+", b"-"
+HASH_BYTES = 32
+# Changes that nobody took; older ones are dropped, which makes routing worse and breaks nothing.
+MOST = 1_000_000
+
+
+class ContentJournal:
+    """The changes that have not been taken."""
+
+    def __init__(self) -> None:
+        self._changes: deque[bytes] = deque(maxlen=MOST)
+
+    def stored(self, key: bytes) -> None:
+        """A content can be found from now on."""
+        self._changes.append(STORED + key[:HASH_BYTES])
+
+    def removed(self, key: bytes) -> None:
+        """A content cannot be found any more."""
+        self._changes.append(REMOVED + key[:HASH_BYTES])
+
+    def take(self) -> list[bytes]:
+        """The changes since the last call."""
+        return [self._changes.popleft() for _ in range(len(self._changes))]
+
+
+class HeldContents:
+    """The block hashes that a cache holds, by its journal."""
+
+    def __init__(self) -> None:
+        self._hashes: set[bytes] = set()
+
+    def note(self, changes: list[bytes]) -> None:
+        """Apply changes in their order."""
+        for change in changes:
+            mark, content = change[:1], change[1:]
+            if mark == STORED:
+                self._hashes.add(content)
+            else:
+                self._hashes.discard(content)
+
+    def prefix(self, hashes: list[bytes]) -> int:
+        """How many of these blocks, from the first one on, it holds."""
+        return next((i for i, one in enumerate(hashes) if one not in self._hashes), len(hashes))

@@ -1,0 +1,168 @@
+"""Several cores in processes of their own behind one client."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import msgspec
+import pytest
+
+from jengine.distributed.process_replicas import ProcessReplicas
+from jengine.engine.process.launch import launch
+from jengine.engine.process.mailbox import Mailbox
+from jengine.errors import EngineDead, RequestError
+from tests.engine.process.cores import PROGRAM, eventually, read_all, tokens
+from tests.engine.process.scripted_core import Settings
+from tests.engine.scripted import told
+from tests.engine.test_client import wire
+
+BLOCK = 16
+
+
+@contextmanager
+def replicas(
+    count: int, *, by_urgency: bool = False, **settings: object
+) -> Iterator[ProcessReplicas]:
+    data = msgspec.msgpack.encode(msgspec.convert(settings, Settings))
+    mailbox = Mailbox()
+    cores = [launch(PROGRAM, data, mailbox=mailbox) for _ in range(count)]
+    client = ProcessReplicas(cores, mailbox, BLOCK, by_urgency=by_urgency)
+    try:
+        for core in cores:
+            core.wait_until_ready(seconds=60)
+        yield client
+    finally:
+        client.shutdown()
+
+
+def asked(name: str, prompt: list[int], count: int = 4, priority: int = 0):
+    one = wire(name, max_tokens=count)
+    return msgspec.structs.replace(one, prompt_token_ids=prompt, priority=priority)
+
+
+def prompt_of(number: int, length: int = 3 * BLOCK) -> list[int]:
+    return [3 + (number * 31 + i * (number + 7)) % 90 for i in range(length)]
+
+
+def places(client: ProcessReplicas) -> Counter[int]:
+    return Counter(placed.replica for placed in client._router.requests.values())
+
+
+def test_requests_are_spread_and_all_answered() -> None:
+    with replicas(2) as client:
+        prompts = {str(number): prompt_of(number) for number in range(12)}
+        for name, prompt in prompts.items():
+            client.add(asked(name, prompt, 6))
+        assert places(client) == {0: 6, 1: 6}
+        found = read_all(client)
+        assert {name: tokens(deltas) for name, deltas in found.items()} == {
+            name: told(prompt, 6) for name, prompt in prompts.items()
+        }
+        counts = client.stats()
+        assert counts.running == counts.waiting == 0 and len(counts.replicas) == 2
+        assert all(one.generation_tokens for one in counts.replicas)
+        assert len(client.health()) == 2 and not client.has_work
+        with pytest.raises(RequestError, match="at least 1"):
+            client.add(asked("no", prompt_of(1), 0))
+        assert not client._router.requests and not client.has_work
+
+
+def test_a_prompt_goes_where_its_prefix_is_cached() -> None:
+    with replicas(2) as client:
+        first, second = prompt_of(1), prompt_of(2)
+        client.add(asked("a", first))
+        client.add(asked("b", second))
+        read_all(client)
+        eventually(lambda: all(core.contents.prefix([]) == 0 for core in client.cores))
+        eventually(lambda: sum(bool(core.contents._hashes) for core in client.cores) == 2)
+        for turn in range(3):
+            client.add(asked(f"b{turn}", [*second, 5 + turn]))
+            assert places(client) == {1: 1}
+            client.add(asked(f"a{turn}", [*first, 5 + turn]))
+            assert places(client) == {0: 1, 1: 1}
+            deltas = read_all(client)
+            assert deltas[f"a{turn}"][0].num_cached_tokens == 3 * BLOCK
+        assert client.reset_prefix_cache()
+        eventually(lambda: not any(core.contents._hashes for core in client.cores))
+
+
+def test_contents_that_were_reused_are_forgotten() -> None:
+    with replicas(1, num_blocks=9) as client:
+        for number in range(6):
+            client.add(asked(str(number), prompt_of(number)))
+            read_all(client)
+        (core,) = client.cores
+        eventually(lambda: 0 < len(core.contents._hashes) <= 8)
+        client.add(asked("again", [*prompt_of(5), 7]))
+        assert read_all(client)["again"][0].num_cached_tokens == 3 * BLOCK
+
+
+def test_a_core_that_dies_takes_its_own_requests_only() -> None:
+    with replicas(2, step_seconds=0.005) as client:
+        dead = []
+        client.when_dead(dead.append)
+        for number in range(6):
+            client.add(asked(str(number), prompt_of(number), 60))
+        lost = {n for n, placed in client._router.requests.items() if placed.replica == 0}
+        os.kill(client.cores[0].child.process, signal.SIGKILL)
+        found = read_all(client)
+        for name, deltas in found.items():
+            if name in lost:
+                assert deltas[-1].finish_reason == "error"
+                assert "core 0 of 2 has died" in str(deltas[-1].message)
+            else:
+                assert tokens(deltas) == told(prompt_of(int(name)), 60)
+        assert set(found) == {str(number) for number in range(6)} and len(lost) == 3
+        client.check_alive()
+        assert "dead: the engine core" in client.health()[0].where
+        assert client.health()[1].where == "core 1, script"
+        client.add(asked("later", prompt_of(0)))
+        assert tokens(read_all(client)["later"]) == told(prompt_of(0), 4)
+        assert client.stats().replicas[0].running == 0 and not dead
+
+        client.add(asked("last", prompt_of(1), 900))
+        client.outputs()
+        os.kill(client.cores[1].child.process, signal.SIGKILL)
+        with pytest.raises(EngineDead, match="killed by SIGKILL"):
+            while True:
+                client.outputs()
+        assert dead
+        for call in (client.check_alive, client.stats, lambda: client.add(asked("x", [5]))):
+            with pytest.raises(EngineDead, match="killed by SIGKILL"):
+                call()
+
+
+def test_urgent_requests_go_where_fewer_urgent_ones_are() -> None:
+    with replicas(2, by_urgency=True, step_seconds=0.005) as client:
+        client.add(asked("urgent", prompt_of(1), 400, priority=-1))
+        for number in range(3):
+            client.add(asked(f"lazy{number}", prompt_of(number + 2), 400, priority=5))
+        chosen = {name: placed.replica for name, placed in client._router.requests.items()}
+        client.add(asked("more urgent", prompt_of(9), 4, priority=-2))
+        client.add(asked("as urgent", prompt_of(8), 4, priority=-1))
+        placed = client._router.requests
+        other = 1 - chosen["urgent"]
+        assert placed["as urgent"].replica == other, "the lazy ones there do not delay it"
+        for name in list(placed):
+            client.abort(name)
+        client.abort("unknown")
+        read_all(client)
+
+
+def test_pauses_hold_every_core() -> None:
+    with replicas(2, step_seconds=0.002) as client:
+        for number in range(4):
+            client.add(asked(str(number), prompt_of(number), 50))
+        client.pause()
+        client.outputs(wait=False)
+        eventually(lambda: client.state().paused)
+        steps = client.state().steps
+        assert client.outputs() == []
+        eventually(lambda: client.state().age < 0.4)
+        assert client.state().steps == steps
+        client.resume()
+        assert all(deltas[-1].finish_reason for deltas in read_all(client).values())
