@@ -1,0 +1,1 @@
+"""Real clients against `jengine serve`: see README.md here."""
