@@ -13,8 +13,19 @@ from jengine.bench.serve.launched import our_server
 pytestmark = pytest.mark.slow
 FLAGS = ["--max-num-seqs", "4", "--max-model-len", "512", "--api-key", "key", "--enforce-eager"]
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
-ANSWERS = json.dumps({"weather": CALL, "think": "<think>\nlet me see\n</think>\n\nIt is 4."})
+ANSWERS = json.dumps(
+    {
+        "weather": f"<think>\nhm\n</think>\n\n{CALL}",
+        "think": "<think>\nlet me see\n</think>\n\nIt is 4.",
+    }
+)
+# The demo model's own shows no tools.
+TEMPLATE = (
+    "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+    "{% if tools %}{{ tools | tojson }}{% endif %}assistant:"
+)
 SCRIPTED = [
+    "--chat-template", TEMPLATE,
     "--executor", "tests.server.scripted:Executor", "--executor-options.answers", ANSWERS,
     "--enable-auto-tool-choice", "--tool-call-parser", "hermes",
     "--reasoning-parser", "deepseek_r1",
@@ -85,14 +96,14 @@ def test_completions_of_text_and_tokens(client: openai.OpenAI) -> None:
 
 
 def test_several_answers_and_seeds(client: openai.OpenAI) -> None:
-    def texts(seed: int) -> list[str | None]:
-        found = client.chat.completions.create(
-            model="demo", messages=ASK, n=3, temperature=1.5, seed=seed, max_tokens=16  # type: ignore[arg-type]
-        )  # fmt: skip
+    def texts(seed: int) -> list[str]:
+        found = client.completions.create(
+            model="demo", prompt="Once upon a time", n=3, temperature=1, seed=seed, max_tokens=16
+        )
         assert [choice.index for choice in found.choices] == [0, 1, 2]
-        return [choice.message.content for choice in found.choices]
+        return [choice.text for choice in found.choices]
 
-    assert len(set(texts(1))) > 1
+    assert len(set(texts(1))) == 3
     assert texts(1) == texts(1) != texts(2)
 
 
@@ -173,7 +184,7 @@ def test_reasoning(scripted: openai.OpenAI) -> None:
     assert "let me see" in message.model_extra["reasoning"]  # type: ignore[index]
 
 
-def test_what_is_not_built_is_refused_by_name(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.APIStatusError, match=r"(?i)embedding|pooling|exist") as refused:
+def test_what_is_not_built_is_refused(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.APIStatusError) as refused:
         client.embeddings.create(model="demo", input="hello")
-    assert 400 <= refused.value.status_code <= 501
+    assert refused.value.status_code in (400, 404, 501) and refused.value.body["message"]  # type: ignore[index]
