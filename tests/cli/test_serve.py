@@ -1,0 +1,182 @@
+"""`jengine serve`: its flags, and the program itself in front of a scripted engine process."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+
+import pytest
+
+from jengine.cli import serve
+from jengine.cli.main import command_parser, main
+from jengine.cli.serve_flags import server_settings
+from jengine.cli.terminal import Terminal
+from jengine.errors import ConfigError
+from jengine.server.settings import ServerSettings
+
+ROOT = Path(__file__).parent.parent.parent
+RUNNING = re.compile(r"Uvicorn running on (http://\S+)")
+
+
+def settings_of(*words: str, **environment: str) -> ServerSettings:
+    terminal = Terminal(io.StringIO(), io.StringIO(), io.StringIO())
+    arguments = command_parser("serve", serve, terminal).parse(["demo", *words])  # type: ignore[arg-type]
+    return server_settings(arguments, environment)
+
+
+def test_usual_settings() -> None:
+    settings = settings_of()
+    assert (settings.host, settings.port) == ("127.0.0.1", 8000), "this machine alone"
+    assert settings.served_model_name == ("demo",) and settings.api_key == ()
+    assert settings.shutdown_timeout == 30 and settings.queue_limit(8) == 288
+
+
+def test_flags_have_vllms_names() -> None:
+    settings = settings_of(
+        "--host", "0.0.0.0", "--port", "0", "--api-key", "a", "b", "--served-model-name", "one",
+        "two", "--allowed-origins", '["*"]', "--tool-call-parser", "hermes",
+        "--enable-auto-tool-choice", "--reasoning-parser", "qwen3", "--max-num-queued-reqs", "7",
+        "--shutdown_timeout", "2", "--default-chat-template-kwargs", '{"enable_thinking": false}',
+        "--disable-log-requests", "--return-tokens-as-token-ids", "--root-path", "/x",
+    )  # fmt: skip
+    assert settings.host == "0.0.0.0" and settings.port == 0
+    assert settings.api_key == ("a", "b") and settings.served_model_name == ("one", "two")
+    assert settings.allowed_origins == ("*",) and settings.queue_limit(8) == 7
+    assert settings.enable_auto_tool_choice and settings.tool_call_parser == "hermes"
+    assert settings.shutdown_timeout == 2.0 and settings.return_tokens_as_token_ids
+    assert settings.default_chat_template_kwargs == {"enable_thinking": False}
+
+
+def test_keys_may_be_in_the_environment() -> None:
+    assert settings_of(JENGINE_API_KEY="k", JENGINE_ADMIN_KEY="a").admin_key == ("a",)
+    assert settings_of(VLLM_API_KEY="k").api_key == ("k",)
+    assert settings_of("--api-key", "flag", JENGINE_API_KEY="k").api_key == ("flag",)
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["--enable-auto-tool-choice"], "needs --tool-call-parser"),
+        (["--tool-call-parser", "hermez"], "Did you mean 'hermes'"),
+        (["--reasoning-parser", "none"], "reasoning_parser"),
+        (["--ssl-keyfile", "x"], "--ssl-certfile"),
+        (["--allowed-origins", "*"], "expected JSON"),
+        (["--default-chat-template-kwargs", "[1]"], "JSON dict"),
+        (["--shutdown-timeout", "-1"], "at least 0"),
+    ],
+)
+def test_settings_that_are_refused(words: list[str], complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        settings_of(*words)
+
+
+def test_a_port_in_use_is_told_before_anything_is_loaded() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        error = io.StringIO()
+        terminal = Terminal(io.StringIO(), io.StringIO(), error)
+        assert main(["serve", "demo", "--port", port], terminal=terminal) == 1
+        assert f"--port {port}: cannot listen there" in error.getvalue()
+
+
+class Serving:
+    """A server process, its log, and its URL once it takes requests."""
+
+    def __init__(self, *flags: str) -> None:
+        words = [
+            "serve", "demo", "--port", "0", "--executor", "tests.server.scripted:Executor",
+            "--max-model-len", "512", "--max-num-seqs", "8", *flags,
+        ]  # fmt: skip
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "jengine", *words], cwd=ROOT, text=True,
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+        self.log = ""
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.log += line
+            if found := RUNNING.search(line):
+                self.url = found[1]
+                break
+        else:
+            raise AssertionError(self.log)
+        self._reading = threading.Thread(target=self._read)
+        self._reading.start()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.log += line
+
+    def ask(self, **body: Any) -> Any:
+        """An open response to a request for a completion."""
+        data = json.dumps({"prompt": "hello", "temperature": 0, **body}).encode()
+        head = {"Content-Type": "application/json"}
+        request = urllib.request.Request(self.url + "/v1/completions", data, head)
+        return urllib.request.urlopen(request, timeout=60)
+
+    def wait_for(self, words: str) -> None:
+        """Return when the log has these words."""
+        end = time.monotonic() + 20
+        while words not in self.log:
+            assert time.monotonic() < end, self.log
+            time.sleep(0.01)
+
+    def end(self) -> int:
+        """The exit status."""
+        status = self.process.wait(20)
+        self._reading.join()
+        return status
+
+
+@contextmanager
+def server(*flags: str) -> Iterator[Serving]:
+    one = Serving(*flags)
+    try:
+        yield one
+    finally:
+        one.process.kill()
+        one.process.wait()
+
+
+def test_a_signal_lets_open_requests_finish_and_refuses_new_ones() -> None:
+    with server("--executor-options.step_seconds", "0.01") as one:
+        stream = one.ask(stream=True, max_tokens=150, ignore_eos=True)
+        first = stream.readline()
+        one.process.send_signal(signal.SIGTERM)
+        one.wait_for("shutting down")
+        with pytest.raises(HTTPError) as refused:
+            one.ask(max_tokens=1)
+        assert refused.value.code == 503 and refused.value.headers["Retry-After"]
+        lines = [line for line in [first, *stream.read().split(b"\n")] if line.startswith(b"data")]
+        assert lines[-1] == b"data: [DONE]"
+        assert json.loads(lines[-2][6:])["choices"][0]["finish_reason"] == "length"
+        assert one.end() == 0
+    assert "Application startup complete." in one.log and "KV cache" in one.log
+    assert "API       http://127.0.0.1:" in one.log
+
+
+@pytest.mark.slow
+def test_a_second_signal_ends_everything_at_once() -> None:
+    with server("--executor-options.step_seconds", "0.05") as one:
+        stream = one.ask(stream=True, max_tokens=400, ignore_eos=True)
+        stream.readline()
+        one.process.send_signal(signal.SIGINT)
+        one.wait_for("shutting down")
+        one.process.send_signal(signal.SIGINT)
+        assert one.end() == 0
