@@ -47,6 +47,7 @@ class ChatTexts:
             self.tool_parser,
             self.request.tools,
             prompt=self.prompt,
+            response_template=self._service.live.rendering.tokenizer.response_template,
             parallel_tool_calls=self.request.parallel_tool_calls is not False,
         )
         return Answer(

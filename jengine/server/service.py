@@ -29,6 +29,7 @@ from jengine.server.progress_watch import ProgressWatch
 from jengine.server.rendering import Rendering
 from jengine.server.response_store import ResponseStore
 from jengine.server.settings import ServerSettings
+from jengine.text.response_template import load_response_template
 
 
 @dataclass
@@ -63,6 +64,9 @@ class Service:
     def adopt(self, engine: Engine) -> None:
         """Serve with this engine from now on."""
         settings = self.settings
+        if "hf" in (settings.reasoning_parser, settings.tool_call_parser):
+            tokenizer = engine.session.input_processor.prompts.required_tokenizer()
+            load_response_template(tokenizer.response_template)  # refused now, not per request
         self._live = Live(
             engine,
             Front("server", engine),

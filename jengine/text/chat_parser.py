@@ -14,6 +14,7 @@ from jengine.errors import ConfigError, nearest_name
 from jengine.text.chat_parts import (
     ChatPart,
     Content,
+    Given,
     Reasoning,
     ToolArguments,
     ToolStart,
@@ -83,6 +84,7 @@ class ChatParser:
       has none.
     - `prompt`: the rendered prompt (its end will do): a template may have opened or closed the
       reasoning already.
+    - `response_template`: the tokenizer's, for the parser `hf`.
     - `parallel_tool_calls`: False keeps the first call only.
     - `new_id`: makes the ids of calls; by default in the form that the format needs.
 
@@ -96,19 +98,21 @@ class ChatParser:
         tools: Sequence[Mapping[str, Any]] | None = None,
         *,
         prompt: str = "",
+        response_template: Mapping[str, Any] | None = None,
         parallel_tool_calls: bool = True,
         new_id: Callable[[], str] | None = None,
     ) -> None:
         self.needs_special_tokens = needs_special_tokens(reasoning_parser, tool_parser)
+        given = Given(prompt, response_template)
         self._reasoning: Parser[ChatPart] | None = None
         self._tools: Parser[ChatPart] | None = None
         if reasoning_parser is not None:
             parse_reasoning = REASONING_PARSERS[reasoning_parser].parse
-            self._reasoning = Parser(lambda reader: parse_reasoning(reader, prompt))
+            self._reasoning = Parser(lambda reader: parse_reasoning(reader, given))
         if tool_parser is not None:
             parse_tools = TOOL_PARSERS[tool_parser].parse
             new_id = new_id or TOOL_PARSERS[tool_parser].new_id
-            calls = Calls(argument_schemas(tools or ()), new_id)
+            calls = Calls(argument_schemas(tools or ()), new_id, given)
             if TOOL_PARSERS[tool_parser].with_reasoning is not None:
                 self._reasoning = None  # the tool parser splits it off
             self._tools = Parser(lambda reader: parse_tools(reader, calls))

@@ -5,8 +5,8 @@ Plain data, in the order in which the model wrote it. Must not know: who reads o
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 
 class Content(NamedTuple):
@@ -34,6 +34,13 @@ class ToolArguments(NamedTuple):
 
     index: int
     text: str
+
+
+class Given(NamedTuple):
+    """What is known before an answer comes: its prompt, and the model's description of answers."""
+
+    prompt: str = ""
+    response_template: Mapping[str, Any] | None = None
 
 
 ChatPart = Content | Reasoning | ToolStart | ToolArguments

@@ -71,6 +71,13 @@ class Tokenizer:
         return number
 
     @property
+    def response_template(self) -> dict[str, Any] | None:
+        """The model's own description of its answers, if it has one."""
+        given = self.hf.init_kwargs.get("response_template")
+        # Newer versions of transformers keep it as an attribute instead.
+        return vars(self.hf).get("response_template", given)
+
+    @property
     def truncation_side(self) -> Literal["left", "right"]:
         """Where this tokenizer cuts a text that is too long."""
         return "left" if self.hf.truncation_side == "left" else "right"

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from jengine.cli.main import main
+from jengine.errors import ConfigError
 from tests.server.serving import events, letters, serving
 
 PATH = "/v1/chat/completions"
@@ -87,3 +88,20 @@ def test_unknown_parsers_are_refused_before_the_engine_starts(
 ) -> None:
     assert main(["serve", "demo", "--reasoning-parser", "qwen"]) != 0
     assert "Did you mean 'qwen3'?" in capsys.readouterr().err
+
+
+def test_the_models_own_template_is_read_when_the_server_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with (
+        pytest.raises(ConfigError, match="needs a response_template"),
+        serving(reasoning_parser="hf"),
+    ):
+        pass
+    template = {
+        "start_anchor": "assistant:",
+        "fields": {"thinking": {"open": "[", "close": "]"}, "content": {}},
+    }
+    monkeypatch.setattr(letters().hf, "response_template", template)
+    (choice,) = ask(monkeypatch, "[why]so", {"reasoning_parser": "hf"}).json()["choices"]
+    assert choice["message"]["reasoning"] == "why" and choice["message"]["content"] == "so"

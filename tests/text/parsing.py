@@ -12,6 +12,15 @@ from hypothesis import strategies as st
 from jengine.text.chat_parser import ChatParser, merge_parts
 from jengine.text.chat_parts import ChatPart, Content, Reasoning, ToolArguments, ToolStart
 
+TEMPLATE = {
+    "start_anchor": "assistant",
+    "fields": {
+        "thinking": {"open": "<think>", "close": "</think>"},
+        "content": {},
+        "tool_calls": {"open": "<tool_call>", "close": "</tool_call>", "content": "json"},
+    },
+}
+
 
 def parse(
     pieces: str | Iterable[str],
@@ -23,6 +32,7 @@ def parse(
     """All parts of an answer; the calls' ids are a, b, c ..."""
     ids = (chr(ord("a") + number % 26) for number in count())
     options.setdefault("new_id", lambda: next(ids))
+    options.setdefault("response_template", TEMPLATE)
     parser = ChatParser(reasoning, tool_parser, tools, **options)
     parts: list[ChatPart] = []
     for piece in [pieces] if isinstance(pieces, str) else pieces:

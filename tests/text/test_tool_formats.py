@@ -9,6 +9,7 @@ import pytest
 
 from jengine.errors import ConfigError
 from jengine.text.chat_parts import Content, ToolStart
+from jengine.text.response_template import load_response_template
 from tests.text.parsing import calls, content, parse, reasoning
 
 
@@ -317,3 +318,96 @@ def test_openai_splits_off_reasoning_with_or_without_its_reasoning_parser() -> N
     assert parse(HARMONY, "openai_gptoss", "openai") == parts
     with pytest.raises(ConfigError, match="does not go with reasoning_parser 'qwen3'"):
         parse(HARMONY, "qwen3", "openai")
+
+
+CALL_TEMPLATE = {
+    "version": 1,
+    "start_anchor": "<|im_start|>assistant\n",
+    "fields": {
+        "thinking": {"open": "<think>", "close": "</think>"},
+        "content": {},
+        "tool_calls": {
+            "open": "<tool_call>",
+            "close": "</tool_call>",
+            "content": "json",
+            "repeats": True,
+            "transform": {
+                "type": "function",
+                "function": {"name": "{content.name}", "arguments": "{content.arguments}"},
+            },
+        },
+    },
+}
+EACH_TEMPLATE = {
+    "start_anchor": "assistant:",
+    "fields": {
+        "content": {"close": "<end>"},
+        "tool_calls": {
+            "open": "[CALLS]",
+            "content": "json",
+            "transform": {"function": {"name": "{name}", "arguments": "{arguments}"}},
+            "transform_each": True,
+        },
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("template", "text", "expected", "thought", "rest"),
+    [
+        (
+            CALL_TEMPLATE,
+            '<think>Hm.</think>Hi.<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>',
+            [("f", '{"a": 1}')],
+            "Hm.",
+            "Hi.",
+        ),
+        (CALL_TEMPLATE, "<tool_call>no</tool_call>", [], "", "<tool_call>no</tool_call>"),
+        (CALL_TEMPLATE, '<tool_call>{"name": "f"}', [], "", '<tool_call>{"name": "f"}'),
+        (CALL_TEMPLATE, "<tool_call>" + "[" * 9999, [], "", "<tool_call>" + "[" * 9999),
+        (
+            EACH_TEMPLATE,
+            'Hi.<end>[CALLS][{"name": "f", "arguments": "{}"}, {"name": "g", "arguments": {}}]',
+            [("f", "{}"), ("g", "{}")],
+            "",
+            "Hi.",
+        ),
+    ],
+)
+def test_hf(
+    template: dict[str, Any], text: str, expected: list[tuple[str, str]], thought: str, rest: str
+) -> None:
+    for pieces in (text, list(text)):
+        parts = parse(pieces, None, "hf", response_template=template)
+        assert calls(parts) == expected
+        assert (reasoning(parts), content(parts)) == (thought, rest)
+
+
+def test_hf_begins_where_the_prompt_ends() -> None:
+    start = "<|im_start|>assistant\n<think>a</think>b<|im_end|>\n<|im_start|>assistant\n"
+    for prompt, thought, rest in (
+        (start, "", "Hm.</think>Hi."),
+        (f"{start}<think>\n", "Hm.", "Hi."),
+        (f"{start}<think>\n</think>", "", "Hm.</think>Hi."),
+    ):
+        parts = parse("Hm.</think>Hi.", "hf", response_template=CALL_TEMPLATE, prompt=prompt)
+        assert (reasoning(parts), content(parts)) == (thought, rest)
+
+
+@pytest.mark.parametrize(
+    ("template", "problem"),
+    [
+        (None, "needs a response_template"),
+        ({"fields": {}}, "start_anchor"),
+        ({"start_anchor": "x", "fields": {"content": {"open_pattern": "(a+)+"}}}, "open_pattern"),
+        ({"start_anchor": "x", "fields": {"mood": {"open": "y"}}}, "'mood'"),
+        ({"start_anchor": "x", "fields": {"tool_calls": {"content": "json"}}}, "opening mark"),
+        (
+            {"start_anchor": "x", "fields": {"content": {"open": "y"}, "thinking": {"open": "yz"}}},
+            "part of each other",
+        ),
+    ],
+)
+def test_templates_that_cannot_be_used_are_refused(template: Any, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        load_response_template(template)

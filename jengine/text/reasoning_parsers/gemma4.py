@@ -9,7 +9,7 @@ ends inside an open one. A tool call ends reasoning, too.
 
 from __future__ import annotations
 
-from jengine.text.chat_parts import ChatPart, Content, Reasoning
+from jengine.text.chat_parts import ChatPart, Content, Given, Reasoning
 from jengine.text.text_reader import Markers, Parsing, TextReader, pass_until, take_expected
 
 _START, _END, _CALL = "<|channel>", "<channel|>", "<|tool_call>"
@@ -18,9 +18,9 @@ _INSIDE = Markers(_START, _END, _CALL)
 _OUTSIDE = Markers(_START, _END)
 
 
-def parse_gemma4(reader: TextReader, prompt: str) -> Parsing[ChatPart, None]:
+def parse_gemma4(reader: TextReader, given: Given) -> Parsing[ChatPart, None]:
     """Channels are Reasoning without their name; closing marks that close nothing are dropped."""
-    marker = _START if _ends_in_channel(prompt) else ""
+    marker = _START if _ends_in_channel(given.prompt) else ""
     while marker := marker or (yield from pass_until(reader, _OUTSIDE, Content)):
         while marker == _START:
             yield from take_expected(reader, "thought\n")

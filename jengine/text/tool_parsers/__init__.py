@@ -22,6 +22,7 @@ from jengine.text.tool_parsers.llama3_json import parse_llama3_json
 from jengine.text.tool_parsers.mistral import mistral_call_id, parse_mistral
 from jengine.text.tool_parsers.pythonic import parse_pythonic
 from jengine.text.tool_parsers.qwen3_coder import parse_qwen3_coder
+from jengine.text.tool_parsers.templated import parse_templated
 
 ParseTools = Callable[[TextReader, Calls], Parsing[ChatPart, None]]
 
@@ -50,6 +51,7 @@ TOOL_PARSERS = {
     "deepseek_v31": ToolFormat(parse_deepseek_v3),
     "gemma4": ToolFormat(parse_gemma4),
     "hermes": _HERMES,
+    "hf": ToolFormat(parse_templated, with_reasoning="hf"),
     "llama3_json": _LLAMA3,
     "llama4_json": _LLAMA3,
     "llama4_pythonic": _PYTHONIC,
