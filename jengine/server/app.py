@@ -24,6 +24,7 @@ from jengine.server import (
     chat,
     completions,
     health,
+    messages,
     metrics,
     models,
     page,
@@ -39,6 +40,7 @@ from jengine.server.errors import api_error
 from jengine.server.http_metrics import HttpCounters, HttpMetrics
 from jengine.server.json_response import json_response
 from jengine.server.limits import RequestLimits
+from jengine.server.messages_fields import CountRequest, MessagesRequest
 from jengine.server.openapi import document
 from jengine.server.responses_fields import ResponsesRequest
 from jengine.server.root_path import RootPath
@@ -77,6 +79,8 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint("GET", "/v1/models/{model_id:path}", Access.KEY, models.model),
     Endpoint("POST", "/v1/completions", Access.KEY, completions.completions, CompletionRequest),
     Endpoint("POST", "/v1/chat/completions", Access.KEY, chat.chat_completions, ChatRequest),
+    Endpoint("POST", "/v1/messages", Access.KEY, messages.messages, MessagesRequest),
+    Endpoint("POST", "/v1/messages/count_tokens", Access.KEY, messages.count_tokens, CountRequest),
     Endpoint("POST", "/v1/responses", Access.KEY, responses.create_response, ResponsesRequest),
     Endpoint("GET", "/v1/responses/{response_id}", Access.KEY, responses.get_response),
     Endpoint("DELETE", "/v1/responses/{response_id}", Access.KEY, responses.delete_response),

@@ -58,12 +58,15 @@ class ChatJob:
 
     async def prepare(self) -> Prepared:
         """Render the conversation and settle how long each answer may be."""
-        rendering = self.service.live.rendering
-        prompt = await rendering.run(self._rendered)
+        prompt = await self.rendered()
         if self.request.cache_salt is not None:
             prompt["cache_salt"] = self.request.cache_salt
         self.texts.prompt = prompt.get("prompt", "")
         return Prepared([prompt], [self._params(prompt)], self.request.priority or 0)
+
+    async def rendered(self) -> TokensPrompt:
+        """The prompt that the template makes of the conversation."""
+        return await self.service.live.rendering.run(self._rendered)
 
     def _rendered(self) -> TokensPrompt:
         live = self.service.live
