@@ -64,7 +64,7 @@ async def cancel_response(service: Service, http: Request) -> Response:
         raise ApiError(
             400, f"The response is {response.status} and cannot be cancelled.", param="response_id"
         )
-    service.abort([f"{response_id}-0"])
+    service.abort([response_id])
     return json_response(response)
 
 
