@@ -12,9 +12,12 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 
+from jengine.server.app import make_app
 from jengine.server.page import FILE, page
+from jengine.server.settings import ServerSettings
 from tests.client.scripted_server import ScriptedServer, answer, serving
 from tests.server.browser import Page, browser, chromium
+from tests.server.serving import NAME, letters_engine
 
 needs_browser = pytest.mark.skipif(chromium() is None, reason="there is no Chromium here")
 METRICS = """\
@@ -230,3 +233,32 @@ CONTRAST = """
     "#send", "aside label"].map((name) => [name, ratio(document.querySelector(name))]));
 })()
 """
+
+
+@needs_browser
+def test_it_works_with_our_own_server(shown: Page) -> None:
+    settings = ServerSettings(served_model_name=(NAME,), api_key=("secret",))
+    app = make_app(letters_engine(), settings)
+    with serving(app) as url:
+        shown.problems.clear()
+        shown.open(url)
+        shown.until("document.getElementById('status').textContent.includes('wants an API key')")
+        shown.value(
+            "(k => { k.value = 'secret'; k.dispatchEvent(new Event('change')); })"
+            "(document.getElementById('key'))"
+        )
+        shown.until(f"document.getElementById('model').value === '{NAME}'")
+        shown.until("document.getElementById('kv-text').textContent === '0.0 %'")
+        shown.value("document.querySelector('[name=max_tokens]').value = '8'")
+        shown.value("document.getElementById('colours').click()")
+        shown.value("document.getElementById('message').focus()")
+        shown.type("hello")
+        text = said(shown)
+        assert text and shown.value("turns.at(-1).content") == text
+        spans = "[...document.querySelectorAll('.token')]"
+        assert shown.value(f"{spans}.map((one) => one.textContent).join('')") == text
+        assert shown.value(f"{spans}.every((one) => one.entry.top_logprobs.length === 5)")
+        assert "8 tokens, first after" in shown.text()
+        shown.value("sessionStorage.clear()")
+        shown.open("about:blank#left")
+    app.state.service.shutdown()
