@@ -274,8 +274,8 @@ def test_figures_are_counted_by_hand() -> None:
     assert found["p50_ttft_ms"] == pytest.approx(200) and found["p100_ttft_ms"] == 1000
     assert found["mean_tpot_ms"] == pytest.approx((150 + 100 / 3) / 2), "one token has none"
     assert found["mean_itl_ms"] == pytest.approx((100 + 200 + 100) / 3)
-    assert found["timeline"] == {"tokens": [3, 3], "requests": [2, 2]}
-    assert (found["max_output_tokens_per_s"], found["max_concurrent_requests"]) == (3.0, 2)
+    assert found["timeline"] == {"tokens": [3, 5], "requests": [2, 2]}
+    assert (found["max_output_tokens_per_s"], found["max_concurrent_requests"]) == (5.0, 2)
     shown = printed({**found, "max_concurrency": None, "request_rate": "inf"}, wanted)
     assert "Request goodput (req/s):                 0.50      " in shown
     assert "P50 TTFT (ms):                           200.00" in shown

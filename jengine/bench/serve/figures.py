@@ -141,13 +141,15 @@ def curve(seconds: Sequence[float]) -> list[float]:
 
 
 def timeline(replies: Sequence[Reply]) -> dict[str, list[int]]:
-    """For each second: chunks received, and requests that were running."""
+    """For each second: tokens received, and requests that were running. A chunk may hold several
+    tokens: those of an answer are spread evenly over its chunks."""
     if not replies:
         return {"tokens": [], "requests": []}
     began = min(reply.started for reply in replies)
     count = int(max(reply.times[-1] for reply in replies) - began) + 1
     received = np.concatenate([np.array(reply.times) for reply in replies]) - began
-    tokens = np.bincount(received.astype(int), minlength=count)
+    each = np.concatenate([np.full(len(r.times), r.output_len / len(r.times)) for r in replies])
+    tokens = np.bincount(received.astype(int), each, minlength=count).round().astype(int)
     running = np.zeros(count, int)
     for reply in replies:
         running[int(reply.started - began) : int(reply.times[-1] - began) + 1] += 1
