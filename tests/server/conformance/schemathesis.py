@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 EXAMPLES = 60
+SECONDS = 300
 NOT_BUILT = 501
 
 
@@ -24,7 +25,8 @@ def check(url: str, python: str) -> dict[str, Any]:
         command = [
             str(Path(python).parent / "schemathesis"), "run", f"{url}/openapi.json", "--url", url,
             "--checks", "not_a_server_error", "--max-examples", str(EXAMPLES), "--seed", "0",
-            "--continue-on-failure", "--request-timeout", "60",
+            "--continue-on-failure", "--request-timeout", "60", "--max-time", str(SECONDS),
+            "--workers", "4", "--no-color",
             "--report", "har", "--report-har-path", str(report),
         ]  # fmt: skip
         done = subprocess.run(command, capture_output=True, text=True, check=False)
