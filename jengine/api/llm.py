@@ -19,6 +19,8 @@ from jengine.api.answering import Progress
 from jengine.api.arguments import Params, chat_options, refuse_later
 from jengine.api.arrays import GenerateResult, Scores
 from jengine.api.offline import OfflineEngine
+from jengine.api.profile_steps import profiled
+from jengine.api.profile_table import Profile
 from jengine.api.tapping import opened_taps
 from jengine.errors import RequestError
 from jengine.outputs import RequestOutput
@@ -139,6 +141,15 @@ class LLM(OfflineEngine):
         if output_type is not None and not issubclass(RequestOutput, output_type):
             raise RequestError(f"output_type={output_type!r}: every output is a RequestOutput.")
         return self._answering.complete_queued(use_tqdm)
+
+    def profile(self, folder: str | Path, steps: int = 10, batch: int | None = None) -> Profile:
+        """Record some decode steps of a full batch, or of `batch` requests, into a folder.
+
+        The result prints as a table of the operations that took longest. The folder has the trace
+        for TensorBoard or Perfetto, in which each step bears its number and its bucket. Requests
+        that run meanwhile are recorded too.
+        """
+        return profiled(self._front, self._answer_rows, str(Path(folder).absolute()), steps, batch)
 
     # --- arrays ----------------------------------------------------------------------------
 

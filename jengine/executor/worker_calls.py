@@ -13,7 +13,8 @@ import msgspec
 from jengine.errors import RequestError
 from jengine.executor.calls import CALLS, Outcome, encoded_answer
 from jengine.runner.loaded_model import LoadedModel
-from jengine.runner.reports import device_memory, start_profile, stop_profile
+from jengine.runner.profiler import PROFILER
+from jengine.runner.reports import device_memory
 
 
 def no_recording(_: LoadedModel, __: Any) -> str:
@@ -26,8 +27,8 @@ def no_recording(_: LoadedModel, __: Any) -> str:
 RUN: dict[str, Callable[[LoadedModel, Any], Any]] = {
     "memory": lambda loaded, _: device_memory(loaded),
     "programs": lambda loaded, _: loaded.program_counts(),
-    "start_profile": lambda _, given: start_profile(given.folder),
-    "stop_profile": lambda _, __: stop_profile(),
+    "start_profile": lambda _, given: PROFILER.start(given.folder),
+    "stop_profile": lambda _, __: PROFILER.stop(),
     "write_recording": no_recording,
 }
 

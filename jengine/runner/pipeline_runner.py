@@ -19,6 +19,7 @@ from jengine.runner.plans.packing import PackedStep, bucket_for, pack
 from jengine.runner.plans.pipeline_inputs import common_bucket, joined, moved
 from jengine.runner.plans.results import PendingStep
 from jengine.runner.plans.rows import Rows
+from jengine.runner.profiler import PROFILER
 from jengine.runner.step.pipeline_step import PACKED_AXES
 from jengine.runner.variants.buckets import Bucket
 from jengine.runner.variants.features import Features
@@ -99,8 +100,9 @@ class PipelineRunner:
         if leaving is not None:
             # Not earlier: plans ahead of it may still sample for these rows' previous requests.
             loaded.admit(leaving.plan.new_rows)
-        output = loaded.run(program, self._input(packed, bucket))
         plans = [one.plan for one in running if one is not None]
+        with PROFILER.step(plans[0].step if plans else -1, bucket):
+            output = loaded.run(program, self._input(packed, bucket))
         entry.count(
             sum(plan.num_tokens for plan in plans) // len(running),
             prompt_tokens=sum(plan.num_prompt_tokens for plan in plans) // len(running),

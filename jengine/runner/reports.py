@@ -1,4 +1,4 @@
-"""Reports of a process about its devices, and profiles.
+"""Reports of a process about its devices.
 
 In: a loaded model. Out: structs of numbers.
 """
@@ -36,13 +36,3 @@ def on_one_device(arrays: Iterable[jax.Array]) -> int:
         math.prod(array.sharding.shard_shape(array.shape)) * array.dtype.itemsize
         for array in arrays
     )
-
-
-def start_profile(folder: str) -> None:
-    """Start a profile of this process and its devices."""
-    jax.profiler.start_trace(folder)
-
-
-def stop_profile() -> None:
-    """Stop the profile and write it."""
-    jax.profiler.stop_trace()

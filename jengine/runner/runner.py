@@ -17,6 +17,7 @@ from jengine.runner.plans.needed_features import needed
 from jengine.runner.plans.packing import bucket_for, pack
 from jengine.runner.plans.results import PendingStep
 from jengine.runner.plans.rows import Rows
+from jengine.runner.profiler import PROFILER
 from jengine.runner.programs.block_tables import block_entries
 
 
@@ -62,10 +63,12 @@ class Runner:
         bucket = programs.bucket_for(smallest, features)
         program, entry = programs.find(bucket, features)
         new_blocks = block_entries(plan.new_blocks)
-        packed = pack(plan, rows, bucket, loaded.shapes, new_blocks)
+        with PROFILER.pack():
+            packed = pack(plan, rows, bucket, loaded.shapes, new_blocks)
         loaded.add_blocks(new_blocks[loaded.shapes.num_new_blocks(bucket) :])
         loaded.admit(plan.new_rows)
-        output = loaded.run(program, packed.buffer)
+        with PROFILER.step(plan.step, bucket):
+            output = loaded.run(program, packed.buffer)
         entry.count(plan.num_tokens, plan.repeats, plan.num_prompt_tokens)
         return PendingStep(plan, packed, output)
 

@@ -1,0 +1,47 @@
+"""JAX's profiler, of which a process has one, and the names of steps in its traces.
+
+While it records, each call of a compiled step is annotated with the step's number and its bucket.
+Otherwise it costs a step nothing but a look at a flag.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import jax
+
+from jengine.runner.variants.buckets import Bucket
+
+NOTHING: AbstractContextManager[None] = nullcontext()
+# Packing a plan and calling the compiled step are told apart.
+STEP, PACK = "engine_step", "pack"
+
+
+class Profiler:
+    """Records what this process and its devices do."""
+
+    def __init__(self) -> None:
+        self.active = False
+
+    def start(self, folder: str) -> None:
+        """Start to record into a folder."""
+        jax.profiler.start_trace(folder)
+        self.active = True
+
+    def stop(self) -> None:
+        """Stop and write what was recorded."""
+        self.active = False
+        jax.profiler.stop_trace()
+
+    def step(self, number: int, bucket: Bucket) -> AbstractContextManager[None]:
+        """Around the call of a compiled step."""
+        if not self.active:
+            return NOTHING
+        return jax.profiler.StepTraceAnnotation(STEP, step_num=number, bucket=str(bucket))
+
+    def pack(self) -> AbstractContextManager[None]:
+        """Around the packing of a plan."""
+        return jax.profiler.TraceAnnotation(PACK) if self.active else NOTHING
+
+
+PROFILER = Profiler()
