@@ -119,7 +119,6 @@ UNBUILT_METHODS = {
     "init_weight_transfer_engine": f"{UPDATE}.",
     "input_processor": "use engine.session.input_processor.",
     "is_sleeping": SLEEP,
-    "is_tracing_enabled": "export of traces",
     "list_loras": LORA,
     "llm_engine": "use engine.",
     "model_config": "use engine.model.",

@@ -20,6 +20,7 @@ from jengine.api.stats import EngineStats
 from jengine.assembly.engine import Engine
 from jengine.assembly.values import one_of
 from jengine.engine.answer import Answer
+from jengine.engine.timing import Arrival
 from jengine.errors import EngineDead, RequestError, UnsupportedFeature
 from jengine.executor.protocol import WorkerHealth
 from jengine.metrics.reader import Metric
@@ -106,7 +107,7 @@ class AsyncLLM(BaseLLM):
             request_id=request_id,
             priority=priority,
             reader=reader,
-            arrival=reader.arrival,
+            arrival=Arrival(reader.arrival),
         )
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
@@ -202,6 +203,10 @@ class AsyncLLM(BaseLLM):
     async def write_recording(self) -> str:
         """Write the last steps to a file; as `LLM.write_recording`."""
         return (await self.call_workers("write_recording"))[0]
+
+    async def is_tracing_enabled(self) -> bool:
+        """Whether requests are traced: `otlp_traces_endpoint` was given."""
+        return self.engine.args.otlp_traces_endpoint is not None
 
     async def wait_for_requests_to_drain(self, drain_timeout: float = 300) -> None:
         """Return when no request is open; TimeoutError after so many seconds."""

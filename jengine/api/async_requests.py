@@ -127,6 +127,7 @@ class AsyncRequests:
         with self._session.closed_to_new():
             self._session.client.shutdown()
             self._tell(self._session.fail_all(EngineDead("the engine was shut down.")))
+        self._session.close()
         for threads in (self._input, self._steps, self._output):
             threads.shutdown()
 

@@ -133,6 +133,7 @@ class OfflineEngine(BaseLLM):
         engine = self._front.leave()
         if engine is not None:
             engine.client.shutdown()
+            engine.session.close()
 
     def __enter__(self) -> Self:
         return self

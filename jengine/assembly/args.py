@@ -145,6 +145,8 @@ class EngineArgs:
         "raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"
     ] = "raw_logprobs"
     disable_log_stats: bool = True
+    # Where spans of requests go: a collector that takes OTLP over HTTP. Needs the extra `otel`.
+    otlp_traces_endpoint: str | None = None
     show_progress: bool | None = None
     # A folder: the last steps are kept in memory, and written there when a step fails or with
     # llm.write_recording(). `jengine replay` runs them again. They hold prompts and answers.

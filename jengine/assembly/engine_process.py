@@ -38,7 +38,7 @@ WHERE = "an engine core in a process of its own"
 # Settings of requests, of this process, or of how the core is started.
 NOT_FOR_CORES = (
     "model", "params", "mesh", "tokenizer", "chat_template", "multiprocess", "show_progress",
-    "disable_log_stats", "trust_remote_code", "data_parallel_backend",
+    "disable_log_stats", "trust_remote_code", "data_parallel_backend", "otlp_traces_endpoint",
 )  # fmt: skip
 
 

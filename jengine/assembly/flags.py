@@ -55,6 +55,7 @@ ENGINE_HELP = {
     "max_logprobs": "most log-probabilities a request may ask for; -1: the vocabulary",
     "logprobs_mode": "what is returned as log-probabilities",
     "disable_log_stats": "log figures while running",
+    "otlp_traces_endpoint": "URL of a collector for traces, such as http://host:4318/v1/traces",
     "flight_recorder": "folder for recordings of steps, which hold prompts and answers",
     "flight_recorder_steps": "steps that a recording holds at most",
     "show_progress": "show no progress bars",

@@ -17,6 +17,7 @@ from jengine.engine.input_processor import InputProcessor
 from jengine.engine.limits import Limits
 from jengine.engine.session import Session
 from jengine.metrics.stats_log import StatsLog
+from jengine.metrics.tracing import Tracer
 from jengine.sampling_params import SamplingParams
 
 
@@ -40,8 +41,12 @@ def engine_of(
     log = None
     if not args.disable_log_stats:
         log = StatsLog(lambda: client.state().counts, platform)
+    tracer = None
+    if args.otlp_traces_endpoint is not None:
+        tracer = Tracer.to(args.otlp_traces_endpoint, str(args.model))
+    inputs = InputProcessor(limits, source.tokenizer, args.seed or 0)
     return Engine(
-        session=Session(InputProcessor(limits, source.tokenizer, args.seed or 0), client, log),
+        session=Session(inputs, client, log, tracer),
         client=client,
         args=args,
         folder=source.folder,

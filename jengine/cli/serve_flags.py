@@ -52,6 +52,7 @@ SERVER_HELP = {
     "stall_timeout": "seconds without a step after which health turns red",
     "sse_keep_alive_interval": "seconds between comments in an idle stream; 0: none",
     "timeout_keep_alive": "seconds that an idle connection stays open",
+    "metrics_compat": "prefix of the metrics' names; vllm: for dashboards made for vLLM",
     "enable_log_requests": "log the parameters of every request",
     "uvicorn_log_level": "critical, error, warning, info, debug or trace",
     "disable_uvicorn_access_log": "do not log every request's path and status",

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jengine.engine.completion import Completion
+from jengine.engine.timing import Arrival
 from jengine.logprobs import LogprobTables, StepLogprobs
 from jengine.outputs import RequestMetrics, RequestOutput, TokenDelta
 from jengine.sampling_params import RequestOutputKind, SamplingParams
@@ -27,19 +28,19 @@ class Answer:
         params: SamplingParams,
         completions: Sequence[Completion],
         reader: Any,
-        arrival: float,
+        arrival: Arrival,
     ) -> None:
         self.request_id = request_id  # by which the user knows the request
         self.completions = completions
         self.reader = reader  # is told when there is something to take
-        self.metrics = RequestMetrics(arrival_time=time.time() - (time.monotonic() - arrival))
+        self.metrics = RequestMetrics(arrival_time=time.time() - (time.monotonic() - arrival.at))
         self.finished = False  # every completion has ended
         self.discarded = False  # its reader is gone, so it is never completed
         self.error: BaseException | None = None
         self.num_cached_tokens = 0
         self._text = text  # of the prompt
-        self._params = params
-        self._arrival = arrival  # on this process's monotonic clock
+        self.params = params
+        self.arrival = arrival
         self._prompt_logprobs: LogprobTables | StepLogprobs | None = None
         self._weights_version = 0
         self._ended = 0  # completions
@@ -68,7 +69,7 @@ class Answer:
             self._tokens += len(completion.transcript.token_ids) - tokens
             self._note(completion, delta)
             if self.finished:
-                self.metrics.finished = at - self._arrival
+                self.metrics.finished = at - self.arrival.at
             told = self._has_news
             self._has_news = told or self.finished or self._shows_progress()
             return self._has_news and not told, cut_short
@@ -89,7 +90,7 @@ class Answer:
             return self._output()
 
     def _output(self) -> RequestOutput:
-        delta = self._params.output_kind is RequestOutputKind.DELTA
+        delta = self.params.output_kind is RequestOutputKind.DELTA
         return RequestOutput(
             request_id=self.request_id,
             prompt=self._text,
@@ -118,7 +119,7 @@ class Answer:
         if delta.times is None:
             return
         if timing.first and metrics.time_to_first_token is None:
-            metrics.time_to_first_token = timing.first - self._arrival
+            metrics.time_to_first_token = timing.first - self.arrival.at
             metrics.first_token_latency = metrics.time_to_first_token
             metrics.first_token_ts = timing.first
             metrics.scheduled_ts = timing.first - delta.times.prefill
@@ -131,13 +132,13 @@ class Answer:
                 metrics.last_token_ts = timing.first + delta.times.decode
 
     def _tables(self, scores: StepLogprobs) -> LogprobTables | StepLogprobs:
-        if self._params.flat_logprobs:
+        if self.params.flat_logprobs:
             return scores
         texts = self.completions[0].texts
         return LogprobTables(scores, self.prompt_token_ids, 1, texts, opens_prompt=True)
 
     def _shows_progress(self) -> bool:
-        params = self._params
+        params = self.params
         if params.output_kind is RequestOutputKind.FINAL_ONLY:
             return False
         due = self._tokens - self._shown_tokens >= (params.stream_interval or 1)

@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 
 from jengine.engine.answer import Answer
 from jengine.engine.completion import Completion
-from jengine.engine.timing import Timing
+from jengine.engine.timing import Arrival, Timing
 from jengine.logprobs import NoTexts
 from jengine.metrics.front_stats import EndedCompletion, FrontStats
+from jengine.metrics.tracing import EndedRequest, Tracer
 from jengine.outputs import TokenDelta
 from jengine.request import WireRequest
 from jengine.sampling_params import SamplingParams
@@ -32,9 +33,12 @@ class Taken(NamedTuple):
 class OutputProcessor:
     """Open requests by their users' ids, and completions by the ids of their wire requests."""
 
-    def __init__(self, tokenizer: Tokenizer | None, stats: FrontStats) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer | None, stats: FrontStats, tracer: Tracer | None = None
+    ) -> None:
         self.tokenizer = tokenizer
         self.stats = stats
+        self.tracer = tracer
         self._texts = NoTexts() if tokenizer is None else TokenTexts(tokenizer)
         self._by_wire: dict[str, tuple[Answer, Completion]] = {}
         self._by_request: dict[str, Answer] = {}
@@ -57,11 +61,11 @@ class OutputProcessor:
         params: SamplingParams,
         wires: Sequence[WireRequest],
         reader: Any,
-        arrival: float,
+        arrival: Arrival,
     ) -> Answer:
         """Expect deltas for these wire requests, the completions of a prompt that arrived then."""
         completions = [
-            Completion(index, wire, params, self.tokenizer, self._texts, Timing(arrival))
+            Completion(index, wire, params, self.tokenizer, self._texts, Timing(arrival.at))
             for index, wire in enumerate(wires)
         ]
         answer = Answer(request_id, text, params, completions, reader, arrival)
@@ -81,6 +85,8 @@ class OutputProcessor:
                 if not completion.transcript.finished:
                     self._count_end(completion, reason, at)
             self._count_request(answer)
+            if self.tracer is not None:
+                self.tracer.end(ended_request(answer, reason, at))
         for completion in answer.completions:
             self._by_wire.pop(completion.wire.request_id, None)
 
@@ -120,3 +126,17 @@ class OutputProcessor:
         generated = [len(one.transcript.token_ids) for one in answer.completions]
         engine = answer.completions[0].timing.stats_of(self.stats)
         engine.end_request(len(generated), max(generated))
+
+
+def ended_request(answer: Answer, reason: str, at: float) -> EndedRequest:
+    """A request that has ended, for traces; `reason` where a completion had none of its own."""
+    reasons = [one.transcript.finish_reason or reason for one in answer.completions]
+    return EndedRequest(
+        request_id=answer.request_id,
+        traceparent=answer.arrival.traceparent,
+        params=answer.params,
+        metrics=answer.metrics,
+        seconds=at - answer.arrival.at,
+        prompt_tokens=len(answer.prompt_token_ids),
+        reasons=tuple(reasons),
+    )

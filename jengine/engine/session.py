@@ -18,9 +18,11 @@ from jengine.engine.answer import Answer
 from jengine.engine.client import EngineClient
 from jengine.engine.input_processor import InputProcessor
 from jengine.engine.output_processor import OutputProcessor
+from jengine.engine.timing import Arrival
 from jengine.errors import RequestError
 from jengine.metrics.front_stats import FrontStats
 from jengine.metrics.stats_log import StatsLog
+from jengine.metrics.tracing import Tracer
 from jengine.outputs import TokenDelta
 from jengine.sampling_params import SamplingParams
 
@@ -29,13 +31,17 @@ class Session:
     """Submit prompts, call `step` while there is work, and take what is new from the answers."""
 
     def __init__(
-        self, input_processor: InputProcessor, client: EngineClient, log: StatsLog | None = None
+        self,
+        input_processor: InputProcessor,
+        client: EngineClient,
+        log: StatsLog | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         self.input_processor = input_processor
         self.client = client
         self.log = log
         self.stats = FrontStats(input_processor.limits.max_model_len)
-        self._answers = OutputProcessor(input_processor.tokenizer, self.stats)
+        self._answers = OutputProcessor(input_processor.tokenizer, self.stats, tracer)
         self._numbers = itertools.count()
         self._lock = threading.Lock()  # around `_answers`
         self._entry = threading.Lock()  # held to keep new requests out
@@ -62,15 +68,15 @@ class Session:
         priority: int = 0,
         taps: int = 0,
         reader: Any = None,
-        arrival: float | None = None,
+        arrival: Arrival | None = None,
     ) -> Answer:
         """Queue a prompt. With an error, nothing of it is queued.
 
         `taps` is the number of a set of taps. `reader` is kept in the answer, for the caller of
         `process` to tell it that there is something to take. `arrival` is when the request came,
-        on this process's monotonic clock, if it waited before this call.
+        if it waited before this call.
         """
-        arrival = time.monotonic() if arrival is None else arrival
+        arrival = arrival or Arrival(time.monotonic())
         self.client.check_alive()
         if request_id is not None and (not isinstance(request_id, str) or not request_id):
             raise RequestError(f"request_id={request_id!r}: expected a string that is not empty.")
@@ -168,6 +174,11 @@ class Session:
                 answer.fail(error)
                 self._abort(answer)
         return failed
+
+    def close(self) -> None:
+        """Send what is left of traces. The client is shut down by its owner."""
+        if self._answers.tracer is not None:
+            self._answers.tracer.shutdown()
 
     @contextmanager
     def closed_to_new(self) -> Iterator[None]:

@@ -7,9 +7,18 @@ what the core measured are durations.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from jengine.counts import RequestTimes
 from jengine.metrics.front_stats import EngineHistograms, FrontStats
 from jengine.outputs import TokenDelta
+
+
+class Arrival(NamedTuple):
+    """When a request came, on this process's monotonic clock, and the span that it belongs to."""
+
+    at: float
+    traceparent: str | None = None  # W3C header of its caller
 
 
 class Timing:

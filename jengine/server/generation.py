@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -16,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from jengine.api.answer_stream import AnswerStream
+from jengine.engine.timing import Arrival
 from jengine.outputs import RequestOutput
 from jengine.prompts import TokensPrompt
 from jengine.sampling_params import SamplingParams
@@ -68,7 +70,8 @@ async def answer(service: Service, http: Request, job: Job) -> Response:
     live = service.check_serving()
     deadline = deadline_of(http, service.settings.request_timeout)
     ticket = live.admission.enter(job.places)
-    outputs = generated(service, job, ticket, deadline)
+    arrival = Arrival(time.monotonic(), http.headers.get("traceparent"))
+    outputs = generated(service, job, ticket, deadline, arrival)
     try:
         if job.stream:
             interval = service.settings.sse_keep_alive_interval
@@ -93,14 +96,16 @@ async def collected(outputs: Outputs) -> list[RequestOutput]:
     return [finals[index] for index in sorted(finals)]
 
 
-async def generated(service: Service, job: Job, ticket: Ticket, deadline: float | None) -> Outputs:
+async def generated(
+    service: Service, job: Job, ticket: Ticket, deadline: float | None, arrival: Arrival
+) -> Outputs:
     """Prepare a job and run it. Closing this ends its requests in the engine."""
     async with asyncio.timeout_at(deadline):
         asked = await job.prepare()
     ticket.bring(sum(len(prompt["prompt_token_ids"]) for prompt in asked.prompts))
     _log(service, job, asked)
     streams = [
-        service.generate(prompt, params, job.request_id, asked.priority)
+        service.generate(prompt, params, job.request_id, asked.priority, arrival)
         for prompt, params in zip(asked.prompts, asked.params, strict=True)
     ]
     outputs = single(streams[0]) if len(streams) == 1 else merged(streams)

@@ -16,6 +16,7 @@ from jengine.api.front import Front
 from jengine.api.metrics import exporter_of
 from jengine.assembly.engine import Engine
 from jengine.engine.answer import Answer
+from jengine.engine.timing import Arrival
 from jengine.errors import EngineDead
 from jengine.metrics.registry import process_registry
 from jengine.outputs import Counts
@@ -103,7 +104,12 @@ class Service:
     # --- requests --------------------------------------------------------------------------
 
     def generate(
-        self, prompt: TokensPrompt, params: SamplingParams, request_id: str, priority: int = 0
+        self,
+        prompt: TokensPrompt,
+        params: SamplingParams,
+        request_id: str,
+        priority: int = 0,
+        arrival: Arrival | None = None,
     ) -> AnswerStream:
         """The outputs of one prompt. `request_id` is completed, as several prompts may have it."""
         live = self.live
@@ -112,7 +118,12 @@ class Service:
         def submit(reader: Reader) -> Answer:
             live.engine.check_leaves()
             return live.front.session.submit(
-                prompt, params, request_id=unique, priority=priority, reader=reader
+                prompt,
+                params,
+                request_id=unique,
+                priority=priority,
+                reader=reader,
+                arrival=arrival or Arrival(reader.arrival),
             )
 
         return live.requests.stream(submit)

@@ -7,6 +7,7 @@ import pytest
 from jengine import RequestOutputKind, SamplingParams
 from jengine.engine.answer import Answer
 from jengine.engine.session import Session
+from jengine.engine.timing import Arrival
 from jengine.metrics.front_stats import EngineHistograms
 from jengine.outputs import RequestOutput
 from tests.engine.scripted import script_of, scripted_engine
@@ -100,7 +101,7 @@ def test_an_aborted_and_a_failed_request_are_counted_by_reason(session: Session)
 
 
 def test_waiting_before_submission_counts_as_latency(session: Session) -> None:
-    answer = session.submit([1, 2, 3], GREEDY, arrival=1.0)
+    answer = session.submit([1, 2, 3], GREEDY, arrival=Arrival(1.0))
     run(session)
     metrics = final(answer).metrics
     assert metrics.time_to_first_token is not None
