@@ -143,7 +143,7 @@ def test_throughput_divides_time_and_memory(model: str, trace: Path) -> None:
 
 def test_replicas_divide_no_time() -> None:
     client = SimpleNamespace(core="of several replicas")
-    llm: Any = SimpleNamespace(engine=SimpleNamespace(client=client))
+    llm: Any = SimpleNamespace(engine=SimpleNamespace(in_process=client))
     assert Ours(llm, []).time is None
     assert step_clock.printed(None).startswith("Time: not divided")
 

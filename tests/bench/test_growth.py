@@ -86,7 +86,7 @@ def test_counts(most: int, counts: list[int]) -> None:
 
 def test_what_growth_cannot_measure() -> None:
     client = SimpleNamespace(core="of several replicas")
-    llm: Any = SimpleNamespace(engine=SimpleNamespace(client=client))
+    llm: Any = SimpleNamespace(engine=SimpleNamespace(in_process=client))
     with pytest.raises(ConfigError, match="without replicas"):
         growth.measure(
             llm, running=[2], steps=1, contexts=[8], rows=[2], iterations=1, prompt_length=8
