@@ -22,6 +22,8 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parent.parent
 VARIABLE = "JENGINE_TEST_FAULT"
+# What a child writes to stderr if it unpickles anything.
+UNPICKLED = "UNPICKLED"
 # Words of an error that must never leave the process: a path, an address and a key.
 SECRETS = "/secret/model/path at 0x7f31deadbeef with key sk-secret"
 
@@ -107,8 +109,15 @@ class Faults(MetaPathFinder):
         loader.exec_module = exec_module
 
 
+def tell_of_unpickling(event: str, arguments: tuple[Any, ...]) -> None:
+    """An audit hook: Python looks up a class for something that is being unpickled."""
+    if event == "pickle.find_class":
+        os.write(2, f"{UNPICKLED} {arguments}\n".encode())
+
+
 def install() -> None:
     """Called by the `sitecustomize.py` of a test."""
+    sys.addaudithook(tell_of_unpickling)
     texts = os.environ.get(VARIABLE, "")
     if texts:
         sys.meta_path.insert(0, Faults([Fault.read(text) for text in texts.split(",")]))

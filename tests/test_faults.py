@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults import ROOT, fault_environment
+from tests.faults import ROOT, UNPICKLED, fault_environment
 
 PROGRAM = """
 import textwrap
@@ -26,6 +26,15 @@ def run(folder: Path, *faults: str) -> tuple[int, list[str]]:
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     return done.returncode, [line[:8] for line in done.stdout.splitlines()]
+
+
+def test_unpickling_is_told(tmp_path: Path) -> None:
+    program = "import pickle; pickle.loads(pickle.dumps(pickle.Pickler))"
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=fault_environment(tmp_path), cwd=ROOT,
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert done.stderr.startswith(UNPICKLED) and "Pickler" in done.stderr
 
 
 @pytest.mark.parametrize(

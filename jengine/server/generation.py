@@ -109,10 +109,12 @@ async def generated(
         for prompt, params in zip(asked.prompts, asked.params, strict=True)
     ]
     outputs = single(streams[0]) if len(streams) == 1 else merged(streams)
+    begun = False
     try:
         while (item := await next_of(outputs, deadline)) is not None:
             ticket.started()
-            refuse_failed(item[1], service.phase)
+            refuse_failed(item[1], unanswered=service.phase is Phase.DRAINING and not begun)
+            begun = True
             yield item
     finally:
         await outputs.aclose()
@@ -161,12 +163,12 @@ async def merged(streams: Sequence[AnswerStream]) -> Outputs:
         await ended(*tasks)
 
 
-def refuse_failed(output: RequestOutput, phase: Phase) -> None:
-    """Raise the error of a request that failed, or was aborted before it had begun."""
+def refuse_failed(output: RequestOutput, *, unanswered: bool) -> None:
+    """Raise the error of a request that failed, or that a shutdown ended with nothing answered."""
     if output.error is not None:
         raise ApiError(500, output.error)
     aborted = any(one.finish_reason == "abort" for one in output.outputs)
-    if aborted and phase is Phase.DRAINING and not any(one.token_ids for one in output.outputs):
+    if aborted and unanswered and not any(one.token_ids for one in output.outputs):
         raise ApiError(503, "The server shut down before this request had begun.")
 
 

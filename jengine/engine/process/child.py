@@ -5,7 +5,6 @@ In: a job on standard input. Out: a server for its fronts. Must not know how an 
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import logging
 import os
@@ -17,12 +16,12 @@ from contextlib import suppress
 
 import msgspec
 
+from jengine.engine.process.first import end_with
 from jengine.engine.process.launch import CoreJob
 from jengine.engine.process.messages import LogRecord
 from jengine.engine.process.server import CoreServer, Served
 from jengine.errors import JengineError
 
-PR_SET_PDEATHSIG = 1  # of Linux
 # Builds an engine from its settings, telling the server how far it is.
 Build = Callable[[bytes, CoreServer], Served]
 
@@ -80,10 +79,7 @@ def _serve(server: CoreServer, build: Build, settings: bytes) -> int:
 
 def belong_to(parent: int) -> None:
     """Die when the parent dies, and leave signals from the terminal to it."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)  # it died before this was asked for
+    end_with(parent)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     faulthandler.enable()

@@ -22,6 +22,8 @@ from jengine.engine.process.mailbox import Mailbox
 from jengine.engine.process.private_folder import PrivateFolder
 from jengine.errors import EngineDead
 
+# Ties the child to this process, then runs the program.
+FIRST = "jengine.engine.process.first"
 # Seconds that a core is given to end by itself.
 END_SECONDS = 10.0
 # Seconds that a core's last message may arrive after its process has ended.
@@ -129,7 +131,7 @@ class ChildCore:
         # The paths of this process: the child finds the same modules, and none beside them.
         paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
         child = subprocess.Popen(  # noqa: S603 - our own program
-            [sys.executable, "-P", "-m", self._program],
+            [sys.executable, "-P", "-m", FIRST, str(os.getpid()), self._program],
             stdin=subprocess.PIPE,
             env={**os.environ, **self._env, "PYTHONPATH": paths},
             process_group=0,
