@@ -102,7 +102,6 @@ UNBUILT_METHODS = {
     "checkpoint_prepare": "checkpoints of the process",
     "checkpoint_restore": "checkpoints of the process",
     "classify": POOLING,
-    "collective_rpc": "use call_workers(method, ...); code is never sent to other processes.",
     "compute_weight_checksums": "checksums of weights",
     "do_log_stats": "give disable_log_stats=False when the engine is made.",
     "embed": POOLING,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,6 +13,7 @@ from jengine.api.answer_stream import AnswerStream, Reader
 from jengine.api.arguments import chat_options, refuse_later
 from jengine.api.async_requests import AsyncRequests, PauseMode
 from jengine.api.base import BaseLLM
+from jengine.api.collective import collective_rpc
 from jengine.api.done import Done
 from jengine.api.parameters import OnInflight
 from jengine.api.profiling import trace_folder
@@ -137,6 +138,16 @@ class AsyncLLM(BaseLLM):
     async def call_workers(self, method: str, **arguments: Any) -> list[Any]:
         """Call a method in every process that runs steps; as `LLM.call_workers`."""
         return await asyncio.to_thread(self._front.call_workers, method, arguments)
+
+    async def collective_rpc(
+        self,
+        method: str | Callable[..., Any],
+        timeout: float | None = None,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> list[Any]:
+        """Call in every process that runs steps; as `LLM.collective_rpc`."""
+        return await asyncio.to_thread(collective_rpc, self._front, method, timeout, args, kwargs)
 
     async def wait_until_warm(self, timeout: float | None = None) -> bool:
         """Wait until every program is compiled; as `LLM.wait_until_warm`."""

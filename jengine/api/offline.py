@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -9,6 +10,7 @@ from typing import Any, Literal, Self
 from jengine.api import parameters
 from jengine.api.answering import Answering
 from jengine.api.base import BaseLLM
+from jengine.api.collective import collective_rpc
 from jengine.api.parameters import OnInflight
 from jengine.api.profiling import trace_folder
 from jengine.api.stats import EngineStats
@@ -103,6 +105,21 @@ class OfflineEngine(BaseLLM):
         processes all of them must make the call.
         """
         return self._front.call_workers(method, arguments)
+
+    def collective_rpc(
+        self,
+        method: str | Callable[..., Any],
+        timeout: float | None = None,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> list[Any]:
+        """Call in every process that runs steps, between two of them; the results, by rank.
+
+        A name is one that `call_workers` knows or a plugin has registered. A function is called
+        with the runner of each data-parallel replica, where steps run in this process: code is
+        never sent to another one.
+        """
+        return collective_rpc(self._front, method, timeout, args, kwargs)
 
     def start_profile(self, profile_prefix: str | None = None) -> None:
         """Record what the devices do, into the folder of `profiler_config`, until stop_profile().

@@ -39,6 +39,7 @@ from jengine.executor.choice import OWN_PROCESSES, starting_executor
 from jengine.executor.multihost.settings import MultihostSettings
 from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.models.stages import StageLayout, stage_layout
+from jengine.plugin_loading import load_plugins
 from jengine.runner.build import build_runners
 from jengine.runner.disk.compile_cache import enable_compile_cache, what_compiling_costs
 from jengine.runner.runner_config import RunnerConfig
@@ -56,6 +57,7 @@ NO_PENALTY = (("repetition_penalty", 1.0), ("presence_penalty", 0.0), ("frequenc
 
 def build_engine(args: EngineArgs, bar: Callable[..., Any]) -> Engine:
     """Load the model and build an engine that is ready to serve."""
+    load_plugins()
     checked_options(args)
     if args.executor not in OWN_PROCESSES:
         return remote_engine(args)

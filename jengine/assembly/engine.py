@@ -5,6 +5,7 @@ Imports no jax, so that a process that only takes requests needs none.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
     from jengine.runner.step.leaves import LeafOrder
     from jengine.weights.stages import StagePlaces
     from sharding.placement import Placement
+
+
+# Seconds between two questions to another process how many programs are still to come.
+GLANCE = 0.2
 
 
 @dataclass(frozen=True)
@@ -129,5 +134,12 @@ class Engine:
         return decoded_answers("programs", answers)[0]
 
     def wait_until_warm(self, timeout: float | None = None) -> bool:
-        """Wait until every program is compiled. Workers compile all before they run a step."""
-        return self.devices is None or self.loaded.wait_until_warm(timeout)
+        """Wait until every program is compiled; False if that takes more seconds than `timeout`."""
+        if self.devices is not None:
+            return self.loaded.wait_until_warm(timeout)
+        end = None if timeout is None else time.monotonic() + timeout
+        while self.program_counts().programs_to_come:
+            if end is not None and time.monotonic() >= end:
+                return False
+            time.sleep(GLANCE)
+        return True

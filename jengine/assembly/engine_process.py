@@ -31,6 +31,7 @@ from jengine.engine.process.launch import launch
 from jengine.engine.process.mailbox import Mailbox
 from jengine.engine.process.messages import Progress
 from jengine.errors import ConfigError
+from jengine.plugin_loading import load_plugins
 from jengine.weights.resolve import resolve_model
 
 CORE_PROGRAM = "jengine.assembly.core_process"
@@ -125,6 +126,7 @@ def connect_engine_process(
 
 def model_folder(args: EngineArgs) -> Path:
     """The folder of the model; arrays and modules of this process are refused."""
+    load_plugins()
     refuse_arrays(args, WHERE)
     if not isinstance(args.model, (str, Path)):
         raise ConfigError(

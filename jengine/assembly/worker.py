@@ -24,6 +24,7 @@ from jengine.executor.multihost.settings import MultihostSettings
 from jengine.executor.protocol import Capacity
 from jengine.executor.remote.job import Ended, Job, ended_with
 from jengine.executor.remote.server import OneWorker, PlanServer, SeveralWorkers
+from jengine.plugin_loading import load_plugins
 from jengine.runner.disk.compile_cache import enable_compile_cache
 
 
@@ -31,6 +32,7 @@ def run(data: bytes) -> bytes:
     """Be a worker until the driver says goodbye."""
     job = msgspec.msgpack.decode(data, type=Job)
     try:
+        load_plugins()
         if job.workers > 1:
             jax.distributed.initialize(job.coordinator, job.workers, job.rank)
         work(job)

@@ -26,7 +26,7 @@ examples:
   jengine doctor ./model --json
   jengine doctor ./model --check-weights
 """
-SUBJECTS = ("versions", "devices", "kernels", "storage", "environment")
+SUBJECTS = ("versions", "devices", "kernels", "storage", "environment", "plugins")
 # Settings that change how much memory the model needs.
 MODEL_FLAGS = (
     "tokenizer", "dtype", "load_format", "max_model_len", "max_num_seqs", "max_num_batched_tokens",

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from jengine.counts import Counts
 from jengine.engine.core_state import CoreState
@@ -22,6 +22,7 @@ from jengine.executor.protocol import WorkerHealth
 from jengine.outputs import TokenDelta
 from jengine.request import WireRequest
 
+T = TypeVar("T")
 # Seconds between two looks at the core's counts while steps run.
 COUNT_EVERY = 0.1
 
@@ -164,6 +165,11 @@ class InProcessClient:
 
     def _count(self) -> None:
         self._counts, self._counted = self.core.counts(), time.monotonic()
+
+    def between_steps(self, call: Callable[[], T]) -> T:
+        """The result of a function that runs while no step does."""
+        with self._between_steps():
+            return call()
 
     def settle(self) -> None:
         """Give everything queued to the core."""

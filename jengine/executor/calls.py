@@ -6,13 +6,13 @@ is asked. Must not know where the workers are, or jax.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from jengine.errors import RequestError, nearest_name
+from jengine.errors import ConfigError, RequestError, nearest_name
 from jengine.runner.report_types import DeviceMemory, ProgramCounts
 
 
@@ -28,10 +28,11 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class WorkerCall:
-    """The types of one call that workers answer."""
+    """The types of one call that workers answer, and what a plugin's call runs."""
 
     arguments: Any
     result: Any
+    run: Callable[[Any, Any], Any] | None = None
 
 
 CALLS = {
@@ -41,6 +42,20 @@ CALLS = {
     "start_profile": WorkerCall(Profile, None),
     "stop_profile": WorkerCall(Nothing, None),
 }
+
+
+def register_call(
+    name: str, run: Callable[[Any, Any], Any], arguments: Any = Nothing, result: Any = Any
+) -> None:
+    """Have workers answer a call of this name: a plugin registers it in every process.
+
+    `run` is given the loaded model and the arguments, a msgspec.Struct of the type `arguments`; its
+    result must be plain data of the type `result`.
+    """
+    known = CALLS.get(name)
+    if known is not None and known.run is not run:
+        raise ConfigError(f"register_call({name!r}): there is a call of this name already.")
+    CALLS[name] = WorkerCall(arguments, result, run)
 
 
 class Outcome(msgspec.Struct, frozen=True, array_like=True):

@@ -37,7 +37,7 @@ def answer(loaded: LoadedModel, method: str, arguments: bytes) -> bytes:
     """Answer a call in this worker. Errors go to the caller and are not raised here."""
     given = msgspec.msgpack.decode(arguments, type=CALLS[method].arguments)
     try:
-        value = RUN[method](loaded, given)
+        value = (CALLS[method].run or RUN[method])(loaded, given)
     except Exception as error:  # noqa: BLE001 - the caller raises it
         return msgspec.msgpack.encode(Outcome(b"", f"{type(error).__name__}: {error}"))
     return encoded_answer(value)

@@ -1,0 +1,86 @@
+"""`collective_rpc`, vLLM's name for calls in every process that runs steps. No jax.
+
+In: a registered name with its arguments, or, where steps run in this process, a function. Out: one
+result per process, or per data-parallel replica. No code is ever sent to another process.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from jengine.api.front import Front
+from jengine.assembly.engine import Engine
+from jengine.errors import RequestError
+from jengine.executor.calls import CALLS
+
+T = TypeVar("T")
+
+
+def collective_rpc(
+    front: Front,
+    method: str | Callable[..., Any],
+    timeout: float | None,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+) -> list[Any]:
+    """The results of a call, which runs between two steps."""
+    named = dict(kwargs or {})
+    if isinstance(method, str):
+        arguments = {**by_name(method, args), **named}
+        return within(timeout, method, lambda: front.call_workers(method, arguments))
+    if not callable(method):
+        raise RequestError(
+            f"collective_rpc: method is a {type(method).__name__}; expected a registered name "
+            f"({', '.join(CALLS)}) or a function."
+        )
+    return within(timeout, str(method), lambda: in_every_runner(front.engine, method, args, named))
+
+
+def in_every_runner(
+    engine: Engine, method: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> list[Any]:
+    """A function's results for the runner of each replica, which must be in this process."""
+    runners = engine.runners
+    return engine.in_process.between_steps(
+        lambda: [method(runner, *args, **kwargs) for runner in runners]
+    )
+
+
+def by_name(method: str, args: Sequence[Any]) -> dict[str, Any]:
+    """Arguments by position as arguments by name."""
+    if not args or method not in CALLS:
+        return {}  # an unknown name is refused later
+    names = CALLS[method].arguments.__struct_fields__
+    if len(args) > len(names):
+        raise RequestError(
+            f"collective_rpc({method!r}): given {len(args)} arguments; expected at most "
+            f"{len(names)}: {', '.join(names) or 'it takes none'}."
+        )
+    return dict(zip(names, args, strict=False))
+
+
+def within(timeout: float | None, name: str, call: Callable[[], T]) -> T:
+    """The result of a call, or a TimeoutError after so many seconds. The call itself goes on."""
+    if timeout is None:
+        return call()
+    arrived: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            arrived.set_result(call())
+        except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+            arrived.set_exception(error)
+
+    threading.Thread(target=run, name="jengine-rpc", daemon=True).start()
+    try:
+        return arrived.result(timeout)
+    except TimeoutError as error:
+        if arrived.done():
+            raise
+        raise TimeoutError(
+            f"collective_rpc({name!r}) was not answered within {timeout:g} s. It still runs; give "
+            "a larger timeout, or none."
+        ) from error

@@ -1,0 +1,24 @@
+"""Packages that add to jengine: their entry points in the group `jengine.plugins`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from jengine.cli.checks.finding import Finding
+from jengine.errors import ConfigError
+from jengine.plugin_loading import installed_plugins, load_plugins
+
+
+def check() -> Iterator[Finding]:
+    """Each plugin, and whether all of them can be called."""
+    plugins = installed_plugins()
+    if not plugins:
+        yield Finding("OK", "plugins", "none is installed")
+        return
+    try:
+        load_plugins()
+    except ConfigError as error:
+        yield Finding("problem", "plugins", str(error))
+    for plugin in plugins:
+        package = f"{plugin.dist.name} {plugin.dist.version}" if plugin.dist else "unknown package"
+        yield Finding("note", "plugins", f"{plugin.name} of {package}: {plugin.value}")
