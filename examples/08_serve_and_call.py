@@ -22,7 +22,7 @@ def served(*flags: str) -> Iterator[str]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "jengine", "serve", "demo", "--port", str(port), *flags]
-    server = subprocess.Popen(command)
+    server = subprocess.Popen([*command, "--disable-uvicorn-access-log"])
     url = f"http://127.0.0.1:{port}"
     try:
         while not is_ready(url):
