@@ -10,8 +10,12 @@ import json
 import re
 import subprocess
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+from jengine.client.address import Address
+from jengine.client.server import Server
 
 EXAMPLES = 60
 SECONDS = 300
@@ -29,16 +33,18 @@ def check(url: str, python: str) -> dict[str, Any]:
             "--workers", "4", "--no-color",
             "--report", "har", "--report-har-path", str(report),
         ]  # fmt: skip
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        # Examples that it remembers for the next run go to the folder that it runs in.
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
         if not report.is_file():
             raise SystemExit(f"schemathesis: {(done.stdout + done.stderr)[-3000:]}")
         entries = json.loads(report.read_text())["log"]["entries"]
+    known = Server(Address.of(url)).get("/openapi.json")["paths"]
     counts: dict[str, dict[str, int]] = {}
     problems = []
     for entry in entries:
         request, status = entry["request"], entry["response"]["status"]
         path = request["url"].removeprefix(url).partition("?")[0]
-        route = f"{request['method']} {path if len(path) < 60 else path[:60] + '...'}"
+        route = f"{request['method']} {declared(path, known)}"
         counts.setdefault(route, {}).setdefault(str(status), 0)
         counts[route][str(status)] += 1
         if status >= 500 and status != NOT_BUILT:
@@ -48,3 +54,11 @@ def check(url: str, python: str) -> dict[str, Any]:
     client = " ".join(re.findall(r"Schemathesis v\S+", done.stdout)[:1]) or "schemathesis"
     requests = sum(sum(statuses.values()) for statuses in counts.values())
     return {"client": client, "routes": counts, "requests": requests, "problems": problems}
+
+
+def declared(path: str, known: Iterable[str]) -> str:
+    """The path as the document declares it, with names in place of its parameters."""
+    patterns = {one: re.sub(r"\\{\w+\\}", ".+", re.escape(one)) for one in known}
+    # The longest first: a parameter may hold slashes.
+    fitting = [one for one, pattern in patterns.items() if re.fullmatch(pattern, path)]
+    return max(fitting, key=len, default=path)
