@@ -6,13 +6,15 @@ end is shown if it fails.
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import IO
 
 from jengine.client.address import Address
@@ -23,7 +25,14 @@ from jengine.errors import CapacityError, ConfigError
 # Loading and compiling a model may take long.
 START_SECONDS = 900.0
 STOP_SECONDS = 30.0
-SHOWN_LINES = 5
+SHOWN_LINES = 12
+# As in peers/vllm_peer.py: 2 GB of cache on a CPU, nothing fetched, nothing reported.
+VLLM_ENVIRONMENT = {
+    "VLLM_CPU_KVCACHE_SPACE": "2",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 @contextmanager
@@ -39,19 +48,24 @@ def vllm_server(model: str, words: Sequence[str], python: str | None) -> Iterato
     """vLLM's server, of a Python that has it."""
     program = "vllm.entrypoints.openai.api_server"
     command = [python or sys.executable, "-m", program, "--model", model, *words]
-    with running(command, "vllm serve") as url:
+    with running(command, "vllm serve", VLLM_ENVIRONMENT) as url:
         yield url
 
 
 @contextmanager
-def running(command: Sequence[str], name: str) -> Iterator[str]:
-    """The URL of a server, which is stopped in the end."""
+def running(
+    command: Sequence[str], name: str, environment: Mapping[str, str] = NOTHING
+) -> Iterator[str]:
+    """The URL of a server, which is stopped in the end. Variables that are set already stay."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     with tempfile.TemporaryFile("w+") as said:
         try:
             process = subprocess.Popen(  # noqa: S603 - programs that the user named
-                [*command, "--host", "127.0.0.1", "--port", str(port)], stdout=said, stderr=said
+                [*command, "--host", "127.0.0.1", "--port", str(port)],
+                stdout=said,
+                stderr=said,
+                env={**environment, **os.environ},
             )
         except OSError as error:
             raise ConfigError(f"{name}: {command[0]} cannot be run: {error}.") from error
