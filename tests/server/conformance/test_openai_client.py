@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 
 import openai
+import pydantic
 import pytest
 
 from jengine.bench.serve.launched import our_server
@@ -30,6 +31,15 @@ SCRIPTED = [
     "--enable-auto-tool-choice", "--tool-call-parser", "hermes",
     "--reasoning-parser", "deepseek_r1",
 ]  # fmt: skip
+
+
+class Weather(pydantic.BaseModel):
+    """What a structured answer would hold."""
+
+    city: str
+    degrees: int
+
+
 TOOL = {
     "type": "function",
     "function": {
@@ -188,3 +198,8 @@ def test_what_is_not_built_is_refused(client: openai.OpenAI) -> None:
     with pytest.raises(openai.APIStatusError) as refused:
         client.embeddings.create(model="demo", input="hello")
     assert refused.value.status_code in (400, 404, 501) and refused.value.body["message"]  # type: ignore[index]
+
+
+def test_structured_answers_are_refused_and_never_ignored(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.APIStatusError, match="response_format"):
+        client.chat.completions.parse(model="demo", messages=ASK, response_format=Weather)  # type: ignore[arg-type]
