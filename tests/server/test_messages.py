@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,22 +12,28 @@ import pytest
 from starlette.testclient import TestClient
 
 from tests.server.serving import NAME, letters, serving
+from tests.server.test_responses import failing_at
 
 PATH = "/v1/messages"
 HELLO = [{"role": "user", "content": "hi"}]
 TOOLS = [{"name": "f", "description": "does it", "input_schema": {"type": "object"}}]
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
-Say = Callable[[str], None]
+Say = Callable[..., None]
 
 
 @pytest.fixture
 def say(monkeypatch: pytest.MonkeyPatch) -> Say:
-    """Makes the scripted model answer with a text, then repeat an end."""
+    """Makes the scripted model answer with a text, then with `!`; each token may take time."""
 
-    def script(text: str) -> None:
-        turn = iter([*letters().encode(text, add_special_tokens=False)])
-        bang = letters().encode("!", add_special_tokens=False)[0]
-        monkeypatch.setattr("jengine.executor.scripted.next_token", lambda *_: next(turn, bang))
+    def script(text: str, seconds: float = 0.0) -> None:
+        turn = iter(letters().encode(text, add_special_tokens=False))
+        (bang,) = letters().encode("!", add_special_tokens=False)
+
+        def next_token(*_: Any) -> int:
+            time.sleep(seconds)
+            return next(turn, bang)
+
+        monkeypatch.setattr("jengine.executor.scripted.next_token", next_token)
 
     return script
 
@@ -148,6 +155,18 @@ def test_a_stream_adds_up_to_the_whole_message(client: TestClient, say: Say, tex
     events = stream(client, tools=TOOLS)
     assert events[0]["type"] == "message_start" and events[-1] == {"type": "message_stop"}
     assert plain(added_up(events)) == plain(whole)
+
+
+def test_an_error_in_a_stream_is_told(
+    client: TestClient, say: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    say("a" * 200, seconds=0.005)
+    monkeypatch.setattr("jengine.server.generation.refuse_failed", failing_at(2))
+    *events, last = stream(client)
+    assert last == {"type": "error", "error": {"type": "api_error", "message": "It broke."}}
+    assert events[0]["type"] == "message_start"
+    monkeypatch.setattr("jengine.server.generation.refuse_failed", failing_at(1))
+    assert error_of(post(client, stream=True), 500)["message"] == "It broke."
 
 
 def test_blocks_as_input(client: TestClient, say: Say) -> None:

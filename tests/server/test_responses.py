@@ -16,6 +16,7 @@ from openai import NotFoundError, OpenAI
 from starlette.testclient import TestClient
 
 from jengine.server.app import make_app
+from jengine.server.errors import ApiError
 from jengine.server.settings import ServerSettings
 from tests.server.serving import NAME, error_of, letters, letters_engine, service_of, serving
 
@@ -186,6 +187,34 @@ def test_a_stream_that_is_cut_off(client: TestClient, say: Say) -> None:
     last = stream(client, "hi", max_output_tokens=2)[-1]
     assert last["type"] == "response.incomplete"
     assert last["response"]["incomplete_details"] == {"reason": "max_output_tokens"}
+
+
+def test_an_error_in_a_stream_is_told_and_kept(
+    client: TestClient, say: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    say("a" * 200, seconds=0.005)
+    monkeypatch.setattr("jengine.server.generation.refuse_failed", failing_at(2))
+    last = stream(client, "hi")[-1]
+    assert last["type"] == "response.failed" and last["response"]["status"] == "failed"
+    assert last["response"]["error"] == {"code": "server_error", "message": "It broke."}
+    (item,) = last["response"]["output"]
+    assert item["status"] == "incomplete" and item["content"][0]["text"].startswith("a")
+    assert client.get(f"{PATH}/{last['response']['id']}").json() == last["response"]
+    say("hello")
+    monkeypatch.setattr("jengine.server.generation.refuse_failed", failing_at(1))
+    error_of(post(client, "hi", stream=True), 500)
+    error_of(post(client, "hi"), 500)
+
+
+def failing_at(number: int) -> Callable[..., None]:
+    """Stands for a request that fails at one of its outputs."""
+    left = iter(range(number))
+
+    def fail(*_: Any) -> None:
+        if next(left, number) >= number - 1:
+            raise ApiError(500, "It broke.")
+
+    return fail
 
 
 def test_log_probabilities(client: TestClient, say: Say) -> None:
