@@ -6,6 +6,7 @@ which misses one message loses nothing. Every duration is measured on one proces
 
 from __future__ import annotations
 
+import functools
 from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Self
@@ -71,6 +72,10 @@ class RequestTimes(msgspec.Struct, frozen=True, gc=False):
     preemptions: int = 0
     engine: int = 0  # index of the engine, or data-parallel replica, that answered it
 
+    def of_engine(self, index: int) -> RequestTimes:
+        """The same times, of an engine that has this index among several."""
+        return msgspec.structs.replace(self, engine=index)
+
 
 class ProgramTotals(msgspec.Struct, frozen=True):
     """Compiled programs, and how full the steps were that ran in them."""
@@ -80,6 +85,17 @@ class ProgramTotals(msgspec.Struct, frozen=True):
     unexpected: int = 0  # compilations after warm-up, for which a step had to wait
     useful_tokens: int = 0
     computed_tokens: int = 0  # padding included
+
+    def plus(self, other: ProgramTotals) -> ProgramTotals:
+        """The programs of both."""
+        names = {*self.compiles, *other.compiles}
+        return ProgramTotals(
+            {name: self.compiles.get(name, 0) + other.compiles.get(name, 0) for name in names},
+            self.seconds + other.seconds,
+            self.unexpected + other.unexpected,
+            self.useful_tokens + other.useful_tokens,
+            self.computed_tokens + other.computed_tokens,
+        )
 
 
 class Counts(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,6 +128,14 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
         """The counts of every scheduler: of each replica, or these where there is only one."""
         return self.replicas or (self,)
 
+    def later(self, seconds: float) -> Counts:
+        """These counts after so many seconds in which no step has ended."""
+        return msgspec.structs.replace(
+            self,
+            last_step_age=self.last_step_age + seconds,
+            replicas=tuple(one.later(seconds) for one in self.replicas),
+        )
+
 
 # Taken over from the replica that has the most of them, and not added up: all replicas get the same
 # parameters, and a step of one shows that the process makes progress.
@@ -126,7 +150,7 @@ def together(each: Sequence[Counts]) -> Counts:
     for name in Counts.__struct_fields__:
         if name not in ("replicas", "programs", "step_tokens", "step_seconds"):
             values[name] = _combined(name, [getattr(one, name) for one in each])
-    values["programs"] = each[0].programs  # replicas share their programs
+    values["programs"] = functools.reduce(ProgramTotals.plus, (one.programs for one in each))
     first, *others = (one.step_tokens for one in each)
     for histogram in others:
         first = first.plus(histogram)

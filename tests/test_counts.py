@@ -44,5 +44,8 @@ def test_replicas_add_up() -> None:
     assert both.last_step_age == 1.0, "some replica makes progress"
     assert both.step_tokens.total == 10
     assert both.step_seconds["run"] == Histogram([1.0], [1, 3], 6.0)
-    assert both.programs == programs, "replicas share their programs"
+    assert both.programs == programs
+    later = both.later(2.0)
+    assert (later.last_step_age, later.replicas[0].last_step_age) == (3.0, 5.0)
+    assert together([one, one]).programs == ProgramTotals({"a": 2}, 2.0)
     assert both.each == (one, two) and one.each == (one,)

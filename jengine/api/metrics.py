@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from msgspec.structs import replace
-
 from jengine.assembly.engine import Engine
 from jengine.assembly.values import one_of
 from jengine.counts import Counts
@@ -41,13 +39,7 @@ def last_counts(engine: Engine) -> Counts:
     """What the core said last, older by the time that has passed since."""
     state = engine.client.state()
     engine.session.stats.dropped_frames = state.dropped_frames
-    each = [older(counts, state.age) for counts in state.counts.replicas]
-    return replace(older(state.counts, state.age), replicas=tuple(each))
-
-
-def older(counts: Counts, seconds: float) -> Counts:
-    """Counts as they are so much later, if no step has ended meanwhile."""
-    return replace(counts, last_step_age=counts.last_step_age + seconds)
+    return state.counts.later(state.age)
 
 
 def served_name(engine: Engine) -> str:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import jax
 
 from jengine.config import CacheConfig, ScheduleConfig
+from jengine.counts import ProgramTotals
 from jengine.distributed.data_parallel import DataParallelCore
 from jengine.distributed.follower import FollowingCore
 from jengine.distributed.leader import LeadingCore
@@ -68,7 +69,8 @@ class CoreParts:
                 self.scheduler(replica),
                 self.watched(LocalExecutor(runner)),
                 self.depth,
-                runner.loaded.program_totals,
+                # Replicas share their programs, which are counted once.
+                ProgramTotals if replica else runner.loaded.program_totals,
             )
             for replica, runner in enumerate(self.runners)
         ]

@@ -88,6 +88,9 @@ class ProcessReplicas:
         deltas = self._mailbox.take(wait)
         with self._lock:
             for delta in deltas:
+                core = self._router.replica_of(delta.request_id)
+                if delta.times is not None and core is not None:
+                    delta.times = delta.times.of_engine(core)
                 self._router.note(delta)
         return deltas
 

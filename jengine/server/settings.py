@@ -74,7 +74,7 @@ class ServerSettings:
     sse_keep_alive_interval: int = 0  # seconds; 0: no comments
     timeout_keep_alive: int = 5
 
-    # --- metrics and logs ---------------------------------------------------------------------
+    # --- metrics and logs ------------------------------------------------------------------
     metrics_compat: Literal["jengine", "vllm"] = "jengine"  # prefix of the names at /metrics
     enable_log_requests: bool = False
     max_log_len: int | None = None

@@ -62,6 +62,8 @@ def test_requests_are_spread_and_all_answered() -> None:
         assert {name: tokens(deltas) for name, deltas in found.items()} == {
             name: told(prompt, 6) for name, prompt in prompts.items()
         }
+        answered_by = Counter(deltas[-1].times.engine for deltas in found.values())
+        assert answered_by == {0: 6, 1: 6}
         counts = client.stats()
         assert counts.running == counts.waiting == 0 and len(counts.replicas) == 2
         assert all(one.generation_tokens for one in counts.replicas)

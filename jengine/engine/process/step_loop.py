@@ -35,7 +35,7 @@ class StepLoop:
         self._failed = failed
         self._note = note
         self._counts = Counts()
-        self._counted = 0.0
+        self._counted = time.monotonic()
         self._steps = 0
         self._began: float | None = None  # when the step in progress began
         self._paused = False
@@ -74,11 +74,11 @@ class StepLoop:
 
     def state(self, dropped_frames: int = 0) -> CoreState:
         """The state of the core, without a wait."""
-        began = self._began
+        began, now = self._began, time.monotonic()
         return CoreState(
-            counts=self._counts,
+            counts=self._counts.later(now - self._counted),
             steps=self._steps,
-            stepping=0.0 if began is None else time.monotonic() - began,
+            stepping=0.0 if began is None else now - began,
             paused=self._paused,
             dropped_frames=dropped_frames,
         )
