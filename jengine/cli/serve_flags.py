@@ -67,6 +67,19 @@ JSON_LISTS = {
     "allowed_methods": "CORS: JSON list of methods",
     "allowed_headers": "CORS: JSON list of headers",
 }
+# vLLM's flags for what always holds here, with the values that they may have.
+ALWAYS = {
+    "--disable-log-requests": None,  # unless --enable-log-requests is given
+    "--enable-request-id-headers": None,
+    "--enable-server-load-tracking": None,
+    "--disable-fastapi-docs": None,
+    "--chat-template-content-format": ("auto",),
+}
+# vLLM's name -> the setting's.
+RENAMED = {
+    "--h11-max-incomplete-event-size": "max_header_bytes",
+    "--h11-max-header-count": "max_header_count",
+}
 ENVIRONMENT = {
     "api_key": ("JENGINE_API_KEY", "VLLM_API_KEY"),
     "admin_key": ("JENGINE_ADMIN_KEY",),
@@ -89,11 +102,13 @@ def add_server_flags(parser: Parser) -> None:
         "--default-chat-template-kwargs", metavar="JSON", default=argparse.SUPPRESS,
         help="JSON object: template variables for requests that do not set them",
     )  # fmt: skip
-    # Requests are not logged unless --enable-log-requests is given.
-    group.add_argument(
-        "--disable-log-requests", action="store_true", default=argparse.SUPPRESS,
-        help=argparse.SUPPRESS,
-    )  # fmt: skip
+    for name, choices in ALWAYS.items():
+        how: dict[str, Any] = {"choices": choices} if choices else {"action": "store_true"}
+        group.add_argument(name, default=argparse.SUPPRESS, help=argparse.SUPPRESS, **how)
+    for name, setting in RENAMED.items():
+        group.add_argument(
+            name, dest=setting, type=int, default=argparse.SUPPRESS, help=argparse.SUPPRESS
+        )
     add_field_flags(group, ServerSettings, SERVER_HELP)
 
 

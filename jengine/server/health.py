@@ -12,13 +12,14 @@ from jengine.server.service import Service
 from jengine.server.version import VERSION
 
 
-class Health(msgspec.Struct):
+class Health(msgspec.Struct, omit_defaults=True):
     """The state of the server and its engine."""
 
     status: str
     running: int
     waiting: int
     last_step_age_s: float | None
+    progress: str | None = None  # of the engine's start
 
 
 class Version(msgspec.Struct):
@@ -37,7 +38,13 @@ async def health(service: Service, http: Request) -> Response:
     """200 while requests are answered; 503 while starting, draining, stalled or dead."""
     service.check_alive()
     counts = await service.current_counts()
-    body = Health(service.phase.value, counts.running, counts.waiting, service.last_step_age)
+    body = Health(
+        service.phase.value,
+        counts.running,
+        counts.waiting,
+        service.last_step_age,
+        service.progress,
+    )
     return json_response(body, 200 if service.phase is Phase.SERVING else 503)
 
 

@@ -33,7 +33,8 @@ from jengine.server.settings import ServerSettings
 logger = logging.getLogger(__name__)
 # Seconds in which connections may close after the last answer.
 LAST_SECONDS = 1
-Start = Callable[[], Engine]
+# Starts an engine; is given a function that takes its progress in words.
+Start = Callable[[Callable[[str], None]], Engine]
 Ready = Callable[[Engine, str], None]
 
 
@@ -117,7 +118,7 @@ class Server(uvicorn.Server):
     async def start_engine(self, start: Start, when_ready: Callable[[Engine], None]) -> None:
         """Start the engine in a thread, and serve with it."""
         try:
-            engine = await in_daemon_thread(start)
+            engine = await in_daemon_thread(lambda: start(self.service.note_progress))
         except JengineError as error:
             self._give_up(" ".join(str(error).split()))
         except Exception as error:

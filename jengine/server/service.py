@@ -51,6 +51,7 @@ class Service:
     def __init__(self, settings: ServerSettings) -> None:
         self.settings = settings
         self.phase = Phase.STARTING
+        self.progress: str | None = None  # of the engine's start, for people
         self.watch: ProgressWatch | None = None  # of the engine's progress
         self.counts = Counts()  # as last known
         self.registry = process_registry()  # of the metrics
@@ -61,6 +62,10 @@ class Service:
             settings.response_store_seconds,
         )
         self._live: Live | None = None
+
+    def note_progress(self, words: str) -> None:
+        """Remember how far the engine's start is; from any thread."""
+        self.progress = words
 
     def adopt(self, engine: Engine) -> None:
         """Serve with this engine from now on."""
@@ -82,7 +87,7 @@ class Service:
         self.registry.register(exporter_of(engine, name, prefix))
         requests = self._live.requests
         self.watch = ProgressWatch(engine, lambda: requests.paused)
-        self.phase = Phase.SERVING
+        self.phase, self.progress = Phase.SERVING, None
 
     @property
     def live(self) -> Live:

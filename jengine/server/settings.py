@@ -77,7 +77,6 @@ class ServerSettings:
     # --- metrics and logs ------------------------------------------------------------------
     metrics_compat: Literal["jengine", "vllm"] = "jengine"  # prefix of the names at /metrics
     enable_log_requests: bool = False
-    max_log_len: int | None = None
     uvicorn_log_level: str = "info"
     disable_uvicorn_access_log: bool = False
 

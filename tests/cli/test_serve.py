@@ -25,6 +25,7 @@ from jengine.cli import serve
 from jengine.cli.main import command_parser, main
 from jengine.cli.serve_flags import server_settings
 from jengine.cli.terminal import Terminal
+from jengine.engine.process.messages import Progress
 from jengine.errors import ConfigError
 from jengine.server.settings import ServerSettings
 
@@ -51,12 +52,14 @@ def test_flags_have_vllms_names() -> None:
         "two", "--allowed-origins", '["*"]', "--tool-call-parser", "hermes",
         "--enable-auto-tool-choice", "--reasoning-parser", "qwen3", "--max-num-queued-reqs", "7",
         "--shutdown_timeout", "2", "--default-chat-template-kwargs", '{"enable_thinking": false}',
-        "--disable-log-requests", "--return-tokens-as-token-ids", "--root-path", "/x",
+        "--disable-log-requests", "--h11-max-header-count", "50", "--return-tokens-as-token-ids",
+        "--root-path", "/x",
     )  # fmt: skip
     assert settings.host == "0.0.0.0" and settings.port == 0
     assert settings.api_key == ("a", "b") and settings.served_model_name == ("one", "two")
     assert settings.allowed_origins == ("*",) and settings.queue_limit(8) == 7
     assert settings.enable_auto_tool_choice and settings.tool_call_parser == "hermes"
+    assert settings.max_header_count == 50
     assert settings.shutdown_timeout == 2.0 and settings.return_tokens_as_token_ids
     assert settings.default_chat_template_kwargs == {"enable_thinking": False}
 
@@ -91,6 +94,21 @@ def test_a_port_in_use_is_told_before_anything_is_loaded() -> None:
         terminal = Terminal(io.StringIO(), io.StringIO(), error)
         assert main(["serve", "demo", "--port", port], terminal=terminal) == 1
         assert f"--port {port}: cannot listen there" in error.getvalue()
+
+
+def test_progress_in_words() -> None:
+    assert serve.in_words(Progress("Loading weights")) == "Loading weights"
+    words = serve.in_words(Progress("Compiling", 2, 8, "programs", seconds=10))
+    assert words == "Compiling: 2 of 8 programs, about 30 s left"
+
+
+def test_an_open_door_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    serve.warn_if_open(ServerSettings(host="0.0.0.0"))
+    assert "without --api-key" in caplog.text
+    caplog.clear()
+    for closed in ({"host": "0.0.0.0", "api_key": ("k",)}, {}, {"host": "::", "uds": "/tmp/x"}):
+        serve.warn_if_open(ServerSettings(**closed))  # type: ignore[arg-type]
+    assert not caplog.text
 
 
 class Serving:

@@ -6,11 +6,13 @@ import hmac
 
 import pytest
 from starlette.routing import Route
+from starlette.testclient import TestClient
 
 from jengine.server import auth
-from jengine.server.app import ENDPOINTS
+from jengine.server.app import ENDPOINTS, make_app
 from jengine.server.auth import Access
-from tests.server.serving import NAME, error_of, service_of, serving
+from jengine.server.settings import ServerSettings
+from tests.server.serving import NAME, error_of, letters_engine, service_of, serving
 
 KEYS = {"api_key": ("first", "second"), "admin_key": ("master",)}
 PUBLIC = {
@@ -97,6 +99,26 @@ def test_models() -> None:
         assert cards[0]["max_model_len"] == 1024 and cards[0]["object"] == "model"
         assert client.get("/v1/models/org/two").json() == cards[1]
         assert error_of(client.get("/v1/models/three"), 404)["param"] == "model"
+
+
+def test_a_server_answers_while_its_engine_starts() -> None:
+    app = make_app(None, ServerSettings())
+    with TestClient(app) as client:
+        app.state.service.note_progress("Compiling: 2 of 8 programs")
+        response = client.get("/health")
+        assert response.status_code == 503 and client.get("/health/live").status_code == 200
+        assert response.json()["status"] == "starting"
+        assert response.json()["progress"] == "Compiling: 2 of 8 programs"
+        for path in ("/v1/models", "/v1/models/x"):
+            error_of(client.get(path), 503)
+        for path in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/v1/embeddings"):
+            refused = client.post(path, json={"prompt": "a"})
+            assert error_of(refused, 503)["type"] == "ServiceUnavailableError"
+            assert refused.headers["retry-after"]
+        app.state.service.adopt(letters_engine())
+        assert client.get("/health").json()["status"] == "serving"
+        assert "progress" not in client.get("/health").json()
+        app.state.service.shutdown()
 
 
 def test_health_and_version() -> None:
