@@ -3,7 +3,8 @@
 `fault_environment` writes a `sitecustomize.py` that a child's Python imports at its start and that
 does what `JENGINE_TEST_FAULT="module:Class.function:action@n"` says; several are joined by commas.
 The engine itself knows nothing of faults. Actions: `raise`, `exit`, `kill`, `stop` (SIGSTOP),
-`sleep=SECONDS`. With `@n` a fault happens at the n-th call, with `@n+` at each one from then on.
+`sleep=SECONDS`, `check` (assert that the blocks of a scheduler add up). With `@n` a fault happens
+at the n-th call, with `@n+` at each one from then on.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Fault(NamedTuple):
         return count >= self.first if self.again else count == self.first
 
 
-def act(action: str) -> None:
+def act(action: str, arguments: tuple[Any, ...] = ()) -> None:
     """Do what a fault does."""
     name, _, argument = action.partition("=")
     if name == "raise":
@@ -59,6 +60,9 @@ def act(action: str) -> None:
         os._exit(3)
     if name == "sleep":
         time.sleep(float(argument))
+        return
+    if name == "check":
+        arguments[0].cache.check()
         return
     os.kill(os.getpid(), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[name])
 
@@ -72,7 +76,7 @@ def faulty(fault: Fault, function: Callable[..., Any]) -> Callable[..., Any]:
         nonlocal count
         count += 1
         if fault.happens(count):
-            act(fault.action)
+            act(fault.action, arguments)
         return function(*arguments, **more)
 
     return wrapped

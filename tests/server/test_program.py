@@ -32,6 +32,7 @@ STEP = "--executor-options.step_seconds"
 COMPLETIONS = "/v1/completions"
 LONG = {"prompt": "Once", "max_tokens": 900, "ignore_eos": True, "temperature": 0}
 START_SECONDS = 120.0
+ACCOUNTS = "jengine.scheduler.scheduler:Scheduler.commit:check@1+"
 
 
 class Program(ServerProcess):
@@ -95,8 +96,9 @@ class Program(ServerProcess):
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
-    """A server that tests leave as they found it."""
-    with Program(tmp_path_factory.mktemp("shared"), STEP, "0.01", "--stall-timeout", "1") as one:
+    """A server that tests leave as they found it. After every step its blocks must add up."""
+    flags = (STEP, "0.01", "--stall-timeout", "1")
+    with Program(tmp_path_factory.mktemp("shared"), *flags, faults=(ACCOUNTS,)) as one:
         yield one.wait_until_ready()
 
 

@@ -64,7 +64,9 @@ def printed(result: dict[str, Any]) -> str:
             + (f"; {one['problem']}" if one["problem"] else "")
             for one in result["injections"]
         ),
-        f"Memory: {result['memory_slope_mib_per_minute']} MiB/min; at the end: {result['held']}, "
+        "Memory: "
+        + ("" if result["injections"] else f"{result['memory_slope_mib_per_minute']} MiB/min; ")
+        + f"at the end: {result['resident_mb'][-1]} MiB, {result['held']}, "
         f"status {result['exit_status']}, {result['orphans']} processes left",
         *(f"Log: {line}" for line in result["forbidden_log_lines"]),
         *(f"Lost: {line}" for line in result["lost"]),

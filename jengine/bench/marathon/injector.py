@@ -1,7 +1,8 @@
 """The injector: stops processes of a server for a while, and kills them.
 
 In: a server. Out: what was done, and how long it took until requests were answered again. While a
-fault lasts, and until the server answers again, `active` is true.
+fault lasts, and until the server answers again, `active` is true. Only a process that is killed
+(`killing`) may cost requests: those that meet a stopped one are late.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ class Injector:
         self.start_limit = start_limit
         self.stop_seconds = stop_seconds
         self.active = False
+        self.killing = False
         self.injections: list[Injection] = []
         self._began = time.monotonic()
 
@@ -59,9 +61,9 @@ class Injector:
     async def once(self, fault: str) -> None:
         """One fault, to the end of the recovery."""
         at = time.monotonic() - self._began
-        self.active = True
+        what, _, where = fault.partition(" ")
+        self.active, self.killing = True, what == "kill"
         try:
-            what, _, where = fault.partition(" ")
             engines = self.server.engines() if where == "engine" else []
             target = engines[0] if engines else psutil.Process(self.server.process.pid)
             if what == "stop":
@@ -71,7 +73,7 @@ class Injector:
             seconds = await self._recovery()
             self.injections.append(Injection(fault, round(at, 1), seconds, status, problem))
         finally:
-            self.active = False
+            self.active = self.killing = False
 
     async def _stop(self, target: psutil.Process) -> str:
         try:
