@@ -61,6 +61,30 @@ def sample_cases() -> tuple[SampleCase, ...]:
 
 
 @dataclass(frozen=True)
+class ExpertsCase:
+    """One layer of experts on one of some devices, for so many tokens."""
+
+    model: str
+    tokens: int
+    devices: int = 1
+    dtype: str = "bfloat16"
+
+    def __str__(self) -> str:
+        split = f", {self.devices} devices" * (self.devices > 1)
+        return f"{self.dtype} {self.model}, {self.tokens} tokens{split}"
+
+
+def expert_cases() -> Iterator[ExpertsCase]:
+    """Every height of tile; shards of experts; few experts that are large."""
+    for tokens in (64, 512, 2048, 8192):
+        yield ExpertsCase("qwen3-30b-a3b", tokens)
+    for tokens in (64, 8192):
+        yield ExpertsCase("qwen3-30b-a3b", tokens, devices=4)
+        yield ExpertsCase("qwen3-30b-a3b", tokens, dtype="float32")
+        yield ExpertsCase("mixtral-8x7b", tokens, dtype="float16")
+
+
+@dataclass(frozen=True)
 class StepCase:
     """One step of a model with real shapes."""
 

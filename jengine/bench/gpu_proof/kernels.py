@@ -25,12 +25,18 @@ from jengine.bench.gpu_proof.cases import (
     KV_HEADS,
     PAGES,
     ROWS,
+    ExpertsCase,
     KernelCase,
+    expert_cases,
     kernel_cases,
     sample_cases,
 )
+from jengine.config import ExpertsConfig
+from jengine.models.published import PUBLISHED
+from jengine.models.registry import model_config
 from pallas_kernels.cache_write import rotate_and_write, write_cache
 from pallas_kernels.decode_attention import decode_attention
+from pallas_kernels.grouped_matmul import combine_rows, multiply_tokens, sort_by_group
 from pallas_kernels.launch.bridge import compile_kernel, pointer_types
 from pallas_kernels.launch.call import kernel_call, launch_for
 from pallas_kernels.layout import cache_shape
@@ -39,7 +45,7 @@ from pallas_kernels.token_sampling import sample_tokens
 
 PREFILL_TILE = 32
 # Constants that tell two programs of one kernel apart for a reader.
-SHOWN = ("TOKENS", "PART_TOKENS", "SPLITS")
+SHOWN = ("TOKENS", "PART_TOKENS", "SPLITS", "TILE_ROWS", "TILE_COLUMNS", "TILE_DEPTH")
 
 
 class Resources(NamedTuple):
@@ -121,6 +127,27 @@ def sampling_calls(rows: int, vocab: int) -> Iterator[Any]:
     )  # fmt: skip
 
 
+def expert_calls(case: ExpertsCase) -> Iterator[Any]:
+    """The kernel calls of one layer of experts: two of a kind where rows are sorted in parts."""
+    config = model_config(PUBLISHED[case.model])
+    experts, hidden = config.layers[0].ffn, config.hidden_size
+    assert isinstance(experts, ExpertsConfig)
+    count, inner = experts.num_experts, experts.intermediate_size // case.devices
+    use: dict[str, Any] = {"implementation": "triton"}
+
+    def layer(x: Any, chosen: Any, scales: Any, gate_up: Any, down: Any) -> Any:
+        groups = sort_by_group(chosen.reshape(-1), count, **use)
+        inside = multiply_tokens(x, gate_up, groups, activation=experts.activation, **use)
+        return combine_rows(inside, down, groups, scales, **use)
+
+    picked = (case.tokens, experts.experts_per_token)
+    yield from traced(
+        layer, shape((case.tokens, hidden), case.dtype), shape(picked, "int32"),
+        shape(picked, "float32"), shape((count, hidden, 2 * inner), case.dtype),
+        shape((count, inner, hidden), case.dtype),
+    )  # fmt: skip
+
+
 def shape(sizes: tuple[int, ...], dtype: str) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(sizes, jnp.dtype(dtype))
 
@@ -177,6 +204,13 @@ def main() -> None:
             {"case": str(case), **measured(equation, args.capability)}
             for case in sample_cases()
             for equation in sampling_calls(case.rows, case.vocab)
+        ]
+    if args.head_dim is None:
+        rows += [
+            {"case": str(case), **measured(equation, args.capability)}
+            for case in expert_cases()
+            if args.dtype in (None, case.dtype)
+            for equation in expert_calls(case)
         ]
     print(json.dumps(rows))
 

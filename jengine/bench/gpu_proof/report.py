@@ -23,6 +23,9 @@ KERNEL_COLUMNS = {
     "tokens": "tokens",
     "splits": "splits",
     "part_tokens": "tokens of queries",
+    "tile_rows": "tile rows",
+    "tile_columns": "columns",
+    "tile_depth": "depth",
     "warps": "warps",
     "stages": "stages",
 }

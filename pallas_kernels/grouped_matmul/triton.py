@@ -1,0 +1,171 @@
+"""Grouped matmuls by Triton kernels: one program per tile of rows of one group and of columns.
+
+The number of rows per group on average chooses the height of tiles: 16 rows where a few tokens read
+many weights, 128 for long prompts. The grid has room for the most tiles that any division of the
+rows among groups takes; programs beyond those in use end at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from pallas_kernels.grouped_matmul.groups import Groups, addend_dtype
+from pallas_kernels.grouped_matmul.kernels import (
+    ENTRY,
+    count_parts,
+    multiply_tiles,
+    place_rows,
+)
+from pallas_kernels.launch import Launch, call_kernel
+from pallas_kernels.shapes import next_power_of_two
+from pallas_kernels.tuning import table, tuned
+
+OPERATION = "grouped_matmul"
+PARTS_AT_ONCE = 8
+
+
+@dataclass(frozen=True)
+class TilesLaunch:
+    """Sizes of one matmul; the rest depends on the device, known when the program is lowered."""
+
+    tiles: int
+    tile_rows: int
+    columns: int
+    dtype: str
+    constants: tuple[tuple[str, Any], ...]
+
+    def __call__(self, capability: int) -> Launch:
+        facts = {"capability": capability, "dtype": self.dtype, "rows": self.tile_rows}
+        best = tuned(OPERATION, **facts)
+        columns = fitting(self.columns, best["columns"])
+        constants = {
+            **dict(self.constants),
+            "TILE_ROWS": self.tile_rows,
+            "TILE_COLUMNS": columns,
+            "TILE_DEPTH": best["depth"],
+            "BAND": best["band"],
+        }
+        grid = (self.tiles * -(-self.columns // columns),)
+        return Launch(grid, constants, best["warps"], best["stages"])
+
+
+def sort_by_group_triton(groups: Array, num_groups: int) -> Groups:
+    """See `sort_by_group`."""
+    (rows,) = groups.shape
+    sizes = table(OPERATION)
+    part, placed = sizes["part"], sizes["placed"]
+    parts, programs = -(-rows // part), -(-rows // placed)
+    tile_rows = tile_rows_for(rows, num_groups)
+    tiles = most_tiles(rows, num_groups, tile_rows)
+    shared = {
+        "ROWS": rows,
+        "GROUPS": num_groups,
+        "BINS": next_power_of_two(num_groups + 1),
+        "PART": part if parts > 1 else max(next_power_of_two(rows), placed),
+    }
+    counts = groups
+    if parts > 1:
+        (counts,) = call_kernel(
+            count_parts, groups,
+            out=[jax.ShapeDtypeStruct((parts, shared["BINS"]), jnp.int32)],
+            launch=Launch((parts,), shared),
+        )  # fmt: skip
+    constants = {
+        **shared,
+        "PARTS": parts,
+        "PARTS_AT_ONCE": PARTS_AT_ONCE,
+        "PLACED": placed,
+        "TILE_ROWS": tile_rows,
+        "TILES": tiles,
+        "MAPPED": next_power_of_two(-(-tiles // programs)),
+    }
+    order, found, entries = call_kernel(
+        place_rows, groups, counts,
+        out=[
+            jax.ShapeDtypeStruct((rows,), jnp.int32),
+            jax.ShapeDtypeStruct((num_groups,), jnp.int32),
+            jax.ShapeDtypeStruct((tiles, ENTRY.value), jnp.int32),
+        ],
+        launch=Launch((programs,), constants),
+    )  # fmt: skip
+    return Groups(order, found, entries)
+
+
+def multiply_tokens_triton(
+    x: Array, weight: Array, groups: Groups, activation: str | None
+) -> Array:
+    """See `multiply_tokens`."""
+    rows = groups.order.shape[0]
+    width = weight.shape[2] // (1 if activation is None else 2)
+    out = jax.ShapeDtypeStruct((rows, width), weight.dtype)
+    flags = {
+        "GATHERED": True, "SCATTERED": False, "CHOICES": rows // x.shape[0],
+        "ACTIVATION": activation or "none",
+    }  # fmt: skip
+    # Without scales the kernel does not read this array, but needs one.
+    return multiplied(x, weight, groups, groups.order, out, flags)
+
+
+def combine_rows_triton(x: Array, weight: Array, groups: Groups, scales: Array) -> Array:
+    """See `combine_rows`."""
+    rows, width = x.shape[0], weight.shape[2]
+    out = jax.ShapeDtypeStruct((rows, width), addend_dtype(weight.dtype))
+    flags = {"GATHERED": False, "SCATTERED": True, "CHOICES": 1, "ACTIVATION": "none"}
+    made = multiplied(x, weight, groups, scales.reshape(-1), out, flags)
+    return jnp.sum(made.reshape(*scales.shape, width).astype(jnp.float32), axis=1)
+
+
+def multiplied(
+    x: Array,
+    weight: Array,
+    groups: Groups,
+    scales: Array,
+    out: jax.ShapeDtypeStruct,
+    flags: dict[str, Any],
+) -> Array:
+    """One call of the matmul kernel."""
+    num_groups, depth, columns = weight.shape
+    assert groups.tiles is not None, "these groups were not sorted by the triton implementation"
+    constants = {
+        **flags,
+        "GROUPS": num_groups,
+        "DEPTH": depth,
+        "COLUMNS": columns,
+        # Full float32 matmuls: the default, tf32, keeps 11 bits of each operand.
+        "PRECISION": "ieee" if weight.dtype == jnp.float32 else "tf32",
+    }
+    tile_rows = tile_rows_for(groups.order.shape[0], num_groups)
+    (made,) = call_kernel(
+        multiply_tiles, x, weight, groups.order, groups.tiles, scales,
+        out=[out],
+        launch=TilesLaunch(
+            groups.tiles.shape[0], tile_rows, columns, weight.dtype.name, tuple(constants.items())
+        ),
+    )  # fmt: skip
+    return made
+
+
+def tile_rows_for(rows: int, num_groups: int) -> int:
+    """The height of tiles: the same for the map and the matmuls, whatever the device."""
+    sizes = table(OPERATION)
+    heights = (height for least, height in sizes["tile_rows"] if rows >= least * num_groups)
+    return next(heights, sizes["smallest_tile_rows"])
+
+
+def most_tiles(rows: int, num_groups: int, tile_rows: int) -> int:
+    """The most tiles that these rows can take; padding is one more group."""
+    in_use = min(num_groups + 1, rows)
+    return (rows + in_use * (tile_rows - 1)) // tile_rows
+
+
+def fitting(columns: int, tile: int) -> int:
+    """The tile of columns, smaller if that spares a masked one."""
+    smallest = min(tile, 64)
+    while columns % tile and tile > smallest:
+        tile //= 2
+    return tile
