@@ -39,7 +39,7 @@ from jengine.runner.variants.buckets import Bucket, StepShapes
 from jengine.runner.variants.features import Features, variants
 from jengine.sampling import empty_row_state, filters, pack_admission
 from jengine.sampling import state as sampling_state
-from pallas_kernels import cache_write, token_sampling
+from pallas_kernels import cache_write, grouped_matmul, token_sampling
 from sharding.mesh import one_device_mesh
 from sharding.placement import Placement
 from tests.models.split import split_model
@@ -59,6 +59,7 @@ KERNELS = (
     "pallas_kernels.layout",
     "pallas_kernels.cache_write",
     "pallas_kernels.decode_attention",
+    "pallas_kernels.grouped_matmul",
     "pallas_kernels.prefill_attention",
     "pallas_kernels.token_sampling",
 )
@@ -73,6 +74,7 @@ INTERFACES = {
     "jengine.quantization.scheme.WeightScheme.softmax",
     "jengine.quantization.scheme.WeightScheme.multiply",
     "jengine.quantization.scheme.WeightScheme.multiply_groups",
+    "jengine.quantization.scheme.WeightScheme.mix_experts",
 }
 # Sizes that no other test has, so that functions jitted by themselves are traced again here.
 SIZES = {"vocab_size": 89, "hidden_size": 40, "intermediate_size": 52}
@@ -217,6 +219,13 @@ def trace_what_steps_leave_out() -> None:
         lambda *given: cache_write.write_cache(*given, implementation="xla"),
         *(cache, np.int32(1), new, new, np.zeros(7, np.int32)),
     )
+    jax.eval_shape(mixed_groups, new[0], np.zeros((2, 10, 6)), np.zeros((2, 3, 5)), new[0, :, :4])
+
+
+def mixed_groups(x: Array, first: Array, second: Array, scales: Array) -> Array:
+    groups = grouped_matmul.sort_by_group(jnp.zeros(scales.size, jnp.int32), 2)
+    inside = grouped_matmul.multiply_tokens(x, first, groups, activation="silu")
+    return grouped_matmul.combine_rows(inside, second, groups, scales)
 
 
 def test_every_annotation_is_true(seen: set[str]) -> None:

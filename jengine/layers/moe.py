@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial, reduce
 from operator import add
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,19 +21,26 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 TILE = 8
 
 
+class Picked(NamedTuple):
+    """The experts of each token."""
+
+    weights: Float[Array, "tokens chosen"]
+    experts: Int[Array, "tokens chosen"]
+
+
 def route(
     logits: Float[Array, "tokens num_experts"],
     count: int,
     normalize: bool,
     softmax: Callable[[Array], Array] = jax.nn.softmax,
-) -> tuple[Float[Array, "tokens chosen"], Int[Array, "tokens chosen"]]:
-    """The weights and indices of each token's `count` best experts."""
+) -> Picked:
+    """The `count` best experts of each token."""
     weights, experts = lax.top_k(softmax(logits), count)
     if normalize:
         # Added up one by one: the order of a sum in XLA depends on the number of tokens.
         total = reduce(add, (weights[:, i] for i in range(count)))
         weights = weights / jnp.broadcast_to(total[:, None], weights.shape)
-    return weights, experts
+    return Picked(weights, experts)
 
 
 # Rows [R, in], sorted by expert, and each expert's number of rows, to [R, ...out].

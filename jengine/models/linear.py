@@ -16,7 +16,7 @@ from jax import Array
 from jengine.config import ModelConfig
 from jengine.layers.norm import DescribedNorm
 from jengine.models.parameter import Axes, normal, parameter, zeros
-from jengine.quantization.scheme import Around, Specs, Tensors, WeightScheme, WeightShape
+from jengine.quantization.scheme import Around, Specs, Stored, Tensors, WeightScheme, WeightShape
 from jengine.quantization.unquantized import UNQUANTIZED
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
@@ -115,16 +115,9 @@ class Linear(Weighted):
         around = Around(described, bias, activation, residual, live)
         return self.scheme.apply(self.shape, x, self._step_tensors(), around)
 
-    def of_groups(
-        self,
-        x: Float[Array, "rows inputs"],
-        sizes: Int[Array, " groups"],
-        activation: str | None = None,
-    ) -> Float32[Array, "rows ..."]:
-        """Rows of x, sorted by group, times their group's matrix; `sizes` are rows per group. With
-        an activation, outputs (n, 2) give activation(gate) * rest."""
-        tensors = self._step_tensors()
-        return self.scheme.multiply_groups(self.shape, x, tensors, sizes, activation)
+    def stored(self) -> Stored:
+        """The weight as its scheme's functions of several weights take it."""
+        return Stored(self.shape, self._step_tensors())
 
 
 class Embedding(Weighted):

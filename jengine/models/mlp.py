@@ -5,14 +5,13 @@ A layer's config says which one it has.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 from flax import nnx
 from jax import Array
 
 from jengine.config import ExpertsConfig, FfnConfig, MlpConfig
-from jengine.layers.moe import mix_experts, route
+from jengine.layers.moe import route
 from jengine.models.linear import Factory, Linear, Norm
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
@@ -92,10 +91,10 @@ class ExpertsMLP(nnx.Module):
         flat = (x if norm is None else norm(x)).reshape(-1, x.shape[-1])
         logits, softmax = self.router(flat, live=live), self.router.scheme.softmax
         picked = route(logits, config.experts_per_token, config.normalize_weights, softmax)
-        matmuls = partial(self.gate_up.of_groups, activation=config.activation), self.down.of_groups
+        weights = self.gate_up.stored(), self.down.stored()
         rows = None if live is None else live.reshape(-1)
-        made = mix_experts(flat, *picked, config.num_experts, *matmuls, live=rows)
-        made = made.reshape(x.shape)
+        mix = self.gate_up.scheme.mix_experts
+        made = mix(*weights, flat, picked, config.activation, rows).reshape(x.shape)
         return made if residual is None else residual + made
 
 

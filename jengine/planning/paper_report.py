@@ -166,7 +166,7 @@ def assumptions(paper: Paper) -> Iterator[str]:
     if paper.memory.config.has_experts:
         yield (
             "experts: every token picks its own at random, and only what is picked is read and "
-            "multiplied; today's XLA does more on GPUs (grouped matmuls expand densely)"
+            "multiplied; without Triton, XLA does more on GPUs (it expands grouped matmuls densely)"
         )
 
 

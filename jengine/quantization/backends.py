@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 from jengine.quantization import cpu
 from jengine.quantization.cpu_shards import ShardedWeights
+from jengine.quantization.gpu import GpuWeights
 from jengine.quantization.scheme import WeightScheme, WeightShape
 from jengine.quantization.unquantized import UNQUANTIZED
 from sharding.placement import Placement
 
-# Backend -> declared scheme -> the scheme of the step.
-STEP_SCHEMES: dict[str, dict[WeightScheme, WeightScheme]] = {
-    "cpu": {UNQUANTIZED: cpu.PACKED},
-    "cpu in place": {UNQUANTIZED: cpu.IN_PLACE},
+
+def on_cpus(kernels: cpu.CpuWeights, placement: Placement) -> WeightScheme:
+    """The kernels on a lone CPU, or on each device of a mesh."""
+    return ShardedWeights(kernels, placement) if placement.is_split else kernels
+
+
+# Backend -> declared scheme -> the scheme of a step on some devices.
+STEP_SCHEMES: dict[str, dict[WeightScheme, Callable[[Placement], WeightScheme]]] = {
+    "cpu": {UNQUANTIZED: partial(on_cpus, cpu.PACKED)},
+    "cpu in place": {UNQUANTIZED: partial(on_cpus, cpu.IN_PLACE)},
+    "triton": {UNQUANTIZED: GpuWeights},
 }
 
 
@@ -22,10 +33,8 @@ def matmul_backend(kernels: str, *, pack: bool) -> str:
 
 def step_scheme(declared: WeightScheme, backend: str | None, placement: Placement) -> WeightScheme:
     """How a step multiplies weights that are declared so, on these devices."""
-    chosen = STEP_SCHEMES.get(backend or "", {}).get(declared, declared)
-    if isinstance(chosen, cpu.CpuWeights) and placement.is_split:
-        return ShardedWeights(chosen, placement)
-    return chosen
+    chosen = STEP_SCHEMES.get(backend or "", {}).get(declared)
+    return declared if chosen is None else chosen(placement)
 
 
 def fits(scheme: WeightScheme, weight: WeightShape) -> bool:

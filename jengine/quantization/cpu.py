@@ -12,8 +12,17 @@ import jax.numpy as jnp
 from jax import Array
 
 from jengine.layers.initializer import Initializer
+from jengine.layers.moe import Picked
 from jengine.layers.norm import RowNorm
-from jengine.quantization.scheme import Around, Specs, Tensors, TensorSpec, WeightShape
+from jengine.quantization.scheme import (
+    Around,
+    Specs,
+    Stored,
+    Tensors,
+    TensorSpec,
+    WeightShape,
+    mixed,
+)
 from jengine.quantization.unquantized import UNQUANTIZED
 from pallas_kernels.cpu import matmul as kernels
 from pallas_kernels.cpu.logits import softmax_parts
@@ -122,6 +131,18 @@ class CpuWeights:
             sizes=sizes,
         )
         return made if activation is not None else made.reshape(-1, *weight.outputs)
+
+    def mix_experts(
+        self,
+        gate_up: Stored,
+        down: Stored,
+        x: Array,
+        picked: Picked,
+        activation: str,
+        live: Array | None,
+    ) -> Array:
+        """Two grouped matmuls."""
+        return mixed(self, gate_up, down, x, picked, activation, live)
 
 
 def storage_of(weight: WeightShape) -> str:

@@ -16,16 +16,19 @@ from jax.sharding import PartitionSpec
 
 from jengine.layers.initializer import Initializer
 from jengine.layers.mlp import gated
+from jengine.layers.moe import Picked
 from jengine.layers.norm import RowNorm
 from jengine.quantization.cpu import CpuWeights
 from jengine.quantization.scheme import (
     Around,
     Axes,
     Specs,
+    Stored,
     Tensors,
     TensorSpec,
     WeightShape,
     finished,
+    mixed,
 )
 from jengine.quantization.unquantized import UNQUANTIZED
 from sharding.axes import mesh_axes
@@ -200,6 +203,18 @@ class ShardedWeights:
         specs = spec_of((), *shards.inputs), self._stored_spec(weight), EVERYWHERE
         run = self.placement.on_each_device(own, specs, spec_of((), *results))
         return run(x.reshape(-1, *weight.inputs), tensors["weight"], sizes)
+
+    def mix_experts(
+        self,
+        gate_up: Stored,
+        down: Stored,
+        x: Array,
+        picked: Picked,
+        activation: str,
+        live: Array | None,
+    ) -> Array:
+        """Two grouped matmuls."""
+        return mixed(self, gate_up, down, x, picked, activation, live)
 
     def shards(self, weight: WeightShape) -> Shards:
         """How this weight is sharded."""

@@ -17,6 +17,7 @@ from jax import Array
 from jengine.layers.initializer import Initializer
 from jengine.layers.linear import add_bias
 from jengine.layers.mlp import ACTIVATIONS, gated
+from jengine.layers.moe import Picked, mix_experts
 from jengine.layers.norm import RowNorm
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
@@ -78,6 +79,13 @@ class Around(NamedTuple):
     residual: Array | None = None
     # i32 per row of x; rows of -1 are padding, whose results are never used.
     positions: Array | None = None
+
+
+class Stored(NamedTuple):
+    """A weight with its prepared arrays."""
+
+    shape: WeightShape
+    tensors: Tensors
 
 
 class WeightScheme(Protocol):
@@ -146,6 +154,21 @@ class WeightScheme(Protocol):
         """
         ...
 
+    def mix_experts(
+        self,
+        gate_up: Stored,
+        down: Stored,
+        x: Float[Array, "tokens hidden"],
+        picked: Picked,
+        activation: str,
+        live: Int[Array, " tokens"] | None,
+    ) -> Float32[Array, "tokens hidden"]:
+        """The weighted sum of the gated MLPs of each token's experts; zero where `live` is -1.
+
+        A group of both weights, which have this scheme, is an expert.
+        """
+        ...
+
 
 def applied(
     scheme: WeightScheme, weight: WeightShape, x: Array, tensors: Tensors, around: Around
@@ -163,3 +186,24 @@ def finished(weight: WeightShape, y: Array, around: Around) -> Array:
     if activation is not None:
         y = gated(y, activation) if weight.gated else ACTIVATIONS[activation](y)
     return y if residual is None else residual + y
+
+
+def mixed(
+    scheme: WeightScheme,
+    gate_up: Stored,
+    down: Stored,
+    x: Array,
+    picked: Picked,
+    activation: str,
+    live: Array | None,
+) -> Array:
+    """`WeightScheme.mix_experts` by two calls of `multiply_groups`."""
+    assert gate_up.shape.groups is not None, "the weights of experts have groups"
+
+    def first(x: Array, sizes: Array) -> Array:
+        return scheme.multiply_groups(gate_up.shape, x, gate_up.tensors, sizes, activation)
+
+    def second(x: Array, sizes: Array) -> Array:
+        return scheme.multiply_groups(down.shape, x, down.tensors, sizes)
+
+    return mix_experts(x, *picked, gate_up.shape.groups, first, second, live)

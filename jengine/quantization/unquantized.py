@@ -12,15 +12,17 @@ from jax import Array
 from jengine.layers.initializer import Initializer
 from jengine.layers.linear import project
 from jengine.layers.mlp import gated
-from jengine.layers.moe import grouped_project
+from jengine.layers.moe import Picked, grouped_project
 from jengine.layers.norm import RowNorm
 from jengine.quantization.scheme import (
     Around,
     Specs,
+    Stored,
     Tensors,
     TensorSpec,
     WeightShape,
     applied,
+    mixed,
 )
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
@@ -99,6 +101,18 @@ class Unquantized:
         array = tensors["weight"].reshape(weight.groups, *weight.matrix)
         made = grouped_project(x, array, sizes).reshape(-1, *weight.outputs)
         return made if activation is None else gated(made, activation, axis=-1)
+
+    def mix_experts(
+        self,
+        gate_up: Stored,
+        down: Stored,
+        x: Float[Array, "tokens hidden"],
+        picked: Picked,
+        activation: str,
+        live: Int[Array, " tokens"] | None,
+    ) -> Float32[Array, "tokens hidden"]:
+        """Two grouped matmuls."""
+        return mixed(self, gate_up, down, x, picked, activation, live)
 
 
 UNQUANTIZED = Unquantized()

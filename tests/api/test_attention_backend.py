@@ -48,6 +48,8 @@ def generate(folder: Path, backend: str, **options: object) -> list[tuple[int, .
             "gemma2", {"deterministic": True, "compilation_config": None}, marks=pytest.mark.slow
         ),
         pytest.param("qwen3", {}, marks=pytest.mark.slow),
+        # Experts.
+        pytest.param("qwen3_moe", {}, marks=pytest.mark.slow),
     ],
 )
 def test_the_engine_writes_the_same(

@@ -15,7 +15,13 @@ from typing import Any
 
 import pytest
 
-from jengine.bench.gpu_proof.cases import MODELS, kernel_cases, sample_cases, step_cases
+from jengine.bench.gpu_proof.cases import (
+    MODELS,
+    expert_cases,
+    kernel_cases,
+    sample_cases,
+    step_cases,
+)
 from jengine.bench.gpu_proof.report import markdown, worse
 
 RESULTS = Path(__file__).parents[2] / "jengine" / "bench" / "results" / "gpu-proof.json"
@@ -58,7 +64,7 @@ def result() -> dict[str, Any]:
 def test_the_committed_results_are_good(result: dict[str, Any]) -> None:
     assert worse(result, result) == []
     assert {row["step"] for row in result["steps"]} == {str(case) for case in step_cases()}
-    cases = {str(case) for case in (*kernel_cases(), *sample_cases())}
+    cases = {str(case) for case in (*kernel_cases(), *sample_cases(), *expert_cases())}
     assert {row["case"] for row in result["kernels"]} == cases
     assert {row["capability"] for row in result["kernels"]} == {80, 89, 90}
     assert set(MODELS) == {"qwen3-0.6b", "llama-8b"}
@@ -74,7 +80,7 @@ def test_the_committed_results_are_good(result: dict[str, Any]) -> None:
         ("steps", "cache_aliased", False, "cache_aliased is False"),
         ("steps", "rematerialized", 3, "rematerialized is 3"),
         ("steps", "launches", 10_000, "launches is 10000, and was"),
-        ("steps", "temporary_mb", 1e5, "temporary_mb is 100000.0, and was"),
+        ("steps", "temporary_mb", 1e3, "temporary_mb is 1000.0, and was"),
     ],
 )
 def test_what_gets_worse_is_named(
@@ -86,6 +92,12 @@ def test_what_gets_worse_is_named(
     assert len(problems) == 1
     assert said in problems[0]
     assert str(changed[part][0].get("step", changed[part][0].get("case"))) in problems[0]
+
+
+def test_a_new_step_may_not_have_many_temporaries(result: dict[str, Any]) -> None:
+    row = {**result["steps"][0], "temporary_mb": 2001.0}
+    problems = worse({"kernels": [], "steps": [row]}, {"kernels": [], "steps": []})
+    assert problems == [f"{row['step']}: 2001.0 MB of temporaries, of at most 2000"]
 
 
 def test_tables_hold_every_step_and_device(result: dict[str, Any]) -> None:

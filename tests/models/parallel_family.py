@@ -108,6 +108,9 @@ class Turned:
     ) -> Array:
         raise NotImplementedError("this family has no experts")
 
+    def mix_experts(self, *_: Any) -> Array:
+        raise NotImplementedError("this family has no experts")
+
 
 class ParallelLayer(nnx.Module):
     def __init__(self, factory: Factory, layer: int) -> None:

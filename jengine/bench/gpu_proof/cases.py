@@ -118,6 +118,12 @@ def step_cases() -> Iterator[StepCase]:
     yield StepCase("llama-8b", 64, 0, "triton", devices=4, stages=2)
     yield StepCase("llama-8b", 64, 2048, "triton", devices=4, stages=2)
     yield StepCase("llama-8b", 64, 0, "triton", devices=3, stages=3)
+    # Experts, with a cache that fits an H100 beside the weights.
+    for devices in (1, 4):
+        for prompts in (0, 8192):
+            yield StepCase(
+                "qwen3-30b-a3b", 64, prompts, "triton", devices=devices, cache_tokens=100_000
+            )
     # The same step without our kernels, for comparison.
     yield StepCase("llama-8b", 64, 0, "xla")
 

@@ -29,6 +29,8 @@ KERNEL_COLUMNS = {
     "warps": "warps",
     "stages": "stages",
 }
+# The most temporary memory of any step with our kernels, in MB.
+MOST_TEMPORARY = 2000
 # Temporaries may grow by this much, which fusions of other XLA versions account for.
 SLACK = 1.1
 
@@ -104,6 +106,8 @@ def step_problems(row: Mapping[str, Any]) -> Iterator[str]:
     ):
         if row[name] != wanted:
             yield f"{row['step']}: {name} is {row[name]}, expected {wanted}"
+    if row["temporary_mb"] > MOST_TEMPORARY:
+        yield f"{row['step']}: {row['temporary_mb']} MB of temporaries, of at most {MOST_TEMPORARY}"
 
 
 def growth(row: Mapping[str, Any], before: Mapping[str, Any]) -> Iterator[str]:

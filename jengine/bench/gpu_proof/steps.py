@@ -21,11 +21,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import topologies
 
-from jengine.bench.gpu_proof.cases import MODELS, StepCase, step_cases
+from jengine.bench.gpu_proof.cases import StepCase, step_cases
 from jengine.bench.gpu_proof.device import H200
 from jengine.config import CacheConfig, ModelConfig, cache_groups
+from jengine.models.published import PUBLISHED
 from jengine.models.registry import model_config
 from jengine.models.stages import stage_layout
+from jengine.quantization.backends import matmul_backend
 from jengine.runner.programs.compiler import StepCompiler
 from jengine.runner.sizing import held_by, stages_of
 from jengine.runner.step.leaves import LeafOrder
@@ -59,12 +61,14 @@ def compiler_for(case: StepCase, config: ModelConfig, devices: np.ndarray) -> St
         groups, BLOCK_SIZE, PREFILL_TILE, MAX_ROWS, case.max_model_len,
         attention=case.attention, packed_tables=case.stages > 1,
     )  # fmt: skip
-    ladders = Ladders((MAX_ROWS,), (PREFILL_TOKENS,), (shapes.max_pages,))
+    prompts = max(PREFILL_TOKENS, case.prefill_tokens)
+    ladders = Ladders((MAX_ROWS,), (prompts,), (shapes.max_pages,))
     cache = CacheConfig(groups, BLOCK_SIZE, (blocks,) * len(groups))
     held = held_by(placement, ladders, config.hidden_size)
     sizes = (MAX_ROWS, config.vocab_size, case.max_model_len)
     state = jax.eval_shape(lambda: empty_state(cache, jnp.bfloat16, *sizes, held))
-    order = LeafOrder(abstract_model(config), StagePlaces(placement, layout))
+    places, backend = StagePlaces(placement, layout), matmul_backend(case.attention, pack=True)
+    order = LeafOrder(abstract_model(config), places, backend)
     return StepCompiler(
         shapes, order.rebuild, order.shapes(), placed_state(state, placement), placement,
         stages_of(order, ladders),
@@ -76,7 +80,7 @@ def compiled_step(case: StepCase) -> tuple[Any, int]:
     topology = topologies.get_topology_desc(
         platform="cuda", target_config=H200, topology=f"1x1x{case.devices}"
     )
-    config = model_config(MODELS[case.model])
+    config = model_config(PUBLISHED[case.model])
     devices = np.array(topology.devices).reshape(case.stages, -1)
     compiler = compiler_for(case, config, devices)
     pages = -(-case.max_model_len // BLOCK_SIZE)
@@ -89,7 +93,7 @@ def program_facts(compiled: Any, dump: Path, case: StepCase, cache_bytes: int) -
     """Launches, command buffers, copies and memory of a compiled step."""
     text = compiled.as_text()
     memory = compiled.memory_analysis()
-    layers = -(-MODELS[case.model]["num_hidden_layers"] // case.stages)  # of one device
+    layers = -(-PUBLISHED[case.model]["num_hidden_layers"] // case.stages)  # of one device
     launches, buffers, outside = thunks(dump)
     copies = [size for size in copied_bytes(text) if size >= cache_bytes // (2 * layers)]
     return {

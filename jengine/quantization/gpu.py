@@ -1,0 +1,114 @@
+"""Plain weights on NVIDIA GPUs: XLA multiplies, except by the weights of experts.
+
+XLA's grouped matmul there multiplies every row by every expert's matrix.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.sharding import PartitionSpec
+
+from jengine.layers.initializer import Initializer
+from jengine.layers.moe import Picked
+from jengine.layers.norm import RowNorm
+from jengine.quantization.scheme import Around, Specs, Stored, Tensors, WeightShape
+from jengine.quantization.unquantized import UNQUANTIZED
+from pallas_kernels.grouped_matmul import combine_rows, multiply_tokens, sort_by_group
+from sharding.placement import Placement
+
+EVERYWHERE = PartitionSpec()
+
+
+@dataclass(frozen=True)
+class GpuWeights:
+    """The weight as it is declared. Each device runs its own part of every expert."""
+
+    placement: Placement
+
+    @property
+    def takes_declared(self) -> bool:
+        """Yes."""
+        return True
+
+    def declared(self, weight: WeightShape, dtype: Any, init: Initializer) -> Specs:
+        """The weight."""
+        return UNQUANTIZED.declared(weight, dtype, init)
+
+    def prepared(self, weight: WeightShape, dtype: Any) -> Specs:
+        """The same."""
+        return UNQUANTIZED.prepared(weight, dtype)
+
+    def prepare(self, weight: WeightShape, tensors: Tensors) -> Tensors:
+        """The same arrays."""
+        return tensors
+
+    def restore(self, weight: WeightShape, tensors: Tensors) -> Tensors:
+        """The same arrays."""
+        return tensors
+
+    def multiply(self, weight: WeightShape, x: Array, tensors: Tensors) -> Array:
+        """In XLA."""
+        return UNQUANTIZED.multiply(weight, x, tensors)
+
+    def lookup(self, weight: WeightShape, indices: Array, tensors: Tensors) -> Array:
+        """In XLA."""
+        return UNQUANTIZED.lookup(weight, indices, tensors)
+
+    def normalize(self, norm: RowNorm, x: Array) -> Array:
+        """In XLA."""
+        return UNQUANTIZED.normalize(norm, x)
+
+    def softmax(self, x: Array) -> Array:
+        """In XLA."""
+        return UNQUANTIZED.softmax(x)
+
+    def apply(self, weight: WeightShape, x: Array, tensors: Tensors, around: Around) -> Array:
+        """In XLA."""
+        return UNQUANTIZED.apply(weight, x, tensors, around)
+
+    def multiply_groups(
+        self,
+        weight: WeightShape,
+        x: Array,
+        tensors: Tensors,
+        sizes: Array,
+        activation: str | None = None,
+    ) -> Array:
+        """In XLA; `mix_experts` does not use it."""
+        return UNQUANTIZED.multiply_groups(weight, x, tensors, sizes, activation)
+
+    def mix_experts(
+        self,
+        gate_up: Stored,
+        down: Stored,
+        x: Array,
+        picked: Picked,
+        activation: str,
+        live: Array | None,
+    ) -> Array:
+        """Kernels that sort tokens by expert, multiply them, and put addends back in order.
+
+        Experts are sharded inside, so each device has a part of every token's sum.
+        """
+        count, use = gate_up.shape.groups, {"implementation": "triton"}
+        assert count is not None, "the weights of experts have groups"
+        weights, experts = picked
+        if live is not None:
+            experts = jnp.where(live[:, None] < 0, -1, experts)
+        specs = [self.placement.spec(one.shape.axes, one.shape.shape) for one in (gate_up, down)]
+        summed = specs[1][1]  # the mesh axes of down's inputs
+
+        def own(x: Array, weights: Array, experts: Array, first: Array, second: Array) -> Array:
+            groups = sort_by_group(experts.reshape(-1), count, **use)
+            first = first.reshape(*first.shape[:2], -1)
+            inside = multiply_tokens(x, first, groups, activation=activation, **use)
+            made = combine_rows(inside, second, groups, weights, **use)
+            return made if summed is None else lax.psum(made, summed)
+
+        arrays = [one.tensors["weight"] for one in (gate_up, down)]
+        run = self.placement.on_each_device(own, (*[EVERYWHERE] * 3, *specs), EVERYWHERE)
+        return run(x.astype(arrays[0].dtype), weights, experts, *arrays)

@@ -1,0 +1,59 @@
+"""A layer of experts with random weights, run by any scheme."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jengine.layers.moe import Picked
+from jengine.quantization.scheme import Stored, WeightScheme, WeightShape
+
+HIDDEN, INNER = 24, 16
+OUT_AXES, IN_AXES = ("experts", "embed", "mlp", None), ("experts", "mlp", "embed")
+
+
+@dataclass(frozen=True)
+class Case:
+    """Tokens, some of which are padding, and how many experts there are and each token picks."""
+
+    tokens: int
+    chosen: int
+    experts: int
+    padding: tuple[int, ...] = ()
+    dtype: str = "float32"
+
+    @property
+    def tolerance(self) -> float:
+        """Addends of bfloat16 weights are rounded."""
+        return 1e-5 if self.dtype == "float32" else 1e-2
+
+
+CASES = [Case(7, 2, 4, padding=(0, 5)), Case(1, 3, 8), Case(40, 2, 3, (39,), "bfloat16")]
+
+
+def random(*shape: int, seed: int = 0) -> jax.Array:
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+
+
+def layer(scheme: WeightScheme, case: Case) -> jax.Array:
+    """The layer's results."""
+    shapes = (
+        WeightShape((HIDDEN,), (INNER, 2), OUT_AXES, groups=case.experts),
+        WeightShape((INNER,), (HIDDEN,), IN_AXES, groups=case.experts),
+    )
+    arrays = [random(*one.shape, seed=1).astype(case.dtype) for one in shapes]
+    rng = np.random.default_rng(2)
+    experts = np.argsort(rng.random((case.tokens, case.experts)), axis=1)[:, : case.chosen]
+    live = np.arange(case.tokens)
+    live[list(case.padding)] = -1
+
+    @jax.jit
+    def run(x: jax.Array, picked: Picked, *arrays: jax.Array) -> jax.Array:
+        stored = [Stored(s, {"weight": a}) for s, a in zip(shapes, arrays, strict=True)]
+        return scheme.mix_experts(*stored, x, picked, "silu", jnp.asarray(live, jnp.int32))
+
+    picked = Picked(jax.nn.softmax(random(*experts.shape)), jnp.asarray(experts, jnp.int32))
+    return run(random(case.tokens, HIDDEN), picked, *arrays)
