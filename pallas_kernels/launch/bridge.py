@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import logging
 import warnings
 import zlib
 from collections.abc import Sequence
@@ -16,11 +17,13 @@ from typing import Any, NamedTuple
 
 import jax
 import triton
+import triton.language as tl
 from jax.interpreters import mlir
 from jaxlib import gpu_triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+logger = logging.getLogger(__name__)
 # The newest PTX that the assembler of jax's CUDA 12 packages reads; triton would write a newer one.
 OPTIONS = {"ptx_version": 86, "enable_fp_fusion": True}
 POINTERS = {
@@ -86,7 +89,7 @@ def cuda_call(
     # XLA passes inputs, then outputs. Those written in place come last, so that a kernel, which
     # gets each of them once, as an input, may ignore the end of the list.
     aliases = {index: len(new) + number for number, index in enumerate(in_place)}
-    if use_jax_triton():
+    if use_jax_triton(capability):
         return _through_jax_triton(context, operands, kernel, launch, new, aliases, capability)
     return _by_hand(context, operands, compiled, launch, len(arrays), aliases, capability)
 
@@ -165,12 +168,47 @@ def _by_hand(
 
 
 @cache
-def use_jax_triton() -> bool:
-    """Whether a jax-triton is installed that XLA's CUDA graphs can hold."""
+def use_jax_triton(capability: int) -> bool:
+    """Whether a jax-triton is installed that XLA's CUDA graphs can hold, and that this jax runs."""
     if importlib.util.find_spec("jax_triton") is None:
         return False
-    version = importlib.metadata.version("jax-triton").split(".")
-    return tuple(map(int, version[:2])) >= JAX_TRITON
+    version = importlib.metadata.version("jax-triton")
+    if tuple(map(int, version.split(".")[:2])) < JAX_TRITON:
+        return False
+    problem = jax_triton_problem(capability)
+    if problem:
+        logger.warning(
+            "jax-triton %s does not work with jax %s, so kernels are launched without it: %s",
+            version, jax.__version__, problem,
+        )  # fmt: skip
+    return problem is None
+
+
+def jax_triton_problem(capability: int) -> str | None:
+    """Why a small program with a kernel cannot be lowered through jax-triton, or None.
+
+    Neither package refuses a version of the other that it does not work with.
+    """
+    launch = importlib.import_module("jax_triton").triton_call
+
+    def program(x: Any) -> Any:
+        return launch(
+            x, kernel=copy_one, out_type=[jax.ShapeDtypeStruct((1,), jax.numpy.int32)],
+            grid=(1, 1, 1), compute_capability=capability, backend_options=OPTIONS,
+        )  # fmt: skip
+
+    try:
+        traced = jax.jit(program).trace(jax.ShapeDtypeStruct((1,), jax.numpy.int32))
+        traced.lower(lowering_platforms=("cuda",))
+    except Exception as error:  # noqa: BLE001 - whatever it is, the other way works
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+@triton.jit
+def copy_one(from_ptr, to_ptr):
+    """Copy one number."""
+    tl.store(to_ptr, tl.load(from_ptr))
 
 
 def _through_jax_triton(

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +13,13 @@ import pytest
 
 triton = pytest.importorskip("triton", reason="triton is not installed")
 
-from pallas_kernels.launch import KernelError, Launch, call_kernel, interpreting  # noqa: E402
+from pallas_kernels.launch import (  # noqa: E402
+    KernelError,
+    Launch,
+    bridge,
+    call_kernel,
+    interpreting,
+)
 from pallas_kernels.launch.bridge import compile_kernel, pointer_types  # noqa: E402
 from tests.pallas_kernels import launch_kernels as kernels  # noqa: E402
 
@@ -100,3 +110,29 @@ def test_a_type_that_kernels_do_not_know_is_named() -> None:
 def test_missing_constants_are_named() -> None:
     with pytest.raises(KernelError, match=r"FACTOR.*constants \['WIDTH'\]"):
         compile_kernel(kernels.scale_rows, ("*fp32", "*fp32"), (("WIDTH", 8),), 4, 3, 90)
+
+
+@pytest.mark.parametrize(
+    ("version", "error", "used"),
+    [
+        ("0.4.1", None, True),
+        ("0.4.1", TypeError("takes 2, given 3"), False),
+        ("0.3.1", None, False),
+    ],
+)
+def test_jax_triton_is_used_where_it_works(
+    version: str, error: Exception | None, used: bool, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    def triton_call(x: jax.Array, **_: object) -> jax.Array:
+        if error:
+            raise error
+        return x
+
+    module = ModuleType("jax_triton")
+    module.__spec__ = ModuleSpec("jax_triton", None)
+    module.triton_call = triton_call
+    monkeypatch.setitem(sys.modules, "jax_triton", module)
+    monkeypatch.setattr(bridge.importlib.metadata, "version", lambda _: version)
+    assert bridge.use_jax_triton.__wrapped__(90) is used
+    assert ("launched without it: TypeError: takes 2, given 3" in caplog.text) == bool(error)
