@@ -91,6 +91,17 @@ def test_two_matmuls_equal_numpy(
     if activation == "gelu_tanh" and padding:
         pytest.skip("padding does not depend on the activation")
     chosen = chosen_groups(case, min(padding, case.tokens - 1))
+    check(case, chosen, activation, implementation)
+
+
+@pytest.mark.parametrize("implementation", [TRITON])
+def test_one_group_has_all_rows(implementation: str) -> None:
+    """Several bands of tiles of one group, the last of them smaller, and of columns."""
+    case = Case(300, 1, 10, hidden=24, inner=72)
+    check(case, np.full((300, 1), 3, np.int32), "silu", implementation)
+
+
+def check(case: Case, chosen: np.ndarray, activation: str, implementation: str) -> None:
     x, first, second, scales = arrays(case)
 
     @jax.jit
