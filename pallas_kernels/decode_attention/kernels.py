@@ -1,4 +1,4 @@
-"""Triton kernels for decode attention: one pass over a part of each row's context, then a merge.
+"""Triton kernels for decode attention: parts of each row's context, merged by the last to finish.
 
 Softmax is kept in base 2: scores are multiplied by log2(e) once, and exp2 is what the device has.
 """
@@ -15,16 +15,17 @@ FAR_BELOW = tl.constexpr(-1e30)
 
 
 @triton.jit
-def decode_part(
-    q_ptr,  # [rows, heads, dim]
+def decode_parts(
+    q_ptr,  # [rows or more, heads, dim]
     cache_ptr,  # [layers, 2, blocks, block_size, kv_heads * dim]
     layer_ptr,  # i32[1]
     tables_ptr,  # i32[rows, PAGES]
-    starts_ptr,  # i32[rows]
-    lengths_ptr,  # i32[rows]
+    parts_ptr,  # i32: the fields of every part, their number, and a zero per row and kv head
     sinks_ptr,  # f32[heads], read if HAS_SINKS
-    out_ptr,  # [rows, heads, SPLITS, dim]
-    lse_ptr,  # f32[rows, heads, SPLITS], base 2 unless SPLITS is 1
+    out_ptr,  # [rows or more, heads, dim]
+    lse_ptr,  # f32[rows or more, heads]
+    partial_ptr,  # f32[PARTS, heads, dim], of rows that have several parts
+    partial_lse_ptr,  # f32[PARTS, heads], base 2
     LAYER_STRIDE: tl.constexpr,
     PLANE_STRIDE: tl.constexpr,
     BLOCK_STRIDE: tl.constexpr,
@@ -37,37 +38,90 @@ def decode_part(
     PADDED_GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr,
-    SPLITS: tl.constexpr,
-    SHORTEST_SPLIT: tl.constexpr,
+    PARTS: tl.constexpr,
+    SLOTS: tl.constexpr,
+    SPLIT: tl.constexpr,
     TOKENS: tl.constexpr,
-    WINDOW: tl.constexpr,
     SCALE: tl.constexpr,
     SOFT_CAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """One program per row, kv head and split: all query heads of that kv head at once."""
-    program = tl.program_id(0)
-    split = program % SPLITS
-    head = program // SPLITS % KV_HEADS
-    row = (program // (SPLITS * KV_HEADS)).to(tl.int64)
-    first, end = context_in_view(starts_ptr, lengths_ptr, row, WINDOW)
-    length = split_length(end - first, SPLITS, SHORTEST_SPLIT, TOKENS)
-    low = first + split * length
-    high = tl.minimum(low + length, end)
-    if SPLITS > 1 and low >= high:  # merge_parts skips these parts too
-        return
-    member = tl.arange(0, PADDED_GROUP)
-    query_head = head * GROUP + member
-    lane = tl.arange(0, PADDED_DIM)
-    real = (member < GROUP)[:, None] & (lane < HEAD_DIM)[None, :]
-    heads = KV_HEADS * GROUP
-    at = (row * heads + query_head)[:, None] * HEAD_DIM + lane[None, :]
-    q = tl.load(q_ptr + at, mask=real, other=0.0).to(cache_ptr.dtype.element_ty)
+    """One program per kv head and slot: all query heads of that kv head, for one part of a row.
 
+    Programs take further parts where there are more of them than slots.
+    """
+    program = tl.program_id(0)
+    head = program % KV_HEADS
     layer = tl.load(layer_ptr).to(tl.int64)
     keys_ptr = cache_ptr + layer * LAYER_STRIDE + head * HEAD_STRIDE
-    table_ptr = tables_ptr + row * PAGES
+    member = tl.arange(0, PADDED_GROUP)
+    lane = tl.arange(0, PADDED_DIM)
+    query_head = head * GROUP + member
+    known = member < GROUP
+    real = known[:, None] & (lane < HEAD_DIM)[None, :]
+    total_parts = tl.load(parts_ptr + 5 * PARTS)
+    for part in tl.range(program // KV_HEADS, total_parts, SLOTS):
+        row = tl.load(parts_ptr + part).to(tl.int64)
+        low = tl.load(parts_ptr + PARTS + part)
+        high = tl.load(parts_ptr + 2 * PARTS + part)
+        heads_at = row * (KV_HEADS * GROUP) + query_head
+        at = heads_at[:, None] * HEAD_DIM + lane[None, :]
+        q = tl.load(q_ptr + at, mask=real, other=0.0).to(cache_ptr.dtype.element_ty)
+        highest, total, mixed = attended(
+            q, keys_ptr, tables_ptr + row * PAGES, low, high, lane, PLANE_STRIDE, BLOCK_STRIDE,
+            TOKEN_STRIDE, BLOCK_SIZE, PADDED_GROUP, HEAD_DIM, PADDED_DIM, TOKENS, SCALE, SOFT_CAP,
+            PRECISION,
+        )  # fmt: skip
+        count = tl.load(parts_ptr + 4 * PARTS + part)
+        last = count == 1
+        if SPLIT and count > 1:
+            first = tl.load(parts_ptr + 3 * PARTS + part)
+            done_ptr = parts_ptr + 5 * PARTS + 1 + row * KV_HEADS + head
+            mixed, lse = normalised(highest, total, mixed)
+            kept_at = part * (KV_HEADS * GROUP) + query_head
+            tl.store(partial_lse_ptr + kept_at, lse, mask=known)
+            kept_at = kept_at[:, None] * HEAD_DIM + lane[None, :]
+            tl.store(partial_ptr + kept_at, mixed, mask=real)
+            last = is_last(done_ptr, count)
+            if last:
+                highest, total, mixed = merged(
+                    partial_ptr, partial_lse_ptr, first, count, query_head, lane, known, real,
+                    KV_HEADS * GROUP, PADDED_GROUP, HEAD_DIM, PADDED_DIM,
+                )  # fmt: skip
+        if last:
+            if HAS_SINKS:
+                sinks = tl.load(sinks_ptr + query_head, mask=known, other=0.0).to(tl.float32)
+                highest, total, mixed = with_sinks(sinks * LOG2_E, highest, total, mixed)
+            mixed, lse = normalised(highest, total, mixed)
+            seen = high > low  # a row of padding has one part, which is empty
+            lse = tl.where(seen, lse / LOG2_E, -float("inf"))
+            tl.store(lse_ptr + heads_at, lse, mask=known)
+            result = tl.where(seen, mixed, 0.0).to(out_ptr.dtype.element_ty)
+            tl.store(out_ptr + at, result, mask=real)
+
+
+@triton.jit
+def attended(
+    q,
+    keys_ptr,
+    table_ptr,
+    low,
+    high,
+    lane,
+    PLANE_STRIDE: tl.constexpr,
+    BLOCK_STRIDE: tl.constexpr,
+    TOKEN_STRIDE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    PADDED_GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+    TOKENS: tl.constexpr,
+    SCALE: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """The online softmax of queries [q, d] over tokens low to high of a row."""
     highest = tl.full([PADDED_GROUP], FAR_BELOW, tl.float32)
     total = tl.zeros([PADDED_GROUP], tl.float32)
     mixed = tl.zeros([PADDED_GROUP, PADDED_DIM], tl.float32)
@@ -83,87 +137,62 @@ def decode_part(
         scores = scored(q, keys, SCALE, SOFT_CAP, PRECISION)
         scores = tl.where(inside[None, :], scores, FAR_BELOW)
         highest, total, mixed = accumulated(scores, values, highest, total, mixed, PRECISION)
-
-    if HAS_SINKS:
-        known = member < GROUP
-        sinks = tl.load(sinks_ptr + query_head, mask=known, other=0.0).to(tl.float32) * LOG2_E
-        highest, total, mixed = with_sinks(sinks, highest, total, mixed)
-    seen = high > low
-    mixed = tl.where(seen, mixed / tl.where(total > 0.0, total, 1.0)[:, None], 0.0)
-    lse = tl.where(seen, highest + tl.log2(tl.where(total > 0.0, total, 1.0)), -float("inf"))
-    if SPLITS == 1:
-        lse = lse / LOG2_E
-    part = (row * heads + query_head) * SPLITS + split
-    tl.store(lse_ptr + part, lse, mask=member < GROUP)
-    mixed = mixed.to(out_ptr.dtype.element_ty)
-    tl.store(out_ptr + part[:, None] * HEAD_DIM + lane[None, :], mixed, mask=real)
+    return highest, total, mixed
 
 
 @triton.jit
-def merge_parts(
-    parts_ptr,  # f32[rows, heads, SPLITS, dim]
-    part_lse_ptr,  # f32[rows, heads, SPLITS], base 2
-    starts_ptr,  # i32[rows]
-    lengths_ptr,  # i32[rows]
-    sinks_ptr,  # f32[heads], read if HAS_SINKS
-    out_ptr,  # [rows, heads, dim]
-    lse_ptr,  # f32[rows, heads]
+def is_last(done_ptr, count):
+    """Whether all other parts of this row and kv head are stored, and visible to this program.
+
+    The barrier orders the stores of all threads before the one thread's release. Whichever program
+    finds the others counted has acquired what they released. It leaves the counter at zero.
+    """
+    tl.debug_barrier()
+    last = tl.atomic_add(done_ptr, 1, sem="acq_rel", scope="gpu") == count - 1
+    if last:
+        tl.atomic_xchg(done_ptr, 0, sem="relaxed", scope="gpu")
+    return last
+
+
+@triton.jit
+def merged(
+    partial_ptr,
+    partial_lse_ptr,
+    first,
+    count,
+    query_head,
+    lane,
+    known,
+    real,
     HEADS: tl.constexpr,
+    PADDED_GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr,
-    SPLITS: tl.constexpr,
-    SHORTEST_SPLIT: tl.constexpr,
-    TOKENS: tl.constexpr,
-    WINDOW: tl.constexpr,
-    HAS_SINKS: tl.constexpr,
 ):
-    """One program per row and query head: the parts that exist, weighted by their softmax sums."""
-    program = tl.program_id(0).to(tl.int64)
-    row = program // HEADS
-    first, end = context_in_view(starts_ptr, lengths_ptr, row, WINDOW)
-    length = split_length(end - first, SPLITS, SHORTEST_SPLIT, TOKENS)
-    split = tl.arange(0, SPLITS)
-    exists = first + split * length < end
-    lane = tl.arange(0, PADDED_DIM)
-    at = program * SPLITS + split
-    lse = tl.load(part_lse_ptr + at, mask=exists, other=FAR_BELOW)
-    stored = exists[:, None] & (lane < HEAD_DIM)[None, :]
-    parts = tl.load(parts_ptr + at[:, None] * HEAD_DIM + lane[None, :], mask=stored, other=0.0)
-    highest = tl.max(lse, 0)
-    if HAS_SINKS:
-        sink = tl.load(sinks_ptr + program % HEADS).to(tl.float32) * LOG2_E
-        highest = tl.maximum(highest, sink)
-    weights = tl.where(exists, tl.exp2(lse - highest), 0.0)
-    total = tl.sum(weights, 0)
-    if HAS_SINKS:
-        total += tl.exp2(sink - highest)
-    seen = end > first
+    """The parts of a row weighted by their softmax sums, in the parts' order."""
+    highest = tl.full([PADDED_GROUP], FAR_BELOW, tl.float32)
+    total = tl.zeros([PADDED_GROUP], tl.float32)
+    mixed = tl.zeros([PADDED_GROUP, PADDED_DIM], tl.float32)
+    for part in tl.range(first, first + count, loop_unroll_factor=4):
+        at = part * HEADS + query_head
+        # From L2: another program's stores may not be in this one's L1.
+        lse = tl.load(partial_lse_ptr + at, mask=known, other=FAR_BELOW, cache_modifier=".cg")
+        at = at[:, None] * HEAD_DIM + lane[None, :]
+        some = tl.load(partial_ptr + at, mask=real, other=0.0, cache_modifier=".cg")
+        new_highest = tl.maximum(highest, lse)
+        shrink = tl.exp2(highest - new_highest)
+        weight = tl.exp2(lse - new_highest)
+        total = total * shrink + weight
+        mixed = mixed * shrink[:, None] + some * weight[:, None]
+        highest = new_highest
+    return highest, total, mixed
+
+
+@triton.jit
+def normalised(highest, total, mixed):
+    """Weighted sums of values, and the log-sum-exp of the scores in base 2."""
     total = tl.where(total > 0.0, total, 1.0)
-    mixed = tl.where(seen, tl.sum(parts * weights[:, None], 0) / total, 0.0)
-    mixed = mixed.to(out_ptr.dtype.element_ty)
-    tl.store(out_ptr + program * HEAD_DIM + lane, mixed, mask=lane < HEAD_DIM)
-    whole = tl.where(seen, (highest + tl.log2(total)) / LOG2_E, -float("inf"))
-    tl.store(lse_ptr + program, whole)
-
-
-@triton.jit
-def context_in_view(starts_ptr, lengths_ptr, row, WINDOW: tl.constexpr):
-    """The tokens a row attends to, from the first token of its table; none for padding."""
-    length = tl.load(lengths_ptr + row)
-    start = tl.load(starts_ptr + row)
-    first = 0
-    if WINDOW > 0:
-        first = tl.maximum(length - WINDOW - start, 0)
-    # A padding row has length 0, and its start may be larger.
-    return first, tl.maximum(length - start, first)
-
-
-@triton.jit
-def split_length(count, SPLITS: tl.constexpr, SHORTEST_SPLIT: tl.constexpr, TOKENS: tl.constexpr):
-    """Tokens per split: of the row's true length, in whole chunks; late splits may be empty."""
-    length = (count + SPLITS - 1) // SPLITS
-    length = (length + TOKENS - 1) // TOKENS * TOKENS
-    return tl.maximum(length, SHORTEST_SPLIT)
+    return mixed / total[:, None], highest + tl.log2(total)
 
 
 @triton.jit

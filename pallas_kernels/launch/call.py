@@ -60,14 +60,16 @@ def call_kernel(
     launch: Launch | Callable[[int], Launch],
     out: Sequence[jax.ShapeDtypeStruct] = (),
     in_place: Sequence[int] = (),
+    restored: Sequence[int] = (),
 ) -> tuple[Array, ...]:
     """Run a Triton kernel; returns its new arrays, then the arrays that it wrote in place."""
     shapes = tuple(Shape(tuple(new.shape), np.dtype(new.dtype)) for new in out)
     return tuple(
         kernel_call.bind(
-            *arrays, kernel=kernel, launch=launch, out=shapes, in_place=tuple(in_place)
+            *arrays, kernel=kernel, launch=launch, out=shapes, in_place=tuple(in_place),
+            restored=tuple(restored),
         )
-    )
+    )  # fmt: skip
 
 
 kernel_call = jex.core.Primitive("triton_kernel")
@@ -91,8 +93,9 @@ def launch_for(launch: Launch | Callable[[int], Launch], capability: int) -> Lau
 
 
 def _lower_cuda(
-    context: Any, *operands: Any, kernel: Any, launch: Any, out: Any, in_place: tuple[int, ...]
-) -> Any:
+    context: Any, *operands: Any, kernel: Any, launch: Any, out: Any, in_place: tuple[int, ...],
+    restored: tuple[int, ...],
+) -> Any:  # fmt: skip
     device, capability = lowered_for(context)
     plan = launch_for(launch, capability)
     if is_interpreted(kernel):
@@ -104,8 +107,9 @@ def _lower_cuda(
 
 
 def _lower_cpu(
-    context: Any, *operands: Any, kernel: Any, launch: Any, out: Any, in_place: tuple[int, ...]
-) -> Any:
+    context: Any, *operands: Any, kernel: Any, launch: Any, out: Any, in_place: tuple[int, ...],
+    restored: tuple[int, ...],
+) -> Any:  # fmt: skip
     if not is_interpreted(kernel):
         raise KernelError(
             f"{kernel.__name__} is a Triton kernel for NVIDIA GPUs and cannot run on the CPU. Use "
@@ -116,7 +120,7 @@ def _lower_cpu(
     results = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in context.avals_out]
 
     def on_host(*arrays: Any) -> list[np.ndarray]:
-        return interpret(kernel, arrays, plan, results[: len(out)], in_place)
+        return interpret(kernel, arrays, plan, results[: len(out)], in_place, restored)
 
     callback = mlir.lower_fun(
         lambda *arrays: jax.pure_callback(on_host, results, *arrays), multiple_results=True
