@@ -61,6 +61,7 @@ KERNELS = (
     "pallas_kernels.decode_attention",
     "pallas_kernels.grouped_matmul",
     "pallas_kernels.prefill_attention",
+    "pallas_kernels.mixed_attention",
     "pallas_kernels.token_sampling",
 )
 SHAPED = re.compile(r"""\[Array, ["']""")

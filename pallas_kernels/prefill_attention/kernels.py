@@ -17,15 +17,15 @@ from pallas_kernels.decode_attention.kernels import (
 
 @triton.jit
 def prefill_tiles(
-    q_ptr,  # [TILES * TILE, heads, dim]
+    q_ptr,  # [FIRST + TILES * TILE, heads, dim]
     cache_ptr,  # [layers, 2, blocks, block_size, kv_heads * dim]
     layer_ptr,  # i32[1]
     tables_ptr,  # i32[TILES, PAGES]
     starts_ptr,  # i32[TILES]
     positions_ptr,  # i32[TILES * TILE], -1 for padding
     sinks_ptr,  # f32[heads], read if HAS_SINKS
-    out_ptr,  # [TILES * TILE, heads, dim]
-    lse_ptr,  # f32[TILES * TILE, heads]
+    out_ptr,  # [FIRST + TILES * TILE, heads, dim]
+    lse_ptr,  # f32[FIRST + TILES * TILE, heads]
     LAYER_STRIDE: tl.constexpr,
     PLANE_STRIDE: tl.constexpr,
     BLOCK_STRIDE: tl.constexpr,
@@ -38,6 +38,7 @@ def prefill_tiles(
     PADDED_GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr,
+    FIRST: tl.constexpr,
     TILES: tl.constexpr,
     TILE: tl.constexpr,
     PARTS: tl.constexpr,
@@ -68,14 +69,15 @@ def prefill_tiles(
     own = tl.load(positions_ptr + token, mask=real, other=-1)
     lane = tl.arange(0, PADDED_DIM)
     heads = KV_HEADS * GROUP
-    at = (token * heads + query_head)[:, None] * HEAD_DIM + lane[None, :]
+    heads_at = (FIRST + token) * heads + query_head
+    at = heads_at[:, None] * HEAD_DIM + lane[None, :]
     stored = real[:, None] & (lane < HEAD_DIM)[None, :]
     last = tl.max(own, 0)
     if last < 0:
         zeros = tl.zeros([QUERIES, PADDED_DIM], out_ptr.dtype.element_ty)
         tl.store(out_ptr + at, zeros, mask=stored)
         nothing = tl.full([QUERIES], -float("inf"), tl.float32)
-        tl.store(lse_ptr + token * heads + query_head, nothing, mask=real)
+        tl.store(lse_ptr + heads_at, nothing, mask=real)
         return
     q = tl.load(q_ptr + at, mask=stored, other=0.0).to(cache_ptr.dtype.element_ty)
 
@@ -129,5 +131,5 @@ def prefill_tiles(
     total = tl.where(total > 0.0, total, 1.0)
     mixed = tl.where(used[:, None], mixed / total[:, None], 0.0)
     lse = tl.where(used, (highest + tl.log2(total)) / LOG2_E, -float("inf"))
-    tl.store(lse_ptr + token * heads + query_head, lse, mask=real)
+    tl.store(lse_ptr + heads_at, lse, mask=real)
     tl.store(out_ptr + at, mixed.to(out_ptr.dtype.element_ty), mask=stored)

@@ -66,17 +66,21 @@ def prefill_attention_triton(
     soft_cap: float | None,
     sinks: Array | None,
     dtype: np.dtype,
+    into: tuple[Array, Array] | None = None,
 ) -> tuple[Array, Array]:
-    """See `prefill_attention`; returns the log-sum-exp as well."""
+    """See `prefill_attention`; returns the log-sum-exp as well.
+
+    There may be more queries than positions: those of the tiles are the last. `into` are arrays of
+    the results of all queries, whose last are written in place.
+    """
     tiles, pages = tables.shape
     tokens, heads, _ = q.shape
     kv_heads = cache.shape[-1] // head_dim
-    tile, group = tokens // tiles, heads // kv_heads
+    tile, group = positions.size // tiles, heads // kv_heads
     constants = {
         **attention_constants(cache, head_dim, group, scale, soft_cap),
         "PAGES": pages,
-        "HEAD_DIM": head_dim,
-        "PADDED_DIM": next_power_of_two(max(head_dim, SMALLEST_TILE)),
+        "FIRST": tokens - positions.size,
         "TILES": tiles,
         "TILE": tile,
         "WINDOW": window or 0,
@@ -84,12 +88,15 @@ def prefill_attention_triton(
     }
     # Without sinks the kernel does not read this array, but needs one.
     sink = starts if sinks is None else sinks
+    results = (
+        jax.ShapeDtypeStruct(q.shape, dtype),
+        jax.ShapeDtypeStruct((tokens, heads), jnp.float32),
+    )
+    given = (q, cache, as_scalar(layer), tables, starts, positions, sink)
     out, lse = call_kernel(
-        prefill_tiles, q, cache, as_scalar(layer), tables, starts, positions, sink,
-        out=[
-            jax.ShapeDtypeStruct(q.shape, dtype),
-            jax.ShapeDtypeStruct((tokens, heads), jnp.float32),
-        ],
+        prefill_tiles, *given, *(into or ()),
+        out=() if into else results,
+        in_place=(len(given), len(given) + 1) if into else (),
         launch=PrefillLaunch(
             tiles, tile, kv_heads, group, head_dim, cache.dtype.name, tuple(constants.items())
         ),

@@ -20,9 +20,8 @@ from jengine.runner.step.state import CACHE_AXES
 from jengine.runner.step.step_input import tile_of_token
 from jengine.runner.variants.buckets import Bucket, StepShapes
 from pallas_kernels.cache_write import rotate_and_write
-from pallas_kernels.decode_attention import decode_attention
 from pallas_kernels.layout import held_dtype
-from pallas_kernels.prefill_attention import prefill_attention
+from pallas_kernels.mixed_attention import mixed_attention
 from sharding.placement import Placement
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
@@ -147,17 +146,9 @@ def _read(
     q: Array, cache: Array, layer: int, view: GroupView, config: AttentionConfig, bucket: Bucket,
     implementation: str | None, scores: dict[str, Any],
 ) -> Array:  # fmt: skip
-    rows = bucket.decode_rows
-    tables, starts, positions = view.tables, view.table_starts, view.positions
-    options = {"head_dim": config.head_dim, "window": config.window, **scores}
-    # The dtype of the output matmul, so that no conversion comes in between.
-    options |= {"dtype": held_dtype(cache), "implementation": implementation}
-    decoded = decode_attention(
-        q[:rows], cache, layer, tables[:rows], starts[:rows], positions[:rows] + 1, **options
-    )
-    if not bucket.prefill_tokens:
-        return decoded
-    prefilled = prefill_attention(
-        q[rows:], cache, layer, tables[rows:], starts[rows:], positions[rows:], **options
-    )
-    return jnp.concatenate([decoded, prefilled])
+    return mixed_attention(
+        q, cache, layer, view.tables, view.table_starts, view.positions,
+        rows=bucket.decode_rows, head_dim=config.head_dim, window=config.window,
+        # The dtype of the output matmul, so that no conversion comes in between.
+        dtype=held_dtype(cache), implementation=implementation, **scores,
+    )  # fmt: skip

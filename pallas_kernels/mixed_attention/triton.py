@@ -1,0 +1,28 @@
+"""Decode and prefill attention by Triton kernels that share the arrays of queries and results.
+
+Slices of the queries and a concatenation of the results would be three copies per layer.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jax import Array
+
+from pallas_kernels.decode_attention.triton import decode_attention_triton
+from pallas_kernels.prefill_attention.triton import prefill_attention_triton
+
+
+def mixed_attention_triton(
+    q: Array,
+    cache: Array,
+    layer: int | Array,
+    decodes: tuple[Array, Array, Array],
+    prefills: tuple[Array, Array, Array],
+    **options: Any,
+) -> Array:
+    """See `mixed_attention`."""
+    results = decode_attention_triton(q, cache, layer, *decodes, **options)
+    if prefills[2].size:
+        results = prefill_attention_triton(q, cache, layer, *prefills, into=results, **options)
+    return results[0]
