@@ -9,7 +9,7 @@ import jax
 from jengine.runner.variants.buckets import FirstRungs
 
 BLOCK_SIZE = 16
-PREFILL_TILE = 32
+SHORTEST_TILE = 32
 # Plans that may be in flight while one is read.
 OVERLAP_DEPTH = 1
 
@@ -24,6 +24,8 @@ class DeviceDefaults:
     # compiles all but greedy: the largest program sizes the cache, and sampling costs next to
     # nothing there, so greedy steps run in the sampled variant.
     variants: tuple[str, ...]
+    # Whether tiles of prompt tokens are long enough to fill a program of prefill attention.
+    full_tiles: bool = False
     first_rungs: FirstRungs = field(default_factory=FirstRungs)
     # Whether prompts are cut at a compiled size where padding would take longer.
     cut_prompts: bool = False
@@ -37,7 +39,8 @@ DEVICE_DEFAULTS = {
         256,
         8192,
         ("sampled", "adjusted", "full", "scored"),
-        FirstRungs(8, 64, full_step=256),
+        full_tiles=True,
+        first_rungs=FirstRungs(8, 64, full_step=256),
         cut_prompts=True,
     ),
 }

@@ -11,7 +11,7 @@ from jengine.assembly.args import EngineArgs
 from jengine.assembly.determinism import needs_one_segment
 from jengine.assembly.device_defaults import (
     DETERMINISTIC_TOKENS,
-    PREFILL_TILE,
+    SHORTEST_TILE,
     DeviceDefaults,
     device_defaults,
 )
@@ -19,6 +19,7 @@ from jengine.assembly.ladders import rungs
 from jengine.config import ModelConfig, ScheduleConfig
 from jengine.errors import ConfigError
 from jengine.sampling.admission import row_bytes
+from pallas_kernels.prefill_attention import tokens_of_tile
 
 logger = logging.getLogger(__name__)
 # Default size of the sampler's pool of penalties, biases and masks, and the fewest rows it has: a
@@ -41,7 +42,7 @@ def schedule_config(
     """
     defaults = defaults or device_defaults()
     one_segment = needs_one_segment(args, config, devices)
-    tile = 1 if one_segment else PREFILL_TILE
+    tile = 1 if one_segment else prefill_tile(config, defaults)
     max_model_len = args.max_model_len or config.max_position
     if max_model_len > config.max_position:
         raise ConfigError(
@@ -102,6 +103,13 @@ def _steps_at_once(args: EngineArgs, one_segment: bool) -> int:
             "in one program that runs one step. Leave one of them out."
         )
     return steps
+
+
+def prefill_tile(config: ModelConfig, defaults: DeviceDefaults) -> int:
+    """Tokens that a prompt's chunks are rounded up to."""
+    if not defaults.full_tiles:
+        return SHORTEST_TILE
+    return max(SHORTEST_TILE, *(tokens_of_tile(layer.mixer.group) for layer in config.layers))
 
 
 def _batched_tokens(args: EngineArgs, rows: int, max_model_len: int, tile: int, usual: int) -> int:

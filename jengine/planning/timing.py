@@ -28,10 +28,10 @@ class Assumptions:
     link_latency: float = 10e-6
     network_latency: float = 25e-6
     # Kernels per layer of a step compiled for an H200, where a step is one CUDA graph: the larger
-    # of llama-8b (decode 435 for 32 layers, with prompt tokens 468) and qwen3-0.6b (353 and 412 for
-    # 28) by `python -m jengine.bench.gpu_proof` at commit 3750538.
-    decode_launches: float = 13.6
-    prefill_launches: float = 14.7
+    # of llama-8b (decode 405 for 32 layers, with prompt tokens 377) and qwen3-0.6b (327 and 335 for
+    # 28) by `python -m jengine.bench.gpu_proof`. Matmuls by cuBLASLt alone: 308 and 345.
+    decode_launches: float = 12.7
+    prefill_launches: float = 12.0
     between_launches: float = 1e-6  # seconds, not measured
 
 

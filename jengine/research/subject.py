@@ -15,8 +15,9 @@ from typing import Any
 
 from jengine.api.llm import LLM
 from jengine.assembly.args import EngineArgs, human_integer
-from jengine.assembly.device_defaults import PREFILL_TILE
+from jengine.assembly.device_defaults import device_defaults
 from jengine.assembly.model_source import open_model_source, stored_format
+from jengine.assembly.schedule_sizes import prefill_tile
 from jengine.config import ModelConfig
 from jengine.text.tokenizer import Tokenizer, has_tokenizer
 from jengine.weights.abstract import with_values
@@ -46,7 +47,7 @@ def folder_subject(model: str | Path, given: Mapping[str, Any], open_llm: OpenLL
     source = open_model_source(args)
 
     def open_with(**sizes: Any) -> LLM:
-        return open_llm(model, **few_programs({**sizes, **settings}))
+        return open_llm(model, **few_programs({**sizes, **settings}, source.config))
 
     @contextmanager
     def converted() -> Iterator[Path]:
@@ -69,14 +70,14 @@ def live_subject(llm: LLM) -> Subject:
     same = {name: getattr(engine.args, name) for name in kept}
 
     def open_with(**sizes: Any) -> LLM:
-        settings = few_programs({**sizes, **same})
+        settings = few_programs({**sizes, **same}, engine.model)
         return LLM(module, skip_tokenizer_init=True, show_progress=False, **settings)
 
     name = type(module).__name__ if engine.folder is None else str(engine.folder)
     return Subject(name, engine.model, engine.tokenizer, lambda: saved(llm), open_with)
 
 
-def few_programs(settings: Mapping[str, Any]) -> dict[str, Any]:
+def few_programs(settings: Mapping[str, Any], config: ModelConfig) -> dict[str, Any]:
     """The settings, and with them a single bucket of each kind: every program takes a while."""
     chosen = dict(settings)
     if chosen.get("deterministic") or "compilation_config" in chosen:
@@ -85,11 +86,12 @@ def few_programs(settings: Mapping[str, Any]) -> dict[str, Any]:
         human_integer(name, chosen[name]) for name in ("max_num_seqs", "max_num_batched_tokens")
     )
     assert rows is not None and tokens is not None, "sizes are always given"
-    tiles = max(tokens, rows + PREFILL_TILE) // PREFILL_TILE
+    tile = prefill_tile(config, device_defaults())
+    tiles = max(tokens, rows + tile) // tile
     chosen["compilation_config"] = {
         "variants": ["scored"],
         "decode_rows": [rows],
-        "prefill_tokens": [tiles * PREFILL_TILE],
+        "prefill_tokens": [tiles * tile],
         "wait_for": "all",  # what is compared must not depend on time
     }
     return chosen

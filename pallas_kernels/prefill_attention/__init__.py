@@ -12,6 +12,7 @@ from jax.typing import DTypeLike
 
 from pallas_kernels.choice import choose
 from pallas_kernels.prefill_attention.xla import prefill_attention_xla
+from pallas_kernels.shapes import next_power_of_two
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
     from jaxtyping import Float, Int, Shaped
@@ -21,6 +22,14 @@ IMPLEMENTATIONS = {
     "cpu": "pallas_kernels.cpu.attention:prefill_attention_cpu",
     "triton": "pallas_kernels.prefill_attention.triton:prefill_attention_triton",
 }
+
+# Queries of one KV head that a program of the GPU kernel takes: the tile of the largest matmuls.
+QUERIES = 128
+
+
+def tokens_of_tile(group: int) -> int:
+    """Tokens of the shortest tile that fills a program, for groups of so many query heads."""
+    return max(QUERIES // next_power_of_two(group), 1)
 
 
 # Traced once for all layers of a step: the layer is a run-time scalar.

@@ -192,6 +192,8 @@ def test_real_sizes_are_what_was_promised() -> None:
     assert REAL.model_contexts == (1024, 4096, 16_384)
     assert set(REAL.models) == {"qwen3-0.6b", "llama-8b"}
     assert max(case.cache_bytes for case in REAL.decode) > 100e6
+    assert any((case.rows, case.longest) == (256, 131_072) for case in REAL.decode)
+    assert REAL.max_model_len is None, "tables as long as the model's contexts"
 
 
 # --- the main program ------------------------------------------------------------------------

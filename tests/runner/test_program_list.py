@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -55,6 +56,20 @@ def test_an_engine_compiles_few_programs(
     assert len(set(wanted.all)) == len(wanted.all) == programs
     assert {*wanted.first, *wanted.later} == set(wanted.all)
     assert len(wanted.later) == programs - 1
+
+
+def test_tiles_of_prompts_fill_a_program_of_attention() -> None:
+    """128 queries of one KV head on GPUs; the CPU's kernels take tiles of any length."""
+    few, gpu = model_config(PUBLISHED["qwen3-0.6b"]), DEVICE_DEFAULTS["gpu"]
+    alone = dataclasses.replace(few.layers[0].mixer, num_kv_heads=few.layers[0].mixer.num_heads)
+    first = dataclasses.replace(few.layers[0], mixer=alone)
+    args = EngineArgs("any")
+    for layers, tile in ((LARGE.layers, 32), (few.layers, 64), ((first, *few.layers), 128)):
+        config = dataclasses.replace(few, layers=layers)
+        assert schedule_config(args, config, gpu).prefill_tile == tile
+        assert schedule_config(args, config, DEVICE_DEFAULTS["cpu"]).prefill_tile == 32
+        exact = EngineArgs("any", deterministic=True)
+        assert schedule_config(exact, config, gpu).prefill_tile == 1
 
 
 def counted(programs: ProgramList) -> dict[str, int]:

@@ -11,14 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from jengine.assembly.device_defaults import SHORTEST_TILE
 from jengine.bench.gpu.cases import AttentionCase
 from pallas_kernels.choice import missing_for_triton
 from pallas_kernels.decode_attention import decode_attention
 from pallas_kernels.layout import cache_shape
-from pallas_kernels.prefill_attention import prefill_attention
-
-# The engine's tile of prefill tokens.
-PREFILL_TILE = 32
+from pallas_kernels.prefill_attention import prefill_attention, tokens_of_tile
 
 
 class Attention(NamedTuple):
@@ -43,18 +41,26 @@ def attention_arrays(case: AttentionCase, layer_bytes: int, seed: int = 0) -> At
     heads = case.kv_heads * case.group
     if case.new_tokens == 1:
         q = random_normal((case.rows, heads, case.head_dim), "float32", seed + 1)
+        room = -(-case.longest // case.block_size)
+        blocks = np.pad(blocks, ((0, 0), (0, max(room - pages, 0))))
         lengths = np.full(case.rows, case.context, np.int32)
         starts = np.zeros(case.rows, np.int32)
         return Attention(
             q, cache, jnp.asarray(blocks), jnp.asarray(starts), jnp.asarray(lengths), layers
         )
-    tiles = -(-case.new_tokens // PREFILL_TILE)
-    positions = np.full((case.rows, tiles * PREFILL_TILE), -1, np.int32)
+    tile = tile_of(case)
+    tiles = -(-case.new_tokens // tile)
+    positions = np.full((case.rows, tiles * tile), -1, np.int32)
     positions[:, : case.new_tokens] = np.arange(case.context - case.new_tokens, case.context)
     tables, starts = np.repeat(blocks, tiles, axis=0), np.zeros(case.rows * tiles, np.int32)
     q = random_normal((positions.size, heads, case.head_dim), "float32", seed + 1)
     flat = jnp.asarray(positions.reshape(-1))
     return Attention(q, cache, jnp.asarray(tables), jnp.asarray(starts), flat, layers)
+
+
+def tile_of(case: AttentionCase) -> int:
+    """Tokens of a tile in an engine on a GPU; 1 in decode attention."""
+    return 1 if case.new_tokens == 1 else max(tokens_of_tile(case.group), SHORTEST_TILE)
 
 
 def random_normal(shape: tuple[int, ...], dtype: str, seed: int) -> Array:

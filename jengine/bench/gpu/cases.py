@@ -20,10 +20,12 @@ class AttentionCase:
     head_dim: int = 128
     block_size: int = 16
     dtype: str = "bfloat16"
+    longest: int = 0  # tokens that the tables have room for; 0: those of the context
 
     def __str__(self) -> str:
         new = f", {self.new_tokens} of them new" * (self.new_tokens > 1)
-        return f"{self.rows} x {self.context} tokens{new}"
+        room = f" in tables for {self.longest}" * (self.longest > 0)
+        return f"{self.rows} x {self.context} tokens{new}{room}"
 
     @property
     def cache_bytes(self) -> int:
@@ -72,7 +74,7 @@ class Sizes:
     answers: tuple[tuple[int, int, int], ...]  # rows, prompt tokens, answer tokens
     step_tokens: tuple[int, ...]  # compiled numbers of prompt tokens of one step
     steps: int
-    max_model_len: int
+    max_model_len: int | None  # None: that of the model
     peer: tuple[tuple[int, int], ...]  # rows, context
 
 
@@ -99,12 +101,17 @@ REAL = Sizes(
     layer_bytes=12 << 30,
     calls=16,
     repeats=7,
-    decode=tuple(
-        AttentionCase(rows, context)
-        for rows, context in (
-            (64, 4096), (1, 1024), (1, 16_384), (8, 4096), (32, 4096), (128, 1024), (128, 4096),
-            (64, 16_384),
-        )
+    decode=(
+        AttentionCase(64, 4096),
+        AttentionCase(1, 1024),
+        AttentionCase(256, 1024, longest=131_072),
+        *(
+            AttentionCase(rows, context)
+            for rows, context in (
+                (1, 16_384), (8, 4096), (32, 4096), (128, 1024), (128, 4096), (64, 16_384),
+                (1, 131_072),
+            )
+        ),
     ),
     prefill=(
         AttentionCase(1, 8192, 8192),
@@ -121,7 +128,7 @@ REAL = Sizes(
     answers=((1, 1024, 128), (32, 1024, 128)),
     step_tokens=(1024, 4096),
     steps=40,
-    max_model_len=16_384,
+    max_model_len=None,  # tables for 131,072 tokens of llama-8b, as an engine has by default
     peer=((1, 1024), (32, 1024), (8, 4096)),  # each takes torch a while to compile
 )  # fmt: skip
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from jengine.bench.gpu.arrays import PREFILL_TILE, attend, implementation_here
+from jengine.bench.gpu.arrays import attend, implementation_here, tile_of
 from jengine.bench.gpu.cases import AttentionCase, SamplingCase, sampling_cases
 from jengine.bench.gpu.part import Part, run_stage
 from pallas_kernels.cache_write import rotate_and_write, write_cache
@@ -141,7 +141,7 @@ def attention_error(check: Check, lengths: tuple[int, ...], implementation: str)
     rng = np.random.default_rng(1)
     heads = case.kv_heads * case.group
     sinks = rng.normal(size=heads).astype(np.float32) if options.sinks else None
-    tile = 1 if case.new_tokens == 1 else PREFILL_TILE
+    tile = tile_of(case)
     owners, positions = tiles_of(lengths, case.new_tokens, tile)
     q = rng.normal(size=(positions.size, heads, case.head_dim)).astype(np.float32)
     run = attend(
