@@ -30,9 +30,9 @@ from pallas_kernels.tuning import FILE, table
 Times = Callable[[], dict[str, float]]
 # The first of each is tried first: a sweep may be stopped.
 TRIALS: dict[str, dict[str, tuple[int, ...]]] = {
-    "decode_attention": {"tokens": (64, 32, 128), "warps": (4, 8), "stages": (3, 2)},
+    "decode_attention": {"tokens": (64, 32, 128), "warps": (4, 8), "stages": (5, 3)},
     "prefill_attention": {
-        "queries": (128, 64), "tokens": (64, 128), "warps": (8, 4), "stages": (3, 2),
+        "queries": (128, 64), "tokens": (64, 128), "warps": (8, 4), "stages": (5, 2),
     },
     "search": {"block": (1024, 2048), "warps": (16, 8, 32)},
     "parts": {"block": (1024, 2048, 4096), "warps": (4, 8)},
