@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from jengine.bench.gpu_proof import assembly
 from jengine.bench.gpu_proof.cases import (
     MODELS,
     expert_cases,
@@ -36,7 +37,7 @@ needs_plugin = pytest.mark.skipif(
 )
 LISTING = """\
 000: kCommandBuffer [source | sink]
-    001: kCustomKernel [source       | next=002 (1)] loop_fusion grid: [1, 1, 1]
+    001: kCustomKernel [source       | next=002 (1)] loop_slice_fusion grid: [1, 1, 1]
     002: kCustomCall   [prev=001 (1) | next=003 (1)] kCustomCall
     003: kCustomKernel [prev=002 (1) | sink] gemm grid: [4, 1, 1]
 001: kCopy [source | sink] kCopy
@@ -79,6 +80,7 @@ def test_the_committed_results_are_good(result: dict[str, Any]) -> None:
         ("steps", "cache_copies", 1, "cache_copies is 1, expected 0"),
         ("steps", "cache_aliased", False, "cache_aliased is False"),
         ("steps", "rematerialized", 3, "rematerialized is 3"),
+        ("steps", "moves_a_layer", 2, "moves_a_layer is 2, expected 0"),
         ("steps", "launches", 10_000, "launches is 10000, and was"),
         ("steps", "temporary_mb", 1e3, "temporary_mb is 1000.0, and was"),
     ],
@@ -100,6 +102,59 @@ def test_a_new_step_may_not_have_many_temporaries(result: dict[str, Any]) -> Non
     assert problems == [f"{row['step']}: 2001.0 MB of temporaries, of at most 2000"]
 
 
+@pytest.mark.parametrize(
+    ("kernel", "name", "value", "said"),
+    [
+        ("decode_parts", "single_buffered_loops", 1, "waits in a loop for the loads"),
+        ("prefill_tiles", "asynchronous_loops", 0, "waits in a loop for the loads"),
+        ("decode_parts", "unordered_releases", 1, "without a barrier"),
+        ("prefill_tiles", "wgmma", 0, "has no wgmma"),
+    ],
+)
+def test_what_assembly_must_hold(
+    result: dict[str, Any], kernel: str, name: str, value: int, said: str
+) -> None:
+    changed = copy.deepcopy(result)
+    rows = (row for row in changed["kernels"] if row["capability"] == 90)
+    row = next(row for row in rows if row["kernel"] == kernel)
+    row[name] = value
+    (problem,) = worse(changed, result)
+    assert said in problem
+    assert f"{kernel} for {row['case']} on sm_90" in problem
+
+
+def test_launches_have_a_bound(result: dict[str, Any]) -> None:
+    changed = copy.deepcopy(result)
+    row = next(row for row in changed["steps"] if row["step"].endswith("cuBLASLt"))
+    row["launches"] = 341
+    assert "341 launches, at most 340 are allowed" in worse(changed, changed)[0]
+
+
+OUTER_LOOP = """
+$L__BB0_1:
+	ld.global.b32 {{ %r1 }}, [ %rd1 ];
+$L__BB0_2:
+	cp.async.cg.shared.global [ %r2 ], [ %rd2 ], 0x10;
+	cp.async.wait_group {wait};
+	wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {{ %r3 }};
+	@%p1 bra $L__BB0_2;
+	cp.async.wait_group 0;
+	st.global.b32 [ %rd3 ], %r4;
+{barrier}
+	@%p2 atom.global.gpu.acq_rel.add.u32 %r5, [ %rd4 ], %r6;
+	bra.uni $L__BB0_1;
+"""
+
+
+def test_assembly_is_read() -> None:
+    good = assembly.facts(OUTER_LOOP.format(wait=3, barrier="\tbar.sync 0;"))
+    assert good == {
+        "wgmma": 1, "asynchronous_loops": 1, "single_buffered_loops": 0, "unordered_releases": 0
+    }  # fmt: skip
+    bad = assembly.facts(OUTER_LOOP.format(wait=0, barrier=""))
+    assert (bad["single_buffered_loops"], bad["unordered_releases"]) == (1, 1)
+
+
 def test_tables_hold_every_step_and_device(result: dict[str, Any]) -> None:
     text = markdown(result)
     assert all(f"| {case} |" in text for case in step_cases())
@@ -113,8 +168,8 @@ def test_thunks_are_counted(tmp_path: Path) -> None:
 
     name = "module_1.jit_step.thunk_sequence_after_thunk_passes.txt"
     (tmp_path / name).write_text(LISTING)
-    launches, buffers, outside = thunks(tmp_path)
-    assert (launches.total(), buffers, outside) == (4, 1, 1)
+    launches, buffers, outside, moves = thunks(tmp_path)
+    assert (launches.total(), buffers, outside, moves) == (4, 1, 1, 1)
     assert launches["kCustomKernel"] == 2
 
 
@@ -143,7 +198,7 @@ def worker(module: str, *arguments: str) -> Any:
 def test_kernels_compile_for_a_gpu(result: dict[str, Any]) -> None:
     """A part of the proof that needs nothing but triton."""
     rows = worker("kernels", "90", "--dtype", "float16")
-    assert {row["kernel"] for row in rows} >= {"decode_part", "merge_parts", "prefill_tiles"}
+    assert {row["kernel"] for row in rows} >= {"decode_parts", "prefill_tiles"}
     assert worse({"kernels": rows, "steps": []}, result) == []
 
 

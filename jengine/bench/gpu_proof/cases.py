@@ -31,6 +31,12 @@ class KernelCase:
         )
 
 
+# This case's decode attention is also compiled for as many rows as an engine has, with long tables.
+USUAL = KernelCase("bfloat16", 128, 4)
+MANY_ROWS = 256
+LONGEST = 131_072
+
+
 def kernel_cases() -> Iterator[KernelCase]:
     """Every head size; group sizes whose padding differs; every type; the options."""
     for head_dim in (64, 80, 96, 128, 256):
@@ -97,6 +103,8 @@ class StepCase:
     variant: str = "greedy"
     max_model_len: int = 16_384
     cache_tokens: int = 500_000
+    # Whether cuBLASLt runs all matmuls, which adds the residual too. XLA's choice needs a device.
+    cublas: bool = False
 
     def __str__(self) -> str:
         size = f"{self.decode_rows} rows"
@@ -104,6 +112,8 @@ class StepCase:
         split = f", {self.devices} devices" * (self.devices > 1)
         split += f" in {self.stages} stages" * (self.stages > 1)
         drawn = f", {self.variant}" * (self.variant != "greedy")
+        drawn += ", cuBLASLt" * self.cublas
+        drawn += f", contexts to {self.max_model_len:,}" * (self.max_model_len > 16_384)
         return f"{self.model}, {size}, {self.attention}{split}{drawn}"
 
 
@@ -112,6 +122,8 @@ def step_cases() -> Iterator[StepCase]:
     for model in ("qwen3-0.6b", "llama-8b"):
         yield StepCase(model, 64, 0, "triton")
         yield StepCase(model, 64, 2048, "triton")
+    yield StepCase("llama-8b", 64, 0, "triton", cublas=True)
+    yield StepCase("llama-8b", 256, 0, "triton", max_model_len=131_072)
     yield StepCase("qwen3-0.6b", 64, 0, "triton", variant="sampled")
     yield StepCase("qwen3-0.6b", 64, 0, "xla", variant="sampled")
     yield StepCase("llama-8b", 64, 0, "triton", devices=4)

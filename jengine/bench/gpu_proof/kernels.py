@@ -21,10 +21,15 @@ import jax
 import jax.numpy as jnp
 import triton
 
+from jengine.assembly.device_defaults import SHORTEST_TILE
+from jengine.bench.gpu_proof import assembly
 from jengine.bench.gpu_proof.cases import (
     KV_HEADS,
+    LONGEST,
+    MANY_ROWS,
     PAGES,
     ROWS,
+    USUAL,
     ExpertsCase,
     KernelCase,
     expert_cases,
@@ -40,12 +45,11 @@ from pallas_kernels.grouped_matmul import combine_rows, multiply_tokens, sort_by
 from pallas_kernels.launch.bridge import compile_kernel, pointer_types
 from pallas_kernels.launch.call import kernel_call, launch_for
 from pallas_kernels.layout import cache_shape
-from pallas_kernels.prefill_attention import prefill_attention
+from pallas_kernels.prefill_attention import prefill_attention, tokens_of_tile
 from pallas_kernels.token_sampling import sample_tokens
 
-PREFILL_TILE = 32
 # Constants that tell two programs of one kernel apart for a reader.
-SHOWN = ("TOKENS", "PART_TOKENS", "SPLITS", "TILE_ROWS", "TILE_COLUMNS", "TILE_DEPTH")
+SHOWN = ("TOKENS", "PART_TOKENS", "SLOTS", "TILE_ROWS", "TILE_COLUMNS", "TILE_DEPTH")
 
 
 class Resources(NamedTuple):
@@ -83,9 +87,10 @@ def calls(case: KernelCase) -> Iterator[Any]:
     cache = shape(cache_shape(2, 10_000, case.block_size, KV_HEADS, case.head_dim), case.dtype)
     integer = partial(shape, dtype="int32")
     options: dict[str, Any] = {"head_dim": case.head_dim, "implementation": "triton"}
+    options |= {"dtype": case.dtype}  # as steps ask for it
     if case.options:
         options |= {"window": 1000, "soft_cap": 50.0, "sinks": jnp.zeros(heads)}
-    tokens = ROWS * PREFILL_TILE
+    tokens = ROWS * max(tokens_of_tile(case.group), SHORTEST_TILE)
     new = shape((ROWS, KV_HEADS, case.head_dim), "float32")
     qkv = shape((ROWS, KV_HEADS, case.group + 2, case.head_dim), "float32")
     half = shape((ROWS, case.head_dim // 2), "float32")
@@ -95,11 +100,13 @@ def calls(case: KernelCase) -> Iterator[Any]:
         shape((ROWS, heads, case.head_dim), "float32"), cache, integer(()),
         integer((ROWS, PAGES)), integer((ROWS,)), integer((ROWS,)),
     )  # fmt: skip
-    yield from traced(
-        partial(decode_attention, **options),
-        shape((2, heads, case.head_dim), "float32"), cache, integer(()),
-        integer((2, PAGES)), integer((2,)), integer((2,)),
-    )  # fmt: skip
+    if case == USUAL:
+        yield from traced(
+            partial(decode_attention, **options),
+            shape((MANY_ROWS, heads, case.head_dim), "float32"), cache, integer(()),
+            integer((MANY_ROWS, LONGEST // case.block_size)), integer((MANY_ROWS,)),
+            integer((MANY_ROWS,)),
+        )  # fmt: skip
     yield from traced(
         partial(prefill_attention, **options),
         shape((tokens, heads, case.head_dim), "float32"), cache, integer(()),
@@ -183,6 +190,7 @@ def measured(equation: Any, capability: int) -> dict[str, Any]:
         "warps": launch.num_warps,
         "stages": launch.num_stages,
         **resources(compiled.ptx, compiled.shared_bytes, capability)._asdict(),
+        **assembly.facts(compiled.ptx),
     }
 
 

@@ -9,6 +9,7 @@ STEP_COLUMNS = {
     "step": "step",
     "launches": "launches",
     "launches_a_layer": "a layer",
+    "moves_a_layer": "slices a layer",
     "kernel_calls": "ours",
     "command_buffers": "command buffers",
     "outside_command_buffers": "launches outside",
@@ -21,7 +22,7 @@ KERNEL_COLUMNS = {
     "kernel": "kernel",
     "case": "case",
     "tokens": "tokens",
-    "splits": "splits",
+    "slots": "programs a head",
     "part_tokens": "tokens of queries",
     "tile_rows": "tile rows",
     "tile_columns": "columns",
@@ -31,6 +32,12 @@ KERNEL_COLUMNS = {
 }
 # The most temporary memory of any step with our kernels, in MB.
 MOST_TEMPORARY = 2000
+ATTENTION = ("decode_parts", "prefill_tiles")
+MOST_LAUNCHES = {
+    "llama-8b, 64 rows, triton": 405,
+    "llama-8b, 64 rows, triton, cuBLASLt": 340,
+    "llama-8b, 64 rows + 2048 prompt tokens, triton": 400,
+}
 # Temporaries may grow by this much, which fusions of other XLA versions account for.
 SLACK = 1.1
 
@@ -85,12 +92,20 @@ def worse(new: Mapping[str, Any], old: Mapping[str, Any]) -> list[str]:
 
 
 def kernel_problems(row: Mapping[str, Any]) -> Iterator[str]:
-    """No kernel may spill registers, on any device."""
+    """No kernel may spill registers, on any device, and attention must overlap loads with matmuls:
+    on Hopper with those of a whole warp group, in prefill."""
+    name = f"{row['kernel']} for {row['case']} on sm_{row['capability']}"
     if row["spilled_bytes"]:
-        yield (
-            f"{row['kernel']} for {row['case']} on sm_{row['capability']} spills "
-            f"{row['spilled_bytes']} bytes"
-        )
+        yield f"{name} spills {row['spilled_bytes']} bytes"
+    if row["kernel"] not in ATTENTION:
+        return
+    if row["single_buffered_loops"] or not row["asynchronous_loops"]:
+        yield f"{name} waits in a loop for the loads that it has just begun"
+    if row["unordered_releases"]:
+        yield f"{name} releases stores of other threads without a barrier"
+    hopper = row["capability"] >= 90 and not row["case"].startswith("float32")
+    if row["kernel"] == "prefill_tiles" and hopper and not row["wgmma"]:
+        yield f"{name} has no wgmma"
 
 
 def step_problems(row: Mapping[str, Any]) -> Iterator[str]:
@@ -103,11 +118,15 @@ def step_problems(row: Mapping[str, Any]) -> Iterator[str]:
         ("cache_copies", 0),
         ("rematerialized", 0),
         ("cache_aliased", True),
+        ("moves_a_layer", 0),
     ):
         if row[name] != wanted:
             yield f"{row['step']}: {name} is {row[name]}, expected {wanted}"
     if row["temporary_mb"] > MOST_TEMPORARY:
         yield f"{row['step']}: {row['temporary_mb']} MB of temporaries, of at most {MOST_TEMPORARY}"
+    most = MOST_LAUNCHES.get(row["step"])
+    if most is not None and row["launches"] > most:
+        yield f"{row['step']}: {row['launches']} launches, at most {most} are allowed"
 
 
 def growth(row: Mapping[str, Any], before: Mapping[str, Any]) -> Iterator[str]:

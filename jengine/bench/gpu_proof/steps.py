@@ -21,6 +21,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import topologies
 
+from jengine.assembly.device_defaults import DEVICE_DEFAULTS
+from jengine.assembly.schedule_sizes import prefill_tile
 from jengine.bench.gpu_proof.cases import StepCase, step_cases
 from jengine.bench.gpu_proof.device import H200
 from jengine.config import CacheConfig, ModelConfig, cache_groups
@@ -28,7 +30,7 @@ from jengine.models.published import PUBLISHED
 from jengine.models.registry import model_config
 from jengine.models.stages import stage_layout
 from jengine.quantization.backends import matmul_backend
-from jengine.runner.programs.compiler import StepCompiler
+from jengine.runner.programs.compiler import StepCompiler, compiler_options
 from jengine.runner.sizing import held_by, stages_of
 from jengine.runner.step.leaves import LeafOrder
 from jengine.runner.step.state import empty_state, placed_state, state_bytes
@@ -40,13 +42,14 @@ from sharding.mesh import engine_mesh
 from sharding.placement import Placement
 
 BLOCK_SIZE = 16
-PREFILL_TILE = 32
 MAX_ROWS = 64
 PREFILL_TOKENS = 2048
 # Names of our kernels in XLA's thunk list.
 KERNEL_TARGET = "triton_kernel_call_ffi"
 # A line of XLA's list of thunks: deeper ones are inside a command buffer or a loop.
 THUNK = re.compile(r"( *)\d+: (k\w+)")
+# Names of fusions that only move parts of arrays.
+MOVES = re.compile(r"slice|concatenate")
 # Kinds that only hold others, or that happen on the host.
 NO_LAUNCH = {"kCommandBuffer", "kSequential", "kWhile", "kConditional", "kAsyncStart", "kAsyncDone"}
 
@@ -56,16 +59,18 @@ def compiler_for(case: StepCase, config: ModelConfig, devices: np.ndarray) -> St
     placement = Placement(engine_mesh(devices, tuple(spec.kv_heads for spec in config.cache_specs)))
     layout = stage_layout(config, case.stages)
     groups = cache_groups(config.cache_specs[: layout.num_slots])
+    rows = max(MAX_ROWS, case.decode_rows)
     blocks = case.cache_tokens // BLOCK_SIZE
     shapes = StepShapes(
-        groups, BLOCK_SIZE, PREFILL_TILE, MAX_ROWS, case.max_model_len,
+        groups, BLOCK_SIZE, prefill_tile(config, DEVICE_DEFAULTS["gpu"]), rows,
+        case.max_model_len,
         attention=case.attention, packed_tables=case.stages > 1,
     )  # fmt: skip
     prompts = max(PREFILL_TOKENS, case.prefill_tokens)
-    ladders = Ladders((MAX_ROWS,), (prompts,), (shapes.max_pages,))
+    ladders = Ladders((rows,), (prompts,), (shapes.max_pages,))
     cache = CacheConfig(groups, BLOCK_SIZE, (blocks,) * len(groups))
     held = held_by(placement, ladders, config.hidden_size)
-    sizes = (MAX_ROWS, config.vocab_size, case.max_model_len)
+    sizes = (rows, config.vocab_size, case.max_model_len)
     state = jax.eval_shape(lambda: empty_state(cache, jnp.bfloat16, *sizes, held))
     places, backend = StagePlaces(placement, layout), matmul_backend(case.attention, pack=True)
     order = LeafOrder(abstract_model(config), places, backend)
@@ -85,8 +90,11 @@ def compiled_step(case: StepCase) -> tuple[Any, int]:
     compiler = compiler_for(case, config, devices)
     pages = -(-case.max_model_len // BLOCK_SIZE)
     bucket = Bucket(case.decode_rows, case.prefill_tokens, pages)
-    compiled, _ = compiler.compile(bucket, variants(5, "raw_logprobs")[case.variant])
-    return compiled, state_bytes(compiler.state.caches)
+    lowered = compiler.lower(bucket, variants(5, "raw_logprobs")[case.variant])
+    options = compiler_options(devices.flat[0].platform, devices.size) or {}
+    if case.cublas:
+        options = {**options, "xla_gpu_enable_triton_gemm": False}
+    return lowered.compile(compiler_options=options), state_bytes(compiler.state.caches)
 
 
 def program_facts(compiled: Any, dump: Path, case: StepCase, cache_bytes: int) -> dict[str, Any]:
@@ -94,11 +102,12 @@ def program_facts(compiled: Any, dump: Path, case: StepCase, cache_bytes: int) -
     text = compiled.as_text()
     memory = compiled.memory_analysis()
     layers = -(-PUBLISHED[case.model]["num_hidden_layers"] // case.stages)  # of one device
-    launches, buffers, outside = thunks(dump)
+    launches, buffers, outside, moves = thunks(dump)
     copies = [size for size in copied_bytes(text) if size >= cache_bytes // (2 * layers)]
     return {
         "launches": launches.total(),
         "launches_a_layer": round(launches.total() / layers, 1),
+        "moves_a_layer": moves // layers,
         "kernel_calls": text.count(f'custom_call_target="{KERNEL_TARGET}"'),
         "command_buffers": buffers,
         "outside_command_buffers": outside,
@@ -111,8 +120,9 @@ def program_facts(compiled: Any, dump: Path, case: StepCase, cache_bytes: int) -
     }
 
 
-def thunks(dump: Path) -> tuple[Counter[str], int, int]:
-    """Launches by kind, command buffers, and launches outside of them, from XLA's thunk list."""
+def thunks(dump: Path) -> tuple[Counter[str], int, int, int]:
+    """Launches by kind, command buffers, launches outside of them, and slices and concatenations,
+    from XLA's thunk list."""
     (listing,) = dump.glob("*step.thunk_sequence_after_thunk_passes.txt")
     lines = [line for line in listing.read_text().splitlines() if THUNK.match(line)]
     found = [THUNK.match(line) for line in lines]
@@ -120,7 +130,8 @@ def thunks(dump: Path) -> tuple[Counter[str], int, int]:
     launches = Counter(kind for _, kind in kinds if kind not in NO_LAUNCH)
     buffers = sum(kind == "kCommandBuffer" for _, kind in kinds)
     outside = sum(depth == 0 and kind not in NO_LAUNCH for depth, kind in kinds)
-    return launches, buffers, outside
+    moves = sum(MOVES.search(line.partition("]")[2]) is not None for line in lines)
+    return launches, buffers, outside, moves
 
 
 def copied_bytes(text: str) -> list[int]:

@@ -1,0 +1,55 @@
+"""What PTX shows of a kernel: waits for loads in loops, matrix instructions, order of atomics."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+LABEL = re.compile(r"(\$\w+):")
+BRANCH = re.compile(r"\bbra(?:\.uni)?\s+(\$\w+);")
+
+
+def facts(ptx: str) -> dict[str, int]:
+    """Counts that the proof compares."""
+    return {
+        "wgmma": ptx.count("wgmma.mma_async"),
+        "asynchronous_loops": sum("cp.async" in loop for loop in inner_loops(ptx)),
+        "single_buffered_loops": sum(waits_for_all(loop) for loop in inner_loops(ptx)),
+        "unordered_releases": unordered_releases(ptx),
+    }
+
+
+def inner_loops(ptx: str) -> Iterator[str]:
+    """The text of each loop that holds no other loop.
+
+    A loop around another waits for all loads where the inner one has ended: that is no stall per
+    iteration.
+    """
+    lines = ptx.splitlines()
+    labels = {found[1]: at for at, line in enumerate(lines) if (found := LABEL.match(line.strip()))}
+    loops = [
+        (labels[found[1]], at)
+        for at, line in enumerate(lines)
+        if (found := BRANCH.search(line)) and labels.get(found[1], at + 1) <= at
+    ]
+    for first, last in loops:
+        if not any((a, b) != (first, last) and first <= a and b <= last for a, b in loops):
+            yield "\n".join(lines[first : last + 1])
+
+
+def waits_for_all(loop: str) -> bool:
+    """Whether each iteration waits for the loads that it has just begun."""
+    return re.search(r"cp\.async\.wait_(?:all|group\s+0\b)", loop) is not None
+
+
+def unordered_releases(ptx: str) -> int:
+    """Releasing atomics with a store of the same program, but no barrier of its threads, before."""
+    found, ordered = 0, True
+    for line in ptx.splitlines():
+        if "st.global" in line:
+            ordered = False
+        elif "bar.sync" in line or "barrier.sync" in line:
+            ordered = True
+        elif re.search(r"\batom\.\S*(?:acq_rel|release)", line):
+            found += not ordered
+    return found
