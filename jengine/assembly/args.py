@@ -197,6 +197,7 @@ class EngineArgs:
         self._check_choices()
         checked_keys("compilation_config", self.compilation_config, COMPILATION_KEYS)
         self._check_wait_for()
+        switch("compilation_config['capture_collectives']", self.capture_collectives)
         self._check_profiler()
 
     def _check_profiler(self) -> None:
@@ -228,6 +229,11 @@ class EngineArgs:
             return given
         complete = self.seed is not None and not (same_bits or self.deterministic)
         return "all" if complete or any(self._complete_warm_up().values()) else USUAL_WAIT
+
+    @property
+    def capture_collectives(self) -> bool:
+        """Whether CUDA graphs hold collectives."""
+        return (self.compilation_config or {}).get("capture_collectives", False)
 
     def _check_wait_for(self) -> None:
         one_of("compilation_config['wait_for']", self.wait_for, ("all", "largest"))

@@ -14,6 +14,8 @@ COMPILATION_KEYS = {
     "prefill_tokens": "ladder of prefill tokens",
     "pages": "ladder of cache blocks a row may read",
     "max_adjusted_seqs": "requests with penalties, biases or masks that may run at once",
+    "capture_collectives": "whether CUDA graphs hold the collectives of several GPUs, and are "
+    "recorded again at every step: true or false",
     "wait_for": "what is compiled before the engine is ready: all, or the largest step alone, "
     "which runs everything until the others are there",
 }

@@ -66,7 +66,7 @@ NO_ENGINE_FLAG = (
     "override_generation_config", "profiler_config",
 )  # fmt: skip
 # Keys of the compilation config that hold no list.
-ONE_WORD = ("cache_dir", "wait_for", "max_adjusted_seqs")
+ONE_WORD = ("cache_dir", "wait_for", "max_adjusted_seqs", "capture_collectives")
 
 
 def add_field_flags(

@@ -92,6 +92,7 @@ def runner_config(
         warm_up=not args.enforce_eager,
         early_start=args.wait_where(same_bits=same_bits) == "largest",
         strict=args.strict,
+        capture_collectives=args.capture_collectives,
     )
 
 
@@ -121,7 +122,7 @@ def _one_program(
 ) -> tuple[Ladders, tuple[Features, ...], tuple[Features, ...]]:
     """Deterministic mode: one bucket and the variant that can do everything, so that all numbers
     come out of the same program."""
-    harmless = {"cache_dir", "max_adjusted_seqs", "wait_for"}
+    harmless = {"cache_dir", "max_adjusted_seqs", "wait_for", "capture_collectives"}
     fixed = [name for name in compilation if name not in harmless]
     if fixed:
         raise ConfigError(

@@ -30,6 +30,8 @@ class RunnerConfig:
     # Whether steps run once the largest program is compiled, and the others in the background.
     early_start: bool = False
     strict: bool = False
+    # Whether CUDA graphs hold collectives.
+    capture_collectives: bool = False
 
     @property
     def programs(self) -> ProgramList:

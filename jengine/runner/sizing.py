@@ -141,6 +141,7 @@ class Sizing:
             self.state(cache),
             self.placement,
             stages_of(self.order, self.config.ladders),
+            self.config.capture_collectives,
         )
 
     def state(self, cache: CacheConfig) -> StepState:

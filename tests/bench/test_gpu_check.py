@@ -34,7 +34,8 @@ def measured(
 ) -> dict[str, Any]:
     """What a stage writes in a dry run, in this process."""
     part = Part(tmp_path / "part.json", seconds)
-    given = {"part": part.path, "dry_run": True, "model": "", "few": False, **arguments}
+    given = {"part": part.path, "dry_run": True, "model": "", "few": False,
+             "tensor_parallel": False, "captured": False, **arguments}  # fmt: skip
     module.measure(part, argparse.Namespace(**given))
     written = json.loads(part.path.read_text())
     assert written == part.content
@@ -158,6 +159,21 @@ def test_models(few: bool, tmp_path: Path) -> None:
     for line in decodes:
         assert line["queued_ms"] > 0
         assert line["gap_ms"] == pytest.approx(line["reading_ms"] - line["queued_ms"], abs=2e-3)
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_tensor_parallel_models(
+    captured: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = measured(models, tmp_path, model="llama-8b", tensor_parallel=True)
+    assert alone["left_out"] == ["tensor parallelism: there is one device"]
+    monkeypatch.setattr(models.jax, "device_count", lambda: 7)
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr(models, "LLM", lambda *_, **settings: asked.append(settings))
+    with pytest.raises(TypeError, match="context manager"):  # this LLM is None
+        measured(models, tmp_path, model="llama-8b", tensor_parallel=True, captured=captured)
+    assert asked[0]["tensor_parallel_size"] == 2  # the tiny model has 2 KV heads
+    assert asked[0]["compilation_config"]["capture_collectives"] is captured
 
 
 def test_rows_that_claim_a_past_have_blocks_of_their_own(tmp_path: Path) -> None:
@@ -344,6 +360,16 @@ def test_steps_with_and_without_command_buffers_lie_side_by_side() -> None:
     text = printed({"dry_run": False, "command": "", "parts": parts})
     assert "command buffers, 8 x 1024: 2.0 ms a step with, 3.0 without (1.50 x)" in text
     assert text.count("command buffers,") == 1
+
+
+def test_captured_collectives_lie_beside_others() -> None:
+    line = {"what": "decode", "rows": 8, "context": 1024, "queued_ms": 2.0}
+    parts = {
+        "tensor-parallel": {"lines": [line], "status": "done"},
+        "captured-collectives": {"lines": [{**line, "queued_ms": 2.5}], "status": "done"},
+    }
+    text = printed({"dry_run": False, "command": "", "parts": parts})
+    assert "captured collectives, 8 x 1024: 2.5 ms a step with, 2.0 without (0.80 x)" in text
 
 
 def test_only_its_stage_runs_without_command_buffers() -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from jengine.bench.gpu_proof import assembly
+from jengine.bench.gpu_proof.__main__ import with_kept
 from jengine.bench.gpu_proof.cases import (
     MODELS,
     expert_cases,
@@ -41,6 +42,9 @@ LISTING = """\
     002: kCustomCall   [prev=001 (1) | next=003 (1)] kCustomCall
     003: kCustomKernel [prev=002 (1) | sink] gemm grid: [4, 1, 1]
 001: kCopy [source | sink] kCopy
+002: kAllReduce [source | sink] all-reduce.1
+003: kCommandBuffer [source | sink]
+    004: kCustomKernel  [source       | sink] gemm grid: [4, 1, 1]
 """
 
 
@@ -75,8 +79,9 @@ def test_the_committed_results_are_good(result: dict[str, Any]) -> None:
     ("part", "name", "value", "said"),
     [
         ("kernels", "spilled_bytes", 8, "spills 8 bytes"),
-        ("steps", "command_buffers", 2, "command_buffers is 2, expected 1"),
-        ("steps", "outside_command_buffers", 1, "outside_command_buffers is 1"),
+        ("steps", "command_buffers", 2, "command_buffers is 2, at most 1"),
+        ("steps", "command_buffers", 0, "no launch is in a command buffer"),
+        ("steps", "outside_command_buffers", 1, "outside_command_buffers is 1, at most 0"),
         ("steps", "cache_copies", 1, "cache_copies is 1, expected 0"),
         ("steps", "cache_aliased", False, "cache_aliased is False"),
         ("steps", "rematerialized", 3, "rematerialized is 3"),
@@ -121,6 +126,27 @@ def test_what_assembly_must_hold(
     (problem,) = worse(changed, result)
     assert said in problem
     assert f"{kernel} for {row['case']} on sm_90" in problem
+
+
+def test_collectives_may_end_command_buffers(result: dict[str, Any]) -> None:
+    row = next(row for row in result["steps"] if row["collectives_outside"])
+    assert row["command_buffers"] <= row["collectives_outside"] + 1
+    for name, value in (("command_buffers", row["collectives_outside"] + 2),
+                        ("outside_command_buffers", 17)):  # fmt: skip
+        (problem,) = worse({"kernels": [], "steps": [{**row, name: value}]}, result)
+        assert f"{name} is {value}, at most" in problem
+
+
+def test_what_is_not_compiled_again_is_kept(result: dict[str, Any]) -> None:
+    first, *others = result["steps"]
+    renamed = {**first, "step": "a case that is no more"}
+    earlier = {**result, "steps": [*others, renamed], "commit": "earlier"}
+    again = {**others[0], "launches": 1}
+    kept = with_kept({**result, "kernels": [], "steps": [again, first]}, earlier)
+    assert kept["kernels"] == result["kernels"] and kept["kept_from"] == "earlier"
+    assert kept["steps"] == [first, again, *others[1:]]
+    with pytest.raises(SystemExit, match="Compile everything again"):
+        with_kept({**result, "versions": {"jax": "0.1"}}, earlier)
 
 
 def test_launches_have_a_bound(result: dict[str, Any]) -> None:
@@ -168,9 +194,10 @@ def test_thunks_are_counted(tmp_path: Path) -> None:
 
     name = "module_1.jit_step.thunk_sequence_after_thunk_passes.txt"
     (tmp_path / name).write_text(LISTING)
-    launches, buffers, outside, moves = thunks(tmp_path)
-    assert (launches.total(), buffers, outside, moves) == (4, 1, 1, 1)
-    assert launches["kCustomKernel"] == 2
+    found = thunks(tmp_path)
+    assert (found.launches.total(), found.buffers, found.outside, found.moves) == (6, 2, 1, 1)
+    assert found.launches["kCustomKernel"] == 3
+    assert found.collectives_outside == 1
 
 
 def test_copies_are_found() -> None:

@@ -16,6 +16,7 @@ from jengine.models.published import PUBLISHED
 from jengine.models.registry import model_config
 from jengine.planning.device_memory import Memory
 from jengine.planning.layout import Layout
+from jengine.runner.programs.compiler import compiler_options
 from jengine.runner.programs.ledger import CompileLedger, LedgerEntry
 from jengine.runner.programs.programs import Programs
 from jengine.runner.runner_config import RunnerConfig
@@ -68,8 +69,23 @@ def test_tiles_of_prompts_fill_a_program_of_attention() -> None:
         config = dataclasses.replace(few, layers=layers)
         assert schedule_config(args, config, gpu).prefill_tile == tile
         assert schedule_config(args, config, DEVICE_DEFAULTS["cpu"]).prefill_tile == 32
-        exact = EngineArgs("any", deterministic=True)
+        exact = EngineArgs("any", deterministic=True, attention_backend="xla")
         assert schedule_config(exact, config, gpu).prefill_tile == 1
+
+
+def test_collectives_are_captured_where_that_is_asked_for() -> None:
+    assert not defaults("gpu").capture_collectives
+    asked = {"compilation_config": {"capture_collectives": True}}
+    assert defaults("gpu", **asked).capture_collectives
+    usual, captured = (
+        compiler_options("gpu", capture_collectives=chosen) for chosen in (False, True)
+    )
+    assert usual is not None and captured is not None
+    assert {*captured} - {*usual} == {"xla_gpu_enable_command_buffer"}
+    assert captured["xla_gpu_enable_command_buffer"].endswith(",COLLECTIVES")
+    assert compiler_options("cpu", capture_collectives=True) is None
+    with pytest.raises(ConfigError, match="capture_collectives"):
+        EngineArgs("any", compilation_config={"capture_collectives": "yes"})
 
 
 def counted(programs: ProgramList) -> dict[str, int]:

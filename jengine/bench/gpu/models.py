@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from jengine.api.llm import LLM
@@ -26,10 +27,14 @@ Decode = tuple[int, int]  # rows, context
 def measure(part: Part, args: argparse.Namespace) -> None:
     """Decoding, then prompts, then answers."""
     chosen = sizes(dry_run=args.dry_run)
+    devices = shards(chosen.models[args.model]) if args.tensor_parallel else 1
+    if args.tensor_parallel and devices == 1:
+        part.leave_out("tensor parallelism", "there is one device")
+        return
     folder = write_config(args.part.parent / "models" / args.model, chosen.models[args.model])
     grid = decode_grid(chosen, few=args.few)
     began = time.perf_counter()
-    with open_llm(folder, chosen, grid) as llm:
+    with open_llm(folder, chosen, grid, devices, captured=args.captured) as llm:
         part.note(f"attention: {attention_in_use(llm)}")
         part.add(what="start", model=args.model, seconds=round(time.perf_counter() - began, 1),
                  programs=len(llm.ledger.entries), weights_gb=weight_bytes(llm) / 1e9)  # fmt: skip
@@ -63,13 +68,22 @@ def write_config(folder: Path, config: dict[str, Any]) -> Path:
     return folder
 
 
-def open_llm(folder: Path, chosen: Sizes, grid: list[Decode]) -> LLM:
+def shards(config: dict[str, Any]) -> int:
+    """The most devices, by powers of two, that divide the model's KV heads."""
+    most = min(jax.device_count(), config["num_key_value_heads"])
+    return 1 << most.bit_length() - 1
+
+
+def open_llm(
+    folder: Path, chosen: Sizes, grid: list[Decode], devices: int = 1, *, captured: bool = False
+) -> LLM:
     """An engine that compiles no more than what is measured."""
     most = max(rows for rows, _ in grid)
     return LLM(
         folder,
         load_format="dummy",
         skip_tokenizer_init=True,
+        tensor_parallel_size=devices,
         max_model_len=chosen.max_model_len,
         max_num_seqs=most,
         max_num_batched_tokens=chosen.step_tokens[-1],
@@ -79,6 +93,7 @@ def open_llm(folder: Path, chosen: Sizes, grid: list[Decode]) -> LLM:
             "decode_rows": sorted({max(rows, 2) for rows, _ in grid}),
             "prefill_tokens": list(chosen.step_tokens),
             "wait_for": "all",
+            "capture_collectives": captured,
         },
     )
 

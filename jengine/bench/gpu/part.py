@@ -88,6 +88,8 @@ def run_stage(measure: Callable[[Part, argparse.Namespace], None]) -> None:
     parser.add_argument("--dry-run", action="store_true")
     parser.add_argument("--model", default="")
     parser.add_argument("--few", action="store_true")
+    parser.add_argument("--tensor-parallel", action="store_true", help="on all devices")
+    parser.add_argument("--captured", action="store_true", help="collectives in CUDA graphs")
     args = parser.parse_args()
     part = Part(args.part, args.seconds)
     measure(part, args)

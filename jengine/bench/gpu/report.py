@@ -45,7 +45,8 @@ def printed(run: Mapping[str, Any]) -> str:
         *head(parts.get("device", {})),
         f"command: {run['command']}",
         *(line for name, part in parts.items() for line in section(name, part)),
-        *command_buffers(parts),
+        *beside(parts, "command buffers", "small-model", "without-command-buffers"),
+        *beside(parts, "captured collectives", "captured-collectives", "tensor-parallel"),
         "",
         verdict(parts),
     ])  # fmt: skip
@@ -103,20 +104,22 @@ def shown(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) and abs(value) < 1 else str(value)
 
 
-def command_buffers(parts: Mapping[str, Part]) -> Iterator[str]:
-    """Steps with and without them, side by side."""
+def beside(
+    parts: Mapping[str, Part], what: str, stage_with: str, stage_without: str
+) -> Iterator[str]:
+    """Steps with and without something, side by side."""
     apart, together = (
         {
             (line["rows"], line["context"]): line["queued_ms"]
             for line in parts.get(name, {}).get("lines", [])
             if "queued_ms" in line
         }
-        for name in ("without-command-buffers", "small-model")
+        for name in (stage_without, stage_with)
     )
     for rows, context in sorted(apart.keys() & together.keys()):
         one, other = together[rows, context], apart[rows, context]
         yield (
-            f"command buffers, {rows} x {context}: {one} ms a step with, {other} without "
+            f"{what}, {rows} x {context}: {one} ms a step with, {other} without "
             f"({other / one:.2f} x)"
         )
 

@@ -47,6 +47,14 @@ STAGES = (
         "without-command-buffers", "models", 50, ENGINE_NEEDS, ("--model", "qwen3-0.6b", "--few"),
         xla_flags=WITHOUT_COMMAND_BUFFERS,
     ),
+    Stage(
+        "tensor-parallel", "models", 60, ENGINE_NEEDS,
+        ("--model", "llama-8b", "--few", "--tensor-parallel"),
+    ),
+    Stage(
+        "captured-collectives", "models", 60, ENGINE_NEEDS,
+        ("--model", "llama-8b", "--few", "--tensor-parallel", "--captured"),
+    ),
     Stage("torch", "torch_peer", 110, ()),
     Stage("sweep", "sweep", 120, ("jax", "numpy", "triton")),
 )  # fmt: skip

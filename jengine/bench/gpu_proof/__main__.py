@@ -1,8 +1,10 @@
 """Compiles everything, each part in a separate process, and writes the results.
 
     python -m jengine.bench.gpu_proof [--parts kernels steps] [--only llama] [--out DIR] [--check]
+                                        [--keep]
 
-`--check` compares with the results in the repository and fails where something got worse.
+`--check` compares with the results in the repository and fails where something got worse. `--keep`
+takes what is not compiled again from there.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -69,11 +72,28 @@ def versions() -> dict[str, str]:
     return found
 
 
-def command_of(parts: list[str], only: str) -> str:
+def with_kept(result: dict[str, Any], earlier: Mapping[str, Any]) -> dict[str, Any]:
+    """The result with rows of an earlier one where it has none, of cases that still exist."""
+    if result["versions"] != earlier["versions"]:
+        raise SystemExit(
+            f"--keep: the results in the repository are of {earlier['versions']}, and these of "
+            f"{result['versions']}. Compile everything again, without --keep."
+        )
+    rows = {row["step"]: row for row in (*earlier["steps"], *result["steps"])}
+    return {
+        **result,
+        "kept_from": earlier["commit"],
+        "kernels": result["kernels"] or earlier["kernels"],
+        "steps": [rows[str(case)] for case in step_cases() if str(case) in rows],
+    }
+
+
+def command_of(parts: list[str], only: str, *, keep: bool) -> str:
     """The command again, without folders of this machine."""
     words = ["python", "-m", "jengine.bench.gpu_proof"]
     words += [] if parts == ["kernels", "steps"] else ["--parts", *parts]
-    return shlex.join([*words, *(["--only", only] if only else [])])
+    words += ["--only", only] if only else []
+    return shlex.join([*words, *["--keep"] * keep])
 
 
 def main() -> None:
@@ -84,6 +104,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="only steps whose name holds this")
     parser.add_argument("--out", type=Path, help="folder for gpu-proof.json and gpu-proof.md")
     parser.add_argument("--check", action="store_true")
+    parser.add_argument("--keep", action="store_true", help="rows that are not compiled again")
     args = parser.parse_args()
     began = time.monotonic()
     steps = [item for item in enumerate(step_cases()) if args.only in str(item[1])]
@@ -93,13 +114,16 @@ def main() -> None:
     result = {
         "bench": "gpu_proof",
         "note": "compiled on a machine without a GPU; nothing here was run or timed",
-        "command": command_of(args.parts, args.only),
+        "command": command_of(args.parts, args.only, keep=args.keep),
         "commit": commit(),
         "hardware": machine(),
         "versions": versions(),
         "kernels": [row for rows in kernels for row in rows],
         "steps": list(compiled),
     }
+    earlier = json.loads(RESULTS.read_text("utf-8"))
+    if args.keep:
+        result = with_kept(result, earlier)
     print(markdown(result))
     print(f"{time.monotonic() - began:.0f} s", file=sys.stderr)
     if args.out:
@@ -109,7 +133,7 @@ def main() -> None:
     told = {name: len(it) if isinstance(it, list) else it for name, it in result.items()}
     print(json.dumps(told))  # the parts are only counted here: --out has all of them
     if args.check:
-        problems = worse(result, json.loads(RESULTS.read_text("utf-8")))
+        problems = worse(result, earlier)
         if problems:
             raise SystemExit("worse than before:\n  " + "\n  ".join(problems))
         print("nothing got worse", file=sys.stderr)

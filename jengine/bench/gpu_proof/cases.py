@@ -105,6 +105,8 @@ class StepCase:
     cache_tokens: int = 500_000
     # Whether cuBLASLt runs all matmuls, which adds the residual too. XLA's choice needs a device.
     cublas: bool = False
+    # Whether CUDA graphs hold collectives.
+    captured: bool = False
 
     def __str__(self) -> str:
         size = f"{self.decode_rows} rows"
@@ -112,7 +114,7 @@ class StepCase:
         split = f", {self.devices} devices" * (self.devices > 1)
         split += f" in {self.stages} stages" * (self.stages > 1)
         drawn = f", {self.variant}" * (self.variant != "greedy")
-        drawn += ", cuBLASLt" * self.cublas
+        drawn += ", cuBLASLt" * self.cublas + ", captured collectives" * self.captured
         drawn += f", contexts to {self.max_model_len:,}" * (self.max_model_len > 16_384)
         return f"{self.model}, {size}, {self.attention}{split}{drawn}"
 
@@ -127,6 +129,7 @@ def step_cases() -> Iterator[StepCase]:
     yield StepCase("qwen3-0.6b", 64, 0, "triton", variant="sampled")
     yield StepCase("qwen3-0.6b", 64, 0, "xla", variant="sampled")
     yield StepCase("llama-8b", 64, 0, "triton", devices=4)
+    yield StepCase("llama-8b", 64, 0, "triton", devices=4, captured=True)
     yield StepCase("llama-8b", 64, 0, "triton", devices=4, stages=2)
     yield StepCase("llama-8b", 64, 2048, "triton", devices=4, stages=2)
     yield StepCase("llama-8b", 64, 0, "triton", devices=3, stages=3)

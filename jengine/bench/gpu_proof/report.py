@@ -13,6 +13,7 @@ STEP_COLUMNS = {
     "kernel_calls": "ours",
     "command_buffers": "command buffers",
     "outside_command_buffers": "launches outside",
+    "collectives_outside": "collectives outside",
     "rematerialized": "recomputed",
     "cache_copies": "cache copies",
     "cache_gb": "cache GB",
@@ -38,6 +39,8 @@ MOST_LAUNCHES = {
     "llama-8b, 64 rows, triton, cuBLASLt": 340,
     "llama-8b, 64 rows + 2048 prompt tokens, triton": 400,
 }
+# Launches before the first collective and after the last one that may be too few for a graph.
+MOST_OUTSIDE = 16
 # Temporaries may grow by this much, which fusions of other XLA versions account for.
 SLACK = 1.1
 
@@ -112,9 +115,17 @@ def step_problems(row: Mapping[str, Any]) -> Iterator[str]:
     """The conditions on every step with our kernels."""
     if not row["kernel_calls"]:
         return
+    # Every collective that is not captured ends a graph.
+    collectives = row["collectives_outside"]
+    for name, most in (
+        ("command_buffers", collectives + 1),
+        ("outside_command_buffers", MOST_OUTSIDE if collectives else 0),
+    ):
+        if row[name] > most:
+            yield f"{row['step']}: {name} is {row[name]}, at most {most}"
+    if not row["command_buffers"]:
+        yield f"{row['step']}: no launch is in a command buffer"
     for name, wanted in (
-        ("command_buffers", 1),
-        ("outside_command_buffers", 0),
         ("cache_copies", 0),
         ("rematerialized", 0),
         ("cache_aliased", True),

@@ -14,7 +14,7 @@ import math
 import re
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -50,6 +50,7 @@ KERNEL_TARGET = "triton_kernel_call_ffi"
 THUNK = re.compile(r"( *)\d+: (k\w+)")
 # Names of fusions that only move parts of arrays.
 MOVES = re.compile(r"slice|concatenate")
+COLLECTIVE = re.compile("kAll|kCollective|kReduceScatter|kPartitionId|kReplicaId")
 # Kinds that only hold others, or that happen on the host.
 NO_LAUNCH = {"kCommandBuffer", "kSequential", "kWhile", "kConditional", "kAsyncStart", "kAsyncDone"}
 
@@ -91,7 +92,7 @@ def compiled_step(case: StepCase) -> tuple[Any, int]:
     pages = -(-case.max_model_len // BLOCK_SIZE)
     bucket = Bucket(case.decode_rows, case.prefill_tokens, pages)
     lowered = compiler.lower(bucket, variants(5, "raw_logprobs")[case.variant])
-    options = compiler_options(devices.flat[0].platform, devices.size) or {}
+    options = compiler_options(devices.flat[0].platform, capture_collectives=case.captured) or {}
     if case.cublas:
         options = {**options, "xla_gpu_enable_triton_gemm": False}
     return lowered.compile(compiler_options=options), state_bytes(compiler.state.caches)
@@ -102,15 +103,17 @@ def program_facts(compiled: Any, dump: Path, case: StepCase, cache_bytes: int) -
     text = compiled.as_text()
     memory = compiled.memory_analysis()
     layers = -(-PUBLISHED[case.model]["num_hidden_layers"] // case.stages)  # of one device
-    launches, buffers, outside, moves = thunks(dump)
+    found = thunks(dump)
+    launches = found.launches
     copies = [size for size in copied_bytes(text) if size >= cache_bytes // (2 * layers)]
     return {
         "launches": launches.total(),
         "launches_a_layer": round(launches.total() / layers, 1),
-        "moves_a_layer": moves // layers,
+        "moves_a_layer": found.moves // layers,
         "kernel_calls": text.count(f'custom_call_target="{KERNEL_TARGET}"'),
-        "command_buffers": buffers,
-        "outside_command_buffers": outside,
+        "command_buffers": found.buffers,
+        "outside_command_buffers": found.outside,
+        "collectives_outside": found.collectives_outside,
         "rematerialized": len(re.findall(r"%\S*remat\S* =", text)),
         "cache_copies": len(copies),
         "cache_gb": round(cache_bytes / 1e9, 2),
@@ -120,18 +123,28 @@ def program_facts(compiled: Any, dump: Path, case: StepCase, cache_bytes: int) -
     }
 
 
-def thunks(dump: Path) -> tuple[Counter[str], int, int, int]:
-    """Launches by kind, command buffers, launches outside of them, and slices and concatenations,
-    from XLA's thunk list."""
+class Thunks(NamedTuple):
+    """What XLA's list of thunks shows of a step."""
+
+    launches: Counter[str]  # by kind
+    buffers: int  # command buffers
+    outside: int  # launches outside of them, without collectives
+    collectives_outside: int
+    moves: int  # slices and concatenations
+
+
+def thunks(dump: Path) -> Thunks:
+    """Read XLA's list."""
     (listing,) = dump.glob("*step.thunk_sequence_after_thunk_passes.txt")
     lines = [line for line in listing.read_text().splitlines() if THUNK.match(line)]
     found = [THUNK.match(line) for line in lines]
     kinds = [(len(match[1]), match[2]) for match in found if match]
     launches = Counter(kind for _, kind in kinds if kind not in NO_LAUNCH)
     buffers = sum(kind == "kCommandBuffer" for _, kind in kinds)
-    outside = sum(depth == 0 and kind not in NO_LAUNCH for depth, kind in kinds)
+    outside = [kind for depth, kind in kinds if depth == 0 and kind not in NO_LAUNCH]
+    collectives = sum(COLLECTIVE.match(kind) is not None for kind in outside)
     moves = sum(MOVES.search(line.partition("]")[2]) is not None for line in lines)
-    return launches, buffers, outside, moves
+    return Thunks(launches, buffers, len(outside) - collectives, collectives, moves)
 
 
 def copied_bytes(text: str) -> list[int]:

@@ -36,16 +36,18 @@ COMPILER_OPTIONS: dict[str, dict[str, Any]] = {
     }
 }
 
-# XLA's default contents of CUDA graphs, and collectives, each of which would otherwise end a graph.
-GRAPHS_OF_SEVERAL_DEVICES = "FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,COLLECTIVES"
+# XLA's default contents of CUDA graphs, and collectives. Without these a graph ends at each
+# collective; with them XLA records the graph again at every step, which has been slower
+# (openxla/xla#35360), and steps have hung.
+GRAPHS_WITH_COLLECTIVES = "FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,COLLECTIVES"
 
 
-def compiler_options(platform: str, devices: int) -> dict[str, Any] | None:
+def compiler_options(platform: str, *, capture_collectives: bool) -> dict[str, Any] | None:
     """XLA's compiler options for this platform, None for the defaults."""
     options = COMPILER_OPTIONS.get(platform)
-    if options is None or devices == 1:
+    if options is None or not capture_collectives:
         return options
-    return {**options, "xla_gpu_enable_command_buffer": GRAPHS_OF_SEVERAL_DEVICES}
+    return {**options, "xla_gpu_enable_command_buffer": GRAPHS_WITH_COLLECTIVES}
 
 
 @dataclass(frozen=True)
@@ -58,12 +60,13 @@ class StepCompiler:
     state: StepState  # abstract state, with shardings
     placement: Placement
     stages: Stages | None = None  # None: no pipeline
+    capture_collectives: bool = False  # in CUDA graphs
 
     def compile(self, bucket: Bucket, features: Features) -> tuple[Compiled, LedgerEntry]:
         """The executable and what it cost."""
         began = time.perf_counter()
-        devices = self.placement.mesh.devices
-        options = compiler_options(devices.flat[0].platform, devices.size)
+        platform = self.placement.mesh.devices.flat[0].platform
+        options = compiler_options(platform, capture_collectives=self.capture_collectives)
         compiled = self.lower(bucket, features).compile(compiler_options=options)
         give_back_freed_memory()
         memory = compiled.memory_analysis()
