@@ -46,7 +46,7 @@ class AttentionInputs(NamedTuple):
     """
 
     config: AttentionConfig
-    qkv: Array  # f32 [..., kv_heads, group + 2, dim]
+    qkv: Array  # [..., kv_heads, group + 2, dim], float32 unless a backend rounds it
     norms: HeadNorms | None
     rotation: tuple[Array, Array] | None  # cos and sin, [..., dim / 2] each
     sinks: Array | None = None  # [kv_heads, group]

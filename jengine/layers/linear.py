@@ -1,7 +1,8 @@
 """Matmuls in the one form that is fast on every backend.
 
 Activations are float32; an operand is cast to the weight's dtype right before the matmul and the
-result stays float32. XLA on the CPU has a fast path for exactly this form of bfloat16 matmul.
+result stays float32 unless a backend asks for less. XLA on the CPU has a fast path for exactly this
+form of bfloat16 matmul.
 """
 
 from __future__ import annotations
@@ -10,16 +11,20 @@ from typing import TYPE_CHECKING
 
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import DTypeLike
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
     from jaxtyping import Float, Float32
 
 
 def project(
-    equation: str, x: Float[Array, "..."], weight: Float[Array, "..."]
-) -> Float32[Array, "..."]:
-    """`einsum(equation, x, weight)` with operands of the weight's dtype and a float32 result."""
-    return jnp.einsum(equation, x.astype(weight.dtype), weight, preferred_element_type=jnp.float32)
+    equation: str,
+    x: Float[Array, "..."],
+    weight: Float[Array, "..."],
+    dtype: DTypeLike = jnp.float32,
+) -> Float[Array, "..."]:
+    """`einsum(equation, x, weight)` with operands of the weight's dtype and a result of `dtype`."""
+    return jnp.einsum(equation, x.astype(weight.dtype), weight, preferred_element_type=dtype)
 
 
 def add_bias(x: Float[Array, "*shape"], bias: Float[Array, "..."]) -> Float32[Array, "*shape"]:

@@ -34,7 +34,7 @@ class Attention(nnx.Module):
         self.config = config
         hidden, kv, dim = factory.config.hidden_size, config.num_kv_heads, config.head_dim
         outputs, axes = (kv, config.group + 2, dim), ("embed", "kv_heads", None, None)
-        self.qkv = Linear(factory, (hidden,), outputs, axes, bias=config.qkv_bias)
+        self.qkv = Linear(factory, (hidden,), outputs, axes, bias=config.qkv_bias, inner=True)
         norms = head_norms(factory, config)
         if norms is not None:
             self.q_norm, self.k_norm = norms

@@ -74,7 +74,7 @@ class Weighted(nnx.Module):
 
 
 class Linear(Weighted):
-    """x @ weight + bias, float32. Adapters add their part here."""
+    """x @ weight + bias, float32 unless `inner`. Adapters add their part here."""
 
     def __init__(
         self,
@@ -86,9 +86,10 @@ class Linear(Weighted):
         bias: bool = False,
         groups: int | None = None,
         gated: bool = False,
+        inner: bool = False,
         x_axes: Axes | None = None,
     ):
-        shape = WeightShape(inputs, outputs, axes, groups, gated=gated, x_axes=x_axes)
+        shape = WeightShape(inputs, outputs, axes, groups, gated=gated, inner=inner, x_axes=x_axes)
         super().__init__(factory.scheme, shape, factory)
         self.has_bias = bias
         if bias:
@@ -102,7 +103,7 @@ class Linear(Weighted):
         activation: str | None = None,
         residual: Float[Array, "..."] | None = None,
         live: Int[Array, "*tokens"] | None = None,
-    ) -> Float32[Array, "..."]:
+    ) -> Float[Array, "..."]:
         """residual + activation(norm(x) @ weight + bias): given together, so that a backend can
         fuse them. A gated weight gives activation(gate) * rest. Rows where `live` is -1 may be left
         out."""

@@ -25,7 +25,7 @@ class GatedMLP(nnx.Module):
         hidden, inner = factory.config.hidden_size, config.intermediate_size
         self.activation = config.activation
         axes = ("embed", None, "mlp")
-        self.gate_up = Linear(factory, (hidden,), (2, inner), axes, gated=True)
+        self.gate_up = Linear(factory, (hidden,), (2, inner), axes, gated=True, inner=True)
         self.down = Linear(factory, (inner,), (hidden,), ("mlp", "embed"))
 
     def __call__(
@@ -46,7 +46,7 @@ class PlainMLP(nnx.Module):
     def __init__(self, factory: Factory, config: MlpConfig):
         hidden, inner = factory.config.hidden_size, config.intermediate_size
         self.activation = config.activation
-        self.up = Linear(factory, (hidden,), (inner,), ("embed", "mlp"), bias=True)
+        self.up = Linear(factory, (hidden,), (inner,), ("embed", "mlp"), bias=True, inner=True)
         self.down = Linear(factory, (inner,), (hidden,), ("mlp", "embed"), bias=True)
 
     def __call__(

@@ -15,8 +15,8 @@ from jax.sharding import PartitionSpec
 from jengine.layers.initializer import Initializer
 from jengine.layers.moe import Picked
 from jengine.layers.norm import RowNorm
-from jengine.quantization.scheme import Around, Specs, Stored, Tensors, WeightShape
-from jengine.quantization.unquantized import UNQUANTIZED
+from jengine.quantization.scheme import Around, Specs, Stored, Tensors, WeightShape, finished
+from jengine.quantization.unquantized import UNQUANTIZED, multiplied
 from pallas_kernels.grouped_matmul import combine_rows, multiply_tokens, sort_by_group
 from sharding.placement import Placement
 
@@ -67,8 +67,14 @@ class GpuWeights:
         return UNQUANTIZED.softmax(x)
 
     def apply(self, weight: WeightShape, x: Array, tensors: Tensors, around: Around) -> Array:
-        """In XLA."""
-        return UNQUANTIZED.apply(weight, x, tensors, around)
+        """In XLA; inner results are bfloat16 in memory, half the bytes of what XLA adds up."""
+        array = tensors["weight"]
+        if not weight.inner or array.dtype != jnp.bfloat16:  # the range of float16 is smaller
+            return UNQUANTIZED.apply(weight, x, tensors, around)
+        normed = x if around.norm is None else around.norm(x)
+        # Not rounded afterwards: XLA removes conversions there and back.
+        made = multiplied(weight, normed, array, array.dtype).astype(jnp.float32)
+        return finished(weight, made, around).astype(array.dtype)
 
     def multiply_groups(
         self,

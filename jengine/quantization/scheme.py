@@ -42,6 +42,8 @@ class WeightShape:
     groups: int | None = None
     outputs_first: bool = False
     gated: bool = False
+    # Results go into attention or the next matmul alone, which round them anyway.
+    inner: bool = False
     # Logical axes of the inputs as dimensions of x, where x may be sharded further.
     x_axes: Axes | None = None
 
@@ -136,7 +138,7 @@ class WeightScheme(Protocol):
         ...
 
     def apply(self, weight: WeightShape, x: Array, tensors: Tensors, around: Around) -> Array:
-        """residual + activation(norm(x) @ weight + bias), float32."""
+        """residual + activation(norm(x) @ weight + bias), float32 unless the weight is `inner`."""
         ...
 
     def multiply_groups(

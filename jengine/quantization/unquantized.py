@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import DTypeLike
 
 from jengine.layers.initializer import Initializer
 from jengine.layers.linear import project
@@ -61,14 +62,7 @@ class Unquantized:
         self, weight: WeightShape, x: Float[Array, "*tokens inputs"], tensors: Tensors
     ) -> Float32[Array, "..."]:
         """One matmul in the weight's dtype with a float32 result."""
-        array = tensors["weight"]
-        outputs = OUTPUTS[: len(weight.outputs)]
-        if weight.outputs_first:
-            return project(f"...i,{outputs}i->...{outputs}", x, array)
-        if len(weight.inputs) > 1:
-            # XLA would transpose the weight in every step to contract several dimensions.
-            array = array.reshape(-1, *weight.outputs)
-        return project(f"...i,i{outputs}->...{outputs}", x, array)
+        return multiplied(weight, x, tensors["weight"])
 
     def lookup(
         self, weight: WeightShape, indices: Int[Array, "*tokens"], tensors: Tensors
@@ -113,6 +107,19 @@ class Unquantized:
     ) -> Float32[Array, "tokens hidden"]:
         """Two grouped matmuls."""
         return mixed(self, gate_up, down, x, picked, activation, live)
+
+
+def multiplied(
+    weight: WeightShape, x: Array, array: Array, dtype: DTypeLike = jnp.float32
+) -> Array:
+    """One matmul in the weight's dtype, summed in float32, with a result of this dtype."""
+    outputs = OUTPUTS[: len(weight.outputs)]
+    if weight.outputs_first:
+        return project(f"...i,{outputs}i->...{outputs}", x, array, dtype)
+    if len(weight.inputs) > 1:
+        # XLA would transpose the weight in every step to contract several dimensions.
+        array = array.reshape(-1, *weight.outputs)
+    return project(f"...i,i{outputs}->...{outputs}", x, array, dtype)
 
 
 UNQUANTIZED = Unquantized()

@@ -69,13 +69,14 @@ def rotate_and_write(
     weight_offset: float = 0.0,
     implementation: str | None = None,
 ) -> tuple[Float[Array, "tokens heads dim"], Shaped[Array, "layers 2 blocks block_size width"]]:
-    """Normalise and rotate queries and keys, store keys and values: float32 q, and the cache.
+    """Normalise and rotate queries and keys, store keys and values: q, and the cache.
 
-    qkv is the float32 result of the fused projection: per KV head its group of queries, its key and
-    its value (members = group + 2). norms are the weights of the queries' and the keys' RMS norm,
-    to which weight_offset is added: [dim] to normalise each head, or [kv_heads, group, dim] and
-    [kv_heads, dim] to normalise all heads of a token as one vector. rotation is the cosine and sine
-    for the first 2 * pairs lanes of every head. slots are those of `write_cache`.
+    q is float32, or of the cache's type where attention rounds it to that anyway. qkv is the result
+    of the fused projection: per KV head its group of queries, its key and its value (members =
+    group + 2). norms are the weights of the queries' and the keys' RMS norm, to which weight_offset
+    is added: [dim] to normalise each head, or [kv_heads, group, dim] and [kv_heads, dim] to
+    normalise all heads of a token as one vector. rotation is the cosine and sine for the first
+    2 * pairs lanes of every head. slots are those of `write_cache`.
     """
     run = choose("rotate_and_write", implementation, ROTATE_AND_WRITE)
     return run(cache, layer, qkv, slots, rotation, norms, eps, weight_offset)

@@ -46,14 +46,14 @@ def write_tokens(
 def rotate_and_write_heads(
     cache_ptr,  # [layers, 2, blocks, block_size, kv_heads * dim], written in place
     layer_ptr,  # i32[1]
-    qkv_ptr,  # f32[tokens, KV_HEADS, GROUP + 2, dim]
+    qkv_ptr,  # [tokens, KV_HEADS, GROUP + 2, dim]
     slots_ptr,  # i32[tokens]; outside of the cache: skip
     cos_ptr,  # f32[tokens, PAIRS], read if PAIRS > 0
     sin_ptr,  # f32[tokens, PAIRS]
     q_weight_ptr,  # [dim] or [KV_HEADS, GROUP, dim], read if NORM
     k_weight_ptr,  # [dim] or [KV_HEADS, dim]
     inverse_rms_ptr,  # f32[tokens, 2] of queries and keys, read if NORM == "whole"
-    q_ptr,  # f32[tokens, KV_HEADS * GROUP, dim]
+    q_ptr,  # [tokens, KV_HEADS * GROUP, dim]
     LAYER_STRIDE: tl.constexpr,
     PLANE_STRIDE: tl.constexpr,
     BLOCK_STRIDE: tl.constexpr,
@@ -111,7 +111,7 @@ def rotate_and_write_heads(
     made = tl.where(is_value[:, None], plain, made)
 
     query = (program * GROUP + member)[:, None] * HEAD_DIM + lane[None, :]
-    tl.store(q_ptr + query, made, mask=known & is_query[:, None])
+    tl.store(q_ptr + query, made.to(q_ptr.dtype.element_ty), mask=known & is_query[:, None])
     slot = tl.load(slots_ptr + token).to(tl.int64)
     if (slot < 0) | (slot >= BLOCKS * BLOCK_SIZE):
         return

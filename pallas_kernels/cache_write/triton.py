@@ -42,7 +42,7 @@ def rotate_and_write_triton(
     eps: float,
     weight_offset: float,
 ) -> tuple[Array, Array]:
-    """See `rotate_and_write`."""
+    """See `rotate_and_write`; q has the cache's type, which attention would round it to."""
     tokens, kv_heads, members, head_dim = qkv.shape
     group = members - 2
     norm = "none" if norms is None else "head" if norms[0].ndim == 1 else "whole"
@@ -66,7 +66,7 @@ def rotate_and_write_triton(
     q, cache = call_kernel(
         rotate_and_write_heads,
         cache, as_scalar(layer), qkv, slots, cos, sin, q_weight, k_weight, inverse,
-        out=[jax.ShapeDtypeStruct((tokens, kv_heads * group, head_dim), jnp.float32)],
+        out=[jax.ShapeDtypeStruct((tokens, kv_heads * group, head_dim), cache.dtype)],
         in_place=(0,),
         launch=Launch((tokens * kv_heads,), constants, warps, num_stages=1),
     )  # fmt: skip
@@ -85,6 +85,6 @@ def cache_constants(cache: Array, head_dim: int) -> dict[str, Any]:
 
 def inverse_rms(qkv: Array, eps: float) -> Array:
     """1 / rms over all query heads, and over all key heads, of each token: [T, 2]."""
-    squares = jnp.mean(jnp.square(qkv), axis=-1)  # [T, KV, members]
+    squares = jnp.mean(jnp.square(qkv.astype(jnp.float32)), axis=-1)  # [T, KV, members]
     means = [jnp.mean(squares[:, :, part], axis=(1, 2)) for part in (slice(-2), slice(-2, -1))]
     return lax.rsqrt(jnp.stack(means, axis=-1) + eps)

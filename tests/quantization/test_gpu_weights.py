@@ -1,17 +1,20 @@
-"""Experts on GPUs: the kernels, in Triton's interpreter, give what XLA gives for the same layer."""
+"""Weights on GPUs: experts in Triton's interpreter equal those of XLA, and what is rounded."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 
+from jengine.layers.norm import RowNorm
 from jengine.models.decoder import Decoder
 from jengine.models.registry import model_config
 from jengine.models.stages import stage_layout
 from jengine.quantization.gpu import GpuWeights
+from jengine.quantization.scheme import Around, WeightShape
 from jengine.quantization.unquantized import UNQUANTIZED
 from jengine.runner.step.leaves import LeafOrder
 from jengine.weights.live import named_arrays
@@ -45,3 +48,47 @@ def test_every_matmul_of_a_step_has_the_scheme_and_the_declared_arrays() -> None
     assert all(leaf is declared[name] for name, leaf in zip(order.names, leaves, strict=True))
     experts = order.rebuild(leaves).layers[0].mlp
     assert experts.gate_up.scheme == experts.down.scheme == GpuWeights(ALONE)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "inner", "made"),
+    [("bfloat16", True, "bfloat16"), ("bfloat16", False, "float32"),
+     ("float16", True, "float32"), ("float32", True, "float32")],
+)  # fmt: skip
+def test_results_between_matmuls_are_rounded(
+    dtype: str, inner: bool, made: str, gated: bool
+) -> None:
+    """The values are those of float32 results to a rounding of bfloat16, wherever it comes."""
+    rng = np.random.default_rng(0)
+    outputs = (2, 24) if gated else (24,)
+    axes = ("embed", *(None for _ in outputs))
+    weight = WeightShape((32,), outputs, axes, gated=gated, inner=inner)
+    tensors = {"weight": jnp.asarray(rng.normal(size=weight.shape), dtype)}
+    x = jnp.asarray(rng.normal(size=(5, 32)), jnp.float32)
+    bias = None if gated else jnp.asarray(rng.normal(size=outputs), dtype)
+    around = Around(RowNorm(jnp.ones(32), None, 1e-5), bias, "silu" if gated else None)
+    found = GpuWeights(ALONE).apply(weight, x, tensors, around)
+    expected = UNQUANTIZED.apply(weight, x, tensors, around)
+    assert found.dtype == made
+    if made == "float32":
+        np.testing.assert_array_equal(found, expected)
+        return
+    assert np.asarray(found, np.float32).tolist() != np.asarray(expected).tolist()
+    scale = float(jnp.abs(expected).max())
+    np.testing.assert_allclose(
+        np.asarray(found, np.float32), expected, rtol=2**-6, atol=2**-8 * scale
+    )
+
+
+def test_what_feeds_attention_and_matmuls_is_inner() -> None:
+    config = model_config({**tiny_settings("llama"), "architectures": [FAMILIES["llama"]]})
+    layer = Decoder(config, rngs=nnx.Rngs(0)).layers[0]
+    inner = {
+        name: module.shape.inner
+        for name, module in (
+            ("qkv", layer.attention.qkv), ("out", layer.attention.out),
+            ("gate_up", layer.mlp.gate_up), ("down", layer.mlp.down),
+        )
+    }  # fmt: skip
+    assert inner == {"qkv": True, "out": False, "gate_up": True, "down": False}

@@ -230,8 +230,9 @@ def write_error(dtype: str, implementation: str) -> float:
         jnp.asarray(before).astype(dtype), 1, jnp.asarray(turned[:, :, -1], jnp.float32),
         jnp.asarray(qkv[:, :, -1]), jnp.asarray(slots), implementation,
     )  # fmt: skip
+    queries = turned[:, :, :-1]
     return max(
-        relative_error(np.asarray(q).reshape(turned[:, :, :-1].shape), turned[:, :, :-1]),
+        relative_error(np.asarray(q.astype(jnp.float32)).reshape(queries.shape), queries),
         *(relative_error(np.asarray(x.astype(jnp.float32)), expected) for x in (after, alone)),
     )
 

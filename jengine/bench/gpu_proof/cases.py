@@ -124,6 +124,7 @@ def step_cases() -> Iterator[StepCase]:
     for model in ("qwen3-0.6b", "llama-8b"):
         yield StepCase(model, 64, 0, "triton")
         yield StepCase(model, 64, 2048, "triton")
+    yield StepCase("llama-8b", 8, 8192, "triton")
     yield StepCase("llama-8b", 64, 0, "triton", cublas=True)
     yield StepCase("llama-8b", 256, 0, "triton", max_model_len=131_072)
     yield StepCase("qwen3-0.6b", 64, 0, "triton", variant="sampled")

@@ -92,24 +92,25 @@ def calls(case: KernelCase) -> Iterator[Any]:
         options |= {"window": 1000, "soft_cap": 50.0, "sinks": jnp.zeros(heads)}
     tokens = ROWS * max(tokens_of_tile(case.group), SHORTEST_TILE)
     new = shape((ROWS, KV_HEADS, case.head_dim), "float32")
-    qkv = shape((ROWS, KV_HEADS, case.group + 2, case.head_dim), "float32")
+    made = "bfloat16" if case.dtype == "bfloat16" else "float32"  # as `GpuWeights` does
+    qkv = shape((ROWS, KV_HEADS, case.group + 2, case.head_dim), made)
     half = shape((ROWS, case.head_dim // 2), "float32")
     weight = shape((case.head_dim,), case.dtype)
     yield from traced(
         partial(decode_attention, **options),
-        shape((ROWS, heads, case.head_dim), "float32"), cache, integer(()),
+        shape((ROWS, heads, case.head_dim), case.dtype), cache, integer(()),
         integer((ROWS, PAGES)), integer((ROWS,)), integer((ROWS,)),
     )  # fmt: skip
     if case == USUAL:
         yield from traced(
             partial(decode_attention, **options),
-            shape((MANY_ROWS, heads, case.head_dim), "float32"), cache, integer(()),
+            shape((MANY_ROWS, heads, case.head_dim), case.dtype), cache, integer(()),
             integer((MANY_ROWS, LONGEST // case.block_size)), integer((MANY_ROWS,)),
             integer((MANY_ROWS,)),
         )  # fmt: skip
     yield from traced(
         partial(prefill_attention, **options),
-        shape((tokens, heads, case.head_dim), "float32"), cache, integer(()),
+        shape((tokens, heads, case.head_dim), case.dtype), cache, integer(()),
         integer((ROWS, PAGES)), integer((ROWS,)), integer((tokens,)),
     )  # fmt: skip
     yield from traced(
