@@ -83,7 +83,9 @@ def runner_config(
         tiers=tiers,
         late_tiers=late,
         cache_dtype=cache_dtype(config.dtype, str(shapes.attention)),
-        matmuls=matmul_backend(str(shapes.attention), pack=args.pack_weights is not False),
+        matmuls=matmul_backend(
+            str(shapes.attention), pack=args.pack_weights is not False, exact=args.deterministic
+        ),
         kv_cache_memory_bytes=args.kv_cache_memory_bytes,
         num_gpu_blocks_override=args.num_gpu_blocks_override,
         memory_share=args.gpu_memory_utilization,

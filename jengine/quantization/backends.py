@@ -23,11 +23,15 @@ STEP_SCHEMES: dict[str, dict[WeightScheme, Callable[[Placement], WeightScheme]]]
     "cpu": {UNQUANTIZED: partial(on_cpus, cpu.PACKED)},
     "cpu in place": {UNQUANTIZED: partial(on_cpus, cpu.IN_PLACE)},
     "triton": {UNQUANTIZED: GpuWeights},
+    "triton, exact sums": {UNQUANTIZED: partial(GpuWeights, exact=True)},
 }
 
 
-def matmul_backend(kernels: str, *, pack: bool) -> str:
-    """The backend of matmuls where attention runs in these kernels."""
+def matmul_backend(kernels: str, *, pack: bool, exact: bool = False) -> str:
+    """The backend of matmuls where attention runs in these kernels. `exact`: devices exchange parts
+    of sums in float32 even where bfloat16 is faster."""
+    if kernels == "triton" and exact:
+        return "triton, exact sums"
     return "cpu in place" if kernels == "cpu" and not pack else kernels
 
 

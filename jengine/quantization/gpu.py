@@ -25,9 +25,13 @@ EVERYWHERE = PartitionSpec()
 
 @dataclass(frozen=True)
 class GpuWeights:
-    """The weight as it is declared. Each device runs its own part of every expert."""
+    """The weight as it is declared. Each device runs its own part of every expert.
+
+    Devices that have parts of a sum give them to each other in bfloat16, unless sums are `exact`.
+    """
 
     placement: Placement
+    exact: bool = False
 
     @property
     def takes_declared(self) -> bool:
@@ -67,14 +71,22 @@ class GpuWeights:
         return UNQUANTIZED.softmax(x)
 
     def apply(self, weight: WeightShape, x: Array, tensors: Tensors, around: Around) -> Array:
-        """In XLA; inner results are bfloat16 in memory, half the bytes of what XLA adds up."""
+        """In XLA. Inner results are bfloat16 in memory, and parts of sums between devices."""
         array = tensors["weight"]
-        if not weight.inner or array.dtype != jnp.bfloat16:  # the range of float16 is smaller
+        rounded = weight.inner or (self._in_parts(weight) and not self.exact)
+        if not rounded or array.dtype != jnp.bfloat16:  # the range of float16 is smaller
             return UNQUANTIZED.apply(weight, x, tensors, around)
         normed = x if around.norm is None else around.norm(x)
         # Not rounded afterwards: XLA removes conversions there and back.
         made = multiplied(weight, normed, array, array.dtype).astype(jnp.float32)
-        return finished(weight, made, around).astype(array.dtype)
+        made = finished(weight, made, around)
+        return made.astype(array.dtype) if weight.inner else made
+
+    def _in_parts(self, weight: WeightShape) -> bool:
+        """Whether each device has a part of every sum, as the weight's inputs are sharded."""
+        spec = self.placement.spec(weight.axes, weight.shape)
+        first = len(weight.outputs) if weight.outputs_first else 0
+        return any(names is not None for names in spec[first : first + len(weight.inputs)])
 
     def multiply_groups(
         self,
@@ -113,7 +125,11 @@ class GpuWeights:
             first = first.reshape(*first.shape[:2], -1)
             inside = multiply_tokens(x, first, groups, activation=activation, **use)
             made = combine_rows(inside, second, groups, weights, **use)
-            return made if summed is None else lax.psum(made, summed)
+            if summed is None:
+                return made
+            narrow = second.dtype == jnp.bfloat16 and not self.exact
+            parts = made.astype(second.dtype) if narrow else made
+            return lax.psum(parts, summed).astype(jnp.float32)
 
         arrays = [one.tensors["weight"] for one in (gate_up, down)]
         run = self.placement.on_each_device(own, (*[EVERYWHERE] * 3, *specs), EVERYWHERE)

@@ -13,6 +13,7 @@ from jengine.layers.norm import RowNorm
 from jengine.models.decoder import Decoder
 from jengine.models.registry import model_config
 from jengine.models.stages import stage_layout
+from jengine.quantization.backends import matmul_backend, step_scheme
 from jengine.quantization.gpu import GpuWeights
 from jengine.quantization.scheme import Around, WeightShape
 from jengine.quantization.unquantized import UNQUANTIZED
@@ -79,6 +80,15 @@ def test_results_between_matmuls_are_rounded(
     np.testing.assert_allclose(
         np.asarray(found, np.float32), expected, rtol=2**-6, atol=2**-8 * scale
     )
+
+
+def test_deterministic_engines_exchange_exact_sums() -> None:
+    kinds = {}
+    for exact in (False, True):
+        backend = matmul_backend("triton", pack=True, exact=exact)
+        kinds[exact] = step_scheme(UNQUANTIZED, backend, ALONE)
+    assert kinds == {False: GpuWeights(ALONE), True: GpuWeights(ALONE, exact=True)}
+    assert matmul_backend("cpu", pack=False, exact=True) == "cpu in place"
 
 
 def test_what_feeds_attention_and_matmuls_is_inner() -> None:
