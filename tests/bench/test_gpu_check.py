@@ -362,14 +362,22 @@ def test_steps_with_and_without_command_buffers_lie_side_by_side() -> None:
     assert text.count("command buffers,") == 1
 
 
-def test_captured_collectives_lie_beside_others() -> None:
+@pytest.mark.parametrize(
+    ("what", "stage", "usual"),
+    [
+        ("captured collectives", "captured-collectives", "tensor-parallel"),
+        ("all matmuls by cuBLASLt", "cublaslt-alone", "large-model"),
+    ],
+)
+def test_other_settings_lie_beside_the_usual_ones(what: str, stage: str, usual: str) -> None:
+    assert {stage, usual} <= {one.name for one in STAGES}
     line = {"what": "decode", "rows": 8, "context": 1024, "queued_ms": 2.0}
     parts = {
-        "tensor-parallel": {"lines": [line], "status": "done"},
-        "captured-collectives": {"lines": [{**line, "queued_ms": 2.5}], "status": "done"},
+        usual: {"lines": [line], "status": "done"},
+        stage: {"lines": [{**line, "queued_ms": 2.5}], "status": "done"},
     }
     text = printed({"dry_run": False, "command": "", "parts": parts})
-    assert "captured collectives, 8 x 1024: 2.5 ms a step with, 2.0 without (0.80 x)" in text
+    assert f"{what}, 8 x 1024: 2.5 ms a step with, 2.0 without (0.80 x)" in text
 
 
 def test_only_its_stage_runs_without_command_buffers() -> None:
@@ -379,6 +387,8 @@ def test_only_its_stage_runs_without_command_buffers() -> None:
         made = stages.environment(stage, settings, given)
         without = "--xla_gpu_enable_command_buffer=" in made["XLA_FLAGS"].split()
         assert without == (stage.name == "without-command-buffers")
+        apart = "--xla_gpu_enable_triton_gemm=false" in made["XLA_FLAGS"].split()
+        assert apart == (stage.name == "cublaslt-alone")
         assert "--mine" in made["XLA_FLAGS"]
         assert ("--xla_dump_to=out/compiled-for" in made["XLA_FLAGS"]) == (stage.name == "device")
         assert "TRITON_INTERPRET" not in made, "the kernels run on the device"

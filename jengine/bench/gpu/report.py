@@ -46,6 +46,7 @@ def printed(run: Mapping[str, Any]) -> str:
         f"command: {run['command']}",
         *(line for name, part in parts.items() for line in section(name, part)),
         *beside(parts, "command buffers", "small-model", "without-command-buffers"),
+        *beside(parts, "all matmuls by cuBLASLt", "cublaslt-alone", "large-model"),
         *beside(parts, "captured collectives", "captured-collectives", "tensor-parallel"),
         "",
         verdict(parts),

@@ -22,6 +22,7 @@ ENGINE_NEEDS = (
 )  # fmt: skip
 COMPILED_FOR = "compiled-for"
 WITHOUT_COMMAND_BUFFERS = "--xla_gpu_enable_command_buffer="
+WITHOUT_TRITON_GEMM = "--xla_gpu_enable_triton_gemm=false"
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,12 @@ STAGES = (
         "without-command-buffers", "models", 50, ENGINE_NEEDS, ("--model", "qwen3-0.6b", "--few"),
         xla_flags=WITHOUT_COMMAND_BUFFERS,
     ),
+    Stage("torch", "torch_peer", 110, ()),
+    Stage("sweep", "sweep", 120, ("jax", "numpy", "triton")),
+    Stage(
+        "cublaslt-alone", "models", 60, ENGINE_NEEDS, ("--model", "llama-8b", "--few"),
+        xla_flags=WITHOUT_TRITON_GEMM,
+    ),
     Stage(
         "tensor-parallel", "models", 60, ENGINE_NEEDS,
         ("--model", "llama-8b", "--few", "--tensor-parallel"),
@@ -55,8 +62,6 @@ STAGES = (
         "captured-collectives", "models", 60, ENGINE_NEEDS,
         ("--model", "llama-8b", "--few", "--tensor-parallel", "--captured"),
     ),
-    Stage("torch", "torch_peer", 110, ()),
-    Stage("sweep", "sweep", 120, ("jax", "numpy", "triton")),
 )  # fmt: skip
 
 
