@@ -33,8 +33,10 @@ class PromptCuts:
         total = decodes = 0
         for request in requests.running:
             left = request.known_at_admission - request.num_computed
-            total += builder.cost(max(left, 0))
-            decodes += left <= 0
+            if left > 0:
+                total += builder.cost(left)
+            else:
+                decodes += 1
         most = (builder.budget - decodes) // builder.tile * builder.tile
         for length in first_lengths(requests):
             if total >= most:
