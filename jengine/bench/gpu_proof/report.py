@@ -39,8 +39,8 @@ MOST_LAUNCHES = {
     "llama-8b, 64 rows, triton, cuBLASLt": 340,
     "llama-8b, 64 rows + 2048 prompt tokens, triton": 400,
 }
-# Launches before the first collective and after the last one that may be too few for a graph.
-MOST_OUTSIDE = 16
+# XLA makes no graph of so few launches between two collectives.
+TOO_FEW = 5
 # Temporaries may grow by this much, which fusions of other XLA versions account for.
 SLACK = 1.1
 
@@ -117,9 +117,10 @@ def step_problems(row: Mapping[str, Any]) -> Iterator[str]:
         return
     # Every collective that is not captured ends a graph.
     collectives = row["collectives_outside"]
+    without_graph = max(collectives + 1 - row["command_buffers"], 0)
     for name, most in (
         ("command_buffers", collectives + 1),
-        ("outside_command_buffers", MOST_OUTSIDE if collectives else 0),
+        ("outside_command_buffers", without_graph * TOO_FEW),
     ):
         if row[name] > most:
             yield f"{row['step']}: {name} is {row[name]}, at most {most}"
