@@ -210,7 +210,7 @@ def failing_at(number: int) -> Callable[..., None]:
     """Stands for a request that fails at one of its outputs."""
     left = iter(range(number))
 
-    def fail(*_: Any) -> None:
+    def fail(*_: Any, **__: Any) -> None:
         if next(left, number) >= number - 1:
             raise ApiError(500, "It broke.")
 
