@@ -7,24 +7,19 @@ before the engine is loaded, so that health is answered from the first moment.
 from __future__ import annotations
 
 import argparse
+import importlib
 import logging
 import os
-from collections.abc import Callable
 from typing import Any
 
 from jengine.assembly.args import EngineArgs
-from jengine.assembly.engine import Engine
-from jengine.assembly.engine_process import shown, start_engine_process
 from jengine.cli.flags import add_engine_flags, engine_arguments
 from jengine.cli.main import OpenLLM
 from jengine.cli.parser import Parser
-from jengine.cli.serve_box import box_of
 from jengine.cli.serve_flags import add_server_flags, server_settings
 from jengine.cli.serve_logs import configure_server_logs
 from jengine.cli.terminal import Terminal
-from jengine.engine.process.messages import Progress
 from jengine.errors import ConfigError
-from jengine.server.run import run_server
 from jengine.server.settings import ServerSettings
 
 logger = logging.getLogger(__name__)
@@ -59,11 +54,9 @@ def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) ->
     args = engine_args(arguments)
     configure_server_logs(settings.uvicorn_log_level, debug=arguments.debug)
 
-    def ready(engine: Engine, url: str) -> None:
-        terminal.note(box_of(engine, settings, url))
-
     warn_if_open(settings)
-    return run_server(settings, lambda note: start_engine(args, note), ready)
+    serving = importlib.import_module("jengine.cli.serving")  # arrays and tokenizers come with it
+    return serving.serve(settings, args, terminal)
 
 
 def engine_args(arguments: argparse.Namespace) -> EngineArgs:
@@ -72,27 +65,6 @@ def engine_args(arguments: argparse.Namespace) -> EngineArgs:
     if arguments.profiler_dir is not None:
         given["profiler_config"] = {"profiler": "jax", "dir": arguments.profiler_dir}
     return EngineArgs.checked("jengine serve", model=arguments.model, **given)
-
-
-def start_engine(args: EngineArgs, note: Callable[[str], None]) -> Engine:
-    """The engine, whose core has a process of its own: steps and requests do not share a CPU."""
-    bars = shown(args.show_progress)
-
-    def tell(progress: Progress) -> None:
-        bars(progress)
-        note(in_words(progress))
-
-    return start_engine_process(args, tell)
-
-
-def in_words(progress: Progress) -> str:
-    """How far the start is, for the answer of /health."""
-    words = progress.stage
-    if progress.total:
-        words += f": {progress.done:g} of {progress.total:g} {progress.unit}".rstrip()
-    if progress.seconds_left is not None:
-        words += f", about {progress.seconds_left:.0f} s left"
-    return words
 
 
 def warn_if_open(settings: ServerSettings) -> None:

@@ -72,7 +72,7 @@ print([name for name in ("jax", "flax", "orbax") if name in sys.modules])
 
 def test_the_server_imports_no_jax() -> None:
     code = (
-        "import sys, jengine.cli.serve; "
+        "import sys, jengine.cli.serving; "
         "print([name for name in ('jax', 'flax', 'orbax', 'torch') if name in sys.modules])"
     )
     done = subprocess.run(

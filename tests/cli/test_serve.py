@@ -21,7 +21,7 @@ from urllib.error import HTTPError
 
 import pytest
 
-from jengine.cli import serve
+from jengine.cli import serve, serving
 from jengine.cli.main import command_parser, main
 from jengine.cli.serve_flags import server_settings
 from jengine.cli.terminal import Terminal
@@ -97,8 +97,8 @@ def test_a_port_in_use_is_told_before_anything_is_loaded() -> None:
 
 
 def test_progress_in_words() -> None:
-    assert serve.in_words(Progress("Loading weights")) == "Loading weights"
-    words = serve.in_words(Progress("Compiling", 2, 8, "programs", seconds=10))
+    assert serving.in_words(Progress("Loading weights")) == "Loading weights"
+    words = serving.in_words(Progress("Compiling", 2, 8, "programs", seconds=10))
     assert words == "Compiling: 2 of 8 programs, about 30 s left"
 
 
