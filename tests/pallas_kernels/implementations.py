@@ -25,7 +25,7 @@ TRITON = pytest.param("triton", marks=pytest.mark.skipif(bool(reason), reason=re
 missing = cpu_problem()
 CPU = pytest.param("cpu", marks=pytest.mark.skipif(bool(missing), reason=missing or "runs"))
 IMPLEMENTATIONS = ["xla", TRITON, CPU]
-SAMPLERS = ["xla", TRITON, CPU]
+XLA_AND_TRITON = ["xla", TRITON]
 
 
 def slow(*values: Any) -> list[Any]:

@@ -11,7 +11,7 @@ import pytest
 from jax import Array
 
 from pallas_kernels.grouped_matmul import combine_rows, multiply_tokens, sort_by_group
-from tests.pallas_kernels.implementations import SAMPLERS, TRITON, slow
+from tests.pallas_kernels.implementations import TRITON, XLA_AND_TRITON, slow
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def plain(case: Case, groups: np.ndarray, activation: str) -> np.ndarray:
     return out
 
 
-@pytest.mark.parametrize("implementation", SAMPLERS)
+@pytest.mark.parametrize("implementation", XLA_AND_TRITON)
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
 @pytest.mark.parametrize("padding", [0, 3])
 @pytest.mark.parametrize("case", [*CASES, *slow(*MORE)])
@@ -121,7 +121,7 @@ def check(case: Case, chosen: np.ndarray, activation: str, implementation: str) 
     assert not np.asarray(found)[(chosen < 0).all(axis=1)].any()
 
 
-@pytest.mark.parametrize("implementation", SAMPLERS)
+@pytest.mark.parametrize("implementation", XLA_AND_TRITON)
 def test_without_activation_rows_are_products(implementation: str) -> None:
     case = Case(9, 2, 3)
     chosen = chosen_groups(case, 1)
@@ -135,7 +135,7 @@ def test_without_activation_rows_are_products(implementation: str) -> None:
         np.testing.assert_allclose(found[place], expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("implementation", SAMPLERS)
+@pytest.mark.parametrize("implementation", XLA_AND_TRITON)
 @pytest.mark.parametrize(
     ("rows", "groups"), [(1, 1), (8, 128), (63, 5), (200, 7), (5000, 3), *slow((20_000, 512))]
 )

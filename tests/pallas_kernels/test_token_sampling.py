@@ -13,7 +13,7 @@ import pytest
 from jengine.sampling import SamplingFeatures, SamplingInput, sample, seed_words
 from jengine.sampling.noise import gumbel, row_keys
 from pallas_kernels.token_sampling import sample_tokens
-from tests.pallas_kernels.implementations import SAMPLERS, TRITON, slow
+from tests.pallas_kernels.implementations import IMPLEMENTATIONS, TRITON, slow
 
 OFF = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 KINDS = {"temperature": np.float32, "top_k": np.int32, "top_p": np.float32, "min_p": np.float32}
@@ -151,7 +151,7 @@ def engine_tokens(
     return np.asarray(output.tokens)
 
 
-@pytest.mark.parametrize("implementation", SAMPLERS)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize(("rows", "vocab"), [(24, 257), (7, 1), *slow((12, 3001), (1, 2))])
 def test_equals_the_engine_sampler(rows: int, vocab: int, implementation: str) -> None:
     logits, chosen = random_logits(rows, vocab), mixed_settings(rows, seed=vocab)
@@ -165,7 +165,7 @@ def test_equals_the_engine_sampler(rows: int, vocab: int, implementation: str) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("implementation", SAMPLERS)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_many_draws_equal_the_engine_sampler(implementation: str) -> None:
     rows, vocab = (600 if implementation == "xla" else 16), 60
     logits = np.repeat(random_logits(1, vocab, seed=4, spread=1.0), rows, axis=0)
@@ -230,7 +230,7 @@ def test_rows_are_divided_whole() -> None:
     assert ours.divide(1000, 151_936, 1024).count == 1
 
 
-@pytest.mark.parametrize("implementation", SAMPLERS)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", *slow("float16")])
 def test_greedy_takes_the_lowest_index_of_equal_logits(dtype: str, implementation: str) -> None:
     logits = np.zeros((4, 2050), np.float32)
@@ -244,7 +244,7 @@ def test_greedy_takes_the_lowest_index_of_equal_logits(dtype: str, implementatio
     assert tokens.tolist() == [5, 2049, 0, 1]
 
 
-@pytest.mark.parametrize("implementation", SAMPLERS)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_rows_that_cannot_be_used_answer_minus_one_alone(
     temperature: float, implementation: str
@@ -263,7 +263,7 @@ def test_rows_that_cannot_be_used_answer_minus_one_alone(
     assert tokens[0] >= 0
 
 
-@pytest.mark.parametrize("implementation", SAMPLERS)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_ties_at_a_cut_stay_by_lowest_index(implementation: str) -> None:
     rows, vocab = 10, 1300
     logits = np.full((rows, vocab), -30, np.float32)
