@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -74,6 +74,23 @@ RUNNER: dict[str, set[str]] = {
     "programs": {"report_types", "variants", "memory", "step"},
     "top": {"report_types", "variants", "disk", "memory", "step", "plans", "programs"},
 }
+# Rooms of the server, in the same way. "nouns" are the files right below it that all may read.
+SERVER_NOUNS = {"errors", "settings", "version", "phase"}
+SERVER: dict[str, set[str]] = {
+    "nouns": set(),
+    "http": {"nouns"},
+    "formats": {"nouns"},
+    "serving": {"nouns", "http"},
+    "completions": {"nouns", "http", "formats", "serving"},
+    "chat": {"nouns", "http", "formats", "serving"},
+    "responses": {"nouns", "http", "formats", "serving", "chat"},
+    "messages": {"nouns", "http", "formats", "serving", "chat", "responses"},
+    "routes": {"nouns", "http", "formats", "serving", "chat"},
+    "top": {
+        "nouns", "http", "formats", "serving", "completions", "chat", "responses", "messages",
+        "routes",
+    },
+}  # fmt: skip
 # The nouns that the device half may know: shapes and errors, never who asked for what.
 DEVICE_NOUNS = {"jengine.config", "jengine.errors"}
 # Libraries that only some rooms may import.
@@ -194,28 +211,41 @@ def test_rooms_import_only_what_is_below_them() -> None:
     assert broken == []
 
 
-def runner_room(module: str) -> str:
-    room = module.split(".")[2]
-    is_folder = (ROOT / "jengine" / "runner" / room).is_dir()
-    return room if is_folder or room == "report_types" else "top"
+def runner_room(name: str, *, is_folder: bool) -> str:
+    return name if is_folder or name == "report_types" else "top"
 
 
-def test_rooms_of_the_runner_import_only_what_is_below_them() -> None:
+def server_room(name: str, *, is_folder: bool) -> str:
+    return name if is_folder else "nouns" if name in SERVER_NOUNS else "top"
+
+
+@pytest.mark.parametrize(
+    ("house", "rules", "room_in"),
+    [("runner", RUNNER, runner_room), ("server", SERVER, server_room)],
+    ids=["runner", "server"],
+)
+def test_rooms_within_a_room_import_only_what_is_below_them(
+    house: str, rules: dict[str, set[str]], room_in: Callable[..., str]
+) -> None:
+    def room(module: str) -> str:
+        name = module.split(".")[2]
+        return room_in(name, is_folder=(ROOT / "jengine" / house / name).is_dir())
+
     inside = [
-        (one, runner_room(one.module), runner_room(one.target))
+        (one, room(one.module), room(one.target))
         for one in own_imports()
-        if all(name.startswith("jengine.runner.") for name in (one.module, one.target))
+        if all(name.startswith(f"jengine.{house}.") for name in (one.module, one.target))
     ]
-    assert {room for _, *rooms in inside for room in rooms} == set(RUNNER)
+    assert {room for _, *rooms in inside for room in rooms} == set(rules)
     broken = [
         f"{one.module} imports {one.target}"
-        for one, room, below in inside
-        if below not in {room, *RUNNER[room]}
+        for one, importing, imported in inside
+        if imported not in {importing, *rules[importing]}
     ]
     assert broken == []
 
 
-@pytest.mark.parametrize("rules", [ALLOWED, RUNNER], ids=["rooms", "runner"])
+@pytest.mark.parametrize("rules", [ALLOWED, RUNNER, SERVER], ids=["rooms", "runner", "server"])
 def test_the_rules_have_no_cycle(rules: dict[str, set[str]]) -> None:
     left = {room: set(below) for room, below in rules.items()}
     while left:

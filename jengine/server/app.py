@@ -19,32 +19,24 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from jengine.assembly.engine import Engine
-from jengine.server import (
-    admin,
-    chat,
-    completions,
-    health,
-    messages,
-    metrics,
-    models,
-    page,
-    pooling,
-    responses,
-    tokenizing,
-)
-from jengine.server.auth import Access, Authentication, Keys
-from jengine.server.body import Ignored
-from jengine.server.chat_fields import ChatRequest
-from jengine.server.completion_fields import CompletionRequest
+from jengine.server.chat import endpoint as chat
+from jengine.server.chat.fields import ChatRequest
+from jengine.server.completions import endpoint as completions
+from jengine.server.completions.fields import CompletionRequest
 from jengine.server.errors import api_error
-from jengine.server.http_metrics import HttpCounters, HttpMetrics
-from jengine.server.json_response import json_response
-from jengine.server.limits import RequestLimits
-from jengine.server.messages_fields import CountRequest, MessagesRequest
-from jengine.server.openapi import document
-from jengine.server.responses_fields import ResponsesRequest
-from jengine.server.root_path import RootPath
-from jengine.server.service import Service
+from jengine.server.http.auth import Access, Authentication, Keys
+from jengine.server.http.body import Ignored
+from jengine.server.http.json_response import json_response
+from jengine.server.http.limits import RequestLimits
+from jengine.server.http.openapi import document
+from jengine.server.http.root_path import RootPath
+from jengine.server.http.route_metrics import HttpCounters, HttpMetrics
+from jengine.server.messages import endpoint as messages
+from jengine.server.messages.fields import CountRequest, MessagesRequest
+from jengine.server.responses import endpoint as responses
+from jengine.server.responses.fields import ResponsesRequest
+from jengine.server.routes import admin, health, metrics, models, page, pooling, tokenizing
+from jengine.server.serving.service import Service
 from jengine.server.settings import ServerSettings
 
 Handler = Callable[[Service, Request], Awaitable[Response]]

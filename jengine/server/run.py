@@ -22,12 +22,12 @@ from starlette.applications import Starlette
 from jengine.assembly.engine import Engine
 from jengine.errors import JengineError
 from jengine.server.app import make_app
-from jengine.server.draining import drain
-from jengine.server.listening import listening_socket, url_of
-from jengine.server.monitor import monitor
-from jengine.server.patience import PatientProtocol
+from jengine.server.http.listening import listening_socket, url_of
+from jengine.server.http.patience import PatientProtocol
 from jengine.server.phase import Phase
-from jengine.server.service import Service
+from jengine.server.serving.draining import drain
+from jengine.server.serving.monitor import monitor
+from jengine.server.serving.service import Service
 from jengine.server.settings import ServerSettings
 
 logger = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from jengine.cli.main import command_parser
 from jengine.cli.serve_flags import ENVIRONMENT, server_settings
 from jengine.cli.terminal import Terminal
 from jengine.server.app import ENDPOINTS
-from jengine.server.auth import Access
+from jengine.server.http.auth import Access
 from jengine.server.settings import ServerSettings
 
 DEPLOY = Path(__file__).parents[2] / "examples" / "deploy"

@@ -18,7 +18,7 @@ from jengine.engine.client import InProcessClient
 from jengine.engine.core import EngineCore
 from jengine.server.app import make_app
 from jengine.server.run import uvicorn_config
-from jengine.server.service import Service
+from jengine.server.serving.service import Service
 from jengine.server.settings import ServerSettings
 from tests.engine.scripted import Script, script_of
 from tests.server.serving import NAME, letters_engine

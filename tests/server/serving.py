@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from jengine.assembly.engine import Engine
 from jengine.server.app import make_app
-from jengine.server.service import Service
+from jengine.server.serving.service import Service
 from jengine.server.settings import ServerSettings
 from jengine.text.tokenizer import Tokenizer
 from tests.engine.scripted import VOCAB, scripted_engine

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from jengine.server.rendering import Rendering
+from jengine.server.serving.rendering import Rendering
 from tests.server.listening import Client, Listening, listening, until
 from tests.server.serving import letters_engine
 

@@ -14,10 +14,10 @@ import pytest
 from starlette.testclient import TestClient
 
 from jengine.assembly.engine import Engine
-from jengine.server.draining import drain
-from jengine.server.monitor import monitor
+from jengine.server.http.sse import DONE, PING, EventStream, stream_response
 from jengine.server.phase import Phase
-from jengine.server.sse import DONE, PING, EventStream, stream_response
+from jengine.server.serving.draining import drain
+from jengine.server.serving.monitor import monitor
 from tests.engine.scripted import script_of, scripted_engine
 from tests.server.serving import error_of, letters, letters_engine, service_of, serving
 

@@ -18,9 +18,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from starlette.testclient import TestClient
 
-from jengine.server import completions
-from jengine.server.chat_fields import ChatRequest
-from jengine.server.completion_fields import CompletionRequest
+from jengine.server.chat.fields import ChatRequest
+from jengine.server.completions import endpoint as completions
+from jengine.server.completions.fields import CompletionRequest
 from tests.engine.scripted import MAX_MODEL_LEN, VOCAB
 from tests.server.listening import Client, listening
 from tests.server.serving import error_of, events, serving

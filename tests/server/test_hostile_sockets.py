@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from jengine.server import patience
+from jengine.server.http import patience
 from tests.server.listening import Client, Listening, listening
 
 MIB = 2**20

@@ -13,7 +13,7 @@ import pytest
 
 from jengine.errors import ConfigError
 from jengine.server.app import make_app
-from jengine.server.listening import listening_socket, url_of
+from jengine.server.http.listening import listening_socket, url_of
 from jengine.server.run import Server, uvicorn_config
 from jengine.server.settings import ServerSettings
 from tests.server.serving import letters_engine

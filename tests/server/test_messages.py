@@ -161,11 +161,11 @@ def test_an_error_in_a_stream_is_told(
     client: TestClient, say: Say, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     say("a" * 200, seconds=0.005)
-    monkeypatch.setattr("jengine.server.generation.refuse_failed", failing_at(2))
+    monkeypatch.setattr("jengine.server.serving.generation.refuse_failed", failing_at(2))
     *events, last = stream(client)
     assert last == {"type": "error", "error": {"type": "api_error", "message": "It broke."}}
     assert events[0]["type"] == "message_start"
-    monkeypatch.setattr("jengine.server.generation.refuse_failed", failing_at(1))
+    monkeypatch.setattr("jengine.server.serving.generation.refuse_failed", failing_at(1))
     assert error_of(post(client, stream=True), 500)["message"] == "It broke."
 
 

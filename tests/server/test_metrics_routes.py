@@ -11,10 +11,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
 from jengine.outputs import RequestMetrics
-from jengine.server import monitor
 from jengine.server.app import ENDPOINTS, make_app
-from jengine.server.request_metrics import PerRequestMetrics, per_request_metrics
-from jengine.server.service import Service
+from jengine.server.formats.request_metrics import PerRequestMetrics, per_request_metrics
+from jengine.server.serving import monitor
+from jengine.server.serving.service import Service
 from jengine.server.settings import ServerSettings
 from tests.engine.scripted import script_of
 from tests.server.serving import NAME, events, letters_engine, serving

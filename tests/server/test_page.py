@@ -13,7 +13,7 @@ import pytest
 from starlette.requests import Request
 
 from jengine.server.app import make_app
-from jengine.server.page import FILE, page
+from jengine.server.routes.page import FILE, page
 from jengine.server.settings import ServerSettings
 from tests.client.scripted_server import ScriptedServer, answer, serving
 from tests.server.browser import Page, browser, chromium

@@ -204,7 +204,7 @@ def test_a_step_that_fails_ends_the_engine_and_says_why_in_the_log_only(
 @pytest.mark.slow
 def test_requests_fail_alone(tmp_path: Path) -> None:
     flags = ("--executor-options.not_finite", "sick", "--executor-options.no_such_token", "strange")
-    fault = "jengine.server.rendering:Rendering.prompt:raise@2"
+    fault = "jengine.server.serving.rendering:Rendering.prompt:raise@2"
     with Program(tmp_path, STEP, "0.01", *flags, faults=(fault,)) as program:
         client = program.wait_until_ready().stream()
         status, body, _ = program.ask(COMPLETIONS, {"prompt": "a", "max_tokens": 2})

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from jengine.server.rendering import Rendering
+from jengine.server.serving.rendering import Rendering
 from tests.server.listening import Client, listening, until
 from tests.server.serving import letters_engine
 

@@ -193,7 +193,7 @@ def test_an_error_in_a_stream_is_told_and_kept(
     client: TestClient, say: Say, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     say("a" * 200, seconds=0.005)
-    monkeypatch.setattr("jengine.server.generation.refuse_failed", failing_at(2))
+    monkeypatch.setattr("jengine.server.serving.generation.refuse_failed", failing_at(2))
     last = stream(client, "hi")[-1]
     assert last["type"] == "response.failed" and last["response"]["status"] == "failed"
     assert last["response"]["error"] == {"code": "server_error", "message": "It broke."}
@@ -201,7 +201,7 @@ def test_an_error_in_a_stream_is_told_and_kept(
     assert item["status"] == "incomplete" and item["content"][0]["text"].startswith("a")
     assert client.get(f"{PATH}/{last['response']['id']}").json() == last["response"]
     say("hello")
-    monkeypatch.setattr("jengine.server.generation.refuse_failed", failing_at(1))
+    monkeypatch.setattr("jengine.server.serving.generation.refuse_failed", failing_at(1))
     error_of(post(client, "hi", stream=True), 500)
     error_of(post(client, "hi"), 500)
 

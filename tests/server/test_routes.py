@@ -8,9 +8,9 @@ import pytest
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
-from jengine.server import auth
 from jengine.server.app import ENDPOINTS, make_app
-from jengine.server.auth import Access
+from jengine.server.http import auth
+from jengine.server.http.auth import Access
 from jengine.server.settings import ServerSettings
 from tests.server.serving import NAME, error_of, letters_engine, service_of, serving
 

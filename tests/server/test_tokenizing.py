@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from jengine.server import pooling
 from jengine.server.app import ENDPOINTS
+from jengine.server.routes import pooling
 from tests.engine.scripted import script_of
 from tests.server.serving import error_of, letters, letters_engine, service_of, serving
 

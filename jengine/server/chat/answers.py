@@ -1,0 +1,112 @@
+"""The parts of an assistant's answer as a message, and as deltas of a stream.
+
+In: the text of one answer, whole or in pieces. Out: a message or deltas. Both come from the same
+parser, so a stream adds up to the message. Must not know engines or HTTP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from jengine.server.chat.types import Function, Message, ToolCall
+from jengine.text.chat_parser import (
+    ChatParser,
+    ChatPart,
+    Content,
+    Reasoning,
+    ToolArguments,
+    ToolStart,
+)
+
+# Under which of its two names reasoning is sent.
+ReasoningFields = Sequence[str]
+
+
+class Answer:
+    """One answer while its text comes."""
+
+    def __init__(
+        self, parser: ChatParser, *, reasoning_fields: ReasoningFields, shows_reasoning: bool
+    ) -> None:
+        self._parser = parser
+        self._fields = reasoning_fields
+        self._shows_reasoning = shows_reasoning
+        self.calls_tools = False
+        self.thoughts: list[str] = []  # all reasoning, shown or not
+
+    def parts(self, text: str, *, ends: bool) -> list[ChatPart]:
+        """The parts that are certain after this piece of text, which may be the last."""
+        parts = self._parser.push(text)
+        if ends:
+            parts += self._parser.finish()
+        self.thoughts += [part.text for part in parts if isinstance(part, Reasoning)]
+        self.calls_tools |= any(isinstance(part, ToolStart) for part in parts)
+        hidden = () if self._shows_reasoning else Reasoning
+        return [part for part in parts if not isinstance(part, hidden)]
+
+    def delta(self, text: str, *, ends: bool) -> dict[str, Any]:
+        """What a piece of text adds to the message; empty if nothing."""
+        parts = self.parts(text, ends=ends)
+        delta: dict[str, Any] = {}
+        content = joined(parts, Content)
+        reasoning = joined(parts, Reasoning)
+        if content:
+            delta["content"] = content
+        if reasoning:
+            delta |= dict.fromkeys(self._fields, reasoning)
+        if calls := call_deltas(parts):
+            delta["tool_calls"] = calls
+        return delta
+
+    def message(self, text: str, role: str, before: str) -> Message:
+        """The message of a whole answer; `before` is content that comes ahead of it."""
+        parts = self.parts(text, ends=True)
+        reasoning = joined(parts, Reasoning) or None
+        calls = tool_calls(parts)
+        content: str | None = before + joined(parts, Content)
+        message = Message(role=role, content=content)
+        if not content and (calls or reasoning):
+            message.content = None
+        if calls:
+            message.tool_calls = calls
+        for field in self._fields:
+            setattr(message, field, reasoning)
+        return message
+
+    def finish_reason(self, engines: str | None) -> str | None:
+        """The reason of an answer's end: a model that calls tools has not simply stopped."""
+        return "tool_calls" if self.calls_tools and engines == "stop" else engines
+
+
+def joined(parts: Iterable[ChatPart], kind: type[Content] | type[Reasoning]) -> str:
+    """The text of all parts of a kind."""
+    return "".join(part.text for part in parts if isinstance(part, kind))
+
+
+def call_deltas(parts: Iterable[ChatPart]) -> list[dict[str, Any]]:
+    """What the parts add to the tool calls, one entry for each call."""
+    deltas: dict[int, dict[str, Any]] = {}
+    for part in parts:
+        if isinstance(part, ToolStart):
+            deltas[part.index] = {
+                "index": part.index, "id": part.id, "type": "function",
+                "function": {"name": part.name, "arguments": ""},
+            }  # fmt: skip
+        elif isinstance(part, ToolArguments):
+            entry = deltas.setdefault(
+                part.index, {"index": part.index, "function": {"arguments": ""}}
+            )
+            entry["function"]["arguments"] += part.text
+    return list(deltas.values())
+
+
+def tool_calls(parts: Iterable[ChatPart]) -> list[ToolCall]:
+    """The tool calls of a whole answer."""
+    calls: dict[int, ToolCall] = {}
+    for part in parts:
+        if isinstance(part, ToolStart):
+            calls[part.index] = ToolCall(id=part.id, function=Function(part.name, ""))
+        elif isinstance(part, ToolArguments):
+            calls[part.index].function.arguments += part.text
+    return list(calls.values())

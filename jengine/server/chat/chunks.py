@@ -1,0 +1,114 @@
+"""A stream of chat answers: outputs in, events out. All of it together equals the whole answer."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterator
+
+from jengine.outputs import CompletionOutput, RequestOutput
+from jengine.server.chat.answers import Answer
+from jengine.server.chat.texts import ChatTexts
+from jengine.server.chat.types import ChatChunk, DeltaChoice
+from jengine.server.formats.request_metrics import told_metrics
+from jengine.server.formats.usage import UsageWanted, usage
+from jengine.server.http.sse import event
+from jengine.server.serving.generation import Outputs
+from jengine.server.settings import ServerSettings
+from jengine.server.version import FINGERPRINT
+
+
+class Progress:
+    """How far one answer has been sent."""
+
+    def __init__(self, answer: Answer) -> None:
+        self.answer = answer
+        self.ended = False
+        self.tokens = 0
+
+
+class ChatChunks:
+    """The events of one request."""
+
+    def __init__(
+        self, texts: ChatTexts, settings: ServerSettings, id: str, created: int, model: str
+    ) -> None:
+        self.texts = texts
+        self.wanted = UsageWanted(texts.request, settings)
+        self.settings = settings
+        self.head = {"id": id, "created": created, "model": model}
+        self.progress: list[Progress] = []
+
+    async def of(self, outputs: Outputs) -> AsyncGenerator[bytes, None]:
+        """All events but the last one, [DONE]."""
+        output: RequestOutput | None = None
+        try:
+            async for _, output in outputs:
+                if not self.progress:
+                    for chunk in self._openings(output):
+                        yield event(chunk)
+                for one in output.outputs:
+                    choice = self._choice(one)
+                    if choice is not None:
+                        yield event(self._chunk(output, choice))
+            if self.wanted.at_end and output is not None:
+                yield event(self._last(output))
+        finally:
+            await outputs.aclose()
+
+    def _openings(self, output: RequestOutput) -> Iterator[ChatChunk]:
+        """A chunk with the role of each answer, and one with what it continues."""
+        request, texts = self.texts.request, self.texts
+        self.progress = [Progress(texts.answer()) for _ in output.outputs]
+        deltas = [{"role": texts.role, "content": ""}]
+        deltas += [{"content": texts.echoed}] if texts.echoed else []
+        for place, delta in enumerate(deltas):
+            for index in range(len(self.progress)):
+                chunk = self._chunk(output, DeltaChoice(index=index, delta=delta))
+                if request.return_token_ids and place == 0:
+                    chunk.prompt_token_ids = output.prompt_token_ids
+                if request.return_prompt_text and place == 0:
+                    chunk.prompt_text = texts.prompt
+                yield chunk
+
+    def _choice(self, one: CompletionOutput) -> DeltaChoice | None:
+        """What is new in an answer; None if nothing is that anyone asked for."""
+        progress = self.progress[one.index]
+        if progress.ended:
+            return None
+        progress.ended = one.finish_reason is not None
+        progress.tokens += len(one.token_ids)
+        delta = progress.answer.delta(one.text, ends=progress.ended)
+        choice = DeltaChoice(index=one.index, delta=delta, logprobs=self.texts.logprobs(one))
+        token_ids = self.texts.token_ids(one)
+        if token_ids is not None:
+            choice.token_ids = token_ids
+        if progress.ended:
+            choice.finish_reason = progress.answer.finish_reason(one.finish_reason)
+            choice.stop_reason = one.stop_reason
+        shows_tokens = one.token_ids and (choice.logprobs or token_ids)
+        return choice if delta or progress.ended or shows_tokens else None
+
+    def _chunk(self, output: RequestOutput, choice: DeltaChoice) -> ChatChunk:
+        chunk = ChatChunk(**self.head, choices=[choice])
+        if self.wanted.always:
+            tokens = self.progress[choice.index].tokens
+            chunk.usage = usage(len(output.prompt_token_ids), tokens)
+        if choice.finish_reason is not None and not self.wanted.at_end:
+            chunk.system_fingerprint = FINGERPRINT
+        return chunk
+
+    def _last(self, output: RequestOutput) -> ChatChunk:
+        """The chunk after all text, with the counts of the whole request."""
+        tells_cached = self.settings.enable_prompt_tokens_details
+        counts = usage(
+            len(output.prompt_token_ids),
+            sum(one.tokens for one in self.progress),
+            max(output.num_cached_tokens, 0) if tells_cached else None,
+            self.texts.reasoning_tokens(one.answer for one in self.progress),
+        )
+        return ChatChunk(
+            **self.head,
+            choices=[],
+            usage=counts,
+            metrics=told_metrics([output], self.settings),
+            system_fingerprint=FINGERPRINT,
+        )

@@ -1,0 +1,119 @@
+"""POST /v1/chat/completions: a conversation in, the next message out, whole or streamed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from jengine.outputs import RequestOutput
+from jengine.prompts import TokensPrompt
+from jengine.sampling_params import SamplingParams
+from jengine.server.chat.chunks import ChatChunks
+from jengine.server.chat.fields import ChatRequest, check_chat
+from jengine.server.chat.rendering import rendered_chat
+from jengine.server.chat.texts import ChatTexts
+from jengine.server.chat.types import ChatResponse
+from jengine.server.formats.logprobs import prompt_logprobs
+from jengine.server.formats.request_metrics import told_metrics
+from jengine.server.formats.sampling_fields import answer_length, sampling_params, tokenization
+from jengine.server.formats.usage import whole_usage
+from jengine.server.http.body import ignore, read_body
+from jengine.server.http.request_head import request_id_of
+from jengine.server.http.sse import DONE, Chunks
+from jengine.server.serving.generation import Outputs, Prepared, answer
+from jengine.server.serving.service import Service
+from jengine.server.version import FINGERPRINT
+from jengine.text.chat_parser import needs_special_tokens
+
+
+async def chat_completions(service: Service, http: Request) -> Response:
+    """Answer a conversation."""
+    service.check_serving()
+    settings = service.settings
+    request = await read_body(http, ChatRequest, strict=settings.strict_requests)
+    check_chat(request, settings)
+    return await answer(service, http, ChatJob(service, http, request))
+
+
+class ChatJob:
+    """One request for the next message of a conversation."""
+
+    stream_end = DONE
+
+    def __init__(self, service: Service, http: Request, request: ChatRequest) -> None:
+        self.service = service
+        self.http = http
+        self.request = request
+        self.model = service.live.names.checked(request.model)
+        self.stream = bool(request.stream)
+        self.places = request.n or 1
+        self.client_id = request_id_of(http, request.request_id)
+        self.request_id = f"chatcmpl-{self.client_id}"
+        self.created = int(time.time())
+        self.texts = ChatTexts(request, service)
+
+    async def prepare(self) -> Prepared:
+        """Render the conversation and settle how long each answer may be."""
+        prompt = await self.rendered()
+        if self.request.cache_salt is not None:
+            prompt["cache_salt"] = self.request.cache_salt
+        self.texts.prompt = prompt.get("prompt", "")
+        return Prepared([prompt], [self._params(prompt)], self.request.priority or 0)
+
+    async def rendered(self) -> TokensPrompt:
+        """The prompt that the template makes of the conversation."""
+        return await self.service.live.rendering.run(self._rendered)
+
+    def _rendered(self) -> TokensPrompt:
+        live = self.service.live
+        rendered = rendered_chat(live, self.service.settings, self.request)
+        ignore(self.http, rendered.unread)
+        return live.rendering.conversation(rendered.text, tokenization(self.request))
+
+    def _params(self, prompt: TokensPrompt) -> SamplingParams:
+        request, live = self.request, self.service.live
+        asked = request.max_completion_tokens
+        length = answer_length(
+            request.max_tokens if asked is None else asked,
+            live.engine.default_params.get("max_tokens"),
+            len(prompt["prompt_token_ids"]),
+            live.engine.schedule.max_model_len,
+        )
+        chosen: dict[str, Any] = {
+            "max_tokens": length,
+            "logprobs": (request.top_logprobs or 0) if request.logprobs else None,
+            "prompt_logprobs": request.prompt_logprobs,
+        }
+        if needs_special_tokens(self.texts.reasoning_parser, self.texts.tool_parser):
+            chosen["skip_special_tokens"] = False
+        return sampling_params(request, live.engine.default_params, self.service.settings, **chosen)
+
+    def whole(self, outputs: Sequence[RequestOutput]) -> ChatResponse:
+        """The body of an answer that is not streamed."""
+        output, request, texts = outputs[0], self.request, self.texts
+        answers = [texts.answer() for _ in output.outputs]
+        choices = [texts.choice(*pair) for pair in zip(output.outputs, answers, strict=True)]
+        scores = output.prompt_logprobs
+        return ChatResponse(
+            id=self.request_id,
+            created=self.created,
+            model=self.model,
+            choices=choices,
+            usage=whole_usage(outputs, self.service.settings, texts.reasoning_tokens(answers)),
+            metrics=told_metrics(outputs, self.service.settings),
+            system_fingerprint=FINGERPRINT,
+            prompt_logprobs=None if scores is None else prompt_logprobs(scores),  # type: ignore[arg-type]
+            prompt_token_ids=output.prompt_token_ids if request.return_token_ids else None,
+            prompt_text=self.texts.prompt if request.return_prompt_text else None,
+        )
+
+    def chunks(self, outputs: Outputs) -> Chunks:
+        """The events of a stream."""
+        chunks = ChatChunks(
+            self.texts, self.service.settings, self.request_id, self.created, self.model
+        )
+        return chunks.of(outputs)

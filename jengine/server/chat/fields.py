@@ -1,0 +1,149 @@
+"""The fields of a request for a chat completion, and what is checked before any work is done."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from jengine.server.errors import ApiError
+from jengine.server.formats.sampling_fields import CommonFields, check_common
+from jengine.server.settings import ServerSettings
+
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
+class ChatRequest(CommonFields, kw_only=True):
+    """The body of POST /v1/chat/completions."""
+
+    messages: list[dict[str, Any]] | None = None
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: Effort | None = None
+    include_reasoning: bool | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    return_prompt_text: bool | None = None
+    # Taken and without effect, as in other servers.
+    service_tier: str | None = None
+    store: bool | None = None
+    metadata: dict[str, Any] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    verbosity: str | None = None
+    modalities: list[str] | None = None
+
+    @property
+    def opens_answer(self) -> bool:
+        """Whether the prompt ends with the head of a new message."""
+        if self.add_generation_prompt is None:
+            return not self.continue_final_message
+        return self.add_generation_prompt
+
+    @property
+    def offers_tools(self) -> bool:
+        """Whether the model may call tools."""
+        return bool(self.tools) and self.tool_choice != "none"
+
+
+def check_chat(request: ChatRequest, settings: ServerSettings) -> None:
+    """Refuse what cannot be answered."""
+    check_common(request, settings)
+    if not request.messages:
+        raise ApiError(
+            400, "messages is missing or empty; expected at least one message.", param="messages"
+        )
+    for name in ("max_tokens", "max_completion_tokens"):
+        value = getattr(request, name)
+        if value is not None and value < 1:
+            raise ApiError(400, f"{name}={value}: expected at least 1.", param=name)
+    if request.top_logprobs is not None and not request.logprobs:
+        raise ApiError(
+            400, "top_logprobs needs logprobs=true. Set it, or leave top_logprobs out.",
+            param="top_logprobs",
+        )  # fmt: skip
+    if request.top_logprobs is not None and request.top_logprobs < -1:
+        raise ApiError(
+            400, f"top_logprobs={request.top_logprobs}: expected 0 or more, or -1 for all.",
+            param="top_logprobs",
+        )  # fmt: skip
+    if request.add_generation_prompt and request.continue_final_message:
+        raise ApiError(
+            400,
+            "add_generation_prompt and continue_final_message are both true; the prompt either "
+            "opens a new message or continues the last one. Set one of them to false.",
+            param="add_generation_prompt",
+        )
+    if request.chat_template is not None and not settings.trust_request_chat_template:
+        raise ApiError(
+            400,
+            "chat_template: this server takes no templates from requests, as they are programs. "
+            "Leave it out; --trust-request-chat-template would allow it.",
+            param="chat_template",
+        )
+    _check_tools(request, settings)
+
+
+def _check_tools(request: ChatRequest, settings: ServerSettings) -> None:
+    choice = request.tool_choice
+    if request.tools is not None and not request.tools:
+        raise ApiError(400, "tools is an empty list; leave it out.", param="tools")
+    if request.tools is None:
+        if choice not in (None, "none"):
+            raise ApiError(400, "tool_choice needs tools.", param="tool_choice")
+        return
+    names = [_tool_name(index, tool) for index, tool in enumerate(request.tools)]
+    if isinstance(choice, dict):
+        _check_named(choice, names)
+    elif choice not in (None, "none", "auto", "required"):
+        raise ApiError(
+            400,
+            f"tool_choice is {choice!r:.80}; expected none, auto, required or a function's name "
+            "as {'type': 'function', 'function': {'name': ...}}.",
+            param="tool_choice",
+        )
+    if choice == "required" or isinstance(choice, dict):
+        raise ApiError(
+            501,
+            "tool_choice that forces a call needs structured output, which is not built yet. Use "
+            "auto.",
+            param="tool_choice",
+        )
+    if request.offers_tools and not (
+        settings.enable_auto_tool_choice and settings.tool_call_parser
+    ):
+        raise ApiError(
+            400,
+            '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be '
+            "set. Start the server with them, or send tool_choice='none'.",
+            param="tool_choice",
+        )
+
+
+def _tool_name(index: int, tool: dict[str, Any]) -> str:
+    function = tool.get("function")
+    name = function.get("name") if isinstance(function, dict) else None
+    if tool.get("type", "function") != "function" or not isinstance(name, str) or not name:
+        raise ApiError(
+            400,
+            f"tools[{index}]: expected {{'type': 'function', 'function': {{'name': ..., "
+            "'parameters': ...}}.",
+            param=f"tools[{index}]",
+        )
+    return name
+
+
+def _check_named(choice: dict[str, Any], names: list[str]) -> None:
+    function = choice.get("function")
+    name = function.get("name") if isinstance(function, dict) else None
+    if name not in names:
+        raise ApiError(
+            400,
+            f"tool_choice names the function {name!r:.80}, which is not among the tools: "
+            f"{', '.join(names)}.",
+            param="tool_choice",
+        )

@@ -1,0 +1,105 @@
+"""Messages as requests bring them, made ready for chat templates, and the templates' variables.
+
+In: decoded JSON, which only the outer type of was checked. Out: messages and variables for
+`render_chat`, or 400 with the path of what is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from jengine.server.chat.fields import ChatRequest
+from jengine.server.errors import ApiError
+from jengine.text.chat_template import is_reserved
+
+IMAGES = ("image_url", "input_image", "image", "input_audio", "audio_url", "video_url", "file")
+
+
+class Variables(NamedTuple):
+    """Variables for the template, and those of the request that it does not read."""
+
+    used: dict[str, Any]
+    unread: tuple[str, ...]
+
+
+def template_messages(request: ChatRequest, *, knows_developer: bool) -> list[dict[str, Any]]:
+    """The messages in the form that templates read."""
+    messages = []
+    for index, message in enumerate(request.messages or []):
+        where = f"messages[{index}]"
+        role = message.get("role")
+        if not isinstance(role, str) or not role:
+            raise ApiError(
+                400, f"{where}.role is missing; expected system, developer, user, assistant or "
+                "tool.", param=f"{where}.role",
+            )  # fmt: skip
+        ready = {name: value for name, value in message.items() if value is not None}
+        ready.setdefault("content", None if message.get("tool_calls") else "")
+        if role == "developer" and not knows_developer:
+            ready["role"] = "system"
+        _refuse_media(ready["content"], f"{where}.content")
+        if role == "assistant":
+            _ready_assistant(ready, where)
+        messages.append(ready)
+    return messages
+
+
+def _refuse_media(content: Any, where: str) -> None:
+    for number, part in enumerate(content if isinstance(content, list) else ()):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind in IMAGES:
+            raise ApiError(
+                400,
+                f"{where}[{number}] has type {kind}, and this model reads text only. Leave it out.",
+                param=f"{where}[{number}]",
+            )
+
+
+def _ready_assistant(message: dict[str, Any], where: str) -> None:
+    """Arguments of tool calls as objects, and reasoning under both of its names."""
+    reasoning = message.get("reasoning", message.get("reasoning_content"))
+    if reasoning is not None:
+        message["reasoning"] = message["reasoning_content"] = reasoning
+    calls = message.get("tool_calls")
+    if not calls:
+        message.pop("tool_calls", None)
+        return
+    if not isinstance(calls, list):
+        raise ApiError(400, f"{where}.tool_calls: expected a list.", param=f"{where}.tool_calls")
+    message["tool_calls"] = [
+        _with_object(call, f"{where}.tool_calls[{number}]") for number, call in enumerate(calls)
+    ]
+
+
+def _with_object(call: Any, where: str) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise ApiError(400, f"{where}: expected a function with a name.", param=where)
+    arguments = function.get("arguments") or "{}"
+    if isinstance(arguments, str):
+        path = f"{where}.function.arguments"
+        try:
+            arguments = msgspec.json.decode(arguments)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise ApiError(400, f"{path} is not valid JSON.", param=path) from error
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def template_variables(
+    request: ChatRequest, defaults: Mapping[str, Any] | None, known: frozenset[str]
+) -> Variables:
+    """The variables for a template that reads `known`: the server's, then the request's own.
+
+    Names that no request may set are kept, so that the renderer refuses them.
+    """
+    given = request.chat_template_kwargs or {}
+    implied: dict[str, Any] = {}
+    if request.reasoning_effort is not None:
+        implied["reasoning_effort"] = request.reasoning_effort
+        implied["enable_thinking"] = request.reasoning_effort != "none"
+    wanted = {**(defaults or {}), **implied, **given}
+    used = {name: value for name, value in wanted.items() if name in known or is_reserved(name)}
+    return Variables(used, tuple(sorted(given.keys() - used.keys())))

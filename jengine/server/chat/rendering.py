@@ -1,0 +1,48 @@
+"""A request's conversation as the text that its template makes of it.
+
+In: a checked request, the engine's template and the server's settings. Out: text with special
+tokens in it. Runs in a rendering thread. Must not know tokens.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from jengine.server.chat.fields import ChatRequest
+from jengine.server.chat.messages import template_messages, template_variables
+from jengine.server.serving.service import Live
+from jengine.server.settings import ServerSettings
+from jengine.text.chat_template import render_chat, template_reads
+
+
+class RenderedChat(NamedTuple):
+    """The prompt's text, and the variables of the request that its template does not read."""
+
+    text: str
+    unread: tuple[str, ...]
+
+
+def rendered_chat(live: Live, settings: ServerSettings, request: ChatRequest) -> RenderedChat:
+    """Run the template."""
+    tokenizer = live.rendering.tokenizer
+    tools = request.tools
+    if settings.exclude_tools_when_tool_choice_none and request.tool_choice == "none":
+        tools = None
+    usual = live.engine.args.chat_template
+    template = request.chat_template or (None if usual is None else str(usual))
+    reads = template_reads(tokenizer, template, tools)
+    if tools and not reads.tools and not request.offers_tools:
+        tools = None
+    variables = template_variables(request, settings.default_chat_template_kwargs, reads.variables)
+    options: dict[str, Any] = {
+        "chat_template": template,
+        "add_generation_prompt": request.opens_answer,
+        "continue_final_message": bool(request.continue_final_message),
+        "tools": tools,
+        "chat_template_kwargs": variables.used,
+    }
+    messages = template_messages(request, knows_developer=reads.developer)
+    return RenderedChat(
+        render_chat(tokenizer, messages, **options),
+        tuple(f"chat_template_kwargs.{name}" for name in variables.unread),
+    )

@@ -1,0 +1,106 @@
+"""A stream of completions: outputs in, events out. All of it together equals the whole answer."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+
+from jengine.outputs import CompletionOutput, RequestOutput
+from jengine.server.completions.fields import CompletionRequest
+from jengine.server.completions.texts import CompletionTexts
+from jengine.server.completions.types import ChunkChoice, CompletionChunk
+from jengine.server.formats.request_metrics import told_metrics
+from jengine.server.formats.usage import UsageWanted, usage
+from jengine.server.http.sse import event
+from jengine.server.serving.generation import Outputs
+from jengine.server.serving.service import Service
+from jengine.server.version import FINGERPRINT
+
+
+class Progress:
+    """How far one completion has been sent."""
+
+    def __init__(self) -> None:
+        self.begun = False
+        self.ended = False
+        self.tokens = 0
+        self.offset = 0  # of the next token in the text
+
+
+class CompletionChunks:
+    """The events of one request."""
+
+    def __init__(
+        self, request: CompletionRequest, service: Service, id: str, created: int, model: str
+    ) -> None:
+        self.request = request
+        self.texts = CompletionTexts(request, service)
+        self.wanted = UsageWanted(request, service.settings)
+        self.settings = service.settings
+        self.head = {"id": id, "created": created, "model": model}
+        self.n = request.n or 1
+        self.progress: dict[int, Progress] = {}
+        self.prompts: dict[int, RequestOutput] = {}  # the last output of each
+
+    async def of(self, outputs: Outputs) -> AsyncGenerator[bytes, None]:
+        """All events but the last one, [DONE]."""
+        try:
+            async for prompt, output in outputs:
+                self.prompts[prompt] = output
+                for one in output.outputs:
+                    choice = self._choice(prompt * self.n + one.index, output, one)
+                    if choice is not None:
+                        yield event(self._chunk(output, choice))
+            if self.wanted.at_end:
+                yield event(self._last())
+        finally:
+            await outputs.aclose()
+
+    def _choice(
+        self, index: int, output: RequestOutput, one: CompletionOutput
+    ) -> ChunkChoice | None:
+        """What is new in a completion; None if nothing is."""
+        progress = self.progress.setdefault(index, Progress())
+        ends = one.finish_reason is not None and not progress.ended
+        if not (ends or one.token_ids or one.text):
+            return None
+        first, progress.begun, progress.ended = not progress.begun, True, ends
+        echo, ids = bool(self.request.echo) and first, bool(self.request.return_token_ids)
+        logprobs = self.texts.logprobs(output, one, echo=echo, offset=progress.offset)
+        if logprobs is not None and logprobs.tokens:
+            progress.offset = logprobs.text_offset[-1] + len(logprobs.tokens[-1])
+        progress.tokens += len(one.token_ids)
+        return ChunkChoice(
+            index=index,
+            text=self.texts.text(output, one, echo=echo),
+            logprobs=logprobs,
+            finish_reason=one.finish_reason,
+            stop_reason=one.stop_reason,
+            prompt_token_ids=output.prompt_token_ids if echo or (ids and first) else None,
+            token_ids=one.token_ids if ids else None,
+        )
+
+    def _chunk(self, output: RequestOutput, choice: ChunkChoice) -> CompletionChunk:
+        chunk = CompletionChunk(**self.head, choices=[choice])
+        if self.wanted.always:
+            tokens = self.progress[choice.index].tokens
+            chunk.usage = usage(len(output.prompt_token_ids), tokens)
+        if choice.finish_reason is not None and not self.wanted.at_end:
+            chunk.system_fingerprint = FINGERPRINT
+        return chunk
+
+    def _last(self) -> CompletionChunk:
+        """The chunk after all text, with the counts of the whole request."""
+        outputs = self.prompts.values()
+        cached = sum(max(output.num_cached_tokens, 0) for output in outputs)
+        counts = usage(
+            sum(len(output.prompt_token_ids) for output in outputs),
+            sum(one.tokens for one in self.progress.values()),
+            cached if self.settings.enable_prompt_tokens_details else None,
+        )
+        return CompletionChunk(
+            **self.head,
+            choices=[],
+            usage=counts,
+            metrics=told_metrics(list(outputs), self.settings),
+            system_fingerprint=FINGERPRINT,
+        )

@@ -1,0 +1,105 @@
+"""POST /v1/completions: prompts in, continuations out, whole or streamed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from jengine.outputs import RequestOutput
+from jengine.prompts import TokensPrompt
+from jengine.sampling_params import SamplingParams
+from jengine.server.completions.chunks import CompletionChunks
+from jengine.server.completions.fields import CompletionRequest, check_completion, prompts_of
+from jengine.server.completions.texts import CompletionTexts
+from jengine.server.completions.types import CompletionChoice, CompletionResponse
+from jengine.server.formats.request_metrics import told_metrics
+from jengine.server.formats.sampling_fields import answer_length, sampling_params, tokenization
+from jengine.server.formats.usage import whole_usage
+from jengine.server.http.body import read_body
+from jengine.server.http.request_head import request_id_of
+from jengine.server.http.sse import DONE, Chunks
+from jengine.server.serving.generation import Outputs, Prepared, answer
+from jengine.server.serving.service import Service
+from jengine.server.version import FINGERPRINT
+
+USUAL_LENGTH = 16
+
+
+async def completions(service: Service, http: Request) -> Response:
+    """Continue one prompt or several."""
+    service.check_serving()
+    settings = service.settings
+    request = await read_body(http, CompletionRequest, strict=settings.strict_requests)
+    check_completion(request, settings)
+    return await answer(service, http, CompletionJob(service, http, request))
+
+
+class CompletionJob:
+    """One request for completions."""
+
+    stream_end = DONE
+
+    def __init__(self, service: Service, http: Request, request: CompletionRequest) -> None:
+        self.service = service
+        self.request = request
+        self.model = service.live.names.checked(request.model)
+        self.given = prompts_of(request, service.settings)
+        self.stream = bool(request.stream)
+        self.n = request.n or 1
+        self.places = self.n * len(self.given)
+        self.client_id = request_id_of(http, request.request_id)
+        self.request_id = f"cmpl-{self.client_id}"
+        self.created = int(time.time())
+
+    async def prepare(self) -> Prepared:
+        """Tokenize the prompts and settle how long each answer may be."""
+        rendering, how = self.service.live.rendering, tokenization(self.request)
+        prompts = [await rendering.run(rendering.prompt, given, how) for given in self.given]
+        if self.request.cache_salt is not None:
+            for prompt in prompts:
+                prompt["cache_salt"] = self.request.cache_salt
+        params = [self._params(prompt) for prompt in prompts]
+        return Prepared(prompts, params, self.request.priority or 0)
+
+    def _params(self, prompt: TokensPrompt) -> SamplingParams:
+        request, live = self.request, self.service.live
+        length = answer_length(
+            request.max_tokens,
+            live.engine.default_params.get("max_tokens", USUAL_LENGTH),
+            len(prompt["prompt_token_ids"]),
+            live.engine.schedule.max_model_len,
+        )
+        scores = request.prompt_logprobs
+        if scores is None and request.echo:
+            scores = request.logprobs
+        return sampling_params(
+            request, live.engine.default_params, self.service.settings,
+            max_tokens=length or 1, logprobs=request.logprobs, prompt_logprobs=scores,
+        )  # fmt: skip
+
+    def whole(self, outputs: Sequence[RequestOutput]) -> CompletionResponse:
+        """The body of an answer that is not streamed."""
+        texts = CompletionTexts(self.request, self.service)
+        choices: list[CompletionChoice] = []
+        for output in outputs:
+            for one in output.outputs:
+                choices.append(texts.choice(len(choices), output, one))
+        return CompletionResponse(
+            id=self.request_id,
+            created=self.created,
+            model=self.model,
+            choices=choices,
+            usage=whole_usage(outputs, self.service.settings),
+            metrics=told_metrics(outputs, self.service.settings),
+            system_fingerprint=FINGERPRINT,
+        )
+
+    def chunks(self, outputs: Outputs) -> Chunks:
+        """The events of a stream."""
+        chunks = CompletionChunks(
+            self.request, self.service, self.request_id, self.created, self.model
+        )
+        return chunks.of(outputs)

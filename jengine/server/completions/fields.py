@@ -1,0 +1,84 @@
+"""The fields of a request for completions, and what is checked before any work is done."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jengine.server.errors import ApiError
+from jengine.server.formats.sampling_fields import CommonFields, check_common
+from jengine.server.settings import ServerSettings
+
+
+class CompletionRequest(CommonFields, kw_only=True):
+    """The body of POST /v1/completions."""
+
+    # A text, token ids, or a list of either; which it is, `prompts_of` decides.
+    prompt: str | list[int | str | list[int]] | None = None
+    suffix: str | None = None
+    logprobs: int | None = None
+
+
+def check_completion(request: CompletionRequest, settings: ServerSettings) -> None:
+    """Refuse what cannot be answered."""
+    check_common(request, settings)
+    if request.suffix:
+        raise ApiError(
+            400,
+            "suffix: filling in the middle is not supported. Leave it out.",
+            param="suffix",
+        )
+    if request.best_of not in (None, 1):
+        raise ApiError(
+            400,
+            f"best_of={request.best_of}: expected 1. Ask for n answers and choose the best.",
+            param="best_of",
+        )
+    scores_only = request.echo and request.max_tokens == 0
+    if request.max_tokens is not None and request.max_tokens < 1 and not scores_only:
+        raise ApiError(
+            400,
+            f"max_tokens={request.max_tokens}: expected at least 1, or 0 with echo=true.",
+            param="max_tokens",
+        )
+    if request.logprobs is not None and request.logprobs < -1:
+        raise ApiError(
+            400, f"logprobs={request.logprobs}: expected 0 or more, or -1 for all.",
+            param="logprobs",
+        )  # fmt: skip
+
+
+def prompts_of(request: CompletionRequest, settings: ServerSettings) -> list[str | list[int]]:
+    """The prompts, each of them a text or token ids."""
+    given = request.prompt
+    if given is None or given in ("", []):
+        raise ApiError(
+            400, "prompt is missing or empty; expected a text or token ids.", param="prompt"
+        )
+    if isinstance(given, str):
+        return [given]
+    if isinstance(given[0], int):
+        return [_one_kind(given, int)]
+    if len(given) > settings.max_prompts:
+        raise ApiError(
+            400,
+            f"prompt has {len(given)} prompts; at most {settings.max_prompts} are allowed in one "
+            "request.",
+            param="prompt",
+        )
+    prompts: list[Any] = _one_kind(given, type(given[0]))
+    for index, prompt in enumerate(prompts):
+        if not prompt:
+            raise ApiError(400, f"prompt[{index}] is empty.", param=f"prompt[{index}]")
+    return prompts
+
+
+def _one_kind(given: list[Any], kind: type) -> list[Any]:
+    for index, item in enumerate(given):
+        if type(item) is not kind:
+            raise ApiError(
+                400,
+                f"prompt[{index}] is of another kind than prompt[0]; expected a list of texts, of "
+                "token ids, or of lists of token ids.",
+                param=f"prompt[{index}]",
+            )
+    return given

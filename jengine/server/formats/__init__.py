@@ -1,0 +1,1 @@
+"""JSON that several endpoints share: sampling fields, log-probabilities, usage, metrics."""

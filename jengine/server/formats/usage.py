@@ -1,0 +1,72 @@
+"""Token counts of an answer, as responses have them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from jengine.outputs import RequestOutput
+from jengine.server.formats.sampling_fields import CommonFields
+from jengine.server.settings import ServerSettings
+
+
+class PromptDetails(msgspec.Struct):
+    """How many tokens of the prompts were found in the cache."""
+
+    cached_tokens: int
+
+
+class CompletionDetails(msgspec.Struct):
+    """How many tokens of the answers are reasoning."""
+
+    reasoning_tokens: int
+
+
+class Usage(msgspec.Struct, omit_defaults=True):
+    """How many tokens were read and written."""
+
+    prompt_tokens: int
+    total_tokens: int
+    completion_tokens: int
+    prompt_tokens_details: PromptDetails | None = None
+    completion_tokens_details: CompletionDetails | None = None
+
+
+def usage(
+    prompt_tokens: int,
+    completion_tokens: int,
+    cached: int | None = None,
+    reasoning: int | None = None,
+) -> Usage:
+    """The counts of a request; `cached` and `reasoning` where they are to be told."""
+    return Usage(
+        prompt_tokens,
+        prompt_tokens + completion_tokens,
+        completion_tokens,
+        None if cached is None else PromptDetails(cached),
+        None if reasoning is None else CompletionDetails(min(reasoning, completion_tokens)),
+    )
+
+
+def whole_usage(
+    outputs: Sequence[RequestOutput], settings: ServerSettings, reasoning: int | None = None
+) -> Usage:
+    """The counts of final outputs, one for each prompt."""
+    written = sum(len(one.token_ids) for output in outputs for one in output.outputs)
+    cached = sum(max(output.num_cached_tokens, 0) for output in outputs)
+    return usage(
+        sum(len(output.prompt_token_ids) for output in outputs),
+        written,
+        cached if settings.enable_prompt_tokens_details else None,
+        reasoning,
+    )
+
+
+class UsageWanted:
+    """Which usage a stream brings: at its end, with every chunk, or none."""
+
+    def __init__(self, request: CommonFields, settings: ServerSettings) -> None:
+        options, forced = request.stream_options, settings.enable_force_include_usage
+        self.at_end = forced or bool(options and options.include_usage)
+        self.always = forced or bool(self.at_end and options and options.continuous_usage_stats)

@@ -1,0 +1,1 @@
+"""What HTTP itself needs: keys, limits, bodies, event streams, sockets. Knows no endpoint."""

@@ -1,0 +1,81 @@
+"""GET /openapi.json: the routes and the fields of their bodies, made from the structs.
+
+In: the table of routes. Out: an OpenAPI document. It cannot differ from what is decoded.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+import msgspec
+
+from jengine.server.errors import ErrorBody
+from jengine.server.http.auth import Access
+from jengine.server.version import VERSION
+
+REFERENCE = "#/components/schemas/{name}"
+
+
+class Described(Protocol):
+    """A route as this document tells it."""
+
+    @property
+    def method(self) -> str: ...
+    @property
+    def path(self) -> str: ...
+    @property
+    def access(self) -> Access: ...
+    @property
+    def handler(self) -> Any: ...
+    @property
+    def body(self) -> type[msgspec.Struct] | None: ...
+
+
+def document(routes: Iterable[Described]) -> dict[str, Any]:
+    """The whole document."""
+    routes = list(routes)
+    bodies = [route.body for route in routes if route.body is not None]
+    schemas, components = msgspec.json.schema_components(
+        [*bodies, ErrorBody], ref_template=REFERENCE
+    )
+    known = dict(zip(bodies, schemas, strict=False))
+    paths: dict[str, dict[str, Any]] = {}
+    for route in routes:
+        path = route.path.replace(":path}", "}")
+        schema = None if route.body is None else known[route.body]
+        paths.setdefault(path, {})[route.method.lower()] = operation(route, path, schema)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "jengine", "version": VERSION},
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def operation(route: Described, path: str, schema: dict[str, Any] | None) -> dict[str, Any]:
+    """One route and method."""
+    error = {"application/json": {"schema": {"$ref": REFERENCE.format(name="ErrorBody")}}}
+    found: dict[str, Any] = {
+        "summary": (route.handler.__doc__ or "").strip().split("\n")[0],
+        "operationId": re.sub(r"\W+", "_", f"{route.method.lower()}{path}").strip("_"),
+        "responses": {
+            "200": {"description": "The answer."},
+            "default": {"description": "An error.", "content": error},
+        },
+        "security": [] if route.access is Access.PUBLIC else [{"key": []}],
+    }
+    if names := re.findall(r"{(\w+)}", path):
+        found["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+            for name in names
+        ]
+    if schema is not None:
+        found["requestBody"] = {
+            "required": True, "content": {"application/json": {"schema": schema}},
+        }  # fmt: skip
+    return found

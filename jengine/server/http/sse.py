@@ -1,0 +1,123 @@
+"""Server-sent events: a response whose chunks come as the engine makes them.
+
+In: an async iterator of encoded chunks. Out: an ASGI response. The first chunk is waited for before
+anything is sent, so that what fails until then is an ordinary HTTP error; only keep-alive comments
+end that wait early. Later errors are sent within the stream. When the client leaves, the iterator
+is closed at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from jengine.server.errors import ClientLeft, api_error
+from jengine.server.http.disconnect import client_leaves, ended
+
+DONE = b"data: [DONE]\n\n"
+PING = b": ping\n\n"
+HEADERS = {
+    "Cache-Control": "no-cache",
+    "X-Accel-Buffering": "no",
+}
+
+_encoder = msgspec.json.Encoder()
+Chunks = AsyncGenerator[bytes, None]
+
+
+def event(data: Any) -> bytes:
+    """One event with this object as JSON."""
+    return b"data: " + _encoder.encode(data) + b"\n\n"
+
+
+class EventStream(Response):
+    """The response of a stream whose first chunk, if it came in time, is known."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, first: asyncio.Future[bytes], rest: Chunks, keep_alive: float) -> None:
+        self.status_code = 200
+        self.background = None
+        self.init_headers(HEADERS)
+        self._first = first
+        self._rest = rest
+        self._keep_alive = keep_alive
+        self.when_over: Callable[[], None] = lambda: None  # called once, however it ends
+        self.end = DONE  # sent after the last chunk
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sending = asyncio.ensure_future(self._send(send))
+        leaving = asyncio.ensure_future(client_leaves(receive))
+        try:
+            await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if sending.done():
+                sending.result()
+        finally:
+            await ended(sending, leaving, self._first)
+            await self._rest.aclose()
+            self.when_over()
+
+    async def _send(self, send: Send) -> None:
+        headers = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        await send(headers)
+        try:
+            if self._keep_alive:
+                await self._send_with_pings(send)
+            else:
+                await self._send_chunk(send, await self._first)
+                async for chunk in self._rest:
+                    await self._send_chunk(send, chunk)
+        except Exception as error:  # noqa: BLE001 - the status has been sent: the stream tells it
+            await self._send_chunk(send, event(api_error(error).body))
+        await self._send_chunk(send, self.end)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send_with_pings(self, send: Send) -> None:
+        waiting = self._first
+        try:
+            while True:
+                await asyncio.wait({waiting}, timeout=self._keep_alive)
+                if not waiting.done():
+                    await self._send_chunk(send, PING)
+                    continue
+                await self._send_chunk(send, waiting.result())
+                waiting = asyncio.ensure_future(anext(self._rest))
+        except StopAsyncIteration:
+            return
+        finally:
+            await ended(waiting)
+
+    @staticmethod
+    async def _send_chunk(send: Send, chunk: bytes) -> None:
+        await send({"type": "http.response.body", "body": chunk, "more_body": True})
+
+
+async def stream_response(receive: Receive, chunks: Chunks, keep_alive: float) -> EventStream:
+    """The response for a stream, once its first chunk is there or the client must hear something.
+
+    An error before that is raised.
+    """
+    first: asyncio.Future[bytes] = asyncio.ensure_future(anext(chunks))
+    leaving = asyncio.ensure_future(client_leaves(receive))
+    try:
+        await asyncio.wait(
+            {first, leaving}, timeout=keep_alive or None, return_when=asyncio.FIRST_COMPLETED
+        )
+        if leaving.done() and not first.done():
+            raise ClientLeft
+        if first.done():
+            first.result()
+    except BaseException:
+        await ended(first)
+        with suppress(RuntimeError):  # it is being closed already
+            await chunks.aclose()
+        raise
+    finally:
+        await ended(leaving)
+    return EventStream(first, chunks, keep_alive)

@@ -1,0 +1,189 @@
+"""/v1/messages and /v1/messages/count_tokens, in the form of Anthropic's API.
+
+A message is answered as the chat that it amounts to; errors have the form that its clients read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Sequence
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from jengine.outputs import CompletionOutput, RequestOutput
+from jengine.server.chat.answers import Answer
+from jengine.server.chat.endpoint import ChatJob
+from jengine.server.chat.fields import check_chat
+from jengine.server.errors import ApiError, api_error
+from jengine.server.http.body import read_body
+from jengine.server.http.json_response import json_response
+from jengine.server.http.sse import Chunks
+from jengine.server.messages.blocks import Blocks, Event
+from jengine.server.messages.fields import CountRequest, MessagesRequest, as_chat, renamed
+from jengine.server.responses.items import new_id
+from jengine.server.serving.generation import Outputs, Prepared, answer
+from jengine.server.serving.service import Service
+
+_KINDS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    503: "overloaded_error",
+}
+_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+_encoder = msgspec.json.Encoder()
+
+
+class MessageUsage(msgspec.Struct):
+    """How many tokens were read, without those that were cached, and written."""
+
+    input_tokens: int
+    output_tokens: int
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+
+
+class MessageObject(msgspec.Struct, kw_only=True):
+    """An answer, or its beginning."""
+
+    id: str
+    type: str = "message"
+    role: str = "assistant"
+    model: str
+    content: list[dict[str, Any]]
+    stop_reason: str | None = None
+    stop_sequence: str | None = None
+    usage: MessageUsage
+
+
+async def messages(service: Service, http: Request) -> Response:
+    """POST /v1/messages."""
+    return await _answered(http, _message(service, http))
+
+
+async def count_tokens(service: Service, http: Request) -> Response:
+    """POST /v1/messages/count_tokens: how long the prompt would be."""
+    return await _answered(http, _count(service, http))
+
+
+async def _message(service: Service, http: Request) -> Response:
+    service.check_serving()
+    request = await read_body(http, MessagesRequest, strict=service.settings.strict_requests)
+    return await answer(service, http, MessagesJob(service, http, request))
+
+
+async def _count(service: Service, http: Request) -> Response:
+    service.check_serving()
+    request = await read_body(http, CountRequest, strict=False)
+    prompt = await _chat_job(service, http, request).rendered()
+    return json_response({"input_tokens": len(prompt["prompt_token_ids"])})
+
+
+async def _answered(http: Request, work: Awaitable[Response]) -> Response:
+    """The response, or the error as Anthropic's clients read it."""
+    try:
+        return await work
+    except Exception as error:  # noqa: BLE001 - the table of errors knows them all
+        found = renamed(api_error(error, getattr(http.state, "fields", frozenset())))
+        response = json_response(_error(found), found.status)
+        response.headers.update(found.headers)
+        return response
+
+
+def _error(error: ApiError) -> dict[str, Any]:
+    kind = _KINDS.get(error.status, "api_error")
+    return {"type": "error", "error": {"type": kind, "message": error.body.error.message}}
+
+
+def _chat_job(service: Service, http: Request, request: CountRequest) -> ChatJob:
+    chat = as_chat(request)
+    check_chat(chat, service.settings)
+    return ChatJob(service, http, chat)
+
+
+class MessagesJob:
+    """One request for a message."""
+
+    stream_end = b""
+
+    def __init__(self, service: Service, http: Request, request: MessagesRequest) -> None:
+        self.stream = bool(request.stream)
+        self.places = 1
+        self.request_id = new_id("msg")
+        self.chat = _chat_job(service, http, request)
+        self.client_id = self.chat.client_id
+        self._splits_cached = service.settings.enable_prompt_tokens_details
+
+    async def prepare(self) -> Prepared:
+        """Render the conversation."""
+        return await self.chat.prepare()
+
+    def whole(self, outputs: Sequence[RequestOutput]) -> MessageObject:
+        """The message that is not streamed."""
+        output, blocks, reader = outputs[0], Blocks(), self.chat.texts.answer()
+        one = output.outputs[0]
+        for part in reader.parts(one.text, ends=True):
+            list(blocks.add(part))
+        list(blocks.end())
+        message = self._begun(output)
+        message.content = blocks.blocks
+        message.stop_reason, message.stop_sequence = _stop(one, reader)
+        message.usage.output_tokens = len(one.token_ids)
+        return message
+
+    def chunks(self, outputs: Outputs) -> Chunks:
+        """The events of a stream."""
+        return self._events(outputs)
+
+    async def _events(self, outputs: Outputs) -> AsyncGenerator[bytes, None]:
+        begun = False
+        try:
+            async for event in self._told(outputs):
+                begun = True
+                yield _encoded(event)
+        except Exception as error:
+            if not begun:
+                raise
+            yield _encoded(_error(api_error(error)))
+        finally:
+            await outputs.aclose()
+
+    async def _told(self, outputs: Outputs) -> AsyncGenerator[Event, None]:
+        blocks, reader, tokens = Blocks(), self.chat.texts.answer(), 0
+        last: CompletionOutput | None = None
+        async for _, output in outputs:
+            if last is None:
+                yield {"type": "message_start", "message": self._begun(output)}
+            last = output.outputs[0]
+            tokens += len(last.token_ids)
+            for part in reader.parts(last.text, ends=last.finish_reason is not None):
+                for event in blocks.add(part):
+                    yield event
+        for event in blocks.end():
+            yield event
+        assert last is not None, "an answer has an output"
+        reason, sequence = _stop(last, reader)
+        delta = {"stop_reason": reason, "stop_sequence": sequence}
+        yield {"type": "message_delta", "delta": delta, "usage": {"output_tokens": tokens}}
+        yield {"type": "message_stop"}
+
+    def _begun(self, output: RequestOutput) -> MessageObject:
+        cached = max(output.num_cached_tokens, 0) if self._splits_cached else 0
+        usage = MessageUsage(len(output.prompt_token_ids) - cached, 0, 0, cached)
+        return MessageObject(id=self.request_id, model=self.chat.model, content=[], usage=usage)
+
+
+def _stop(one: CompletionOutput, reader: Answer) -> tuple[str, str | None]:
+    """Why an answer ended, and the stop sequence that ended it."""
+    reason = reader.finish_reason(one.finish_reason) or "stop"
+    if reason == "stop" and isinstance(one.stop_reason, str):
+        return "stop_sequence", one.stop_reason
+    return _REASONS.get(reason, "end_turn"), None
+
+
+def _encoded(event: Event) -> bytes:
+    return b"event: " + event["type"].encode() + b"\ndata: " + _encoder.encode(event) + b"\n\n"

@@ -1,0 +1,142 @@
+"""The fields of a request to /v1/messages, and the chat request it amounts to."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from jengine.server.chat.fields import ChatRequest, Effort
+from jengine.server.errors import ApiError
+from jengine.server.formats.sampling_fields import CommonFields
+from jengine.server.messages.input import chat_messages
+
+# Fields of the chat request -> fields of this one, for errors.
+_NAMES = {
+    "stop": "stop_sequences",
+    "response_format": "output_config.format",
+    "reasoning_effort": "output_config.effort",
+    "max_completion_tokens": "max_tokens",
+}
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+
+
+class Thinking(msgspec.Struct):
+    """Whether the model is to think first. The budget of tokens is not enforced."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: int | None = None
+    display: str | None = None
+
+
+class OutputConfig(msgspec.Struct):
+    """The form of the answer, and how much effort it is worth."""
+
+    effort: Effort | None = None
+    format: dict[str, Any] | None = None
+
+
+class ToolChoice(msgspec.Struct):
+    """Which tools the model may call."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class CountRequest(msgspec.Struct, kw_only=True):
+    """The body of POST /v1/messages/count_tokens."""
+
+    model: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    system: str | list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class MessagesRequest(CountRequest, kw_only=True):
+    """The body of POST /v1/messages."""
+
+    max_tokens: int | None = None
+    stop_sequences: list[str] | None = None
+    stream: bool | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    cache_salt: str | None = None
+    # Taken and without effect, as in other servers.
+    metadata: dict[str, Any] | None = None
+    service_tier: str | None = None
+
+
+_SHARED = MessagesRequest.__struct_fields__
+_COMMON = [name for name in CommonFields.__struct_fields__ if name in _SHARED]
+
+
+def as_chat(request: CountRequest) -> ChatRequest:
+    """The chat request with the same meaning."""
+    if isinstance(request, MessagesRequest):
+        if request.max_tokens is None:
+            raise ApiError(400, "max_tokens is missing; expected at least 1.", param="max_tokens")
+        fields: dict[str, Any] = {name: getattr(request, name) for name in _COMMON}
+        fields["stop"] = request.stop_sequences or None
+    else:
+        fields = {"model": request.model}
+    messages = chat_messages(request.system, request.messages or [])
+    last = messages[-1] if messages else {}
+    continues = last.get("role") == "assistant" and "tool_calls" not in last
+    config, choice = request.output_config, request.tool_choice
+    effort = config.effort if config else None
+    if request.thinking is not None and request.thinking.type == "disabled":
+        effort = "none"
+    return ChatRequest(
+        **fields,
+        messages=messages,
+        tools=[_chat_tool(index, tool) for index, tool in enumerate(request.tools or ())] or None,
+        tool_choice=_chat_choice(choice) if request.tools else None,
+        parallel_tool_calls=not (choice and choice.disable_parallel_tool_use),
+        reasoning_effort=effort,
+        response_format=_response_format(config),
+        chat_template_kwargs=request.chat_template_kwargs,
+        continue_final_message=True if continues else None,
+    )
+
+
+def renamed(error: ApiError) -> ApiError:
+    """An error about a field of the chat request as one about the field that it came from."""
+    name = _NAMES.get(error.param or "", error.param)
+    return ApiError(error.status, error.message, param=name, kind=error.kind, headers=error.headers)
+
+
+def _chat_tool(index: int, tool: dict[str, Any]) -> dict[str, Any]:
+    name, schema = tool.get("name"), tool.get("input_schema")
+    if not isinstance(name, str) or not isinstance(schema, dict):
+        raise ApiError(
+            400,
+            f"tools[{index}]: expected {{'name': ..., 'input_schema': {{...}}}}; other tools are "
+            "not built in.",
+            param=f"tools[{index}]",
+        )
+    function = {"name": name, "parameters": {"type": "object", **schema}}
+    if isinstance(tool.get("description"), str):
+        function["description"] = tool["description"]
+    return {"type": "function", "function": function}
+
+
+def _chat_choice(choice: ToolChoice | None) -> str | dict[str, Any] | None:
+    if choice is None:
+        return None
+    if choice.type == "tool":
+        return {"type": "function", "function": {"name": choice.name}}
+    return _CHOICES[choice.type]
+
+
+def _response_format(config: OutputConfig | None) -> dict[str, Any] | None:
+    given = config.format if config else None
+    if given is None:
+        return None
+    schema = {"name": "output", "schema": given.get("schema")}
+    return {"type": given.get("type"), "json_schema": schema}

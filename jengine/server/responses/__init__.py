@@ -1,0 +1,1 @@
+"""/v1/responses, over the chat's parts."""

@@ -1,0 +1,139 @@
+"""/v1/responses: a conversation as items in, a response with items out, whole or streamed.
+
+A response is answered as the chat that it amounts to. Finished ones are kept for a while, so that
+clients can ask for them and go on from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from jengine.outputs import RequestOutput
+from jengine.server.chat.endpoint import ChatJob
+from jengine.server.chat.fields import check_chat
+from jengine.server.errors import ApiError
+from jengine.server.http.body import read_body
+from jengine.server.http.json_response import json_response
+from jengine.server.http.sse import Chunks
+from jengine.server.responses.events import ResponseEvents
+from jengine.server.responses.fields import ResponsesRequest, as_chat, check_responses, renamed
+from jengine.server.responses.input import chat_messages, input_items
+from jengine.server.responses.items import Item, new_id
+from jengine.server.responses.progress import ResponseProgress
+from jengine.server.responses.types import ResponseObject
+from jengine.server.serving.generation import Outputs, Prepared, answer
+from jengine.server.serving.response_store import Stored
+from jengine.server.serving.service import Service
+
+
+async def create_response(service: Service, http: Request) -> Response:
+    """POST /v1/responses."""
+    service.check_serving()
+    request = await read_body(http, ResponsesRequest, strict=service.settings.strict_requests)
+    job = ResponsesJob(service, http, request)
+    try:
+        return await answer(service, http, job)
+    except BaseException:
+        job.progress.give_up()
+        raise
+
+
+async def get_response(service: Service, http: Request) -> Response:
+    """GET /v1/responses/{id}."""
+    if http.query_params.get("stream") == "true":
+        raise ApiError(400, "stream: stored responses are sent whole.", param="stream")
+    return json_response(_stored(service, http.path_params["response_id"]).response)
+
+
+async def delete_response(service: Service, http: Request) -> Response:
+    """DELETE /v1/responses/{id}."""
+    response_id = http.path_params["response_id"]
+    _stored(service, response_id)
+    service.responses.remove(response_id)
+    return json_response({"id": response_id, "object": "response", "deleted": True})
+
+
+async def cancel_response(service: Service, http: Request) -> Response:
+    """POST /v1/responses/{id}/cancel: end a response that another request is waiting for."""
+    response_id = http.path_params["response_id"]
+    response = _stored(service, response_id).response
+    if response.status != "in_progress":
+        raise ApiError(
+            400, f"The response is {response.status} and cannot be cancelled.", param="response_id"
+        )
+    service.abort([response_id])
+    return json_response(response)
+
+
+def _stored(
+    service: Service, response_id: str, param: str = "response_id"
+) -> Stored[ResponseObject]:
+    found = service.responses.get(response_id)
+    if found is None:
+        raise ApiError(
+            404,
+            f"Response with id '{response_id[:100]}' not found. Responses are kept for a while, "
+            "unless store=false.",
+            param=param,
+        )
+    return found
+
+
+class ResponsesJob:
+    """One request for a response."""
+
+    stream_end = b""
+
+    def __init__(self, service: Service, http: Request, request: ResponsesRequest) -> None:
+        settings = service.settings
+        check_responses(
+            request, has_parsers=settings.reasoning_parser is not None or bool(request.tools)
+        )
+        self.stream = bool(request.stream)
+        self.places = 1
+        self.request_id = new_id("resp")
+        items = [*_earlier_items(service, request), *input_items(request.input or [])]
+        messages = chat_messages(request.instructions, items)
+        chat = as_chat(request, messages, service.live.engine.schedule.max_model_len)
+        try:
+            check_chat(chat, settings)
+        except ApiError as error:
+            raise renamed(error) from error
+        self.chat = ChatJob(service, http, chat)
+        self.client_id = self.chat.client_id
+        self.progress = ResponseProgress(
+            request, self.request_id, self.chat.model, items, service.responses
+        )
+
+    async def prepare(self) -> Prepared:
+        """Render the conversation."""
+        try:
+            prepared = await self.chat.prepare()
+        except ApiError as error:
+            raise renamed(error) from error
+        self.progress.prepared(prepared.params[0], self.chat.texts)
+        return prepared
+
+    def whole(self, outputs: Sequence[RequestOutput]) -> ResponseObject:
+        """The response that is not streamed."""
+        self.progress.advance(outputs[0])
+        return self.progress.end()[1]
+
+    def chunks(self, outputs: Outputs) -> Chunks:
+        """The events of a stream."""
+        return ResponseEvents(self.progress).of(outputs)
+
+
+def _earlier_items(service: Service, request: ResponsesRequest) -> list[Item]:
+    if request.previous_response_id is None:
+        return []
+    earlier = _stored(service, request.previous_response_id, "previous_response_id")
+    if earlier.response.status == "in_progress":
+        raise ApiError(
+            400, "previous_response_id: that response is still in progress. Wait for its end.",
+            param="previous_response_id",
+        )  # fmt: skip
+    return earlier.items

@@ -1,0 +1,65 @@
+"""Health, version and load: routes that anyone may call, and that never wait for a step."""
+
+from __future__ import annotations
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from jengine.server.http.json_response import json_response
+from jengine.server.phase import Phase
+from jengine.server.serving.service import Service
+from jengine.server.version import VERSION
+
+
+class Health(msgspec.Struct, omit_defaults=True):
+    """The state of the server and its engine."""
+
+    status: str
+    running: int
+    waiting: int
+    last_step_age_s: float | None
+    progress: str | None = None  # of the engine's start
+
+
+class Version(msgspec.Struct):
+    """The version of the server."""
+
+    version: str
+
+
+class Load(msgspec.Struct):
+    """Completions that run or wait."""
+
+    server_load: int
+
+
+async def health(service: Service, http: Request) -> Response:
+    """200 while requests are answered; 503 while starting, draining, stalled or dead."""
+    service.check_alive()
+    counts = await service.current_counts()
+    body = Health(
+        service.phase.value,
+        counts.running,
+        counts.waiting,
+        service.last_step_age,
+        service.progress,
+    )
+    return json_response(body, 200 if service.phase is Phase.SERVING else 503)
+
+
+async def live(service: Service, http: Request) -> Response:
+    """200 while this process should be left alone: it answers, and its engine has not died."""
+    service.check_alive()
+    body = Health(service.phase.value, 0, 0, service.last_step_age)
+    return json_response(body, 200 if service.phase.is_live else 503)
+
+
+async def version(service: Service, http: Request) -> Response:
+    """The version."""
+    return json_response(Version(VERSION))
+
+
+async def load(service: Service, http: Request) -> Response:
+    """How many completions run or wait."""
+    return json_response(Load(service.open_requests))

@@ -1,0 +1,73 @@
+"""GET /v1/models and /v1/models/{id}: what this server has."""
+
+from __future__ import annotations
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from jengine.server.http.json_response import json_response
+from jengine.server.serving.service import Service
+
+
+class Permission(msgspec.Struct, kw_only=True):
+    """What a key may do with a model; the same for all."""
+
+    id: str
+    object: str = "model_permission"
+    created: int
+    allow_create_engine: bool = False
+    allow_sampling: bool = True
+    allow_logprobs: bool = True
+    allow_search_indices: bool = False
+    allow_view: bool = True
+    allow_fine_tuning: bool = False
+    organization: str = "*"
+    group: str | None = None
+    is_blocking: bool = False
+
+
+class ModelCard(msgspec.Struct, kw_only=True):
+    """One model."""
+
+    id: str
+    object: str = "model"
+    created: int
+    owned_by: str = "jengine"
+    root: str
+    parent: str | None = None
+    max_model_len: int
+    permission: list[Permission]
+
+
+class ModelList(msgspec.Struct, kw_only=True):
+    """All models."""
+
+    object: str = "list"
+    data: list[ModelCard]
+
+
+async def models(service: Service, http: Request) -> Response:
+    """One card for each name."""
+    names = service.live.names.names
+    return json_response(ModelList(data=[card(service, name) for name in names]))
+
+
+async def model(service: Service, http: Request) -> Response:
+    """The card of one name; names may contain slashes."""
+    name: str = http.path_params["model_id"]
+    service.live.names.checked(name)
+    return json_response(card(service, name))
+
+
+def card(service: Service, name: str) -> ModelCard:
+    """What is told of a model."""
+    live = service.live
+    created = live.names.created
+    return ModelCard(
+        id=name,
+        created=created,
+        root=live.names.root,
+        max_model_len=live.engine.schedule.max_model_len,
+        permission=[Permission(id=f"modelperm-{live.names.fingerprint}", created=created)],
+    )

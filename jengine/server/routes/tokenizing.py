@@ -1,0 +1,111 @@
+"""POST /tokenize and /detokenize, GET /tokenizer_info: the tokenizer over HTTP."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from jengine.server.chat.fields import ChatRequest, check_chat
+from jengine.server.chat.rendering import rendered_chat
+from jengine.server.errors import ApiError
+from jengine.server.http.body import ignore, read_body
+from jengine.server.http.json_response import json_response
+from jengine.server.serving.service import Service
+
+
+class TokenizeRequest(ChatRequest, kw_only=True):
+    """The body of POST /tokenize: a prompt, or messages with what chats take to render them."""
+
+    prompt: str | None = None
+    return_token_strs: bool | None = None
+
+
+class TokenizeResponse(msgspec.Struct):
+    """The tokens of a text."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True):
+    """The body of POST /detokenize."""
+
+    model: str | None = None
+    tokens: list[int] | None = None
+
+
+class DetokenizeResponse(msgspec.Struct):
+    """The text of some tokens."""
+
+    prompt: str
+
+
+async def tokenize(service: Service, http: Request) -> Response:
+    """The tokens of a prompt or of a conversation; also of one that is longer than the context."""
+    request = await read_body(http, TokenizeRequest, strict=service.settings.strict_requests)
+    live, settings = service.live, service.settings
+    live.names.checked(request.model)
+    if (request.prompt is None) == (request.messages is None):
+        raise ApiError(400, "Expected either prompt or messages.", param="prompt")
+    if request.messages is not None:
+        check_chat(request, settings)
+    tokenizer = live.rendering.tokenizer
+
+    def work() -> TokenizeResponse:
+        text, special = request.prompt, request.add_special_tokens is not False
+        if text is None:
+            text, unread = rendered_chat(live, settings, request)
+            special = bool(request.add_special_tokens)  # the template writes them
+            ignore(http, unread)
+        ids = tokenizer.encode(text, special)
+        strings = [str(one) for one in tokenizer.hf.convert_ids_to_tokens(ids)]
+        shown = strings if request.return_token_strs else None
+        return TokenizeResponse(len(ids), live.engine.schedule.max_model_len, ids, shown)
+
+    return json_response(await live.rendering.run(work))
+
+
+async def detokenize(service: Service, http: Request) -> Response:
+    """The text of tokens."""
+    request = await read_body(http, DetokenizeRequest, strict=service.settings.strict_requests)
+    live = service.live
+    live.names.checked(request.model)
+    if request.tokens is None:
+        raise ApiError(400, "tokens is missing; expected a list of token ids.", param="tokens")
+    tokens = live.rendering.limits.in_vocabulary("tokens", request.tokens)
+    tokenizer = live.rendering.tokenizer
+    text = await live.rendering.run(tokenizer.decode, tokens, False)
+    return json_response(DetokenizeResponse(text))
+
+
+async def tokenizer_info(service: Service, http: Request) -> Response:
+    """The tokenizer's configuration, for clients that tokenize by themselves; off by default."""
+    if not service.settings.enable_tokenizer_info_endpoint:
+        raise ApiError(
+            404, "This route is off. Start the server with --enable-tokenizer-info-endpoint."
+        )
+    hf = service.live.rendering.tokenizer.hf
+    info = {name: plain(value) for name, value in hf.init_kwargs.items()}
+    info |= {name: plain(value) for name, value in hf.special_tokens_map.items()}
+    info["tokenizer_class"] = type(hf).__name__
+    info["chat_template"] = service.live.engine.args.chat_template or hf.chat_template
+    return json_response({name: value for name, value in info.items() if value is not None})
+
+
+def plain(value: Any) -> Any:
+    """A value of a tokenizer's configuration as JSON has it; None for what cannot be told."""
+    if isinstance(value, (bool, int, float)):
+        return value
+    if isinstance(value, str):
+        return None if value.startswith("/") else value  # a path of this machine
+    if isinstance(value, dict):
+        return {str(key): plain(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(one) for one in value]
+    content = getattr(value, "content", None)  # an added token
+    return content if isinstance(content, str) else None

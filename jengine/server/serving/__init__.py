@@ -1,0 +1,1 @@
+"""What runs while the server does: the engine behind a queue, its health, its end."""

@@ -1,0 +1,44 @@
+"""The end of a server: open requests finish, what is left is aborted, then the process may go.
+
+In: a service. Out: nothing runs any more. New requests get 503 meanwhile and the ready probe fails,
+so that a load balancer sends them elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from jengine.server.phase import Phase
+from jengine.server.serving.service import Service
+
+logger = logging.getLogger(__name__)
+GLANCE = 0.02
+# Seconds in which aborted requests get their last chunk.
+GRACE = 2.0
+
+
+async def drain(service: Service) -> None:
+    """Refuse new requests; return when no request is open any more."""
+    if service.phase in (Phase.SERVING, Phase.STALLED):
+        service.phase = Phase.DRAINING
+    timeout = service.settings.shutdown_timeout
+    if service.phase is not Phase.DRAINING or not service.open_requests:
+        return
+    logger.info("Waiting up to %g seconds for %d completions. A second signal ends them now.",
+                timeout, service.open_requests)  # fmt: skip
+    if not await emptied(service, timeout):
+        logger.warning("Aborting %d completions after %g seconds (--shutdown-timeout).",
+                       service.open_requests, timeout)  # fmt: skip
+        service.abort(None)
+        await emptied(service, GRACE)
+
+
+async def emptied(service: Service, seconds: float) -> bool:
+    """Wait until no request is open, but not longer than this; whether that is so."""
+    end = asyncio.get_running_loop().time() + seconds
+    while service.open_requests and service.phase is not Phase.DEAD:
+        if asyncio.get_running_loop().time() >= end:
+            return False
+        await asyncio.sleep(GLANCE)
+    return True

@@ -1,0 +1,180 @@
+"""One HTTP request being answered: admitted, prepared, generated, and given up when it must be.
+
+In: a job, which knows its endpoint's JSON. Out: the response, whole or as a stream. Everything that
+both kinds of answers share is here: places in the queue, deadlines, disconnects, failed outputs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from jengine.api.answer_stream import AnswerStream
+from jengine.engine.timing import Arrival
+from jengine.outputs import RequestOutput
+from jengine.prompts import TokensPrompt
+from jengine.sampling_params import SamplingParams
+from jengine.server.errors import ApiError
+from jengine.server.http.disconnect import ended, unless_client_leaves
+from jengine.server.http.request_head import deadline_of
+from jengine.server.http.sse import Chunks, stream_response
+from jengine.server.phase import Phase
+from jengine.server.serving.admission import Ticket
+from jengine.server.serving.service import Service
+
+logger = logging.getLogger(__name__)
+
+# The outputs of a request's prompts as they grow, each with its prompt's index.
+Outputs = AsyncGenerator[tuple[int, RequestOutput], None]
+
+
+class Prepared(NamedTuple):
+    """What a job asks the engine."""
+
+    prompts: Sequence[TokensPrompt]
+    params: Sequence[SamplingParams]  # one for each prompt
+    priority: int = 0
+
+
+class Job(Protocol):
+    """A decoded and checked request of one endpoint."""
+
+    client_id: str  # as the client gave it, for the header of the response
+    request_id: str
+    stream: bool
+    places: int  # completions, over all prompts
+    stream_end: bytes  # what a stream ends with
+
+    async def prepare(self) -> Prepared:
+        """Render and tokenize."""
+        ...
+
+    def whole(self, outputs: Sequence[RequestOutput]) -> msgspec.Struct:
+        """The body of an answer that is not streamed; one final output for each prompt."""
+        ...
+
+    def chunks(self, outputs: Outputs) -> Chunks:
+        """The events of a stream, without its end."""
+        ...
+
+
+async def answer(service: Service, http: Request, job: Job) -> Response:
+    """Answer a job, or raise why not."""
+    live = service.check_serving()
+    deadline = deadline_of(http, service.settings.request_timeout)
+    ticket = live.admission.enter(job.places)
+    arrival = Arrival(time.monotonic(), http.headers.get("traceparent"))
+    outputs = generated(service, job, ticket, deadline, arrival)
+    try:
+        if job.stream:
+            interval = service.settings.sse_keep_alive_interval
+            response = await stream_response(http.receive, job.chunks(outputs), interval)
+            response.when_over = ticket.release
+            response.end = job.stream_end
+        else:
+            finals = await unless_client_leaves(http.receive, collected(outputs))
+            body = msgspec.json.encode(job.whole(finals))
+            response = Response(body, media_type="application/json")
+            ticket.release()
+    except BaseException:
+        ticket.release()
+        raise
+    response.headers["X-Request-Id"] = job.client_id
+    return response
+
+
+async def collected(outputs: Outputs) -> list[RequestOutput]:
+    """The last output of each prompt, in the prompts' order."""
+    finals = {index: output async for index, output in outputs}
+    return [finals[index] for index in sorted(finals)]
+
+
+async def generated(
+    service: Service, job: Job, ticket: Ticket, deadline: float | None, arrival: Arrival
+) -> Outputs:
+    """Prepare a job and run it. Closing this ends its requests in the engine."""
+    async with asyncio.timeout_at(deadline):
+        asked = await job.prepare()
+    ticket.bring(sum(len(prompt["prompt_token_ids"]) for prompt in asked.prompts))
+    _log(service, job, asked)
+    streams = [
+        service.generate(prompt, params, job.request_id, asked.priority, arrival)
+        for prompt, params in zip(asked.prompts, asked.params, strict=True)
+    ]
+    outputs = single(streams[0]) if len(streams) == 1 else merged(streams)
+    begun = False
+    try:
+        while (item := await next_of(outputs, deadline)) is not None:
+            ticket.started()
+            refuse_failed(item[1], unanswered=service.phase is Phase.DRAINING and not begun)
+            begun = True
+            yield item
+    finally:
+        await outputs.aclose()
+        for stream in streams:
+            await stream.aclose()
+
+
+async def next_of(outputs: Outputs, deadline: float | None) -> tuple[int, RequestOutput] | None:
+    """The next item before the deadline; None at the end."""
+    if deadline is None:
+        return await anext(outputs, None)
+    async with asyncio.timeout_at(deadline):
+        return await anext(outputs, None)
+
+
+async def single(stream: AnswerStream) -> Outputs:
+    """The outputs of one prompt."""
+    async for output in stream:
+        yield 0, output
+
+
+async def merged(streams: Sequence[AnswerStream]) -> Outputs:
+    """The outputs of several prompts, as they come. The first error ends all."""
+    waiting: asyncio.Queue[tuple[int, RequestOutput | BaseException | None]] = asyncio.Queue()
+
+    async def forward(index: int, stream: AnswerStream) -> None:
+        try:
+            async for output in stream:
+                waiting.put_nowait((index, output))
+            waiting.put_nowait((index, None))
+        except Exception as error:  # noqa: BLE001 - raised for the reader of all
+            waiting.put_nowait((index, error))
+
+    tasks = [asyncio.ensure_future(forward(*item)) for item in enumerate(streams)]
+    left = len(streams)
+    try:
+        while left:
+            index, item = await waiting.get()
+            if item is None:
+                left -= 1
+            elif isinstance(item, BaseException):
+                raise item
+            else:
+                yield index, item
+    finally:
+        await ended(*tasks)
+
+
+def refuse_failed(output: RequestOutput, *, unanswered: bool) -> None:
+    """Raise the error of a request that failed, or that a shutdown ended with nothing answered."""
+    if output.error is not None:
+        raise ApiError(500, output.error)
+    aborted = any(one.finish_reason == "abort" for one in output.outputs)
+    if aborted and unanswered and not any(one.token_ids for one in output.outputs):
+        raise ApiError(503, "The server shut down before this request had begun.")
+
+
+def _log(service: Service, job: Job, asked: Prepared) -> None:
+    if service.settings.enable_log_requests:
+        params: Any = asked.params[0] if asked.params else None
+        tokens = [len(prompt["prompt_token_ids"]) for prompt in asked.prompts]
+        logger.info("Received request %s: prompt tokens: %s, params: %s",
+                    job.request_id, tokens[:16], params)  # fmt: skip

@@ -1,0 +1,84 @@
+"""Responses that later requests may ask for or go on from: bounded in number, size and time.
+
+In: a response and the items of its conversation. Out: the same by id, until it has expired or
+newer ones needed the room. Used on the event loop only, so it needs no lock.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+import msgspec
+
+
+class Identified(Protocol):
+    """A response, whatever its endpoint makes of it."""
+
+    @property
+    def id(self) -> str:
+        """The id by which clients ask for it."""
+        ...
+
+
+R = TypeVar("R", bound=Identified)
+
+
+@dataclass(frozen=True)
+class Stored(Generic[R]):
+    """A response and the whole conversation that led to it and includes it."""
+
+    response: R
+    items: list[dict[str, Any]]
+    size: int
+    expires: float
+
+
+class ResponseStore(Generic[R]):
+    """The newest responses."""
+
+    def __init__(
+        self,
+        most: int,
+        most_bytes: int,
+        seconds: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._most = most
+        self._most_bytes = most_bytes
+        self._seconds = seconds
+        self._clock = clock
+        self._stored: OrderedDict[str, Stored[R]] = OrderedDict()  # the oldest first
+        self.bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._stored)
+
+    def put(self, response: R, items: list[dict[str, Any]]) -> None:
+        """Keep a response, in the place of one with its id. Older ones may have to go."""
+        self.remove(response.id)
+        size = len(msgspec.json.encode((response, items)))
+        self._stored[response.id] = Stored(response, items, size, self._clock() + self._seconds)
+        self.bytes += size
+        while self._stored and (len(self) > self._most or self.bytes > self._most_bytes):
+            self.remove(next(iter(self._stored)))
+
+    def get(self, response_id: str) -> Stored[R] | None:
+        """A response that has not expired."""
+        self._expire()
+        return self._stored.get(response_id)
+
+    def remove(self, response_id: str) -> bool:
+        """Forget a response; whether it was there."""
+        found = self._stored.pop(response_id, None)
+        if found is not None:
+            self.bytes -= found.size
+        return found is not None
+
+    def _expire(self) -> None:
+        now = self._clock()
+        while self._stored and next(iter(self._stored.values())).expires <= now:
+            self.remove(next(iter(self._stored)))

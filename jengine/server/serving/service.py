@@ -1,0 +1,192 @@
+"""The service: where endpoints ask the engine. It owns front, requests, names and admission.
+
+In: rendered prompts with their parameters. Out: outputs as they grow. Endpoints turn JSON into
+these and outputs into JSON; they touch no other part of the engine. Must not know HTTP or JSON.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jengine.api.answer_stream import AnswerStream, Reader
+from jengine.api.async_requests import AsyncRequests
+from jengine.api.front import Front
+from jengine.api.metrics import exporter_of
+from jengine.assembly.engine import Engine
+from jengine.engine.answer import Answer
+from jengine.engine.timing import Arrival
+from jengine.errors import EngineDead
+from jengine.metrics.registry import process_registry
+from jengine.outputs import Counts
+from jengine.prompts import TokensPrompt
+from jengine.sampling_params import SamplingParams
+from jengine.server.errors import ApiError
+from jengine.server.phase import Phase, check_serving
+from jengine.server.serving.admission import Admission
+from jengine.server.serving.names import ModelNames
+from jengine.server.serving.progress_watch import ProgressWatch
+from jengine.server.serving.rendering import Rendering
+from jengine.server.serving.response_store import ResponseStore
+from jengine.server.settings import ServerSettings
+from jengine.text.response_template import load_response_template
+
+
+@dataclass
+class Live:
+    """What a server has once its engine runs."""
+
+    engine: Engine
+    front: Front
+    requests: AsyncRequests
+    rendering: Rendering
+    names: ModelNames
+    admission: Admission
+
+
+class Service:
+    """One engine, from its start to its end."""
+
+    def __init__(self, settings: ServerSettings) -> None:
+        self.settings = settings
+        self.phase = Phase.STARTING
+        self.progress: str | None = None  # of the engine's start, for people
+        self.watch: ProgressWatch | None = None  # of the engine's progress
+        self.counts = Counts()  # as last known
+        self.registry = process_registry()  # of the metrics
+        self.ignored_fields = 0  # that requests had, counted
+        self.responses: ResponseStore[Any] = ResponseStore(
+            settings.max_stored_responses,
+            settings.max_stored_response_bytes,
+            settings.response_store_seconds,
+        )
+        self._live: Live | None = None
+
+    def note_progress(self, words: str) -> None:
+        """Remember how far the engine's start is; from any thread."""
+        self.progress = words
+
+    def adopt(self, engine: Engine) -> None:
+        """Serve with this engine from now on."""
+        settings = self.settings
+        if "hf" in (settings.reasoning_parser, settings.tool_call_parser):
+            tokenizer = engine.session.input_processor.prompts.required_tokenizer()
+            load_response_template(tokenizer.response_template)  # refused now, not per request
+        self._live = Live(
+            engine,
+            Front("server", engine),
+            AsyncRequests(engine.session),
+            Rendering(engine.session.input_processor.prompts, settings.render_timeout),
+            ModelNames.of(engine, settings.served_model_name),
+            Admission(
+                settings.queue_limit(engine.schedule.max_num_seqs), settings.max_num_queued_tokens
+            ),
+        )
+        name, prefix = self._live.names.default, settings.metrics_compat
+        self.registry.register(exporter_of(engine, name, prefix))
+        requests = self._live.requests
+        self.watch = ProgressWatch(engine, lambda: requests.paused)
+        self.phase, self.progress = Phase.SERVING, None
+
+    @property
+    def live(self) -> Live:
+        """The engine and what belongs to it, or 503 while it starts."""
+        if self._live is None:
+            raise ApiError(503, "The engine is still starting.")
+        return self._live
+
+    @property
+    def has_engine(self) -> bool:
+        """Whether an engine was adopted."""
+        return self._live is not None
+
+    def check_serving(self) -> Live:
+        """What requests need; 503 if none can be taken now."""
+        check_serving(self.phase)
+        return self.live
+
+    # --- requests --------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompt: TokensPrompt,
+        params: SamplingParams,
+        request_id: str,
+        priority: int = 0,
+        arrival: Arrival | None = None,
+    ) -> AnswerStream:
+        """The outputs of one prompt. `request_id` is completed, as several prompts may have it."""
+        live = self.live
+        unique = f"{request_id}-{secrets.token_hex(4)}"
+
+        def submit(reader: Reader) -> Answer:
+            live.engine.check_leaves()
+            return live.front.session.submit(
+                prompt,
+                params,
+                request_id=unique,
+                priority=priority,
+                reader=reader,
+                arrival=arrival or Arrival(reader.arrival),
+            )
+
+        return live.requests.stream(submit)
+
+    def abort(self, request_ids: Sequence[str] | None) -> int:
+        """End open requests by the ids that clients know, or all of them; how many there were."""
+        live = self.live
+        session = live.engine.session
+        wanted = [
+            answer.request_id
+            for answer in session.open_answers
+            if request_ids is None or known_ids(answer.request_id) & set(request_ids)
+        ]
+        for unique in wanted:
+            session.abort(unique)
+        live.requests.run_steps()
+        return len(wanted)
+
+    @property
+    def open_requests(self) -> int:
+        """Completions that run or wait."""
+        return 0 if self._live is None else self._live.admission.taken
+
+    # --- questions -------------------------------------------------------------------------
+
+    async def current_counts(self) -> Counts:
+        """The engine's numbers, as it said a moment ago. Never waits for a step."""
+        if self._live is not None:
+            self.counts = self._live.engine.client.state().counts
+        return self.counts
+
+    @property
+    def last_step_age(self) -> float | None:
+        """Seconds since the engine last made progress; None while it has nothing to do."""
+        return None if self.watch is None else self.watch.age
+
+    def check_alive(self) -> None:
+        """Notice that the engine has stopped."""
+        if self._live is None:
+            return
+        try:
+            self._live.engine.client.check_alive()
+        except EngineDead:
+            self.phase = Phase.DEAD
+
+    def shutdown(self) -> None:
+        """End every request and the engine. Twice is harmless."""
+        live, self._live = self._live, None
+        if live is None:
+            return
+        self.phase = Phase.DEAD
+        live.rendering.close()
+        live.front.leave()
+        live.requests.shutdown()
+
+
+def known_ids(unique: str) -> set[str]:
+    """The ids by which clients know a request: with the prefix of its endpoint and without it."""
+    request_id = unique.rpartition("-")[0]
+    return {request_id, request_id.partition("-")[2]}
