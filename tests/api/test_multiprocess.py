@@ -134,6 +134,7 @@ async def test_requests_are_answered_aborted_and_counted() -> None:
         assert "cpu in another process" in repr(llm)
 
 
+@pytest.mark.slow
 @pytest.mark.asyncio
 async def test_generation_pauses_in_the_core() -> None:
     async with engine(step_seconds=0.002) as llm:

@@ -124,7 +124,10 @@ def test_donated_arrays_go_where_they_were_packed(llm: LLM) -> None:
     assert {path for path, array in given.items() if array.is_deleted()} == copied
 
 
-@pytest.mark.parametrize("family", ["qwen3", "gemma2", "mixtral"])
+@pytest.mark.parametrize(
+    "family",
+    ["qwen3", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gemma2", "mixtral"))],
+)
 def test_unpacked_weights_are_the_users_own_arrays_and_give_the_same_bits(family: str) -> None:
     model = build(family, 3)
     with LLM(model, **SETTINGS) as one, LLM(model, **SETTINGS, pack_weights=False) as other:

@@ -256,6 +256,7 @@ def test_load_measures_speed_and_memory(model: str, tmp_path: Path) -> None:
     assert lines[0].startswith("Load: ") and "Limits: " in lines[1]
 
 
+@pytest.mark.slow
 def test_load_writes_random_weights_for_a_config(model: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text((Path(model) / "config.json").read_text())
     with load.folder_of_weights(tmp_path) as folder:

@@ -42,6 +42,7 @@ uvicorn.run(Healthy(), host="127.0.0.1", port=port, log_level="warning", lifespa
 """
 
 
+@pytest.mark.slow
 def test_two_servers_take_turns() -> None:
     with scripted() as ours, scripted(seconds_per_token=0.01) as theirs:
         words = ["--base-url", ours.url, "--against", theirs.url, "--repeats", "2", *SMALL]

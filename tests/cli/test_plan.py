@@ -124,6 +124,7 @@ def test_what_does_not_fit_says_so() -> None:
     assert planned("llama-8b", "--device", "l40s", "--batch", "8").status == 0
 
 
+@pytest.mark.slow
 def test_the_smallest_tp_that_fits_is_named() -> None:
     result = planned("mixtral-8x7b", "--device", "l40s", "--batch", "8")
     assert result.status == 1

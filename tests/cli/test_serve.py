@@ -172,6 +172,7 @@ def server(*flags: str) -> Iterator[Serving]:
         one.process.wait()
 
 
+@pytest.mark.slow
 def test_a_signal_lets_open_requests_finish_and_refuses_new_ones() -> None:
     with server("--executor-options.step_seconds", "0.01") as one:
         stream = one.ask(stream=True, max_tokens=150, ignore_eos=True)

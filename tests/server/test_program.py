@@ -113,6 +113,7 @@ def metric(program: Program, name: str) -> float:
     return sum(map(float, found))
 
 
+@pytest.mark.slow
 def test_a_stopped_engine_turns_health_red_and_comes_back(shared: Program) -> None:
     client = shared.stream()
     shared.engine.send_signal(signal.SIGSTOP)
