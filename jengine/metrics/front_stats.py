@@ -84,8 +84,9 @@ class FrontStats:
     def __init__(self, max_model_len: int) -> None:
         self._max_model_len = max_model_len
         self.engines = {0: EngineHistograms(max_model_len)}
-        self.rejections = dict.fromkeys(LIMITS, 0)
-        self.ignored_fields = 0
+        # Two counters that the server keeps, as it last told them.
+        self.rejections = dict.fromkeys(LIMITS, 0)  # by the limit that refused them
+        self.ignored_fields = 0  # that the server does not know
         self.dropped_frames = 0  # messages to the core that it could not read
         self.params_updates = Histogram.of(REQUEST_LATENCY)
 
@@ -94,14 +95,6 @@ class FrontStats:
         if engine not in self.engines:
             self.engines = {**self.engines, engine: EngineHistograms(self._max_model_len)}
         return self.engines[engine]
-
-    def reject(self, reason: str) -> None:
-        """A request was refused at the door because of a limit, which the reason names."""
-        self.rejections[reason] = self.rejections.get(reason, 0) + 1
-
-    def ignore_fields(self, count: int) -> None:
-        """A request had so many fields that this server does not know."""
-        self.ignored_fields += count
 
     def update_params(self, seconds: float) -> None:
         """The parameters were replaced."""

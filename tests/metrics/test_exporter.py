@@ -132,7 +132,7 @@ def test_requests_do_not_add_series() -> None:
     run(engine, [1, 2, 3], [4, 5], [6] * 40)
     engine.session.submit([1, 2], GREEDY, request_id='"}\nevil{')
     run(engine)
-    engine.session.stats.reject("max_num_queued_reqs")
+    engine.session.stats.rejections["max_num_queued_reqs"] += 1
     after = values(exporter)
     assert set(after) == before
     assert after[mine("jengine:request_success_total", finished_reason="length")] == 4

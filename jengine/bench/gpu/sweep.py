@@ -25,7 +25,7 @@ from jengine.bench.machine import commit
 from pallas_kernels.launch import KernelError
 from pallas_kernels.launch.call import INTERPRETED_CAPABILITY
 from pallas_kernels.shapes import next_power_of_two
-from pallas_kernels.tuning import FILE, table
+from pallas_kernels.tuning import table
 
 Times = Callable[[], dict[str, float]]
 # The first of each is tried first: a sweep may be stopped.
@@ -194,11 +194,6 @@ def noted(operation: str, dry_run: bool) -> dict[str, Any]:
     known = dict(table(operation))
     note = f"Timed on {where}, commit {commit() or 'unknown'}: entries with the same conditions. "
     return {**known, "note": note + str(known.get("note", ""))}
-
-
-def table_file(operation: str) -> str:
-    """The path of an operation's table in a checkout."""
-    return f"pallas_kernels/{operation}/{FILE}"
 
 
 if __name__ == "__main__":

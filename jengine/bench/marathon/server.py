@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from typing import IO
 
 import psutil
 
+from jengine.bench.serve.launched import free_port
 from jengine.errors import JengineError
 
 GLANCE = 0.05
@@ -138,10 +138,3 @@ def _is_zombie(process: psutil.Process) -> bool:
         return process.status() == psutil.STATUS_ZOMBIE
     except psutil.Error:
         return True
-
-
-def free_port() -> int:
-    """A port that nothing uses now."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])

@@ -17,8 +17,6 @@ from jengine.server.settings import ServerSettings
 from jengine.text.tokenization import Tokenization, checked_tokenization
 
 LONGEST_SALT = 1024
-# What was sent in this form before vLLM had `structured_outputs`.
-GUIDED = "guided_"
 # Fields that SamplingParams has by the same name.
 SAMPLING = (
     "temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty",
