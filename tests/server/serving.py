@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
 import httpx2
+import pytest
 from starlette.testclient import TestClient
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from jengine.assembly.engine import Engine
+from jengine.executor.scripted import MirrorRow
 from jengine.server.app import make_app
 from jengine.server.serving.service import Service
 from jengine.server.settings import ServerSettings
@@ -47,6 +50,19 @@ def letters() -> Tokenizer:
 def letters_engine(**settings: Any) -> Engine:
     """A scripted engine of letters."""
     return scripted_engine(tokenizer=letters(), **settings)
+
+
+def answer_with(monkeypatch: pytest.MonkeyPatch, ids: list[int], seconds: float = 0.0) -> None:
+    """Make scripted models answer with these tokens, then repeat the last; each may take time.
+
+    A token depends on its row alone: rows of earlier requests may still run, and take nothing.
+    """
+
+    def next_token(_: Any, row: MirrorRow) -> int:
+        time.sleep(seconds)
+        return ids[min(len(row.token_ids) - row.prompt_length, len(ids) - 1)]
+
+    monkeypatch.setattr("jengine.executor.scripted.ScriptedExecutor._next_token", next_token)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from tests.engine.scripted import told
-from tests.server.serving import error_of, events, letters, serving
+from tests.server.serving import answer_with, error_of, events, letters, serving
 
 PATH = "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "hello"}]
@@ -158,7 +158,7 @@ def test_a_stream_adds_up_to_the_whole_message(
     body["stop_token_ids"] = [2]
 
     def ask(**fields: Any) -> Any:
-        monkeypatch.setattr("jengine.executor.scripted.next_token", saying(ids))
+        answer_with(monkeypatch, ids)
         with serving(**parsers, enable_auto_tool_choice=True) as client:
             return client.post(PATH, json={**body, **fields})
 
@@ -173,12 +173,6 @@ def test_a_stream_adds_up_to_the_whole_message(
         (one["function"]["name"], one["function"]["arguments"]) for one in calls
     ]
     assert (whole["finish_reason"] == "tool_calls") == bool(calls)
-
-
-def saying(ids: list[int]) -> Any:
-    """A scripted model that says these tokens, whatever it is asked first."""
-    turn = iter(ids)
-    return lambda mark, vocab_size: next(turn, 2)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from jengine.cli.main import main
 from jengine.errors import ConfigError
-from tests.server.serving import events, letters, serving
+from tests.server.serving import answer_with, events, letters, serving
 
 PATH = "/v1/chat/completions"
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
@@ -17,8 +17,7 @@ CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 
 def ask(monkeypatch: pytest.MonkeyPatch, text: str, settings: dict[str, Any], **fields: Any) -> Any:
     """The response to a model that writes this text, then ends."""
-    turn = iter([*letters().encode(text, add_special_tokens=False), 2])
-    monkeypatch.setattr("jengine.executor.scripted.next_token", lambda *_: next(turn, 2))
+    answer_with(monkeypatch, [*letters().encode(text, add_special_tokens=False), 2])
     body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 300}
     body |= {"stop_token_ids": [2], **fields}
     with serving(**settings) as client:
@@ -75,8 +74,8 @@ def test_marks_that_are_special_tokens_are_kept_for_the_parser(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The letters' `<s>` stands for a special token: hermes may need it, plain chats do not."""
-    ids = iter([*letters().encode("a", False), 1, *letters().encode("b", False), 2])
-    monkeypatch.setattr("jengine.executor.scripted.next_token", lambda *_: next(ids, 2))
+    ids = [*letters().encode("a", False), 1, *letters().encode("b", False), 2]
+    answer_with(monkeypatch, ids)
     body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 9, "tools": TOOLS}
     with serving(**HERMES) as client:
         response = client.post(PATH, json={**body, "stop_token_ids": [2]})

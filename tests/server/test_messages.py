@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,7 +10,7 @@ import httpx2
 import pytest
 from starlette.testclient import TestClient
 
-from tests.server.serving import NAME, letters, serving
+from tests.server.serving import NAME, answer_with, letters, serving
 from tests.server.test_responses import failing_at
 
 PATH = "/v1/messages"
@@ -26,14 +25,7 @@ def say(monkeypatch: pytest.MonkeyPatch) -> Say:
     """Makes the scripted model answer with a text, then with `!`; each token may take time."""
 
     def script(text: str, seconds: float = 0.0) -> None:
-        turn = iter(letters().encode(text, add_special_tokens=False))
-        (bang,) = letters().encode("!", add_special_tokens=False)
-
-        def next_token(*_: Any) -> int:
-            time.sleep(seconds)
-            return next(turn, bang)
-
-        monkeypatch.setattr("jengine.executor.scripted.next_token", next_token)
+        answer_with(monkeypatch, letters().encode(f"{text}!", add_special_tokens=False), seconds)
 
     return script
 

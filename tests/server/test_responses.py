@@ -18,7 +18,15 @@ from starlette.testclient import TestClient
 from jengine.server.app import make_app
 from jengine.server.errors import ApiError
 from jengine.server.settings import ServerSettings
-from tests.server.serving import NAME, error_of, letters, letters_engine, service_of, serving
+from tests.server.serving import (
+    NAME,
+    answer_with,
+    error_of,
+    letters,
+    letters_engine,
+    service_of,
+    serving,
+)
 
 PATH = "/v1/responses"
 TOOLS = [{"type": "function", "name": "f", "parameters": {"type": "object"}}]
@@ -36,13 +44,8 @@ def say(monkeypatch: pytest.MonkeyPatch) -> Say:
     """Makes the scripted model answer with a text, then end; each token may take time."""
 
     def script(text: str, seconds: float = 0.0) -> None:
-        turn = iter([*letters().encode(text, add_special_tokens=False), 2])
-
-        def next_token(*_: Any) -> int:
-            time.sleep(seconds)
-            return next(turn, 2)
-
-        monkeypatch.setattr("jengine.executor.scripted.next_token", next_token)
+        ids = [*letters().encode(text, add_special_tokens=False), 2]
+        answer_with(monkeypatch, ids, seconds)
 
     return script
 
