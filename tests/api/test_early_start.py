@@ -200,6 +200,7 @@ async def first_words(engine: jengine.AsyncLLM) -> list[int]:
     return last.outputs[0].token_ids
 
 
+@pytest.mark.slow
 def test_an_engine_in_asyncio_starts_early_too(folder: Path, gate: Gate) -> None:
     async def both() -> list[list[int]]:
         found = []
@@ -341,6 +342,7 @@ def test_what_cannot_be_waited_for_is_refused() -> None:
         EngineArgs(model="demo", num_scheduler_steps=4, compilation_config={"wait_for": "largest"})
 
 
+@pytest.mark.slow
 def test_one_program_for_all_numbers_leaves_nothing_to_compile(folder: Path) -> None:
     with jengine.LLM(
         folder, deterministic=True, attention_backend="xla",

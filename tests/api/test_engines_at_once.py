@@ -41,6 +41,7 @@ def found_by(llm: jengine.LLM, params: SamplingParams) -> Any:
     return answers(outputs), numbers
 
 
+@pytest.mark.slow
 def test_two_engines_at_the_same_time_give_the_answers_of_one_alone(pair: Any) -> None:
     alone = [found_by(pair[0], params) for params in (GREEDY, DRAWN)]
     begin = threading.Barrier(2)

@@ -295,6 +295,7 @@ def test_an_error_inside_with_is_not_hidden(own: jengine.LLM) -> None:
         raise ZeroDivisionError
 
 
+@pytest.mark.slow
 def test_engines_of_the_same_and_other_weights_side_by_side(
     llm: jengine.LLM, expected: Any, own: jengine.LLM, other_folder: Path
 ) -> None:

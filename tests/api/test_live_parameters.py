@@ -170,6 +170,7 @@ def test_donated_parameters_are_noticed_and_the_engine_goes_on(models: list[Deco
         assert llm.generate([PROMPT], GREEDY)[0].weight_version == 1
 
 
+@pytest.mark.slow
 def test_training_and_sampling_alternate_on_one_copy_of_the_weights() -> None:
     model = build(4)
     optimizer = nnx.Optimizer(model, optax.sgd(0.5), wrt=nnx.Param)
@@ -213,6 +214,7 @@ def test_scores_are_those_of_the_plain_forward_pass(llm: LLM, models: list[Decod
     assert float(scores.logprobs[0, 0]) == 0.0
 
 
+@pytest.mark.slow
 def test_arrays_in_and_out_with_a_key(llm: LLM) -> None:
     params = SamplingParams(max_tokens=5, ignore_eos=True)
     tokens = jnp.asarray([PROMPT[:8]] * 3)

@@ -81,6 +81,7 @@ def test_the_server_imports_no_jax() -> None:
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_the_front_of_an_engine_process_imports_no_jax() -> None:
     done = subprocess.run(
         [sys.executable, "-c", FRONT],
@@ -166,6 +167,7 @@ def settled_steps(client: Any) -> int:
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("paused", [False, True], ids=["running", "paused"])
+@pytest.mark.slow
 async def test_every_reader_learns_that_the_core_has_died(paused: bool) -> None:
     async with engine(step_seconds=0.005) as llm:
         streams = [llm.generate([number], LONG) for number in range(3, 7)]

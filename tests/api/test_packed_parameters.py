@@ -84,6 +84,7 @@ def bytes_alive() -> int:
     return sum(array.nbytes for array in jax.live_arrays())
 
 
+@pytest.mark.slow
 def test_new_parameters_are_packed_where_the_old_ones_were(llm: LLM, models: list[Decoder]) -> None:
     llm.update_params(models[1])
     llm.update_params(models[0])

@@ -29,6 +29,7 @@ def llm() -> Iterator[LLM]:
         yield one
 
 
+@pytest.mark.slow
 def test_a_profile_names_operations_and_steps(llm: LLM, tmp_path: Path) -> None:
     profile = llm.profile(tmp_path, steps=5)
     assert profile.steps == 5 and profile.seconds > 0

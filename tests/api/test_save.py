@@ -98,6 +98,7 @@ def test_a_saved_model_is_the_same_model(
     assert json.loads((tmp_path / "third" / "generation_config.json").read_text()) == GENERATION
 
 
+@pytest.mark.slow
 def test_transformers_loads_what_was_saved(llm: LLM, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")

@@ -8,6 +8,8 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
 import jengine
 from jengine import SamplingParams
 from tests.engine.scripted import script_of, scripted_engine, told
@@ -70,6 +72,7 @@ def in_a_process_of_its_own(code: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_a_forked_child_is_told_at_once() -> None:
     code = """
 import os, threading

@@ -98,6 +98,7 @@ def test_host_measures_every_size() -> None:
     assert found["command"] == "jengine bench host --running 2 5 --steps 4"
 
 
+@pytest.mark.slow
 def test_throughput_counts_the_work_of_a_trace(model: str, trace: Path, tmp_path: Path) -> None:
     file = tmp_path / "out.json"
     words = ["--trace", str(trace), "--repeats", "2", "--output-json", str(file)]
@@ -243,6 +244,7 @@ def test_startup_measures_cold_and_warm(model: str) -> None:
     assert "cold" not in found
 
 
+@pytest.mark.slow
 def test_load_measures_speed_and_memory(model: str, tmp_path: Path) -> None:
     lines, found = lines_and_result("load", model, "--repeats", "2", "--dtype", "bfloat16")
     file = Path(model) / "model.safetensors"

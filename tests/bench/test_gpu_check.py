@@ -215,6 +215,7 @@ def test_real_sizes_are_what_was_promised() -> None:
 # --- the main program ------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_stages_run_one_after_the_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--out", str(tmp_path), "--dry-run", "--stages"]
     assert check.main([*words, "device"]) == 0

@@ -193,6 +193,7 @@ sys.exit(main(["chat", "demo"], open_llm=Slow(scripts=[["word "] * 10_000]).open
 
 
 @pytest.mark.parametrize("leaving", [b"\x04", b"\x03"])
+@pytest.mark.slow
 def test_at_a_terminal_control_c_stops_the_answer_and_leaves_when_pressed_twice(
     leaving: bytes,
 ) -> None:

@@ -29,6 +29,7 @@ def shell(script: str, *words: str, cwd: Path = ROOT, **environment: str | None)
     return done.returncode, done.stdout.decode() + done.stderr.decode("utf-8", "replace")
 
 
+@pytest.mark.slow
 def test_without_a_home_in_a_folder_that_is_read_only_and_with_few_files(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     nowhere: dict[str, str | None] = {

@@ -92,6 +92,7 @@ def test_padding_meets_no_expert() -> None:
 
 
 @pytest.mark.parametrize("chosen", [[0, 0, 0], [5, 5, 5], [2, 4, 2]])
+@pytest.mark.slow
 def test_empty_experts(chosen: list[int]) -> None:
     x, gate_up, down = arrays((3, HIDDEN), (EXPERTS, HIDDEN, INNER, 2), (EXPERTS, INNER, HIDDEN))
     experts, weights = jnp.asarray(chosen)[:, None], jnp.asarray([[0.5], [1.0], [2.0]])
@@ -126,6 +127,7 @@ def test_groups_of_rows_meet_their_own_matrix(project: Any, sizes: list[int]) ->
     np.testing.assert_allclose(np.asarray(ours), expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_gradients_equal_those_of_the_reference() -> None:
     x, router, *matrices = arrays(
         (20, HIDDEN), (HIDDEN, EXPERTS), (EXPERTS, HIDDEN, INNER, 2), (EXPERTS, INNER, HIDDEN)

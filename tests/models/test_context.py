@@ -61,6 +61,7 @@ def test_a_cache_written_inside_another_trace_is_refused() -> None:
         run(jnp.arange(5))
 
 
+@pytest.mark.slow
 def test_layers_may_be_recomputed_in_training() -> None:
     """Without a cache nothing is kept, so a layer may run in a trace of its own."""
     model = dummy_model(config_of({}, {}))

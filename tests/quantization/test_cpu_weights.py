@@ -128,6 +128,7 @@ def numbers(llm: jengine.LLM, prompts: list[list[int]]) -> list[Any]:
     ]
 
 
+@pytest.mark.slow
 def test_an_answer_has_the_same_bits_alone_in_a_batch_in_chunks_and_after_a_prefix_hit() -> None:
     llm = engine()
     alone = []

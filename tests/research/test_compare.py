@@ -79,6 +79,7 @@ def command(*words: object) -> Said:
 # --- right and wrong ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_same_model_is_within_the_noise(good: Comparison) -> None:
     assert good.passed
     assert good.first_offender is None

@@ -74,6 +74,7 @@ def test_the_truth_has_the_rounded_weights(tmp_path: Path) -> None:
     assert unit_roundoff("bfloat16") / 2 < apart < 0.2
 
 
+@pytest.mark.slow
 def test_large_vocabularies_are_cut_to_the_likeliest_of_the_truth(tmp_path: Path) -> None:
     folder = write_tiny(tmp_path / "model", "qwen2")
     whole, cut = tmp_path / "whole", tmp_path / "cut"

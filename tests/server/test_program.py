@@ -129,6 +129,7 @@ def test_a_stopped_engine_turns_health_red_and_comes_back(shared: Program) -> No
     client.leave()
 
 
+@pytest.mark.slow
 def test_clients_that_leave_are_gone_from_the_engine_process(shared: Program) -> None:
     streams = [shared.stream() for _ in range(3)]
     whole = Client(shared.port).send(COMPLETIONS, LONG)

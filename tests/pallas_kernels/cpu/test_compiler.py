@@ -181,6 +181,7 @@ def test_where_there_is_a_compiler_the_kernels_are_compiled() -> None:
     assert library.problem() is None
 
 
+@pytest.mark.slow
 def test_an_engine_without_a_compiler_runs_on_xla(tmp_path: Path) -> None:
     """In a process of its own, where nothing is loaded yet."""
     folder = write_tiny_native(tmp_path, "llama", num_hidden_layers=1, hidden_size=16)

@@ -37,6 +37,7 @@ def test_noise_is_that_of_a_sampler_without_kernels(vocab: int) -> None:
     assert np.array_equal(gumbel_noise(keys[3:4], vocab)[0], noise[3])
 
 
+@pytest.mark.slow
 def test_a_row_is_drawn_alike_in_any_batch_and_whether_or_not_its_distribution_is_wanted() -> None:
     """Programs that show the filtered distribution draw outside the kernel."""
     vocab, draws = 301, 40

@@ -181,6 +181,7 @@ def test_padding_rows_are_zero_and_others_do_not_notice_them(padded: float) -> N
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("sizes", [[3, 0, 9, 1], [0, 0, 13, 0], [40, 1, 0, 2], [0, 0, 0, 0]])
 @pytest.mark.parametrize("gate", [None, "pairs"])
+@pytest.mark.slow
 def test_each_group_of_rows_has_its_own_matrix(
     dtype: str, sizes: list[int], gate: str | None
 ) -> None:

@@ -120,6 +120,7 @@ def in_a_process(program: str, **environment: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_one_thread_and_many_give_the_same_bits() -> None:
     program = (
         "import jax, jax.numpy as jnp, hashlib, numpy as np\n"
