@@ -7,6 +7,8 @@ mark and a block hash. Any thread may take them. Must not know who reads them.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
+from itertools import islice
 
 STORED, REMOVED = b"+", b"-"
 HASH_BYTES = 32
@@ -39,6 +41,12 @@ class HeldContents:
     def __init__(self) -> None:
         self._hashes: set[bytes] = set()
 
+    def __len__(self) -> int:
+        return len(self._hashes)
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._hashes)
+
     def note(self, changes: list[bytes]) -> None:
         """Apply changes in their order."""
         for change in changes:
@@ -47,6 +55,12 @@ class HeldContents:
                 self._hashes.add(content)
             else:
                 self._hashes.discard(content)
+
+    def as_changes(self, most: int) -> Iterator[list[bytes]]:
+        """Changes that lead from an empty cache to this one, at most so many at a time."""
+        hashes = iter(self._hashes)
+        while some := [STORED + one for one in islice(hashes, most)]:
+            yield some
 
     def prefix(self, hashes: list[bytes]) -> int:
         """How many of these blocks, from the first one on, it holds."""

@@ -94,8 +94,9 @@ class ProcessClient:
     ) -> None:
         """With `child`, the core ends with this client and sends it its log.
 
-        With a mailbox that is shared with other clients, its reader is the one to say that a core
-        has died; otherwise `outputs` does.
+        A mailbox is shared with the clients of other cores, between which somebody routes requests.
+        The core then tells what its cache holds, and that somebody says that a core has died;
+        otherwise `outputs` does.
         """
         self.address = address
         self.child = child
@@ -116,7 +117,7 @@ class ProcessClient:
             receive=self._receive, failed=self._broken, lost=self._disconnected,
         )  # fmt: skip
         self._socket.start()
-        self._send(Hello(takes_logs=child is not None))
+        self._send(Hello(takes_logs=child is not None, takes_contents=mailbox is not None))
 
     # --- start -----------------------------------------------------------------------------------
 

@@ -20,9 +20,10 @@ from jengine.request import WireRequest
 class FrontRequests:
     """One front: its number in names, and the names of its open requests, both ways."""
 
-    def __init__(self, number: int, takes_logs: bool) -> None:
+    def __init__(self, number: int, *, takes_logs: bool, takes_contents: bool) -> None:
         self.number = number
         self.takes_logs = takes_logs
+        self.takes_contents = takes_contents
         self.open: set[str] = set()  # by the front's own names
 
 
@@ -50,11 +51,19 @@ class Fronts:
         with self._lock:
             return [identity for identity, front in self._fronts.items() if front.takes_logs]
 
-    def enter(self, identity: bytes, *, takes_logs: bool) -> None:
+    @property
+    def content_takers(self) -> list[bytes]:
+        """The fronts that are told what the core's cache holds."""
+        with self._lock:
+            return [identity for identity, front in self._fronts.items() if front.takes_contents]
+
+    def enter(self, identity: bytes, *, takes_logs: bool, takes_contents: bool = False) -> None:
         """A front has come; saying so again changes nothing."""
         with self._lock:
             if identity not in self._fronts:
-                self._fronts[identity] = FrontRequests(next(self._numbers), takes_logs)
+                self._fronts[identity] = FrontRequests(
+                    next(self._numbers), takes_logs=takes_logs, takes_contents=takes_contents
+                )
 
     def leave(self, identity: bytes) -> list[str]:
         """A front has gone: the core's names of its open requests, which nobody reads any more."""

@@ -38,6 +38,7 @@ class Hello(Message, frozen=True):
     """The first message of a front."""
 
     takes_logs: bool = False  # the core's log records go to this front
+    takes_contents: bool = False  # so do the contents of its cache, by which requests are routed
 
 
 class AddRequest(Message, frozen=True):

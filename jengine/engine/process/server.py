@@ -51,7 +51,7 @@ from jengine.engine.process.questions import answer
 from jengine.engine.process.socket_loop import Parts, SocketLoop
 from jengine.engine.process.step_loop import StepLoop
 from jengine.errors import EngineDead, JengineError, RequestError
-from jengine.kvcache.content_journal import ContentJournal
+from jengine.kvcache.content_journal import ContentJournal, HeldContents
 from jengine.outputs import TokenDelta
 from jengine.request import WireRequest
 
@@ -62,6 +62,8 @@ QUIET_REPORT = 0.5
 ASKERS = 4
 # Lines of the log that are kept until the first front comes.
 EARLY_LOG = 1000
+# Blocks in one message to a front that comes when the cache holds many.
+MOST_CHANGES = 100_000
 # Seconds that a core which cannot start waits for a front to say so to.
 FIRST_FRONT = 5.0
 
@@ -82,6 +84,7 @@ class CoreServer:
         self._fronts = Fronts()
         self._news: Message = Progress("Starting")  # for fronts that come
         self._early_log: deque[LogRecord] = deque(maxlen=EARLY_LOG)  # before a front took it
+        self._held = HeldContents()  # of the cache, as far as fronts were told
         self._steps: StepLoop | None = None  # once the engine has been built
         self._client: EngineClient | None = None
         self._greeted = threading.Event()  # a front has come
@@ -184,15 +187,21 @@ class CoreServer:
 
     def _tell(self, journal: ContentJournal | None) -> None:
         if journal is not None and (changes := journal.take()):
-            told = CacheChanges(changes)
-            self._outbox.put(lambda: self._send(self._fronts.identities, told))
+            self._outbox.put(partial(self._send_changes, changes))
 
     def _step_failed(self, error: JengineError) -> None:
         failed = StepFailed(Failure.of(error))
         self._outbox.put(lambda: self._send(self._fronts.identities, failed))
 
+    def _send_changes(self, changes: list[bytes]) -> None:
+        self._held.note(changes)
+        self._send(self._fronts.content_takers, CacheChanges(changes))
+
     def _greet(self, identity: bytes) -> None:
         self._send([identity], self._news)
+        if identity in self._fronts.content_takers:  # it may have come late
+            for changes in self._held.as_changes(MOST_CHANGES):
+                self._send([identity], CacheChanges(changes))
         self._greeted.set()
         while self._early_log and self._fronts.log_takers:
             self._send(self._fronts.log_takers, self._early_log.popleft())
@@ -240,8 +249,8 @@ class CoreServer:
 
     def _take(self, identity: bytes, message: FromFront) -> None:
         match message:
-            case Hello(takes_logs):
-                self._fronts.enter(identity, takes_logs=takes_logs)
+            case Hello(takes_logs, takes_contents):
+                self._fronts.enter(identity, takes_logs=takes_logs, takes_contents=takes_contents)
                 self._outbox.put(partial(self._greet, identity))
             case AddRequest(wire):
                 self._add(identity, wire)

@@ -12,6 +12,7 @@ import msgspec
 
 from jengine.engine.process.client import ProcessClient
 from jengine.engine.process.launch import launch
+from jengine.engine.process.mailbox import Mailbox
 from jengine.engine.process.server import CoreServer, Served
 from jengine.outputs import TokenDelta
 from tests.engine.process.scripted_core import Settings, served_core
@@ -42,9 +43,9 @@ class ThreadCore:
     def dump_stacks(self) -> None:
         raise AssertionError("its threads are this process's")
 
-    def front(self) -> ProcessClient:
+    def front(self, mailbox: Mailbox | None = None) -> ProcessClient:
         """Another front, which does not end the core."""
-        client = ProcessClient(self.address)
+        client = ProcessClient(self.address, mailbox=mailbox)
         client.wait_until_ready(seconds=10)
         return client
 

@@ -10,6 +10,7 @@ import zmq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jengine.engine.process.mailbox import Mailbox
 from jengine.engine.process.messages import (
     AddRequest,
     Hello,
@@ -264,3 +265,24 @@ def test_frames_that_break_the_protocol_are_dropped(
     eventually(lambda: core.server.dropped == before + 3)
     stranger.close()
     eventually(lambda: client.state().dropped_frames == core.server.dropped)
+
+
+def test_a_front_that_comes_late_learns_what_the_cache_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jengine.engine.process.server.MOST_CHANGES", 2)
+    with thread_core(tmp_path) as (core, client):
+        early = core.front(Mailbox())
+        prompt = list(range(3, 3 + 5 * 16))
+        client.add(msgspec.structs.replace(wire("a", max_tokens=2), prompt_token_ids=prompt))
+        read_all(client)
+        eventually(lambda: len(early.contents) == 5)
+        late = core.front(Mailbox())
+        eventually(lambda: len(late.contents) == 5)
+        hashes = [*early.contents]
+        assert late.contents.prefix(hashes) == 5
+        client.reset_prefix_cache()
+        eventually(lambda: not len(early.contents) and not len(late.contents))
+        assert not len(client.contents), "only fronts that route requests are told"
+        for front in (early, late):
+            front.shutdown()
