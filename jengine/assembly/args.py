@@ -9,12 +9,13 @@ from __future__ import annotations
 import argparse
 import functools
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, MISSING, dataclass, fields
+from dataclasses import KW_ONLY, MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from jengine.assembly.dict_settings import COMPILATION_KEYS, PROFILER_KEYS, checked_keys
 from jengine.assembly.flags import ENGINE_HELP, add_field_flags
+from jengine.assembly.ranks import Ranks
 from jengine.assembly.values import human_integer, one_of, switch, template_text
 from jengine.assembly.vllm_args import RENAMED, VLLM_SETTINGS, own_settings
 from jengine.errors import ConfigError, UnsupportedFeature, unknown_argument
@@ -97,6 +98,14 @@ class EngineArgs:
     # Where replicas run: all in one process, or each in a core process of its own ("mp" means the
     # same), so that one that dies takes only its own requests.
     data_parallel_backend: Literal["local", "process", "mp"] = "local"
+    # Replicas on several hosts, each in a core process: how many of them run on this one, the rank
+    # of its first, and the address and port of the host with the front, where the others join.
+    # They share a secret, which also encrypts what they send.
+    data_parallel_size_local: int | None = None
+    data_parallel_start_rank: int | None = None
+    data_parallel_address: str | None = None
+    data_parallel_rpc_port: int = 29550
+    data_parallel_secret: str | None = field(default=None, repr=False)
     mesh: Any = None
     # How the processes of one mesh work together: see MultihostSettings.
     multihost: Mapping[str, Any] | None = None
@@ -196,6 +205,7 @@ class EngineArgs:
             self.chat_template = template_text("chat_template", self.chat_template)
         self._check_choices()
         checked_keys("compilation_config", self.compilation_config, COMPILATION_KEYS)
+        _ = self.ranks  # checked
         self._check_wait_for()
         switch("compilation_config['capture_collectives']", self.capture_collectives)
         self._check_profiler()
@@ -209,7 +219,18 @@ class EngineArgs:
     @property
     def replicas_in_processes(self) -> bool:
         """Whether there are several replicas, each in a process of its own."""
-        return (self.data_parallel_size or 1) > 1 and self.data_parallel_backend != "local"
+        ranks = self.ranks
+        return ranks.size > 1 and (self.data_parallel_backend != "local" or ranks.elsewhere > 0)
+
+    @property
+    def ranks(self) -> Ranks:
+        """The data-parallel ranks, here and on other hosts."""
+        return Ranks.checked(
+            self.data_parallel_size,
+            self.data_parallel_size_local,
+            self.data_parallel_start_rank,
+            self.data_parallel_address,
+        )
 
     @property
     def profile_folder(self) -> str | None:

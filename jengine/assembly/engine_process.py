@@ -6,41 +6,34 @@ everything else. `core_process` is the core's program.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
-import numpy as np
-
 import jengine
 from jengine.assembly.args import EngineArgs
-from jengine.assembly.core_settings import CoreSettings
-from jengine.assembly.core_shares import shares
+from jengine.assembly.cores import (
+    WHERE,
+    clients_of,
+    join_desk,
+    launch_cores,
+    secret_of,
+    shut_down,
+)
 from jengine.assembly.engine import Engine
 from jengine.assembly.front_side import engine_of
 from jengine.assembly.model_facts import ModelSource, generation_of, tokenizer_of
-from jengine.assembly.plain_settings import plain_settings, refuse_arrays
+from jengine.assembly.plain_settings import refuse_arrays
 from jengine.assembly.progress import progress_factory
 from jengine.config import CacheConfig
 from jengine.distributed.process_replicas import ProcessReplicas
 from jengine.engine.process.client import START_SECONDS, ProcessClient, Tell
-from jengine.engine.process.launch import launch
 from jengine.engine.process.mailbox import Mailbox
-from jengine.engine.process.messages import Progress
+from jengine.engine.process.messages import Progress, Ready
 from jengine.errors import ConfigError
 from jengine.plugin_loading import load_plugins
 from jengine.weights.resolve import resolve_model
-
-CORE_PROGRAM = "jengine.assembly.core_process"
-WHERE = "an engine core in a process of its own"
-# Settings of requests, of this process, or of how the core is started.
-NOT_FOR_CORES = (
-    "model", "params", "mesh", "tokenizer", "chat_template", "multiprocess", "show_progress",
-    "disable_log_stats", "trust_remote_code", "data_parallel_backend", "otlp_traces_endpoint",
-)  # fmt: skip
 
 
 def start_engine_process(
@@ -52,30 +45,54 @@ def start_engine_process(
     `seconds` is how long a core may be silent meanwhile.
     """
     folder = model_folder(args)
+    tell = tell or shown(args.show_progress)
     if args.replicas_in_processes:
-        return start_replicas(args, folder, tell or shown(args.show_progress), seconds)
-    client = launch(CORE_PROGRAM, core_settings(args, folder))
+        return start_replicas(args, folder, tell, seconds)
+    (client,) = launch_cores(args, folder)
     try:
-        return engine_over(args, folder, client, tell or shown(args.show_progress), seconds)
+        return engine_over(args, folder, client, tell, seconds)
     except BaseException:
         client.shutdown()
         raise
 
 
 def start_replicas(args: EngineArgs, folder: Path, tell: Tell, seconds: float) -> Engine:
-    """Start several cores, which load at the same time, and return when all are ready."""
-    cores = args.data_parallel_size or 1
-    devices = (args.tensor_parallel_size or 1) * (args.pipeline_parallel_size or 1)
-    settings = core_settings(args, folder, tells_contents=True, data_parallel_size=None)
-    mailbox = Mailbox()
+    """Start this host's cores, wait for those of other hosts, and return when all are ready."""
+    mailbox, desk = Mailbox(), join_desk(args)
     clients: list[ProcessClient] = []
     try:
-        for share in shares(cores, devices, os.environ):
-            clients.append(launch(CORE_PROGRAM, settings, share.cpus, share.env, mailbox))
+        clients += launch_cores(args, folder, mailbox)
+        if desk is not None:
+            clients += clients_of(desk.wait(tell, seconds), mailbox, secret_of(args))
+        engine = replicas_over(args, folder, clients, mailbox, tell, seconds)
+    except BaseException:
+        shut_down(clients)
+        if desk is not None:
+            desk.close()
+        raise
+    if desk is not None:
+        engine.client.when_dead(lambda _: desk.close())  # the other hosts end with this engine
+    return engine
+
+
+def connect_cores(
+    args: EngineArgs, addresses: Sequence[str], tell: Tell, seconds: float = START_SECONDS
+) -> Engine:
+    """An engine over all cores of an engine, which another process has started.
+
+    Shutting it down leaves them running.
+    """
+    folder = model_folder(args)
+    if not args.replicas_in_processes:
+        (address,) = addresses
+        return connect_engine_process(address, args, tell=tell, seconds=seconds)
+    mailbox = Mailbox()
+    secret = secret_of(args) if args.ranks.elsewhere else None
+    clients = clients_of(addresses, mailbox, secret)
+    try:
         return replicas_over(args, folder, clients, mailbox, tell, seconds)
     except BaseException:
-        for client in clients:
-            client.shutdown()
+        shut_down(clients)
         raise
 
 
@@ -94,6 +111,7 @@ def replicas_over(
         client.wait_until_ready(tell if index == 0 else None, seconds)
         for index, client in enumerate(clients)
     ]
+    check_replicas(clients, ready)
     schedule, cache = ready[0].schedule, min((one.cache for one in ready), key=smallest_group)
     client = ProcessReplicas(
         clients, mailbox, cache.block_size, by_urgency=schedule.policy == "priority"
@@ -103,13 +121,40 @@ def replicas_over(
     return engine_of(args, source, client, schedule, cache, ready[0].platform)
 
 
+def check_replicas(clients: Sequence[ProcessClient], ready: Sequence[Ready]) -> None:
+    """Refuse cores that are no replicas of each other: other hosts may have other files."""
+    for client, one in zip(clients, ready, strict=True):
+        check_version(client, one)
+        if one.model.config != ready[0].model.config:
+            raise ConfigError(
+                f"the core at {client.address} serves another model than the one at "
+                f"{clients[0].address}. Give every host the same model."
+            )
+        sizes = [(of.cache.block_size, of.schedule.max_model_len) for of in (one, ready[0])]
+        if sizes[0] != sizes[1]:
+            raise ConfigError(
+                f"the core at {client.address} has blocks of {sizes[0][0]} tokens and "
+                f"max_model_len={sizes[0][1]}; the one at {clients[0].address} has {sizes[1][0]} "
+                f"and {sizes[1][1]}. Give every host the same block_size and max_model_len."
+            )
+
+
+def check_version(client: ProcessClient, ready: Ready) -> None:
+    """Refuse a core of another version, whose messages may mean something else."""
+    if ready.version != jengine.__version__:
+        raise ConfigError(
+            f"the core at {client.address} runs jengine {ready.version}, and this process "
+            f"{jengine.__version__}. Use the same version in both."
+        )
+
+
 def smallest_group(cache: CacheConfig) -> int:
     """The blocks of a cache's smallest group."""
     return min(cache.num_blocks)
 
 
 def connect_engine_process(
-    address: str, args: EngineArgs, *, seconds: float = START_SECONDS
+    address: str, args: EngineArgs, *, tell: Tell | None = None, seconds: float = START_SECONDS
 ) -> Engine:
     """An engine over a core that another process has started: `engine.client.address` there.
 
@@ -118,7 +163,7 @@ def connect_engine_process(
     folder = model_folder(args)
     client = ProcessClient(address)
     try:
-        return engine_over(args, folder, client, None, seconds)
+        return engine_over(args, folder, client, tell, seconds)
     except BaseException:
         client.shutdown()
         raise
@@ -136,29 +181,13 @@ def model_folder(args: EngineArgs) -> Path:
     return resolve_model(args.model).absolute()
 
 
-def core_settings(
-    args: EngineArgs, folder: Path, *, tells_contents: bool = False, **changed: Any
-) -> bytes:
-    """The settings that the core's program takes."""
-    dtype = args.dtype if isinstance(args.dtype, str) else np.dtype(args.dtype).name
-    plain = plain_settings(
-        args, WHERE, NOT_FOR_CORES,
-        **{"model": str(folder), "dtype": dtype, "skip_tokenizer_init": True, **changed},
-    )  # fmt: skip
-    return msgspec.msgpack.encode(CoreSettings(plain, tells_contents))
-
-
 def engine_over(
     args: EngineArgs, folder: Path, client: ProcessClient, tell: Tell | None, seconds: float
 ) -> Engine:
     """The engine of a core, once that is ready."""
     tokenizer = tokenizer_of(args, folder)  # while the core loads its weights
     ready = client.wait_until_ready(tell, seconds)
-    if ready.version != jengine.__version__:
-        raise ConfigError(
-            f"the core at {client.address} runs jengine {ready.version}, and this process "
-            f"{jengine.__version__}. Use the same version in both."
-        )
+    check_version(client, ready)
     source = ModelSource(ready.model.config, folder, tokenizer, generation_of(args, folder))
     args = replace(args, model=str(folder))
     return engine_of(args, source, client, ready.schedule, ready.cache, ready.platform)

@@ -27,6 +27,10 @@ ENGINE_HELP = {
     "pipeline_parallel_size": "stages of layers, each on separate devices",
     "data_parallel_size": "copies of the model, each on separate devices",
     "data_parallel_backend": "where they run: local in one process, process (or mp) in their own",
+    "data_parallel_size_local": "copies of the model on this host; the others join from theirs",
+    "data_parallel_start_rank": "with --headless: the number of this host's first copy",
+    "data_parallel_address": "address of the host with the front, where copies on others join",
+    "data_parallel_rpc_port": "port there",
     "executor": "what runs the steps: auto, local, multihost, ray, or package.module:Class",
     "executor_options": "JSON, or --executor-options.KEY VALUE; the executor knows the keys",
     "load_format": "where weights come from; auto: what the folder holds, dummy: at random",
@@ -63,7 +67,7 @@ ENGINE_HELP = {
 # Fields that only make sense from Python.
 NO_ENGINE_FLAG = (
     "model", "params", "mesh", "multihost", "multiprocess", "skip_tokenizer_init",
-    "override_generation_config", "profiler_config",
+    "override_generation_config", "profiler_config", "data_parallel_secret",
 )  # fmt: skip
 # Keys of the compilation config that hold no list.
 ONE_WORD = ("cache_dir", "wait_for", "max_adjusted_seqs", "capture_collectives")

@@ -163,10 +163,8 @@ INSTEAD: dict[str, dict[str, Any]] = {
         "nnodes": 1, "node_rank": 0, "distributed_timeout_seconds": None,
         "cpu_distributed_timeout_seconds": None, "enable_shm_tensor_arena": False,
     },
-    "give data_parallel_size alone: this process drives all replicas": {
-        "data_parallel_rank": None, "data_parallel_start_rank": None,
-        "data_parallel_size_local": None, "data_parallel_address": None,
-        "data_parallel_rpc_port": None, "data_parallel_hybrid_lb": False,
+    "one front routes to all ranks": {
+        "data_parallel_rank": None, "data_parallel_hybrid_lb": False,
         "data_parallel_external_lb": False, "data_parallel_multi_port_external_lb": False,
     },
     "give a class of your own as executor='package.module:Class'": {

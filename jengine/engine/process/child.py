@@ -51,7 +51,7 @@ def run_core(build: Build) -> None:
     belong_to(job.parent)
     if job.cpus:
         os.sched_setaffinity(0, job.cpus)
-    server = CoreServer(job.address)
+    server = CoreServer(job.address, job.door)
     logger = logging.getLogger("jengine")
     logger.addHandler(LogForwarder(server))
     logger.setLevel(logging.DEBUG)  # the fronts decide

@@ -90,13 +90,17 @@ class ProcessClient:
     """The client of a core in another process, which may have several."""
 
     def __init__(
-        self, address: str, child: Child | None = None, mailbox: Mailbox | None = None
+        self,
+        address: str,
+        child: Child | None = None,
+        mailbox: Mailbox | None = None,
+        secret: bytes | None = None,
     ) -> None:
         """With `child`, the core ends with this client and sends it its log.
 
         A mailbox is shared with the clients of other cores, between which somebody routes requests.
         The core then tells what its cache holds, and that somebody says that a core has died;
-        otherwise `outputs` does.
+        otherwise `outputs` does. A core of another host wants its secret.
         """
         self.address = address
         self.child = child
@@ -114,7 +118,7 @@ class ProcessClient:
         self._state, self._heard = CoreState(), time.monotonic()
         self._socket = SocketLoop(
             zmq.DEALER, address,
-            receive=self._receive, failed=self._broken, lost=self._disconnected,
+            receive=self._receive, failed=self._broken, lost=self._disconnected, secret=secret,
         )  # fmt: skip
         self._socket.start()
         self._send(Hello(takes_logs=child is not None, takes_contents=mailbox is not None))

@@ -159,6 +159,7 @@ class Ready(Message, frozen=True):
     cache: CacheConfig
     platform: str
     version: str  # of jengine
+    door: str | None = None  # the address for fronts of other hosts, where they are let in
 
 
 class NotReady(Message, frozen=True):

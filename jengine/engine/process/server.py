@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import NamedTuple
 
+import msgspec
 import zmq
 
 from jengine.engine.client import EngineClient, refused
@@ -47,6 +48,7 @@ from jengine.engine.process.messages import (
     decode_from_front,
     encode,
 )
+from jengine.engine.process.network import Door
 from jengine.engine.process.questions import answer
 from jengine.engine.process.socket_loop import Parts, SocketLoop
 from jengine.engine.process.step_loop import StepLoop
@@ -79,7 +81,8 @@ class Served(NamedTuple):
 class CoreServer:
     """Talks to fronts from its construction on; `serve` runs the steps of an engine for them."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, door: Door | None = None) -> None:
+        """Fronts of this host come to the address, those of other hosts to the door."""
         self.dropped = 0  # frames that could not be read, or came from no known front
         self._fronts = Fronts()
         self._news: Message = Progress("Starting")  # for fronts that come
@@ -96,7 +99,7 @@ class CoreServer:
         self._health = ThreadPoolExecutor(1, "jengine-health")
         self._socket = SocketLoop(
             zmq.ROUTER, address,
-            receive=self._receive, failed=self._fail, unreachable=self._forget,
+            receive=self._receive, failed=self._fail, unreachable=self._forget, door=door,
         )  # fmt: skip
         self._output = threading.Thread(target=self._write, name="jengine-output", daemon=True)
         self._output.start()
@@ -119,6 +122,7 @@ class CoreServer:
     def serve(self, served: Served) -> None:
         """Run steps in this thread until a front ends the core, or a step fails for good."""
         client, ready, journal = served
+        ready = msgspec.structs.replace(ready, door=self._socket.door_address)
         steps = StepLoop(client, self._deliver, self._step_failed, partial(self._tell, journal))
         self._client, self._steps = client, steps
         self._announce(ready)

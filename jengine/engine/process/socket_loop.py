@@ -15,6 +15,8 @@ from contextlib import suppress
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from jengine.engine.process.network import Door, as_client, as_server, tcp
+
 Parts = list[bytes]
 # Messages read before queued ones are sent.
 TURN = 1000
@@ -30,14 +32,18 @@ class SocketLoop:
     def __init__(
         self,
         kind: int,
-        address: str,
+        address: str | None,
         *,
         receive: Callable[[Parts], None],
         failed: Callable[[BaseException], None],
         unreachable: Callable[[bytes], None] | None = None,
         lost: Callable[[], None] | None = None,
+        secret: bytes | None = None,
+        door: Door | None = None,
     ) -> None:
-        """A ROUTER binds to the address, any other kind connects to it.
+        """A ROUTER binds to the address, any other kind connects to it, with a secret where the
+        other end wants one. A door is a place to bind to for other hosts, besides the address or
+        instead of it.
 
         `unreachable` gets the identity of a peer that a message could not be sent to, `lost` is
         called when the other end has closed the connection, and `failed` if this thread fails.
@@ -60,12 +66,26 @@ class SocketLoop:
         self._monitor = None
         if lost is not None:
             self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self.door_address: str | None = None
         if kind == zmq.ROUTER:
             self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-            self._socket.bind(address)
+            if address is not None:
+                self._socket.bind(address)
+            if door is not None:
+                self.door_address = self._open(door)
         else:
+            assert address is not None, "only a ROUTER waits for others"
+            if secret is not None:
+                as_client(self._socket, address, secret)
             self._socket.connect(address)
         self._thread = threading.Thread(target=self._run, name="jengine-socket", daemon=True)
+
+    def _open(self, door: Door) -> str:
+        """Let other hosts in. What was bound before stays as it is. Returns the address."""
+        address = tcp(door.host, door.port)
+        as_server(self._socket, address, door.secret)
+        self._socket.bind(address)
+        return self._socket.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()
 
     def start(self) -> None:
         """Begin to send and receive."""

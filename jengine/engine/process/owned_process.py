@@ -1,0 +1,135 @@
+"""A child process that belongs to this one: the system kills it when this process dies.
+
+In: a module of ours and what it reads on standard input. Out: the process, and a word when it has
+ended. It is started with subprocess and leads a process group. Must not know what it does.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+
+from jengine.errors import EngineDead
+
+# Ties the child to this process, then runs the program.
+FIRST = "jengine.engine.process.first"
+# Seconds that it is given to end by itself.
+END_SECONDS = 10.0
+
+
+class OwnedProcess:
+    """The process, and the thread that starts it and waits for its end.
+
+    The system kills the process when the thread that started it ends, so that is a thread which
+    does nothing else.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        program: str,
+        job: bytes,
+        env: Mapping[str, str],
+        *,
+        open_files: Sequence[int] = (),
+        clean: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`name` is for people, `env` is added to this environment, `open_files` are inherited, and
+        `clean` removes what was the child's own once it has ended."""
+        self.process = 0
+        self._name = name
+        self._program = program
+        self._job = job
+        self._env = env
+        self._open_files = tuple(open_files)
+        self._clean = clean
+        self._failure: OSError | None = None
+        self._started = threading.Event()
+        self._ended = threading.Event()
+
+    def start(self, exited: Callable[[str], None]) -> None:
+        """Start it. `exited` is told how it ended."""
+        atexit.register(self.kill)
+        thread = threading.Thread(
+            target=self._run, args=(exited,), name="jengine-child", daemon=True
+        )
+        thread.start()
+        self._started.wait()
+        if self._failure is not None:
+            raise EngineDead(
+                f"{self._name} cannot be started: {self._failure}. Python is {sys.executable}."
+            ) from self._failure
+
+    def signal(self, number: int) -> None:
+        """Send it a signal, unless it has ended."""
+        if self.process and not self._ended.is_set():
+            with suppress(ProcessLookupError):
+                os.kill(self.process, number)
+
+    def dump_stacks(self) -> None:
+        """Have it write the stacks of its threads to stderr, whatever it is doing."""
+        self.signal(signal.SIGUSR1)
+
+    def end(self) -> None:
+        """Return when it has ended, killing it after a while, and clean up."""
+        atexit.unregister(self.kill)
+        if self.process and not self._ended.wait(END_SECONDS):
+            self._kill_group()
+            self._ended.wait()
+        self._clean()
+
+    def kill(self) -> None:
+        """End it at once, with all that it started."""
+        if not self._ended.is_set():
+            self._kill_group()
+        self.end()
+
+    def _run(self, exited: Callable[[str], None]) -> None:
+        try:
+            child = self._popen()
+        except OSError as error:
+            self._failure = error
+            self._started.set()
+            return
+        self.process = child.pid
+        self._started.set()
+        # It stays a zombie meanwhile, so its number is not given to another process.
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        self._kill_group()
+        status = child.wait()
+        self._ended.set()
+        exited(f"{self._name}, process {child.pid}, {how_it_ended(status)}")
+
+    def _popen(self) -> subprocess.Popen[bytes]:
+        # The paths of this process: the child finds the same modules, and none beside them.
+        paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
+        child = subprocess.Popen(  # noqa: S603 - our own program
+            [sys.executable, "-P", "-m", FIRST, str(os.getpid()), self._program],
+            stdin=subprocess.PIPE,
+            env={**os.environ, **self._env, "PYTHONPATH": paths},
+            process_group=0,
+            pass_fds=self._open_files,
+        )
+        assert child.stdin is not None
+        with suppress(BrokenPipeError), child.stdin as job:  # it died: its end will be noticed
+            job.write(self._job)
+        return child
+
+    def _kill_group(self) -> None:
+        if not self.process:
+            return
+        with suppress(ProcessLookupError):
+            os.killpg(self.process, signal.SIGKILL)
+
+
+def how_it_ended(status: int) -> str:
+    """An exit status in words."""
+    if status < 0:
+        return f"was killed by {signal.Signals(-status).name}"
+    return f"has ended with status {status}; its log says why"
