@@ -80,15 +80,16 @@ SERVER: dict[str, set[str]] = {
     "nouns": set(),
     "http": {"nouns"},
     "formats": {"nouns"},
-    "serving": {"nouns", "http"},
+    "peers": {"nouns"},
+    "serving": {"nouns", "http", "peers"},
     "completions": {"nouns", "http", "formats", "serving"},
     "chat": {"nouns", "http", "formats", "serving"},
     "responses": {"nouns", "http", "formats", "serving", "chat"},
     "messages": {"nouns", "http", "formats", "serving", "chat", "responses"},
     "routes": {"nouns", "http", "formats", "serving", "chat"},
     "top": {
-        "nouns", "http", "formats", "serving", "completions", "chat", "responses", "messages",
-        "routes",
+        "nouns", "http", "formats", "peers", "serving", "completions", "chat", "responses",
+        "messages", "routes",
     },
 }  # fmt: skip
 # The nouns that the device half may know: shapes and errors, never who asked for what.

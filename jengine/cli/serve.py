@@ -24,6 +24,8 @@ from jengine.server.settings import ServerSettings
 
 logger = logging.getLogger(__name__)
 
+# The variable with the secret of engines on several hosts.
+SECRET = "JENGINE_DATA_PARALLEL_SECRET"  # noqa: S105
 USAGE = "MODEL [flags]"
 EXAMPLES = """\
 examples:
@@ -41,6 +43,14 @@ def add_flags(parser: Parser) -> None:
     parser.add_argument(
         "--profiler-dir", metavar="DIR", help="where the admin route /start_profile writes traces"
     )
+    parser.add_argument(
+        "--api-server-count", "-asc", type=int, metavar="N", default=None,
+        help="processes that serve HTTP in front of the same cores [1]",
+    )  # fmt: skip
+    parser.add_argument(
+        "--headless", action="store_true",
+        help="run data-parallel copies for a front on another host, and no API",
+    )  # fmt: skip
     add_server_flags(parser)
     add_engine_flags(parser)
 
@@ -50,18 +60,43 @@ def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) ->
     arguments.model = arguments.model or arguments.model_flag
     if arguments.model is None:
         raise ConfigError("MODEL is missing: give a model folder, or demo.")
+    count = api_processes(arguments)
     settings = server_settings(arguments, os.environ)
     args = engine_args(arguments)
     configure_server_logs(settings.uvicorn_log_level, debug=arguments.debug)
-
+    # Arrays and tokenizers come with what is imported here.
+    if count == 0:
+        return importlib.import_module("jengine.cli.headless").serve_cores(args)
     warn_if_open(settings)
-    serving = importlib.import_module("jengine.cli.serving")  # arrays and tokenizers come with it
+    if count > 1:
+        several = importlib.import_module("jengine.cli.several_servers")
+        return several.serve_with_several(settings, args, count, debug=arguments.debug)
+    serving = importlib.import_module("jengine.cli.serving")
     return serving.serve(settings, args, terminal)
+
+
+def api_processes(arguments: argparse.Namespace) -> int:
+    """How many processes serve HTTP; 0 with --headless."""
+    count = arguments.api_server_count
+    if arguments.headless:
+        if count:
+            raise ConfigError(
+                f"--api-server-count={count} cannot be used with --headless (no API servers are "
+                "started in headless mode)."
+            )
+        return 0
+    if count is not None and count < 1:
+        raise ConfigError(
+            f"--api-server-count={count}: expected at least 1; --headless runs cores alone."
+        )
+    return count or 1
 
 
 def engine_args(arguments: argparse.Namespace) -> EngineArgs:
     """The engine's settings; a server logs its figures unless told not to."""
     given: dict[str, Any] = {"disable_log_stats": False, **engine_arguments(arguments)}
+    if (secret := os.environ.get(SECRET)) is not None:
+        given["data_parallel_secret"] = secret
     if arguments.profiler_dir is not None:
         given["profiler_config"] = {"profiler": "jax", "dir": arguments.profiler_dir}
     return EngineArgs.checked("jengine serve", model=arguments.model, **given)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from jengine.assembly.args import EngineArgs
 from jengine.assembly.engine import Engine
 from jengine.assembly.engine_process import shown, start_engine_process
+from jengine.cli.progress_words import in_words
 from jengine.cli.serve_box import box_of
 from jengine.cli.terminal import Terminal
 from jengine.engine.process.messages import Progress
@@ -35,13 +36,3 @@ def start_engine(args: EngineArgs, note: Callable[[str], None]) -> Engine:
         note(in_words(progress))
 
     return start_engine_process(args, tell)
-
-
-def in_words(progress: Progress) -> str:
-    """How far the start is, for the answer of /health."""
-    words = progress.stage
-    if progress.total:
-        words += f": {progress.done:g} of {progress.total:g} {progress.unit}".rstrip()
-    if progress.seconds_left is not None:
-        words += f", about {progress.seconds_left:.0f} s left"
-    return words

@@ -144,7 +144,7 @@ class JoinedHost:
     """The end of a host whose cores join."""
 
     def __init__(self, host: str, port: int, secret: bytes, left: Callable[[str], None]) -> None:
-        """`left` is told when the connection has ended."""
+        """`left` is told when the connection has ended after the answer."""
         self.address = tcp(host, port)
         self._left = left
         self._answered = threading.Event()
@@ -181,9 +181,12 @@ class JoinedHost:
         self._answered.set()
 
     def _lost(self) -> None:
-        self._left(f"the front at {self.address} has gone")
-        self._answered.set()
+        self._end(f"the front at {self.address} has gone")
 
     def _failed(self, error: BaseException) -> None:
-        self._left(f"the connection to {self.address} has failed: {error}")
-        self._answered.set()
+        self._end(f"the connection to {self.address} has failed: {error}")
+
+    def _end(self, why: str) -> None:
+        if self._answered.is_set():
+            self._left(why)
+        self._answered.set()  # without an answer `join` says that there is none

@@ -33,6 +33,7 @@ from jengine.server.http.root_path import RootPath
 from jengine.server.http.route_metrics import HttpCounters, HttpMetrics
 from jengine.server.messages import endpoint as messages
 from jengine.server.messages.fields import CountRequest, MessagesRequest
+from jengine.server.peers.channel import Peers
 from jengine.server.responses import endpoint as responses
 from jengine.server.responses.fields import ResponsesRequest
 from jengine.server.routes import admin, health, metrics, models, page, pooling, tokenizing
@@ -94,9 +95,14 @@ ENDPOINTS: tuple[Endpoint, ...] = (
 )
 
 
-def make_app(engine: Engine | None, settings: ServerSettings) -> Starlette:
-    """The app over an engine. Without one it says that it is starting, until `service.adopt`."""
-    service = Service(settings)
+def make_app(
+    engine: Engine | None, settings: ServerSettings, peers: Peers | None = None
+) -> Starlette:
+    """The app over an engine. Without one it says that it is starting, until `service.adopt`.
+
+    `peers` are the other API processes of the server, if there are any.
+    """
+    service = Service(settings, peers)
     if engine is not None:
         service.adopt(engine)
     app = Starlette(

@@ -24,9 +24,11 @@ from jengine.errors import JengineError
 from jengine.server.app import make_app
 from jengine.server.http.listening import listening_socket, url_of
 from jengine.server.http.patience import PatientProtocol
+from jengine.server.peers.channel import Peers
 from jengine.server.phase import Phase
 from jengine.server.serving.draining import drain
 from jengine.server.serving.monitor import monitor
+from jengine.server.serving.peer_answers import answer_peer
 from jengine.server.serving.service import Service
 from jengine.server.settings import ServerSettings
 
@@ -38,15 +40,26 @@ Start = Callable[[Callable[[str], None]], Engine]
 Ready = Callable[[Engine, str], None]
 
 
-def run_server(settings: ServerSettings, start: Start, when_ready: Ready) -> int:
-    """Serve until a signal comes or the engine dies. Returns the exit status."""
-    sock = listening_socket(settings)
+def run_server(
+    settings: ServerSettings,
+    start: Start,
+    when_ready: Ready,
+    sock: socket.socket | None = None,
+    peers: Peers | None = None,
+) -> int:
+    """Serve until a signal comes or the engine dies. Returns the exit status.
+
+    `sock` is a socket that listens already, and `peers` are the other processes that share it.
+    """
+    sock = sock or listening_socket(settings)
     url = url_of(settings, sock)
-    app = make_app(None, settings)
+    app = make_app(None, settings, peers)
     server = Server(uvicorn_config(app, settings), app.state.service, sock)
     server.config.load()
 
     async def work() -> None:
+        service = server.service
+        await service.peers.serve(lambda question: answer_peer(service, question))
         beside = [
             asyncio.ensure_future(server.start_engine(start, lambda one: when_ready(one, url))),
             asyncio.ensure_future(server.watch()),

@@ -24,6 +24,7 @@ from jengine.server.responses.input import chat_messages, input_items
 from jengine.server.responses.items import Item, new_id
 from jengine.server.responses.progress import ResponseProgress
 from jengine.server.responses.types import ResponseObject
+from jengine.server.serving import everywhere
 from jengine.server.serving.generation import Outputs, Prepared, answer
 from jengine.server.serving.response_store import Stored
 from jengine.server.serving.service import Service
@@ -33,7 +34,10 @@ async def create_response(service: Service, http: Request) -> Response:
     """POST /v1/responses."""
     service.check_serving()
     request = await read_body(http, ResponsesRequest, strict=service.settings.strict_requests)
-    job = ResponsesJob(service, http, request)
+    has_parsers = service.settings.reasoning_parser is not None or bool(request.tools)
+    check_responses(request, has_parsers=has_parsers)
+    earlier = await _earlier_items(service, request)
+    job = ResponsesJob(service, http, request, earlier)
     try:
         return await answer(service, http, job)
     except BaseException:
@@ -45,33 +49,34 @@ async def get_response(service: Service, http: Request) -> Response:
     """GET /v1/responses/{id}."""
     if http.query_params.get("stream") == "true":
         raise ApiError(400, "stream: stored responses are sent whole.", param="stream")
-    return json_response(_stored(service, http.path_params["response_id"]).response)
+    found = await _stored(service, http.path_params["response_id"])
+    return json_response(found.response)
 
 
 async def delete_response(service: Service, http: Request) -> Response:
     """DELETE /v1/responses/{id}."""
     response_id = http.path_params["response_id"]
-    _stored(service, response_id)
-    service.responses.remove(response_id)
+    await _stored(service, response_id)
+    await everywhere.remove_response(service, response_id)
     return json_response({"id": response_id, "object": "response", "deleted": True})
 
 
 async def cancel_response(service: Service, http: Request) -> Response:
     """POST /v1/responses/{id}/cancel: end a response that another request is waiting for."""
     response_id = http.path_params["response_id"]
-    response = _stored(service, response_id).response
+    response = (await _stored(service, response_id)).response
     if response.status != "in_progress":
         raise ApiError(
             400, f"The response is {response.status} and cannot be cancelled.", param="response_id"
         )
-    service.abort([response_id])
+    await everywhere.abort(service, [response_id])
     return json_response(response)
 
 
-def _stored(
+async def _stored(
     service: Service, response_id: str, param: str = "response_id"
 ) -> Stored[ResponseObject]:
-    found = service.responses.get(response_id)
+    found = await everywhere.stored_response(service, response_id, ResponseObject)
     if found is None:
         raise ApiError(
             404,
@@ -87,15 +92,19 @@ class ResponsesJob:
 
     stream_end = b""
 
-    def __init__(self, service: Service, http: Request, request: ResponsesRequest) -> None:
+    def __init__(
+        self,
+        service: Service,
+        http: Request,
+        request: ResponsesRequest,
+        earlier: Sequence[Item],
+    ) -> None:
+        """`earlier` is the conversation that the request goes on from."""
         settings = service.settings
-        check_responses(
-            request, has_parsers=settings.reasoning_parser is not None or bool(request.tools)
-        )
         self.stream = bool(request.stream)
         self.places = 1
         self.request_id = new_id("resp")
-        items = [*_earlier_items(service, request), *input_items(request.input or [])]
+        items = [*earlier, *input_items(request.input or [])]
         messages = chat_messages(request.instructions, items)
         chat = as_chat(request, messages, service.live.engine.schedule.max_model_len)
         try:
@@ -127,10 +136,10 @@ class ResponsesJob:
         return ResponseEvents(self.progress).of(outputs)
 
 
-def _earlier_items(service: Service, request: ResponsesRequest) -> list[Item]:
+async def _earlier_items(service: Service, request: ResponsesRequest) -> list[Item]:
     if request.previous_response_id is None:
         return []
-    earlier = _stored(service, request.previous_response_id, "previous_response_id")
+    earlier = await _stored(service, request.previous_response_id, "previous_response_id")
     if earlier.response.status == "in_progress":
         raise ApiError(
             400, "previous_response_id: that response is still in progress. Wait for its end.",

@@ -15,6 +15,7 @@ from jengine.errors import ConfigError, RequestError
 from jengine.server.errors import ApiError
 from jengine.server.http.body import read_body
 from jengine.server.http.json_response import json_response
+from jengine.server.serving import everywhere
 from jengine.server.serving.service import Service
 
 
@@ -47,7 +48,7 @@ async def pause(service: Service, http: Request) -> Response:
     modes: tuple[PauseMode, ...] = get_args(PauseMode)
     if mode not in modes:
         raise ApiError(400, f"mode={mode!r:.40}: expected {', '.join(modes)}.", param="mode")
-    await asyncio.to_thread(service.live.requests.pause, modes[modes.index(mode)])
+    await everywhere.pause(service, modes[modes.index(mode)])
     if flag(http, "clear_cache", usual=True):
         await asyncio.to_thread(service.live.front.reset_prefix_cache, True)
     return json_response(Done("paused"))
@@ -55,7 +56,7 @@ async def pause(service: Service, http: Request) -> Response:
 
 async def resume(service: Service, http: Request) -> Response:
     """Run steps again."""
-    await asyncio.to_thread(service.live.requests.resume)
+    await everywhere.resume(service)
     return json_response(Done("resumed"))
 
 
@@ -67,7 +68,7 @@ async def is_paused(service: Service, http: Request) -> Response:
 async def abort_requests(service: Service, http: Request) -> Response:
     """End requests by their ids, which responses and X-Request-Id tell; all if none are given."""
     request = await read_body(http, AbortRequest, strict=True)
-    return json_response({"aborted": service.abort(request.request_ids)})
+    return json_response({"aborted": await everywhere.abort(service, request.request_ids)})
 
 
 async def start_profile(service: Service, http: Request) -> Response:

@@ -39,13 +39,13 @@ async def health(service: Service, http: Request) -> Response:
     service.check_alive()
     counts = await service.current_counts()
     body = Health(
-        service.phase.value,
+        service.server_phase.value,
         counts.running,
         counts.waiting,
         service.last_step_age,
         service.progress,
     )
-    return json_response(body, 200 if service.phase is Phase.SERVING else 503)
+    return json_response(body, 200 if service.server_phase is Phase.SERVING else 503)
 
 
 async def live(service: Service, http: Request) -> Response:
@@ -62,4 +62,4 @@ async def version(service: Service, http: Request) -> Response:
 
 async def load(service: Service, http: Request) -> Response:
     """How many completions run or wait."""
-    return json_response(Load(service.open_requests))
+    return json_response(Load(service.all_open_requests))

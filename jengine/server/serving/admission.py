@@ -1,7 +1,9 @@
 """Admission: places in the bounded queue, taken before any work is done for a request.
 
 In: how many completions and prompt tokens a request brings. Out: a ticket that holds their places
-until it is released, or 503 with Retry-After. Used on the event loop only, so it needs no lock.
+until it is released, or 503 with Retry-After. Used on the event loop only, so it needs no lock. The
+limits hold for all API processes together; between processes that take places at the same moment
+they may be exceeded by one request each.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 
 from jengine.server.errors import ApiError
+from jengine.server.peers.board import Board, Field
 
 
 class Ticket:
@@ -23,52 +26,58 @@ class Ticket:
         """Count the request's prompt tokens as waiting; refused if too many wait already."""
         self._admission.check_tokens(tokens)
         self._tokens += tokens
-        self._admission.waiting_tokens += tokens
+        self._admission.board.add(Field.WAITING_TOKENS, tokens)
 
     def started(self) -> None:
         """The request has its first output: its prompt does not wait any more."""
-        self._admission.waiting_tokens -= self._tokens
+        self._admission.board.add(Field.WAITING_TOKENS, -self._tokens)
         self._tokens = 0
 
     def release(self) -> None:
         """Give the places back."""
         self.started()
-        self._admission.taken -= self._places
+        self._admission.board.add(Field.TAKEN, -self._places)
         self._places = 0
 
 
 class Admission:
     """How much may be in the engine or wait for it."""
 
-    def __init__(self, most: int, most_tokens: int | None) -> None:
+    def __init__(self, most: int, most_tokens: int | None, board: Board) -> None:
         self.most = most
         self.most_tokens = most_tokens
-        self.taken = 0  # completions that run or wait
-        self.waiting_tokens = 0  # of prompts without an output
+        self.board = board  # of the places that all API processes have taken
         self.rejections: Counter[str] = Counter()  # by the setting that refused them
+
+    @property
+    def taken(self) -> int:
+        """Completions of this process that run or wait."""
+        return self.board.own(Field.TAKEN)
 
     def enter(self, places: int) -> Ticket:
         """Take places for a request of so many completions."""
-        if self.taken + places > self.most:
+        taken = self.board.total(Field.TAKEN)
+        if taken + places > self.most:
             self.rejections["max_num_queued_reqs"] += 1
             raise ApiError(
                 503,
-                f"The queue is full: {self.taken} completions run or wait, this request asks for "
+                f"The queue is full: {taken} completions run or wait, this request asks for "
                 f"{places} more, and at most {self.most} are allowed. Try again later, or raise "
                 "--max-num-queued-reqs.",
             )
-        self.taken += places
+        self.board.add(Field.TAKEN, places)
         return Ticket(self, places)
 
     def check_tokens(self, tokens: int) -> None:
         """Refuse a prompt if too many prompt tokens wait already."""
-        if self.most_tokens is None or not self.waiting_tokens:
+        waiting = self.board.total(Field.WAITING_TOKENS)
+        if self.most_tokens is None or not waiting:
             return  # an empty queue takes any prompt: it could never enter otherwise
-        if self.waiting_tokens + tokens > self.most_tokens:
+        if waiting + tokens > self.most_tokens:
             self.rejections["max_num_queued_tokens"] += 1
             raise ApiError(
                 503,
-                f"{self.waiting_tokens} prompt tokens wait, this request has {tokens} more, and at "
+                f"{waiting} prompt tokens wait, this request has {tokens} more, and at "
                 f"most {self.most_tokens} are allowed. Try again later, or raise "
                 "--max-num-queued-tokens.",
             )

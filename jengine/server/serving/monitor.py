@@ -25,6 +25,7 @@ async def monitor(service: Service) -> None:
     """Watch until the service is dead."""
     looking: asyncio.Future[None] | None = None
     while service.phase is not Phase.DEAD:
+        service.peers.board.beat()
         if service.watch is not None:
             if looking is None or looking.done():
                 noticed(looking)

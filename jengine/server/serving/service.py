@@ -19,11 +19,14 @@ from jengine.assembly.engine import Engine
 from jengine.engine.answer import Answer
 from jengine.engine.timing import Arrival
 from jengine.errors import EngineDead
+from jengine.metrics.families import Family, families_of
 from jengine.metrics.registry import process_registry
 from jengine.outputs import Counts
 from jengine.prompts import TokensPrompt
 from jengine.sampling_params import SamplingParams
 from jengine.server.errors import ApiError
+from jengine.server.peers.board import Board, Field
+from jengine.server.peers.channel import Peers
 from jengine.server.phase import Phase, check_serving
 from jengine.server.serving.admission import Admission
 from jengine.server.serving.names import ModelNames
@@ -49,8 +52,10 @@ class Live:
 class Service:
     """One engine, from its start to its end."""
 
-    def __init__(self, settings: ServerSettings) -> None:
+    def __init__(self, settings: ServerSettings, peers: Peers | None = None) -> None:
+        """`peers` are the other API processes of this server, if there are any."""
         self.settings = settings
+        self.peers = peers or Peers(Board.alone())
         self.phase = Phase.STARTING
         self.progress: str | None = None  # of the engine's start, for people
         self.watch: ProgressWatch | None = None  # of the engine's progress
@@ -58,8 +63,8 @@ class Service:
         self.registry = process_registry()  # of the metrics
         self.ignored_fields = 0  # that requests had, counted
         self.responses: ResponseStore[Any] = ResponseStore(
-            settings.max_stored_responses,
-            settings.max_stored_response_bytes,
+            -(-settings.max_stored_responses // self.peers.count),
+            -(-settings.max_stored_response_bytes // self.peers.count),
             settings.response_store_seconds,
         )
         self._live: Live | None = None
@@ -81,7 +86,9 @@ class Service:
             Rendering(engine.session.input_processor.prompts, settings.render_timeout),
             ModelNames.of(engine, settings.served_model_name),
             Admission(
-                settings.queue_limit(engine.schedule.max_num_seqs), settings.max_num_queued_tokens
+                settings.queue_limit(engine.schedule.max_num_seqs),
+                settings.max_num_queued_tokens,
+                self.peers.board,
             ),
         )
         name, prefix = self._live.names.default, settings.metrics_compat
@@ -150,10 +157,37 @@ class Service:
 
     @property
     def open_requests(self) -> int:
-        """Completions that run or wait."""
+        """Completions of this process that run or wait."""
         return 0 if self._live is None else self._live.admission.taken
 
+    @property
+    def all_open_requests(self) -> int:
+        """Completions of all API processes that run or wait."""
+        return self.peers.board.total(Field.TAKEN)
+
     # --- questions -------------------------------------------------------------------------
+
+    @property
+    def phase(self) -> Phase:
+        """The phase of this process."""
+        return self.peers.board.phase
+
+    @phase.setter
+    def phase(self, phase: Phase) -> None:
+        self.peers.board.phase = phase
+
+    @property
+    def server_phase(self) -> Phase:
+        """The phase of the server: the worst of all API processes'."""
+        return self.peers.board.worst_phase(self.settings.stall_timeout)
+
+    def own_families(self) -> list[Family]:
+        """The metrics as this process knows them. Never waits for a step."""
+        if self._live is not None:
+            stats = self._live.engine.session.stats
+            stats.rejections.update(self._live.admission.rejections)
+            stats.ignored_fields = self.ignored_fields
+        return families_of(self.registry)
 
     async def current_counts(self) -> Counts:
         """The engine's numbers, as it said a moment ago. Never waits for a step."""

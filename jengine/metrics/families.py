@@ -1,0 +1,115 @@
+"""Metrics of several processes in front of the same cores, as one text for Prometheus.
+
+In: each process's families as plain data. Out: families whose counters and histograms are summed.
+What follows from the cores' counts is the same in every process, so it is taken from one alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import msgspec
+from prometheus_client import CollectorRegistry, Metric
+from prometheus_client.registry import Collector
+
+from jengine.metrics import catalog
+
+# Counters of the catalog that each front counts by itself.
+COUNTED_BY_FRONTS = frozenset({"request_success"})
+OF_CORES = frozenset(
+    metric.name
+    for metric in (*catalog.GAUGES, *catalog.COUNTERS, *catalog.STEP_HISTOGRAMS)
+    if metric.name not in COUNTED_BY_FRONTS
+) | {"cache_config_info", "dropped_ipc_frames"}
+# Gauges of a process that add up; others are of the process that was asked.
+ADDED = frozenset(
+    {"process_resident_memory_bytes", "process_virtual_memory_bytes", "process_open_fds"}
+)
+CREATED = "_created"  # when a series began: the first of them
+
+
+class Sample(NamedTuple):
+    """One line: its name, its labels, its number."""
+
+    name: str
+    labels: dict[str, str]
+    value: float
+
+    @property
+    def key(self) -> tuple[str, tuple[tuple[str, str], ...]]:
+        """What a line is found by in another process's family."""
+        return self.name, tuple(sorted(self.labels.items()))
+
+
+class Family(msgspec.Struct, frozen=True):
+    """One metric with all of its series."""
+
+    name: str
+    kind: str
+    text: str
+    samples: list[Sample]
+
+    @property
+    def is_of_cores(self) -> bool:
+        """Whether it says the same in every process."""
+        return self.name.rpartition(":")[2] in OF_CORES
+
+    @property
+    def adds_up(self) -> bool:
+        """Whether its numbers in several processes are summed."""
+        return self.kind in ("counter", "histogram") or self.name in ADDED
+
+
+def families_of(registry: CollectorRegistry) -> list[Family]:
+    """Everything in a registry."""
+    return [
+        Family(one.name, one.type, one.documentation, [Sample(*line[:3]) for line in one.samples])
+        for one in registry.collect()
+    ]
+
+
+def merged(own: Sequence[Family], others: Iterable[Sequence[Family]]) -> CollectorRegistry:
+    """The families of all processes, the one that was asked first."""
+    lines = {one.name: {line.key: line for line in one.samples} for one in own}
+    known = {one.name: one for one in own}
+    for families in others:
+        for family in families:
+            if family.name not in known:
+                known[family.name] = family
+                lines[family.name] = {line.key: line for line in family.samples}
+            elif family.adds_up and not family.is_of_cores:
+                into = lines[family.name]
+                for line in family.samples:
+                    into[line.key] = _both(into.get(line.key), line)
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(
+        Collected(
+            [msgspec.structs.replace(one, samples=[*lines[name].values()])
+             for name, one in known.items()]
+        )
+    )  # fmt: skip
+    return registry
+
+
+def _both(one: Sample | None, other: Sample) -> Sample:
+    if one is None:
+        return other
+    if other.name.endswith(CREATED):
+        return one._replace(value=min(one.value, other.value))
+    return one._replace(value=one.value + other.value)
+
+
+class Collected(Collector):
+    """A collector of what is known already."""
+
+    def __init__(self, families: Sequence[Family]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterator[Metric]:
+        """The families; the registry calls it."""
+        for family in self._families:
+            metric = Metric(family.name, family.text, family.kind)
+            for line in family.samples:
+                metric.add_sample(line.name, line.labels, line.value)
+            yield metric

@@ -1,0 +1,103 @@
+"""Numbers that each API process writes and all may read, in shared memory.
+
+In: this process's places in the queue, its phase, a beat. Out: sums over all processes, and the
+worst phase. Every number has one writer, so there is no lock; a reader may be a moment late.
+"""
+
+from __future__ import annotations
+
+import mmap
+import time
+from enum import IntEnum
+from pathlib import Path
+
+from jengine.server.phase import Phase
+
+BYTES = 8  # of a number
+
+
+class Field(IntEnum):
+    """The numbers of one process."""
+
+    TAKEN = 0  # completions that run or wait
+    WAITING_TOKENS = 1  # of prompts without an output
+    PHASE = 2  # index in WORST_LAST
+    BEAT = 3  # milliseconds of the system's monotonic clock
+
+
+# A server is what the last of its processes' phases in this order says.
+WORST_LAST = (Phase.SERVING, Phase.STARTING, Phase.DRAINING, Phase.STALLED, Phase.DEAD)
+
+
+class Board:
+    """The numbers of all processes, seen from one of them."""
+
+    def __init__(self, memory: memoryview, index: int) -> None:
+        self._numbers = memory.cast("q")
+        self.index = index
+
+    @classmethod
+    def alone(cls) -> Board:
+        """The board of a server of one process."""
+        return cls(memoryview(bytearray(len(Field) * BYTES)), 0)
+
+    @classmethod
+    def shared(cls, file: Path, index: int) -> Board:
+        """The board in a file that `create` has made."""
+        with file.open("r+b") as opened:
+            return cls(memoryview(mmap.mmap(opened.fileno(), 0)), index)
+
+    @staticmethod
+    def create(file: Path, count: int) -> None:
+        """Make the file for so many processes, all of which are starting."""
+        board = Board(memoryview(bytearray(count * len(Field) * BYTES)), 0)
+        for board.index in range(count):
+            board.phase = Phase.STARTING
+            board.beat()
+        file.write_bytes(board._numbers.tobytes())
+
+    @property
+    def count(self) -> int:
+        """How many processes there are."""
+        return len(self._numbers) // len(Field)
+
+    def add(self, field: Field, more: int) -> None:
+        """Add to one of this process's numbers."""
+        self._numbers[self.index * len(Field) + field] += more
+
+    def own(self, field: Field) -> int:
+        """One of this process's numbers."""
+        return self._numbers[self.index * len(Field) + field]
+
+    def total(self, field: Field) -> int:
+        """The sum over all processes."""
+        return sum(self._numbers[field :: len(Field)])
+
+    @property
+    def phase(self) -> Phase:
+        """This process's phase."""
+        return WORST_LAST[self.own(Field.PHASE)]
+
+    @phase.setter
+    def phase(self, phase: Phase) -> None:
+        self._set(Field.PHASE, WORST_LAST.index(phase))
+
+    def beat(self) -> None:
+        """This process runs: its event loop has come round."""
+        self._set(Field.BEAT, _now())
+
+    def worst_phase(self, silence: float) -> Phase:
+        """The server's phase. Another process without a beat for so many seconds stalls (0: no)."""
+        worst = max(self._numbers[Field.PHASE :: len(Field)])
+        beats = [*self._numbers[Field.BEAT :: len(Field)]]
+        beats[self.index] = now = _now()  # this one runs, or it could not ask
+        if silence > 0 and now - min(beats) > silence * 1000:
+            worst = max(worst, WORST_LAST.index(Phase.STALLED))
+        return WORST_LAST[worst]
+
+    def _set(self, field: Field, value: int) -> None:
+        self._numbers[self.index * len(Field) + field] = value
+
+
+def _now() -> int:
+    return int(time.monotonic() * 1000)

@@ -1,0 +1,108 @@
+"""The connections between API processes: one question and one reply each, over local sockets.
+
+In: questions. Out: the answers of all other processes. The sockets are in a folder that only this
+user may enter. Everything runs on the event loop. Must not know what questions mean.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import struct
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from jengine.server.peers.board import Board
+from jengine.server.peers.messages import (
+    Answer,
+    PeerError,
+    Question,
+    Refusal,
+    answered,
+    decode_question,
+    encode,
+)
+
+logger = logging.getLogger(__name__)
+SIZE = struct.Struct("!Q")
+MOST_BYTES = 256 * 2**20
+# Seconds that another process is given for an answer that needs no step.
+SECONDS = 5.0
+Handler = Callable[[Question], Awaitable[Any]]
+
+
+class Peers:
+    """The other API processes of this server; none for a server of one process."""
+
+    def __init__(self, board: Board, folder: Path | None = None) -> None:
+        """`folder` has the processes' sockets."""
+        self.board = board
+        self._folder = folder
+
+    @property
+    def count(self) -> int:
+        """All processes, this one included."""
+        return self.board.count
+
+    async def serve(self, handler: Handler) -> asyncio.Server | None:
+        """Answer the questions of others from now on."""
+        if self._folder is None:
+            return None
+
+        async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            with suppress(OSError, asyncio.IncompleteReadError):  # the asker has left
+                await _write(writer, await _reply(handler, await _read(reader)))
+            writer.close()
+
+        return await asyncio.start_unix_server(connected, self._socket(self.board.index))
+
+    async def ask(self, question: Question, seconds: float | None = SECONDS) -> list[Any]:
+        """The answers of all others, in their order. PeerError if one gives none."""
+        others = [index for index in range(self.count) if index != self.board.index]
+        return await asyncio.gather(*(self.ask_one(one, question, seconds) for one in others))
+
+    async def ask_one(self, index: int, question: Question, seconds: float | None = SECONDS) -> Any:
+        """The answer of one process."""
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._asked(index, question)
+        except (OSError, asyncio.IncompleteReadError, msgspec.DecodeError) as error:
+            why = str(error) or f"no answer within {seconds} s"
+            where = f"API process {index} of {self.count}"
+            raise PeerError(f"{where} does not answer: {why}") from error
+
+    async def _asked(self, index: int, question: Question) -> Any:
+        reader, writer = await asyncio.open_unix_connection(self._socket(index))
+        try:
+            await _write(writer, encode(question))
+            return answered(question, await _read(reader))
+        finally:
+            writer.close()
+
+    def _socket(self, index: int) -> str:
+        assert self._folder is not None, "there are no other processes"
+        return str(self._folder / f"{index}.sock")
+
+
+async def _reply(handler: Handler, data: bytes) -> bytes:
+    try:
+        return encode(Answer(encode(await handler(decode_question(data)))))
+    except Exception as error:
+        logger.warning("a question of another API process has failed", exc_info=error)
+        return encode(Refusal(f"{type(error).__name__}: {error}"))
+
+
+async def _write(writer: asyncio.StreamWriter, data: bytes) -> None:
+    writer.write(SIZE.pack(len(data)) + data)
+    await writer.drain()
+
+
+async def _read(reader: asyncio.StreamReader) -> bytes:
+    (size,) = SIZE.unpack(await reader.readexactly(SIZE.size))
+    if size > MOST_BYTES:
+        raise OSError(f"a message of {size} bytes: expected at most {MOST_BYTES}")
+    return await reader.readexactly(size)

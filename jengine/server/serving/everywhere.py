@@ -1,0 +1,97 @@
+"""What concerns every API process of a server, whichever of them a request has reached.
+
+In: a service. Out: the same for this process and all others. A server of one process asks nobody.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from jengine.api.async_requests import PauseMode
+from jengine.metrics.families import merged
+from jengine.metrics.registry import text_of
+from jengine.server.errors import ApiError
+from jengine.server.peers.messages import (
+    AbortRequests,
+    AskFamilies,
+    GetResponse,
+    Pause,
+    PeerError,
+    RemoveResponse,
+    Resume,
+    StoredFrame,
+)
+from jengine.server.serving.peer_answers import answer_peer
+from jengine.server.serving.response_store import Identified, Stored
+from jengine.server.serving.service import Service
+
+R = TypeVar("R", bound=Identified)
+T = TypeVar("T")
+
+
+async def answers(asked: Awaitable[T]) -> T:
+    """The answers of other processes, or 503 if one gives none."""
+    try:
+        return await asked
+    except PeerError as error:
+        raise ApiError(503, f"{error}. Try again later.") from error
+
+
+async def metrics_text(service: Service) -> bytes:
+    """The metrics of all processes. Without those of one, sums would go down: then there are
+    none."""
+    own = service.own_families()
+    others = await answers(service.peers.ask(AskFamilies()))
+    return text_of(merged(own, others))
+
+
+async def stored_response(service: Service, response_id: str, kind: type[R]) -> Stored[R] | None:
+    """A response that one of the processes has stored."""
+    own = service.responses.get(response_id)
+    if own is not None:
+        return own
+    found: list[StoredFrame | None] = await answers(service.peers.ask(GetResponse(response_id)))
+    for frame in filter(None, found):
+        response = msgspec.json.decode(frame.response, type=kind)
+        return Stored(response, frame.items, len(frame.response), time.monotonic())
+    return None
+
+
+async def remove_response(service: Service, response_id: str) -> None:
+    """Forget a response, wherever it is stored."""
+    if not service.responses.remove(response_id):
+        await answers(service.peers.ask(RemoveResponse(response_id)))
+
+
+async def abort(service: Service, request_ids: Sequence[str] | None) -> int:
+    """End open requests by their ids, or all of them; how many there were."""
+    asked = AbortRequests(None if request_ids is None else list(request_ids))
+    return service.abort(request_ids) + sum(await answers(service.peers.ask(asked)))
+
+
+async def pause(service: Service, mode: PauseMode) -> None:
+    """Run no more steps, after each process has ended or finished its requests if it is to.
+
+    One process after the other, as a pause stops the steps that the next one needs to finish.
+    """
+    for index in range(service.peers.count) if mode != "keep" else ():
+        await _on(service, index, Pause(mode))
+        await _on(service, index, Resume())
+    for index in range(service.peers.count):
+        await _on(service, index, Pause("keep"))
+
+
+async def resume(service: Service) -> None:
+    """Run steps again, for the requests of all processes."""
+    for index in range(service.peers.count):
+        await _on(service, index, Resume())
+
+
+async def _on(service: Service, index: int, question: Pause | Resume) -> Any:
+    if index == service.peers.board.index:
+        return await answer_peer(service, question)
+    return await answers(service.peers.ask_one(index, question, seconds=None))

@@ -1,0 +1,43 @@
+"""What this process answers when another API process of the same server asks.
+
+In: a service and a question. Out: the answer as plain data. Must not know sockets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+
+from jengine.server.peers.messages import (
+    AbortRequests,
+    AskFamilies,
+    GetResponse,
+    Pause,
+    Question,
+    RemoveResponse,
+    Resume,
+    StoredFrame,
+)
+from jengine.server.serving.service import Service
+
+
+async def answer_peer(service: Service, question: Question) -> Any:
+    """The answer. What waits for a step runs in a thread."""
+    match question:
+        case AskFamilies():
+            return service.own_families()
+        case GetResponse(response_id):
+            found = service.responses.get(response_id)
+            if found is None:
+                return None
+            return StoredFrame(msgspec.json.encode(found.response), found.items)
+        case RemoveResponse(response_id):
+            return service.responses.remove(response_id)
+        case AbortRequests(request_ids):
+            return service.abort(request_ids)
+        case Pause(mode):
+            return await asyncio.to_thread(service.live.requests.pause, mode)
+        case Resume():
+            return await asyncio.to_thread(service.live.requests.resume)
