@@ -236,16 +236,30 @@ def own_settings(owner: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """What was given, in EngineArgs' names; refuses what needs something that is not there."""
     result: dict[str, Any] = {}
     for name, value in given.items():
-        if name in VLLM_SETTINGS and (name, value) != ("distributed_executor_backend", "ray"):
+        executor = named_executor(name, value)
+        if executor is None and name in VLLM_SETTINGS:
             refuse_use(owner, name, value)
             continue
         new = RENAMED.get(name, name)
-        if name == "distributed_executor_backend":
-            new = "executor"
+        if executor is not None:
+            new, value = "executor", executor
         if new in result or (new != name and new in given):
             raise ConfigError(f"{owner}: {name} and {new} mean the same; give one of them.")
         result[new] = value
     return result
+
+
+def named_executor(name: str, value: Any) -> str | None:
+    """The executor that one of vLLM's settings names; None if it names none.
+
+    A worker class is an executor's class here, which starts its workers by itself.
+    """
+    if (name, value) == ("distributed_executor_backend", "ray"):
+        return value
+    if name != "worker_cls" or not isinstance(value, str) or value in ("auto", ""):
+        return None
+    module, _, attribute = value.rpartition(".")
+    return value if ":" in value or not module else f"{module}:{attribute}"
 
 
 def refuse_use(owner: str, name: str, value: Any) -> None:

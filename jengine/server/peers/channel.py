@@ -54,7 +54,8 @@ class Peers:
             return None
 
         async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            with suppress(OSError, asyncio.IncompleteReadError):  # the asker has left
+            # The asker has left, or this process ends.
+            with suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
                 await _write(writer, await _reply(handler, await _read(reader)))
             writer.close()
 
