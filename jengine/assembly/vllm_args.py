@@ -258,8 +258,10 @@ def named_executor(name: str, value: Any) -> str | None:
         return value
     if name != "worker_cls" or not isinstance(value, str) or value in ("auto", ""):
         return None
+    if ":" in value:
+        return value
     module, _, attribute = value.rpartition(".")
-    return value if ":" in value or not module else f"{module}:{attribute}"
+    return f"{module}:{attribute}" if module else None
 
 
 def refuse_use(owner: str, name: str, value: Any) -> None:

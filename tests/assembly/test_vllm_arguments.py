@@ -67,7 +67,7 @@ def test_defaults_that_many_scripts_write_down_are_accepted() -> None:
         ({"cudagraph_capture_sizes": [1, 2]}, "compilation_config={'decode_rows'"),
         ({"distributed_executor_backend": "mp"}, "one process drives all its devices"),
         ({"swap_space": 8}, "never swapped out"),
-        ({"worker_cls": "a.B"}, "executor='package.module:Class'"),
+        ({"worker_cls": "odd"}, "executor='package.module:Class'"),
         ({"stream_interval": 4}, "set stream_interval in SamplingParams"),
         ({"prefix_caching_hash_algo": "xxhash"}, "sha256"),
     ],
@@ -147,3 +147,32 @@ def test_flags_without_a_model_or_with_a_feature_that_is_not_built() -> None:
     parser.set_defaults(enable_lora=True)
     with pytest.raises(UnsupportedFeature, match=r"EngineArgs\(enable_lora=True\) needs LoRA"):
         EngineArgs.from_cli_args(parser.parse_args(["--model", "demo"]))
+
+
+def test_a_worker_class_is_the_class_of_an_executor() -> None:
+    dotted = EngineArgs("demo", worker_cls="tests.server.scripted.Executor")
+    assert dotted.executor == "tests.server.scripted:Executor"
+    assert EngineArgs("demo", worker_cls=dotted.executor) == dotted
+    with pytest.raises(ConfigError, match="worker_cls and executor mean the same"):
+        EngineArgs("demo", worker_cls="a.B", executor="ray")
+
+
+def test_ranks_on_several_hosts() -> None:
+    here = {"data_parallel_address": "127.0.0.1"}
+    args = EngineArgs("demo", data_parallel_size=4, data_parallel_size_local=1, **here)
+    assert (args.ranks.local, args.ranks.elsewhere) == (range(1), 3)
+    assert args.replicas_in_processes, "only core processes can be on several hosts"
+    last = EngineArgs("demo", data_parallel_size=4, data_parallel_start_rank=2, **here)
+    assert last.ranks.local == range(2, 4)
+    assert not EngineArgs("demo", data_parallel_size=4).ranks.elsewhere
+    with pytest.raises(ConfigError, match="data_parallel_address is missing"):
+        EngineArgs("demo", data_parallel_size=2, data_parallel_size_local=0)
+    with pytest.raises(ConfigError, match="ranks up to 2, but data_parallel_size=2"):
+        EngineArgs("demo", data_parallel_size=2, data_parallel_start_rank=1,
+                   data_parallel_size_local=2)  # fmt: skip
+    for name in ("data_parallel_size_local", "data_parallel_start_rank"):
+        with pytest.raises(ConfigError, match=f"{name}=3: expected a number from 0"):
+            EngineArgs("demo", data_parallel_size=2, **{name: 3}, **here)
+    assert "secret" not in repr(EngineArgs("demo", data_parallel_secret="of nobody")).replace(
+        "data_parallel_secret", ""
+    )

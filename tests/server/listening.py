@@ -17,7 +17,9 @@ from jengine.assembly.engine import Engine
 from jengine.engine.client import InProcessClient
 from jengine.engine.core import EngineCore
 from jengine.server.app import make_app
+from jengine.server.peers.channel import Peers
 from jengine.server.run import uvicorn_config
+from jengine.server.serving.peer_answers import answer_peer
 from jengine.server.serving.service import Service
 from jengine.server.settings import ServerSettings
 from tests.engine.scripted import Script, script_of
@@ -76,18 +78,22 @@ def until(holds: Callable[[], bool], otherwise: Callable[[], str]) -> None:
 
 
 @contextmanager
-def listening(engine: Engine | None = None, **settings: Any) -> Iterator[Listening]:
+def listening(
+    engine: Engine | None = None, peers: Peers | None = None, **settings: Any
+) -> Iterator[Listening]:
     """A server over a scripted engine, which is shut down at the end."""
     engine = engine or letters_engine()
     settings = {"served_model_name": (NAME,), "disable_uvicorn_access_log": True, **settings}
     given = ServerSettings(**settings)
-    app = make_app(engine, given)
+    app = make_app(engine, given, peers)
     sock = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(uvicorn_config(app, given))
     loops: list[asyncio.AbstractEventLoop] = []
 
     async def work() -> None:
         loops.append(asyncio.get_running_loop())
+        service = app.state.service
+        await service.peers.serve(lambda question: answer_peer(service, question))
         await server.serve([sock])
 
     thread = threading.Thread(target=lambda: asyncio.run(work()))

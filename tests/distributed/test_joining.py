@@ -1,0 +1,98 @@
+"""Cores of other hosts join at one address: every rank once, of one version, with the secret."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from jengine.distributed.joining import JoinDesk, JoinedHost
+from jengine.engine.process.messages import Progress
+from jengine.engine.process.network import Door
+from jengine.errors import ConfigError
+from tests.engine.process.cores import eventually
+
+SECRET = b"a secret of sixteen bytes or more"
+
+
+@pytest.fixture
+def desk() -> Iterator[JoinDesk]:
+    one = JoinDesk(Door("127.0.0.1", SECRET), range(1, 4), "1.0")
+    yield one
+    one.close()
+
+
+def host(desk: JoinDesk, left: list[str], secret: bytes = SECRET) -> JoinedHost:
+    port = int(desk.address.rpartition(":")[2])
+    return JoinedHost("127.0.0.1", port, secret, left.append)
+
+
+def test_ranks_join_in_any_order_and_learn_that_the_front_has_gone(desk: JoinDesk) -> None:
+    found: list[str] = []
+    told: list[Progress] = []
+    waiting = threading.Thread(target=lambda: found.extend(desk.wait(told.append, 10)))
+    waiting.start()
+    left: list[str] = []
+    hosts = [host(desk, left) for _ in range(2)]
+    hosts[0].join({2: "tcp://two", 3: "tcp://three"}, "1.0", 10)
+    assert desk.missing == [1]
+    hosts[1].join({1: "tcp://one"}, "1.0", 10)
+    waiting.join(10)
+    assert found == ["tcp://one", "tcp://two", "tcp://three"]
+    assert told[-1].done == 2 and told[-1].total == 3
+    desk.close()
+    eventually(lambda: len(left) == 2)
+    assert "has gone" in left[0]
+    for one in hosts:
+        one.close()
+
+
+@pytest.mark.parametrize(
+    ("addresses", "version", "why"),
+    [
+        ({0: "tcp://x"}, "1.0", r"ranks \[0\]: expected some of \[1, 2, 3\]"),
+        ({}, "1.0", "expected some of"),
+        ({1: "tcp://x"}, "2.0", "it runs jengine 2.0, and the front 1.0"),
+        ({2: "tcp://x"}, "1.0", r"ranks \[2\] have joined already"),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    desk: JoinDesk, addresses: dict[int, str], version: str, why: str
+) -> None:
+    first = host(desk, [])
+    first.join({2: "tcp://two"}, "1.0", 10)
+    second = host(desk, [])
+    with pytest.raises(ConfigError, match=why):
+        second.join(addresses, version, 10)
+    assert desk.missing == [1, 3]
+    for one in (first, second):
+        one.close()
+
+
+def test_another_secret_and_nobody_there(desk: JoinDesk) -> None:
+    left: list[str] = []
+    stranger = host(desk, left, b"another secret of sixteen bytes")
+    with pytest.raises(ConfigError, match="Is the secret the same"):
+        stranger.join({1: "tcp://x"}, "1.0", 10)
+    stranger.close()
+    assert not left and desk.missing == [1, 2, 3]
+    desk.close()
+    late = host(desk, left)
+    with pytest.raises(ConfigError, match="nobody has answered"):
+        late.join({1: "tcp://x"}, "1.0", 0.2)
+    late.close()
+
+
+def test_ranks_that_do_not_come_are_named(desk: JoinDesk) -> None:
+    began = time.monotonic()
+    with pytest.raises(ConfigError, match=r"ranks \[1, 2, 3\] have not joined"):
+        desk.wait(lambda _: None, 0.1)
+    assert time.monotonic() - began < 5
+
+
+def test_a_port_in_use_is_said(desk: JoinDesk) -> None:
+    port = int(desk.address.rpartition(":")[2])
+    with pytest.raises(ConfigError, match="cannot listen there"):
+        JoinDesk(Door("127.0.0.1", SECRET, port), range(1), "1.0")
