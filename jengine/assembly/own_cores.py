@@ -24,13 +24,16 @@ class OwnCores:
         self._folder = folder
         self._desk: JoinDesk | None = None
 
+    def expect_others(self) -> None:
+        """Let the cores of other hosts join, if some ranks are theirs."""
+        self._desk = join_desk(self._args)
+
     def launch(self, door: Door | None = None) -> None:
         """Start this host's cores; a door lets fronts of other hosts in."""
         self.clients = launch_cores(self._args, self._folder, door=door)
 
     def addresses(self, tell: Tell, seconds: float = START_SECONDS) -> list[str]:
         """Where fronts reach the core of each rank, once those of other hosts have joined."""
-        self._desk = join_desk(self._args)
         others = [] if self._desk is None else self._desk.wait(tell, seconds)
         return [*(client.address for client in self.clients), *others]
 

@@ -51,10 +51,8 @@ def serve_cores(args: EngineArgs) -> int:
 def join(args: EngineArgs, cores: OwnCores, ends: Ends) -> None:
     """Start the cores, and offer them to the front."""
     try:
-        host, port = (
-            checked_host("data_parallel_address", args.data_parallel_address or ""),
-            (args.data_parallel_rpc_port),
-        )
+        host = checked_host("data_parallel_address", args.data_parallel_address or "")
+        port = args.data_parallel_rpc_port
         secret, tell = secret_of(args), shown(args.show_progress)
         cores.launch(Door(own_address(host, port), secret))
         ready = cores.wait_until_ready(tell)

@@ -61,6 +61,7 @@ def serve_with_several(
 def started(cores: OwnCores, args: EngineArgs, file: Path) -> Sequence[ProcessClient]:
     """Start the cores, tell the API processes where they are, and wait until they are ready."""
     tell = shown(args.show_progress)
+    cores.expect_others()
     cores.launch()
     complete = file.with_suffix(".new")
     complete.write_bytes(msgspec.msgpack.encode(cores.addresses(tell)))

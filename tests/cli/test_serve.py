@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import json
 import os
@@ -19,11 +20,15 @@ from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
 
+import msgspec
 import pytest
 
-from jengine.cli import serve, serving
+from jengine.assembly.args import EngineArgs
+from jengine.assembly.cores import secret_of
+from jengine.cli import headless, serve, serving
 from jengine.cli.main import command_parser, main
 from jengine.cli.serve_flags import server_settings
+from jengine.cli.several_servers import engine_settings
 from jengine.cli.terminal import Terminal
 from jengine.engine.process.messages import Progress
 from jengine.errors import ConfigError
@@ -62,6 +67,51 @@ def test_flags_have_vllms_names() -> None:
     assert settings.max_header_count == 50
     assert settings.shutdown_timeout == 2.0 and settings.return_tokens_as_token_ids
     assert settings.default_chat_template_kwargs == {"enable_thinking": False}
+
+
+def arguments_of(*words: str) -> argparse.Namespace:
+    terminal = Terminal(io.StringIO(), io.StringIO(), io.StringIO())
+    return command_parser("serve", serve, terminal).parse(["demo", *words])  # type: ignore[arg-type]
+
+
+def test_how_many_processes_serve_http() -> None:
+    assert serve.api_processes(arguments_of()) == 1
+    assert serve.api_processes(arguments_of("--api-server-count", "3")) == 3
+    assert serve.api_processes(arguments_of("-asc", "2")) == 2
+    assert serve.api_processes(arguments_of("--headless")) == 0
+    with pytest.raises(ConfigError, match="cannot be used with --headless"):
+        serve.api_processes(arguments_of("--headless", "--api-server-count", "2"))
+    with pytest.raises(ConfigError, match="expected at least 1"):
+        serve.api_processes(arguments_of("--api-server-count", "0"))
+
+
+def test_ranks_of_other_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JENGINE_DATA_PARALLEL_SECRET", "sixteen bytes at least")
+    args = serve.engine_args(
+        arguments_of(
+            "--data-parallel-size", "4", "--data-parallel-size-local", "2",
+            "--data-parallel-start-rank", "2", "--data-parallel-address", "127.0.0.1",
+            "--data-parallel-rpc-port", "5000",
+        )
+    )  # fmt: skip
+    assert (args.ranks.local, args.data_parallel_rpc_port) == (range(2, 4), 5000)
+    assert secret_of(args) == b"sixteen bytes at least"
+    monkeypatch.delenv("JENGINE_DATA_PARALLEL_SECRET")
+    with pytest.raises(ConfigError, match="JENGINE_DATA_PARALLEL_SECRET"):
+        secret_of(serve.engine_args(arguments_of()))
+    with pytest.raises(ConfigError, match="expected some ranks here"):
+        headless.serve_cores(serve.engine_args(arguments_of("--data-parallel-size", "2")))
+
+
+def test_an_api_process_gets_what_the_flags_said() -> None:
+    settings = settings_of("--api-key", "a", "b", "--allowed-origins", '["*"]')
+    sent = msgspec.msgpack.encode(msgspec.to_builtins(settings))
+    assert msgspec.convert(msgspec.msgpack.decode(sent), ServerSettings) == settings
+    args = serve.engine_args(arguments_of("--max-model-len", "1k", "--dtype", "float32"))
+    first, second = (engine_settings(args, index) for index in range(2))
+    found = EngineArgs.checked("test", **msgspec.msgpack.decode(msgspec.msgpack.encode(first)))
+    assert (found.max_model_len, found.dtype) == (1000, "float32")
+    assert (first["disable_log_stats"], second["disable_log_stats"]) == (False, True)
 
 
 def test_keys_may_be_in_the_environment() -> None:

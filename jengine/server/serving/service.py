@@ -179,6 +179,8 @@ class Service:
     @property
     def server_phase(self) -> Phase:
         """The phase of the server: the worst of all API processes'."""
+        if self.phase is Phase.DRAINING:  # others may have drained and ended
+            return self.phase
         return self.peers.board.worst_phase(self.settings.stall_timeout)
 
     def own_families(self) -> list[Family]:
