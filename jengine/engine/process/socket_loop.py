@@ -85,7 +85,7 @@ class SocketLoop:
         address = tcp(door.host, door.port)
         as_server(self._socket, address, door.secret)
         self._socket.bind(address)
-        return self._socket.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()
+        return self._socket.get_string(zmq.LAST_ENDPOINT)
 
     def start(self) -> None:
         """Begin to send and receive."""

@@ -51,7 +51,8 @@ class Board:
     def create(file: Path, count: int) -> None:
         """Make the file for so many processes, all of which are starting."""
         board = Board(memoryview(bytearray(count * len(Field) * BYTES)), 0)
-        for board.index in range(count):
+        for index in range(count):
+            board.index = index
             board.phase = Phase.STARTING
             board.beat()
         file.write_bytes(board._numbers.tobytes())
