@@ -5,6 +5,7 @@ In: settings of server and engine. Out: the exit status. This process starts and
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,6 +26,7 @@ from jengine.server.peers.board import Board
 from jengine.server.settings import ServerSettings
 from jengine.server.supervisor import Supervisor
 
+logger = logging.getLogger(__name__)
 PROGRAM = "jengine.cli.api_process"
 WHERE = "--api-server-count"
 # Settings that hold objects of one process.
@@ -51,6 +53,7 @@ def serve_with_several(
                 for index in range(count)
             ]
         )  # fmt: skip
+        logger.info("Started %d API server processes.", count)
         sock.close()  # or connections would wait for this process when all others have ended
         return supervisor.run()
     finally:

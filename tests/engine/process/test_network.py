@@ -29,7 +29,7 @@ def test_a_front_with_the_secret_is_served_beside_the_cores_owner() -> None:
             client.add(wire("a", max_tokens=5))
             assert tokens(read_all(client)["a"]) == told(PROMPT, 5)
         stranger = ProcessClient(ready.door, secret=b"another secret of sixteen bytes")
-        with pytest.raises(EngineDead, match="closed the connection"):
+        with pytest.raises(EngineDead, match="connection"):
             stranger.wait_until_ready(seconds=10)
         stranger.shutdown()
         silent = ProcessClient(ready.door)
