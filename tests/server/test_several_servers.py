@@ -186,25 +186,15 @@ def test_a_rank_on_another_host(
         headless(tmp_path, *flags, *rest, secret=SECRET) as other,
     ):
         program.wait_until_ready()
-        clients = [program.stream() for _ in range(4)]
+        clients = [program.stream(max_tokens=300) for _ in range(4)]
         until(
             lambda: busy_engines(program) == {"0", "1"},
             lambda: program.ask("/metrics")[1],
         )
         other.kill()
-        ended = [b'"error"' in read(client) for client in clients if client_ends(client)]
-        assert ended and all(ended), "the requests of the rank that is gone fail"
+        lost = [b'"error"' in read(client) for client in clients]
+        assert any(lost) and not all(lost), "only requests of the rank that is gone fail"
         assert program.status(COMPLETIONS, SHORT) == 200, "the others go on"
-
-
-def client_ends(client: Client) -> bool:
-    """Whether a stream ends within two seconds."""
-    client.sock.settimeout(2)
-    try:
-        client.read_until(b"data: [DONE]")
-    except TimeoutError:
-        return False
-    return True
 
 
 def busy_engines(program: Program) -> set[str]:
