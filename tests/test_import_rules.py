@@ -25,6 +25,7 @@ HOST_HALF = {
     "nouns": {"pictures"},
     "text": {"nouns"},
     "kvcache": {"nouns"},
+    "speculative": {"nouns"},
     "scheduler": {"nouns", "kvcache"},
 }
 DEVICE_HALF = {

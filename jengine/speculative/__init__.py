@@ -1,0 +1,60 @@
+"""Speculative decoding: several tokens of a row in one step, the same tokens as without.
+
+In: committed tokens. Out: draft tokens, guesses at the tokens that follow. Must not know requests,
+plans, devices. Host proposers (n-gram, suffix) are here; what runs drafts is in the rooms below.
+
+**What is exact.** A row's token at a position is a function of its logits, its seed and the
+position (`sampling/noise.py`). A step runs the row's last token and its drafts, and samples after
+each of them as plain decoding would. A draft is accepted if it is the token sampled before it;
+then the logits after it are those of plain decoding too. So every token is the one that plain
+decoding gives, for greedy and for sampled rows, with all filters, penalties and masks, and a bad
+draft costs only time. (Programs of different sizes may round differently; see the tour.)
+
+**What that costs.** A proposer that does not draw its draft, as those here, has it accepted with
+the probability that the model gives the token, as with the classic rule (accept x if u <=
+p(x) / q(x), else sample from what is left of p): there q(x) = 1. For a draft model with
+distribution q the classic rule accepts with probability 1 - d, where d is the total variation
+distance of p and q. If the draft model draws with the noise of the very same seed and position, the
+two draws agree with probability at least (1 - d) / (1 + d) (Gumbel coupling, Daliri et al. 2024),
+and the outputs still do not depend on the draft model at all. A greedy draft is accepted with
+probability p(argmax q). No second distribution is kept, and no residual is sampled.
+
+**Entries.** A decode entry of a plan has `length` 1 + K: the token that the row sampled last, and K
+drafts. In the step each of them is a decode row of its own at its own position: attention, KV
+writes and logits need nothing new, a row may have any number of drafts, and the bucket is the one
+for that many decode rows. `sampling/acceptance.py` compares drafts with sampled tokens and says
+which slots count. The row's length on the device grows by the number that count.
+
+**Positions.** The host plans the next step before it has read this one, so it does not know how
+many drafts were accepted. It counts all of them (`Request.num_computed` is what the row has
+reserved: blocks, the length cap) and takes back what was rejected at commit. Entries carry this
+upper bound; the step uses the lengths on the device. Drafts are therefore given by absolute
+position: a `Drafts` of a plan is a window of guesses from the first position where the row's next
+token can stand, and the step takes those that follow the length that the row really has. If a
+draft in flight is rejected the window is most likely wrong, and that step gives one token.
+
+**Cache.** Blocks are reserved up to the upper bound. Keys and values of rejected drafts stand
+beyond the row's length: no query reads them before they are overwritten. A window gives blocks
+back by committed tokens, never by the upper bound. Only committed tokens are published. A group
+that cannot forget tokens (recurrent layers) needs a snapshot per draft and takes none until then.
+
+**Sampling.** Penalties, bad words and min_tokens see the drafts before a slot as if they had been
+sampled (`SamplingInput.earlier`); accepted tokens alone are counted in the state. Log-probabilities
+are those of each slot. Stop ids, the length cap and failed rows are found at commit, token by
+token, within the accepted run; stop strings where text is made, which aborts the request.
+
+**Who gets how many.** `DraftLength` per row, from what was accepted; no drafts while a prompt runs,
+beyond the length cap, or where they would preempt a request.
+
+**Multi-step decode** is the loop of the same step without a proposer: each run gives one token.
+With a device proposer the runs of the loop give up to 1 + K tokens each; tokens of an entry are
+marked where none was accepted (`outputs.NO_TOKEN`), so a run may leave gaps.
+
+**Device proposers** (draft model, EAGLE, Medusa, MTP) plug in at two places. They run as a head
+(`runner/step/heads.py`) after acceptance, with the hidden states of the accepted slots, and write K
+drafts per row into the step's state, from where the next step reads them in place of a plan's
+window. Their caches are further groups, which advance and are taken back as the others. The host
+plans K drafts for such rows without knowing them.
+
+**Pipelines** pack positions with each plan and refuse drafts.
+"""

@@ -1,0 +1,146 @@
+"""Settings of speculative decoding: the keys of vLLM's `speculative_config`, checked.
+
+In: the user's dictionary. Out: a SpeculativeConfig, or an error that names the key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from jengine.errors import ConfigError, UnsupportedFeature, nearest_name
+
+HOST_METHODS = ("ngram", "suffix")
+# Methods of vLLM whose drafts come from a model.
+DEVICE_METHODS = ("draft_model", "eagle", "eagle3", "medusa", "mlp_speculator", "mtp")
+# Keys of vLLM that say how a draft model is loaded or run.
+DRAFT_MODEL_KEYS = (
+    "model", "quantization", "revision", "code_revision", "draft_tensor_parallel_size",
+    "tensor_parallel_size", "max_model_len", "parallel_drafting", "draft_load_config",
+    "draft_sample_method", "moe_backend", "attention_backend", "kv_cache_dtype",
+)  # fmt: skip
+DEFAULT_LOOKUP = 5
+
+
+@dataclass(frozen=True)
+class SpeculativeConfig:
+    """Names and defaults are vLLM's. `from_keys` checks them and fills in what follows."""
+
+    method: str
+    num_speculative_tokens: int
+    # n-gram: sizes of the n-grams to look up.
+    prompt_lookup_min: int = DEFAULT_LOOKUP
+    prompt_lookup_max: int = DEFAULT_LOOKUP
+    # Suffix decoding: the longest match, requests whose answers are kept, drafts per token of the
+    # match, and the least estimated probability of a draft.
+    suffix_decoding_max_tree_depth: int = 24
+    suffix_decoding_max_cached_requests: int = 10000
+    suffix_decoding_max_spec_factor: float = 1.0
+    suffix_decoding_min_token_prob: float = 0.1
+    # Whether a row's drafts become fewer, or none, while few of them are accepted. Not in vLLM.
+    adaptive: bool = True
+
+    @classmethod
+    def from_keys(cls, given: Mapping[str, Any]) -> SpeculativeConfig:
+        """The settings in a user's dictionary."""
+        keys = {name: value for name, value in given.items() if value is not None}
+        method = method_of(keys)
+        keys.pop("model", None)
+        check_names(keys)
+        settings = {**keys, "method": method}
+        if method == "ngram":
+            settings.update(lookup_sizes(keys))
+        if "num_speculative_tokens" not in keys:
+            if method != "suffix":
+                raise ConfigError(
+                    f"speculative_config for method={method!r} has no num_speculative_tokens; give "
+                    "the most draft tokens of a step, such as 4."
+                )
+            depth = cls.suffix_decoding_max_tree_depth
+            settings["num_speculative_tokens"] = keys.get("suffix_decoding_max_tree_depth", depth)
+        config = cls(**settings)
+        config.check()
+        return config
+
+    def check(self) -> None:
+        """Raise a ConfigError for a value out of its range."""
+        expect_integer("num_speculative_tokens", self.num_speculative_tokens, 1)
+        expect_integer("prompt_lookup_min", self.prompt_lookup_min, 1)
+        expect_integer("prompt_lookup_max", self.prompt_lookup_max, 1)
+        if self.prompt_lookup_min > self.prompt_lookup_max:
+            raise ConfigError(
+                f"prompt_lookup_min={self.prompt_lookup_min} must be <= "
+                f"prompt_lookup_max={self.prompt_lookup_max}."
+            )
+        depth, cached = (
+            "suffix_decoding_max_tree_depth", "suffix_decoding_max_cached_requests",
+        )  # fmt: skip
+        expect_integer(depth, self.suffix_decoding_max_tree_depth, 1)
+        expect_integer(cached, self.suffix_decoding_max_cached_requests, 0)
+        factor, least = self.suffix_decoding_max_spec_factor, self.suffix_decoding_min_token_prob
+        expect_number("suffix_decoding_max_spec_factor", factor, 0.0, float("inf"))
+        expect_number("suffix_decoding_min_token_prob", least, 0.0, 1.0)
+        if not isinstance(self.adaptive, bool):
+            raise ConfigError(f"adaptive={self.adaptive!r} must be true or false.")
+
+
+def method_of(keys: Mapping[str, Any]) -> str:
+    """The method that a dictionary names; `model` alone may name it, as in vLLM."""
+    method, model = keys.get("method"), keys.get("model")
+    if method is None and model in ("ngram", "[ngram]", "suffix"):
+        method = model
+    if method == "[ngram]":
+        method = "ngram"
+    if method in HOST_METHODS:
+        return str(method)
+    built = " or ".join(map(repr, HOST_METHODS))
+    if method in DEVICE_METHODS or (method is None and model is not None):
+        raise UnsupportedFeature(
+            f"speculative_config with method={method or 'draft_model'!r} needs drafts of a model, "
+            f"which is not built. Use method={built}, which guess from the text itself."
+        )
+    raise ConfigError(
+        f"speculative_config with method={method!r}, expected {built}."
+        f"{nearest_name(str(method), HOST_METHODS)}"
+    )
+
+
+def check_names(keys: Mapping[str, Any]) -> None:
+    """Raise for a key that no method here knows."""
+    known = [field.name for field in fields(SpeculativeConfig)]
+    for name in keys:
+        if name in DRAFT_MODEL_KEYS:
+            raise UnsupportedFeature(
+                f"speculative_config[{name!r}] is about a draft model; the methods "
+                f"{', '.join(HOST_METHODS)} have none. Leave it out."
+            )
+        if name not in known:
+            raise ConfigError(
+                f"speculative_config has an unknown key {name!r}."
+                f"{nearest_name(name, known)} Known keys: {', '.join(known)}."
+            )
+
+
+def lookup_sizes(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """The sizes of n-grams: where only one is given, it is both."""
+    least, most = keys.get("prompt_lookup_min"), keys.get("prompt_lookup_max")
+    if least is None and most is None:
+        return {}
+    return {
+        "prompt_lookup_min": most if least is None else least,
+        "prompt_lookup_max": least if most is None else most,
+    }
+
+
+def expect_integer(name: str, value: Any, least: int) -> None:
+    """Raise a ConfigError unless the value is an integer of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigError(f"{name}={value!r} must be an integer >= {least}.")
+
+
+def expect_number(name: str, value: Any, least: float, most: float) -> None:
+    """Raise a ConfigError unless the value is a number in this range."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not least <= value <= most:
+        raise ConfigError(f"{name}={value!r} must be a number from {least} to {most}.")

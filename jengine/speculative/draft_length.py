@@ -1,0 +1,69 @@
+"""How many drafts a row gets: more while they are accepted, none while they do not pay.
+
+In: numbers of drafts and of accepted ones, step by step. Out: the number for the next step. Must
+not know proposers, plans or devices.
+
+A step with k drafts gives 1 + a + a^2 + ... + a^k tokens if each is accepted with probability a,
+and takes 1 + c * k times as long as one without, where c is the share of a step's time that one
+more token of a row adds to it. The number with the most tokens per time is taken. Where that is 0,
+drafts are tried again after some tokens, and after twice as many each time they fail again: what
+trying costs stays below a small share of the time.
+"""
+
+from __future__ import annotations
+
+# Weight of the newest draft in the estimate of the probability that one is accepted.
+FORGETTING = 0.1
+FIRST_ESTIMATE = 0.7
+SHORTEST_PAUSE, LONGEST_PAUSE = 16, 512  # tokens without drafts
+TRIED = 2  # drafts after a pause
+# By default a token more in a step costs this share of it: about right for small batches, where a
+# step's time goes into reading weights.
+TOKEN_COST = 0.1
+
+
+class DraftLength:
+    """The number of drafts of one row, at most `most`."""
+
+    __slots__ = ("_estimate", "_pause", "_resting", "_token_cost", "most")
+
+    def __init__(self, most: int, token_cost: float = TOKEN_COST) -> None:
+        self.most = most
+        self._token_cost = token_cost
+        self._estimate = FIRST_ESTIMATE
+        self._pause = SHORTEST_PAUSE
+        self._resting = 0  # tokens until drafts are tried again
+
+    @property
+    def count(self) -> int:
+        """Drafts for the next step."""
+        if self._resting > 0:
+            return 0
+        return self._best() or min(TRIED, self.most)
+
+    def observe(self, drafted: int, accepted: int) -> None:
+        """A step was read: of so many drafts the first `accepted` were accepted."""
+        self._resting = max(self._resting - 1 - accepted, 0)
+        if not drafted:
+            return
+        for _ in range(accepted):
+            self._estimate += FORGETTING * (1.0 - self._estimate)
+        if accepted < drafted:
+            self._estimate -= FORGETTING * self._estimate
+        if self._best():
+            self._pause = SHORTEST_PAUSE
+        elif not self._resting:
+            self._resting = self._pause
+            self._pause = min(2 * self._pause, LONGEST_PAUSE)
+
+    def _best(self) -> int:
+        """The number with the most tokens per time; 0: no drafts."""
+        best, best_rate = 0, 1.0
+        tokens = power = 1.0
+        for count in range(1, self.most + 1):
+            power *= self._estimate
+            tokens += power
+            rate = tokens / (1.0 + self._token_cost * count)
+            if rate > best_rate:
+                best, best_rate = count, rate
+        return best

@@ -1,0 +1,67 @@
+"""Host proposers: they guess how a row goes on from the tokens that the host knows of it.
+
+In: committed tokens. Out: draft tokens. A guess may be wrong: the step keeps a draft only if it is
+the token that the row samples there anyway. Must not know requests, plans, or which of its guesses
+were kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+
+class RowProposer(Protocol):
+    """Guesses for one request, from its first to its last token."""
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """These tokens were committed after the ones before."""
+
+    def propose(self, count: int, ahead: int = 0) -> np.ndarray:
+        """i32: at most `ahead` + `count` tokens that follow the committed ones; empty: no guess.
+
+        The first `ahead` of them are being sampled by steps in flight. `count` is the most that the
+        next step takes.
+        """
+
+    def close(self) -> None:
+        """The request has ended."""
+
+
+class Proposer(Protocol):
+    """A method of guessing on the host, for all requests of an engine."""
+
+    def begin(self, tokens: Sequence[int], prompt_length: int) -> RowProposer:
+        """A request of which these tokens are known: its prompt, and outputs after it."""
+
+
+class TokenText:
+    """A sequence of tokens as an array that can grow."""
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self._length = len(tokens)
+        self._room = np.empty(max(2 * self._length, 256), np.int32)
+        self._room[: self._length] = tokens
+
+    def __len__(self) -> int:
+        return self._length
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """i32: a view, valid until the next `extend`."""
+        return self._room[: self._length]
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Append tokens."""
+        end = self._length + len(tokens)
+        if end > len(self._room):
+            larger = np.empty(2 * end, np.int32)
+            larger[: self._length] = self.tokens
+            self._room = larger
+        self._room[self._length : end] = tokens
+        self._length = end
+
+
+NO_DRAFTS = np.zeros(0, np.int32)

@@ -1,0 +1,95 @@
+"""speculative_config: defaults as in vLLM, and errors that name the key."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from jengine.errors import ConfigError, UnsupportedFeature
+from jengine.speculative.choice import host_proposer
+from jengine.speculative.config import SpeculativeConfig
+from jengine.speculative.ngram import NgramProposer
+from jengine.speculative.suffix import SuffixProposer
+
+
+@pytest.mark.parametrize(
+    ("given", "least", "most"),
+    [
+        ({}, 5, 5),
+        ({"prompt_lookup_max": 4}, 4, 4),
+        ({"prompt_lookup_min": 2}, 2, 2),
+        ({"prompt_lookup_min": 2, "prompt_lookup_max": 4}, 2, 4),
+        ({"prompt_lookup_min": None, "prompt_lookup_max": 3}, 3, 3),
+    ],
+)
+def test_sizes_of_ngrams(given: dict[str, Any], least: int, most: int) -> None:
+    keys = {"method": "ngram", "num_speculative_tokens": 3, **given}
+    config = SpeculativeConfig.from_keys(keys)
+    assert (config.prompt_lookup_min, config.prompt_lookup_max) == (least, most)
+    proposer = host_proposer(config)
+    assert isinstance(proposer, NgramProposer)
+    assert (proposer.least, proposer.most) == (least, most)
+
+
+@pytest.mark.parametrize("given", [{"model": "ngram"}, {"method": "[ngram]"}, {"model": "[ngram]"}])
+def test_other_names_of_ngram(given: dict[str, Any]) -> None:
+    config = SpeculativeConfig.from_keys({**given, "num_speculative_tokens": 3})
+    assert config.method == "ngram"
+
+
+def test_suffix_takes_its_depth_as_the_most_drafts() -> None:
+    assert SpeculativeConfig.from_keys({"method": "suffix"}).num_speculative_tokens == 24
+    keys = {"method": "suffix", "suffix_decoding_max_tree_depth": 9}
+    config = SpeculativeConfig.from_keys(keys)
+    assert config.num_speculative_tokens == 9
+    proposer = host_proposer(config)
+    assert isinstance(proposer, SuffixProposer)
+    assert proposer.depth == 9
+    assert proposer.past is not None
+    none = {"method": "suffix", "suffix_decoding_max_cached_requests": 0}
+    without = host_proposer(SpeculativeConfig.from_keys(none))
+    assert isinstance(without, SuffixProposer)
+    assert without.past is None
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"method": "ngram"}, "num_speculative_tokens"),
+        ({"method": "ngram", "num_speculative_tokens": 0}, "num_speculative_tokens=0"),
+        ({"method": "ngram", "num_speculative_tokens": True}, "num_speculative_tokens=True"),
+        ({"method": "ngram", "num_speculative_tokens": "3"}, "num_speculative_tokens='3'"),
+        ({"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 4,
+          "prompt_lookup_max": 2}, "prompt_lookup_min=4"),
+        ({"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 0},
+         "prompt_lookup_min=0"),
+        ({"method": "suffix", "suffix_decoding_max_tree_depth": 0}, "tree_depth=0"),
+        ({"method": "suffix", "suffix_decoding_max_cached_requests": -1}, "requests=-1"),
+        ({"method": "suffix", "suffix_decoding_max_spec_factor": -0.5}, "factor=-0.5"),
+        ({"method": "suffix", "suffix_decoding_min_token_prob": 1.5}, "prob=1.5"),
+        ({"method": "suffix", "suffix_decoding_min_token_prob": float("nan")}, "prob=nan"),
+        ({"method": "ngram", "num_speculative_tokens": 3, "adaptive": 1}, "adaptive=1"),
+        ({"method": "ngran", "num_speculative_tokens": 3}, "Did you mean 'ngram'"),
+        ({"num_speculative_tokens": 3}, "method=None"),
+        ({"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup": 3},
+         "Did you mean 'prompt_lookup_m"),
+    ],
+)  # fmt: skip
+def test_errors_name_the_key(given: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        SpeculativeConfig.from_keys(given)
+    assert named in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"method": "eagle", "model": "some/head", "num_speculative_tokens": 3},
+        {"model": "some/draft", "num_speculative_tokens": 3},
+        {"method": "ngram", "num_speculative_tokens": 3, "draft_tensor_parallel_size": 1},
+    ],
+)
+def test_draft_models_are_refused_by_name(given: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedFeature, match=r"model|draft"):
+        SpeculativeConfig.from_keys(given)

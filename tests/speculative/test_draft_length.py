@@ -1,0 +1,55 @@
+"""The number of drafts follows what is accepted, and trying costs little where nothing is."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from jengine.speculative.draft_length import LONGEST_PAUSE, TOKEN_COST, DraftLength
+
+
+def run(probability: float, tokens: int, most: int = 8) -> tuple[float, DraftLength]:
+    """Time per token, in steps without drafts, if each draft is accepted with this probability."""
+    chance, length = random.Random(0), DraftLength(most)
+    time, given = 0.0, 0
+    while given < tokens:
+        drafted = length.count
+        assert 0 <= drafted <= most
+        accepted = 0
+        while accepted < drafted and chance.random() < probability:
+            accepted += 1
+        length.observe(drafted, accepted)
+        time += 1 + TOKEN_COST * drafted
+        given += 1 + accepted
+    return time / given, length
+
+
+def test_where_all_are_accepted_all_are_drafted() -> None:
+    time, length = run(1.0, 2000)
+    assert length.count == 8
+    assert time < 0.25
+
+
+@pytest.mark.parametrize("probability", [0.0, 0.02, 0.05])
+def test_where_few_are_accepted_nearly_nothing_is_lost(probability: float) -> None:
+    time, _ = run(probability, 20_000)
+    assert time < 1 / 0.97
+
+
+@pytest.mark.parametrize("probability", [0.3, 0.5, 0.8])
+def test_it_never_loses_and_often_gains(probability: float) -> None:
+    time, _ = run(probability, 20_000)
+    assert time < (1 / 0.97 if probability < 0.5 else 0.85)
+
+
+def test_it_comes_back_when_drafts_are_good_again() -> None:
+    length = DraftLength(4)
+    for _ in range(5000):
+        length.observe(length.count, 0)
+    tokens = 0
+    while length.count < 4:
+        drafted = length.count
+        length.observe(drafted, drafted)
+        tokens += 1 + drafted
+        assert tokens < 30 * LONGEST_PAUSE
