@@ -19,15 +19,22 @@ from jengine.sampling.inputs import SamplingInput
 from jengine.sampling.state import RowState
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
-    from jaxtyping import Float32
+    from jaxtyping import Float32, Int32
 
 
 def adjust(
-    logits: Float32[Array, "slots vocab"], state: RowState, inputs: SamplingInput
+    logits: Float32[Array, "slots vocab"],
+    state: RowState,
+    inputs: SamplingInput,
+    earlier: Int32[Array, "slots drafts"] | None = None,
 ) -> Float32[Array, "slots vocab"]:
-    """Adjusted logits; those of slots that are not `adjusted` are returned bit for bit."""
+    """Adjusted logits; those of slots that are not `adjusted` are returned bit for bit.
+
+    `earlier` are the drafts before each slot (see `Drafted`), which count as if they had been
+    sampled.
+    """
     adjusted, rows = inputs.adjusted.astype(bool), inputs.adjusted - 1  # [S]
-    marks = state.marks.at[rows].get(mode="clip")  # [S, V]
+    marks = _with_drafts(state.marks.at[rows].get(mode="clip"), earlier)  # [S, V]
     bias = state.bias.at[rows].get(mode="clip")  # [S, V]
     with jax.named_scope("bias"):
         # One addition applies both allowed ids (-inf for the others) and logit_bias.
@@ -36,7 +43,7 @@ def adjust(
         any_words = jnp.any(adjusted & (state.bad_word_of.at[rows, 0].get(mode="clip") >= 0))
         result = lax.cond(
             any_words,
-            lambda logits: _mask(logits, _completes_bad_word(logits.shape, state, inputs)),
+            lambda logits: _mask(logits, _completes_bad_word(logits.shape, state, inputs, earlier)),
             lambda logits: logits,
             result,
         )
@@ -54,7 +61,18 @@ def _mask(logits: Array, forbidden: Array) -> Array:
     return jnp.where(something_left, masked, logits)
 
 
-def _completes_bad_word(shape: tuple[int, ...], state: RowState, inputs: SamplingInput) -> Array:
+def _with_drafts(marks: Array, earlier: Array | None) -> Array:
+    """The marks of each slot with its drafts counted as generated."""
+    if earlier is None:
+        return marks
+    slot = jnp.arange(marks.shape[0], dtype=jnp.int32)[:, None]
+    token = jnp.where(earlier >= 0, earlier, marks.shape[1])  # past the end: dropped
+    return marks.at[slot, token].add(1, mode="drop")
+
+
+def _completes_bad_word(
+    shape: tuple[int, ...], state: RowState, inputs: SamplingInput, earlier: Array | None
+) -> Array:
     """bool[S, V]: tokens that would end a bad word, looking back at generated tokens only."""
     rows = inputs.adjusted - 1  # [S]
     tokens, word_of, distance = (
@@ -65,6 +83,12 @@ def _completes_bad_word(shape: tuple[int, ...], state: RowState, inputs: Samplin
     generated = position >= inputs.prompt_length[:, None]  # rules out negative positions too
     column = position % state.history.shape[1]
     stands = state.history.at[rows[:, None], column].get(mode="clip")
+    if earlier is not None:
+        slot = lax.broadcasted_iota(jnp.int32, distance.shape, 0)
+        # A distance of 0 or less is not looked up: the entry is the token itself, or none.
+        back = jnp.where(distance > 0, distance - 1, earlier.shape[1])
+        drafted = earlier.at[slot, back].get(mode="fill", fill_value=-1)
+        stands = jnp.where(drafted >= 0, drafted, stands)
     missing = (distance > 0) & ~(generated & (stands == tokens))
 
     row = lax.broadcasted_iota(jnp.int32, tokens.shape, 0)

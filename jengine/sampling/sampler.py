@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from jengine.sampling.acceptance import Drafted, accepted
 from jengine.sampling.adjust import adjust
 from jengine.sampling.features import SamplingFeatures
 from jengine.sampling.inputs import SamplingInput
@@ -35,6 +36,7 @@ class SampleOutput(NamedTuple):
 
     tokens: Array  # i32[S], -1 where the logits hold NaN or +inf, or are all -inf
     logprobs: Logprobs | None
+    counts: Array | None = None  # bool[S] whether a slot's token counts; None: all do
 
 
 def sample(
@@ -45,9 +47,11 @@ def sample(
     features: SamplingFeatures,
     key_data: UInt32[Array, "2"],
     implementation: str | None = None,
+    drafts: Drafted | None = None,
 ) -> tuple[SampleOutput, RowState | None]:
     """Sample one token per slot.
 
+    With `drafts` a slot counts only if all drafts before it were sampled as well.
     key_data is the engine seed (`seed_words`). The state is updated if `features.adjust`, else
     returned unchanged. `implementation` names one of `sample_tokens` or of `row_operations`, which
     need unsharded logits; None: plain XLA, whose logits may be sharded over the vocabulary.
@@ -57,7 +61,8 @@ def sample(
     processed = raw
     if kept is not None:
         with jax.named_scope("adjust"):
-            processed = adjust(raw, kept, inputs)
+            earlier = None if drafts is None else drafts.earlier
+            processed = adjust(raw, kept, inputs, earlier)
     rows = row_operations(implementation)
     if features.random and implementation in DRAWN and not _shows_filtered(features):
         with jax.named_scope("draw"):
@@ -70,9 +75,12 @@ def sample(
         tokens, processed = _choose(processed, inputs, features, key_data, rows)
     if kept is not None:
         tokens = jnp.where(rows.best_tokens(raw) < 0, -1, tokens)  # a mask can hide a NaN
-        counted = (tokens >= 0) & inputs.adjusted.astype(bool)
-        state = record(kept, inputs.adjusted - 1, inputs.positions, tokens, counted)
-    return SampleOutput(tokens, _logprobs(raw, processed, tokens, features, rows)), state
+    counts = None if drafts is None else accepted(tokens, drafts)
+    if kept is not None:
+        recorded = (tokens >= 0) & inputs.adjusted.astype(bool)
+        recorded = recorded if counts is None else recorded & counts
+        state = record(kept, inputs.adjusted - 1, inputs.positions, tokens, recorded)
+    return SampleOutput(tokens, _logprobs(raw, processed, tokens, features, rows), counts), state
 
 
 def _state_in_use(state: RowState | None, features: SamplingFeatures) -> RowState | None:
