@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from bisect import bisect_left
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Self
 
 import msgspec
@@ -98,6 +99,40 @@ class ProgramTotals(msgspec.Struct, frozen=True):
         )
 
 
+class DraftCounts(msgspec.Struct, frozen=True):
+    """Speculative decoding: draft tokens that steps have run, and how many were accepted."""
+
+    drafts: int = 0  # runs of draft tokens after a row's last token
+    drafted: int = 0
+    accepted: int = 0
+    # By position among the drafts of a run, from the first one.
+    drafted_at: list[int] = []
+    accepted_at: list[int] = []
+
+    @property
+    def mean_length(self) -> float | None:
+        """Tokens of a row and step that had drafts: the accepted ones and the one after them."""
+        return 1 + self.accepted / self.drafts if self.drafts else None
+
+    def plus(self, other: DraftCounts) -> DraftCounts:
+        """The drafts of both."""
+        return DraftCounts(
+            self.drafts + other.drafts,
+            self.drafted + other.drafted,
+            self.accepted + other.accepted,
+            added(self.drafted_at, other.drafted_at),
+            added(self.accepted_at, other.accepted_at),
+        )
+
+
+def added(one: list[int], other: list[int]) -> list[int]:
+    """The sums of two lists, of which the shorter one goes on with 0."""
+    return [a + b for a, b in zip_longest(one, other, fillvalue=0)]
+
+
+NO_DRAFT_COUNTS = DraftCounts()
+
+
 class Counts(msgspec.Struct, frozen=True, kw_only=True):
     """Numbers of a core's requests, steps and cache. Counters count from the core's start."""
 
@@ -120,6 +155,7 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
     last_step_age: float = 0.0  # seconds since a step was committed, or since the core's start
     step_tokens: Histogram = msgspec.field(default_factory=lambda: Histogram.of(STEP_TOKENS))
     step_seconds: dict[str, Histogram] = {}  # by phase
+    drafts: DraftCounts = NO_DRAFT_COUNTS
     programs: ProgramTotals = ProgramTotals()
     replicas: tuple[Counts, ...] = ()  # each data-parallel replica's own, where there are several
 
@@ -148,9 +184,10 @@ def together(each: Sequence[Counts]) -> Counts:
     """The counts of several replicas as one."""
     values: dict[str, object] = {"replicas": tuple(each)}
     for name in Counts.__struct_fields__:
-        if name not in ("replicas", "programs", "step_tokens", "step_seconds"):
+        if name not in ("replicas", "programs", "drafts", "step_tokens", "step_seconds"):
             values[name] = _combined(name, [getattr(one, name) for one in each])
     values["programs"] = functools.reduce(ProgramTotals.plus, (one.programs for one in each))
+    values["drafts"] = functools.reduce(DraftCounts.plus, (one.drafts for one in each))
     first, *others = (one.step_tokens for one in each)
     for histogram in others:
         first = first.plus(histogram)

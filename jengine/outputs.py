@@ -25,6 +25,8 @@ PromptLogprobs = Sequence[Table | None]
 
 # The token of an entry whose logits were not finite. It ends the request.
 NOT_FINITE = -1
+# Fills up the tokens of an entry with fewer than others: no draft was accepted there.
+NO_TOKEN = -3
 # Stands for an id beyond the vocabulary, which only a broken kernel returns. It ends the request.
 NO_SUCH_TOKEN = -2
 
@@ -37,7 +39,7 @@ class StepOutput(NamedTuple):
     both in the order of the plan's entries. An entry may get several tokens.
     """
 
-    tokens: Any  # i32[entries, runs]
+    tokens: Any  # i32[entries, runs]; NO_TOKEN after the last one of an entry with fewer
     logprobs: StepLogprobs | None = None  # [entries, runs, ...] of the sampled tokens
     prompt_logprobs: StepLogprobs | None = None  # of the token after each one of a prefill chunk
     # Number of a set of taps -> tap point -> f32[tokens, width].

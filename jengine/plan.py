@@ -152,12 +152,22 @@ class Entries(msgspec.Struct, frozen=True, array_like=True):
 NO_ENTRIES = Entries(b"")
 
 
+class Drafts(msgspec.Struct, frozen=True, array_like=True):
+    """Guesses at a row's next tokens, by position. The host may not know yet how many of the drafts
+    in flight were accepted: the step takes those that follow the tokens that the row really has."""
+
+    row: int
+    first: int  # the position of the first one: the earliest at which the row can go on
+    token_ids: list[int]  # where they end too early, the row gets fewer drafts
+
+
 class Plan(msgspec.Struct, frozen=True, array_like=True):
     """One step.
 
     The first `num_decodes` entries are decodes: each runs one token that the device itself sampled
-    in an earlier step. The others are prefill chunks: they run tokens that the host knows (prompts,
-    and recomputed outputs).
+    in an earlier step, and drafts after it as far as its `length` is more than 1. Then its `start`
+    is the position if all drafts in flight are accepted; the device knows the real one. The others
+    are prefill chunks: they run tokens that the host knows (prompts, and recomputed outputs).
 
     In a multi-step decode every entry is a decode and runs `repeats` times, each time on the token
     sampled the time before; its `length` is `repeats`. It may end early, once every row has sampled
@@ -171,6 +181,14 @@ class Plan(msgspec.Struct, frozen=True, array_like=True):
     new_blocks: list[NewBlocks] = []
     released: list[int] = []
     repeats: int = 1
+    drafts: list[Drafts] = []
+
+    @property
+    def num_decode_rows(self) -> int:
+        """Tokens that its decodes run at a time."""
+        if not self.drafts:
+            return self.num_decodes
+        return int(self.entries.lengths[: self.num_decodes].sum())
 
     @property
     def num_tokens(self) -> int:

@@ -26,7 +26,7 @@ HOST_HALF = {
     "text": {"nouns"},
     "kvcache": {"nouns"},
     "speculative": {"nouns"},
-    "scheduler": {"nouns", "kvcache"},
+    "scheduler": {"nouns", "kvcache", "speculative"},
 }
 DEVICE_HALF = {
     "layers": {"nouns"},

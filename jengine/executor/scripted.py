@@ -14,7 +14,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from jengine.config import CacheConfig
-from jengine.outputs import StepLogprobs, StepOutput
+from jengine.outputs import NO_TOKEN, StepLogprobs, StepOutput
 from jengine.plan import Entries, Entry, NewRow, Plan, RowSampling, Wanted
 
 PRIME = 2**61 - 1
@@ -77,6 +77,9 @@ class MirrorRow:
         self.marks: list[int] = []  # of each token from position 0 on
         self.tables: list[list[int]] = [[] for _ in range(num_groups)]
         self.computed: int | None = None  # None until its first entry says where it starts
+        self.drafts: list[int] = []  # that this step runs after the last token
+        self.ran = (0, 0)  # positions of the last step's tokens, from and to
+        self.was_drafted = False  # it has had drafts, so plans may count more tokens than it has
         # A multi-step decode ended before its turn: the host must not count on its tokens any more.
         self.lost = False
         self.failed = False
@@ -95,6 +98,13 @@ class MirrorRow:
         for token in self.token_ids[len(self.marks) : end]:
             mark = advance(mark, token)
             self.marks.append(mark)
+
+    def run_marks(self) -> list[int]:
+        """The marks of all tokens that ran, and then of the drafts as if they had been sampled."""
+        marks = list(self.marks)
+        for token in self.drafts:
+            marks.append(advance(marks[-1], token))
+        return marks
 
 
 class ScriptedExecutor:
@@ -144,18 +154,48 @@ class ScriptedExecutor:
         return StepOutput(tokens, joined(scores, axis=1))
 
     def _run(self, plan: Plan) -> StepOutput:
+        self._take_drafts(plan)
         for index, entry in enumerate(plan.entries):
-            if not self._rows[entry.row].lost:
-                self._check_entry(entry, is_decode=index < plan.num_decodes)
-                self._write(self._rows[entry.row], entry.start, entry.length)
+            mirror = self._rows[entry.row]
+            if not mirror.lost:
+                is_decode = index < plan.num_decodes
+                start, length = self._place(entry, is_decode)
+                self._check_entry(entry, start, length, is_decode)
+                self._write(mirror, start, length)
         for entry in plan.entries:
             if not self._rows[entry.row].lost:
-                self._read(entry.row, entry.start, entry.length)
+                self._read(entry.row)
         prompt_logprobs = self._prompt_logprobs(list(plan.entries)[plan.num_decodes :])
         sampled = [entry.row for entry in plan.entries if entry.wanted is Wanted.TOKENS]
-        tokens = [self._sample(row) for row in sampled]
+        tokens = [self._sample_all(row) for row in sampled]
         logprobs = self._logprobs(sampled, tokens)
-        return StepOutput(np.array(tokens, np.int32)[:, None], logprobs, prompt_logprobs)
+        return StepOutput(filled(tokens), logprobs, prompt_logprobs)
+
+    def _take_drafts(self, plan: Plan) -> None:
+        """Each row's drafts: those of the plan that follow the tokens that the row really has."""
+        lengths = {entry.row: entry.length for entry in list(plan.entries)[: plan.num_decodes]}
+        for mirror in self._rows.values():
+            mirror.drafts = []
+        for drafts in plan.drafts:
+            mirror = self._rows[drafts.row]
+            skipped = len(mirror.token_ids) - drafts.first
+            assert skipped >= 0, f"row {drafts.row}: no draft for position {drafts.first - 1}"
+            assert all(token >= 0 for token in drafts.token_ids), "a draft is a token"
+            most = lengths.pop(drafts.row) - 1
+            assert most > 0, f"row {drafts.row} has drafts and runs none"
+            assert len(drafts.token_ids) >= most, f"row {drafts.row} counts more drafts than it has"
+            mirror.drafts = drafts.token_ids[skipped : skipped + most]
+            mirror.was_drafted = True
+        assert set(lengths.values()) <= {1}, "a decode runs several tokens without drafts"
+
+    def _place(self, entry: Entry, is_decode: bool) -> tuple[int, int]:
+        """Where an entry's tokens really start, and how many they are."""
+        mirror = self._rows[entry.row]
+        if not is_decode or not mirror.was_drafted:
+            return entry.start, entry.length
+        assert mirror.computed is not None, f"row {entry.row} decodes before its prompt has run"
+        assert mirror.computed <= entry.start, f"row {entry.row} may stand beyond {entry.start}"
+        return mirror.computed, 1 + len(mirror.drafts)
 
     def _update_rows(self, plan: Plan) -> None:
         for row in plan.released:
@@ -177,16 +217,17 @@ class ScriptedExecutor:
         assert {new.row for new in plan.new_rows} <= rows, "a new row has no entry"
         assert all(entry.length > 0 for entry in plan.entries), "an entry without tokens"
 
-    def _check_entry(self, entry: Entry, is_decode: bool) -> None:
-        row, start, length = entry.row, entry.start, entry.length
-        mirror = self._rows[row]
-        end, known = start + length, len(mirror.token_ids)
+    def _check_entry(self, entry: Entry, start: int, length: int, is_decode: bool) -> None:
+        row, mirror = entry.row, self._rows[entry.row]
+        end, known = start + length, len(mirror.token_ids) + len(mirror.drafts)
         assert mirror.computed in (None, start), f"row {row}: {start} does not follow"
+        assert end <= entry.start + entry.length, f"row {row} runs beyond what was reserved"
         assert end <= known, f"row {row} runs to {end} but only {known} tokens exist"
         assert bool(entry.wanted) == (end == known), f"row {row}: samples iff it reaches the end"
         if is_decode:
             own = start >= mirror.num_given
-            assert length == 1 and own, f"row {row}: a decode runs one token of the device's own"
+            own = own and length == 1 + len(mirror.drafts)
+            assert own, f"row {row}: a decode runs one token of the device's own, and drafts"
         else:
             assert end <= mirror.num_given, f"row {row}: a chunk runs tokens the host gave"
         for table in mirror.tables:
@@ -195,28 +236,44 @@ class ScriptedExecutor:
     def _write(self, mirror: MirrorRow, start: int, length: int) -> None:
         """Cache the marks of the tokens that run; all rows write before any reads."""
         size = self.cache.block_size
-        mirror.computed = start + length
-        mirror.mark_up_to(start + length)
+        mirror.computed = start + length - len(mirror.drafts)
+        mirror.ran = start, start + length
+        mirror.mark_up_to(mirror.computed)
+        marks = mirror.run_marks()
         for cached, table in zip(self._cached, mirror.tables, strict=True):
             for position in range(start, start + length):
                 block = table[position // size]
                 assert block != 0, "a token is written to the null block"
-                cached[block, position % size] = mirror.marks[position]
+                cached[block, position % size] = marks[position]
 
-    def _read(self, row: int, start: int, length: int) -> None:
-        """Every position that the entry's tokens attend to must hold this row's own text."""
+    def _read(self, row: int) -> None:
+        """Every position that the tokens just run attend to must hold this row's own text."""
         size = self.cache.block_size
         mirror = self._rows[row]
+        (start, end), marks = mirror.ran, mirror.run_marks()
         for index, group in enumerate(self.cache.groups):
             window = group.spec.window if group.spec.kind == "sliding" else None
             first = 0 if window is None else max(0, start - window + 1)
-            for position in range(first, start + length):
+            for position in range(first, end):
                 place = mirror.tables[index][position // size], position % size
                 found = self._cached[index].get(place)
-                assert found == mirror.marks[position], (
+                assert found == marks[position], (
                     f"row {row}, group {index}: position {position} in block {place[0]} holds "
                     "another text"
                 )
+
+    def _sample_all(self, row: int) -> list[int]:
+        """The token after the last one, and after each draft that is the token sampled there."""
+        mirror = self._rows[row]
+        tokens = [self._sample(row)]
+        for draft in mirror.drafts:
+            if tokens[-1] != draft:
+                break
+            assert mirror.computed is not None
+            mirror.computed += 1
+            mirror.mark_up_to(mirror.computed)
+            tokens.append(self._sample(row))
+        return tokens
 
     def _sample(self, row: int) -> int:
         mirror = self._rows[row]
@@ -235,15 +292,16 @@ class ScriptedExecutor:
         """The token that follows what a row holds; subclasses may have texts of their own."""
         return next_token(mirror.marks[-1], self.vocab_size)
 
-    def _logprobs(self, rows: list[int], tokens: list[int]) -> StepLogprobs | None:
-        """Of the tokens just sampled, if any row wants them: [rows, 1, columns]."""
+    def _logprobs(self, rows: list[int], tokens: list[list[int]]) -> StepLogprobs | None:
+        """Of the tokens just sampled, if any row wants them: [rows, tokens, columns]."""
         mirrors = [self._rows[row] for row in rows]
         most = self._most_columns(mirror.sampling.logprobs for mirror in mirrors)
         if most is None:
             return None
+        widest = max(map(len, tokens))
         found = [
-            scores([token], len(mirror.token_ids) - 1, most)
-            for mirror, token in zip(mirrors, tokens, strict=True)
+            scores(own + [0] * (widest - len(own)), len(mirror.token_ids) - len(own), most)
+            for mirror, own in zip(mirrors, tokens, strict=True)
         ]
         return StepLogprobs(*(np.stack(arrays) for arrays in zip(*found, strict=True)))
 
@@ -274,6 +332,14 @@ def scores(tokens: list[int], first: int, columns: int) -> StepLogprobs:
     ids[:, 0] = tokens
     values = -positions.astype(np.float32)[:, None] - ids.astype(np.float32) / 1024
     return StepLogprobs(values, ids, positions.astype(np.int32) % 7)
+
+
+def filled(tokens: list[list[int]]) -> np.ndarray:
+    """The tokens of each entry, i32[entries, most], with NO_TOKEN where it has fewer."""
+    array = np.full((len(tokens), max(map(len, tokens), default=1)), NO_TOKEN, np.int32)
+    for row, own in zip(array, tokens, strict=True):
+        row[: len(own)] = own
+    return array
 
 
 def joined(parts: list[StepLogprobs], axis: int = 0) -> StepLogprobs | None:

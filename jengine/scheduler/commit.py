@@ -9,9 +9,10 @@ import numpy as np
 
 from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.logprobs import StepLogprobs
-from jengine.outputs import NO_SUCH_TOKEN, NOT_FINITE, StepOutput, TokenDelta
+from jengine.outputs import NO_SUCH_TOKEN, NO_TOKEN, NOT_FINITE, StepOutput, TokenDelta
 from jengine.request import FINISHED, RUNNING, Request
 from jengine.scheduler.flights import Flight
+from jengine.scheduler.lengthening import Lengthening
 from jengine.scheduler.lifecycle import Lifecycle
 from jengine.scheduler.recorder import Recorder
 
@@ -20,10 +21,16 @@ class Committer:
     """Gives the tokens of plans to their requests."""
 
     def __init__(
-        self, cache: CacheCoordinator, requests: Lifecycle, recorder: Recorder, vocab_size: int
+        self,
+        cache: CacheCoordinator,
+        requests: Lifecycle,
+        lengthening: Lengthening,
+        recorder: Recorder,
+        vocab_size: int,
     ) -> None:
         self._cache = cache
         self._requests = requests
+        self._lengthening = lengthening
         self._recorder = recorder
         self._vocab_size = vocab_size
 
@@ -35,12 +42,15 @@ class Committer:
         ends = (plan.entries.starts + plan.entries.lengths).tolist()
         wants_tokens, tokens = plan.entries.wants_tokens.tolist(), self._tokens(output)
         assert len(tokens) == sum(wants_tokens), "an item for each entry that wants tokens"
+        if plan.drafts:
+            tokens = list(map(without_gaps, tokens))
+            self._lengthening.settle(flight, tokens)
         deltas: list[TokenDelta] = []
         num_open, sampled = len(requests.open), 0
         for request, end, wanted in zip(flight.requests, ends, wants_tokens, strict=True):
-            if request.status is RUNNING:
-                request.num_processed = end
             if not wanted:
+                if request.status is RUNNING:
+                    request.num_processed = end
                 continue
             if request.status is not FINISHED:
                 delta = self._commit_tokens(request, tokens[sampled], flight.weights_version)
@@ -80,8 +90,10 @@ class Committer:
             return delta
         known = len(request.token_ids)
         computed, complete = request.num_computed, known - (ending is not None)
-        if computed >= request.publish_at <= complete and request.status is RUNNING:
-            self._cache.publish(request, min(computed, complete))
+        if request.status is RUNNING:
+            request.num_processed = known - 1  # the last token may not have run
+            if computed >= request.publish_at <= complete:
+                self._cache.publish(request, min(computed, complete))
         self._requests.side_results.deliver(request, delta)
         if ending is not None or known >= request.cap:
             self._stop(request, ending, delta)
@@ -111,6 +123,11 @@ class Committer:
         )
         self._requests.side_results.deliver(request, delta)
         self._requests.finish(request)
+
+
+def without_gaps(tokens: list[int]) -> list[int]:
+    """The tokens of an entry that has fewer than others, or where a draft was not accepted."""
+    return [token for token in tokens if token != NO_TOKEN]
 
 
 def counted_tokens(request: Request, tokens: list[int]) -> tuple[list[int], int | None]:

@@ -6,8 +6,12 @@ number is bounded by the shortest answer still possible and by the free blocks.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from jengine.counts import NO_DRAFT_COUNTS, DraftCounts
 from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.request import Request
+from jengine.scheduler.flights import Flight
 from jengine.scheduler.plan_builder import PlanBuilder
 
 
@@ -27,6 +31,15 @@ class MultiStepDecode:
             repeats //= 2
         if repeats > 1:
             self._lengthen(builder, repeats)
+
+    def settle(self, flight: Flight, tokens: Sequence[Sequence[int]]) -> None:
+        """It plans no drafts, so there is nothing to take back."""
+        raise AssertionError(f"step {flight.plan.step} has drafts, and none were planned")
+
+    @property
+    def counts(self) -> DraftCounts:
+        """It plans no drafts."""
+        return NO_DRAFT_COUNTS
 
     def _room(self, request: Request) -> int:
         """How many tokens a request may decode."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from operator import attrgetter
 
-from jengine.plan import NOTHING, TOKENS, Entries, NewBlocks, NewRow, Plan, Wanted
+from jengine.plan import NOTHING, TOKENS, Drafts, Entries, NewBlocks, NewRow, Plan, Wanted
 from jengine.request import Request
 
 
@@ -16,8 +16,8 @@ class PlanBuilder:
     """Entries of one step. A decode costs 1 token of the budget, a chunk costs whole tiles."""
 
     __slots__ = (
-        "budget", "decodes", "chunks", "new_blocks", "new_rows", "preempted", "prompt_tokens",
-        "prompt_limit", "repeats", "tile",
+        "budget", "decodes", "chunks", "draft_counts", "drafts", "new_blocks", "new_rows",
+        "preempted", "prompt_tokens", "prompt_limit", "repeats", "tile",
     )  # fmt: skip
 
     def __init__(self, budget: int, tile: int) -> None:
@@ -31,6 +31,8 @@ class PlanBuilder:
         self.new_blocks: list[NewBlocks] = []
         self.preempted = False  # a request lost its row in this step
         self.repeats = 1  # how often its decodes run
+        self.drafts: list[Drafts] = []
+        self.draft_counts: dict[int, int] = {}  # by row, of those that have any
 
     @property
     def prompt_budget(self) -> int:
@@ -46,6 +48,12 @@ class PlanBuilder:
         self.chunks.append((request, length))
         self.prompt_tokens += self.cost(length)
         self.budget -= self.cost(length)
+
+    def add_drafts(self, drafts: Drafts, count: int) -> None:
+        """Run so many drafts, each of which costs a token, after the decode of their row."""
+        self.drafts.append(drafts)
+        self.draft_counts[drafts.row] = count
+        self.budget -= count
 
     def withdraw(self, request: Request) -> None:
         """Undo what was planned for a request that is about to be preempted."""
@@ -64,8 +72,11 @@ class PlanBuilder:
         # of them as far as the longest needs.
         self.decodes.sort(key=attrgetter("num_computed"))
         requests = self.decodes + [request for request, _ in self.chunks]
-        lengths = [self.repeats] * len(self.decodes) + [length for _, length in self.chunks]
         rows = [request.row for request in requests]
+        lengths = [self.repeats] * len(self.decodes) + [length for _, length in self.chunks]
+        if self.drafts:
+            for index, row in enumerate(rows[: len(self.decodes)]):
+                lengths[index] += self.draft_counts.get(row, 0)
         assert min(rows) >= 0, (
             f"without a row: {[one.request_id for one in requests if one.row < 0]}"
         )
@@ -82,6 +93,7 @@ class PlanBuilder:
             new_blocks=self.new_blocks,
             released=released,
             repeats=self.repeats,
+            drafts=self.drafts,
         )
         return plan, requests
 

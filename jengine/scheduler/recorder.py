@@ -109,7 +109,7 @@ class Recorder:
     def end_commit(self, flight: Flight, ends: list[int], deltas: list[TokenDelta]) -> None:
         """A step's tokens were given to its requests. `ends` are the ends of its entries."""
         plan, runs = flight.plan, flight.plan.repeats
-        tokens, loaded = plan.num_decodes * runs, sum(ends) * runs
+        tokens, loaded = plan.num_decode_rows * runs, sum(ends) * runs
         attended = loaded
         if len(ends) > plan.num_decodes:
             lengths = plan.entries.lengths[plan.num_decodes :].tolist()
@@ -117,7 +117,7 @@ class Recorder:
                 tokens += length
                 attended += length * (2 * end - length + 1) // 2 - end
             self._stamp(deltas)
-        if runs == 1:  # each has a token, unless its output cannot be used
+        if runs == 1 and not plan.drafts:  # each has a token, unless its output cannot be used
             self.generation_tokens += len(deltas) - (self.corrupted - self._corrupted_before)
         else:
             self.generation_tokens += sum(len(delta.token_ids) for delta in deltas)

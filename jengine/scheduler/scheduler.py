@@ -19,6 +19,7 @@ from jengine.request import RUNNING, Request, WireRequest
 from jengine.scheduler.commit import Committer
 from jengine.scheduler.flights import Flight, Flights
 from jengine.scheduler.gates import AdmissionGate, NotInFlight
+from jengine.scheduler.lengthening import Lengthening
 from jengine.scheduler.lifecycle import Lifecycle
 from jengine.scheduler.multi_step import MultiStepDecode
 from jengine.scheduler.plan_builder import PlanBuilder
@@ -32,8 +33,9 @@ class Scheduler:
 
     `spacing` is how many plans further on a sampled token may be run before it is committed. With
     more than 1 (pipeline stages), plans run beside each other, so each takes its share of the rows.
-    `gates` keep waiting requests back, besides rows, budget and cache. `recorder` counts and times
-    what is done; replicas number theirs.
+    `gates` keep waiting requests back, besides rows, budget and cache. `lengthening` lets decodes
+    run more than one token a plan; by default that is multi-step decode. `recorder` counts and
+    times what is done; replicas number theirs.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class Scheduler:
         depth: int = 1,
         spacing: int = 1,
         gates: Sequence[AdmissionGate] = (),
+        lengthening: Lengthening | None = None,
         recorder: Recorder | None = None,
     ) -> None:
         if not 1 <= config.prefill_tile <= config.max_num_batched_tokens:
@@ -60,8 +63,10 @@ class Scheduler:
         self._flights = Flights()
         gates = (NotInFlight(self._flights), *gates)
         self._planner = Planner(config, cache, self._requests, self._flights, spacing, gates)
-        self._committer = Committer(cache, self._requests, self.recorder, config.vocab_size)
-        self._multi_step = MultiStepDecode(config.num_scheduler_steps, cache)
+        self._lengthening = lengthening or MultiStepDecode(config.num_scheduler_steps, cache)
+        self._committer = Committer(
+            cache, self._requests, self._lengthening, self.recorder, config.vocab_size
+        )
         self._num_arrived = 0
 
     @property
@@ -97,7 +102,7 @@ class Scheduler:
         self._planner.schedule_running(builder)
         if not builder.preempted:
             self._planner.schedule_waiting(builder)
-        self._multi_step.lengthen(builder, self.num_waiting)
+        self._lengthening.lengthen(builder, self.num_waiting)
         return self._seal(builder)
 
     def _seal(self, builder: PlanBuilder) -> Plan | None:
@@ -182,6 +187,7 @@ class Scheduler:
             prefix_queries=prefixes.queries,
             prefix_hits=prefixes.hits,
             weights_version=self.cache.weights_version,
+            drafts=self._lengthening.counts,
             programs=programs,
             **recorder.numbers(),
         )

@@ -62,15 +62,16 @@ class SideResults:
         """Keep what a step says about its entries besides sampled tokens."""
         if not self._scores and not self._captures:
             return
+        decoded = plan.num_decode_rows
         end = 0  # of an entry's tokens among the plan's
         for index, (request, entry) in enumerate(zip(requests, plan.entries, strict=True)):
             begin, end = end, end + entry.length
             if request.status is FINISHED:
                 continue
             scores = self._scores.get(request.request_id)
-            # Prompts are scored in prefill chunks, which come after the decodes, of one token each.
+            # Prompts are scored in prefill chunks, which come after the decodes.
             if scores and output.prompt_logprobs and index >= plan.num_decodes:
-                first = begin - plan.num_decodes
+                first = begin - decoded
                 scores.add(entry.start, output.prompt_logprobs.cut(first, first + entry.length))
             captures = self._captures.get(request.request_id)
             values = output.captured.get(request.wire.taps)

@@ -6,14 +6,18 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from jengine.config import CacheConfig, CacheGroup, ScheduleConfig
 from jengine.executor.scripted import ScriptedExecutor, ScriptedResult, scripted_tokens
 from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.outputs import TokenDelta
 from jengine.plan import Plan, RowSampling, Wanted
 from jengine.request import WireRequest
+from jengine.scheduler.drafting import Drafting
 from jengine.scheduler.gates import AdmissionGate
 from jengine.scheduler.scheduler import Scheduler
+from jengine.speculative.proposer import Proposer
 from tests.kvcache.cache_cases import FULL
 
 VOCAB = 97
@@ -67,6 +71,39 @@ def samples(plan: Plan | None) -> list[bool]:
     return [entry.wanted is Wanted.TOKENS for entry in plan.entries]
 
 
+class TruthProposer:
+    """Proposes the tokens that scripted rows sample, but for each `wrong`-th position (0: none)."""
+
+    def __init__(self, wrong: int) -> None:
+        self.wrong = wrong
+
+    def begin(self, tokens: Sequence[int], prompt_length: int) -> TruthRow:
+        return TruthRow(self.wrong, tokens)
+
+
+class TruthRow:
+    """One request's text."""
+
+    def __init__(self, wrong: int, tokens: Sequence[int]) -> None:
+        self.wrong = wrong
+        self.tokens = list(tokens)
+        self.is_closed = False
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        self.tokens += tokens
+
+    def propose(self, count: int, ahead: int = 0) -> np.ndarray:
+        right = scripted_tokens(self.tokens, ahead + count, VOCAB)
+        places = range(len(self.tokens), len(self.tokens) + len(right))
+        return np.array([
+            (token + 1) % VOCAB if self.wrong and place % self.wrong == 0 else token
+            for place, token in zip(places, right, strict=True)
+        ], np.int32)  # fmt: skip
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
 class Loop:
     """Schedules, submits and commits; collects the deltas of each request."""
 
@@ -80,6 +117,9 @@ class Loop:
         spacing: int = 1,
         gates: Sequence[AdmissionGate] = (),
         breaks: Callable[[Sequence[int]], bool] | None = None,
+        proposer: Proposer | None = None,
+        most_drafts: int = 3,
+        adaptive: bool = False,
         **schedule: Any,
     ) -> None:
         groups = groups or (FULL,)
@@ -91,9 +131,19 @@ class Loop:
         }  # fmt: skip
         self.depth = depth
         self.cache = CacheCoordinator(config)
+        self.drafting: Drafting | None = None
+        if proposer is not None:
+            self.drafting = Drafting(
+                proposer,
+                self.cache,
+                most=most_drafts,
+                most_rows=settings["max_num_seqs"] * (1 + most_drafts),
+                adaptive=adaptive,
+            )
         self.scheduler = Scheduler(
             ScheduleConfig(**settings),
             self.cache,
+            lengthening=self.drafting,
             depth=depth,
             spacing=spacing,
             gates=gates,
@@ -160,6 +210,12 @@ class Loop:
 
     def check(self) -> None:
         self.cache.check()
+        for request in self.scheduler._requests.running:
+            surely = request.num_known + request.num_in_flight
+            if request.num_in_flight and request.num_computed >= request.known_at_admission:
+                assert surely - 1 <= request.num_computed, "more tokens than are counted"
+            elif request.num_computed >= request.known_at_admission:
+                assert request.num_computed == request.num_known - 1, "drafts were not taken back"
 
     def _check_spacing(self, plan: Plan) -> None:
         """A decode row's token has been committed, or was sampled so many plans before."""
@@ -172,7 +228,8 @@ class Loop:
         config = self.scheduler.config
         chunks = list(plan.entries)[plan.num_decodes :]
         tiles = sum(-(-chunk.length // config.prefill_tile) for chunk in chunks)
-        assert plan.num_decodes + tiles * config.prefill_tile <= config.max_num_batched_tokens
+        tokens = plan.num_decode_rows + tiles * config.prefill_tile
+        assert tokens <= config.max_num_batched_tokens
 
     def assert_truth(self, *wires: WireRequest) -> None:
         """Each request got exactly what any schedule must give it."""

@@ -17,7 +17,7 @@ from jengine.errors import RequestError
 from jengine.plan import RowSampling
 from jengine.request import Request, WireRequest
 from tests.kvcache.cache_cases import FULL, sliding
-from tests.scheduler.scheduler_loop import Loop, make_wire, truth
+from tests.scheduler.scheduler_loop import Loop, TruthProposer, make_wire, truth
 
 QUICK = settings(derandomize=True, deadline=None, max_examples=120, stateful_step_count=50)
 LARGE = settings(derandomize=True, deadline=None, max_examples=2500, stateful_step_count=100)
@@ -72,9 +72,16 @@ class SchedulerMachine(RuleBasedStateMachine):
                 "num_scheduler_steps": st.sampled_from([1, 1, 2, 5]),
             }
         ),
+        # The most drafts, and which of them are wrong.
+        drafts=st.sampled_from([None, None, (1, 2), (3, 0), (3, 3), (5, 7), (2, 1)]),
+        adaptive=st.booleans(),
     )
-    def start(self, groups, depth, block_size, spare, rows, budget, tile, policy, more):
+    def start(
+        self, groups, depth, block_size, spare, rows, budget, tile, policy, more, drafts, adaptive
+    ):
         self.gate = Gate()
+        if drafts is not None and more["spacing"] == 1:  # pipelines take no drafts
+            more = {**more, "proposer": TruthProposer(drafts[1]), "most_drafts": drafts[0]}
         self.loop = Loop(
             *groups,
             depth=depth,
@@ -87,6 +94,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             policy=policy,
             breaks=breaks,
             gates=[self.gate],
+            adaptive=adaptive,
             **more,
         )
         self.wires: dict[str, WireRequest] = {}

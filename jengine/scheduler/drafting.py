@@ -1,0 +1,139 @@
+"""Drafts for the decodes of plans: which guesses run, and what comes of them.
+
+In: a proposer's guesses from committed tokens. Out: `Drafts` in plans, and after a commit the
+tokens that were reserved for drafts and not accepted, taken back. Must not know how guesses are
+made, or how the step accepts them.
+
+A row may have drafts in flight. `Request.num_computed` counts all of them as accepted, so the row's
+real length is between the tokens that it surely has (those known, and one for each plan in flight)
+and that. The guesses of a plan cover the drafts after each of these lengths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from jengine.counts import DraftCounts
+from jengine.kvcache.coordinator import CacheCoordinator
+from jengine.plan import Drafts
+from jengine.request import FINISHED, RUNNING, Request
+from jengine.scheduler.flights import Flight
+from jengine.scheduler.plan_builder import PlanBuilder
+from jengine.speculative.draft_length import DraftLength
+from jengine.speculative.proposer import Proposer, RowProposer
+
+
+class RowDrafts:
+    """One request's proposer, how much of its text it has seen, and its number of drafts."""
+
+    __slots__ = ("length", "proposer", "request", "seen")
+
+    def __init__(self, request: Request, proposer: RowProposer, length: DraftLength) -> None:
+        self.request = request
+        self.proposer = proposer
+        self.length = length
+        self.seen = request.num_known
+
+    def catch_up(self) -> RowProposer:
+        """The proposer, with all committed tokens."""
+        if self.seen < self.request.num_known:
+            self.proposer.extend(self.request.token_ids[self.seen :])
+            self.seen = self.request.num_known
+        return self.proposer
+
+
+class Drafting:
+    """Adds up to `most` drafts to each decode, and up to `most_rows` tokens to all decodes.
+
+    `adaptive`: rows whose drafts are not accepted get fewer.
+    """
+
+    def __init__(
+        self,
+        proposer: Proposer,
+        cache: CacheCoordinator,
+        *,
+        most: int,
+        most_rows: int,
+        adaptive: bool = True,
+        make_length: Callable[[int], DraftLength] = DraftLength,
+    ) -> None:
+        self.proposer = proposer
+        self.most = most
+        self.most_rows = most_rows
+        self.adaptive = adaptive
+        self._cache = cache
+        self._make_length = make_length
+        self._rows: dict[str, RowDrafts] = {}
+        self._drafts = 0
+        self._drafted_at = [0] * most
+        self._accepted_at = [0] * most
+
+    @property
+    def counts(self) -> DraftCounts:
+        """Drafts of all steps that were read."""
+        drafted, accepted = list(self._drafted_at), list(self._accepted_at)
+        return DraftCounts(self._drafts, sum(drafted), sum(accepted), drafted, accepted)
+
+    def lengthen(self, builder: PlanBuilder, num_waiting: int) -> None:
+        """Drafts for each decode, as far as budget and free blocks allow."""
+        self._close_finished()
+        room = self.most_rows - len(builder.decodes)
+        for request in builder.decodes:
+            most = min(room, builder.budget)
+            if most <= 0:
+                break
+            room -= self._add(request, most, builder)
+
+    def settle(self, flight: Flight, tokens: Sequence[Sequence[int]]) -> None:
+        """Count what was accepted, and take back what was reserved for the rest."""
+        plan = flight.plan
+        lengths = plan.entries.lengths[: plan.num_decodes].tolist()
+        # Decodes come first, and all of them want tokens.
+        for request, length, found in zip(flight.requests, lengths, tokens, strict=False):
+            drafted, accepted = length - 1, len(found) - 1
+            assert 0 <= accepted <= drafted, f"{len(found)} tokens of a decode of {length}"
+            if request.status is RUNNING:
+                request.num_computed -= drafted - accepted
+            row = self._rows.get(request.request_id)
+            if row is not None:
+                row.length.observe(drafted, accepted)
+            if drafted:
+                self._drafts += 1
+                for index in range(drafted):
+                    self._drafted_at[index] += 1
+                    self._accepted_at[index] += index < accepted
+
+    def _add(self, request: Request, most: int, builder: PlanBuilder) -> int:
+        """Drafts for one decode; returns how many."""
+        row = self._row(request)
+        # The last draft's token is at most the last but one that the request may get.
+        most = min(most, self.most, request.cap - 2 - request.num_computed)
+        count = min(most, row.length.count) if self.adaptive else most
+        if count <= 0 or request.wire.taps:  # captured values are by token that counts
+            return 0
+        surely = request.num_known + request.num_in_flight  # tokens that it has at least
+        uncertain = request.num_computed + 1 - surely  # drafts in flight
+        guesses = row.catch_up().propose(count, request.num_in_flight + uncertain)
+        window = guesses[request.num_in_flight :].tolist()
+        count = min(count, len(window))
+        blocks = self._cache.allocate(request, count + 1) if count else None
+        if blocks is None:
+            return 0
+        builder.new_blocks += blocks
+        builder.add_drafts(Drafts(request.row, surely, window), count)
+        return count
+
+    def _row(self, request: Request) -> RowDrafts:
+        row = self._rows.get(request.request_id)
+        if row is None or row.request is not request:
+            proposer = self.proposer.begin(request.token_ids, request.prompt_length)
+            row = RowDrafts(request, proposer, self._make_length(self.most))
+            self._rows[request.request_id] = row
+        return row
+
+    def _close_finished(self) -> None:
+        ended = [row for row in self._rows.values() if row.request.status is FINISHED]
+        for row in ended:
+            row.catch_up().close()
+            del self._rows[row.request.request_id]
