@@ -182,6 +182,36 @@ class CacheConfig:
 
 
 @dataclass(frozen=True)
+class SpeculativeConfig:
+    """Guessing several tokens of a row for one step. Names and defaults are vLLM's; made and checked
+    by `speculative.config`."""
+
+    method: str
+    num_speculative_tokens: int  # the most drafts of a row
+    # n-gram: sizes of the n-grams to look up.
+    prompt_lookup_min: int = 5
+    prompt_lookup_max: int = 5
+    # Suffix decoding: the longest match, requests whose answers are kept, drafts per token of the
+    # match, and the least estimated probability of a draft.
+    suffix_decoding_max_tree_depth: int = 24
+    suffix_decoding_max_cached_requests: int = 10000
+    suffix_decoding_max_spec_factor: float = 1.0
+    suffix_decoding_min_token_prob: float = 0.1
+    # Whether a row's drafts become fewer, or none, while few of them are accepted. Not in vLLM.
+    adaptive: bool = True
+
+
+# With drafts, a step has room for so many decode rows even if fewer requests run at once. Beyond
+# that a token more costs a step nearly as much as the first one, and drafts gain little.
+DRAFTED_ROWS = 128
+
+
+def decode_rows(rows: int, most_drafts: int) -> int:
+    """The most tokens that the decodes of a step run, with so many rows and drafts of each."""
+    return max(rows, min(rows * (1 + most_drafts), DRAFTED_ROWS))
+
+
+@dataclass(frozen=True)
 class ScheduleConfig:
     """Who runs: limits of one step and the order of requests."""
 
@@ -205,6 +235,17 @@ class ScheduleConfig:
     one_segment: bool = False
     # A sampled id must be below this; a request that gets another one ends with an error.
     vocab_size: int = 2**31
+    speculative: SpeculativeConfig | None = None  # None: no drafts
+
+    @property
+    def most_drafts(self) -> int:
+        """The most drafts of a row."""
+        return 0 if self.speculative is None else self.speculative.num_speculative_tokens
+
+    @property
+    def max_decode_rows(self) -> int:
+        """The most tokens that all decodes of a step run, drafts included."""
+        return decode_rows(self.max_num_seqs, self.most_drafts)
 
     @property
     def sampler_rows(self) -> int:

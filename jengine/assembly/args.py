@@ -20,6 +20,7 @@ from jengine.assembly.values import human_integer, one_of, switch, template_text
 from jengine.assembly.vllm_args import RENAMED, VLLM_SETTINGS, own_settings
 from jengine.errors import ConfigError, UnsupportedFeature, unknown_argument
 from jengine.executor.choice import checked_executor
+from jengine.speculative.config import speculative_config
 
 T = TypeVar("T")
 # What engines wait for unless `compilation_config` says otherwise: the largest step alone.
@@ -135,6 +136,8 @@ class EngineArgs:
     overlap: bool = True
     # Decode steps that the device may run in one call while no request waits for a row.
     num_scheduler_steps: int = 1
+    # Speculative decoding, by vLLM's keys: {"method": "ngram", "num_speculative_tokens": 4}.
+    speculative_config: Mapping[str, Any] | None = None
     # auto: Triton kernels on NVIDIA GPUs, C++ kernels on CPUs, XLA everywhere else.
     attention_backend: Literal["auto", "xla", "cpu", "triton"] = "auto"
     # auto: the C++ kernels multiply with packed copies of the weights. False: with the arrays
@@ -204,6 +207,8 @@ class EngineArgs:
         if self.chat_template is not None:
             self.chat_template = template_text("chat_template", self.chat_template)
         self._check_choices()
+        if self.speculative_config is not None:
+            speculative_config(self.speculative_config)
         checked_keys("compilation_config", self.compilation_config, COMPILATION_KEYS)
         _ = self.ranks  # checked
         self._check_wait_for()

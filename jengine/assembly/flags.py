@@ -50,6 +50,8 @@ ENGINE_HELP = {
     "attention_backend": "the kernels; auto: Triton on NVIDIA GPUs, C++ on CPUs, else XLA",
     "pack_weights": "auto: copy weights into the form that CPU kernels read fastest; false: do not",
     "num_scheduler_steps": "decode steps in one call of the device while no request waits",
+    "speculative_config": "JSON with vLLM's keys, or --speculative-config.KEY VALUE: guess several "
+    "tokens of a row for one step, with method ngram or suffix",
     "enforce_eager": "compile steps when they are first needed, not at the start",
     "strict": "make a compile after the start an error",
     "deterministic": "bitwise equal log-probabilities in any batch; slower where XLA multiplies",
@@ -109,7 +111,7 @@ def flag_settings(name: str, kind: Any) -> dict[str, Any]:
         return {"choices": tuple(str(part).lower() for part in parts)}
     if name == "compilation_config":
         return {"action": MergeObjects, "type": checked(json_object), "metavar": "JSON"}
-    if name == "executor_options":
+    if name in ("executor_options", "speculative_config"):
         return {"action": MergeObjects, "type": checked(options_object), "metavar": "JSON"}
     if name == "stop":
         return {"action": "append", "metavar": "TEXT"}

@@ -18,7 +18,7 @@ def ladders_for(
 ) -> Ladders:
     """The ladders of an engine; `first` are the lowest rungs of the default ones."""
     ladders = default_ladders(
-        schedule.max_num_seqs,
+        schedule.max_decode_rows,
         schedule.max_num_batched_tokens,
         schedule.max_model_len,
         shapes.block_size,
@@ -37,7 +37,7 @@ def ladders_for(
         repeats=tuple(sorted({1, schedule.num_scheduler_steps})),
     )
     tokens = schedule.max_num_batched_tokens // shapes.prefill_tile * shapes.prefill_tile
-    enough = {"decode_rows": schedule.max_num_seqs, "prefill_tokens": tokens,
+    enough = {"decode_rows": schedule.max_decode_rows, "prefill_tokens": tokens,
               "pages": shapes.max_pages}  # fmt: skip
     for name, least in enough.items():
         last = getattr(ladders, name)[-1]

@@ -25,7 +25,7 @@ from jengine.executor.recording import Origin, Recording
 KEPT = (
     "tensor_parallel_size", "pipeline_parallel_size", "load_format", "seed", "attention_backend",
     "pack_weights", "deterministic", "compilation_config", "enable_chunked_prefill",
-    "num_scheduler_steps", "max_logprobs", "logprobs_mode",
+    "num_scheduler_steps", "speculative_config", "max_logprobs", "logprobs_mode",
 )  # fmt: skip
 
 

@@ -16,9 +16,10 @@ from jengine.assembly.device_defaults import (
     device_defaults,
 )
 from jengine.assembly.ladders import rungs
-from jengine.config import ModelConfig, ScheduleConfig
+from jengine.config import ModelConfig, ScheduleConfig, decode_rows
 from jengine.errors import ConfigError
 from jengine.sampling.admission import row_bytes
+from jengine.speculative.config import speculative_config
 from pallas_kernels.prefill_attention import tokens_of_tile
 
 logger = logging.getLogger(__name__)
@@ -52,10 +53,12 @@ def schedule_config(
     if max_model_len < 2:
         raise ConfigError("max_model_len=1: expected at least 2, a prompt token and an answer.")
     rows = args.max_num_seqs or defaults.max_num_seqs
+    speculative = args.speculative_config and speculative_config(args.speculative_config)
+    most_drafts = speculative.num_speculative_tokens if speculative else 0
     return ScheduleConfig(
         max_num_seqs=rows,
         max_num_batched_tokens=_batched_tokens(
-            args, rows, max_model_len, tile,
+            args, decode_rows(rows, most_drafts), max_model_len, tile,
             DETERMINISTIC_TOKENS if one_segment else defaults.max_num_batched_tokens,
         ),
         max_model_len=max_model_len,
@@ -67,6 +70,7 @@ def schedule_config(
         max_adjusted_seqs=_adjusted_seqs(args, config, rows, max_model_len, penalises),
         one_segment=one_segment,
         vocab_size=config.vocab_size,
+        speculative=speculative or None,
     )  # fmt: skip
 
 
@@ -126,7 +130,7 @@ def _batched_tokens(args: EngineArgs, rows: int, max_model_len: int, tile: int, 
                 "max_model_len, or enable chunked prefill."
             )
         if given < least:
-            logger.info("max_num_batched_tokens=%d is raised to %d: %d rows and one tile of %d",
+            logger.info("max_num_batched_tokens=%d is raised to %d: %d decodes and one tile of %d",
                         given, least, rows, tile)  # fmt: skip
         return max(given, least)
     if not args.enable_chunked_prefill:

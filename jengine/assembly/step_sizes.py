@@ -48,6 +48,7 @@ def runner_config(
             "several steps in one call are not built for stages, which run other plans meanwhile. "
             "Leave num_scheduler_steps out."
         )
+    refuse_drafts(schedule, stages)
     # A stage's slots are built like the first layers of the model.
     groups = cache_groups(config.cache_specs[: stage_layout(config, stages).num_slots])
     shapes = StepShapes(
@@ -60,6 +61,9 @@ def runner_config(
         attention=attention_backend(args.attention_backend, groups),
         max_adjusted=schedule.sampler_rows,
         packed_tables=stages > 1,
+        most_drafts=schedule.most_drafts,
+        # Those of the step, and of each step that may be in flight.
+        draft_window=schedule.most_drafts * (1 + OVERLAP_DEPTH),
     )
     # A window moves on when a step has been read, so chunks in flight hold blocks as well.
     in_flight = (OVERLAP_DEPTH + stages) * max(
@@ -96,6 +100,23 @@ def runner_config(
         strict=args.strict,
         capture_collectives=args.capture_collectives,
     )
+
+
+def refuse_drafts(schedule: ScheduleConfig, stages: int) -> None:
+    """Raise for what drafts cannot be combined with."""
+    if not schedule.most_drafts:
+        return
+    others = {
+        f"{stages} pipeline stages, whose plans carry every position": stages > 1,
+        f"num_scheduler_steps={schedule.num_scheduler_steps}": schedule.num_scheduler_steps > 1,
+        "deterministic=True without kernels of its own": schedule.one_segment,
+    }
+    for name, is_used in others.items():
+        if is_used:
+            raise UnsupportedFeature(
+                f"speculative_config with {name}: drafts are not built for that. "
+                "Leave one of them out."
+            )
 
 
 def with_cuts(

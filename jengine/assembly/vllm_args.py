@@ -33,7 +33,7 @@ FEATURES: dict[str, dict[str, Any]] = {
         "enable_moe_shared_loras": False, "max_lora_cls_labels": None,
     },
     "speculative decoding": {
-        "speculative_config": None, "spec_method": None, "spec_model": None, "spec_tokens": None,
+        "spec_method": None, "spec_model": None, "spec_tokens": None,
         "per_request_spec_decode_metrics": "none",
     },
     "custom logits processors": {"logits_processors": None},

@@ -9,9 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from jengine.config import ScheduleConfig
 from jengine.counts import DraftCounts
+from jengine.kvcache.coordinator import CacheCoordinator
+from jengine.scheduler.drafting import Drafting
 from jengine.scheduler.flights import Flight
+from jengine.scheduler.multi_step import MultiStepDecode
 from jengine.scheduler.plan_builder import PlanBuilder
+from jengine.speculative.choice import host_proposer
 
 
 class Lengthening(Protocol):
@@ -26,3 +31,16 @@ class Lengthening(Protocol):
     @property
     def counts(self) -> DraftCounts:
         """Drafts of all steps that were read."""
+
+
+def lengthening_of(config: ScheduleConfig, cache: CacheCoordinator) -> Lengthening:
+    """The way that the limits of a step ask for."""
+    if config.speculative is None:
+        return MultiStepDecode(config.num_scheduler_steps, cache)
+    return Drafting(
+        host_proposer(config.speculative),
+        cache,
+        most=config.most_drafts,
+        most_rows=config.max_decode_rows,
+        adaptive=config.speculative.adaptive,
+    )

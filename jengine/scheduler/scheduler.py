@@ -19,9 +19,8 @@ from jengine.request import RUNNING, Request, WireRequest
 from jengine.scheduler.commit import Committer
 from jengine.scheduler.flights import Flight, Flights
 from jengine.scheduler.gates import AdmissionGate, NotInFlight
-from jengine.scheduler.lengthening import Lengthening
+from jengine.scheduler.lengthening import Lengthening, lengthening_of
 from jengine.scheduler.lifecycle import Lifecycle
-from jengine.scheduler.multi_step import MultiStepDecode
 from jengine.scheduler.plan_builder import PlanBuilder
 from jengine.scheduler.planning import Planner
 from jengine.scheduler.recorder import Recorder, timed
@@ -34,7 +33,7 @@ class Scheduler:
     `spacing` is how many plans further on a sampled token may be run before it is committed. With
     more than 1 (pipeline stages), plans run beside each other, so each takes its share of the rows.
     `gates` keep waiting requests back, besides rows, budget and cache. `lengthening` lets decodes
-    run more than one token a plan; by default that is multi-step decode. `recorder` counts and
+    run more than one token a plan; by default the way that `config` asks for. `recorder` counts and
     times what is done; replicas number theirs.
     """
 
@@ -63,7 +62,7 @@ class Scheduler:
         self._flights = Flights()
         gates = (NotInFlight(self._flights), *gates)
         self._planner = Planner(config, cache, self._requests, self._flights, spacing, gates)
-        self._lengthening = lengthening or MultiStepDecode(config.num_scheduler_steps, cache)
+        self._lengthening = lengthening or lengthening_of(config, cache)
         self._committer = Committer(
             cache, self._requests, self._lengthening, self.recorder, config.vocab_size
         )

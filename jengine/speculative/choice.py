@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jengine.speculative.config import SpeculativeConfig
+from jengine.config import SpeculativeConfig
 from jengine.speculative.ngram import NgramProposer
 from jengine.speculative.past_outputs import PastOutputs
 from jengine.speculative.proposer import Proposer

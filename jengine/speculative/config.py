@@ -6,9 +6,10 @@ In: the user's dictionary. Out: a SpeculativeConfig, or an error that names the 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
 
+from jengine.config import SpeculativeConfig
 from jengine.errors import ConfigError, UnsupportedFeature, nearest_name
 
 HOST_METHODS = ("ngram", "suffix")
@@ -20,69 +21,53 @@ DRAFT_MODEL_KEYS = (
     "tensor_parallel_size", "max_model_len", "parallel_drafting", "draft_load_config",
     "draft_sample_method", "moe_backend", "attention_backend", "kv_cache_dtype",
 )  # fmt: skip
-DEFAULT_LOOKUP = 5
 
 
-@dataclass(frozen=True)
-class SpeculativeConfig:
-    """Names and defaults are vLLM's. `from_keys` checks them and fills in what follows."""
-
-    method: str
-    num_speculative_tokens: int
-    # n-gram: sizes of the n-grams to look up.
-    prompt_lookup_min: int = DEFAULT_LOOKUP
-    prompt_lookup_max: int = DEFAULT_LOOKUP
-    # Suffix decoding: the longest match, requests whose answers are kept, drafts per token of the
-    # match, and the least estimated probability of a draft.
-    suffix_decoding_max_tree_depth: int = 24
-    suffix_decoding_max_cached_requests: int = 10000
-    suffix_decoding_max_spec_factor: float = 1.0
-    suffix_decoding_min_token_prob: float = 0.1
-    # Whether a row's drafts become fewer, or none, while few of them are accepted. Not in vLLM.
-    adaptive: bool = True
-
-    @classmethod
-    def from_keys(cls, given: Mapping[str, Any]) -> SpeculativeConfig:
-        """The settings in a user's dictionary."""
-        keys = {name: value for name, value in given.items() if value is not None}
-        method = method_of(keys)
-        keys.pop("model", None)
-        check_names(keys)
-        settings = {**keys, "method": method}
-        if method == "ngram":
-            settings.update(lookup_sizes(keys))
-        if "num_speculative_tokens" not in keys:
-            if method != "suffix":
-                raise ConfigError(
-                    f"speculative_config for method={method!r} has no num_speculative_tokens; give "
-                    "the most draft tokens of a step, such as 4."
-                )
-            depth = cls.suffix_decoding_max_tree_depth
-            settings["num_speculative_tokens"] = keys.get("suffix_decoding_max_tree_depth", depth)
-        config = cls(**settings)
-        config.check()
-        return config
-
-    def check(self) -> None:
-        """Raise a ConfigError for a value out of its range."""
-        expect_integer("num_speculative_tokens", self.num_speculative_tokens, 1)
-        expect_integer("prompt_lookup_min", self.prompt_lookup_min, 1)
-        expect_integer("prompt_lookup_max", self.prompt_lookup_max, 1)
-        if self.prompt_lookup_min > self.prompt_lookup_max:
+def speculative_config(given: Mapping[str, Any]) -> SpeculativeConfig:
+    """The settings in a user's dictionary, with what follows from them filled in."""
+    if not isinstance(given, Mapping):
+        raise ConfigError(
+            f"speculative_config={given!r}: expected a dict such as "
+            "{'method': 'ngram', 'num_speculative_tokens': 4}."
+        )
+    keys = {name: value for name, value in given.items() if value is not None}
+    method = method_of(keys)
+    keys.pop("model", None)
+    check_names(keys)
+    settings = {**keys, "method": method}
+    if method == "ngram":
+        settings.update(lookup_sizes(keys))
+    if "num_speculative_tokens" not in keys:
+        if method != "suffix":
             raise ConfigError(
-                f"prompt_lookup_min={self.prompt_lookup_min} must be <= "
-                f"prompt_lookup_max={self.prompt_lookup_max}."
+                f"speculative_config for method={method!r} has no num_speculative_tokens; give "
+                "the most draft tokens of a step, such as 4."
             )
-        depth, cached = (
-            "suffix_decoding_max_tree_depth", "suffix_decoding_max_cached_requests",
-        )  # fmt: skip
-        expect_integer(depth, self.suffix_decoding_max_tree_depth, 1)
-        expect_integer(cached, self.suffix_decoding_max_cached_requests, 0)
-        factor, least = self.suffix_decoding_max_spec_factor, self.suffix_decoding_min_token_prob
-        expect_number("suffix_decoding_max_spec_factor", factor, 0.0, float("inf"))
-        expect_number("suffix_decoding_min_token_prob", least, 0.0, 1.0)
-        if not isinstance(self.adaptive, bool):
-            raise ConfigError(f"adaptive={self.adaptive!r} must be true or false.")
+        depth = SpeculativeConfig.suffix_decoding_max_tree_depth
+        settings["num_speculative_tokens"] = keys.get("suffix_decoding_max_tree_depth", depth)
+    config = SpeculativeConfig(**settings)
+    check_values(config)
+    return config
+
+
+def check_values(config: SpeculativeConfig) -> None:
+    """Raise a ConfigError for a value out of its range."""
+    for name in ("num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max",
+                 "suffix_decoding_max_tree_depth"):  # fmt: skip
+        expect_integer(name, getattr(config, name), 1)
+    expect_integer(
+        "suffix_decoding_max_cached_requests", config.suffix_decoding_max_cached_requests, 0
+    )
+    if config.prompt_lookup_min > config.prompt_lookup_max:
+        raise ConfigError(
+            f"prompt_lookup_min={config.prompt_lookup_min} must be <= "
+            f"prompt_lookup_max={config.prompt_lookup_max}."
+        )
+    factor, least = config.suffix_decoding_max_spec_factor, config.suffix_decoding_min_token_prob
+    expect_number("suffix_decoding_max_spec_factor", factor, 0.0, float("inf"))
+    expect_number("suffix_decoding_min_token_prob", least, 0.0, 1.0)
+    if not isinstance(config.adaptive, bool):
+        raise ConfigError(f"adaptive={config.adaptive!r} must be true or false.")
 
 
 def method_of(keys: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ import pytest
 
 from jengine.errors import ConfigError, UnsupportedFeature
 from jengine.speculative.choice import host_proposer
-from jengine.speculative.config import SpeculativeConfig
+from jengine.speculative.config import speculative_config
 from jengine.speculative.ngram import NgramProposer
 from jengine.speculative.suffix import SuffixProposer
 
@@ -25,7 +25,7 @@ from jengine.speculative.suffix import SuffixProposer
 )
 def test_sizes_of_ngrams(given: dict[str, Any], least: int, most: int) -> None:
     keys = {"method": "ngram", "num_speculative_tokens": 3, **given}
-    config = SpeculativeConfig.from_keys(keys)
+    config = speculative_config(keys)
     assert (config.prompt_lookup_min, config.prompt_lookup_max) == (least, most)
     proposer = host_proposer(config)
     assert isinstance(proposer, NgramProposer)
@@ -34,21 +34,21 @@ def test_sizes_of_ngrams(given: dict[str, Any], least: int, most: int) -> None:
 
 @pytest.mark.parametrize("given", [{"model": "ngram"}, {"method": "[ngram]"}, {"model": "[ngram]"}])
 def test_other_names_of_ngram(given: dict[str, Any]) -> None:
-    config = SpeculativeConfig.from_keys({**given, "num_speculative_tokens": 3})
+    config = speculative_config({**given, "num_speculative_tokens": 3})
     assert config.method == "ngram"
 
 
 def test_suffix_takes_its_depth_as_the_most_drafts() -> None:
-    assert SpeculativeConfig.from_keys({"method": "suffix"}).num_speculative_tokens == 24
+    assert speculative_config({"method": "suffix"}).num_speculative_tokens == 24
     keys = {"method": "suffix", "suffix_decoding_max_tree_depth": 9}
-    config = SpeculativeConfig.from_keys(keys)
+    config = speculative_config(keys)
     assert config.num_speculative_tokens == 9
     proposer = host_proposer(config)
     assert isinstance(proposer, SuffixProposer)
     assert proposer.depth == 9
     assert proposer.past is not None
     none = {"method": "suffix", "suffix_decoding_max_cached_requests": 0}
-    without = host_proposer(SpeculativeConfig.from_keys(none))
+    without = host_proposer(speculative_config(none))
     assert isinstance(without, SuffixProposer)
     assert without.past is None
 
@@ -78,8 +78,13 @@ def test_suffix_takes_its_depth_as_the_most_drafts() -> None:
 )  # fmt: skip
 def test_errors_name_the_key(given: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigError) as raised:
-        SpeculativeConfig.from_keys(given)
+        speculative_config(given)
     assert named in str(raised.value)
+
+
+def test_anything_but_a_dict_is_refused() -> None:
+    with pytest.raises(ConfigError, match="expected a dict"):
+        speculative_config("ngram")  # pyrefly: ignore[bad-argument-type]
 
 
 @pytest.mark.parametrize(
@@ -92,4 +97,4 @@ def test_errors_name_the_key(given: dict[str, Any], named: str) -> None:
 )
 def test_draft_models_are_refused_by_name(given: dict[str, Any]) -> None:
     with pytest.raises(UnsupportedFeature, match=r"model|draft"):
-        SpeculativeConfig.from_keys(given)
+        speculative_config(given)

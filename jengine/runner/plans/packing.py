@@ -8,6 +8,7 @@ import numpy as np
 
 from jengine.plan import Plan
 from jengine.runner.plans.rows import Rows
+from jengine.runner.step.draft_input import DraftInput
 from jengine.runner.step.step_input import StepInput
 from jengine.runner.variants.buckets import Bucket, Ladders, StepShapes
 from jengine.sampling.inputs import fill_sampling
@@ -23,6 +24,8 @@ class PackedStep(NamedTuple):
     slots: np.ndarray  # i32: sampling slot of each entry that wants tokens
     chunk_tokens: np.ndarray  # i32: place of each chunk's tokens among the bucket's prefill tokens
     chunk_base: int  # where prefill tokens begin among all tokens of the bucket
+    # i32: number of slots, from that one on, of each entry that wants tokens; None: one each.
+    widths: np.ndarray | None = None
 
 
 def bucket_for(plan: Plan, shapes: StepShapes, ladders: Ladders) -> Bucket:
@@ -34,7 +37,7 @@ def bucket_for(plan: Plan, shapes: StepShapes, ladders: Ladders) -> Bucket:
     prefill = int((-(-lengths[plan.num_decodes :] // tile)).sum()) * tile
     longest = int((starts + lengths).max(initial=0))
     pages = -(-longest // shapes.block_size)
-    return ladders.smallest_for(plan.num_decodes, prefill, pages, plan.repeats)
+    return ladders.smallest_for(plan.num_decode_rows, prefill, pages, plan.repeats)
 
 
 def pack(
@@ -51,27 +54,56 @@ def pack(
     owners, positions, lengths, _ = plan.entries.columns
     samples = plan.entries.wants_tokens
     starts = known_starts(plan, rows, shapes)
+    widths = slot_widths(plan)
     if shapes.one_segment:
         slots, chunk_tokens = _pack_one_segment(plan, rows, inputs, starts, shapes)
     else:
         _pack_decodes(plan, rows, inputs, starts, shapes)
         chunk_tokens, ends = _pack_chunks(plan, rows, inputs, bucket, shapes)
         last_tokens = bucket.decode_rows + ends[samples[plan.num_decodes :]]
+        decoding, first_chunk = plan.num_decode_rows, bucket.decode_rows
         slots = np.concatenate([
-            np.arange(plan.num_decodes), bucket.decode_rows + np.arange(len(last_tokens))
+            first_slots(plan, widths), first_chunk + np.arange(len(last_tokens))
         ]).astype(np.int32)  # fmt: skip
-        inputs.heads.logit_index[slots[: plan.num_decodes]] = slots[: plan.num_decodes]
-        inputs.heads.logit_index[slots[plan.num_decodes :]] = last_tokens
+        inputs.heads.logit_index[:decoding] = np.arange(decoding)
+        inputs.heads.logit_index[first_chunk : first_chunk + len(last_tokens)] = last_tokens
     # In a multi-step decode: the position of the first run's token.
     ends = np.where(starts < 0, -1, positions + lengths - (plan.repeats - 1))
     # Decodes alone have the first slots: writing to a slice is faster than to single places.
-    places = slots if len(chunk_tokens) else slice(plan.num_decodes)
-    fill_sampling(inputs.sampling, places, owners[samples], ends[samples], rows.settings)
+    places = slots if len(chunk_tokens) else slice(plan.num_decode_rows)
+    samplers, ends = owners[samples], ends[samples]
+    if widths is not None:
+        samplers, ends = np.repeat(samplers, widths), np.repeat(ends, widths)
+        places = np.repeat(slots, widths) + within_each(widths)
+    fill_sampling(inputs.sampling, places, samplers, ends, rows.settings)
     if bucket.is_multi_step:
         inputs.multi_step.repeats[0] = plan.repeats
         inputs.multi_step.endings[slots] = rows.settings["endings"][owners]
     chunk_base = 0 if shapes.one_segment else bucket.decode_rows
-    return PackedStep(buffer, bucket, slots, chunk_tokens, chunk_base)
+    return PackedStep(buffer, bucket, slots, chunk_tokens, chunk_base, widths)
+
+
+def slot_widths(plan: Plan) -> np.ndarray | None:
+    """Slots of each entry that wants tokens: one after each token of a decode with drafts, and one
+    of every other entry. None: one of each."""
+    if not plan.drafts:
+        return None
+    widths = plan.entries.lengths.copy()
+    widths[plan.num_decodes :] = 1
+    return widths[plan.entries.wants_tokens]
+
+
+def first_slots(plan: Plan, widths: np.ndarray | None) -> np.ndarray:
+    """The first slot of each decode."""
+    if widths is None:
+        return np.arange(plan.num_decodes)
+    ends = np.cumsum(widths[: plan.num_decodes])
+    return ends - widths[: plan.num_decodes]
+
+
+def within_each(widths: np.ndarray) -> np.ndarray:
+    """0, 1, ... within each of groups that have these sizes."""
+    return np.arange(int(widths.sum())) - np.repeat(np.cumsum(widths) - widths, widths)
 
 
 def known_starts(plan: Plan, rows: Rows, shapes: StepShapes) -> np.ndarray:
@@ -93,11 +125,26 @@ def known_starts(plan: Plan, rows: Rows, shapes: StepShapes) -> np.ndarray:
 def _pack_decodes(
     plan: Plan, rows: Rows, inputs: StepInput, starts: np.ndarray, shapes: StepShapes
 ) -> None:
-    count = plan.num_decodes
-    owners = plan.entries.rows[:count]
+    decodes, count = slice(plan.num_decodes), plan.num_decode_rows
+    owners, starts = plan.entries.rows[decodes], starts[decodes]
+    if plan.drafts:
+        lengths = plan.entries.lengths[decodes]
+        owners, starts = np.repeat(owners, lengths), np.repeat(starts, lengths)
+        _pack_drafts(plan, inputs.drafts, owners, within_each(lengths))
     inputs.tokens.decode_rows[:count] = owners
-    inputs.tiles.decode_starts[:count] = starts[:count]
-    _pack_tiles(inputs, 0, rows, owners, plan.entries.starts[:count], shapes)
+    inputs.tiles.decode_starts[:count] = starts
+    _pack_tiles(inputs, 0, rows, owners, plan.entries.starts[decodes], shapes)
+
+
+def _pack_drafts(plan: Plan, section: DraftInput, owners: np.ndarray, offsets: np.ndarray) -> None:
+    """The windows of drafts, and which of them each decode row reads."""
+    window_of = {}
+    for index, drafts in enumerate(plan.drafts):
+        window_of[drafts.row] = index
+        section.firsts[index] = drafts.first
+        section.tokens[index, : len(drafts.token_ids)] = drafts.token_ids
+    section.offsets[: len(offsets)] = offsets
+    section.window[: len(owners)] = [window_of.get(row, 0) for row in owners.tolist()]
 
 
 def _pack_chunks(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import jax
 import numpy as np
 
-from jengine.outputs import StepLogprobs, StepOutput
+from jengine.outputs import NO_TOKEN, StepLogprobs, StepOutput
 from jengine.plan import Plan
 from jengine.runner.plans.packing import PackedStep
 
@@ -41,23 +41,34 @@ class PendingStep:
         prompt_logprobs = scores_of(output.prompt_logprobs, lambda x: x[packed.chunk_tokens])
         captured = {}
         if output.captured:
-            decodes = np.arange(self.plan.num_decodes)
+            decodes = np.arange(self.plan.num_decode_rows)
             tokens = np.concatenate([decodes, packed.chunk_base + packed.chunk_tokens])
             for number, values in output.captured.items():
                 captured[number] = {name: np.asarray(x)[tokens] for name, x in values.items()}
         return StepOutput(
-            self._by_entry(np.asarray(output.tokens)),
+            self._filled(self._by_entry(np.asarray(output.tokens))),
             scores_of(output.logprobs, self._by_entry),
             prompt_logprobs,
             captured,
         )
 
     def _by_entry(self, found: np.ndarray) -> np.ndarray:
-        """[entries that want tokens, runs, ...]: several runs in a multi-step decode, else one."""
-        slots = self.packed.slots
+        """[entries that want tokens, runs, ...]: several runs in a multi-step decode, as many as an
+        entry has slots with drafts, else one."""
+        slots, widths = self.packed.slots, self.packed.widths
+        if widths is not None:
+            within = np.minimum(np.arange(widths.max()), widths[:, None] - 1)
+            return found[slots[:, None] + within]
         if not self.packed.bucket.is_multi_step:
             return found[slots, None]
         return found[: self.plan.repeats, slots].swapaxes(0, 1)
+
+    def _filled(self, tokens: np.ndarray) -> np.ndarray:
+        """The tokens with NO_TOKEN beyond an entry's own slots."""
+        widths = self.packed.widths
+        if widths is not None:
+            tokens[np.arange(tokens.shape[1]) >= widths[:, None]] = NO_TOKEN
+        return tokens
 
 
 def scores_of(

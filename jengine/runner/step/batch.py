@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from jengine.config import CacheGroup
+from jengine.runner.step.draft_input import RunDrafts, with_draft_positions
 from jengine.runner.step.state import StepState
 from jengine.runner.step.step_input import StepInput, TileInput
 from jengine.runner.variants.buckets import Bucket, StepShapes
@@ -25,12 +26,23 @@ class Batch(NamedTuple):
     table_starts: tuple[Array, ...]  # per group: i32[tiles] position of the table's first token
 
 
-def batch_of(inputs: StepInput, state: StepState, bucket: Bucket, shapes: StepShapes) -> Batch:
+def row_lengths(inputs: StepInput, state: StepState) -> Int32[Array, " decodes"]:
+    """The length of each decode row's row, -1 for padding."""
+    return state.lengths.at[inputs.tokens.decode_rows].get(mode="fill", fill_value=-1)
+
+
+def batch_of(
+    inputs: StepInput,
+    state: StepState,
+    bucket: Bucket,
+    shapes: StepShapes,
+    drafts: RunDrafts | None = None,
+) -> Batch:
     """The batch of a step; lengths and block tables of its rows are in the state."""
     assert state.tables is not None, "in a pipeline tables are packed: see stage_batch"
     with jax.named_scope("batch"):
         tiles, decoding = inputs.tiles, inputs.tokens.decode_rows
-        lengths = state.lengths.at[decoding].get(mode="fill", fill_value=-1)
+        lengths = with_draft_positions(row_lengths(inputs, state), drafts)
         # No row is scheduled past the longest context; the clip keeps reads inside the tables.
         lengths = jnp.minimum(lengths, shapes.max_model_len - 1)
         decodes = jnp.where(tiles.decode_starts >= 0, tiles.decode_starts, lengths)

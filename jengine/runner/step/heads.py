@@ -13,11 +13,12 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jengine.models.language_model import LanguageModel
-from jengine.outputs import StepOutput
+from jengine.outputs import NO_TOKEN, StepOutput
 from jengine.runner.step.program import Program
 from jengine.runner.step.state import StepState
 from jengine.runner.step.step_input import HeadInput
 from jengine.sampling import SamplingInput, sample, score_tokens
+from jengine.sampling.acceptance import Drafted, last_of_each
 
 # Prompt tokens per chunk of prompt log-probabilities, which bounds the memory of their logits.
 SCORED_AT_ONCE = 64
@@ -31,6 +32,7 @@ class Hidden(NamedTuple):
     prompts: Array  # [T, hidden] at the prefill tokens
     heads: HeadInput
     sampling: SamplingInput  # with every position known
+    drafts: Drafted | None = None
 
 
 def run_heads(hidden: Hidden, state: StepState, program: Program) -> tuple[StepState, StepOutput]:
@@ -45,7 +47,8 @@ def run_heads(hidden: Hidden, state: StepState, program: Program) -> tuple[StepS
 def sample_head(
     hidden: Hidden, state: StepState, program: Program
 ) -> tuple[StepState, dict[str, Any]]:
-    """Sample the token that follows each slot's row. It is the row's next input, at its length."""
+    """Sample the token that follows each slot's row. It is the row's next input, at its length; of
+    the tokens after drafts the last one that counts is."""
     with jax.named_scope("sample"):
         # One base key for all engines: a request's seed alone decides its noise, and requests
         # without one got theirs from the engine's seed.
@@ -56,16 +59,21 @@ def sample_head(
             features=program.features.sampling,
             key_data=jnp.zeros(2, jnp.uint32),
             implementation=program.sampler,
+            drafts=hidden.drafts,
         )
     # A row with token -1 fails on the host; until then its input is token 0.
     fed_back = jnp.maximum(sampled.tokens, 0)
-    owners = hidden.sampling.rows
+    owners, tokens = hidden.sampling.rows, sampled.tokens
+    if hidden.drafts is not None:
+        is_last = last_of_each(sampled.counts, hidden.drafts.offsets)
+        owners = jnp.where(is_last, owners, state.last_token.shape[0])  # past the end: dropped
+        tokens = jnp.where(sampled.counts, tokens, NO_TOKEN)
     state = state._replace(
         last_token=state.last_token.at[owners].set(fed_back, mode="drop"),
         lengths=state.lengths.at[owners].set(hidden.sampling.positions, mode="drop"),
         rows=rows or state.rows,
     )
-    return state, sampled._asdict()
+    return state, {"tokens": tokens, "logprobs": sampled.logprobs}
 
 
 def slot_logits(hidden: Hidden, state: StepState, program: Program) -> Array:

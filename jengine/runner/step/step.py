@@ -12,7 +12,13 @@ from jax import Array
 
 from jengine.models.context import StepContext
 from jengine.outputs import StepOutput
-from jengine.runner.step.batch import batch_of, with_new_blocks
+from jengine.runner.step.batch import batch_of, row_lengths, with_new_blocks
+from jengine.runner.step.draft_input import (
+    RunDrafts,
+    run_drafts,
+    slot_drafts,
+    with_draft_tokens,
+)
 from jengine.runner.step.heads import Hidden, run_heads
 from jengine.runner.step.leaves import Leaves
 from jengine.runner.step.paged import paged_attention
@@ -45,8 +51,9 @@ def run(
 ) -> tuple[StepState, StepOutput]:
     """Run the step of these inputs."""
     bucket, shapes = program.bucket, program.shapes
-    tokens = input_tokens(inputs.tokens, state)
-    batch = batch_of(inputs, state, bucket, shapes)
+    drafts = run_drafts(inputs.drafts, row_lengths(inputs, state), bucket, shapes)
+    tokens = input_tokens(inputs.tokens, state, drafts)
+    batch = batch_of(inputs, state, bucket, shapes, drafts)
     attention = paged_attention(batch, bucket, shapes, program.placement)
     positions = jnp.maximum(batch.positions, 0)
     rows = tile_of_token(bucket, shapes)
@@ -58,17 +65,20 @@ def run(
     ends = inputs.heads.logit_index
     sampling = with_positions(inputs.sampling, batch.positions[ends])
     prompts = hidden[bucket.decode_rows :]
-    leaving = Hidden(model, hidden[ends], prompts, inputs.heads, sampling)
+    guesses = slot_drafts(drafts, len(ends), shapes.most_drafts)
+    leaving = Hidden(model, hidden[ends], prompts, inputs.heads, sampling, guesses)
     state, output = run_heads(leaving, state, program)
     return state, output._replace(captured=taps.captured)
 
 
-def input_tokens(inputs: TokenInput, state: StepState) -> Int32[Array, " tokens"]:
+def input_tokens(
+    inputs: TokenInput, state: StepState, drafts: RunDrafts | None = None
+) -> Int32[Array, " tokens"]:
     """The tokens that a step runs: decode rows, then prefill tokens."""
     # Decode tokens never leave the device: each row's last sample is its next input.
     own_tokens = state.last_token.at[inputs.decode_rows].get(mode="clip")
     decode_tokens = jnp.where(inputs.decode_tokens >= 0, inputs.decode_tokens, own_tokens)
-    return jnp.concatenate([decode_tokens, inputs.prefill_tokens])
+    return jnp.concatenate([with_draft_tokens(decode_tokens, drafts), inputs.prefill_tokens])
 
 
 def with_positions(inputs: SamplingInput, ends: Int32[Array, " slots"]) -> SamplingInput:

@@ -16,23 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from jengine.runner.step.draft_input import DraftInput, draft_fields
+from jengine.runner.step.fields import Field, Fields
 from jengine.runner.variants.buckets import ENDINGS, Bucket, StepShapes
 from jengine.sampling import SamplingInput, sampling_layout
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
     from jaxtyping import Int32
-
-
-class Field(NamedTuple):
-    """One array of a section."""
-
-    shape: tuple[int, ...]
-    dtype: str = "int32"
-    padding: int = 0
-
-
-# A list where a field holds one array per cache group.
-Fields = dict[str, Field | list[Field]]
 
 
 class TokenInput(NamedTuple):
@@ -134,6 +124,7 @@ class StepInput(NamedTuple):
     tiles: TileInput
     blocks: BlockInput
     multi_step: MultiStepInput
+    drafts: DraftInput
     heads: HeadInput
     sampling: SamplingInput
 
@@ -156,6 +147,7 @@ SECTIONS: dict[str, tuple[Callable[..., Any], Callable[[Bucket, StepShapes], Fie
     "tiles": (TileInput, tile_fields),
     "blocks": (BlockInput, block_fields),
     "multi_step": (MultiStepInput, multi_step_fields),
+    "drafts": (DraftInput, draft_fields),
     "heads": (HeadInput, head_fields),
     "sampling": (SamplingInput, sampling_fields),
 }

@@ -75,6 +75,13 @@ class StepShapes:
     # In a pipeline the block tables of a plan's rows are packed with it, since later stages run it
     # after other plans were submitted. Otherwise tables are on the device, and plans change them.
     packed_tables: bool = False
+    # Speculative decoding: the most drafts of a row, and the guesses that a step is given for them.
+    most_drafts: int = 0
+    draft_window: int = 0
+
+    def has_drafts(self, bucket: Bucket) -> bool:
+        """Whether decode rows of this bucket may be drafts."""
+        return self.most_drafts > 0 and not bucket.is_multi_step
 
     @property
     def max_pages(self) -> int:

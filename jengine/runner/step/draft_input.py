@@ -1,0 +1,88 @@
+"""Drafts of a step: the section of the packed input, and the tokens to run for each decode row.
+
+The decode rows of one row follow each other: its last token, then its drafts. The host gives a
+window of guesses by position; the row's length on the device says which of them come next.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import Array
+
+from jengine.runner.step.fields import Field, Fields
+from jengine.runner.variants.buckets import Bucket, StepShapes
+from jengine.sampling.acceptance import Drafted, drafted
+
+if TYPE_CHECKING:  # shapes are for readers and type checkers
+    from jaxtyping import Int32
+
+
+class DraftInput(NamedTuple):
+    """D decode rows and N windows of W guesses; of length 0 in engines without drafts."""
+
+    offsets: Any  # i32[D] 0: the row's last token, or padding; j: its j-th draft
+    window: Any  # i32[D] the window that a draft is taken from
+    firsts: Any  # i32[N] the position of a window's first guess
+    tokens: Any  # i32[N, W] the guesses; -1: none
+
+
+def draft_fields(bucket: Bucket, shapes: StepShapes) -> Fields:
+    """The layout of DraftInput. A row with drafts has at least two decode rows."""
+    rows = bucket.decode_rows if shapes.has_drafts(bucket) else 0
+    windows = rows // 2
+    return {
+        "offsets": Field((rows,)),
+        "window": Field((rows,)),
+        "firsts": Field((windows,)),
+        "tokens": Field((windows, shapes.draft_window), padding=-1),
+    }
+
+
+class RunDrafts(NamedTuple):
+    """What the decode rows run as drafts."""
+
+    offsets: Array  # i32[D] as in DraftInput
+    tokens: Array  # i32[D] the draft; -1: none, and the decode row is padding
+
+
+def run_drafts(
+    inputs: DraftInput, lengths: Int32[Array, " decodes"], bucket: Bucket, shapes: StepShapes
+) -> RunDrafts | None:
+    """The drafts, given the length of each decode row's row. None: the program runs none."""
+    if not shapes.has_drafts(bucket):
+        return None
+    place = lengths + inputs.offsets - inputs.firsts[inputs.window]
+    inside = (inputs.offsets > 0) & (place >= 0)
+    place = jnp.where(inside, place, shapes.draft_window)  # past the end: no draft
+    tokens = inputs.tokens.at[inputs.window, place].get(mode="fill", fill_value=-1)
+    return RunDrafts(inputs.offsets, tokens)
+
+
+def with_draft_tokens(
+    own: Int32[Array, " decodes"], drafts: RunDrafts | None
+) -> Int32[Array, " decodes"]:
+    """The tokens that decode rows run: `own` are those of the rows themselves."""
+    if drafts is None:
+        return own
+    return jnp.where(drafts.offsets > 0, jnp.maximum(drafts.tokens, 0), own)
+
+
+def with_draft_positions(
+    own: Int32[Array, " decodes"], drafts: RunDrafts | None
+) -> Int32[Array, " decodes"]:
+    """The positions of decode rows, -1 for drafts that are missing."""
+    if drafts is None:
+        return own
+    missing = (drafts.offsets > 0) & (drafts.tokens < 0)
+    return jnp.where(missing | (own < 0), -1, own + drafts.offsets)
+
+
+def slot_drafts(drafts: RunDrafts | None, slots: int, most: int) -> Drafted | None:
+    """The drafts as the sampler sees them. The first slots are those of the decode rows."""
+    if drafts is None:
+        return None
+    others = (0, slots - len(drafts.offsets))
+    tokens = jnp.pad(drafts.tokens, others, constant_values=-1)
+    return drafted(tokens, jnp.pad(drafts.offsets, others), most)

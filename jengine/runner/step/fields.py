@@ -1,0 +1,17 @@
+"""Fields: the arrays of a section of the packed input, by shape, type and padding."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Field(NamedTuple):
+    """One array of a section."""
+
+    shape: tuple[int, ...]
+    dtype: str = "int32"
+    padding: int = 0
+
+
+# A list where a field holds one array per cache group.
+Fields = dict[str, Field | list[Field]]
