@@ -183,8 +183,8 @@ class CacheConfig:
 
 @dataclass(frozen=True)
 class SpeculativeConfig:
-    """Guessing several tokens of a row for one step. Names and defaults are vLLM's; made and checked
-    by `speculative.config`."""
+    """Guessing several tokens of a row for one step. Names and defaults are vLLM's; it is made and
+    checked by `speculative.config`."""
 
     method: str
     num_speculative_tokens: int  # the most drafts of a row

@@ -6,7 +6,7 @@ settings of the host half are tried without compiling anything again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +18,7 @@ import jengine
 from jengine.engine.core import EngineCore
 from jengine.executor.local import LocalExecutor
 from jengine.kvcache.coordinator import CacheCoordinator
+from jengine.scheduler.lengthening import Lengthening
 from jengine.scheduler.scheduler import Scheduler
 
 MAX_MODEL_LEN = 768
@@ -58,6 +59,7 @@ def rebuilt(
     num_blocks: int | None = None,
     prefix_caching: bool = True,
     overlap: bool = True,
+    lengthening: Callable[[CacheCoordinator], Lengthening] | None = None,
     **schedule: Any,
 ) -> Iterator[jengine.LLM]:
     """The engine with another schedule or a smaller cache, and as it was afterwards."""
@@ -68,8 +70,13 @@ def rebuilt(
     cache = replace(engine.cache, num_blocks=blocks, enable_prefix_caching=prefix_caching)
     stages = engine.placement.num_stages
     depth = stages - 1 + overlap
+    coordinator = CacheCoordinator(cache)
     scheduler = Scheduler(
-        replace(engine.schedule, **schedule), CacheCoordinator(cache), depth=depth, spacing=stages
+        replace(engine.schedule, **schedule),
+        coordinator,
+        depth=depth,
+        spacing=stages,
+        lengthening=lengthening and lengthening(coordinator),
     )
     # Rows that a former scheduler used start again in the runner, so nothing of it is left.
     engine.in_process.core = EngineCore(scheduler, LocalExecutor(engine.runners[0]), depth)
