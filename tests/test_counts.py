@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from jengine.counts import STEP_TOKENS, Counts, Histogram, ProgramTotals, together
+from jengine.counts import STEP_TOKENS, Counts, DraftCounts, Histogram, ProgramTotals, together
 
 
 def test_a_value_on_a_bound_belongs_below_it() -> None:
@@ -49,3 +49,12 @@ def test_replicas_add_up() -> None:
     assert (later.last_step_age, later.replicas[0].last_step_age) == (3.0, 5.0)
     assert together([one, one]).programs == ProgramTotals({"a": 2}, 2.0)
     assert both.each == (one, two) and one.each == (one,)
+
+
+def test_drafts_add_up_and_survive_a_message() -> None:
+    one = Counts(drafts=DraftCounts(2, 5, 3, [2, 2, 1], [2, 1, 0]))
+    other = Counts(drafts=DraftCounts(1, 1, 1, [1], [1]))
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(one), type=Counts) == one
+    assert together([one, other]).drafts == DraftCounts(3, 6, 4, [3, 2, 1], [3, 1, 0])
+    assert one.drafts.mean_length == 2.5
+    assert Counts().drafts.mean_length is None

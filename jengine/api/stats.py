@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import msgspec
 
-from jengine.counts import Counts
+from jengine.counts import NO_DRAFT_COUNTS, Counts, DraftCounts
 from jengine.runner.report_types import ProgramCounts
 
 OF_COUNTS = (
     "running", "waiting", "preemptions", "cache_usage", "prefix_queries", "prefix_hits",
-    "weights_version", "replicas",
+    "drafts", "weights_version", "replicas",
 )  # fmt: skip
 
 
@@ -27,6 +27,7 @@ class EngineStats:
     prefix_hits: int
     programs: int
     compiles_after_warm_up: int
+    drafts: DraftCounts = NO_DRAFT_COUNTS  # of speculative decoding
     weights_version: int = 0  # how often the parameters were replaced
     replicas: tuple[Counts, ...] = ()  # each data-parallel replica's own, where there are several
     programs_to_come: int = 0  # being compiled while requests run
@@ -56,7 +57,14 @@ def in_words(counts: Counts | EngineStats) -> str:
     """Requests and cache use of an engine or of one of its replicas."""
     queries = counts.prefix_queries
     rate = counts.prefix_hits / queries if queries else 0.0
-    return (
+    words = (
         f"running {counts.running}, waiting {counts.waiting}, preemptions {counts.preemptions}, "
         f"cache in use {counts.cache_usage:.1%}, prefix cache hit rate {rate:.1%}"
     )
+    drafts = counts.drafts
+    if drafts.drafted:
+        words += (
+            f", drafted {drafts.drafted}, accepted {drafts.accepted / drafts.drafted:.1%}, "
+            f"{drafts.mean_length:.2f} tokens per step with drafts"
+        )
+    return words

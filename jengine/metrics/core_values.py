@@ -31,6 +31,11 @@ def prompt_tokens_by_source(counts: Counts) -> Values:
     }
 
 
+def accepted_by_position(counts: Counts) -> Values:
+    """Accepted draft tokens; the first draft of a step has position 0."""
+    return {str(place): number for place, number in enumerate(counts.drafts.accepted_at)}
+
+
 def padding_share(counts: Counts) -> float:
     """Share of computed tokens that were padding."""
     programs = counts.programs
@@ -61,6 +66,10 @@ FROM_COUNTS: dict[str, Callable[[Counts], Values]] = {
     "mm_cache_queries": lambda _: plain(0),
     "mm_cache_hits": lambda _: plain(0),
     "corrupted_requests": lambda counts: plain(counts.corrupted),
+    "spec_decode_num_drafts": lambda counts: plain(counts.drafts.drafts),
+    "spec_decode_num_draft_tokens": lambda counts: plain(counts.drafts.drafted),
+    "spec_decode_num_accepted_tokens": lambda counts: plain(counts.drafts.accepted),
+    "spec_decode_num_accepted_tokens_per_pos": accepted_by_position,
     "compile": lambda counts: dict(counts.programs.compiles),
     "compile_seconds": lambda counts: plain(counts.programs.seconds),
     "unexpected_recompiles": lambda counts: plain(counts.programs.unexpected),

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from jengine.counts import Counts
+from jengine.counts import Counts, DraftCounts
 
 logger = logging.getLogger(__name__)
 INTERVAL = 10.0
@@ -67,9 +67,20 @@ class StatsLog:
         parts.append(f"{self.device} KV cache usage: {now.cache_usage:.1%}")
         if now.prefix_queries:
             parts.append(f"Prefix cache hit rate: {now.prefix_hits / now.prefix_queries:.1%}")
+        if now.drafts.drafted > before.drafts.drafted:
+            parts += drafts_in_words(before.drafts, now.drafts)
         if corrupted:
             parts.append(f"Corrupted: {corrupted} reqs")
         return ", ".join(parts)
+
+
+def drafts_in_words(before: DraftCounts, now: DraftCounts) -> list[str]:
+    """What became of the draft tokens between two counts."""
+    drafted, accepted = now.drafted - before.drafted, now.accepted - before.accepted
+    return [
+        f"Mean acceptance length: {1 + accepted / (now.drafts - before.drafts):.2f}",
+        f"Draft acceptance rate: {accepted / drafted:.1%}",
+    ]
 
 
 def computed_prompt_tokens(counts: Counts) -> int:

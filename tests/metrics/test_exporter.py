@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from jengine import SamplingParams
 from jengine.api.metrics import exporter_of
 from jengine.assembly.engine import Engine
-from jengine.counts import Counts, Histogram, ProgramTotals
+from jengine.counts import Counts, DraftCounts, Histogram, ProgramTotals
 from jengine.errors import ConfigError
 from jengine.metrics import catalog, reader
 from jengine.metrics.buckets import request_tokens
@@ -73,6 +73,7 @@ def test_counts_become_samples() -> None:
         running=3, waiting=5, deferred=2, cache_usage=0.25, prompt_tokens=100, preemptions=4,
         cached_prompt_tokens=40, generation_tokens=7, corrupted=1, weights_version=6,
         programs=ProgramTotals({"4+0x8": 2}, 1.5, 1, 75, 100),
+        drafts=DraftCounts(4, 9, 5, [4, 3, 2], [3, 2, 0]),
     )  # fmt: skip
     found = values(of_counts(lambda: counts))
     assert found[mine("jengine:num_requests_running")] == 3
@@ -90,6 +91,14 @@ def test_counts_become_samples() -> None:
     assert found[mine("jengine:compile_total", bucket="4+0x8")] == 2
     assert found[mine("jengine:unexpected_recompiles_total")] == 1
     assert found[mine("jengine:padding_waste_ratio")] == 0.25
+    assert found[mine("jengine:spec_decode_num_drafts_total")] == 4
+    assert found[mine("jengine:spec_decode_num_draft_tokens_total")] == 9
+    assert found[mine("jengine:spec_decode_num_accepted_tokens_total")] == 5
+    per_position = [
+        found[mine("jengine:spec_decode_num_accepted_tokens_per_pos_total", position=str(place))]
+        for place in range(3)
+    ]
+    assert per_position == [3, 2, 0]
     assert found[series("process_start_time_seconds")] > 0
 
 

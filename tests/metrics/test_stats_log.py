@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from jengine import LLM, SamplingParams
-from jengine.counts import Counts
+from jengine.counts import Counts, DraftCounts
 from jengine.metrics import stats_log
 from jengine.metrics.stats_log import StatsLog
 from tests.models.tiny_models import write_tiny_native
@@ -87,6 +87,14 @@ def test_the_line_counts_computed_tokens_and_events_of_the_interval() -> None:
         "Running: 4 reqs, Waiting: 6 reqs, Deferred: 2 reqs, Preemptions: 2, "
         "GPU KV cache usage: 1.2%, Prefix cache hit rate: 30.0%, Corrupted: 1 reqs"
     )
+
+
+def test_the_line_tells_what_became_of_drafts() -> None:
+    before = Counts(drafts=DraftCounts(10, 40, 10))
+    now = Counts(drafts=DraftCounts(20, 80, 40))
+    line = StatsLog(Counts, "cpu").line(before, now, 10.0)
+    assert line.endswith(", Mean acceptance length: 4.00, Draft acceptance rate: 75.0%")
+    assert "acceptance" not in StatsLog(Counts, "cpu").line(now, now, 10.0)
 
 
 def test_nothing_is_counted_before_the_interval_is_over() -> None:

@@ -56,7 +56,8 @@ def run_drafts(
     place = lengths + inputs.offsets - inputs.firsts[inputs.window]
     inside = (inputs.offsets > 0) & (place >= 0)
     place = jnp.where(inside, place, shapes.draft_window)  # past the end: no draft
-    tokens = inputs.tokens.at[inputs.window, place].get(mode="fill", fill_value=-1)
+    guesses = jnp.asarray(inputs.tokens)
+    tokens = guesses.at[inputs.window, place].get(mode="fill", fill_value=-1)
     return RunDrafts(inputs.offsets, tokens)
 
 
