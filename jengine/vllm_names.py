@@ -85,7 +85,7 @@ UNBUILT_NAMES = {
     "RepetitionDetectionParams": "repetition detection",
     "ScoringOutput": POOLING,
     "ScoringRequestOutput": POOLING,
-    "SpeculativeConfig": "speculative decoding",
+    "SpeculativeConfig": "use LLM(..., speculative_config={'method': 'ngram', ...}).",
     "StructuredOutputsConfig": STRUCTURED,
     "StructuredOutputsParams": STRUCTURED,
     "VllmConfig": "use EngineArgs.",

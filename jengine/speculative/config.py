@@ -82,7 +82,7 @@ def method_of(keys: Mapping[str, Any]) -> str:
     built = " or ".join(map(repr, HOST_METHODS))
     if method in DEVICE_METHODS or (method is None and model is not None):
         raise UnsupportedFeature(
-            f"speculative_config with method={method or 'draft_model'!r} needs drafts of a model, "
+            f"speculative decoding with method={method or 'draft_model'!r} needs a draft model, "
             f"which is not built. Use method={built}, which guess from the text itself."
         )
     raise ConfigError(
