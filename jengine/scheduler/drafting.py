@@ -11,7 +11,7 @@ and that. The guesses of a plan cover the drafts after each of these lengths.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from jengine.counts import DraftCounts
 from jengine.kvcache.coordinator import CacheCoordinator
@@ -19,8 +19,12 @@ from jengine.plan import Drafts
 from jengine.request import FINISHED, RUNNING, Request
 from jengine.scheduler.flights import Flight
 from jengine.scheduler.plan_builder import PlanBuilder
-from jengine.speculative.draft_length import DraftLength
+from jengine.speculative.draft_length import DraftLength, token_cost
 from jengine.speculative.proposer import Proposer, RowProposer
+
+
+# About as many on a CPU. On a GPU `ScheduleConfig.full_step` says it.
+FREE_TOKENS = 10
 
 
 class RowDrafts:
@@ -45,7 +49,8 @@ class RowDrafts:
 class Drafting:
     """Adds up to `most` drafts to each decode, and up to `most_rows` tokens to all decodes.
 
-    `adaptive`: rows whose drafts are not accepted get fewer.
+    `adaptive`: rows whose drafts are not accepted get fewer, and so do all of a large batch.
+    `free_tokens` are computed while a step reads all weights.
     """
 
     def __init__(
@@ -56,14 +61,14 @@ class Drafting:
         most: int,
         most_rows: int,
         adaptive: bool = True,
-        make_length: Callable[[int], DraftLength] = DraftLength,
+        free_tokens: int = FREE_TOKENS,
     ) -> None:
         self.proposer = proposer
         self.most = most
         self.most_rows = most_rows
         self.adaptive = adaptive
         self._cache = cache
-        self._make_length = make_length
+        self._free_tokens = free_tokens
         self._rows: dict[str, RowDrafts] = {}
         self._drafts = 0
         self._drafted_at = [0] * most
@@ -79,11 +84,12 @@ class Drafting:
         """Drafts for each decode, as far as budget and free blocks allow."""
         self._close_finished()
         room = self.most_rows - len(builder.decodes)
+        cost = token_cost(len(builder.decodes) + builder.prompt_tokens, self._free_tokens)
         for request in builder.decodes:
             most = min(room, builder.budget)
             if most <= 0:
                 break
-            room -= self._add(request, most, builder)
+            room -= self._add(request, most, cost, builder)
 
     def settle(self, flight: Flight, tokens: Sequence[Sequence[int]]) -> None:
         """Count what was accepted, and take back what was reserved for the rest."""
@@ -96,7 +102,7 @@ class Drafting:
             if request.status is RUNNING:
                 request.num_computed -= drafted - accepted
             row = self._rows.get(request.request_id)
-            if row is not None:
+            if row is not None and row.request is request:
                 row.length.observe(drafted, accepted)
             if drafted:
                 self._drafts += 1
@@ -104,12 +110,12 @@ class Drafting:
                     self._drafted_at[index] += 1
                     self._accepted_at[index] += index < accepted
 
-    def _add(self, request: Request, most: int, builder: PlanBuilder) -> int:
+    def _add(self, request: Request, most: int, cost: float, builder: PlanBuilder) -> int:
         """Drafts for one decode; returns how many."""
         row = self._row(request)
         # The last draft's token is at most the last but one that the request may get.
         most = min(most, self.most, request.cap - 2 - request.num_computed)
-        count = min(most, row.length.count) if self.adaptive else most
+        count = min(most, row.length.count(cost)) if self.adaptive else most
         if count <= 0 or request.wire.taps:  # captured values are by token that counts
             return 0
         surely = request.num_known + request.num_in_flight  # tokens that it has at least
@@ -128,7 +134,7 @@ class Drafting:
         row = self._rows.get(request.request_id)
         if row is None or row.request is not request:
             proposer = self.proposer.begin(request.token_ids, request.prompt_length)
-            row = RowDrafts(request, proposer, self._make_length(self.most))
+            row = RowDrafts(request, proposer, DraftLength(self.most))
             self._rows[request.request_id] = row
         return row
 

@@ -12,7 +12,7 @@ from typing import Protocol
 from jengine.config import ScheduleConfig
 from jengine.counts import DraftCounts
 from jengine.kvcache.coordinator import CacheCoordinator
-from jengine.scheduler.drafting import Drafting
+from jengine.scheduler.drafting import FREE_TOKENS, Drafting
 from jengine.scheduler.flights import Flight
 from jengine.scheduler.multi_step import MultiStepDecode
 from jengine.scheduler.plan_builder import PlanBuilder
@@ -43,4 +43,5 @@ def lengthening_of(config: ScheduleConfig, cache: CacheCoordinator) -> Lengtheni
         most=config.most_drafts,
         most_rows=config.max_decode_rows,
         adaptive=config.speculative.adaptive,
+        free_tokens=config.full_step or FREE_TOKENS,
     )

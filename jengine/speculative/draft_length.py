@@ -1,11 +1,11 @@
 """How many drafts a row gets: more while they are accepted, none while they do not pay.
 
-In: numbers of drafts and of accepted ones, step by step. Out: the number for the next step. Must
-not know proposers, plans or devices.
+In: numbers of drafts and of accepted ones, step by step, and what a token costs. Out: the number
+for the next step. Must not know proposers, plans or devices.
 
 A step with k drafts gives 1 + a + a^2 + ... + a^k tokens if each is accepted with probability a,
-and takes 1 + c * k times as long as one without, where c is the share of a step's time that one
-more token of a row adds to it. The number with the most tokens per time is taken. Where that is 0,
+and takes 1 + c * k times as long as one without, where c is the share by which one more token of
+each row lengthens the step. The number with the most tokens per time is taken. Where that is 0,
 drafts are tried again after some tokens, and after twice as many each time they fail again: what
 trying costs stays below a small share of the time.
 """
@@ -17,26 +17,30 @@ FORGETTING = 0.1
 FIRST_ESTIMATE = 0.7
 SHORTEST_PAUSE, LONGEST_PAUSE = 16, 512  # tokens without drafts
 TRIED = 2  # drafts after a pause
-# By default a token more in a step costs this share of it: about right for small batches, where a
-# step's time goes into reading weights.
-TOKEN_COST = 0.1
+
+
+def token_cost(tokens: int, free_tokens: int) -> float:
+    """The share by which a step of so many tokens, one of each row, takes longer with one more of
+    each. `free_tokens` are computed in the time in which a step reads all weights, which it takes
+    anyway."""
+    return tokens / (free_tokens + tokens)
 
 
 class DraftLength:
     """The number of drafts of one row, at most `most`."""
 
-    __slots__ = ("_estimate", "_pause", "_resting", "_token_cost", "most")
+    __slots__ = ("_cost", "_estimate", "_pause", "_resting", "most")
 
-    def __init__(self, most: int, token_cost: float = TOKEN_COST) -> None:
+    def __init__(self, most: int) -> None:
         self.most = most
-        self._token_cost = token_cost
+        self._cost = 0.0  # of a token, when it was last asked
         self._estimate = FIRST_ESTIMATE
         self._pause = SHORTEST_PAUSE
         self._resting = 0  # tokens until drafts are tried again
 
-    @property
-    def count(self) -> int:
-        """Drafts for the next step."""
+    def count(self, cost: float) -> int:
+        """Drafts for the next step, if a token of each row costs this share of it."""
+        self._cost = cost
         if self._resting > 0:
             return 0
         return self._best() or min(TRIED, self.most)
@@ -63,7 +67,7 @@ class DraftLength:
         for count in range(1, self.most + 1):
             power *= self._estimate
             tokens += power
-            rate = tokens / (1.0 + self._token_cost * count)
+            rate = tokens / (1.0 + self._cost * count)
             if rate > best_rate:
                 best, best_rate = count, rate
         return best

@@ -6,7 +6,9 @@ import random
 
 import pytest
 
-from jengine.speculative.draft_length import LONGEST_PAUSE, TOKEN_COST, DraftLength
+from jengine.speculative.draft_length import LONGEST_PAUSE, DraftLength, token_cost
+
+TOKEN_COST = 0.1
 
 
 def run(probability: float, tokens: int, most: int = 8) -> tuple[float, DraftLength]:
@@ -14,7 +16,7 @@ def run(probability: float, tokens: int, most: int = 8) -> tuple[float, DraftLen
     chance, length = random.Random(0), DraftLength(most)
     time, given = 0.0, 0
     while given < tokens:
-        drafted = length.count
+        drafted = length.count(TOKEN_COST)
         assert 0 <= drafted <= most
         accepted = 0
         while accepted < drafted and chance.random() < probability:
@@ -27,7 +29,7 @@ def run(probability: float, tokens: int, most: int = 8) -> tuple[float, DraftLen
 
 def test_where_all_are_accepted_all_are_drafted() -> None:
     time, length = run(1.0, 2000)
-    assert length.count == 8
+    assert length.count(TOKEN_COST) == 8
     assert time < 0.25
 
 
@@ -46,10 +48,20 @@ def test_it_never_loses_and_often_gains(probability: float) -> None:
 def test_it_comes_back_when_drafts_are_good_again() -> None:
     length = DraftLength(4)
     for _ in range(5000):
-        length.observe(length.count, 0)
+        length.observe(length.count(TOKEN_COST), 0)
     tokens = 0
-    while length.count < 4:
-        drafted = length.count
+    while (drafted := length.count(TOKEN_COST)) < 4:
         length.observe(drafted, drafted)
         tokens += 1 + drafted
         assert tokens < 30 * LONGEST_PAUSE
+
+
+def test_large_batches_draft_only_what_is_nearly_certain() -> None:
+    costs = [token_cost(rows, 10) for rows in (1, 32, 1000)]
+    assert costs == sorted(costs)
+    assert 0 < costs[0] < 0.1 and 0.75 < costs[1] < 0.8 and costs[2] < 1
+    length = DraftLength(4)
+    for accepted in (4, 1, 4, 0, 2, 1, 4):
+        length.observe(4, accepted)
+    assert length.count(costs[0]) == 4
+    assert length.count(costs[2]) <= 2  # no more than an attempt
