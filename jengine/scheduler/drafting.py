@@ -22,21 +22,32 @@ from jengine.scheduler.plan_builder import PlanBuilder
 from jengine.speculative.draft_length import DraftLength, token_cost
 from jengine.speculative.proposer import Proposer, RowProposer
 
-
 # About as many on a CPU. On a GPU `ScheduleConfig.full_step` says it.
 FREE_TOKENS = 10
 
 
 class RowDrafts:
-    """One request's proposer, how much of its text it has seen, and its number of drafts."""
+    """One request's proposer, how much of its text it has seen, and its number of drafts.
 
-    __slots__ = ("length", "proposer", "request", "seen")
+    The drafts of steps up to `stale_until` were guessed before the host knew that one before them
+    was rejected, so they say little about the proposer.
+    """
+
+    __slots__ = ("length", "proposer", "request", "seen", "stale_until")
 
     def __init__(self, request: Request, proposer: RowProposer, length: DraftLength) -> None:
         self.request = request
         self.proposer = proposer
         self.length = length
         self.seen = request.num_known
+        self.stale_until = -1
+
+    def observe(self, step: int, drafted: int, accepted: int) -> None:
+        """A step was read: of so many drafts the first `accepted` were accepted."""
+        is_stale = step <= self.stale_until
+        self.length.observe(0 if is_stale else drafted, accepted)
+        if accepted < drafted and not is_stale:
+            self.stale_until = self.request.last_step
 
     def catch_up(self) -> RowProposer:
         """The proposer, with all committed tokens."""
@@ -103,7 +114,7 @@ class Drafting:
                 request.num_computed -= drafted - accepted
             row = self._rows.get(request.request_id)
             if row is not None and row.request is request:
-                row.length.observe(drafted, accepted)
+                row.observe(plan.step, drafted, accepted)
             if drafted:
                 self._drafts += 1
                 for index in range(drafted):

@@ -13,10 +13,9 @@ trying costs stays below a small share of the time.
 from __future__ import annotations
 
 # Weight of the newest draft in the estimate of the probability that one is accepted.
-FORGETTING = 0.1
-FIRST_ESTIMATE = 0.7
-SHORTEST_PAUSE, LONGEST_PAUSE = 16, 512  # tokens without drafts
-TRIED = 2  # drafts after a pause
+FORGETTING = 0.2
+FIRST_ESTIMATE = 0.6
+SHORTEST_PAUSE, LONGEST_PAUSE = 32, 512  # tokens without drafts, before one is tried again
 
 
 def token_cost(tokens: int, free_tokens: int) -> float:
@@ -43,7 +42,7 @@ class DraftLength:
         self._cost = cost
         if self._resting > 0:
             return 0
-        return self._best() or min(TRIED, self.most)
+        return self._best() or 1
 
     def observe(self, drafted: int, accepted: int) -> None:
         """A step was read: of so many drafts the first `accepted` were accepted."""
