@@ -52,8 +52,8 @@ def speculative_config(given: Mapping[str, Any]) -> SpeculativeConfig:
 
 def check_values(config: SpeculativeConfig) -> None:
     """Raise a ConfigError for a value out of its range."""
-    for name in ("num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max",
-                 "suffix_decoding_max_tree_depth"):  # fmt: skip
+    for name in ("suffix_decoding_max_tree_depth", "num_speculative_tokens", "prompt_lookup_min",
+                 "prompt_lookup_max"):  # fmt: skip
         expect_integer(name, getattr(config, name), 1)
     expect_integer(
         "suffix_decoding_max_cached_requests", config.suffix_decoding_max_cached_requests, 0
