@@ -85,7 +85,6 @@ UNBUILT_NAMES = {
     "RepetitionDetectionParams": "repetition detection",
     "ScoringOutput": POOLING,
     "ScoringRequestOutput": POOLING,
-    "SpeculativeConfig": "use LLM(..., speculative_config={'method': 'ngram', ...}).",
     "StructuredOutputsConfig": STRUCTURED,
     "StructuredOutputsParams": STRUCTURED,
     "VllmConfig": "use EngineArgs.",

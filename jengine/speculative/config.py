@@ -34,7 +34,7 @@ def speculative_config(given: Mapping[str, Any]) -> SpeculativeConfig:
     method = method_of(keys)
     keys.pop("model", None)
     check_names(keys)
-    settings = {**keys, "method": method}
+    settings: dict[str, Any] = {**keys, "method": method}
     if method == "ngram":
         settings.update(lookup_sizes(keys))
     if "num_speculative_tokens" not in keys:
