@@ -53,8 +53,9 @@ def schedule_config(
     if max_model_len < 2:
         raise ConfigError("max_model_len=1: expected at least 2, a prompt token and an answer.")
     rows = args.max_num_seqs or defaults.max_num_seqs
-    speculative = args.speculative_config and speculative_config(args.speculative_config)
-    most_drafts = speculative.num_speculative_tokens if speculative else 0
+    given = args.speculative_config
+    speculative = None if given is None else speculative_config(given)
+    most_drafts = 0 if speculative is None else speculative.num_speculative_tokens
     return ScheduleConfig(
         max_num_seqs=rows,
         max_num_batched_tokens=_batched_tokens(
@@ -70,7 +71,7 @@ def schedule_config(
         max_adjusted_seqs=_adjusted_seqs(args, config, rows, max_model_len, penalises),
         one_segment=one_segment,
         vocab_size=config.vocab_size,
-        speculative=speculative or None,
+        speculative=speculative,
     )  # fmt: skip
 
 

@@ -64,7 +64,7 @@ def sample_head(
     # A row with token -1 fails on the host; until then its input is token 0.
     fed_back = jnp.maximum(sampled.tokens, 0)
     owners, tokens = hidden.sampling.rows, sampled.tokens
-    if hidden.drafts is not None:
+    if hidden.drafts is not None and sampled.counts is not None:
         is_last = last_of_each(sampled.counts, hidden.drafts.offsets)
         owners = jnp.where(is_last, owners, state.last_token.shape[0])  # past the end: dropped
         tokens = jnp.where(sampled.counts, tokens, NO_TOKEN)
