@@ -188,7 +188,10 @@ def trace_scores(config: ModelConfig) -> None:
 
 def trace_step(config: ModelConfig, bucket: Bucket, features: Features) -> None:
     """Trace a step through the paged cache."""
-    shapes = StepShapes(config.groups, 8, 8, max_rows=4, max_model_len=128, attention="xla")
+    shapes = StepShapes(
+        config.groups, 8, 8, max_rows=4, max_model_len=128, attention="xla", most_drafts=2,
+        draft_window=4,
+    )  # fmt: skip
     leaves, rebuild = abstract_model(config)
     cache = CacheConfig(config.groups, 8, tuple(30 for _ in config.groups))
     held = cache_dtype("bfloat16", "xla")
