@@ -21,9 +21,11 @@ from jengine.executor.scripted import ScriptedExecutor, ScriptedResult
 from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.outputs import StepOutput
 from jengine.plan import Plan
+from jengine.scheduler.drafting import Drafting
 from jengine.scheduler.scheduler import Scheduler
+from jengine.speculative.proposer import Proposer
 from tests.kvcache.cache_cases import FULL
-from tests.scheduler.scheduler_loop import VOCAB, make_wire
+from tests.scheduler.scheduler_loop import VOCAB, TruthProposer, make_wire
 
 SLIDING = CacheGroup(CacheSpec("sliding", 1, 8, 6), (1,))
 PREFIX = [(7 * position) % VOCAB for position in range(22)]
@@ -53,7 +55,7 @@ class Recorded:
 
     def __init__(
         self, folder: Path, *groups: CacheGroup, steps: int = 1000, blocks: int = 65,
-        **schedule: Any,
+        proposer: Proposer | None = None, **schedule: Any,
     ) -> None:  # fmt: skip
         groups = groups or (FULL,)
         self.cache = CacheConfig(groups, 4, (blocks,) * len(groups))
@@ -62,7 +64,11 @@ class Recorded:
         origin = Origin("0", "/models/tiny", {}, self.schedule, self.cache)
         self.executor = Failing(self.cache, VOCAB)
         self.recorder = FlightRecorder(self.executor, origin, folder, steps)
-        scheduler = Scheduler(self.schedule, CacheCoordinator(self.cache))
+        cache = CacheCoordinator(self.cache)
+        drafting = None
+        if proposer is not None:
+            drafting = Drafting(proposer, cache, most=3, most_rows=16, adaptive=False)
+        scheduler = Scheduler(self.schedule, cache, lengthening=drafting)
         self.core = EngineCore(scheduler, self.recorder, depth=1)
 
     def run(self, *wires: Any) -> None:
@@ -100,6 +106,16 @@ def test_multi_step_decodes_replay_too(tmp_path: Path) -> None:
     recorded.run(*(make_wire(5, f"r{n}", max_tokens=9) for n in range(2)))
     report = recorded.replayed()
     assert report.differences == () and report.problem is None and report.tokens >= 18
+
+
+@pytest.mark.parametrize("wrong", [0, 1, 4])
+def test_steps_with_drafts_replay_too(tmp_path: Path, wrong: int) -> None:
+    recorded = Recorded(tmp_path, proposer=TruthProposer(wrong))
+    recorded.run(*(make_wire(5, f"r{n}", max_tokens=9 + 3 * n) for n in range(3)))
+    assert any(step.plan.drafts for step in recorded.recording().steps)
+    report = recorded.replayed()
+    assert report.differences == () and report.problem is None and report.left_out == 0
+    assert report.tokens == 36
 
 
 def test_a_cached_prefix_from_before_the_recording_is_computed_first(tmp_path: Path) -> None:

@@ -1,0 +1,47 @@
+"""Drafts on several devices: the same tokens as without, or a refusal that names the reason."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import jengine
+from jengine.errors import UnsupportedFeature
+from tests.api.engines import tiny_engine
+from tests.sharding.eight_devices.test_tensor_parallel import run
+
+NGRAM = {
+    "method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "adaptive": False,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def on_one(folder: Path) -> list[Any]:
+    with tiny_engine(folder) as llm:
+        return run(llm)
+
+
+def drafted(llm: jengine.LLM) -> int:
+    return llm.stats().drafts.drafted
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"tensor_parallel_size": 4},
+        pytest.param({"data_parallel_size": 2}, marks=pytest.mark.slow),
+        pytest.param({"data_parallel_size": 2, "tensor_parallel_size": 2}, marks=pytest.mark.slow),
+    ],
+)
+def test_same_tokens_with_drafts(folder: Path, on_one: list[Any], settings: dict[str, Any]) -> None:
+    with tiny_engine(folder, speculative_config=NGRAM, **settings) as llm:
+        assert run(llm) == on_one
+        assert run(llm) == on_one  # from the prefix cache
+        assert drafted(llm) > 0
+
+
+def test_pipelines_refuse_drafts_by_name(folder: Path) -> None:
+    with pytest.raises(UnsupportedFeature, match="speculative_config with 2 pipeline stages"):
+        tiny_engine(folder, speculative_config=NGRAM, pipeline_parallel_size=2)
