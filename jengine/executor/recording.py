@@ -34,15 +34,16 @@ class RecordedStep(msgspec.Struct):
     """One step. Without tokens it was never read, or it failed."""
 
     plan: Plan
-    tokens: bytes | None = None  # i32[entries that want tokens, runs]
+    tokens: bytes | None = None  # i32[entries that want tokens, tokens of each]
     problem: str | None = None  # the error that it raised
 
     @property
     def sampled(self) -> np.ndarray | None:
-        """i32[entries that want tokens, runs]."""
+        """i32[entries that want tokens, tokens of each]."""
         if self.tokens is None:
             return None
-        return np.frombuffer(self.tokens, np.int32).reshape(-1, self.plan.repeats)
+        wanting = int(self.plan.entries.wants_tokens.sum())
+        return np.frombuffer(self.tokens, np.int32).reshape(wanting, -1 if wanting else 0)
 
 
 class Recording(msgspec.Struct, frozen=True):

@@ -217,7 +217,9 @@ class Comparison:
             differs &= (recorded >= 0) & (replayed >= 0)
         for index in np.flatnonzero(differs.any(axis=1)).tolist():
             entry, run = wanting[index], int(np.flatnonzero(differs[index])[0])
-            position = entry.start + (run + 1 if plan.repeats > 1 else entry.length)
+            # A decode's tokens follow each other. With drafts in flight it may have begun earlier.
+            is_decode = index < part.plan.num_decodes
+            position = entry.start + (run + 1 if is_decode else entry.length)
             self.differences.setdefault(
                 (entry.row, self._begun.get(entry.row, -1)),
                 Difference(

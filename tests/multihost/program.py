@@ -62,6 +62,16 @@ def staged(folder: Path, rank: int) -> None:
     everything(engine(folder, pipeline_parallel_size=2))
 
 
+def drafting(folder: Path, rank: int) -> None:
+    """Drafts, which the plans of the first process bring to the others."""
+    method = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1}
+    ladder = {"decode_rows": [32]}
+    with engine(
+        folder, speculative_config={**method, "adaptive": False}, compilation_config=ladder
+    ) as llm:
+        say(tokens=run(llm), drafted=llm.stats().drafts.drafted)
+
+
 def everything(built: jengine.LLM) -> None:
     """Everything that must work, one after the other in one engine."""
     with built as llm:
@@ -193,6 +203,7 @@ SCENARIOS = {
     for function in (
         same,
         staged,
+        drafting,
         differing,
         at_start,
         joined,

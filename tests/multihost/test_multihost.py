@@ -71,6 +71,13 @@ def test_same_tokens_as_one_process(
 
 
 @pytest.mark.slow
+def test_same_tokens_with_drafts(folder: Path, on_one: list[Any]) -> None:
+    found = said("drafting", folder)
+    assert found["tokens"] == on_one
+    assert found["drafted"] > 0
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("processes", "devices"), [(2, 2), (4, 1)])
 def test_stages_of_layers(folder: Path, on_one: list[Any], processes: int, devices: int) -> None:
     found = said("staged", folder, processes, devices)
