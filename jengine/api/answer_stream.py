@@ -58,7 +58,10 @@ class AnswerStream(AsyncGenerator[RequestOutput, None]):
         if self._answer is None:
             raise StopAsyncIteration
         try:
-            output = await self._next(self._answer)
+            while (output := self._answer.take()) is None:
+                event = self._answer.reader.event
+                event.clear()
+                await event.wait()
         except BaseException:
             self._leave()
             raise
@@ -91,14 +94,6 @@ class AnswerStream(AsyncGenerator[RequestOutput, None]):
         """End a request whose reader left while it was being made."""
         if not entered.cancelled() and entered.exception() is None:
             self._requests.discard(entered.result())
-
-    @staticmethod
-    async def _next(answer: Answer) -> RequestOutput:
-        event = answer.reader.event
-        while (output := answer.take()) is None:
-            event.clear()
-            await event.wait()
-        return output
 
     def _leave(self) -> None:
         self._submit = None

@@ -8,6 +8,7 @@ loads. Must not know command-line flags.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 import socket
@@ -142,6 +143,8 @@ class Server(uvicorn.Server):
                 engine.client.shutdown()
                 return
             self.service.adopt(engine)
+            gc.collect()
+            gc.freeze()  # what was loaded stays: later collections need not look through it
             when_ready(engine)
             logging.getLogger("uvicorn.error").info("Application startup complete.")
             super()._log_started_message([self.listening])

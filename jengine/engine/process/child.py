@@ -6,6 +6,7 @@ In: a job on standard input. Out: a server for its fronts. Must not know how an 
 from __future__ import annotations
 
 import faulthandler
+import gc
 import logging
 import os
 import signal
@@ -68,6 +69,8 @@ def _serve(server: CoreServer, build: Build, settings: bytes) -> int:
             traceback.print_exc()
         server.refuse(error)
         return 1
+    gc.collect()
+    gc.freeze()  # what was loaded stays: later collections need not look through it
     try:
         server.serve(served)
     except BaseException:  # noqa: BLE001 - the fronts were told

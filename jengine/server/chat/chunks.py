@@ -10,7 +10,7 @@ from jengine.server.chat.texts import ChatTexts
 from jengine.server.chat.types import ChatChunk, DeltaChoice
 from jengine.server.formats.request_metrics import told_metrics
 from jengine.server.formats.usage import UsageWanted, usage
-from jengine.server.http.sse import event
+from jengine.server.http.events import ChoiceEvents, event
 from jengine.server.serving.generation import Outputs
 from jengine.server.settings import ServerSettings
 from jengine.server.version import FINGERPRINT
@@ -35,24 +35,28 @@ class ChatChunks:
         self.wanted = UsageWanted(texts.request, settings)
         self.settings = settings
         self.head = {"id": id, "created": created, "model": model}
+        self.plain = ChoiceEvents(ChatChunk(**self.head, choices=[]))
         self.progress: list[Progress] = []
 
     async def of(self, outputs: Outputs) -> AsyncGenerator[bytes, None]:
-        """All events but the last one, [DONE]."""
+        """All events but the last one, [DONE]; those of an output together."""
         output: RequestOutput | None = None
         try:
             async for _, output in outputs:
-                if not self.progress:
-                    for chunk in self._openings(output):
-                        yield event(chunk)
-                for one in output.outputs:
-                    choice = self._choice(one)
-                    if choice is not None:
-                        yield event(self._chunk(output, choice))
+                if events := b"".join(self._events(output)):
+                    yield events
             if self.wanted.at_end and output is not None:
                 yield event(self._last(output))
         finally:
             await outputs.aclose()
+
+    def _events(self, output: RequestOutput) -> Iterator[bytes]:
+        if not self.progress:
+            yield from map(event, self._openings(output))
+        for one in output.outputs:
+            choice = self._choice(one)
+            if choice is not None:
+                yield self._event(output, choice)
 
     def _openings(self, output: RequestOutput) -> Iterator[ChatChunk]:
         """A chunk with the role of each answer, and one with what it continues."""
@@ -87,13 +91,20 @@ class ChatChunks:
         shows_tokens = one.token_ids and (choice.logprobs or token_ids)
         return choice if delta or progress.ended or shows_tokens else None
 
+    def _event(self, output: RequestOutput, choice: DeltaChoice) -> bytes:
+        names_server = choice.finish_reason is not None and not self.wanted.at_end
+        if not (names_server or self.wanted.always):
+            return self.plain.of(choice)
+        chunk = self._chunk(output, choice)
+        if names_server:
+            chunk.system_fingerprint = FINGERPRINT
+        return event(chunk)
+
     def _chunk(self, output: RequestOutput, choice: DeltaChoice) -> ChatChunk:
         chunk = ChatChunk(**self.head, choices=[choice])
         if self.wanted.always:
             tokens = self.progress[choice.index].tokens
             chunk.usage = usage(len(output.prompt_token_ids), tokens)
-        if choice.finish_reason is not None and not self.wanted.at_end:
-            chunk.system_fingerprint = FINGERPRINT
         return chunk
 
     def _last(self, output: RequestOutput) -> ChatChunk:

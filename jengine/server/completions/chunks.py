@@ -10,7 +10,7 @@ from jengine.server.completions.texts import CompletionTexts
 from jengine.server.completions.types import ChunkChoice, CompletionChunk
 from jengine.server.formats.request_metrics import told_metrics
 from jengine.server.formats.usage import UsageWanted, usage
-from jengine.server.http.sse import event
+from jengine.server.http.events import ChoiceEvents, event
 from jengine.server.serving.generation import Outputs
 from jengine.server.serving.service import Service
 from jengine.server.version import FINGERPRINT
@@ -37,29 +37,38 @@ class CompletionChunks:
         self.wanted = UsageWanted(request, service.settings)
         self.settings = service.settings
         self.head = {"id": id, "created": created, "model": model}
+        self.plain = ChoiceEvents(CompletionChunk(**self.head, choices=[]))
         self.n = request.n or 1
         self.progress: dict[int, Progress] = {}
         self.prompts: dict[int, RequestOutput] = {}  # the last output of each
 
     async def of(self, outputs: Outputs) -> AsyncGenerator[bytes, None]:
-        """All events but the last one, [DONE]."""
+        """All events but the last one, [DONE]; those of an output together."""
         try:
             async for prompt, output in outputs:
                 self.prompts[prompt] = output
-                for one in output.outputs:
-                    choice = self._choice(prompt * self.n + one.index, output, one)
-                    if choice is not None:
-                        yield event(self._chunk(output, choice))
+                if events := self._events(prompt, output):
+                    yield events
             if self.wanted.at_end:
                 yield event(self._last())
         finally:
             await outputs.aclose()
 
+    def _events(self, prompt: int, output: RequestOutput) -> bytes:
+        events = []
+        for one in output.outputs:
+            choice = self._choice(prompt * self.n + one.index, output, one)
+            if choice is not None:
+                events.append(self._event(output, choice))
+        return b"".join(events)
+
     def _choice(
         self, index: int, output: RequestOutput, one: CompletionOutput
     ) -> ChunkChoice | None:
         """What is new in a completion; None if nothing is."""
-        progress = self.progress.setdefault(index, Progress())
+        progress = self.progress.get(index)
+        if progress is None:
+            progress = self.progress[index] = Progress()
         ends = one.finish_reason is not None and not progress.ended
         if not (ends or one.token_ids or one.text):
             return None
@@ -79,14 +88,17 @@ class CompletionChunks:
             token_ids=one.token_ids if ids else None,
         )
 
-    def _chunk(self, output: RequestOutput, choice: ChunkChoice) -> CompletionChunk:
+    def _event(self, output: RequestOutput, choice: ChunkChoice) -> bytes:
+        names_server = choice.finish_reason is not None and not self.wanted.at_end
+        if not (names_server or self.wanted.always):
+            return self.plain.of(choice)
         chunk = CompletionChunk(**self.head, choices=[choice])
         if self.wanted.always:
             tokens = self.progress[choice.index].tokens
             chunk.usage = usage(len(output.prompt_token_ids), tokens)
-        if choice.finish_reason is not None and not self.wanted.at_end:
+        if names_server:
             chunk.system_fingerprint = FINGERPRINT
-        return chunk
+        return event(chunk)
 
     def _last(self) -> CompletionChunk:
         """The chunk after all text, with the counts of the whole request."""

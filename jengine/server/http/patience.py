@@ -1,10 +1,17 @@
-"""uvicorn's h11 protocol with a limit on how long the head of a request may take to arrive."""
+"""uvicorn's h11 protocol, with a limit on how long the head of a request may take to arrive.
+
+It also offers streams a short way to the connection.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from jengine.server.http.chunked import offer
 
 # Seconds from the first byte, or the connection, to the end of a request's head.
 HEAD_TIMEOUT = 10.0
@@ -14,6 +21,15 @@ class PatientProtocol(H11Protocol):
     """Closes a connection whose next request does not become complete."""
 
     _waiting: asyncio.TimerHandle | None = None
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._served: ASGIApp = self.app  # type: ignore[assignment]
+        self.app = self._serve  # type: ignore[assignment]
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        offer(scope, self.transport, self.flow)
+        await self._served(scope, receive, send)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)

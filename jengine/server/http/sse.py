@@ -11,14 +11,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
-from typing import Any
 
-import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from jengine.server.errors import ClientLeft, api_error
+from jengine.server.http.chunked import Write, writer_of
 from jengine.server.http.disconnect import client_leaves, ended
+from jengine.server.http.events import event
 
 DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"
@@ -27,13 +27,7 @@ HEADERS = {
     "X-Accel-Buffering": "no",
 }
 
-_encoder = msgspec.json.Encoder()
 Chunks = AsyncGenerator[bytes, None]
-
-
-def event(data: Any) -> bytes:
-    """One event with this object as JSON."""
-    return b"data: " + _encoder.encode(data) + b"\n\n"
 
 
 class EventStream(Response):
@@ -52,7 +46,7 @@ class EventStream(Response):
         self.end = DONE  # sent after the last chunk
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sending = asyncio.ensure_future(self._send(send))
+        sending = asyncio.ensure_future(self._send(send, writer_of(scope, send)))
         leaving = asyncio.ensure_future(client_leaves(receive))
         try:
             await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
@@ -63,39 +57,36 @@ class EventStream(Response):
             await self._rest.aclose()
             self.when_over()
 
-    async def _send(self, send: Send) -> None:
+    async def _send(self, send: Send, write: Write) -> None:
         headers = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         await send(headers)
         try:
             if self._keep_alive:
-                await self._send_with_pings(send)
+                await self._send_with_pings(write)
             else:
-                await self._send_chunk(send, await self._first)
+                await write(await self._first)
                 async for chunk in self._rest:
-                    await self._send_chunk(send, chunk)
+                    await write(chunk)
         except Exception as error:  # noqa: BLE001 - the status has been sent: the stream tells it
-            await self._send_chunk(send, event(api_error(error).body))
-        await self._send_chunk(send, self.end)
+            await write(event(api_error(error).body))
+        if self.end:
+            await write(self.end)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _send_with_pings(self, send: Send) -> None:
+    async def _send_with_pings(self, write: Write) -> None:
         waiting = self._first
         try:
             while True:
                 await asyncio.wait({waiting}, timeout=self._keep_alive)
                 if not waiting.done():
-                    await self._send_chunk(send, PING)
+                    await write(PING)
                     continue
-                await self._send_chunk(send, waiting.result())
+                await write(waiting.result())
                 waiting = asyncio.ensure_future(anext(self._rest))
         except StopAsyncIteration:
             return
         finally:
             await ended(waiting)
-
-    @staticmethod
-    async def _send_chunk(send: Send, chunk: bytes) -> None:
-        await send({"type": "http.response.body", "body": chunk, "more_body": True})
 
 
 async def stream_response(receive: Receive, chunks: Chunks, keep_alive: float) -> EventStream:

@@ -35,6 +35,13 @@ logger = logging.getLogger(__name__)
 Outputs = AsyncGenerator[tuple[int, RequestOutput], None]
 
 
+class Source(Protocol):
+    """The outputs of a request's prompts, as they are read."""
+
+    async def __anext__(self) -> tuple[int, RequestOutput]: ...
+    async def aclose(self) -> None: ...
+
+
 class Prepared(NamedTuple):
     """What a job asks the engine."""
 
@@ -108,32 +115,43 @@ async def generated(
         service.generate(prompt, params, job.request_id, asked.priority, arrival)
         for prompt, params in zip(asked.prompts, asked.params, strict=True)
     ]
-    outputs = single(streams[0]) if len(streams) == 1 else merged(streams)
+    source: Source = Single(streams[0]) if len(streams) == 1 else merged(streams)
     begun = False
     try:
-        while (item := await next_of(outputs, deadline)) is not None:
+        while (item := await next_of(source, deadline)) is not None:
             ticket.started()
             refuse_failed(item[1], unanswered=service.phase is Phase.DRAINING and not begun)
             begun = True
             yield item
     finally:
-        await outputs.aclose()
+        await source.aclose()
         for stream in streams:
             await stream.aclose()
 
 
-async def next_of(outputs: Outputs, deadline: float | None) -> tuple[int, RequestOutput] | None:
+async def next_of(source: Source, deadline: float | None) -> tuple[int, RequestOutput] | None:
     """The next item before the deadline; None at the end."""
-    if deadline is None:
-        return await anext(outputs, None)
-    async with asyncio.timeout_at(deadline):
-        return await anext(outputs, None)
+    try:
+        if deadline is None:
+            return await anext(source)
+        async with asyncio.timeout_at(deadline):
+            return await anext(source)
+    except StopAsyncIteration:
+        return None
 
 
-async def single(stream: AnswerStream) -> Outputs:
-    """The outputs of one prompt."""
-    async for output in stream:
-        yield 0, output
+class Single:
+    """The outputs of one prompt. Not a generator, which would be one more for every token."""
+
+    def __init__(self, stream: AnswerStream) -> None:
+        self._stream = stream
+
+    async def __anext__(self) -> tuple[int, RequestOutput]:
+        return 0, await self._stream.asend(None)
+
+    async def aclose(self) -> None:
+        """End the request."""
+        await self._stream.aclose()
 
 
 async def merged(streams: Sequence[AnswerStream]) -> Outputs:

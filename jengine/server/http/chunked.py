@@ -1,0 +1,60 @@
+"""The parts of a stream, written to the connection without the layers in between.
+
+In: the scope and the `send` of a request. Out: a function that sends a part of the body and waits
+for a client that reads slowly, so that nothing piles up for it. Its head and its end go through
+`send`. Our protocol has the short way: h11 keeps no account of chunks, but takes longer for one
+than everything else does. Other servers and tests have `send` alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from starlette.types import Scope, Send
+
+# Where the short way is among the extensions of a scope.
+EXTENSION = "jengine.chunks"
+Write = Callable[[bytes], Awaitable[None]]
+
+
+class Flow(Protocol):
+    """Whether the client reads as fast as it is written to."""
+
+    write_paused: bool
+
+    async def drain(self) -> None:
+        """Wait until it does."""
+        ...
+
+
+class ChunkWriter:
+    """Writes chunks of an HTTP/1.1 body whose head is sent and names no length."""
+
+    def __init__(self, transport: asyncio.Transport, flow: Flow) -> None:
+        self._transport = transport
+        self._flow = flow
+
+    async def write(self, part: bytes) -> None:
+        """Send a part that is not empty. Without effect once the client has left."""
+        if self._flow.write_paused:
+            await self._flow.drain()
+        if not self._transport.is_closing():
+            self._transport.write(b"%x\r\n%b\r\n" % (len(part), part))
+
+
+def offer(scope: Scope, transport: asyncio.Transport, flow: Flow) -> None:
+    """Put the short way into the scope of a request whose response may have chunks."""
+    if scope["http_version"] == "1.1":
+        writer = ChunkWriter(transport, flow)
+        scope["extensions"] = {**scope.get("extensions", {}), EXTENSION: writer.write}
+
+
+def writer_of(scope: Scope, send: Send) -> Write:
+    """The way for the parts of this response's body."""
+
+    async def write(part: bytes) -> None:
+        await send({"type": "http.response.body", "body": part, "more_body": True})
+
+    return scope.get("extensions", {}).get(EXTENSION, write)
