@@ -1,0 +1,235 @@
+"""Quantized weights, multiplied by XLA on any backend: the reference of faster schemes.
+
+Declared and prepared: `weight` holds values in the order of a plain weight's dimensions (of four
+bits: pairs along the last dimension of the inputs), `scale` is [groups of inputs, *outputs].
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from jengine.layers.initializer import Initializer
+from jengine.layers.linear import project
+from jengine.layers.mlp import gated
+from jengine.layers.moe import Picked, grouped_project
+from jengine.layers.norm import RowNorm
+from jengine.quantization.codes import STORED, fp4_values, rounded, scale_of, unpaired
+from jengine.quantization.scheme import (
+    Around,
+    Axes,
+    Specs,
+    Stored,
+    Tensors,
+    TensorSpec,
+    WeightShape,
+    applied,
+    mixed,
+)
+from jengine.quantization.unquantized import OUTPUTS, UNQUANTIZED
+from jengine.weight_formats import WeightFormat
+
+# Deviation of random values, for load_format="dummy".
+DEVIATION = {"int8": 40.0, "int4": 50.0, "fp8": 40.0, "fp4": 50.0}
+MIDDLE = {"int4": 128.0, "fp4": 128.0}  # of a byte that holds two values
+
+
+@dataclass(frozen=True)
+class QuantizedWeights:
+    """Weights of this format; plain numbers around them are of `dtype`."""
+
+    format: WeightFormat
+    dtype: str
+
+    @property
+    def takes_declared(self) -> bool:
+        """Yes."""
+        return True
+
+    def declared(self, weight: WeightShape, dtype: Any, init: Initializer) -> Specs:
+        """Values, scales, and what the format has besides them."""
+        kind, scales = self.format.values, self._scale_shape(weight)
+        random = Initializer(MIDDLE.get(kind, 0.0), DEVIATION[kind])
+        scale = Initializer(max(init.stddev, 1e-3) / (40.0 if self.format.bits == 8 else 4.0))
+        specs = {
+            "weight": TensorSpec(self._value_shape(weight), weight.axes, STORED[kind], random),
+            "scale": TensorSpec(scales, self._scale_axes(weight), jnp.float32, scale),
+        }
+        if self.format.zeros:
+            middle, axes = Initializer(2.0 ** (self.format.bits - 1)), self._scale_axes(weight)
+            specs["zero"] = TensorSpec(scales, axes, jnp.uint8, middle)
+        if self.format.static:
+            first = 0 if weight.groups is None else 1
+            shape = (*scales[:first], 1, *weight.outputs)
+            axes = self._scale_axes(weight)
+            specs["input_scale"] = TensorSpec(
+                shape, (*axes[:first], None, *axes[first + 1 :]), jnp.float32, Initializer(0.05)
+            )
+        return specs
+
+    def prepared(self, weight: WeightShape, dtype: Any) -> Specs:
+        """The same."""
+        return self.declared(weight, dtype, Initializer())
+
+    def prepare(self, weight: WeightShape, tensors: Tensors) -> Tensors:
+        """The same arrays."""
+        return tensors
+
+    def restore(self, weight: WeightShape, tensors: Tensors) -> Tensors:
+        """The same arrays."""
+        return tensors
+
+    def multiply(self, weight: WeightShape, x: Array, tensors: Tensors) -> Array:
+        """One matmul. A scale per output multiplies its result, scales of groups the weight."""
+        letters = OUTPUTS[: len(weight.outputs)]
+        equation = f"...i,i{letters}->...{letters}"
+        if self._is_grouped(weight):
+            array = self.dequantized(weight, tensors).astype(self.dtype)
+            return project(equation, self._rounded(weight, x, tensors), array)
+        values, scale = self._values(weight, tensors), tensors["scale"][0]
+        if self.format.activations is None:
+            return project(equation, x, values.astype(self.dtype)) * scale
+        few, x_scale = self._quantized(x, tensors)
+        if self.format.activations == "int8" and values.dtype == jnp.int8:
+            made = jnp.einsum(equation, few, values, preferred_element_type=jnp.int32)
+        else:  # both are exact in bfloat16
+            wide = jnp.bfloat16
+            made = project(equation, few.astype(wide), values.astype(wide))
+        x_scale = x_scale.reshape(*x_scale.shape[:-1], *[1] * len(weight.outputs))
+        return made.astype(jnp.float32) * x_scale * scale
+
+    def lookup(self, weight: WeightShape, indices: Array, tensors: Tensors) -> Array:
+        """Tables are not quantized."""
+        raise AssertionError("an embedding is declared with the plain scheme")
+
+    def normalize(self, norm: RowNorm, x: Array) -> Array:
+        """In XLA."""
+        return UNQUANTIZED.normalize(norm, x)
+
+    def softmax(self, x: Array) -> Array:
+        """In XLA."""
+        return UNQUANTIZED.softmax(x)
+
+    def apply(self, weight: WeightShape, x: Array, tensors: Tensors, around: Around) -> Array:
+        """One after the other; XLA fuses what it can."""
+        return applied(self, weight, x, tensors, around)
+
+    def multiply_groups(
+        self,
+        weight: WeightShape,
+        x: Array,
+        tensors: Tensors,
+        sizes: Array,
+        activation: str | None = None,
+    ) -> Array:
+        """One grouped matmul with dequantized weights."""
+        array = self.dequantized(weight, tensors).astype(self.dtype)
+        array = array.reshape(weight.groups, *weight.matrix)
+        rows = jnp.repeat(jnp.arange(len(sizes)), sizes, total_repeat_length=len(x))
+        x = self._rounded(weight, x, tensors, rows)
+        made = grouped_project(x, array, sizes).reshape(-1, *weight.outputs)
+        return made if activation is None else gated(made, activation, axis=-1)
+
+    def mix_experts(
+        self,
+        gate_up: Stored,
+        down: Stored,
+        x: Array,
+        picked: Picked,
+        activation: str,
+        live: Array | None,
+    ) -> Array:
+        """Two grouped matmuls."""
+        return mixed(self, gate_up, down, x, picked, activation, live)
+
+    def dequantized(self, weight: WeightShape, tensors: Tensors) -> Array:
+        """The weight in float32: [inputs, *outputs], after the groups of a weight that has them."""
+        axis = 0 if weight.groups is None else 1
+        inputs = weight.matrix[0]
+        values = self._values(weight, tensors).astype(jnp.float32)
+        size = self.format.group or inputs
+
+        def spread(one: Array) -> Array:
+            if one.shape[axis] == 1:
+                return one.astype(jnp.float32)
+            wide = jnp.repeat(one.astype(jnp.float32), size, axis)
+            return jax.lax.slice_in_dim(wide, 0, inputs, axis=axis)
+
+        if self.format.zeros:
+            values = values - spread(tensors["zero"])
+        return values * spread(tensors["scale"])
+
+    def _values(self, weight: WeightShape, tensors: Tensors) -> Array:
+        """[inputs, *outputs] of values without offset, unless zeros are stored."""
+        axis, kind = (0 if weight.groups is None else 1), self.format.values
+        shape = (*tensors["weight"].shape[:axis], -1, *weight.outputs)
+        flat = tensors["weight"].reshape(shape)
+        if self.format.bits == 8:
+            return flat.astype(jnp.int32) + 128 if self.format.zeros else flat
+        codes = unpaired(flat, axis)
+        if kind == "fp4":
+            return fp4_values(codes)
+        return codes if self.format.zeros else codes.astype(jnp.int8) - jnp.int8(8)
+
+    def _is_grouped(self, weight: WeightShape) -> bool:
+        return self.format.zeros or self.format.groups(weight.matrix[0]) > 1
+
+    def _quantized(self, x: Array, tensors: Tensors) -> tuple[Array, Array]:
+        """x in few bits, and its scales [*tokens, 1]."""
+        kind = self.format.activations
+        assert kind is not None
+        x = x.astype(jnp.float32)
+        if self.format.static:
+            # One matmul of fused weights has one scale: the largest, by which nothing is cut off.
+            scale = jnp.broadcast_to(jnp.max(tensors["input_scale"]), (*x.shape[:-1], 1))
+        else:
+            scale = scale_of(x, kind, -1)
+        return rounded(x / scale, kind), scale
+
+    def _rounded(
+        self, weight: WeightShape, x: Array, tensors: Tensors, rows: Array | None = None
+    ) -> Array:
+        """x after a trip through few bits. `rows` holds the group of each row of x."""
+        kind, size = self.format.activations, self.format.group
+        if kind is None:
+            return x
+        x = x.astype(jnp.float32)
+        if self.format.static:
+            scales = tensors["input_scale"]
+            highest = jnp.max(scales, axis=tuple(range(0 if rows is None else 1, scales.ndim)))
+            scale = highest if rows is None else highest[rows][:, None]
+            return rounded(x / scale, kind).astype(jnp.float32) * scale
+        inputs = x.shape[-1]
+        if size is None or size >= inputs:
+            scale = scale_of(x, kind, -1)
+            return rounded(x / scale, kind).astype(jnp.float32) * scale
+        padded = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -inputs % size)])
+        parts = padded.reshape(*x.shape[:-1], -1, size)
+        scale = scale_of(parts, kind, -1)
+        made = rounded(parts / scale, kind).astype(jnp.float32) * scale
+        return made.reshape(padded.shape)[..., :inputs]
+
+    def _value_shape(self, weight: WeightShape) -> tuple[int, ...]:
+        assert not weight.outputs_first, "tables are not quantized"
+        if self.format.bits == 8:
+            return weight.shape
+        last = len(weight.shape) - len(weight.outputs) - 1
+        if weight.shape[last] % 2:
+            raise ValueError(f"{self.format.values}: {weight.shape[last]} inputs are no pairs")
+        return (*weight.shape[:last], weight.shape[last] // 2, *weight.shape[last + 1 :])
+
+    def _scale_shape(self, weight: WeightShape) -> tuple[int, ...]:
+        groups = () if weight.groups is None else (weight.groups,)
+        return (*groups, self.format.groups(weight.matrix[0]), *weight.outputs)
+
+    def _scale_axes(self, weight: WeightShape) -> Axes:
+        """Scales are sharded as the outputs, and as the inputs where those are one dimension."""
+        first = 0 if weight.groups is None else 1
+        inputs = weight.axes[first : len(weight.axes) - len(weight.outputs)]
+        grouped = len(inputs) == 1 and self.format.groups(weight.matrix[0]) > 1
+        own = inputs[0] if grouped else None
+        return (*weight.axes[:first], own, *weight.axes[len(weight.axes) - len(weight.outputs) :])

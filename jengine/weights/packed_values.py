@@ -1,0 +1,94 @@
+"""Values and scales of quantized checkpoints out of the integers that files pack them in.
+
+In: arrays as files hold them. Out: arrays as `QuantizedWeights` declares them, outputs first:
+values of eight bits [outputs, inputs], values of four bits as pairs of inputs in a byte, the first
+in its low half, and scales and zeros [outputs, groups]. Must not know files or devices.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+# The order in which AWQ packs eight columns into 32 bits, lowest bits first.
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+WORD = np.dtype("<i4")
+
+
+def values_along_inputs(words: np.ndarray, bits: int) -> np.ndarray:
+    """compressed-tensors' values, int32 [outputs, words], lowest bits first and offset to be
+    unsigned. Four bits stay pairs in a byte; eight bits become signed."""
+    unsigned = np.ascontiguousarray(words, WORD).view(np.uint8)
+    return unsigned if bits == 4 else signed(unsigned)
+
+
+def values_along_rows(words: np.ndarray, bits: int) -> np.ndarray:
+    """GPTQ's values, int32 [words, outputs], lowest bits first and unsigned."""
+    count, outputs = words.shape
+    # [words, outputs, 4] to [words, 4, outputs]: a byte holds inputs that follow each other.
+    found = np.ascontiguousarray(words, WORD).view(np.uint8).reshape(count, outputs, 4)
+    found = found.swapaxes(1, 2).reshape(count * 4, outputs)
+    return (found if bits == 4 else signed(found)).T
+
+
+def awq_values(words: np.ndarray) -> np.ndarray:
+    """AWQ's values of four bits, int32 [inputs, outputs / 8]."""
+    return pairs(awq_columns(words).T)
+
+
+def awq_columns(words: np.ndarray) -> np.ndarray:
+    """Unsigned values of four bits, uint8 [rows, outputs], out of AWQ's int32."""
+    packed = unsigned_values(words, 4).reshape(len(words), -1, len(AWQ_ORDER))
+    found = np.empty_like(packed)
+    found[..., AWQ_ORDER] = packed
+    return found.reshape(len(words), -1)
+
+
+def unsigned_values(words: np.ndarray, bits: int) -> np.ndarray:
+    """uint8 [rows, values] out of int32 [rows, words], lowest bits first."""
+    found = np.ascontiguousarray(words, WORD).view(np.uint8)
+    if bits == 8:
+        return found
+    return np.stack((found & 15, found >> 4), -1).reshape(len(words), -1)
+
+
+def packed_words(values: np.ndarray, bits: int) -> np.ndarray:
+    """The inverse: int32 [rows, words] out of uint8 [rows, values], padded with zeros."""
+    padding = -values.shape[1] % (32 // bits)
+    values = np.pad(values, ((0, 0), (0, padding)))
+    flat = values if bits == 8 else pairs(values)
+    return np.ascontiguousarray(flat).view(WORD)
+
+
+def pairs(values: np.ndarray) -> np.ndarray:
+    """Two values of four bits that follow each other in a byte, the first in its low half."""
+    return values[:, 0::2] | values[:, 1::2] << np.uint8(4)
+
+
+def unpaired(values: np.ndarray) -> np.ndarray:
+    """The inverse: uint8 [rows, 2 * bytes]."""
+    return np.stack((values & 15, values >> 4), -1).reshape(len(values), -1)
+
+
+def signed(values: np.ndarray) -> np.ndarray:
+    """Unsigned values of eight bits, offset by 128, as int8."""
+    return (values ^ np.uint8(0x80)).view(np.int8)
+
+
+def scales_per_output(
+    scales: np.ndarray, outputs: int, groups: int, block_rows: int = 1
+) -> np.ndarray:
+    """float32 [outputs, groups] out of one scale for all, one per output, or one per block."""
+    found = np.asarray(scales, np.float32)
+    if found.size == 1:
+        return np.broadcast_to(found.reshape(1, 1), (outputs, groups))
+    found = found.reshape(len(found), -1)
+    if block_rows > 1:
+        found = np.repeat(found, block_rows, axis=0)[:outputs]
+    return np.broadcast_to(found, (outputs, groups))
+
+
+def power_of_two(exponents: np.ndarray) -> np.ndarray:
+    """float32 scales out of E8M0, the bits of an exponent with a bias of 127."""
+    codes = exponents.view(np.uint8).astype(np.int32)
+    found = np.ldexp(np.float32(1), codes - 127).astype(np.float32)
+    return np.where(codes == 255, np.float32(np.nan), found)

@@ -1,0 +1,212 @@
+"""Quantized weights against the arithmetic that their formats define, in numpy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jengine.quantization.codes import FP8, paired, unpaired
+from jengine.quantization.on_load import QuantizedOnLoad
+from jengine.quantization.quantized import QuantizedWeights
+from jengine.quantization.scheme import Around, WeightShape
+from jengine.quantization.unquantized import UNQUANTIZED
+from jengine.weight_formats import WeightFormat
+
+SHAPES = {
+    "plain": WeightShape((12,), (5,), (None,) * 2),
+    "heads out": WeightShape((12,), (2, 3, 4), (None,) * 4),
+    "heads in": WeightShape((2, 3, 2), (7,), (None,) * 4),
+    "gated": WeightShape((12,), (2, 5), (None,) * 3, gated=True),
+}
+EXPERTS = WeightShape((12,), (4, 2), (None,) * 4, groups=3)
+FORMATS = {
+    "int8 per output": WeightFormat("int8"),
+    "int8 in groups": WeightFormat("int8", 4),
+    "int8 with zeros": WeightFormat("int8", 4, zeros=True),
+    "int4 per output": WeightFormat("int4"),
+    "int4 in groups": WeightFormat("int4", 4),
+    "int4 with zeros": WeightFormat("int4", 4, zeros=True),
+    "fp8 per output": WeightFormat("fp8"),
+    "fp8 in partial groups": WeightFormat("fp8", 5),
+    "fp4 in groups": WeightFormat("fp4", 4),
+}
+ACTIVATIONS = {
+    "int8 of tokens": WeightFormat("int8", activations="int8"),
+    "int8, one scale": WeightFormat("int8", activations="int8", static=True),
+    "int8 of groups": WeightFormat("int8", 4, activations="int8"),
+    "fp8 of tokens": WeightFormat("fp8", activations="fp8"),
+    "fp8, one scale": WeightFormat("fp8", activations="fp8", static=True),
+    "fp8 of partial groups": WeightFormat("fp8", 5, activations="fp8"),
+}
+FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+
+
+def scheme_of(format: WeightFormat) -> QuantizedWeights:
+    return QuantizedWeights(format, "float32")
+
+
+def random_tensors(shape: WeightShape, format: WeightFormat) -> dict[str, jax.Array]:
+    """Tensors of this format, every code possible."""
+    draw = np.random.default_rng(0)
+    found: dict[str, Any] = {}
+    for name, spec in scheme_of(format).prepared(shape, jnp.float32).items():
+        if name in ("scale", "input_scale"):
+            found[name] = draw.uniform(0.01, 0.1, spec.shape)
+        elif name == "zero":
+            found[name] = draw.integers(0, 2**format.bits, spec.shape)
+        elif spec.dtype == FP8:
+            found[name] = np.clip(draw.normal(0, 50, spec.shape), -448, 448)
+        else:
+            low, high = (-128, 128) if spec.dtype == jnp.int8 else (0, 256)
+            found[name] = draw.integers(low, high, spec.shape)
+        found[name] = jnp.asarray(found[name], spec.dtype)
+    return found
+
+
+def expected_weight(
+    shape: WeightShape, format: WeightFormat, tensors: dict[str, Any]
+) -> np.ndarray:
+    """float64 [inputs, outputs], number by number."""
+    inputs, outputs = shape.matrix
+    given = {name: np.asarray(array) for name, array in tensors.items()}
+    codes = given["weight"].reshape(-1, outputs)
+    scales = given["scale"].reshape(-1, outputs).astype(np.float64)
+    found = np.empty((inputs, outputs))
+    for i, o in np.ndindex(inputs, outputs):
+        pair = format.bits == 4
+        code = int(codes[i // 2, o]) >> (4 * (i % 2)) & 15 if pair else float(codes[i, o])
+        group = 0 if format.group is None else i // format.group
+        if format.values == "fp4":
+            code = FP4[code % 8] * (-1 if code >= 8 else 1)
+        elif format.zeros:
+            unsigned = code + 128 if format.bits == 8 else code
+            code = unsigned - int(given["zero"].reshape(-1, outputs)[group, o])
+        elif format.values == "int4":
+            code = code - 8
+        found[i, o] = code * scales[group, o]
+    return found
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_weight_is_its_values_times_their_scales(shape: str, format: str) -> None:
+    weight, chosen = SHAPES[shape], FORMATS[format]
+    tensors = random_tensors(weight, chosen)
+    expected = expected_weight(weight, chosen, tensors)
+    dequantized = scheme_of(chosen).dequantized(weight, tensors)
+    np.testing.assert_allclose(dequantized.reshape(weight.matrix), expected, rtol=1e-6)
+    x = np.random.default_rng(1).normal(size=(3, 2, 12))
+    found = scheme_of(chosen).multiply(weight, jnp.asarray(x, jnp.float32), tensors)
+    assert found.shape == (3, 2, *weight.outputs) and found.dtype == jnp.float32
+    flat = np.asarray(found).reshape(3, 2, -1)
+    np.testing.assert_allclose(flat, x @ expected, rtol=1e-4, atol=1e-3)
+
+
+def rounded_activations(x: np.ndarray, format: WeightFormat, tensors: dict[str, Any]) -> np.ndarray:
+    """x after a trip through few bits, by the formats' definition."""
+    found = np.empty(x.shape)
+    size = format.group or x.shape[-1]
+    for row, start in np.ndindex(len(x), -(-x.shape[-1] // size)):
+        part = x[row, start * size : (start + 1) * size].astype(np.float32)
+        largest = np.float32(127 if format.activations == "int8" else 448)
+        scale = np.abs(part).max() / largest
+        if format.static:
+            scale = np.asarray(tensors["input_scale"]).max()
+        units = np.clip(part / scale, -largest - (format.activations == "int8"), largest)
+        narrow = np.round(units) if format.activations == "int8" else units.astype(FP8)
+        found[row, start * size : (start + 1) * size] = narrow.astype(np.float64) * scale
+    return found
+
+
+@pytest.mark.parametrize("format", ACTIVATIONS)
+def test_activations_are_rounded_as_the_format_says(format: str) -> None:
+    weight, chosen = SHAPES["heads out"], ACTIVATIONS[format]
+    tensors = random_tensors(weight, chosen)
+    x = np.random.default_rng(2).normal(size=(4, 12)).astype(np.float32)
+    expected = rounded_activations(x, chosen, tensors) @ expected_weight(weight, chosen, tensors)
+    found = scheme_of(chosen).multiply(weight, jnp.asarray(x), tensors)
+    np.testing.assert_allclose(
+        np.asarray(found).reshape(4, -1), expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max()
+    )
+    assert np.abs(expected - x @ expected_weight(weight, chosen, tensors)).max() > 1e-3
+
+
+def test_one_scale_of_activations_is_the_largest_of_fused_weights() -> None:
+    weight, chosen = SHAPES["gated"], ACTIVATIONS["fp8, one scale"]
+    tensors = random_tensors(weight, chosen)
+    x = jnp.full((1, 12), 0.3)
+    same = {**tensors, "input_scale": jnp.full((1, 2, 5), tensors["input_scale"].max())}
+    found, expected = (scheme_of(chosen).multiply(weight, x, given) for given in (tensors, same))
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("format", [*FORMATS, *ACTIVATIONS])
+def test_each_row_meets_the_weight_of_its_expert(format: str) -> None:
+    chosen = {**FORMATS, **ACTIVATIONS}[format]
+    tensors = random_tensors(EXPERTS, chosen)
+    x = np.random.default_rng(3).normal(size=(6, 12)).astype(np.float32)
+    sizes = [2, 0, 3]  # the last row is padding
+    found = scheme_of(chosen).multiply_groups(EXPERTS, jnp.asarray(x), tensors, jnp.asarray(sizes))
+    alone = replace(EXPERTS, groups=None, axes=EXPERTS.axes[1:])
+    rows = np.repeat(np.arange(3), sizes)
+    for row, expert in enumerate(rows):
+        own = {name: array[expert] for name, array in tensors.items()}
+        expected = scheme_of(chosen).multiply(alone, jnp.asarray(x[row : row + 1]), own)[0]
+        np.testing.assert_allclose(found[row], expected, rtol=1e-4, atol=1e-3)
+
+
+def test_what_stands_around_a_matmul_is_as_with_a_plain_weight() -> None:
+    weight, chosen = SHAPES["gated"], FORMATS["int4 with zeros"]
+    tensors = random_tensors(weight, chosen)
+    plain = scheme_of(chosen).dequantized(weight, tensors).reshape(weight.shape)
+    draw = np.random.default_rng(4)
+    x, bias, residual = (
+        jnp.asarray(draw.normal(size=size), jnp.float32) for size in ((3, 12), (2, 5), (3, 5))
+    )
+    around = Around(bias=bias, activation="silu", residual=residual)
+    found = scheme_of(chosen).apply(weight, x, tensors, around)
+    expected = UNQUANTIZED.apply(weight, x, {"weight": plain}, around)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_pairs_come_apart_as_they_were_put_together(axis: int) -> None:
+    codes = jnp.asarray(np.random.default_rng(5).integers(0, 16, (6, 4)), jnp.uint8)
+    np.testing.assert_array_equal(unpaired(paired(codes, axis), axis), codes)
+
+
+ON_LOAD = {
+    "int8": WeightFormat("int8"),
+    "int4": WeightFormat("int4", 4),
+    "int4, partial group": WeightFormat("int4", 8),
+    "fp8": WeightFormat("fp8", activations="fp8"),
+}
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, "experts"])
+@pytest.mark.parametrize("format", ON_LOAD)
+def test_rounding_at_load_is_off_by_half_a_step_at_most(shape: str, format: str) -> None:
+    weight = {**SHAPES, "experts": EXPERTS}[shape]
+    scheme = QuantizedOnLoad(ON_LOAD[format], "float32")
+    given = jnp.asarray(np.random.default_rng(6).normal(size=weight.shape), jnp.float32)
+    prepared = scheme.prepare(weight, {"weight": given})
+    wanted = scheme.prepared(weight, jnp.float32)
+    assert {name: (array.shape, array.dtype) for name, array in prepared.items()} == {
+        name: (spec.shape, spec.dtype) for name, spec in wanted.items()
+    }
+    back = scheme.restore(weight, prepared)["weight"]
+    assert back.shape == given.shape and back.dtype == given.dtype
+    steps = {"int8": 1 / 127, "int4": 1 / 7, "fp8": 1 / 8}[scheme.format.values]
+    difference = np.abs(np.asarray(back - given))
+    assert 0 < difference.max() <= steps / 2 * float(jnp.abs(given).max()) * 1.001
+
+
+def test_a_weight_of_zeros_stays_zero() -> None:
+    weight, scheme = SHAPES["plain"], QuantizedOnLoad(ON_LOAD["fp8"], "float32")
+    prepared = scheme.prepare(weight, {"weight": jnp.zeros(weight.shape)})
+    np.testing.assert_array_equal(scheme.multiply(weight, jnp.zeros((2, 12)), prepared), 0.0)
