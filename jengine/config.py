@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from jengine.vllm_names import missing_name
+from jengine.weight_formats import Quantization
 
 CacheKind = Literal["full", "sliding", "latent", "recurrent"]
 Activation = Literal["silu", "gelu_tanh"]
@@ -154,6 +155,8 @@ class ModelConfig:
     dtype: str = "float32"
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
+    # None: all weights are of `dtype`.
+    quantization: Quantization | None = None
 
     @property
     def cache_specs(self) -> tuple[CacheSpec, ...]:

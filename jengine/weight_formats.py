@@ -1,4 +1,4 @@
-"""How quantized weights are stored, as data: read from a checkpoint's config or asked for by a user.
+"""How quantized weights are stored, as data: read from a checkpoint's config, or asked for.
 
 Names of modules are those of the checkpoint. No jax, no files.
 """
@@ -12,7 +12,7 @@ from typing import Literal
 Values = Literal["int8", "int4", "fp8", "fp4"]
 Activations = Literal["int8", "fp8"]
 # How a file packs values and what it calls its tensors.
-Layout = Literal["int", "float", "packed", "gptq", "awq", "fp8"]
+Layout = Literal["int", "float", "packed", "mxfp4", "gptq", "awq", "fp8"]
 
 BITS: dict[Values, int] = {"int8": 8, "int4": 4, "fp8": 8, "fp4": 4}
 
@@ -28,9 +28,10 @@ class WeightFormat:
     zeros: bool = False
     # What activations are rounded to before the matmul; None: they stay as they are.
     activations: Activations | None = None
-    # Whether the scale of activations is stored. Otherwise it follows from each token, or from each
-    # token's part of a group if weights have groups.
+    # Whether the scale of activations is stored. Otherwise it follows from each token, or, with
+    # `activation_groups`, from each token's part of a group of inputs.
     static: bool = False
+    activation_groups: bool = False
 
     @property
     def bits(self) -> int:

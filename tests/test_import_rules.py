@@ -31,7 +31,7 @@ HOST_HALF = {
 DEVICE_HALF = {
     "layers": {"nouns"},
     "sampling": {"nouns", "pallas_kernels"},
-    "quantization": {"layers", "pallas_kernels", "sharding"},
+    "quantization": {"nouns", "layers", "pallas_kernels", "sharding"},
     "models": {"nouns", "layers", "quantization"},
     "weights": {"nouns", "layers", "models", "quantization", "sharding", "demo"},
 }
@@ -94,7 +94,7 @@ SERVER: dict[str, set[str]] = {
     },
 }  # fmt: skip
 # The nouns that the device half may know: shapes and errors, never who asked for what.
-DEVICE_NOUNS = {"jengine.config", "jengine.errors"}
+DEVICE_NOUNS = {"jengine.config", "jengine.errors", "jengine.weight_formats"}
 # Libraries that only some rooms may import.
 DEVICE_LIBRARIES = {"jax", "flax", "orbax"}
 # Programs of their own, which nothing imports: torch may be there.

@@ -89,6 +89,9 @@ class EngineArgs:
     # A template's text, or the file that holds it.
     chat_template: str | Path | None = None
     dtype: Any = "auto"
+    # "int8", "int4" or "fp8": round the weights of a plain model as they are loaded or updated.
+    # None: what config.json says. The name of a quantized checkpoint's format is accepted.
+    quantization: str | None = None
     # The devices that the model is split over: how many share each layer, in how many stages of
     # layers, or a jax.sharding.Mesh made by the caller, whose axis "pp" is that of the stages.
     tensor_parallel_size: int | None = None

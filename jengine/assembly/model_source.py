@@ -23,6 +23,7 @@ from jengine.assembly.model_facts import (
 )
 from jengine.config import ModelConfig
 from jengine.errors import ConfigError
+from jengine.models.quantized import with_quantization, with_schemes
 from jengine.weights.abstract import NamedArray, abstract_model, declaration, with_dtype
 from jengine.weights.dummy import dummy_arrays
 from jengine.weights.folder import INDEX_FILE, SINGLE_FILE, read_model_config
@@ -39,12 +40,14 @@ def open_model_source(args: EngineArgs) -> ModelSource:
     """Read everything but the parameters."""
     if isinstance(args.model, nnx.Module):
         override = generation_override(args.override_generation_config)
-        return ModelSource(live_config(args), None, tokenizer_of(args, None), override)
+        config = with_quantization(live_config(args), args.quantization)
+        return ModelSource(config, None, tokenizer_of(args, None), override)
     check_model(args.model)
     # Absolute, so that it is still found after the program has changed its working directory.
     folder = resolve_model(args.model).absolute()
     generation = generation_of(args, folder)
     config = with_dtype(read_model_config(folder), args.dtype)
+    config = with_quantization(config, args.quantization)
     return ModelSource(config, folder, tokenizer_of(args, folder), generation)
 
 
@@ -78,14 +81,18 @@ def load_parameters(
     Live arrays are not copied if dtype and sharding fit.
     """
     if source.folder is None:
-        return declaration(args.model), fitting_arrays(args.model, args.model, place).items()
+        values = fitting_arrays(args.model, args.model, place)
+        return live_declaration(args.model, source.config), values.items()
     is_stored = args.params is None and args.load_format != "dummy"
     if is_stored and stored_format(args.load_format, source.folder) == "safetensors":
 
         def progress(label: str, total: int) -> Any:
             return bar(total=total, desc=label, unit="B", unit_scale=True)
 
-        return open_model(source.folder, dtype=args.dtype, place=place, progress=progress)
+        return open_model(
+            source.folder, dtype=args.dtype, quantization=args.quantization, place=place,
+            progress=progress,
+        )  # fmt: skip
     declared = abstract_model(source.config)
     if args.params is not None:
         return declared, fitting_arrays(declared, args.params, place).items()
@@ -98,6 +105,14 @@ def load_parameters(
     keeps_dtype = isinstance(args.dtype, str) and args.dtype == "auto"
     model = load_orbax(source.folder, source.config, place.sharding, cast=not keeps_dtype)
     return declared, emptied(named_arrays(model))
+
+
+def live_declaration(model: nnx.Module, config: ModelConfig) -> nnx.Module:
+    """A live module's declarations, with weights that are rounded at load as `config` says."""
+    declared = declaration(model)
+    if config.quantization is not None:
+        with_schemes(declared, config.quantization, {}, config.dtype)
+    return declared
 
 
 def emptied(values: dict[str, jax.Array]) -> Iterator[NamedArray]:

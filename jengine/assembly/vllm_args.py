@@ -22,7 +22,7 @@ RENAMED = {
 # feature -> its settings with vLLM's defaults. A list holds several accepted values.
 FEATURES: dict[str, dict[str, Any]] = {
     "quantization": {
-        "quantization": None, "quantization_config": None, "allow_deprecated_quantization": False,
+        "quantization_config": None, "allow_deprecated_quantization": False,
         "kv_cache_dtype": "auto", "kv_cache_dtype_skip_layers": None,
     },
     "LoRA adapters": {

@@ -188,8 +188,6 @@ def expect_uniform_layers(fields: Fields, num_layers: int, kind: str) -> None:
 
 def refuse_unsupported(fields: Fields) -> None:
     """Keys that change what the weights mean and that no family here can honour."""
-    if fields.values.get("quantization_config") is not None:
-        fields.refuse("quantization_config", "a checkpoint that is not quantised")
     if fields.values.get("partial_rotary_factor") not in (None, 1, 1.0):
         fields.refuse("partial_rotary_factor", "1.0: partly rotated heads are not supported")
 

@@ -44,23 +44,32 @@ class Weighted(nnx.Module):
         self.shape = shape
         self.dtype = jnp.dtype(factory.dtype)
         self.is_prepared = False
-        self._declare(self.declared_specs(normal(factory.config.initializer_range)), factory.rngs)
+        self.init = normal(factory.config.initializer_range)
+        self._declare(self.declared_specs(), factory.rngs)
 
-    def declared_specs(self, init: Any = None) -> Specs:
+    def declared_specs(self) -> Specs:
         """The scheme's tensors in checkpoints."""
-        return self.scheme.declared(self.shape, self.dtype, init or normal(0.0))
+        return self.scheme.declared(self.shape, self.dtype, self.init)
 
     def prepared_specs(self) -> Specs:
         """The scheme's arrays in a step."""
         return self.scheme.prepared(self.shape, self.dtype)
 
+    def become_declared(self, scheme: WeightScheme) -> None:
+        """Declare the tensors that checkpoints hold of another scheme."""
+        self._replace_tensors(scheme)
+        self._declare(self.declared_specs(), None)
+
     def become_prepared(self, scheme: WeightScheme) -> None:
         """Declare what a step takes of this scheme in place of the checkpoint's tensors."""
+        self._replace_tensors(scheme)
+        self.is_prepared = True
+        self._declare(self.prepared_specs(), None)
+
+    def _replace_tensors(self, scheme: WeightScheme) -> None:
         self.scheme = scheme
         for name in self.tensor_names:
             delattr(self, name)
-        self.is_prepared = True
-        self._declare(self.prepared_specs(), None)
 
     def _declare(self, specs: Specs, rngs: nnx.Rngs | None) -> None:
         self.tensor_names = tuple(specs)

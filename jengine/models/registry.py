@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
 import jax.numpy as jnp
@@ -29,6 +30,9 @@ from jengine.models.decoder_pieces import decoder_pieces
 from jengine.models.fields import Fields
 from jengine.models.hf_config import read_architecture
 from jengine.models.language_model import LanguageModel
+from jengine.models.quantization_config import KEY, read_quantization
+from jengine.models.quantization_write import write_quantization
+from jengine.models.quantized import quantized_pieces, with_schemes
 
 T = TypeVar("T")
 FAMILIES = {
@@ -120,12 +124,17 @@ def model_config(hf: Mapping[str, object]) -> ModelConfig:
             f" {_ADD_A_MODEL}"
         )
     # A native architecture with an auto_map is read by the native family; the code stays unused.
-    return _family(architecture).read_config(hf)
+    plain = {key: value for key, value in hf.items() if key != KEY}
+    config = _family(architecture).read_config(plain)
+    quantization = read_quantization(Fields(hf))
+    return config if quantization is None else replace(config, quantization=quantization)
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
     """A config.json that reads back as `config`."""
     written = _family(config.architecture).write_config(config)
+    if config.quantization is not None:
+        written = {**written, KEY: write_quantization(config.quantization)}
     again = model_config(written)
     differing = [f"{name}={value!r}" for name, value in _differences(config, again)]
     if differing:
@@ -150,10 +159,18 @@ def _differences(config: ModelConfig, other: ModelConfig) -> Iterator[tuple[str,
 
 def build(config: ModelConfig, *, dtype: Any = jnp.float32, rngs: nnx.Rngs | None) -> LanguageModel:
     """A freshly initialised model; without `rngs`, its declarations only."""
+    if config.quantization is not None and rngs is not None:
+        raise ConfigError(
+            f"a quantized {config.architecture} cannot be initialised: it is only declared. Give "
+            "rngs=None, or a config without quantization."
+        )
     family = _family(config.architecture)
-    if isinstance(family, OwnBody):
-        return family.build(config, dtype=dtype, rngs=rngs)
-    return Decoder(config, dtype=dtype, rngs=rngs)
+    own = isinstance(family, OwnBody)
+    model = (family.build if own else Decoder)(config, dtype=dtype, rngs=rngs)
+    if config.quantization is not None:
+        name = jnp.dtype(dtype).name
+        with_schemes(model, config.quantization, plain_pieces(config), name)
+    return model
 
 
 def has_own_body(config: ModelConfig) -> bool:
@@ -162,7 +179,14 @@ def has_own_body(config: ModelConfig) -> bool:
 
 
 def checkpoint_map(config: ModelConfig) -> dict[str, tuple[Piece, ...]]:
-    """For each parameter's path the checkpoint tensors that fill it."""
+    """For each parameter's path the checkpoint tensors that fill it. Those of quantized weights are
+    the tensors that `QuantizedWeights` declares, whatever files hold."""
+    pieces = plain_pieces(config)
+    return pieces if config.quantization is None else quantized_pieces(config.quantization, pieces)
+
+
+def plain_pieces(config: ModelConfig) -> dict[str, tuple[Piece, ...]]:
+    """The same as if the model were not quantized."""
     family = _family(config.architecture)
     if isinstance(family, OwnBody):
         return family.pieces(config)

@@ -204,7 +204,7 @@ class QuantizedWeights:
             scale = highest if rows is None else highest[rows][:, None]
             return rounded(x / scale, kind).astype(jnp.float32) * scale
         inputs = x.shape[-1]
-        if size is None or size >= inputs:
+        if size is None or not self.format.activation_groups:
             scale = scale_of(x, kind, -1)
             return rounded(x / scale, kind).astype(jnp.float32) * scale
         padded = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -inputs % size)])

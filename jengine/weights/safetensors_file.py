@@ -22,10 +22,20 @@ from jengine.errors import CheckpointError, lfs_advice
 Declared = tuple[str, np.dtype, tuple[int, ...]]  # name, type, shape
 LONGEST_HEADER = 100_000_000  # the limit of the reference implementation
 MOST_DIMENSIONS = 64  # what numpy holds
+# Types of plain weights, and all types of weights and their scales.
 READABLE = {
     "F32": np.dtype(np.float32),
     "F16": np.dtype(np.float16),
     "BF16": np.dtype(ml_dtypes.bfloat16),
+}
+TYPES = {
+    **READABLE,
+    "I8": np.dtype(np.int8),
+    "U8": np.dtype(np.uint8),
+    "I32": np.dtype(np.int32),
+    "I64": np.dtype(np.int64),
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "F8_E8M0": np.dtype(ml_dtypes.float8_e8m0fnu),
 }
 # Bits per element of every type in the format, to check sizes of tensors that are not readable too.
 _BITS = {
@@ -49,7 +59,7 @@ class StoredTensor:
 
     def read(self) -> np.ndarray:
         """A read-only, memory-mapped view of the tensor."""
-        dtype = READABLE[self.dtype]
+        dtype = TYPES[self.dtype]
         if self.size == 0:
             return np.empty(self.shape, dtype)
         try:
@@ -92,7 +102,7 @@ def write_file(file: Path, declared: Sequence[Declared], arrays: Iterable[np.nda
 
 
 def _encode_header(declared: Sequence[Declared]) -> bytes:
-    names = {dtype: name for name, dtype in READABLE.items()}
+    names = {dtype: name for name, dtype in TYPES.items()}
     # transformers 4 refuses files without this metadata.
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0

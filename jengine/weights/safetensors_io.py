@@ -25,6 +25,7 @@ from jengine.models.checkpoint import IgnoredTensor, Piece, take_tensors
 from jengine.models.hf_config import DTYPES
 from jengine.models.language_model import LanguageModel
 from jengine.models.parameter import named_parameters
+from jengine.models.quantized import stored_modules, with_quantization
 from jengine.weights.abstract import (
     NamedArray,
     Place,
@@ -35,12 +36,14 @@ from jengine.weights.abstract import (
 )
 from jengine.weights.folder import open_checkpoint, read_model_config
 from jengine.weights.progress import ProgressFactory
+from jengine.weights.quantized_tensors import decoded
 from jengine.weights.safetensors_file import READABLE, StoredTensor, write_file
-from jengine.weights.stored_parameter import StoredParameter
+from jengine.weights.stored_parameter import ReadableTensor, StoredParameter
 from jengine.weights.tile_copy import copy_threads
 from jengine.weights.transfers import Transfers
 
 Pieces = Mapping[str, tuple[Piece, ...]]
+Tensors = Mapping[str, ReadableTensor]
 # Bytes compared at a time when a tied head is checked against the embedding.
 COMPARED_AT_ONCE = 2**24
 
@@ -61,14 +64,19 @@ def open_model(
     folder: Path | str,
     *,
     dtype: Any = "auto",
+    quantization: str | None = None,
     place: Place | None = None,
     progress: ProgressFactory | None = None,
 ) -> tuple[LanguageModel, Iterator[NamedArray]]:
     """The declarations of the model in `folder`, and its parameters, read as they are asked for."""
     folder = Path(folder)
     config = with_dtype(read_model_config(folder), dtype)
+    config = with_quantization(config, quantization)
     pieces = registry.checkpoint_map(config)
     tensors = registry.full_names(config, open_checkpoint(folder))
+    if config.quantization is not None and not config.quantization.on_load:
+        modules = stored_modules(config.quantization, registry.plain_pieces(config))
+        tensors = decoded(folder, tensors, modules)
     # Before the model is built: a config that does not fit its tensors may describe a giant.
     check_tensors(folder, tensors, pieces, registry.ignored_tensors(config))
     model = abstract_model(config)
@@ -114,7 +122,7 @@ def _taken_apart(parameters: Mapping[str, nnx.Param], pieces: Pieces) -> Iterato
 
 
 def _stream(
-    tensors: Mapping[str, StoredTensor],
+    tensors: Tensors,
     model: nnx.Module,
     pieces: Pieces,
     place: Place | None,
@@ -147,7 +155,7 @@ def _stream(
 
 def check_tensors(
     folder: Path,
-    tensors: Mapping[str, StoredTensor],
+    tensors: Tensors,
     pieces: Pieces,
     ignored: Sequence[IgnoredTensor],
 ) -> None:
@@ -174,7 +182,7 @@ def check_tensors(
             _check_copy(tensors[name], tensors[rule.same_as], rule.reason)
 
 
-def _bytes_of(piece: Piece, tensor: StoredTensor) -> float:
+def _bytes_of(piece: Piece, tensor: ReadableTensor) -> float:
     """Bytes of the tensor that a piece reads."""
     return tensor.size * math.prod(piece.source_shape) / math.prod(piece.shape)
 
@@ -188,22 +196,23 @@ def _rule_for(name: str, ignored: Sequence[IgnoredTensor]) -> IgnoredTensor | No
     return next((rule for rule in ignored if rule.matches(name)), None)
 
 
-def _misfit(tensors: Mapping[str, StoredTensor], piece: Piece) -> list[str]:
+def _misfit(tensors: Tensors, piece: Piece) -> list[str]:
     found = tensors[piece.name]
     problems = []
     if found.shape != piece.shape:
         problems.append(f"{piece.name!r} has shape {found.shape}, expected {piece.shape}")
-    if found.dtype not in READABLE:
+    if isinstance(found, StoredTensor) and found.dtype not in READABLE:
         known = ", ".join(READABLE)
         problems.append(f"{piece.name!r} is stored as {found.dtype}, expected one of {known}")
     return problems
 
 
-def _check_copy(copy: StoredTensor, original: StoredTensor, reason: str) -> None:
+def _check_copy(copy: ReadableTensor, original: ReadableTensor, reason: str) -> None:
     """Refuse a stored copy of a tied head unless it equals the embedding."""
-    same = copy.dtype == original.dtype and copy.shape == original.shape
+    arrays = copy.read(), original.read()
+    same = arrays[0].dtype == arrays[1].dtype and copy.shape == original.shape
     if same:
-        ours, theirs = (one.read().reshape(-1).view(np.uint8) for one in (copy, original))
+        ours, theirs = (one.reshape(-1).view(np.uint8) for one in arrays)
         same = all(
             np.array_equal(ours[at : at + COMPARED_AT_ONCE], theirs[at : at + COMPARED_AT_ONCE])
             for at in range(0, len(ours), COMPARED_AT_ONCE)

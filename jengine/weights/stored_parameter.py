@@ -13,18 +13,38 @@ import operator
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 
 from jengine.errors import CheckpointError
 from jengine.models.checkpoint import Piece
-from jengine.weights.safetensors_file import StoredTensor
 from jengine.weights.tile_copy import TASK_BYTES, Convert, Task, copy, run_tasks, task_regions
 
 Region = Sequence[slice]
 # JAX on the CPU uses a NumPy array's memory without a copy if it is aligned to this.
 ALIGNMENT = 64
+
+
+class ReadableTensor(Protocol):
+    """A tensor in a file, as it is stored there or decoded."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def file(self) -> Path: ...
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def size(self) -> int:
+        """Its bytes in the file."""
+        ...
+
+    def read(self) -> np.ndarray: ...
 
 
 @dataclass(frozen=True)
@@ -33,7 +53,7 @@ class StoredParameter:
 
     shape: tuple[int, ...]
     dtype: np.dtype
-    parts: tuple[tuple[Piece, StoredTensor], ...]
+    parts: tuple[tuple[Piece, ReadableTensor], ...]
     threads: Executor | None = None
 
     @property
@@ -87,7 +107,7 @@ class StoredParameter:
                 yield functools.partial(copy_part, found[ours], view, theirs, convert)
 
 
-def oriented(piece: Piece, tensor: StoredTensor, place: Region) -> np.ndarray:
+def oriented(piece: Piece, tensor: ReadableTensor, place: Region) -> np.ndarray:
     """A view of the tensor with the axes of the part of the parameter that it fills."""
     return piece.turned(tensor.read()).reshape([one.stop - one.start for one in place])
 
@@ -138,7 +158,7 @@ def moved(region: Region, origin: Region) -> tuple[slice, ...]:
     )
 
 
-def converted(values: np.ndarray, dtype: np.dtype, tensor: StoredTensor) -> np.ndarray:
+def converted(values: np.ndarray, dtype: np.dtype, tensor: ReadableTensor) -> np.ndarray:
     """The values checked for overflow in float16; assignment converts all other types."""
     if dtype != np.float16 or values.dtype == np.float16:
         return values

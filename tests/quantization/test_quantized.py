@@ -38,10 +38,11 @@ FORMATS = {
 ACTIVATIONS = {
     "int8 of tokens": WeightFormat("int8", activations="int8"),
     "int8, one scale": WeightFormat("int8", activations="int8", static=True),
-    "int8 of groups": WeightFormat("int8", 4, activations="int8"),
+    "int8 of tokens, weights in groups": WeightFormat("int8", 4, activations="int8"),
+    "int8 of groups": WeightFormat("int8", 4, activations="int8", activation_groups=True),
     "fp8 of tokens": WeightFormat("fp8", activations="fp8"),
     "fp8, one scale": WeightFormat("fp8", activations="fp8", static=True),
-    "fp8 of partial groups": WeightFormat("fp8", 5, activations="fp8"),
+    "fp8 of partial groups": WeightFormat("fp8", 5, activations="fp8", activation_groups=True),
 }
 FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 
@@ -110,7 +111,7 @@ def test_a_weight_is_its_values_times_their_scales(shape: str, format: str) -> N
 def rounded_activations(x: np.ndarray, format: WeightFormat, tensors: dict[str, Any]) -> np.ndarray:
     """x after a trip through few bits, by the formats' definition."""
     found = np.empty(x.shape)
-    size = format.group or x.shape[-1]
+    size = (format.group if format.activation_groups else None) or x.shape[-1]
     for row, start in np.ndindex(len(x), -(-x.shape[-1] // size)):
         part = x[row, start * size : (start + 1) * size].astype(np.float32)
         largest = np.float32(127 if format.activations == "int8" else 448)
