@@ -46,8 +46,9 @@ CHOICES = (
     f"Expected {', '.join(map(repr, ON_LOAD))} for a plain checkpoint; a quantized one says in "
     "its config.json what it is."
 )
-# Small matrices whose results choose between experts are never rounded at load.
+# Never rounded at load, and routers neither by methods that do not list all modules.
 ROUTER, HEAD = "router", "head"
+ROUTERS = ("compressed-tensors",)
 
 
 class QuantizedModule(NamedTuple):
@@ -89,6 +90,8 @@ def stored_formats(quantization: Quantization, pieces: Pieces) -> dict[str, Stor
             continue
         names = list(dict.fromkeys(piece.name.removesuffix(WEIGHT) for piece in parts))
         formats = [quantization.format_of(name) for name in names]
+        if path.endswith(f".{ROUTER}{WEIGHT}"):
+            formats = [one if one and METHODS[one.layout] in ROUTERS else None for one in formats]
         if any(one != formats[0] for one in formats):
             odd = next(name for name, one in zip(names, formats, strict=True) if one != formats[0])
             raise CheckpointError(

@@ -90,5 +90,6 @@ def scales_per_output(
 def power_of_two(exponents: np.ndarray) -> np.ndarray:
     """float32 scales out of E8M0, the bits of an exponent with a bias of 127."""
     codes = exponents.view(np.uint8).astype(np.int32)
-    found = np.ldexp(np.float32(1), codes - 127).astype(np.float32)
-    return np.where(codes == 255, np.float32(np.nan), found)
+    is_nan = codes == 255
+    found = np.ldexp(np.float32(1), np.where(is_nan, 0, codes - 127))
+    return np.where(is_nan, np.float32(np.nan), found)

@@ -1,4 +1,4 @@
-"""The tensors of quantized modules under the names and in the form that `QuantizedWeights` declares.
+"""The tensors of quantized modules, under the names and in the form of `QuantizedWeights`.
 
 In: a checkpoint's tensors, and its quantized modules. Out: tensors by name, decoded when they are
 read. Types and shapes are checked first; scales are checked for NaN as they are read. Must not know
