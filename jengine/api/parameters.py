@@ -13,9 +13,9 @@ from jengine.assembly.args import one_of
 from jengine.assembly.engine import Engine
 from jengine.errors import UnsupportedFeature
 from jengine.models.parameter import named_parameters
-from jengine.weights.abstract import with_values
+from jengine.weights.abstract import abstract_model, with_values
 from jengine.weights.live import fitting_arrays, release_moved
-from jengine.weights.save import save_model
+from jengine.weights.save import save_model, saved_config
 
 OnInflight = Literal["finish", "abort", "continue"]
 
@@ -57,9 +57,15 @@ def save(
             "Save them from the program that owns them."
         )
     engine.check_leaves()
+    config = saved_config(engine.model, format)
+    loaded = engine.loaded
+    if config.quantization is None:
+        model = with_values(engine.declared, loaded.parameters())
+    else:
+        model = with_values(abstract_model(config), loaded.stored_parameters())
     save_model(
-        with_values(engine.declared, engine.loaded.parameters()),
-        engine.model,
+        model,
+        config,
         path,
         format,
         tokenizer=None if engine.tokenizer is None else engine.tokenizer.hf,

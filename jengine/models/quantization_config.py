@@ -6,6 +6,7 @@ are not read are refused by name. Must not know files or models.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import cast
 
@@ -222,6 +223,12 @@ def _names(own: Fields, key: str, default: Sequence[str]) -> Sequence[str]:
         return default
     if not isinstance(value, list | tuple) or not all(isinstance(one, str) for one in value):
         own.refuse(key, "a list of names of modules")
+    for one in value:
+        if one.startswith("re:"):
+            try:
+                re.compile(one[3:])
+            except re.error as error:
+                own.refuse(key, f"regular expressions after 're:' ({error})")
     return value
 
 

@@ -16,6 +16,7 @@ from jengine.config import ModelConfig
 from jengine.errors import CheckpointError, ConfigError, UnsupportedFeature
 from jengine.models.checkpoint import Piece
 from jengine.models.linear import Linear
+from jengine.models.quantization_write import as_compressed
 from jengine.quantization.on_load import QuantizedOnLoad
 from jengine.quantization.quantized import QuantizedWeights
 from jengine.weight_formats import Layout, Quantization, StoredFormat, WeightFormat
@@ -80,6 +81,33 @@ def with_quantization(config: ModelConfig, name: str | None) -> ModelConfig:
         raise ConfigError(f"quantization={name!r}: {why}. {CHOICES}")
     rounded = StoredFormat("packed", ON_LOAD[name])
     return replace(config, quantization=Quantization(((("Linear",), rounded),), on_load=True))
+
+
+def as_saved(quantization: Quantization, pieces: Pieces) -> Quantization:
+    """The same weights in a file of compressed-tensors; these are the plain model's pieces. All
+    modules that stay plain are named there."""
+    plain = replace(quantization, on_load=False)
+    formats = stored_formats(plain, pieces)
+    if quantization.on_load:
+        formats = {path: one for path, one in formats.items() if is_rounded(path)}
+    kept = [
+        piece.name.removesuffix(WEIGHT)
+        for path, parts in pieces.items()
+        if path.endswith(WEIGHT) and path.removesuffix(WEIGHT) not in formats
+        for piece in parts
+        if _is_matrix(piece)
+    ]
+    return replace(as_compressed(plain), ignored=tuple(dict.fromkeys(kept)))
+
+
+def is_rounded(path: str) -> bool:
+    """Whether a `Linear` is rounded at load."""
+    return path.rpartition(".")[2] not in (ROUTER, HEAD)
+
+
+def rounded_paths(model: nnx.Module) -> set[str]:
+    """The paths of weights that are rounded at load."""
+    return {path for path, one in _linears(model) if isinstance(one.scheme, QuantizedOnLoad)}
 
 
 def stored_formats(quantization: Quantization, pieces: Pieces) -> dict[str, StoredFormat]:
@@ -157,7 +185,7 @@ def with_schemes(model: nnx.Module, quantization: Quantization, pieces: Pieces, 
 def _round_at_load(model: nnx.Module, quantization: Quantization, dtype: str) -> None:
     [(_, stored)] = quantization.groups
     for path, module in _linears(model):
-        if path.rpartition(".")[2] not in (ROUTER, HEAD):
+        if is_rounded(path):
             _check_pairs(path, module, stored.weights)
             module.become_declared(QuantizedOnLoad(stored.weights, dtype))
 

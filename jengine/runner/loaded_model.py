@@ -95,6 +95,10 @@ class LoadedModel:
         """The parameters in use, by path: copies where a step takes another form of them."""
         return self.order.values(self.leaves)
 
+    def stored_parameters(self) -> dict[str, jax.Array]:
+        """The same as a checkpoint holds them: weights that were rounded at load stay quantized."""
+        return self.order.stored(self.leaves)
+
     def update_parameters(self, values: Mapping[str, jax.Array]) -> None:
         """Use other parameters, placed as these are. What a step takes in another form is written
         where the old ones are, after the steps queued before."""

@@ -74,6 +74,11 @@ def signed(values: np.ndarray) -> np.ndarray:
     return (values ^ np.uint8(0x80)).view(np.int8)
 
 
+def unsigned(values: np.ndarray) -> np.ndarray:
+    """The inverse: uint8."""
+    return values.view(np.uint8) ^ np.uint8(0x80)
+
+
 def scales_per_output(
     scales: np.ndarray, outputs: int, groups: int, block_rows: int = 1
 ) -> np.ndarray:
@@ -93,3 +98,8 @@ def power_of_two(exponents: np.ndarray) -> np.ndarray:
     is_nan = codes == 255
     found = np.ldexp(np.float32(1), np.where(is_nan, 0, codes - 127))
     return np.where(is_nan, np.float32(np.nan), found)
+
+
+def exponents(scales: np.ndarray) -> np.ndarray:
+    """The inverse, of powers of two."""
+    return (np.frexp(scales)[1] + 126).astype(np.uint8)

@@ -15,6 +15,7 @@ from flax import nnx
 from jengine.models.linear import Embedding, Linear, Weighted
 from jengine.models.norms import LayerNorm, RmsNorm
 from jengine.quantization.backends import fits, step_scheme
+from jengine.quantization.on_load import QuantizedOnLoad
 from jengine.quantization.scheme import Specs, Tensors, WeightScheme, WeightShape
 from jengine.weights.abstract import NamedArray
 from jengine.weights.stages import StagePlaces
@@ -88,10 +89,13 @@ class PreparedForm:
         assert not waiting, f"no values for {sorted(waiting)}"
         return found
 
-    def restore(self, values: Arrays) -> Arrays:
-        """Declared arrays, from all prepared ones."""
+    def restore(self, values: Arrays, *, rounded: bool = False) -> Arrays:
+        """Declared arrays, from all prepared ones. With `rounded`, weights that were rounded at
+        load stay quantized."""
         found = dict(values)
         for path, (declared, prepared) in self._weights.items():
+            if rounded and isinstance(declared.scheme, QuantizedOnLoad):
+                continue
             tensors = {name: found.pop(f"{path}.{name}") for name in prepared.prepared_specs()}
             found.update(self._convert(path, "restore", tensors, declared.declared_specs()))
         return found

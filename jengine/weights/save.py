@@ -19,9 +19,11 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jengine.config import ModelConfig
-from jengine.errors import CheckpointError, ConfigError
+from jengine.errors import CheckpointError, ConfigError, UnsupportedFeature
+from jengine.models import registry
 from jengine.models.language_model import LanguageModel
 from jengine.models.parameter import named_parameters
+from jengine.models.quantized import as_saved, rounded_paths, stored_formats
 from jengine.weights.abstract import abstract_model, with_values
 from jengine.weights.live import FIRST_SHOWN, differences
 from jengine.weights.orbax_folder import ARRAYS_FOLDER
@@ -61,11 +63,33 @@ def save_model(
             tokenizer.save_pretrained(str(folder))
 
 
+def saved_config(config: ModelConfig, format: Format) -> ModelConfig:
+    """The config of the model as it is saved: quantized weights as compressed-tensors, and in Orbax
+    plain ones."""
+    if config.quantization is None:
+        return config
+    if format == "safetensors":
+        pieces = registry.plain_pieces(config)
+        quantization = as_saved(config.quantization, pieces)
+        odd = rounded_paths(abstract_model(config)) - stored_formats(quantization, pieces).keys()
+        if odd:
+            raise UnsupportedFeature(
+                f"save: {min(odd)} is stored as [inputs, outputs], which compressed-tensors cannot"
+                " express. Save the model from an engine without quantization."
+            )
+        return dataclasses.replace(config, quantization=quantization)
+    if config.quantization.on_load:
+        return dataclasses.replace(config, quantization=None)
+    raise UnsupportedFeature(
+        f"save(format={format!r}) of a quantized checkpoint is not built. Use 'safetensors'."
+    )
+
+
 def as_decoder(model: nnx.Module, config: ModelConfig) -> LanguageModel:
     """The parameters in a model, whose config names their dtype."""
     parameters = dict(named_parameters(model))
     dtypes = {jnp.dtype(leaf.dtype).name for leaf in parameters.values()}
-    if len(dtypes) == 1:
+    if len(dtypes) == 1 and config.quantization is None:
         config = dataclasses.replace(config, dtype=dtypes.pop())
     decoder = abstract_model(config)
     values = {path: leaf.get_value() for path, leaf in parameters.items()}

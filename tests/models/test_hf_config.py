@@ -98,7 +98,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"bos_token_id": -1}, "bos_token_id"),
     ("llama", {"dtype": "float8_e4m3fn"}, "dtype"),
     ("llama", {"dtype": "float32", "torch_dtype": "float16"}, "torch_dtype"),
-    ("llama", {"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
+    ("llama", {"quantization_config": {"quant_method": "odd"}}, "quantization_config"),
     ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
     ("llama", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
     ("llama", {"rope_theta": 0}, "rope_theta"),

@@ -12,9 +12,15 @@ import pytest
 
 import jengine
 from jengine import SamplingParams
-from jengine.errors import CheckpointError
+from jengine.errors import CheckpointError, ConfigError, UnsupportedFeature
+from jengine.models.language_model import LanguageModel
 from jengine.models.parameter import named_parameters
+from jengine.models.quantized import with_quantization
+from jengine.models.registry import model_config
+from jengine.weights.abstract import abstract_model, with_values
+from jengine.weights.live import named_arrays
 from jengine.weights.safetensors_io import load_model
+from jengine.weights.save import save_model, saved_config
 from tests.models.plain_logits import plain_logits
 from tests.weights.quantized_models import (
     LAYOUTS,
@@ -153,3 +159,79 @@ def test_formats_that_differ_in_one_matrix_are_named(tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match=r"q_proj' and .*k_proj' have different formats"):
         load_model(folder)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_saved_it_loads_as_it_was(name: str, tmp_path: Path) -> None:
+    family = "mixtral" if name in ("GPTQ 4", "FP8 of vLLM") else "llama"
+    folder = write_quantized(tmp_path, family, LAYOUTS[name]).quantized
+    model = load_model(folder)
+    saved = tmp_path / "saved"
+    save_model(with_saved_config(model), saved_config(model.config, "safetensors"), saved)
+    again = load_model(saved)
+    first, second = dict(named_parameters(model)), dict(named_parameters(again))
+    assert first.keys() == second.keys()
+    for path, parameter in first.items():
+        np.testing.assert_array_equal(parameter[...], second[path][...], err_msg=path)
+    method = json.loads((saved / "config.json").read_text())["quantization_config"]["quant_method"]
+    assert method == "compressed-tensors"
+    twice = tmp_path / "twice"
+    save_model(with_saved_config(again), again.config, twice)
+    assert (twice / "config.json").read_text() == (saved / "config.json").read_text()
+
+
+def with_saved_config(model: LanguageModel) -> LanguageModel:
+    """The model under the config that it is saved with."""
+    config = saved_config(model.config, "safetensors")
+    return with_values(abstract_model(config), dict(named_arrays(model)))
+
+
+@pytest.mark.parametrize("name", ["int8", "int4", "fp8"])
+def test_a_model_rounded_at_load_is_saved_rounded(name: str, tmp_path: Path) -> None:
+    plain = write_quantized(tmp_path, "mixtral", LAYOUTS["W8A16 int"]).plain
+    with jengine.LLM(plain, quantization=name, dtype="bfloat16", **ENGINE) as llm:
+        llm.save(tmp_path / "saved")
+        expected = llm.engine.loaded.stored_parameters()
+    found = dict(named_parameters(load_model(tmp_path / "saved")))
+    assert found.keys() == expected.keys()
+    for path, array in expected.items():
+        np.testing.assert_array_equal(found[path][...], array, err_msg=path)
+    assert found["layers.0.mlp.router.weight"].dtype == jnp.bfloat16
+
+
+def test_orbax_holds_the_plain_weights_of_a_rounded_model(tmp_path: Path) -> None:
+    folders = write_quantized(tmp_path, "llama", LAYOUTS["W8A16 int"])
+    with jengine.LLM(folders.plain, quantization="int8", **ENGINE) as llm:
+        llm.save(tmp_path / "orbax", "orbax")
+    with jengine.LLM(tmp_path / "orbax", **ENGINE) as llm:
+        assert llm.engine.model.quantization is None
+    with (
+        jengine.LLM(folders.quantized, **ENGINE) as llm,
+        pytest.raises(UnsupportedFeature, match="Use 'safetensors'"),
+    ):
+        llm.save(tmp_path / "other", "orbax")
+
+
+@pytest.mark.parametrize(
+    ("quantization", "error", "message"),
+    [
+        ("bitsandbytes", UnsupportedFeature, "CUDA"),
+        ("gguf", UnsupportedFeature, "GGUF"),
+        ("gptq", ConfigError, "config.json says nothing"),
+        ("odd", ConfigError, "'int8'.*'fp8'"),
+    ],
+)
+def test_other_names_of_quantization_are_refused(
+    quantization: str, error: type[Exception], message: str, tmp_path: Path
+) -> None:
+    plain = write_quantized(tmp_path, "llama", LAYOUTS["W8A16 int"]).plain
+    with pytest.raises(error, match=message):
+        jengine.LLM(plain, quantization=quantization, **ENGINE)
+
+
+def test_the_name_of_a_checkpoints_own_format_is_accepted(tmp_path: Path) -> None:
+    folder = write_quantized(tmp_path, "llama", LAYOUTS["AWQ"]).quantized
+    config = model_config(json.loads((folder / "config.json").read_text()))
+    assert with_quantization(config, "awq") == with_quantization(config, "awq_marlin") == config
+    with pytest.raises(ConfigError, match="quantized already, as awq"):
+        with_quantization(config, "fp8")

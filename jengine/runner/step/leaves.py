@@ -74,6 +74,10 @@ class LeafOrder:
         declared = self._form.restore(self._by_path(leaves))
         return {name: declared[name] for name in self._names}
 
+    def stored(self, leaves: Leaves) -> dict[str, jax.Array]:
+        """The same as a checkpoint holds them: weights that were rounded at load stay quantized."""
+        return dict(self._form.restore(self._by_path(leaves), rounded=True))
+
     @property
     def copied(self) -> frozenset[str]:
         """The paths of declared parameters that leaves are copies of."""

@@ -1,0 +1,94 @@
+"""Tensors of quantized weights as files of compressed-tensors hold them: the inverse of reading.
+
+In: a module and arrays as `QuantizedWeights` declares them, outputs first. Out: names, types,
+shapes and arrays of a file. Must not know models or devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+from jengine.models.quantized import QuantizedModule
+from jengine.weights import packed_values as packed
+
+Encode = Callable[[np.ndarray], np.ndarray]
+WORD, BYTE = np.dtype(np.int32), np.dtype(np.uint8)
+FLOAT = np.dtype(np.float32)
+
+
+class SavedTensor(NamedTuple):
+    """A tensor of a file, made of one declared array."""
+
+    name: str
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    encode: Encode
+
+
+def saved_tensors(modules: Iterable[QuantizedModule]) -> dict[str, list[SavedTensor]]:
+    """Name of a declared tensor -> what is saved of it."""
+    found: dict[str, list[SavedTensor]] = {}
+    for module in modules:
+        forms = {"weight": _weight, "scale": _scale, "zero": _zero, "input_scale": _input_scale}
+        found.update({f"{module.name}.{name}": form(module) for name, form in forms.items()})
+    return found
+
+
+def _weight(module: QuantizedModule) -> list[SavedTensor]:
+    bits, matrix = module.stored.weights.bits, (module.outputs, module.inputs)
+    if module.stored.layout == "int":
+        return [_tensor(module, "weight", np.dtype(np.int8), matrix, _same)]
+    if module.stored.layout == "float":
+        dtype = np.dtype(ml_dtypes.float8_e4m3fn)
+        return [_tensor(module, "weight", dtype, matrix, _same)]
+    if module.stored.layout == "mxfp4":
+        shape = module.outputs, module.inputs // 2
+        return [_tensor(module, "weight_packed", BYTE, shape, _same)]
+    shape = module.outputs, -(-module.inputs * bits // 32)
+    size = np.array(matrix, np.int64)
+
+    def words(values: np.ndarray) -> np.ndarray:
+        unsigned = packed.unpaired(values) if bits == 4 else packed.unsigned(values)
+        return packed.packed_words(unsigned, bits)
+
+    return [
+        _tensor(module, "weight_packed", WORD, shape, words),
+        _tensor(module, "weight_shape", size.dtype, size.shape, lambda _: size),
+    ]
+
+
+def _scale(module: QuantizedModule) -> list[SavedTensor]:
+    rows, groups = module.stored.block_rows, module.stored.weights.groups(module.inputs)
+    if module.stored.layout == "mxfp4":
+        shape = module.outputs, groups
+        return [_tensor(module, "weight_scale", BYTE, shape, packed.exponents)]
+    shape = -(-module.outputs // rows), groups
+    return [_tensor(module, "weight_scale", FLOAT, shape, lambda scales: scales[::rows])]
+
+
+def _zero(module: QuantizedModule) -> list[SavedTensor]:
+    own = module.stored.weights
+    shape = -(-module.outputs * own.bits // 32), own.groups(module.inputs)
+
+    def words(zeros: np.ndarray) -> np.ndarray:
+        return packed.packed_words(zeros.T, own.bits).T
+
+    return [_tensor(module, "weight_zero_point", WORD, shape, words)]
+
+
+def _input_scale(module: QuantizedModule) -> list[SavedTensor]:
+    return [_tensor(module, "input_scale", FLOAT, (1,), lambda scales: scales[0])]
+
+
+def _tensor(
+    module: QuantizedModule, name: str, dtype: np.dtype, shape: tuple[int, ...], encode: Encode
+) -> SavedTensor:
+    return SavedTensor(f"{module.name}.{name}", dtype, shape, encode)
+
+
+def _same(values: np.ndarray) -> np.ndarray:
+    return values
