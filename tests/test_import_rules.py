@@ -34,6 +34,7 @@ DEVICE_HALF = {
     "quantization": {"nouns", "layers", "pallas_kernels", "sharding"},
     "models": {"nouns", "layers", "quantization"},
     "weights": {"nouns", "layers", "models", "quantization", "sharding", "demo"},
+    "lora": {"nouns", "models", "quantization", "weights"},
 }
 LEAVES: dict[str, set[str]] = {"pallas_kernels": set(), "sharding": set()}
 # Pages for people: knows nothing of ours, and only those who report use it.

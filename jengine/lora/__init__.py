@@ -1,0 +1,1 @@
+"""LoRA adapters: files of PEFT to low-rank parts of our weights."""

@@ -1,0 +1,94 @@
+"""Reads PEFT's adapter_config.json: ranks and scales of modules.
+
+In: a parsed file. Out: an AdapterConfig, or a CheckpointError that names the key. What would change
+the meaning of the matrices and is not built is refused by name.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from jengine.models.fields import Fields
+
+T = TypeVar("T")
+
+MOST_RANK = 4096
+# Key -> values that ask for nothing.
+NOT_BUILT: dict[str, tuple[object, ...]] = {
+    "use_dora": (None, False),
+    "lora_bias": (None, False),
+    "bias": (None, "none"),
+    "modules_to_save": (None, []),
+    "layer_replication": (None, []),
+    "alora_invocation_tokens": (None, []),
+    "use_qalora": (None, False),
+    "use_bdlora": (None, False, {}),
+    "trainable_token_indices": (None, [], {}),
+    "target_parameters": (None, []),
+}
+# Ways to start a training that leave the base model as it was.
+PLAIN_STARTS = ("gaussian", "eva", "orthogonal", "mica", "lora_ga")
+
+
+@dataclass(frozen=True)
+class AdapterConfig:
+    """How large the matrices of each module are, and by what their product is scaled."""
+
+    rank: int
+    alpha: float
+    rank_pattern: Mapping[str, int]
+    alpha_pattern: Mapping[str, float]
+    stabilized: bool  # alpha / sqrt(rank) in place of alpha / rank
+
+    def rank_of(self, module: str) -> int:
+        """The rank of a module, by its name in the checkpoint."""
+        return _matching(self.rank_pattern, module, self.rank)
+
+    def scale_of(self, module: str) -> float:
+        """What its product is multiplied by."""
+        rank, alpha = self.rank_of(module), _matching(self.alpha_pattern, module, self.alpha)
+        return alpha / (math.sqrt(rank) if self.stabilized else rank)
+
+
+def read_adapter_config(values: Mapping[str, object], where: str) -> AdapterConfig:
+    """What adapter_config.json says."""
+    fields = Fields(values, where)
+    fields.choice("peft_type", "LORA", {"LORA": "LORA"})
+    for key, nothing in NOT_BUILT.items():
+        if fields.values.get(key) not in nothing:
+            fields.refuse(key, f"{nothing[-1]!r}: it is not built")
+    start = fields.values.get("init_lora_weights", True)
+    if isinstance(start, str) and start.lower() not in PLAIN_STARTS:
+        fields.refuse("init_lora_weights", "a start that leaves the base model as it was")
+    rank = fields.integer("r", maximum=MOST_RANK)
+    ranks, alphas = _pattern(fields, "rank_pattern"), _pattern(fields, "alpha_pattern")
+    return AdapterConfig(
+        rank,
+        fields.number("lora_alpha", 8.0, above_minimum=True),
+        {key: ranks.integer(key, maximum=MOST_RANK) for key in ranks.values},
+        {key: alphas.number(key, above_minimum=True) for key in alphas.values},
+        fields.flag("use_rslora", False),
+    )
+
+
+def _pattern(fields: Fields, key: str) -> Fields:
+    """Values by pattern of a module's name, all of which are regular expressions."""
+    own = fields.part(key) or Fields({})
+    for pattern in own.values:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            fields.refuse(key, f"regular expressions as keys ({pattern!r}: {error})")
+    return own
+
+
+def _matching(pattern: Mapping[str, T], module: str, default: T) -> T:
+    """The value of the first key that is the end of the name, from one of its parts on."""
+    for key, value in pattern.items():
+        if re.match(rf"(.*\.)?({key})$", module):
+            return value
+    return default

@@ -1,0 +1,154 @@
+"""Adapters in PEFT's files: merged as PEFT defines, and refused by the name of what does not fit."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jengine.errors import CheckpointError
+from jengine.lora.peft_files import read_adapter
+from jengine.models.parameter import named_parameters
+from jengine.weights.live import named_arrays
+from jengine.weights.safetensors_file import read_header
+from jengine.weights.safetensors_io import load_model
+from tests.lora.adapters import ATTENTION, MLP, PREFIX, write_adapter, write_merged
+from tests.models.tiny_models import write_tiny_native
+from tests.weights.quantized_models import Tensors, write_tensors
+
+Q_PROJ = f"{PREFIX}model.layers.0.self_attn.q_proj"
+TARGETS: dict[str, tuple[str, ...]] = {
+    "llama": (*ATTENTION, *MLP, "lm_head"),
+    "qwen3": ("q_proj", "v_proj", "down_proj"),
+    "phi3": ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"),
+    "mixtral": ATTENTION,
+}
+
+
+@pytest.mark.parametrize("family", TARGETS)
+def test_merged_it_is_the_sum_that_peft_defines(family: str, tmp_path: Path) -> None:
+    more = {"pad_token_id": 0} if family == "phi3" else {}
+    base = write_tiny_native(tmp_path / "base", family, **more)
+    added = write_adapter(tmp_path / "adapter", base, TARGETS[family])
+    scaled = {name: 2.0 * part for name, part in added.items()}  # alpha / r
+    check_merged(tmp_path, base, scaled)
+
+
+def test_ranks_and_scales_by_pattern(tmp_path: Path) -> None:
+    base = write_tiny_native(tmp_path / "base", "llama")
+    added = write_adapter(
+        tmp_path / "adapter", base, ranks={"q_proj": 2, "down_proj": 8}, use_rslora=True,
+        rank_pattern={"q_proj": 2, r"layers\.\d+\.mlp\.down_proj": 8},
+        alpha_pattern={"0.mlp.down_proj": 3.0, "odd_q_proj": 100.0},
+    )  # fmt: skip
+
+    def scale(name: str) -> float:
+        if "down_proj" in name:
+            return (3.0 if ".0." in name else 8.0) / math.sqrt(8)
+        return 8.0 / math.sqrt(2 if "q_proj" in name else 4)
+
+    check_merged(tmp_path, base, {name: scale(name) * part for name, part in added.items()})
+    adapter = read_adapter(tmp_path / "adapter", load_model(base).config, max_rank=8)
+    assert adapter.rank == 8
+    assert adapter.parts["layers.0.attention.qkv"].rank == 2 + 4 + 4
+
+
+def check_merged(folder: Path, base: Path, added: dict[str, np.ndarray]) -> None:
+    model = load_model(base)
+    adapter = read_adapter(folder / "adapter", model.config, max_rank=8)
+    found = adapter.merged(named_arrays(model))
+    expected = load_model(write_merged(folder / "merged", base, added))
+    for path, parameter in named_parameters(expected):
+        np.testing.assert_allclose(found[path], parameter[...], rtol=1e-5, atol=1e-5, err_msg=path)
+    changed = [path for path, array in named_arrays(model).items() if found[path] is not array]
+    assert {path.removesuffix(".weight") for path in changed} == set(adapter.parts)
+
+
+def without(name: str) -> Callable[[Tensors], object]:
+    return lambda tensors: tensors.pop(name)
+
+
+def with_array(name: str, array: np.ndarray) -> Callable[[Tensors], object]:
+    return lambda tensors: tensors.update({name: array})
+
+
+ONES = np.ones((4, 32), np.float32)
+DAMAGES: dict[str, tuple[Callable[[Tensors], object], str]] = {
+    "half of a pair": (without(f"{Q_PROJ}.lora_B.weight"), rf"missing: '{Q_PROJ}.lora_B.weight'"),
+    "another shape": (
+        with_array(f"{Q_PROJ}.lora_A.weight", ONES[:, :30]),
+        rf"'{Q_PROJ}.lora_A.weight' is F32 \(4, 30\), expected .*\(4, 32\)",
+    ),
+    "NaN": (with_array(f"{Q_PROJ}.lora_A.weight", ONES * np.nan), "holds NaN"),
+    "an unknown tensor": (with_array("odd.lora_A.weight", ONES), "'odd.lora_A.weight' is no"),
+    "an embedding": (
+        with_array(f"{PREFIX}model.embed_tokens.lora_A.weight", ONES),
+        r"model\.embed_tokens\. Linear layers",
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_what_does_not_fit_is_named(damage: str, tmp_path: Path) -> None:
+    change, message = DAMAGES[damage]
+    base = write_tiny_native(tmp_path / "base", "llama")
+    folder = tmp_path / "adapter"
+    write_adapter(folder, base, ATTENTION)
+    tensors = tensors_of(folder)
+    change(tensors)
+    write_tensors(folder / "adapter_model.safetensors", tensors)
+    with pytest.raises(CheckpointError, match=message):
+        read_adapter(folder, load_model(base).config, max_rank=8)
+
+
+def tensors_of(folder: Path) -> Tensors:
+    file = folder / "adapter_model.safetensors"
+    return {name: np.array(tensor.read()) for name, tensor in read_header(file).items()}
+
+
+def test_a_rank_above_the_limit_is_named(tmp_path: Path) -> None:
+    base = write_tiny_native(tmp_path / "base", "llama")
+    write_adapter(tmp_path / "adapter", base, ("q_proj",))
+    with pytest.raises(CheckpointError, match=r"q_proj' has rank 4, .*max_lora_rank=2"):
+        read_adapter(tmp_path / "adapter", load_model(base).config, max_rank=2)
+
+
+def test_adapters_of_experts_are_refused(tmp_path: Path) -> None:
+    base = write_tiny_native(tmp_path / "base", "mixtral")
+    write_adapter(tmp_path / "adapter", base, ("w1",))
+    with pytest.raises(CheckpointError, match=r"experts\.0\.w1.*neither embeddings nor experts"):
+        read_adapter(tmp_path / "adapter", load_model(base).config, max_rank=8)
+
+
+REFUSED: dict[str, dict[str, Any]] = {
+    "use_dora": {"use_dora": True},
+    "bias": {"bias": "all"},
+    "modules_to_save": {"modules_to_save": ["lm_head"]},
+    "init_lora_weights": {"init_lora_weights": "pissa"},
+    "peft_type": {"peft_type": "LOHA"},
+    "'r'": {"r": 0},
+    "rank_pattern": {"rank_pattern": {"(": 4}},
+    "lora_alpha": {"lora_alpha": "8"},
+}
+
+
+@pytest.mark.parametrize("key", REFUSED)
+def test_what_changes_the_meaning_is_refused_by_name(key: str, tmp_path: Path) -> None:
+    base = write_tiny_native(tmp_path / "base", "llama")
+    folder = tmp_path / "adapter"
+    write_adapter(folder, base, ("q_proj",))
+    file = folder / "adapter_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **REFUSED[key]}))
+    with pytest.raises(CheckpointError, match=key):
+        read_adapter(folder, load_model(base).config, max_rank=8)
+
+
+def test_a_folder_without_an_adapter_says_what_it_holds(tmp_path: Path) -> None:
+    base = write_tiny_native(tmp_path / "base", "llama")
+    with pytest.raises(CheckpointError, match=r"expected adapter_model.safetensors, found config"):
+        read_adapter(base, load_model(base).config, max_rank=8)
