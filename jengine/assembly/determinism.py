@@ -33,6 +33,8 @@ def batch_dependence(args: EngineArgs, config: ModelConfig, devices: int) -> str
         return f"matmuls and attention run on {backend}, which rounds differently in each shape"
     if devices > 1:
         return "the model is sharded, and XLA adds up what devices have of a sum"
+    if config.quantization is not None:
+        return "XLA multiplies by quantized weights, which rounds differently in each shape"
     if has_own_body(config):
         return f"{config.architecture} has a body of its own, whose operations are not known"
     return None

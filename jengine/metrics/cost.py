@@ -33,6 +33,8 @@ class CostModel:
     def of(self, counts: Counts) -> StepCost:
         """The cost of the steps that a core has counted."""
         config, size = self.config, ITEM_BYTES.get(self.config.dtype, 4)
+        small = config.quantization
+        weight_size = size if small is None else small.groups[0][1].weights.bits / 8
         per_step = counts.query_tokens / counts.steps if counts.steps else 0.0
         head = config.vocab_size * config.hidden_size
         operations = 2.0 * head * counts.generation_tokens
@@ -47,7 +49,8 @@ class CostModel:
             operations += 4 * mixer.num_heads * mixer.head_dim * attended
             kept = 2 * mixer.num_kv_heads * mixer.head_dim * size
             read += kept * loaded
-            read += size * read_weights(layer, config.hidden_size, per_step) * counts.steps
+            weights = read_weights(layer, config.hidden_size, per_step)
+            read += weight_size * weights * counts.steps
             written += kept * counts.query_tokens
         return StepCost(operations / self.devices, read / self.devices, written / self.devices)
 

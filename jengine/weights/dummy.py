@@ -65,6 +65,10 @@ def _fill(buffer: np.ndarray, init: Initializer, noise: np.ndarray, first: int) 
     flat = buffer.reshape(-1)
     length = min(math.prod(buffer.shape), len(noise))
     taken = np.concatenate((noise[first:], noise[:first]))[:length]
-    values = (init.mean + init.stddev * taken).astype(buffer.dtype)
+    values = init.mean + init.stddev * taken
+    if np.issubdtype(buffer.dtype, np.integer):
+        limits = np.iinfo(buffer.dtype)
+        values = np.clip(np.round(values), limits.min, limits.max)
+    values = values.astype(buffer.dtype)
     for start in range(0, len(flat), length):
         flat[start : start + length] = values[: len(flat) - start]

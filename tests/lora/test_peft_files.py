@@ -1,4 +1,4 @@
-"""Adapters in PEFT's files: merged as PEFT defines, and refused by the name of what does not fit."""
+"""Adapters in PEFT's files: merged as PEFT defines, and refused by what does not fit."""
 
 from __future__ import annotations
 
