@@ -15,18 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jengine.config import ModelConfig
 from jengine.errors import CheckpointError
 from jengine.models import registry
-from jengine.models.checkpoint import IgnoredTensor, Piece, take_tensors
-from jengine.models.hf_config import DTYPES
+from jengine.models.checkpoint import IgnoredTensor, Piece
 from jengine.models.language_model import LanguageModel
 from jengine.models.parameter import named_parameters
-from jengine.models.quantized import stored_formats, stored_modules, with_quantization
+from jengine.models.quantized import stored_modules, with_quantization
 from jengine.weights.abstract import (
     NamedArray,
     Place,
@@ -37,9 +34,9 @@ from jengine.weights.abstract import (
 )
 from jengine.weights.folder import open_checkpoint, read_model_config
 from jengine.weights.progress import ProgressFactory
-from jengine.weights.quantized_save import SavedTensor, saved_tensors
 from jengine.weights.quantized_tensors import decoded
 from jengine.weights.safetensors_file import READABLE, StoredTensor, write_file
+from jengine.weights.saved_form import SavedForm, plain_dtype
 from jengine.weights.stored_parameter import ReadableTensor, StoredParameter
 from jengine.weights.tile_copy import copy_threads
 from jengine.weights.transfers import Transfers
@@ -105,55 +102,12 @@ def save_pretrained(model: LanguageModel, folder: Path | str) -> None:
     """Write config.json and model.safetensors that load here and in transformers."""
     folder = Path(folder)
     parameters = dict(named_parameters(model))
-    config = dataclasses.replace(model.config, dtype=_plain_dtype(parameters, model.config))
+    config = dataclasses.replace(model.config, dtype=plain_dtype(parameters, model.config))
     written = registry.write_config(config)
-    pieces = registry.checkpoint_map(config)
-    forms = _saved_forms(config)
-    declared = [
-        (saved.name, saved.dtype, saved.shape)
-        for piece in _by_name(pieces).values()
-        for saved in forms.get(piece.name) or [_plain_form(piece, config)]
-    ]
+    form = SavedForm(config)
     folder.mkdir(parents=True, exist_ok=True)
-    write_file(folder / "model.safetensors", declared, _taken_apart(parameters, pieces, forms))
+    write_file(folder / "model.safetensors", form.declared(), form.arrays(parameters))
     (folder / "config.json").write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
-
-
-def _plain_dtype(parameters: Mapping[str, nnx.Param], config: ModelConfig) -> str:
-    """The dtype of all parameters that are not quantized."""
-    plain = registry.checkpoint_map(config)
-    if config.quantization is not None:
-        small = stored_formats(config.quantization, registry.plain_pieces(config))
-        plain = {path: one for path, one in plain.items() if path.rpartition(".")[0] not in small}
-    dtypes = {str(parameters[path].dtype) for path in plain}
-    if len(dtypes) > 1 or not dtypes <= set(DTYPES):
-        raise CheckpointError(f"Parameters of {sorted(dtypes)}, expected one of {list(DTYPES)}.")
-    return dtypes.pop()
-
-
-def _saved_forms(config: ModelConfig) -> dict[str, list[SavedTensor]]:
-    """Name of a quantized tensor -> what is saved of it."""
-    if config.quantization is None:
-        return {}
-    return saved_tensors(stored_modules(config.quantization, registry.plain_pieces(config)))
-
-
-def _plain_form(piece: Piece, config: ModelConfig) -> SavedTensor:
-    dtype = np.dtype(jnp.dtype(config.dtype))
-    return SavedTensor(piece.name, dtype, piece.shape, lambda values: values)
-
-
-def _taken_apart(
-    parameters: Mapping[str, nnx.Param], pieces: Pieces, forms: Mapping[str, list[SavedTensor]]
-) -> Iterator[np.ndarray]:
-    for path, found in pieces.items():
-        names = dict.fromkeys(piece.name for piece in found)
-        arrays = take_tensors(np.asarray(parameters[path].get_value()), found)
-        for name, array in zip(names, arrays, strict=True):
-            if name in forms:
-                yield from (saved.encode(array) for saved in forms[name])
-            else:
-                yield array
 
 
 def _stream(

@@ -1,0 +1,150 @@
+"""The stored tensors of one quantized module, checked as they are taken, and decoded when read.
+
+In: a checkpoint's tensors, and a module. Out: tensors of the form of `QuantizedWeights`. Types and
+shapes are checked when they are taken, scales for NaN as they are read. Must not know layouts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from jengine.errors import CheckpointError
+from jengine.models.quantized import QuantizedModule
+from jengine.weights import packed_values as packed
+from jengine.weights.safetensors_file import StoredTensor
+
+SCALES = ("F32", "F16", "BF16", "F8_E8M0")
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class DecodedTensor:
+    """A tensor made of stored ones."""
+
+    name: str
+    shape: Shape
+    source: StoredTensor
+    decode: Callable[[], np.ndarray]
+
+    @property
+    def file(self) -> Path:
+        """The file that holds what it is made of."""
+        return self.source.file
+
+    @property
+    def size(self) -> int:
+        """Bytes in the file."""
+        return self.source.size
+
+    def read(self) -> np.ndarray:
+        """The decoded array."""
+        found = self.decode()
+        assert found.shape == self.shape, f"{self.name} is {found.shape}, not {self.shape}"
+        return found
+
+
+class Files:
+    """The stored tensors of one module, checked as they are taken."""
+
+    def __init__(
+        self, folder: Path, module: QuantizedModule, tensors: Mapping[str, StoredTensor]
+    ) -> None:
+        self.folder = folder
+        self.module = module
+        self.format = module.stored.weights
+        self.groups = self.format.groups(module.inputs)
+        self.used: set[str] = set()
+        self._tensors = tensors
+
+    def has(self, name: str) -> bool:
+        """Whether the file holds a tensor of the module under this name."""
+        return f"{self.module.name}.{name}" in self._tensors
+
+    def take(self, name: str, dtypes: tuple[str, ...], *shapes: Shape) -> StoredTensor:
+        """A tensor of one of these types and shapes."""
+        full = f"{self.module.name}.{name}"
+        if full not in self._tensors:
+            raise CheckpointError(
+                f"{self.folder}: tensor missing: {full!r}, as config.json says that"
+                f" {self.module.name!r} is quantized. Is it to be in the list of ignored modules?"
+            )
+        tensor = self._tensors[full]
+        if tensor.dtype not in dtypes or tensor.shape not in shapes:
+            raise CheckpointError(
+                f"{tensor.file}: {full!r} is {tensor.dtype} {tensor.shape}, expected"
+                f" {' or '.join(dtypes)} {' or '.join(map(str, shapes))}."
+            )
+        self.used.add(full)
+        return tensor
+
+    def ignore(self, *names: str) -> None:
+        """Tensors that say nothing that is not known."""
+        self.used.update(f"{self.module.name}.{name}" for name in names if self.has(name))
+
+    def made(
+        self, name: str, source: StoredTensor, decode: Callable[[], np.ndarray]
+    ) -> DecodedTensor:
+        """One of the tensors that the model loads."""
+        width = self.groups
+        if name == "weight":
+            width = self.module.inputs * self.format.bits // 8
+        elif name == "input_scale":
+            width = 1
+        shape = self.module.outputs, width
+        return DecodedTensor(f"{self.module.name}.{name}", shape, source, decode)
+
+    def scale(self, name: str, *shapes: Shape, transposed: bool = False) -> DecodedTensor:
+        """The scales, of any of these shapes, as one for each output and group."""
+        source = self.take(name, SCALES, *shapes)
+
+        def decode() -> np.ndarray:
+            array = checked(source)
+            return packed.scales_per_output(
+                array.T if transposed else array, self.module.outputs, self.groups,
+                self.module.stored.block_rows,
+            )  # fmt: skip
+
+        return self.made("scale", source, decode)
+
+    def input_scale(self) -> list[DecodedTensor]:
+        """The scale of activations, if it is stored."""
+        if not self.format.static:
+            return []
+        source = self.take("input_scale", SCALES, (), (1,), (1, 1))
+        return [
+            self.made(
+                "input_scale",
+                source,
+                lambda: packed.scales_per_output(checked(source), self.module.outputs, 1),
+            )
+        ]
+
+    def refuse_order(self, name: str) -> None:
+        """Refuse inputs that are not in order; an order that changes nothing is read over."""
+        if not self.has(name):
+            return
+        inputs, size = self.module.inputs, self.format.group or self.module.inputs
+        order = self.take(name, ("I32",), (inputs,))
+        if not np.array_equal(order.read(), np.arange(inputs) // size):
+            raise CheckpointError(
+                f"{order.file}: {order.name!r} gives inputs an order (act-order, desc_act), which"
+                " is not built. Load the plain model with quantization='int4' instead."
+            )
+
+
+def checked(tensor: StoredTensor) -> np.ndarray:
+    """Scales as float32, all finite."""
+    return finite(tensor, np.asarray(tensor.read(), np.float32))
+
+
+def finite(tensor: StoredTensor, array: np.ndarray) -> np.ndarray:
+    """The array, read from this tensor."""
+    if not np.isfinite(array).all():
+        raise CheckpointError(
+            f"{tensor.file}: {tensor.name!r} holds NaN or infinity, expected finite scales."
+        )
+    return array
