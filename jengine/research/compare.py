@@ -152,6 +152,12 @@ def notes(config: ModelConfig, reference: Reference) -> list[str]:
         f"All three use the same weights, rounded to {dtype}; the truth widens them to {truth} and "
         f"computes there. So errors are those of arithmetic in {dtype}, not of rounding weights."
     ]
+    if config.quantization is not None and config.quantization.on_load:
+        values = config.quantization.groups[0][1].weights.values
+        found = [
+            f"Only jengine's weights are rounded to {values}: its errors against the truth are what "
+            f"{values} costs, and those of torch what {dtype} costs."
+        ]
     positions = sum(map(len, reference.prompts))
     if noise_limit(positions) > NOISE:
         found.append(

@@ -1,7 +1,7 @@
 """The tensors of a model as its file holds them.
 
-In: a ModelConfig, and a model's parameters. Out: names, types, shapes and arrays of a file. Must not
-know files.
+In: a ModelConfig, and a model's parameters. Out: names, types, shapes and arrays. Must not know
+files.
 """
 
 from __future__ import annotations
