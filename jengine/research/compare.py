@@ -155,8 +155,8 @@ def notes(config: ModelConfig, reference: Reference) -> list[str]:
     if config.quantization is not None and config.quantization.on_load:
         values = config.quantization.groups[0][1].weights.values
         found = [
-            f"Only jengine's weights are rounded to {values}: its errors against the truth are what "
-            f"{values} costs, and those of torch what {dtype} costs."
+            f"Only jengine's weights are rounded to {values}: its errors against the truth are "
+            f"what {values} costs, and those of torch what {dtype} costs."
         ]
     positions = sum(map(len, reference.prompts))
     if noise_limit(positions) > NOISE:
