@@ -153,9 +153,7 @@ def _read_gptq(own: Fields) -> Quantization:
     if bits not in (4, 8):
         own.refuse("bits", "4 or 8")
     if own.flag("desc_act", False):
-        own.refuse(
-            "desc_act", f"false: inputs in the order of activations are not built. {USE_INSTEAD}"
-        )
+        own.refuse("desc_act", f"false: act-order is not built. {USE_INSTEAD}")
     form = own.choice("checkpoint_format", "gptq", {"gptq": 1, "gptq_v2": 0})
     if own.values.get("dynamic"):
         own.refuse("dynamic", "nothing: a format per module is not built")

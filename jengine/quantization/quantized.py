@@ -92,7 +92,8 @@ class QuantizedWeights:
             return project(equation, self._rounded(weight, x, tensors), array)
         values, scale = self._values(weight, tensors), tensors["scale"][0]
         if self.format.activations is None:
-            return project(equation, x, values.astype(self.dtype)) * scale
+            made = project(equation, x, values.astype(self.dtype))
+            return made * jnp.broadcast_to(scale, made.shape)
         few, x_scale = self._quantized(x, tensors)
         if self.format.activations == "int8" and values.dtype == jnp.int8:
             made = jnp.einsum(equation, few, values, preferred_element_type=jnp.int32)
@@ -100,7 +101,7 @@ class QuantizedWeights:
             wide = jnp.bfloat16
             made = project(equation, few.astype(wide), values.astype(wide))
         x_scale = x_scale.reshape(*x_scale.shape[:-1], *[1] * len(weight.outputs))
-        return made.astype(jnp.float32) * x_scale * scale
+        return made.astype(jnp.float32) * x_scale * jnp.broadcast_to(scale, made.shape)
 
     def lookup(self, weight: WeightShape, indices: Array, tensors: Tensors) -> Array:
         """Tables are not quantized."""
