@@ -89,7 +89,7 @@ def test_an_engine_answers_as_with_the_plain_weights(name: str, tmp_path: Path) 
 
 @pytest.mark.parametrize("name", ["int8", "int4", "fp8"])
 def test_a_plain_model_is_rounded_at_load_and_at_updates(name: str, tmp_path: Path) -> None:
-    folders = write_quantized(tmp_path, "llama", LAYOUTS["W8A16 int"])
+    folders = write_quantized(tmp_path, "llama", LAYOUTS["FP8 block"])
     greedy = SamplingParams(temperature=0, max_tokens=1, logprobs=3)
     prompt = {"prompt_token_ids": TOKENS}
     with jengine.LLM(folders.plain, quantization=name, **ENGINE) as llm:
