@@ -139,7 +139,8 @@ def stored_modules(quantization: Quantization, pieces: Pieces) -> Iterator[Quant
             name = piece.name.removesuffix(WEIGHT)
             if name not in seen:
                 seen.add(name)
-                yield QuantizedModule(name, *piece.shape, stored)
+                outputs, inputs = piece.shape
+                yield QuantizedModule(name, outputs, inputs, stored)
 
 
 def quantized_pieces(quantization: Quantization, pieces: Pieces) -> dict[str, tuple[Piece, ...]]:

@@ -47,6 +47,11 @@ ACTIVATIONS = {
 FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 
 
+def slow_unless(holds: bool) -> tuple[pytest.MarkDecorator, ...]:
+    """The marks of a case that is run always, or in complete runs only."""
+    return () if holds else (pytest.mark.slow,)
+
+
 def scheme_of(format: WeightFormat) -> QuantizedWeights:
     return QuantizedWeights(format, "float32")
 
@@ -93,7 +98,9 @@ def expected_weight(
     return found
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    "shape", [pytest.param(name, marks=slow_unless(name == "gated")) for name in SHAPES]
+)
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_weight_is_its_values_times_their_scales(shape: str, format: str) -> None:
     weight, chosen = SHAPES[shape], FORMATS[format]
@@ -189,7 +196,10 @@ ON_LOAD = {
 }
 
 
-@pytest.mark.parametrize("shape", [*SHAPES, "experts"])
+@pytest.mark.parametrize(
+    "shape",
+    [pytest.param(name, marks=slow_unless(name == "experts")) for name in (*SHAPES, "experts")],
+)
 @pytest.mark.parametrize("format", ON_LOAD)
 def test_rounding_at_load_is_off_by_half_a_step_at_most(shape: str, format: str) -> None:
     weight = {**SHAPES, "experts": EXPERTS}[shape]
