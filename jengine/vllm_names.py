@@ -49,7 +49,7 @@ UNBUILT_PATHS = {
     "entrypoints.chat_utils": "give messages to LLM.chat(...).",
     "entrypoints.openai": SERVER,
     "logits_process": "custom logits processors",
-    "lora": LORA,
+    "lora.request": LORA,
     "model_executor": "models are registered with jengine.register_model(...).",
     "multimodal": MULTIMODAL,
     "platforms": "jax.devices() says what there is.",
