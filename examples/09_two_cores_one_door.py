@@ -39,8 +39,7 @@ async def ask_all(url: str) -> None:
 
 
 def main() -> None:
-    flags = ("--data-parallel-size", "2", "--data-parallel-backend", "process")
-    with served(*flags, "--max-num-seqs", "4", "--max-model-len", "512") as url:
+    with served("--data-parallel-size", "2", "--max-num-seqs", "4", "--max-model-len", "512") as url:
         asyncio.run(ask_all(url))
         print("tokens run by each core:", tokens_run(url))
 

@@ -16,6 +16,8 @@ from jengine.errors import ConfigError
 
 VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 GPU_FILES = Path("/dev")
+# TPUs (two generations of drivers) and AMD GPUs, of which JAX takes all for one process.
+UNDIVIDED = ("accel*", "vfio/[0-9]*", "kfd")
 
 
 class Share(NamedTuple):
@@ -41,6 +43,16 @@ def shares(cores: int, devices: int, environ: Mapping[str, str]) -> list[Share]:
         Share([], {VISIBLE_GPUS: ",".join(gpus[i * devices : (i + 1) * devices])})
         for i in range(cores)
     ]
+
+
+def can_divide(environ: Mapping[str, str]) -> bool:
+    """Whether several processes can have a share of the devices each: processors and NVIDIA GPUs
+    can be divided, while one process takes all TPUs and AMD GPUs."""
+    wanted = environ.get("JAX_PLATFORMS", "")
+    if wanted:
+        return wanted.split(",")[0] in ("cpu", "cuda", "gpu")
+    others = (file for pattern in UNDIVIDED for file in GPU_FILES.glob(pattern))
+    return bool(visible_gpus(environ)) or not any(others)
 
 
 def processor_shares(cores: int) -> list[list[int]]:

@@ -27,7 +27,7 @@ ENGINE_HELP = {
     "tensor_parallel_size": "devices to split each layer over",
     "pipeline_parallel_size": "stages of layers, each on separate devices",
     "data_parallel_size": "copies of the model, each on separate devices",
-    "data_parallel_backend": "where they run: local in one process, process (or mp) in their own",
+    "data_parallel_backend": "local: all copies in one process; process (serve): each in its own",
     "data_parallel_size_local": "copies of the model on this host; the others join from theirs",
     "data_parallel_start_rank": "with --headless: the number of this host's first copy",
     "data_parallel_address": "address of the host with the front, where copies on others join",

@@ -10,9 +10,11 @@ import argparse
 import importlib
 import logging
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from jengine.assembly.args import EngineArgs
+from jengine.assembly.core_shares import can_divide
 from jengine.cli.flags import add_engine_flags, engine_arguments
 from jengine.cli.main import OpenLLM
 from jengine.cli.parser import Parser
@@ -45,7 +47,7 @@ def add_flags(parser: Parser) -> None:
     )
     parser.add_argument(
         "--api-server-count", "-asc", type=int, metavar="N", default=None,
-        help="processes that serve HTTP in front of the same cores [1]",
+        help="processes that serve HTTP in front of the same cores [one per data-parallel core]",
     )  # fmt: skip
     parser.add_argument(
         "--headless", action="store_true",
@@ -60,9 +62,9 @@ def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) ->
     arguments.model = arguments.model or arguments.model_flag
     if arguments.model is None:
         raise ConfigError("MODEL is missing: give a model folder, or demo.")
-    count = api_processes(arguments)
     settings = server_settings(arguments, os.environ)
     args = engine_args(arguments)
+    count = api_processes(arguments, args)
     configure_server_logs(settings.uvicorn_log_level, debug=arguments.debug)
     # Arrays and tokenizers come with what is imported here.
     if count == 0:
@@ -75,8 +77,9 @@ def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) ->
     return serving.serve(settings, args, terminal)
 
 
-def api_processes(arguments: argparse.Namespace) -> int:
-    """How many processes serve HTTP; 0 with --headless."""
+def api_processes(arguments: argparse.Namespace, args: EngineArgs) -> int:
+    """How many processes serve HTTP; 0 with --headless. One process cannot keep several cores
+    busy, so there are as many as cores unless told otherwise."""
     count = arguments.api_server_count
     if arguments.headless:
         if count:
@@ -89,17 +92,30 @@ def api_processes(arguments: argparse.Namespace) -> int:
         raise ConfigError(
             f"--api-server-count={count}: expected at least 1; --headless runs cores alone."
         )
+    if count is None and args.replicas_in_processes:
+        count = args.ranks.size
+        logger.info("Defaulting api_server_count to data_parallel_size (%d).", count)
     return count or 1
 
 
 def engine_args(arguments: argparse.Namespace) -> EngineArgs:
-    """The engine's settings; a server logs its figures unless told not to."""
+    """The engine's settings; a server logs its figures, and runs data-parallel replicas in
+    processes of their own, unless told not to."""
     given: dict[str, Any] = {"disable_log_stats": False, **engine_arguments(arguments)}
+    given.setdefault("data_parallel_backend", replicas_in(given, os.environ))
     if (secret := os.environ.get(SECRET)) is not None:
         given["data_parallel_secret"] = secret
     if arguments.profiler_dir is not None:
         given["profiler_config"] = {"profiler": "jax", "dir": arguments.profiler_dir}
     return EngineArgs.checked("jengine serve", model=arguments.model, **given)
+
+
+def replicas_in(given: Mapping[str, Any], environ: Mapping[str, str]) -> str:
+    """Where data-parallel replicas run by default. Of cores in processes, one that dies takes only
+    its own requests; those of a mesh over hosts, and of devices that cannot be divided among
+    processes, share one."""
+    over_hosts = given.get("multihost") is not None or given.get("executor") == "multihost"
+    return "local" if over_hosts or not can_divide(environ) else "process"
 
 
 def warn_if_open(settings: ServerSettings) -> None:

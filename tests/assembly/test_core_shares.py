@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from jengine.assembly import core_shares
-from jengine.assembly.core_shares import Share, shares, visible_gpus
+from jengine.assembly.core_shares import Share, can_divide, shares, visible_gpus
 from jengine.errors import ConfigError
 
 
@@ -51,3 +51,15 @@ def test_each_core_sees_its_own_gpus(gpus: Path) -> None:
 def test_too_few_gpus_are_refused(gpus: Path) -> None:
     with pytest.raises(ConfigError, match="needs 4 GPUs, and 3 are visible"):
         shares(2, 2, {"CUDA_VISIBLE_DEVICES": "0,1,2"})
+
+
+def test_devices_that_only_one_process_can_use(gpus: Path) -> None:
+    assert can_divide({}) and can_divide({"JAX_PLATFORMS": "cpu"})
+    (gpus / "vfio").mkdir()
+    (gpus / "vfio" / "vfio").touch()
+    assert can_divide({}), "the driver's own file is no device"
+    (gpus / "vfio" / "0").touch()
+    assert not can_divide({}) and not can_divide({"JAX_PLATFORMS": "tpu,cpu"})
+    assert can_divide({"JAX_PLATFORMS": "cpu"})
+    (gpus / "nvidia0").touch()
+    assert can_divide({})

@@ -74,15 +74,30 @@ def arguments_of(*words: str) -> argparse.Namespace:
     return command_parser("serve", serve, terminal).parse(["demo", *words])  # type: ignore[arg-type]
 
 
+def processes(*words: str) -> int:
+    arguments = arguments_of(*words)
+    return serve.api_processes(arguments, serve.engine_args(arguments))
+
+
 def test_how_many_processes_serve_http() -> None:
-    assert serve.api_processes(arguments_of()) == 1
-    assert serve.api_processes(arguments_of("--api-server-count", "3")) == 3
-    assert serve.api_processes(arguments_of("-asc", "2")) == 2
-    assert serve.api_processes(arguments_of("--headless")) == 0
+    assert processes() == 1
+    assert processes("--api-server-count", "3") == 3
+    assert processes("-asc", "2") == 2
+    assert processes("--headless") == 0
     with pytest.raises(ConfigError, match="cannot be used with --headless"):
-        serve.api_processes(arguments_of("--headless", "--api-server-count", "2"))
+        processes("--headless", "--api-server-count", "2")
     with pytest.raises(ConfigError, match="expected at least 1"):
-        serve.api_processes(arguments_of("--api-server-count", "0"))
+        processes("--api-server-count", "0")
+
+
+def test_replicas_are_processes_with_as_many_api_processes() -> None:
+    two = ("--data-parallel-size", "2")
+    assert serve.engine_args(arguments_of(*two)).replicas_in_processes
+    assert processes(*two) == 2
+    assert processes(*two, "--api-server-count", "1") == 1
+    assert processes(*two, "--data-parallel-backend", "local") == 1
+    over_hosts = serve.engine_args(arguments_of(*two, "--executor", "multihost"))
+    assert not over_hosts.replicas_in_processes
 
 
 def test_ranks_of_other_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
