@@ -59,6 +59,7 @@ class TokenDelta(msgspec.Struct, kw_only=True, gc=False):
     num_cached_tokens: int = 0
     weights_version: int = 0
     message: str | None = None
+    engine_lost: bool = False  # why it ended: another engine may answer the same request
     times: RequestTimes | None = None  # with the first tokens, and with the end
 
 
@@ -140,6 +141,7 @@ class RequestOutput:
     kv_transfer_params: None = None
     weight_version: int = 0
     error: str | None = None
+    engine_lost: bool = False  # the error: another engine may answer the same request
 
     @property
     def captured(self) -> dict[str, np.ndarray] | None:

@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import jengine
 from jengine.assembly.args import EngineArgs
+from jengine.assembly.core_return import CoreReturn
 from jengine.assembly.cores import (
     WHERE,
     clients_of,
@@ -26,11 +26,12 @@ from jengine.assembly.front_side import engine_of
 from jengine.assembly.model_facts import ModelSource, generation_of, tokenizer_of
 from jengine.assembly.plain_settings import refuse_arrays
 from jengine.assembly.progress import progress_factory
+from jengine.assembly.replica_checks import check_replicas, check_version
 from jengine.config import CacheConfig
 from jengine.distributed.process_replicas import ProcessReplicas
 from jengine.engine.process.client import START_SECONDS, ProcessClient, Tell
 from jengine.engine.process.mailbox import Mailbox
-from jengine.engine.process.messages import Progress, Ready
+from jengine.engine.process.messages import Progress
 from jengine.errors import ConfigError
 from jengine.plugin_loading import load_plugins
 from jengine.weights.resolve import resolve_model
@@ -71,6 +72,7 @@ def start_replicas(args: EngineArgs, folder: Path, tell: Tell, seconds: float) -
             desk.close()
         raise
     if desk is not None:
+        desk.when_back(core_return(args, engine).take)
         engine.client.when_dead(lambda _: desk.close())  # the other hosts end with this engine
     return engine
 
@@ -96,6 +98,12 @@ def connect_cores(
         raise
 
 
+def core_return(args: EngineArgs, engine: Engine) -> CoreReturn:
+    """How cores of other hosts come back to an engine that has some."""
+    assert isinstance(engine.client, ProcessReplicas), "an engine with cores of other hosts"
+    return CoreReturn(engine.client, secret_of(args))
+
+
 def replicas_over(
     args: EngineArgs,
     folder: Path,
@@ -119,33 +127,6 @@ def replicas_over(
     source = ModelSource(ready[0].model.config, folder, tokenizer, generation_of(args, folder))
     args = replace(args, model=str(folder))
     return engine_of(args, source, client, schedule, cache, ready[0].platform)
-
-
-def check_replicas(clients: Sequence[ProcessClient], ready: Sequence[Ready]) -> None:
-    """Refuse cores that are no replicas of each other: other hosts may have other files."""
-    for client, one in zip(clients, ready, strict=True):
-        check_version(client, one)
-        if one.model.config != ready[0].model.config:
-            raise ConfigError(
-                f"the core at {client.address} serves another model than the one at "
-                f"{clients[0].address}. Give every host the same model."
-            )
-        sizes = [(of.cache.block_size, of.schedule.max_model_len) for of in (one, ready[0])]
-        if sizes[0] != sizes[1]:
-            raise ConfigError(
-                f"the core at {client.address} has blocks of {sizes[0][0]} tokens and "
-                f"max_model_len={sizes[0][1]}; the one at {clients[0].address} has {sizes[1][0]} "
-                f"and {sizes[1][1]}. Give every host the same block_size and max_model_len."
-            )
-
-
-def check_version(client: ProcessClient, ready: Ready) -> None:
-    """Refuse a core of another version, whose messages may mean something else."""
-    if ready.version != jengine.__version__:
-        raise ConfigError(
-            f"the core at {client.address} runs jengine {ready.version}, and this process "
-            f"{jengine.__version__}. Use the same version in both."
-        )
 
 
 def smallest_group(cache: CacheConfig) -> int:

@@ -5,6 +5,7 @@ In: EngineArgs. Out: the addresses of all ranks' cores, and cores that end with 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from jengine.assembly.args import EngineArgs
@@ -36,6 +37,11 @@ class OwnCores:
         """Where fronts reach the core of each rank, once those of other hosts have joined."""
         others = [] if self._desk is None else self._desk.wait(tell, seconds)
         return [*(client.address for client in self.clients), *others]
+
+    def when_back(self, tell: Callable[[int, str], None]) -> None:
+        """Have a function called with rank and address of a core that came back from elsewhere."""
+        if self._desk is not None:
+            self._desk.when_back(tell)
 
     def wait_until_ready(self, tell: Tell, seconds: float = START_SECONDS) -> list[Ready]:
         """Return when all of this host's are ready. The first one's progress is told."""

@@ -17,7 +17,7 @@ import msgspec
 
 from jengine.assembly.args import EngineArgs
 from jengine.assembly.engine import Engine
-from jengine.assembly.engine_process import connect_cores
+from jengine.assembly.engine_process import connect_cores, core_return
 from jengine.cli.leaving import leave
 from jengine.cli.progress_words import in_words
 from jengine.cli.serve_box import box_of
@@ -58,8 +58,11 @@ def main() -> int:
     args = EngineArgs.checked("jengine serve", **job.engine)
 
     def start(note: Callable[[str], None]) -> Engine:
-        addresses = addresses_in(folder / CORES)
-        return connect_cores(args, addresses, lambda progress: note(in_words(progress)))
+        addresses = wait_for(folder / CORES)
+        engine = connect_cores(args, addresses, lambda progress: note(in_words(progress)))
+        if args.ranks.elsewhere:
+            core_return(args, engine).follow(addresses, lambda: addresses_in(folder / CORES))
+        return engine
 
     def ready(engine: Engine, url: str) -> None:
         if job.index == 0:
@@ -74,10 +77,15 @@ def main() -> int:
     return run_server(settings, start, ready, sock, Peers(board, folder))
 
 
-def addresses_in(file: Path) -> list[str]:
+def wait_for(file: Path) -> list[str]:
     """The cores' addresses, once the supervisor knows them all."""
     while not file.exists():
         time.sleep(GLANCE)
+    return addresses_in(file)
+
+
+def addresses_in(file: Path) -> list[str]:
+    """The cores' addresses."""
     return msgspec.msgpack.decode(file.read_bytes(), type=list[str])
 
 
@@ -85,7 +93,7 @@ def show_when_all_serve(board: Board, box: Callable[[], str]) -> None:
     """Print the box when requests are taken, whichever process they reach."""
     while board.worst_phase(0) is Phase.STARTING:
         time.sleep(GLANCE)
-    if board.worst_phase(0) is Phase.SERVING:
+    if board.worst_phase(0).takes_requests:
         standard_terminal().note(box())
 
 

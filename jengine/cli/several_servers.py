@@ -66,11 +66,23 @@ def started(cores: OwnCores, args: EngineArgs, file: Path) -> Sequence[ProcessCl
     tell = shown(args.show_progress)
     cores.expect_others()
     cores.launch()
-    complete = file.with_suffix(".new")
-    complete.write_bytes(msgspec.msgpack.encode(cores.addresses(tell)))
-    os.replace(complete, file)  # readers see all of it or nothing
+    addresses = cores.addresses(tell)
+    write_addresses(file, addresses)
+
+    def back(rank: int, address: str) -> None:
+        addresses[rank] = address
+        write_addresses(file, addresses)
+
+    cores.when_back(back)
     cores.wait_until_ready(tell)
     return cores.clients
+
+
+def write_addresses(file: Path, addresses: Sequence[str]) -> None:
+    """Tell the API processes where the cores are; they see all of it or nothing."""
+    complete = file.with_suffix(".new")
+    complete.write_bytes(msgspec.msgpack.encode(addresses))
+    os.replace(complete, file)
 
 
 def api_process(job: ApiJob) -> OwnedProcess:

@@ -21,6 +21,10 @@ from jengine.errors import ConfigError, EngineDead
 
 logger = logging.getLogger(__name__)
 STAGE = "Joining cores of other hosts"
+# Seconds that a host which comes again waits for the end of its former connection, and between two
+# attempts.
+COMING_AGAIN = 20.0
+AGAIN = 0.5
 # Seconds between two lines of the log about ranks that are missing.
 REMIND = 30.0
 
@@ -42,24 +46,35 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
     why: str
 
 
+class Taken(Refused, frozen=True, tag=True):
+    """Another connection has these ranks, as far as known."""
+
+
+class AreYouThere(msgspec.Struct, frozen=True, tag=True):
+    """Nothing to answer: sending it shows whether the connection is open."""
+
+
 _encoder = msgspec.msgpack.Encoder()
 _from_host = msgspec.msgpack.Decoder(Join)
-_from_desk = msgspec.msgpack.Decoder(Joined | Refused)
+_from_desk = msgspec.msgpack.Decoder(Joined | Refused | Taken | AreYouThere)
 
 
 class JoinDesk:
-    """The front's end: waits until every rank of other hosts has joined."""
+    """The front's end: waits until every rank of other hosts has joined, and lets those whose
+    connection was lost come again."""
 
     def __init__(self, door: Door, ranks: range, version: str) -> None:
         self._ranks = ranks
         self._version = version  # of jengine, the same on every host
         self._addresses: dict[int, str] = {}
+        self._connections: dict[int, bytes] = {}  # of ranks, as far as they are open
+        self._back: Callable[[int, str], None] = lambda rank, address: None
         self._changed = threading.Condition()
         self._failure: BaseException | None = None
         try:
             self._socket = SocketLoop(
                 zmq.ROUTER, None,
-                receive=self._receive, failed=self._fail, unreachable=lambda _: None, door=door,
+                receive=self._receive, failed=self._fail, unreachable=self._forget, door=door,
             )  # fmt: skip
         except zmq.ZMQError as error:
             raise ConfigError(
@@ -105,6 +120,10 @@ class JoinDesk:
                     min(end - now, REMIND),
                 )
 
+    def when_back(self, tell: Callable[[int, str], None]) -> None:
+        """Have a function called, which must not wait, with a rank that has joined again."""
+        self._back = tell
+
     def close(self) -> None:
         """Close the connections, by which hosts that joined notice that the front is gone."""
         self._socket.close()
@@ -120,23 +139,35 @@ class JoinDesk:
         except (*UNREADABLE, IndexError) as error:
             answer: Joined | Refused = Refused(f"this is not how a host joins: {error}")
         else:
-            answer = self._taken(join)
+            answer = self._joined(parts[0], join)
         self._socket.send([parts[0], _encoder.encode(answer)])
 
-    def _taken(self, join: Join) -> Joined | Refused:
+    def _forget(self, connection: bytes) -> None:
+        """A connection has ended: others may have its ranks."""
+        ranks = [rank for rank, one in self._connections.items() if one == connection]
+        for rank in ranks:
+            del self._connections[rank]
+
+    def _joined(self, connection: bytes, join: Join) -> Joined | Refused | Taken:
         ranks = sorted(join.addresses)
         if join.version != self._version:
             return Refused(f"it runs jengine {join.version}, and the front {self._version}")
         with self._changed:
             strange = [rank for rank in ranks if rank not in self._ranks]
-            twice = [rank for rank in ranks if rank in self._addresses]
             if strange or not ranks:
                 return Refused(f"ranks {ranks}: expected some of {list(self._ranks)}")
+            twice = [rank for rank in ranks if rank in self._connections]
+            for other in {self._connections[rank] for rank in twice}:
+                self._socket.send([other, _encoder.encode(AreYouThere())])
             if twice:
-                return Refused(f"ranks {twice} have joined already")
+                return Taken(f"ranks {twice} have joined already")
+            again = [rank for rank in ranks if rank in self._addresses]
+            self._connections.update(dict.fromkeys(ranks, connection))
             self._addresses.update(join.addresses)
             self._changed.notify_all()
-        logger.info("Data-parallel ranks %s have joined.", ranks)
+        logger.info("Data-parallel ranks %s have joined%s.", ranks, " again" if again else "")
+        for rank in again:
+            self._back(rank, join.addresses[rank])
         return Joined()
 
 
@@ -148,7 +179,7 @@ class JoinedHost:
         self.address = tcp(host, port)
         self._left = left
         self._answered = threading.Event()
-        self._answer: Joined | Refused | None = None
+        self._answer: Joined | Refused | Taken | None = None
         self._socket = SocketLoop(
             zmq.DEALER, self.address,
             receive=self._receive, failed=self._failed, lost=self._lost, secret=secret,
@@ -156,13 +187,17 @@ class JoinedHost:
         self._socket.start()
 
     def join(self, addresses: Mapping[int, str], version: str, seconds: float) -> None:
-        """Offer cores by rank; return when they are replicas. ConfigError if they are refused."""
-        self._socket.send([_encoder.encode(Join(dict(addresses), version))])
-        if not self._answered.wait(seconds):
-            raise ConfigError(
-                f"nobody has answered at {self.address} within {seconds:g} s. Is the front started "
-                "with this --data-parallel-address and --data-parallel-rpc-port?"
-            )
+        """Offer cores by rank; return when they are replicas. ConfigError if they are refused.
+
+        Where ranks are taken, that may be this host's own former connection, so it asks again.
+        """
+        end = time.monotonic() + COMING_AGAIN
+        self._offer(addresses, version, seconds)
+        while isinstance(self._answer, Taken) and time.monotonic() < end:
+            time.sleep(AGAIN)
+            self._answer = None
+            self._answered.clear()
+            self._offer(addresses, version, seconds)
         match self._answer:
             case Refused(why):
                 raise ConfigError(f"the front at {self.address} refused this host: {why}.")
@@ -172,13 +207,23 @@ class JoinedHost:
                     "same on both hosts?"
                 )
 
+    def _offer(self, addresses: Mapping[int, str], version: str, seconds: float) -> None:
+        self._socket.send([_encoder.encode(Join(dict(addresses), version))])
+        if not self._answered.wait(seconds):
+            raise ConfigError(
+                f"nobody has answered at {self.address} within {seconds:g} s. Is the front started "
+                "with this --data-parallel-address and --data-parallel-rpc-port?"
+            )
+
     def close(self) -> None:
         """Leave."""
         self._socket.close()
 
     def _receive(self, parts: Parts) -> None:
-        self._answer = _from_desk.decode(parts[0])
-        self._answered.set()
+        message = _from_desk.decode(parts[0])
+        if not isinstance(message, AreYouThere):
+            self._answer = message
+            self._answered.set()
 
     def _lost(self) -> None:
         self._end(f"the front at {self.address} has gone")

@@ -8,17 +8,15 @@ dies takes its own requests only. Must not know devices, or who started the core
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import TypeVar
 
-import msgspec
-
 from jengine.counts import Counts, together
+from jengine.distributed.replica_state import Part, lost_request, whole_health, whole_state
 from jengine.distributed.router import Placed, Router
 from jengine.engine.core_state import CoreState
-from jengine.engine.process.client import ProcessClient
+from jengine.engine.process.client import ADVICE, ProcessClient
 from jengine.engine.process.mailbox import Mailbox
 from jengine.errors import EngineDead
 from jengine.executor.protocol import WorkerHealth
@@ -27,6 +25,9 @@ from jengine.outputs import TokenDelta
 from jengine.request import Request, WireRequest
 
 T = TypeVar("T")
+# A core that says nothing for so many seconds, or whose step takes that long, gets requests only
+# if every other one does too.
+SLOW = 5.0
 
 
 class ProcessReplicas:
@@ -36,8 +37,8 @@ class ProcessReplicas:
         self, cores: Sequence[ProcessClient], mailbox: Mailbox, block_size: int, *, by_urgency: bool
     ) -> None:
         """`by_urgency`: requests that are less urgent than a new one do not delay it."""
-        self.cores = cores
-        self._mailbox = mailbox
+        self.cores = list(cores)
+        self.mailbox = mailbox
         self._block_size = block_size
         self._by_urgency = by_urgency
         self._router = Router(len(cores), block_size)
@@ -45,14 +46,14 @@ class ProcessReplicas:
         self._dead: dict[int, EngineDead] = {}  # by core, in the order of their deaths
         self._told: list[Callable[[EngineDead], None]] = [mailbox.fail]
         for index, core in enumerate(cores):
-            core.when_dead(lambda error, index=index: self._lose(index, error))
+            self._watch(index, core)
 
     # --- requests --------------------------------------------------------------------------------
 
     @property
     def has_work(self) -> bool:
         """Whether `outputs` has something to wait for."""
-        return self._mailbox.has_work
+        return self.mailbox.has_work
 
     def add(self, wire: WireRequest) -> None:
         """Queue a request in one of the cores that live."""
@@ -85,7 +86,7 @@ class ProcessReplicas:
     def outputs(self, wait: bool = True) -> list[TokenDelta]:
         """Wait for new tokens of any core and return them."""
         self.cores[0].check_process()
-        deltas = self._mailbox.take(wait)
+        deltas = self.mailbox.take(wait)
         with self._lock:
             for delta in deltas:
                 core = self._router.replica_of(delta.request_id)
@@ -103,7 +104,7 @@ class ProcessReplicas:
         return contents.of(Request(wire, length, 0), (length - 1) // self._block_size)
 
     def _choose(self, wire: WireRequest, hashes: list[bytes]) -> int:
-        living = self._living()
+        living = self._brisk()
         found = [self.cores[i].contents.prefix(hashes) * self._block_size for i in living]
         loads = self._router.loads_for(wire.priority if self._by_urgency else None)
         loads = [load + more for load, more in zip(loads, self._others(), strict=True)]
@@ -112,8 +113,8 @@ class ProcessReplicas:
     def _others(self) -> list[int]:
         """Tokens of other fronts' requests in each core, as its queue lengths tell: each request is
         taken for as long as this front's are on average."""
-        own = Counter(placed.replica for placed in self._router.requests.values())
-        tokens = sum(self._router.loads) // max(own.total(), 1) or self._block_size
+        own = self._router.counts
+        tokens = sum(self._router.loads) // max(sum(own), 1) or self._block_size
         states = [core.state().counts for core in self.cores]
         there = [counts.running + counts.waiting for counts in states]
         return [max(count - own[i], 0) * tokens for i, count in enumerate(there)]
@@ -131,9 +132,33 @@ class ProcessReplicas:
     def _living(self) -> list[int]:
         return [i for i in range(len(self.cores)) if i not in self._dead]
 
-    def _lose(self, index: int, error: EngineDead) -> None:
+    def _brisk(self) -> list[int]:
+        """The living cores but for those that seem to stand still, unless all do."""
+        living = self._living()
+        states = {i: self.cores[i].state() for i in living}
+        return [i for i in living if max(states[i].age, states[i].stepping) < SLOW] or living
+
+    def _watch(self, index: int, core: ProcessClient) -> None:
+        core.when_dead(lambda error: self._lose(index, core, error))
+
+    def replace(self, index: int, core: ProcessClient) -> None:
+        """Take another core, which is ready, in the place of one that has died."""
+        with self._lock:
+            before = self.cores[index]
+        before.shutdown()  # also if its death has not been noticed yet
+        self.check_alive()
+        if self.state().paused:
+            core.pause()
+        with self._lock:
+            self.cores[index] = core
+            self._dead.pop(index, None)
+        self._watch(index, core)
+
+    def _lose(self, index: int, core: ProcessClient, error: EngineDead) -> None:
         """A core has died: its requests end with an error, the others go on."""
         with self._lock:
+            if self.cores[index] is not core:
+                return
             self._dead[index] = error
             lost = [
                 name for name, placed in self._router.requests.items() if placed.replica == index
@@ -141,13 +166,9 @@ class ProcessReplicas:
             for name in lost:
                 self._router.leave(name)
             told = list(self._told) if not self._living() else []
-        message = f"core {index} of {len(self.cores)} has died: {error} Send the request again."
-        self._mailbox.deliver(
-            [
-                TokenDelta(request_id=name, token_ids=[], finish_reason="error", message=message)
-                for name in lost
-            ]
-        )
+        how = str(error).removesuffix(ADVICE).strip()
+        message = f"core {index} of {len(self.cores)} has died: {how} Send the request again."
+        self.mailbox.deliver([lost_request(name, message) for name in lost])
         for tell in told:
             tell(error)
 
@@ -168,18 +189,18 @@ class ProcessReplicas:
 
     def shutdown(self) -> None:
         """End all cores. Twice is harmless; in a forked child it does nothing."""
-        self._mailbox.fail(EngineDead("the engine was shut down."))
+        self.mailbox.fail(EngineDead("the engine was shut down."))
         for core in self.cores:
             core.shutdown()
 
     # --- questions -------------------------------------------------------------------------------
 
-    def _ask(self, question: Callable[[ProcessClient], T]) -> list[T]:
+    def _ask(self, question: Callable[[ProcessClient], T]) -> dict[int, T]:
         """The answers of all cores that live, without those that die meanwhile."""
-        answers = []
-        for core in [self.cores[i] for i in self._living()]:
+        answers = {}
+        for index, core in [(i, self.cores[i]) for i in self._living()]:
             try:
-                answers.append(question(core))
+                answers[index] = question(core)
             except EngineDead:
                 if core.is_alive:
                     raise
@@ -192,48 +213,32 @@ class ProcessReplicas:
 
     def stats(self) -> Counts:
         """The counts of all cores together, and of each."""
-        found = dict(self._ask(lambda core: (self.cores.index(core), core.stats())))
-        return together([found.get(i) or self._last_counts(i) for i in range(len(self.cores))])
+        found = self._ask(ProcessClient.stats)
+        return together([found.get(one.index) or one.counts for one in self._parts()])
 
     def state(self) -> CoreState:
         """What the cores said last. The age is the oldest, and the step in progress the longest."""
-        living = [self.cores[i].state() for i in self._living()]
-        every = [core.state() for core in self.cores]
-        return CoreState(
-            counts=together([self._last_counts(i) for i in range(len(self.cores))]),
-            steps=sum(one.steps for one in every),
-            stepping=max((one.stepping for one in living), default=0.0),
-            paused=any(one.paused for one in living),
-            dropped_frames=sum(one.dropped_frames for one in every),
-            age=max((one.age for one in living), default=0.0),
-        )
+        return whole_state(self._parts())
 
-    def _last_counts(self, index: int) -> Counts:
-        """A core's counts; one that has died runs nothing."""
-        counts = self.cores[index].state().counts
-        if index in self._dead:
-            return msgspec.structs.replace(counts, running=0, waiting=0, cache_usage=0.0)
-        return counts
+    def _parts(self) -> list[Part]:
+        return [
+            Part(index, core.state(), self._router.counts[index], self._dead.get(index))
+            for index, core in enumerate(self.cores)
+        ]
 
     def call(self, method: str, arguments: bytes) -> list[bytes]:
         """The results of a call in every core that lives, one after the other."""
-        return list(chain.from_iterable(self._ask(lambda core: core.call(method, arguments))))
+        found = self._ask(lambda core: core.call(method, arguments))
+        return list(chain.from_iterable(found.values()))
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         """Forget cached prefixes in every core. False if requests are using the cache of one."""
-        return all(self._ask(lambda core: core.reset_prefix_cache(reset_running_requests)))
+        asked = self._ask(lambda core: core.reset_prefix_cache(reset_running_requests))
+        return all(asked.values())
 
     def health(self) -> list[WorkerHealth]:
         """The processes of all cores; those of a core that has died say so."""
-        told = dict(self._ask(lambda core: (self.cores.index(core), core.health())))
-        found: list[WorkerHealth] = []
-        for index, core in enumerate(self.cores):
-            state = core.state()
-            dead = WorkerHealth(0, f"dead: {self._dead.get(index)}", state.steps, state.age)
-            for one in told.get(index, [dead]):
-                where = f"core {index}, {one.where}"
-                found.append(msgspec.structs.replace(one, rank=len(found), where=where))
-        return found
+        return whole_health(self._parts(), self._ask(ProcessClient.health))
 
     def probe(self) -> None:
         """Run a step with nothing in it in every core. Only while no request runs."""

@@ -41,6 +41,7 @@ class Router:
 
     def __init__(self, replicas: int, block_size: int) -> None:
         self.loads = [0] * replicas
+        self.counts = [0] * replicas  # of unfinished requests
         self._block_size = block_size
         self._placed: dict[str, Placed] = {}
         # Hashes of blocks of unfinished requests: a replica has them in its cache, or soon will.
@@ -93,6 +94,7 @@ class Router:
         """A replica has taken a request."""
         self._placed[request_id] = placed
         self.loads[placed.replica] += placed.tokens
+        self.counts[placed.replica] += 1
         self._coming[placed.replica].update(placed.hashes)
 
     def note(self, delta: TokenDelta) -> None:
@@ -116,6 +118,7 @@ class Router:
         """A request has ended: it is no load any more."""
         placed = self._placed.pop(request_id)
         self.loads[placed.replica] -= placed.tokens
+        self.counts[placed.replica] -= 1
         coming = self._coming[placed.replica]
         coming.subtract(placed.hashes)
         for content in placed.hashes:

@@ -102,6 +102,7 @@ class Answer:
             num_cached_tokens=self.num_cached_tokens,
             weight_version=self._weights_version,
             error=next((item.error for item in self.completions if item.error), None),
+            engine_lost=any(item.engine_lost for item in self.completions),
         )
 
     def _note(self, completion: Completion, delta: TokenDelta) -> None:

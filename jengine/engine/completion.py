@@ -34,6 +34,7 @@ class Completion:
         self.texts = texts
         self.timing = timing
         self.error: str | None = None
+        self.engine_lost = False
         self.captured: list[dict[str, np.ndarray]] = []
         self.transcript = Transcript(
             tokenizer,
@@ -57,6 +58,7 @@ class Completion:
         """Take a delta in. True: a stop string was found, so the engine should end the request."""
         done = len(self.transcript.token_ids)
         self.error = self.error or delta.message
+        self.engine_lost |= delta.engine_lost
         self.num_cached_tokens = delta.num_cached_tokens
         cut_short = self.transcript.push(delta.token_ids, delta.finish_reason, delta.stop_reason)
         if delta.finish_reason and not self.transcript.finished:

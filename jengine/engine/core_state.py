@@ -7,6 +7,16 @@ import msgspec
 from jengine.counts import Counts
 
 
+class PartState(msgspec.Struct, frozen=True, kw_only=True):
+    """One of several cores behind a client, as its front sees it."""
+
+    name: str
+    steps: int = 0  # ended since the start
+    open_requests: int = 0  # of this front
+    age: float = 0.0  # seconds since it said something
+    death: str | None = None  # how it has died
+
+
 class CoreState(msgspec.Struct, frozen=True, kw_only=True):
     """The state of a core a moment ago. A core that stands still is seen by two numbers: `age`
     grows if its process does, and `stepping` if one step does not end."""
@@ -17,3 +27,4 @@ class CoreState(msgspec.Struct, frozen=True, kw_only=True):
     paused: bool = False
     dropped_frames: int = 0  # messages of fronts that could not be read
     age: float = 0.0  # seconds since the core said this
+    parts: tuple[PartState, ...] = ()  # each of several cores

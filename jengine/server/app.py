@@ -61,7 +61,7 @@ async def schema(service: Service, http: Request) -> Response:
 ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint("GET", "/", Access.PUBLIC, page.page),
     Endpoint("GET", "/health", Access.PUBLIC, health.health),
-    Endpoint("GET", "/health/ready", Access.PUBLIC, health.health),
+    Endpoint("GET", "/health/ready", Access.PUBLIC, health.ready),
     Endpoint("GET", "/health/live", Access.PUBLIC, health.live),
     Endpoint("GET", "/ping", Access.PUBLIC, health.health),
     Endpoint("POST", "/ping", Access.PUBLIC, health.health),

@@ -1,4 +1,4 @@
-"""What a server is doing: starting, serving, draining, stalled or dead; health follows from it."""
+"""What a server is doing; health follows from it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,19 @@ from jengine.server.errors import ApiError
 
 
 class Phase(Enum):
-    """One of the states of a server. Only SERVING takes requests."""
+    """One of the states of a server."""
 
     STARTING = "starting"  # the engine loads and compiles
     SERVING = "serving"
+    DEGRADED = "degraded"  # of several cores one has died or stalled, and others serve
     DRAINING = "draining"  # open requests finish, new ones are refused
-    STALLED = "stalled"  # work is scheduled, and no step ends
+    STALLED = "stalled"  # work is scheduled, and no step ends in any core
     DEAD = "dead"  # the engine has stopped
+
+    @property
+    def takes_requests(self) -> bool:
+        """Whether requests should be sent here: they are taken, and answered soon."""
+        return self in (Phase.SERVING, Phase.DEGRADED)
 
     @property
     def is_live(self) -> bool:

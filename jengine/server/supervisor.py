@@ -23,8 +23,7 @@ from typing import NamedTuple
 from jengine.engine.process.client import ProcessClient
 from jengine.engine.process.owned_process import OwnedProcess
 from jengine.errors import EngineDead, JengineError
-from jengine.server.peers.board import Board
-from jengine.server.phase import Phase
+from jengine.server.peers.board import Board, Field
 from jengine.server.settings import ServerSettings
 
 logger = logging.getLogger(__name__)
@@ -139,7 +138,7 @@ class Supervisor:
         if self._deadline is not None and time.monotonic() > self._deadline:
             for process in self._living.values():
                 process.signal(signal.SIGKILL)
-        stalled = self._board.worst_phase(0) is Phase.STALLED
+        stalled = self._board.total(Field.STUCK) > 0
         if stalled and not self._stalled:  # an API process has said why
             for core in self._cores:
                 core.dump_stacks()

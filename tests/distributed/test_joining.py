@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from jengine.distributed import joining
 from jengine.distributed.joining import JoinDesk, JoinedHost
 from jengine.engine.process.messages import Progress
 from jengine.engine.process.network import Door
@@ -59,8 +60,13 @@ def test_ranks_join_in_any_order_and_learn_that_the_front_has_gone(desk: JoinDes
     ],
 )
 def test_what_does_not_fit_is_refused(
-    desk: JoinDesk, addresses: dict[int, str], version: str, why: str
+    monkeypatch: pytest.MonkeyPatch,
+    desk: JoinDesk,
+    addresses: dict[int, str],
+    version: str,
+    why: str,
 ) -> None:
+    monkeypatch.setattr(joining, "COMING_AGAIN", 0.1)
     first = host(desk, [])
     first.join({2: "tcp://two"}, "1.0", 10)
     second = host(desk, [])
@@ -68,6 +74,32 @@ def test_what_does_not_fit_is_refused(
         second.join(addresses, version, 10)
     assert desk.missing == [1, 3]
     for one in (first, second):
+        one.close()
+
+
+def test_a_host_comes_again_once_its_former_connection_has_ended(
+    monkeypatch: pytest.MonkeyPatch, desk: JoinDesk
+) -> None:
+    monkeypatch.setattr(joining, "AGAIN", 0.05)
+    back: list[tuple[int, str]] = []
+    desk.when_back(lambda rank, address: back.append((rank, address)))
+    first, other, again = (host(desk, []) for _ in range(3))
+    first.join({1: "tcp://one", 2: "tcp://two"}, "1.0", 10)
+    other.join({3: "tcp://three"}, "1.0", 10)
+    joined = threading.Event()
+
+    def come_again() -> None:
+        again.join({1: "tcp://new one", 2: "tcp://new two"}, "1.0", 10)
+        joined.set()
+
+    thread = threading.Thread(target=come_again)
+    thread.start()
+    assert not joined.wait(0.3) and not back, "the first host is still there"
+    first.close()
+    thread.join(10)
+    assert joined.is_set() and back == [(1, "tcp://new one"), (2, "tcp://new two")]
+    assert desk.wait(lambda _: None, 1) == ["tcp://new one", "tcp://new two", "tcp://three"]
+    for one in (other, again):
         one.close()
 
 

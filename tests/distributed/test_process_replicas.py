@@ -11,6 +11,7 @@ from contextlib import contextmanager
 import msgspec
 import pytest
 
+from jengine.distributed import process_replicas
 from jengine.distributed.process_replicas import ProcessReplicas
 from jengine.engine.process.launch import launch
 from jengine.engine.process.mailbox import Mailbox
@@ -116,12 +117,17 @@ def test_a_core_that_dies_takes_its_own_requests_only() -> None:
             if name in lost:
                 assert deltas[-1].finish_reason == "error"
                 assert "core 0 of 2 has died" in str(deltas[-1].message)
+                assert "Create a new engine" not in str(deltas[-1].message)
+                assert deltas[-1].engine_lost
             else:
                 assert tokens(deltas) == told(prompt_of(int(name)), 60)
         assert set(found) == {str(number) for number in range(6)} and len(lost) == 3
         client.check_alive()
         assert "dead: the engine core" in client.health()[0].where
         assert client.health()[1].where == "core 1, script"
+        first, second = client.state().parts
+        assert "SIGKILL" in str(first.death) and second.death is None
+        assert (first.open_requests, second.open_requests) == (0, 0)
         client.add(asked("later", prompt_of(0)))
         assert tokens(read_all(client)["later"]) == told(prompt_of(0), 4)
         assert client.stats().replicas[0].running == 0 and not dead
@@ -168,3 +174,44 @@ def test_pauses_hold_every_core() -> None:
         assert client.state().steps == steps
         client.resume()
         assert all(deltas[-1].finish_reason for deltas in read_all(client).values())
+
+
+def test_a_core_takes_the_place_of_one_that_has_died() -> None:
+    data = msgspec.msgpack.encode(Settings())
+    with replicas(2, step_seconds=0.005) as client:
+        client.add(asked("lost", prompt_of(1), 900))
+        lost = client._router.requests["lost"].replica
+        os.kill(client.cores[lost].child.process, signal.SIGKILL)
+        eventually(lambda: client.state().parts[lost].death)
+        other = launch(PROGRAM, data, mailbox=client.mailbox)
+        other.wait_until_ready(seconds=60)
+        client.replace(lost, other)
+        assert [part.death for part in client.state().parts] == [None, None]
+        for number in range(2):
+            client.add(asked(str(number), prompt_of(number + 2)))
+        assert places(client) == {0: 1, 1: 1}
+        found = read_all(client)
+        assert tokens(found["1"]) == told(prompt_of(3), 4) and found["lost"][-1].engine_lost
+        os.kill(other.child.process, signal.SIGKILL)
+        eventually(lambda: client.state().parts[lost].death)
+
+
+def test_a_core_that_says_nothing_gets_no_requests_while_others_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(process_replicas, "SLOW", 1.0)
+    with replicas(2) as client:
+        stopped = client.cores[0].child.process
+        os.kill(stopped, signal.SIGSTOP)
+        try:
+            eventually(lambda: client.cores[0].state().age > 1)
+            for number in range(4):
+                client.add(asked(str(number), prompt_of(number)))
+            assert places(client) == {1: 4}
+            read_all(client)
+        finally:
+            os.kill(stopped, signal.SIGCONT)
+        eventually(lambda: client.cores[0].state().age < 1)
+        client.add(asked("again", prompt_of(5)))
+        assert places(client) == {0: 1}
+        read_all(client)

@@ -69,9 +69,11 @@ class Listening(NamedTuple):
         return Client(self.port).send(COMPLETIONS, body)
 
 
-def until(holds: Callable[[], bool], otherwise: Callable[[], str]) -> None:
+def until(
+    holds: Callable[[], bool], otherwise: Callable[[], str], seconds: float = PATIENCE
+) -> None:
     """Wait until something holds."""
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < end, otherwise()
         time.sleep(0.005)

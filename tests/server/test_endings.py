@@ -10,14 +10,19 @@ from collections.abc import Callable
 from typing import Any
 
 import httpx2
+import msgspec
 import pytest
 from starlette.testclient import TestClient
 
 from jengine.assembly.engine import Engine
+from jengine.distributed.replica_state import lost_request
+from jengine.engine.core_state import CoreState, PartState
+from jengine.outputs import TokenDelta
 from jengine.server.http.sse import DONE, PING, EventStream, stream_response
 from jengine.server.phase import Phase
 from jengine.server.serving.draining import drain
-from jengine.server.serving.monitor import monitor
+from jengine.server.serving.monitor import judge, monitor
+from jengine.server.serving.progress_watch import ProgressWatch
 from tests.engine.scripted import script_of, scripted_engine
 from tests.server.serving import error_of, letters, letters_engine, service_of, serving
 
@@ -193,6 +198,69 @@ def test_health_turns_red_while_no_step_ends_and_green_again(
         service.phase = Phase.DEAD
         watching.result(5)
     assert "Thread 0x" in capfd.readouterr().err, "the stacks of all threads were written"
+
+
+class Cores:
+    """An engine of three cores, as a watch sees it."""
+
+    def __init__(self) -> None:
+        self.parts = [PartState(name=f"core {i} of 3") for i in range(3)]
+        self.client = self.session = self
+
+    def state(self) -> CoreState:
+        return CoreState(parts=tuple(self.parts))
+
+    def change(self, index: int, **values: Any) -> None:
+        self.parts[index] = msgspec.structs.replace(self.parts[index], **values)
+
+
+def test_a_core_that_stalls_or_dies_degrades_a_server_of_several() -> None:
+    cores = Cores()
+    watch = ProgressWatch(cores, lambda: False)  # type: ignore[arg-type]
+
+    def judged(client: TestClient) -> tuple[str, int, int]:
+        watch.look()
+        judge(service_of(client), watch)
+        found = client.get("/health")
+        return found.json()["status"], found.status_code, client.get("/health/ready").status_code
+
+    with serving(letters_engine(), stall_timeout=0.1) as client:
+        assert judged(client) == ("serving", 200, 200)
+        cores.change(0, open_requests=1, steps=1)
+        cores.change(1, open_requests=1, steps=1)
+        assert judged(client) == ("serving", 200, 200)
+        time.sleep(0.15)
+        cores.change(1, steps=2)
+        assert judged(client) == ("degraded", 503, 200)
+        assert client.get("/health").json()["problem"] == "core 0 of 3 makes no progress"
+        assert client.post(PATH, json={**LONG, "max_tokens": 2}).status_code == 200
+        cores.change(2, age=0.2)
+        cores.change(1, death="it was killed", open_requests=0)
+        assert judged(client) == ("stalled", 503, 503)
+        assert "core 1 of 3 has died: it was killed" in client.get("/health").json()["problem"]
+        cores.change(0, steps=2)
+        cores.change(2, age=0.0)
+        assert judged(client) == ("degraded", 503, 200)
+        cores.change(1, death=None)
+        assert judged(client) == ("serving", 200, 200)
+        assert "problem" not in client.get("/health").json()
+
+
+def test_a_request_whose_core_was_lost_may_be_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = letters_engine()
+    lost = lost_request("", "core 1 of 2 has died: it was killed. Send the request again.")
+    fetch = engine.client.outputs
+
+    def outputs(wait: bool = True) -> list[TokenDelta]:
+        deltas = fetch(wait)
+        return [msgspec.structs.replace(lost, request_id=one.request_id) for one in deltas]
+
+    monkeypatch.setattr(engine.client, "outputs", outputs)
+    with serving(engine) as client:
+        for stream in (False, True):
+            response = client.post(PATH, json={**LONG, "stream": stream})
+            assert "core 1 of 2 has died" in error_of(response, 503)["message"]
+            assert int(response.headers["Retry-After"]) > 0
 
 
 class Client:

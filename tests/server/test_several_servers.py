@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -192,9 +193,19 @@ def test_a_rank_on_another_host(
             lambda: program.ask("/metrics")[1],
         )
         other.kill()
-        lost = [b'"error"' in read(client) for client in clients]
-        assert any(lost) and not all(lost), "only requests of the rank that is gone fail"
+        lost = [read(client) for client in clients]
+        failed = [answer for answer in lost if b'"error"' in answer]
+        assert failed and len(failed) < 4, "only requests of the rank that is gone fail"
+        assert all(b"core 1 of 2 has died" in one and b'"code":503' in one for one in failed)
         assert program.status(COMPLETIONS, SHORT) == 200, "the others go on"
+        until(lambda: program.status("/health") == 503, lambda: "health stays green")
+        assert json.loads(program.ask("/health")[1])["status"] == "degraded"
+        assert program.status("/health/ready") == 200
+        with headless(tmp_path, *flags, *rest, secret=SECRET):
+            until(lambda: program.status("/health") == 200, program.log_text, 60)
+            clients = [program.stream(max_tokens=300) for _ in range(4)]
+            until(lambda: busy_engines(program) == {"0", "1"}, lambda: program.ask("/metrics")[1])
+            assert not any(b'"error"' in read(client) for client in clients)
 
 
 def busy_engines(program: Program) -> set[str]:

@@ -12,8 +12,7 @@ import pytest
 
 from jengine.errors import ConfigError
 from jengine.server import supervisor
-from jengine.server.peers.board import Board
-from jengine.server.phase import Phase
+from jengine.server.peers.board import Board, Field
 from jengine.server.settings import ServerSettings
 from jengine.server.supervisor import Supervisor
 
@@ -114,7 +113,7 @@ def test_a_core_that_dies_is_logged_and_a_stall_dumps_stacks_once(
 
     def later() -> None:
         core.die(RuntimeError("its last word"))
-        board.phase = Phase.STALLED
+        board.note(Field.STUCK, 1)
         time.sleep(0.2)
         os.kill(os.getpid(), signal.SIGTERM)
 

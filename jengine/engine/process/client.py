@@ -66,6 +66,8 @@ Tell = Callable[[Progress], None]
 WhenDead = Callable[[EngineDead], None]
 # The name of a core's process in log records, as vLLM's users know it.
 CORE_NAME = "EngineCore"
+# What to do when the engine of a single core has died.
+ADVICE = "Create a new engine."
 # Seconds without a word from a core that is starting, after which it is given up.
 START_SECONDS = 600.0
 
@@ -281,7 +283,7 @@ class ProcessClient:
         """The core's process has ended. Its own last message says more, if it arrives in time."""
         with self._changed:
             self._changed.wait_for(lambda: self._failure or self._refused, seconds)
-        self.die(EngineDead(f"{how}. Create a new engine."))
+        self.die(EngineDead(f"{how}. {ADVICE}"))
 
     def shutdown(self) -> None:
         """End the core if it is this process's own, else leave it to its other fronts.
@@ -307,7 +309,7 @@ class ProcessClient:
 
     def _broken(self, error: BaseException) -> None:
         problem = f"the connection to the engine core has failed: {type(error).__name__}: {error}"
-        self.die(EngineDead(f"{problem}. Create a new engine."))
+        self.die(EngineDead(f"{problem}. {ADVICE}"))
 
     # --- the thread of the socket ----------------------------------------------------------------
 

@@ -23,10 +23,13 @@ class Field(IntEnum):
     WAITING_TOKENS = 1  # of prompts without an output
     PHASE = 2  # index in WORST_LAST
     BEAT = 3  # milliseconds of the system's monotonic clock
+    STUCK = 4  # cores that make no progress with this process's requests
 
 
 # A server is what the last of its processes' phases in this order says.
-WORST_LAST = (Phase.SERVING, Phase.STARTING, Phase.DRAINING, Phase.STALLED, Phase.DEAD)
+WORST_LAST = (
+    Phase.SERVING, Phase.DEGRADED, Phase.STARTING, Phase.DRAINING, Phase.STALLED, Phase.DEAD,
+)  # fmt: skip
 
 
 class Board:
@@ -66,6 +69,10 @@ class Board:
         """Add to one of this process's numbers."""
         self._numbers[self.index * len(Field) + field] += more
 
+    def note(self, field: Field, value: int) -> None:
+        """Set one of this process's numbers."""
+        self._numbers[self.index * len(Field) + field] = value
+
     def own(self, field: Field) -> int:
         """One of this process's numbers."""
         return self._numbers[self.index * len(Field) + field]
@@ -81,11 +88,11 @@ class Board:
 
     @phase.setter
     def phase(self, phase: Phase) -> None:
-        self._set(Field.PHASE, WORST_LAST.index(phase))
+        self.note(Field.PHASE, WORST_LAST.index(phase))
 
     def beat(self) -> None:
         """This process runs: its event loop has come round."""
-        self._set(Field.BEAT, _now())
+        self.note(Field.BEAT, _now())
 
     def worst_phase(self, silence: float) -> Phase:
         """The server's phase. Another process without a beat for so many seconds stalls (0: no)."""
@@ -95,9 +102,6 @@ class Board:
         if silence > 0 and now - min(beats) > silence * 1000:
             worst = max(worst, WORST_LAST.index(Phase.STALLED))
         return WORST_LAST[worst]
-
-    def _set(self, field: Field, value: int) -> None:
-        self._numbers[self.index * len(Field) + field] = value
 
 
 def _now() -> int:

@@ -20,6 +20,7 @@ class Health(msgspec.Struct, omit_defaults=True):
     waiting: int
     last_step_age_s: float | None
     progress: str | None = None  # of the engine's start
+    problem: str | None = None  # of one of several cores
 
 
 class Version(msgspec.Struct):
@@ -35,17 +36,30 @@ class Load(msgspec.Struct):
 
 
 async def health(service: Service, http: Request) -> Response:
-    """200 while requests are answered; 503 while starting, draining, stalled or dead."""
+    """200 while all is well; 503 while starting, draining, stalled or dead, also if one of several
+    cores has stalled or died."""
+    body = await state_of(service)
+    return json_response(body, 200 if body.status == Phase.SERVING.value else 503)
+
+
+async def ready(service: Service, http: Request) -> Response:
+    """200 while requests should be sent here, be it to fewer cores than there were."""
+    body = await state_of(service)
+    return json_response(body, 200 if Phase(body.status).takes_requests else 503)
+
+
+async def state_of(service: Service) -> Health:
+    """What both answer with."""
     service.check_alive()
     counts = await service.current_counts()
-    body = Health(
+    return Health(
         service.server_phase.value,
         counts.running,
         counts.waiting,
         service.last_step_age,
         service.progress,
+        service.problem,
     )
-    return json_response(body, 200 if service.server_phase is Phase.SERVING else 503)
 
 
 async def live(service: Service, http: Request) -> Response:

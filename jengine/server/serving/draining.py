@@ -20,7 +20,7 @@ GRACE = 2.0
 
 async def drain(service: Service) -> None:
     """Refuse new requests; return when no request is open any more."""
-    if service.phase in (Phase.SERVING, Phase.STALLED):
+    if service.phase in (Phase.SERVING, Phase.DEGRADED, Phase.STALLED):
         service.phase = Phase.DRAINING
     timeout = service.settings.shutdown_timeout
     if service.phase is not Phase.DRAINING or not service.open_requests:

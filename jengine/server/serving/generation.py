@@ -184,7 +184,7 @@ async def merged(streams: Sequence[AnswerStream]) -> Outputs:
 def refuse_failed(output: RequestOutput, *, unanswered: bool) -> None:
     """Raise the error of a request that failed, or that a shutdown ended with nothing answered."""
     if output.error is not None:
-        raise ApiError(500, output.error)
+        raise ApiError(503 if output.engine_lost else 500, output.error)
     aborted = any(one.finish_reason == "abort" for one in output.outputs)
     if aborted and unanswered and not any(one.token_ids for one in output.outputs):
         raise ApiError(503, "The server shut down before this request had begun.")

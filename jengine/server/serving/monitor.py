@@ -11,8 +11,10 @@ import asyncio
 import faulthandler
 import logging
 import sys
+from collections.abc import Sequence
 
 from jengine.errors import EngineDead
+from jengine.server.peers.board import Field
 from jengine.server.phase import Phase
 from jengine.server.serving.progress_watch import ProgressWatch
 from jengine.server.serving.service import Service
@@ -30,7 +32,7 @@ async def monitor(service: Service) -> None:
             if looking is None or looking.done():
                 noticed(looking)
                 looking = asyncio.ensure_future(asyncio.to_thread(look, service, service.watch))
-            judge(service, service.watch.age)
+            judge(service, service.watch)
         await asyncio.sleep(INTERVAL)
     if looking is not None and looking.done():
         noticed(looking)
@@ -51,20 +53,42 @@ def noticed(looking: asyncio.Future[None] | None) -> None:
         logger.error("The engine's health could not be asked", exc_info=error)
 
 
-def judge(service: Service, age: float | None) -> None:
-    """Set the phase by the engine's life and by how long ago it made progress."""
+def judge(service: Service, watch: ProgressWatch) -> None:
+    """Set the phase by the life and the progress of the engine's cores."""
     service.check_alive()
-    limit = service.settings.stall_timeout
-    stuck = age is not None and age > limit > 0
-    if service.phase is Phase.SERVING and stuck:
-        logger.critical(
-            "The engine has work, and no step began for %.1f seconds (--stall-timeout %g). Health "
-            "is red until steps go on. The stacks of all threads follow.", age, limit,
-        )  # fmt: skip
-        if sys.stderr is not None:
-            faulthandler.dump_traceback(all_threads=True)
-        service.live.engine.client.dump_stacks()
+    if service.phase not in (Phase.SERVING, Phase.DEGRADED, Phase.STALLED):
+        return
+    cores, stuck = watch.cores, watch.stuck(service.settings.stall_timeout)
+    dead = [f"{core.name} has died: {core.death}" for core in cores if core.death is not None]
+    if len(stuck) > service.peers.board.own(Field.STUCK):
+        tell_stall(service, stuck)
+    service.peers.board.note(Field.STUCK, len(stuck))
+    note_problem(service, [*dead, *(f"{name} makes no progress" for name in stuck)])
+    if stuck and len(stuck) == len(cores) - len(dead):
         service.phase = Phase.STALLED
-    elif service.phase is Phase.STALLED and not stuck:
-        logger.warning("The engine makes progress again.")
-        service.phase = Phase.SERVING
+    else:
+        service.phase = Phase.DEGRADED if service.problem else Phase.SERVING
+
+
+def tell_stall(service: Service, stuck: Sequence[str]) -> None:
+    """Log what is stuck, with the stacks of all threads."""
+    logger.critical(
+        "%s: there is work or the core says nothing, and no progress for more than %g seconds "
+        "(--stall-timeout). Health is red until it goes on. The stacks of all threads follow.",
+        ", ".join(stuck), service.settings.stall_timeout,
+    )  # fmt: skip
+    if sys.stderr is not None:
+        faulthandler.dump_traceback(all_threads=True)
+    service.live.engine.client.dump_stacks()
+
+
+def note_problem(service: Service, problems: Sequence[str]) -> None:
+    """Log what has changed, and keep it for /health."""
+    problem = "; ".join(problems) or None
+    if problem == service.problem:
+        return
+    service.problem = problem
+    if problem is None:
+        logger.warning("All cores of the engine make progress again.")
+    else:
+        logger.error("/health is red: %s.", problem)

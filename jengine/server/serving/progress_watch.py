@@ -1,37 +1,64 @@
-"""Whether the engine makes progress: steps go on while work is scheduled.
+"""Whether the engine makes progress: steps go on in each of its cores while work is scheduled.
 
-In: an engine, looked at from time to time. Out: seconds since the last sign of progress. That a
-socket answers is no sign of it: an engine may be stuck in a step and answer all the same.
+In: an engine, looked at from time to time. Out: seconds since the last sign of progress, and the
+cores that are stuck. That a socket answers is no sign of it: an engine may be stuck in a step and
+answer all the same.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from jengine.assembly.engine import Engine
+from jengine.engine.core_state import PartState
 
 
 class ProgressWatch:
-    """Remembers when the engine's steps last went on."""
+    """Remembers when the steps of each core last went on."""
 
     def __init__(self, engine: Engine, paused: Callable[[], bool]) -> None:
         self._engine = engine
         self._paused = paused
-        self._steps = -1
-        self._since = time.monotonic()
+        self._seen: dict[str, tuple[int, float]] = {}  # core -> its steps, and since when
 
     def look(self) -> None:
-        """Note whether steps went on since the last look. It waits for nothing."""
-        steps = self._engine.client.state().steps
-        if steps != self._steps or self._is_idle:
-            self._steps, self._since = steps, time.monotonic()
+        """Note which cores' steps went on since the last look. It waits for nothing."""
+        now = time.monotonic()
+        for core in self.cores:
+            steps, since = self._seen.get(core.name, (-1, now))
+            if core.steps != steps or self._is_idle(core):
+                since = now
+            self._seen[core.name] = (core.steps, since)
+
+    @property
+    def cores(self) -> Sequence[PartState]:
+        """The engine's cores."""
+        state = self._engine.client.state()
+        if state.parts:
+            return state.parts
+        work = int(self._engine.session.has_work)
+        return [PartState(name="the engine", steps=state.steps, open_requests=work, age=state.age)]
 
     @property
     def age(self) -> float | None:
-        """Seconds since the last progress, as far as was looked; None if there is nothing to do."""
-        return None if self._is_idle else round(time.monotonic() - self._since, 3)
+        """Seconds since the last progress, as far as was looked, of the core whose progress is the
+        longest ago; None if there is nothing to do."""
+        ages = [self._age(core) for core in self.cores if not self._is_idle(core)]
+        return round(max(ages), 3) if ages else None
 
-    @property
-    def _is_idle(self) -> bool:
-        return self._paused() or not self._engine.session.has_work
+    def stuck(self, limit: float) -> list[str]:
+        """The cores that had work and made no progress for so many seconds, or said nothing."""
+        return [core.name for core in self.cores if self._silence(core) > limit > 0]
+
+    def _silence(self, core: PartState) -> float:
+        if core.death is not None:
+            return 0.0
+        return core.age if self._is_idle(core) else max(core.age, self._age(core))
+
+    def _age(self, core: PartState) -> float:
+        now = time.monotonic()
+        return now - self._seen.get(core.name, (0, now))[1]
+
+    def _is_idle(self, core: PartState) -> bool:
+        return self._paused() or not core.open_requests or core.death is not None

@@ -59,6 +59,7 @@ class Service:
         self.phase = Phase.STARTING
         self.progress: str | None = None  # of the engine's start, for people
         self.watch: ProgressWatch | None = None  # of the engine's progress
+        self.problem: str | None = None  # of one of several cores, for people
         self.counts = Counts()  # as last known
         self.registry = process_registry()  # of the metrics
         self.ignored_fields = 0  # that requests had, counted

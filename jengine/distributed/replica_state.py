@@ -1,0 +1,78 @@
+"""What several cores say of themselves, as the state and the health of one engine.
+
+In: each core's last word, and its death if it has died. Out: the same as one core would say it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from jengine.counts import Counts, together
+from jengine.engine.core_state import CoreState, PartState
+from jengine.errors import EngineDead
+from jengine.executor.protocol import WorkerHealth
+from jengine.outputs import TokenDelta
+
+
+class Part(NamedTuple):
+    """One of the cores."""
+
+    index: int
+    state: CoreState  # as it said last
+    open_requests: int  # of this front
+    death: EngineDead | None
+
+    @property
+    def counts(self) -> Counts:
+        """Its counts; one that has died runs nothing."""
+        if self.death is None:
+            return self.state.counts
+        return msgspec.structs.replace(self.state.counts, running=0, waiting=0, cache_usage=0.0)
+
+
+def whole_state(parts: Sequence[Part]) -> CoreState:
+    """The state of all together: the oldest word of those that live, and the longest step."""
+    living = [one.state for one in parts if one.death is None]
+    return CoreState(
+        counts=together([one.counts for one in parts]),
+        steps=sum(one.state.steps for one in parts),
+        stepping=max((one.stepping for one in living), default=0.0),
+        paused=any(one.paused for one in living),
+        dropped_frames=sum(one.state.dropped_frames for one in parts),
+        age=max((one.age for one in living), default=0.0),
+        parts=tuple(_named(one, len(parts)) for one in parts),
+    )
+
+
+def _named(part: Part, count: int) -> PartState:
+    return PartState(
+        name=f"core {part.index} of {count}",
+        steps=part.state.steps,
+        open_requests=part.open_requests,
+        age=part.state.age,
+        death=None if part.death is None else str(part.death),
+    )
+
+
+def whole_health(
+    parts: Sequence[Part], told: Mapping[int, Sequence[WorkerHealth]]
+) -> list[WorkerHealth]:
+    """The processes of all cores, by what those said that answered; the others are dead."""
+    found: list[WorkerHealth] = []
+    for part in parts:
+        dead = WorkerHealth(0, f"dead: {part.death}", part.state.steps, part.state.age)
+        for one in told.get(part.index, [dead]):
+            where = f"core {part.index}, {one.where}"
+            found.append(msgspec.structs.replace(one, rank=len(found), where=where))
+    return found
+
+
+def lost_request(request_id: str, message: str) -> TokenDelta:
+    """The end of a request whose core has died."""
+    return TokenDelta(
+        request_id=request_id, token_ids=[], finish_reason="error", message=message,
+        engine_lost=True,
+    )  # fmt: skip
