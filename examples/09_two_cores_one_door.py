@@ -39,7 +39,8 @@ async def ask_all(url: str) -> None:
 
 
 def main() -> None:
-    with served("--data-parallel-size", "2", "--max-num-seqs", "4", "--max-model-len", "512") as url:
+    flags = ("--max-num-seqs", "4", "--max-model-len", "512")
+    with served("--data-parallel-size", "2", *flags) as url:
         asyncio.run(ask_all(url))
         print("tokens run by each core:", tokens_run(url))
 

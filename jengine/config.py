@@ -182,6 +182,8 @@ class CacheConfig:
     block_size: int
     num_blocks: tuple[int, ...]
     enable_prefix_caching: bool = True
+    # Share of the blocks whose stay in the cache is measured.
+    measured_blocks: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,10 @@ STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 STEP_SECONDS = (
     .0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60,
 )  # fmt: skip
+# Upper bounds of seconds that blocks of the KV cache stay, rest and wait to be used again.
+BLOCK_SECONDS = (
+    .001, .002, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800,
+)  # fmt: skip
 # What a step's time is spent on: choosing its requests, everything from there to its output
 # (packing, queueing and the wait for the device), and giving its tokens to requests.
 PHASES = ("schedule", "run", "commit")
@@ -133,6 +137,33 @@ def added(one: list[int], other: list[int]) -> list[int]:
 NO_DRAFT_COUNTS = DraftCounts()
 
 
+def block_histogram() -> Histogram:
+    """An empty histogram of a block's times."""
+    return Histogram.of(BLOCK_SECONDS)
+
+
+class BlockTimes(msgspec.Struct):
+    """Seconds of blocks of the KV cache that were watched from allocation to eviction."""
+
+    lifetime: Histogram = msgspec.field(default_factory=block_histogram)
+    idle_before_evict: Histogram = msgspec.field(default_factory=block_histogram)  # since last use
+    reuse_gap: Histogram = msgspec.field(default_factory=block_histogram)  # from use to use
+
+    def plus(self, other: BlockTimes) -> BlockTimes:
+        """The blocks of both."""
+        return BlockTimes(
+            self.lifetime.plus(other.lifetime),
+            self.idle_before_evict.plus(other.idle_before_evict),
+            self.reuse_gap.plus(other.reuse_gap),
+        )
+
+    def copy(self) -> BlockTimes:
+        """The histograms as they are now."""
+        return BlockTimes(
+            self.lifetime.copy(), self.idle_before_evict.copy(), self.reuse_gap.copy()
+        )
+
+
 class Counts(msgspec.Struct, frozen=True, kw_only=True):
     """Numbers of a core's requests, steps and cache. Counters count from the core's start."""
 
@@ -157,6 +188,7 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
     step_seconds: dict[str, Histogram] = {}  # by phase
     drafts: DraftCounts = NO_DRAFT_COUNTS
     programs: ProgramTotals = ProgramTotals()
+    block_times: BlockTimes | None = None  # where they are measured
     replicas: tuple[Counts, ...] = ()  # each data-parallel replica's own, where there are several
 
     @property
@@ -178,16 +210,20 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
 LARGEST = ("weights_version",)
 SMALLEST = ("last_step_age",)
 AVERAGED = ("cache_usage",)
+# Structs, which are put together by their own rules.
+MERGED = ("replicas", "programs", "drafts", "step_tokens", "step_seconds", "block_times")
 
 
 def together(each: Sequence[Counts]) -> Counts:
     """The counts of several replicas as one."""
     values: dict[str, object] = {"replicas": tuple(each)}
     for name in Counts.__struct_fields__:
-        if name not in ("replicas", "programs", "drafts", "step_tokens", "step_seconds"):
+        if name not in MERGED:
             values[name] = _combined(name, [getattr(one, name) for one in each])
     values["programs"] = functools.reduce(ProgramTotals.plus, (one.programs for one in each))
     values["drafts"] = functools.reduce(DraftCounts.plus, (one.drafts for one in each))
+    times = [one.block_times for one in each if one.block_times is not None]
+    values["block_times"] = functools.reduce(BlockTimes.plus, times) if times else None
     first, *others = (one.step_tokens for one in each)
     for histogram in others:
         first = first.plus(histogram)

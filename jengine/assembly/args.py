@@ -46,6 +46,7 @@ SWITCHES = (
     "strict",
     "deterministic",
     "disable_log_stats",
+    "kv_cache_metrics",
     "multiprocess",
 )
 
@@ -160,6 +161,9 @@ class EngineArgs:
         "raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"
     ] = "raw_logprobs"
     disable_log_stats: bool = True
+    # Measure how long blocks stay in the KV cache, of this share of them.
+    kv_cache_metrics: bool = False
+    kv_cache_metrics_sample: float = 0.01
     # Where spans of requests go: a collector that takes OTLP over HTTP. Needs the extra `otel`.
     otlp_traces_endpoint: str | None = None
     show_progress: bool | None = None
@@ -241,6 +245,11 @@ class EngineArgs:
         )
 
     @property
+    def measured_blocks(self) -> float:
+        """The share of KV cache blocks whose stay is measured."""
+        return self.kv_cache_metrics_sample if self.kv_cache_metrics else 0.0
+
+    @property
     def profile_folder(self) -> str | None:
         """Where traces are written; None if profiler_config names no folder."""
         config = self.profiler_config or {}
@@ -308,6 +317,9 @@ class EngineArgs:
                 "num_gpu_blocks_override and kv_cache_memory_bytes both size the KV cache; give "
                 "one of them."
             )
+        sample = self.kv_cache_metrics_sample
+        if not (isinstance(sample, (int, float)) and 0 < sample <= 1):
+            raise ConfigError(f"kv_cache_metrics_sample={sample!r}: expected a share in (0, 1].")
         share = self.gpu_memory_utilization
         if not isinstance(share, (int, float)) or not 0 < share <= 1:
             raise ConfigError(f"gpu_memory_utilization={share!r}: expected a share in (0, 1].")

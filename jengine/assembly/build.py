@@ -83,7 +83,8 @@ def remote_engine(args: EngineArgs) -> Engine:
         raise ConfigError(f"executor={args.executor!r}: expected a model folder, not a live model.")
     executor = started(kind, job_of(args, str(source.folder), source.config.dtype))
     capacity = executor.capacity
-    scheduler = Scheduler(capacity.schedule, CacheCoordinator(capacity.cache), depth=capacity.depth)
+    cache = replace(capacity.cache, measured_blocks=args.measured_blocks)
+    scheduler = Scheduler(capacity.schedule, CacheCoordinator(cache), depth=capacity.depth)
     watched = recorder_for(args, source, capacity.schedule, capacity.cache)
     core = EngineCore(scheduler, watched(executor), capacity.depth)
     _log_capacity(capacity.cache, capacity.schedule, 1, capacity.platform)
@@ -141,6 +142,7 @@ def device_side(args: EngineArgs, source: ModelSource, bar: Callable[..., Any]) 
             runners, cache = build_runners(
                 model, leaves, source.config, steps, order, bar, group.least
             )
+        cache = replace(cache, measured_blocks=args.measured_blocks)
         group.agree(cache=cache)
         parts = CoreParts(
             runners,

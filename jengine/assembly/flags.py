@@ -62,6 +62,8 @@ ENGINE_HELP = {
     "max_logprobs": "most log-probabilities a request may ask for; -1: the vocabulary",
     "logprobs_mode": "what is returned as log-probabilities",
     "disable_log_stats": "log figures while running",
+    "kv_cache_metrics": "measure how long blocks stay in the KV cache",
+    "kv_cache_metrics_sample": "share of the blocks that are measured",
     "otlp_traces_endpoint": "URL of a collector for traces, such as http://host:4318/v1/traces",
     "flight_recorder": "folder for recordings of steps, which hold prompts and answers",
     "flight_recorder_steps": "steps that a recording holds at most",

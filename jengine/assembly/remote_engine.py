@@ -17,7 +17,8 @@ NOT_FOR_WORKERS = (
     "model", "params", "tokenizer", "skip_tokenizer_init", "chat_template", "mesh", "multihost",
     "executor", "executor_options", "generation_config", "disable_log_stats", "show_progress",
     "trust_remote_code", "dtype", "multiprocess", "data_parallel_backend", "flight_recorder",
-    "flight_recorder_steps", "otlp_traces_endpoint",
+    "flight_recorder_steps", "otlp_traces_endpoint", "kv_cache_metrics",
+    "kv_cache_metrics_sample",
 )  # fmt: skip
 
 

@@ -102,8 +102,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     },
     "export of metrics and traces": {
         "show_hidden_metrics_for_version": None, "collect_detailed_traces": None,
-        "kv_cache_metrics": False,
-        "kv_cache_metrics_sample": 0.01, "custom_histogram_buckets": None,
+        "custom_histogram_buckets": None,
         "enable_mfu_metrics": False, "aggregate_engine_logging": False,
         "enable_logging_iteration_details": False, "enable_log_requests": False,
     },

@@ -16,6 +16,7 @@ from collections.abc import Iterable
 
 from jengine.errors import ConfigError
 from jengine.kvcache.content_journal import ContentJournal
+from jengine.kvcache.residency import BlockResidency
 
 NULL_BLOCK = 0
 OUT_OF_RING = -1
@@ -39,6 +40,7 @@ class BlockPool:
         self._keys: list[bytes | None] = [None] * num_blocks
         self._blocks_of: dict[bytes, dict[int, None]] = {}
         self.journal: ContentJournal | None = None  # of keys that become findable, or cease to be
+        self.residency: BlockResidency | None = None  # watches some of the blocks
         # Unowned blocks form a ring through these two lists, past two marks: where free ones end
         # and cached ones begin, and where all end.
         self._cached, self._end = num_blocks, num_blocks + 1
@@ -74,10 +76,17 @@ class BlockPool:
             reused.append(block := self._after[self._cached])
             self._take(block)
             self._drop_key(block)
-        return blocks + sorted(reused)
+            if self.residency is not None:
+                self.residency.evicted(block)
+        blocks += sorted(reused)
+        if self.residency is not None:
+            self.residency.allocated(blocks)
+        return blocks
 
     def touch(self, blocks: Iterable[int]) -> None:
         """Become one more owner of blocks that were found."""
+        if self.residency is not None:
+            self.residency.used(blocks := list(blocks))
         for block in blocks:
             if self._owners[block] == 0:
                 self._leave_ring(block)

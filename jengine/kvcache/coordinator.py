@@ -13,12 +13,14 @@ from operator import gt
 from typing import NamedTuple
 
 from jengine.config import CacheConfig
+from jengine.counts import BlockTimes
 from jengine.errors import ConfigError
 from jengine.kvcache.content_journal import ContentJournal
 from jengine.kvcache.contents import Contents
 from jengine.kvcache.group_cache import GroupCache, Reach
 from jengine.kvcache.kinds import blocks_needed, group_cache
 from jengine.kvcache.prefix_stats import PrefixStats
+from jengine.kvcache.residency import BlockResidency
 from jengine.plan import NewBlocks
 from jengine.request import Request
 
@@ -63,6 +65,10 @@ class CacheCoordinator:
                 zip(config.groups, config.num_blocks, strict=True)
             )
         ]
+        self._block_times = BlockTimes() if config.measured_blocks else None
+        if self._block_times is not None:
+            for group in self.groups:
+                group.measure(BlockResidency(config.measured_blocks, self._block_times))
         self._contents = Contents(config.block_size, weights_version)
         self._holdings: dict[str, Holding] = {}
         self._next_holder = 0
@@ -79,6 +85,11 @@ class CacheCoordinator:
     def usage(self) -> float:
         """Share of blocks in use in the fullest group, 0 to 1."""
         return max(group.num_used / group.num_units for group in self.groups)
+
+    @property
+    def block_times(self) -> BlockTimes | None:
+        """How long blocks stay, if that is measured."""
+        return None if self._block_times is None else self._block_times.copy()
 
     def record(self) -> ContentJournal:
         """A journal of the contents of the first group, from now on."""

@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 
 from jengine.config import CacheSpec
 from jengine.kvcache.content_journal import ContentJournal
+from jengine.kvcache.residency import BlockResidency
 
 
 class Reach(NamedTuple):
@@ -76,6 +77,9 @@ class GroupCache(Protocol):
 
     def record(self, journal: ContentJournal) -> None:
         """Note in a journal which contents become findable, and which cease to be."""
+
+    def measure(self, residency: BlockResidency) -> None:
+        """Have it watch how long contents stay."""
 
     def table(self, holder: int) -> list[int]:
         """A copy of the holder's unit ids, as the device knows them."""

@@ -13,6 +13,7 @@ from jengine.kvcache.block_pool import NULL_BLOCK, BlockPool
 from jengine.kvcache.content_journal import ContentJournal
 from jengine.kvcache.group_cache import NewUnits, Reach
 from jengine.kvcache.hashing import group_suffix
+from jengine.kvcache.residency import BlockResidency
 from jengine.kvcache.specs import rules_for
 
 
@@ -113,6 +114,9 @@ class PagedGroup:
 
     def record(self, journal: ContentJournal) -> None:
         self.pool.journal = journal
+
+    def measure(self, residency: BlockResidency) -> None:
+        self.pool.residency = residency
 
     def table(self, holder: int) -> list[int]:
         return list(self._tables[holder].blocks)

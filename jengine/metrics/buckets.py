@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import count
 
-from jengine.counts import STEP_SECONDS, STEP_TOKENS
+from jengine.counts import BLOCK_SECONDS, STEP_SECONDS, STEP_TOKENS
 
 TIME_TO_FIRST_TOKEN = (
     .001, .005, .01, .02, .04, .06, .08, .1, .25, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160,
@@ -28,6 +28,7 @@ FAMILIES: dict[str, tuple[float, ...]] = {
     "preemptions": PREEMPTIONS,
     "step tokens": STEP_TOKENS,
     "step seconds": STEP_SECONDS,
+    "block residency": BLOCK_SECONDS,
 }
 
 

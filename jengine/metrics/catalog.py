@@ -139,4 +139,21 @@ STEP_HISTOGRAMS = (
     histogram("iteration_tokens_total", "step tokens", "Tokens that one step runs."),
     histogram("step_seconds", "step seconds", "Seconds of a step, by phase.", "phase"),
 )
-METRICS = (*GAUGES, *COUNTERS, *REQUEST_HISTOGRAMS, *STEP_HISTOGRAMS)
+# There only with kv_cache_metrics=True, and of a share of the blocks: fields of `BlockTimes`.
+BLOCK_HISTOGRAMS = {
+    "lifetime": histogram(
+        "kv_block_lifetime_seconds", "block residency",
+        "From a KV cache block's allocation until its eviction.",
+    ),
+    "idle_before_evict": histogram(
+        "kv_block_idle_before_evict_seconds", "block residency",
+        "From a KV cache block's last use until its eviction.",
+    ),
+    "reuse_gap": histogram(
+        "kv_block_reuse_gap_seconds", "block residency",
+        "Between one use of a KV cache block for a further request and the next.",
+    ),
+}  # fmt: skip
+METRICS = (
+    *GAUGES, *COUNTERS, *REQUEST_HISTOGRAMS, *STEP_HISTOGRAMS, *BLOCK_HISTOGRAMS.values(),
+)  # fmt: skip

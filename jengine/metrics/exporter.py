@@ -65,6 +65,7 @@ class Exporter:
         step_tokens, step_seconds = catalog.STEP_HISTOGRAMS
         yield self._histogram(step_tokens, [{"": counts.step_tokens} for counts in each])
         yield self._histogram(step_seconds, [counts.step_seconds for counts in each])
+        yield from self._of_blocks(each)
         yield from self._of_the_front()
         yield self._cache_config(len(each))
 
@@ -87,6 +88,15 @@ class Exporter:
                 labels = self._labels(engine, label)
                 family.add_metric(labels, cumulative(histogram), histogram.total)
         return family
+
+    def _of_blocks(self, each: Sequence[Counts]) -> Iterable[Metric]:
+        """How long blocks stay in the cache, if that is measured."""
+        times = [counts.block_times for counts in each]
+        if all(one is None for one in times):
+            return
+        for name, metric in catalog.BLOCK_HISTOGRAMS.items():
+            found = [{} if one is None else {"": getattr(one, name)} for one in times]
+            yield self._histogram(metric, found)
 
     def _of_the_front(self) -> Iterable[Metric]:
         """Metrics that belong to no engine."""

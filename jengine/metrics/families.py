@@ -19,7 +19,12 @@ from jengine.metrics import catalog
 COUNTED_BY_FRONTS = frozenset({"request_success"})
 OF_CORES = frozenset(
     metric.name
-    for metric in (*catalog.GAUGES, *catalog.COUNTERS, *catalog.STEP_HISTOGRAMS)
+    for metric in (
+        *catalog.GAUGES,
+        *catalog.COUNTERS,
+        *catalog.STEP_HISTOGRAMS,
+        *catalog.BLOCK_HISTOGRAMS.values(),
+    )
     if metric.name not in COUNTED_BY_FRONTS
 ) | {"cache_config_info", "dropped_ipc_frames"}
 # Gauges of a process that add up; others are of the process that was asked.

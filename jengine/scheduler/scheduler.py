@@ -188,6 +188,7 @@ class Scheduler:
             weights_version=self.cache.weights_version,
             drafts=self._lengthening.counts,
             programs=programs,
+            block_times=self.cache.block_times,
             **recorder.numbers(),
         )
 

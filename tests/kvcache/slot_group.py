@@ -13,6 +13,7 @@ from jengine.kvcache.block_pool import BlockPool
 from jengine.kvcache.content_journal import ContentJournal
 from jengine.kvcache.group_cache import NewUnits, Reach
 from jengine.kvcache.hashing import group_suffix
+from jengine.kvcache.residency import BlockResidency
 
 EVERY = 2
 NEVER = 2**62
@@ -114,6 +115,9 @@ class SlotGroup:
 
     def record(self, journal: ContentJournal) -> None:
         self.pool.journal = journal
+
+    def measure(self, residency: BlockResidency) -> None:
+        self.pool.residency = residency
 
     def table(self, holder: int) -> list[int]:
         return self.held[holder].units

@@ -10,7 +10,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from jengine import SamplingParams
 from jengine.api.metrics import exporter_of
 from jengine.assembly.engine import Engine
-from jengine.counts import Counts, DraftCounts, Histogram, ProgramTotals
+from jengine.counts import (
+    BlockTimes,
+    Counts,
+    DraftCounts,
+    Histogram,
+    ProgramTotals,
+    together,
+)
 from jengine.errors import ConfigError
 from jengine.metrics import catalog, reader
 from jengine.metrics.buckets import request_tokens
@@ -115,10 +122,24 @@ def test_histograms_are_cumulative() -> None:
 
 
 def test_every_metric_of_the_catalog_is_exported_with_its_labels() -> None:
-    families = {family.name: family for family in of_counts(Counts).collect()}
+    counts = Counts(block_times=BlockTimes())
+    families = {family.name: family for family in of_counts(lambda: counts).collect()}
     for metric in catalog.METRICS:
         assert f"jengine:{metric.name}" in families, metric.name
     assert {f"jengine:{name}" for name in DASHBOARD} <= set(families)
+
+
+def test_how_long_blocks_stay_is_told_where_it_is_measured() -> None:
+    name = "jengine:kv_block_reuse_gap_seconds_sum"
+    times = BlockTimes()
+    times.reuse_gap.observe(3.5)
+    assert name not in text(of_counts(Counts))
+    both = together([Counts(block_times=times), Counts(block_times=times), Counts()])
+    assert both.block_times is not None and both.block_times.reuse_gap.total == 7
+    shown = text(of_counts(lambda: both))
+    for engine in "01":
+        assert f'{name}{{engine="{engine}",model_name="tiny"}} 3.5' in shown
+    assert f'{name}{{engine="2"' not in shown
 
 
 def test_vllms_prefix_replaces_ours() -> None:
