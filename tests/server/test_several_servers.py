@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ import psutil
 import pytest
 
 from jengine.bench.marathon.server import free_port
+from jengine.distributed.process_replicas import SLOW
 from tests.server.listening import Client, until
 from tests.server.test_program import (
     COMPLETIONS,
@@ -64,6 +66,7 @@ def test_a_signal_drains_all_and_leaves_nothing(tmp_path: Path) -> None:
         clients = [program.stream(max_tokens=150) for _ in range(4)]
         program.process.send_signal(signal.SIGTERM)
         until(lambda: program.status("/health/ready") in (503, 0), lambda: "it is still ready")
+        assert program.status(COMPLETIONS, SHORT) in (503, 0)
         for client in clients:
             assert b'"finish_reason":"length"' in client.read_until(b"data: [DONE]")
             client.leave()
@@ -112,6 +115,36 @@ def test_a_killed_core_ends_the_server(tmp_path: Path) -> None:
         core.kill()
         assert b'"error"' in client.read_until(b"data: [DONE]")
         program.assert_ended(1)
+
+
+def test_a_stopped_and_a_killed_core_of_two_leave_the_other_to_answer(tmp_path: Path) -> None:
+    flags = (STEP, "0.02", "--data-parallel-size", "2", "--stall-timeout", "1")
+    with Program(tmp_path, *flags) as program:
+        program.wait_until_ready()
+        clients = [program.stream(max_tokens=100) for _ in range(4)]
+        until(lambda: busy_engines(program) == {"0", "1"}, lambda: program.ask("/metrics")[1])
+        core = running(program, "jengine.assembly.core_process")[0]
+        core.send_signal(signal.SIGSTOP)
+        try:
+            until(lambda: program.status("/health") == 503, lambda: "health stays green")
+            assert json.loads(program.ask("/health")[1])["status"] == "degraded"
+            until(lambda: "Current thread" in program.log_text(), lambda: "no stacks in the log")
+            time.sleep(SLOW)
+            assert program.status("/health/ready") == 200
+            assert program.status(COMPLETIONS, SHORT) == 200
+        finally:
+            core.send_signal(signal.SIGCONT)
+        until(lambda: program.status("/health") == 200, lambda: "it does not come back")
+        assert not any(b'"error"' in read(client) for client in clients)
+        clients = [program.stream(max_tokens=300) for _ in range(4)]
+        core.kill()
+        failed = [one for one in map(read, clients) if b'"error"' in one]
+        assert failed and len(failed) < 4, "only requests of the core that is gone fail"
+        assert all(b'"code":503' in one for one in failed)
+        assert program.status("/health") == 503 and program.status("/health/ready") == 200
+        assert program.status(COMPLETIONS, SHORT) == 200
+        program.process.send_signal(signal.SIGTERM)
+        program.assert_ended(0)
 
 
 def test_a_killed_supervisor_leaves_no_process(tmp_path: Path) -> None:
