@@ -228,6 +228,8 @@ class ScheduleConfig:
     long_prefill_token_threshold: int = 0
     # A prefill chunk fills whole tiles of this many tokens in the step; the budget counts tiles.
     prefill_tile: int = 32
+    # Tiles of a chunk that attention takes as one.
+    joined_tiles: int = 1
     # Compiled numbers of prefill tokens: the last prompt of a step may be cut there.
     prefill_sizes: tuple[int, ...] = ()
     full_step: int = 0  # tokens below which a step takes no less time

@@ -102,7 +102,9 @@ def device_side(args: EngineArgs, source: ModelSource, bar: Callable[..., Any]) 
     penalises = any(source.generation.get(name, usual) != usual for name, usual in NO_PENALTY)
     placement = placement_for(args, source.config)
     devices = placement.replicas[0].mesh.size
-    schedule = schedule_config(args, source.config, penalises=penalises, devices=devices)
+    schedule = schedule_config(
+        args, source.config, penalises=penalises, devices=devices, stages=placement.num_stages
+    )
     layout = stage_layout(source.config, placement.num_stages)
     _log_stages(layout, len(source.config.layers))
     # Whether a step may be queued while another runs, here or in another replica.

@@ -10,6 +10,8 @@ from jengine.runner.variants.buckets import FirstRungs
 
 BLOCK_SIZE = 16
 SHORTEST_TILE = 32
+# Where attention joins tiles.
+JOINED_TILE = 8
 # Plans that may be in flight while one is read.
 OVERLAP_DEPTH = 1
 
@@ -24,7 +26,8 @@ class DeviceDefaults:
     # compiles all but greedy: the largest program sizes the cache, and sampling costs next to
     # nothing there, so greedy steps run in the sampled variant.
     variants: tuple[str, ...]
-    # Whether tiles of prompt tokens are long enough to fill a program of prefill attention.
+    # Whether prompt tokens come in so many that they fill a program of prefill attention: in long
+    # tiles, or in short ones that attention joins.
     full_tiles: bool = False
     first_rungs: FirstRungs = field(default_factory=FirstRungs)
     # Whether prompts are cut at a compiled size where padding would take longer.

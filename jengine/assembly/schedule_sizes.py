@@ -11,6 +11,7 @@ from jengine.assembly.args import EngineArgs
 from jengine.assembly.determinism import needs_one_segment
 from jengine.assembly.device_defaults import (
     DETERMINISTIC_TOKENS,
+    JOINED_TILE,
     SHORTEST_TILE,
     DeviceDefaults,
     device_defaults,
@@ -18,9 +19,10 @@ from jengine.assembly.device_defaults import (
 from jengine.assembly.ladders import rungs
 from jengine.config import ModelConfig, ScheduleConfig, decode_rows
 from jengine.errors import ConfigError
+from jengine.runner.step.attention_backend import available_backend
 from jengine.sampling.admission import row_bytes
 from jengine.speculative.config import speculative_config
-from pallas_kernels.prefill_attention import tokens_of_tile
+from pallas_kernels.prefill_attention import JOINING, tokens_of_tile
 
 logger = logging.getLogger(__name__)
 # Default size of the sampler's pool of penalties, biases and masks, and the fewest rows it has: a
@@ -36,14 +38,18 @@ def schedule_config(
     *,
     penalises: bool = False,
     devices: int = 1,
+    stages: int | None = None,
 ) -> ScheduleConfig:
     """Limits of a step. `defaults` are the device's; None: those of the device that JAX uses.
 
     `penalises`: requests have penalties unless they say otherwise. `devices`: of one replica.
+    `stages`: of the pipeline; None: as the arguments say.
     """
-    defaults = defaults or device_defaults()
     one_segment = needs_one_segment(args, config, devices)
-    tile = 1 if one_segment else prefill_tile(config, defaults)
+    joins = joins_tiles(args, config, defaults, stages or args.pipeline_parallel_size)
+    defaults = defaults or device_defaults()
+    run = 1 if one_segment else prefill_tile(config, defaults)
+    tile = JOINED_TILE if joins and run > 1 else run
     max_model_len = args.max_model_len or config.max_position
     if max_model_len > config.max_position:
         raise ConfigError(
@@ -67,6 +73,7 @@ def schedule_config(
         enable_chunked_prefill=args.enable_chunked_prefill,
         long_prefill_token_threshold=args.long_prefill_token_threshold,
         prefill_tile=tile,
+        joined_tiles=run // tile,
         num_scheduler_steps=_steps_at_once(args, one_segment),
         max_adjusted_seqs=_adjusted_seqs(args, config, rows, max_model_len, penalises),
         one_segment=one_segment,
@@ -111,10 +118,23 @@ def _steps_at_once(args: EngineArgs, one_segment: bool) -> int:
 
 
 def prefill_tile(config: ModelConfig, defaults: DeviceDefaults) -> int:
-    """Tokens that a prompt's chunks are rounded up to."""
+    """Tokens that prefill attention takes at once; chunks are rounded up to them, or to parts of
+    them where it joins tiles."""
     if not defaults.full_tiles:
         return SHORTEST_TILE
     return max(SHORTEST_TILE, *(tokens_of_tile(layer.mixer.group) for layer in config.layers))
+
+
+def joins_tiles(
+    args: EngineArgs, config: ModelConfig, defaults: DeviceDefaults | None, stages: int | None
+) -> bool:
+    """Whether attention joins short tiles of prompt tokens. In a pipeline each tile has a block
+    table in the packed input, so there tiles are long."""
+    if (stages or 1) > 1:
+        return False
+    if defaults is not None:  # of a device that need not be here
+        return defaults.full_tiles and args.attention_backend in ("auto", *JOINING)
+    return available_backend(args.attention_backend, config.groups)[0] in JOINING
 
 
 def _batched_tokens(args: EngineArgs, rows: int, max_model_len: int, tile: int, usual: int) -> int:

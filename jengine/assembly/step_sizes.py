@@ -64,6 +64,7 @@ def runner_config(
         most_drafts=schedule.most_drafts,
         # Those of the step, and of each step that may be in flight.
         draft_window=schedule.most_drafts * (1 + OVERLAP_DEPTH),
+        joined_tiles=schedule.joined_tiles,
     )
     # A window moves on when a step has been read, so chunks in flight hold blocks as well.
     in_flight = (OVERLAP_DEPTH + stages) * max(

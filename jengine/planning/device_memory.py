@@ -163,7 +163,7 @@ class Memory:
 def largest_step(schedule: ScheduleConfig) -> tuple[int, int]:
     """Tokens and rows of logits of the largest step."""
     rows, batched = schedule.max_num_seqs, schedule.max_num_batched_tokens
-    return batched + rows, rows + batched // schedule.prefill_tile
+    return batched + rows, rows + min(batched // schedule.prefill_tile, rows)
 
 
 def gigabytes(count: float) -> str:

@@ -30,6 +30,7 @@ JOINT = {"triton": "pallas_kernels.mixed_attention.triton:mixed_attention_triton
         "window",
         "scale",
         "soft_cap",
+        "joined",
         "dtype",
         "implementation",
     ),
@@ -48,6 +49,8 @@ def mixed_attention(
     scale: float | None = None,
     soft_cap: float | None = None,
     sinks: Float[Array, " heads"] | None = None,
+    runs: Int[Array, " firsts"] | None = None,
+    joined: int = 1,
     dtype: DTypeLike = jnp.float32,
     implementation: str | None = None,
 ) -> Float[Array, "tokens heads dim"]:
@@ -63,12 +66,13 @@ def mixed_attention(
     }  # fmt: skip
     decodes = tables[:rows], starts[:rows], positions[:rows] + 1
     prefills = tables[rows:], starts[rows:], positions[rows:]
+    in_runs = {"runs": runs, "joined": joined}
     if implementation in JOINT:
         run = choose("mixed_attention", implementation, JOINT)
-        return run(q, cache, layer, decodes, prefills, **options)
+        return run(q, cache, layer, decodes, prefills, in_runs, **options)
     options["implementation"] = implementation
     decoded = decode_attention(q[:rows], cache, layer, *decodes, **options)
     if not prefills[2].size:
         return decoded
-    prefilled = prefill_attention(q[rows:], cache, layer, *prefills, **options)
+    prefilled = prefill_attention(q[rows:], cache, layer, *prefills, **options, **in_runs)
     return jnp.concatenate([decoded, prefilled])

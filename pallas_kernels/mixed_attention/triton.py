@@ -19,10 +19,13 @@ def mixed_attention_triton(
     layer: int | Array,
     decodes: tuple[Array, Array, Array],
     prefills: tuple[Array, Array, Array],
+    in_runs: dict[str, Any],
     **options: Any,
 ) -> Array:
     """See `mixed_attention`."""
     results = decode_attention_triton(q, cache, layer, *decodes, **options)
     if prefills[2].size:
-        results = prefill_attention_triton(q, cache, layer, *prefills, into=results, **options)
+        results = prefill_attention_triton(
+            q, cache, layer, *prefills, into=results, **options, **in_runs
+        )
     return results[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,8 @@ IMPLEMENTATIONS = {
     "triton": "pallas_kernels.prefill_attention.triton:prefill_attention_triton",
 }
 
+# Implementations that join tiles; others take them one by one.
+JOINING = ("triton",)
 # Queries of one KV head that a program of the GPU kernel takes: the tile of the largest matmuls.
 QUERIES = 128
 
@@ -41,6 +43,7 @@ def tokens_of_tile(group: int) -> int:
         "scale",
         "soft_cap",
         "return_lse",
+        "joined",
         "dtype",
         "implementation",
     ),
@@ -59,6 +62,8 @@ def prefill_attention(
     soft_cap: float | None = None,
     sinks: Float[Array, " heads"] | None = None,
     return_lse: bool = False,
+    runs: Int[Array, " firsts"] | None = None,
+    joined: int = 1,
     dtype: DTypeLike = jnp.float32,
     implementation: str | None = None,
 ) -> (
@@ -71,10 +76,16 @@ def prefill_attention(
     tables[tile], the first of them at position starts[tile]. A position of -1 marks padding, which
     fills the end of a tile and gives zeros. Tiles of padding alone come last. The options are those
     of `decode_attention`.
+
+    A kernel may join tiles that follow each other in one row, and so read its keys once for all of
+    them. Run r of `runs` holds the tiles from runs[r] up to runs[r + 1], at most `joined`; every
+    tile is in a run, and a run reads the blocks of its first tile.
     """
     run = choose("prefill_attention", implementation, IMPLEMENTATIONS)
     options = {"window": window, "scale": scale, "soft_cap": soft_cap}
-    given = {"sinks": sinks, "dtype": jnp.dtype(dtype)}
+    given: dict[str, Any] = {"sinks": sinks, "dtype": jnp.dtype(dtype)}
+    if implementation in JOINING:
+        given |= {"runs": runs, "joined": joined}
     out, lse = run(
         q, cache, layer, tables, starts, positions, head_dim=head_dim, **options, **given
     )

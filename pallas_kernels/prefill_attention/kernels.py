@@ -17,15 +17,16 @@ from pallas_kernels.decode_attention.kernels import (
 
 @triton.jit
 def prefill_tiles(
-    q_ptr,  # [FIRST + TILES * TILE, heads, dim]
+    q_ptr,  # [FIRST + tiles * TILE, heads, dim]
     cache_ptr,  # [layers, 2, blocks, block_size, kv_heads * dim]
     layer_ptr,  # i32[1]
-    tables_ptr,  # i32[TILES, PAGES]
-    starts_ptr,  # i32[TILES]
-    positions_ptr,  # i32[TILES * TILE], -1 for padding
+    tables_ptr,  # i32[tiles, PAGES]
+    starts_ptr,  # i32[tiles]
+    positions_ptr,  # i32[tiles * TILE], -1 for padding
+    runs_ptr,  # i32[RUNS + 1] the first tile of each run, and all tiles, read if HAS_RUNS
     sinks_ptr,  # f32[heads], read if HAS_SINKS
-    out_ptr,  # [FIRST + TILES * TILE, heads, dim]
-    lse_ptr,  # f32[FIRST + TILES * TILE, heads]
+    out_ptr,  # [FIRST + tiles * TILE, heads, dim]
+    lse_ptr,  # f32[FIRST + tiles * TILE, heads]
     LAYER_STRIDE: tl.constexpr,
     PLANE_STRIDE: tl.constexpr,
     BLOCK_STRIDE: tl.constexpr,
@@ -39,8 +40,9 @@ def prefill_tiles(
     HEAD_DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr,
     FIRST: tl.constexpr,
-    TILES: tl.constexpr,
+    RUNS: tl.constexpr,
     TILE: tl.constexpr,
+    HAS_RUNS: tl.constexpr,
     PARTS: tl.constexpr,
     PART_TOKENS: tl.constexpr,
     TOKENS: tl.constexpr,
@@ -50,26 +52,34 @@ def prefill_tiles(
     HAS_SINKS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """One program per kv head, tile and part of a tile: tokens x query heads of that kv head.
+    """One program per kv head, run of tiles and part of it: tokens x query heads of that kv head.
 
-    Programs of one kv head and row are adjacent, so that their keys are in the device's L2 cache.
-    The last tiles of a row have most keys and come first, so that no long program starts late.
+    Without runs, each tile is one. Programs of one kv head and row are adjacent, so that their keys
+    are in the device's L2 cache. The last runs of a row have most keys and come first, so that no
+    long program starts late.
     """
     QUERIES: tl.constexpr = PART_TOKENS * PADDED_GROUP
     program = tl.program_id(0)
     part = PARTS - 1 - program % PARTS
-    tile = (TILES - 1 - program // PARTS % TILES).to(tl.int64)
-    head = program // (PARTS * TILES)
+    run = RUNS - 1 - program // PARTS % RUNS
+    head = program // (PARTS * RUNS)
+    tokens = TILE
+    tile = run
+    if HAS_RUNS:
+        tile = tl.load(runs_ptr + run)
+        tokens = (tl.load(runs_ptr + run + 1) - tile) * TILE
+        if tokens == 0:
+            return
     query = tl.arange(0, QUERIES)
     in_tile = part * PART_TOKENS + query // PADDED_GROUP
     member = query % PADDED_GROUP
     query_head = head * GROUP + member
-    real = (in_tile < TILE) & (member < GROUP)
+    real = (in_tile < tokens) & (member < GROUP)
     token = tile * TILE + in_tile
     own = tl.load(positions_ptr + token, mask=real, other=-1)
     lane = tl.arange(0, PADDED_DIM)
     heads = KV_HEADS * GROUP
-    heads_at = (FIRST + token) * heads + query_head
+    heads_at = (FIRST + token).to(tl.int64) * heads + query_head
     at = heads_at[:, None] * HEAD_DIM + lane[None, :]
     stored = real[:, None] & (lane < HEAD_DIM)[None, :]
     last = tl.max(own, 0)
@@ -89,7 +99,7 @@ def prefill_tiles(
     end = last - start + 1
     layer = tl.load(layer_ptr).to(tl.int64)
     keys_ptr = cache_ptr + layer * LAYER_STRIDE + head * HEAD_STRIDE
-    table_ptr = tables_ptr + tile * PAGES
+    table_ptr = tables_ptr + tile.to(tl.int64) * PAGES
     highest = tl.full([QUERIES], FAR_BELOW, tl.float32)
     total = tl.zeros([QUERIES], tl.float32)
     mixed = tl.zeros([QUERIES, PADDED_DIM], tl.float32)

@@ -21,8 +21,8 @@ from pallas_kernels.tuning import tuned
 class PrefillLaunch:
     """Sizes of one call; the rest depends on the device, known when the program is lowered."""
 
-    tiles: int
-    tile: int
+    runs: int
+    tokens: int  # of a run
     kv_heads: int
     group: int
     head_dim: int
@@ -31,10 +31,10 @@ class PrefillLaunch:
 
     def __call__(self, capability: int) -> Launch:
         facts = {"capability": capability, "dtype": self.dtype, "head_dim": self.head_dim}
-        best = tuned("prefill_attention", group=self.group, tile=self.tile, **facts)
+        best = tuned("prefill_attention", group=self.group, tile=self.tokens, **facts)
         padded_group = next_power_of_two(self.group)
-        tokens = part_tokens(self.tile, padded_group, best["queries"])
-        parts = -(-self.tile // tokens)
+        tokens = part_tokens(self.tokens, padded_group, best["queries"])
+        parts = -(-self.tokens // tokens)
         constants = {
             **dict(self.constants),
             "PADDED_GROUP": padded_group,
@@ -42,7 +42,7 @@ class PrefillLaunch:
             "PARTS": parts,
             "TOKENS": best["tokens"],
         }
-        grid = (self.kv_heads * self.tiles * parts,)
+        grid = (self.kv_heads * self.runs * parts,)
         return Launch(grid, constants, best["warps"], best["stages"])
 
 
@@ -66,6 +66,8 @@ def prefill_attention_triton(
     soft_cap: float | None,
     sinks: Array | None,
     dtype: np.dtype,
+    runs: Array | None = None,
+    joined: int = 1,
     into: tuple[Array, Array] | None = None,
 ) -> tuple[Array, Array]:
     """See `prefill_attention`; returns the log-sum-exp as well.
@@ -81,8 +83,9 @@ def prefill_attention_triton(
         **attention_constants(cache, head_dim, group, scale, soft_cap),
         "PAGES": pages,
         "FIRST": tokens - positions.size,
-        "TILES": tiles,
+        "RUNS": tiles if runs is None else runs.size - 1,
         "TILE": tile,
+        "HAS_RUNS": runs is not None,
         "WINDOW": window or 0,
         "HAS_SINKS": sinks is not None,
     }
@@ -92,13 +95,15 @@ def prefill_attention_triton(
         jax.ShapeDtypeStruct(q.shape, dtype),
         jax.ShapeDtypeStruct((tokens, heads), jnp.float32),
     )
-    given = (q, cache, as_scalar(layer), tables, starts, positions, sink)
+    firsts = starts if runs is None else runs  # likewise
+    given = (q, cache, as_scalar(layer), tables, starts, positions, firsts, sink)
     out, lse = call_kernel(
         prefill_tiles, *given, *(into or ()),
         out=() if into else results,
         in_place=(len(given), len(given) + 1) if into else (),
         launch=PrefillLaunch(
-            tiles, tile, kv_heads, group, head_dim, cache.dtype.name, tuple(constants.items())
+            constants["RUNS"], tile if runs is None else tile * joined, kv_heads, group, head_dim,
+            cache.dtype.name, tuple(constants.items()),
         ),
     )  # fmt: skip
     return out, lse

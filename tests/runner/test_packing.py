@@ -174,6 +174,20 @@ def test_chunks_fill_whole_tiles(shapes: StepShapes) -> None:
     assert batch.positions[BUCKET.decode_rows :].tolist() == expected
 
 
+def test_runs_of_tiles_belong_to_one_chunk_and_hold_every_tile() -> None:
+    """Row 0 fills two tiles, row 2 one; one tile is padding."""
+    joining = replace(SHAPES, joined_tiles=2)
+    assert joining.num_runs(BUCKET) == 4 and SHAPES.num_runs(BUCKET) == 0
+    _, inputs, batch = read_plan(joining)
+    assert inputs.tiles.runs.tolist() == batch.runs.tolist() == [0, 2, 3, 4, 4]
+    assert StepInput.empty(BUCKET, joining)[1].tiles.runs.tolist() == [0, 2, 4, 4, 4]
+    assert read_plan(SHAPES)[1].tiles.runs.size == 0
+    few = replace(joining, joined_tiles=4, max_rows=3)
+    assert few.num_runs(Bucket(2, 256, 4)) == 8 + 3, "less than a run per tile"
+    span = few.group_pages(BUCKET, SLIDING) * BLOCK
+    assert span >= WINDOW - 1 + 4 * TILE + BLOCK - 1, "the blocks in view of a whole run"
+
+
 def test_targets_are_the_tokens_that_follow() -> None:
     _, _, inputs = packed_plan()
     assert inputs.heads.targets[:13].tolist() == list(range(109, 122))

@@ -60,14 +60,20 @@ def test_an_engine_compiles_few_programs(
 
 
 def test_tiles_of_prompts_fill_a_program_of_attention() -> None:
-    """128 queries of one KV head on GPUs; the CPU's kernels take tiles of any length."""
+    """128 queries of one KV head on GPUs, in short tiles where the kernel joins them; the CPU's
+    kernels take tiles of any length."""
     few, gpu = model_config(PUBLISHED["qwen3-0.6b"]), DEVICE_DEFAULTS["gpu"]
     alone = dataclasses.replace(few.layers[0].mixer, num_kv_heads=few.layers[0].mixer.num_heads)
     first = dataclasses.replace(few.layers[0], mixer=alone)
     args = EngineArgs("any")
     for layers, tile in ((LARGE.layers, 32), (few.layers, 64), ((first, *few.layers), 128)):
         config = dataclasses.replace(few, layers=layers)
-        assert schedule_config(args, config, gpu).prefill_tile == tile
+        alone = schedule_config(args, config, gpu, stages=2)
+        assert (alone.prefill_tile, alone.joined_tiles) == (tile, 1)
+        plain = schedule_config(EngineArgs("any", attention_backend="xla"), config, gpu)
+        assert (plain.prefill_tile, plain.joined_tiles) == (tile, 1)
+        joined = schedule_config(args, config, gpu)
+        assert (joined.prefill_tile, joined.joined_tiles) == (8, tile // 8)
         assert schedule_config(args, config, DEVICE_DEFAULTS["cpu"]).prefill_tile == 32
         exact = EngineArgs("any", deterministic=True, attention_backend="xla")
         assert schedule_config(exact, config, gpu).prefill_tile == 1

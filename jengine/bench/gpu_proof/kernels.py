@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import triton
 
-from jengine.assembly.device_defaults import SHORTEST_TILE
+from jengine.assembly.device_defaults import JOINED_TILE, SHORTEST_TILE
 from jengine.bench.gpu_proof import assembly
 from jengine.bench.gpu_proof.cases import (
     KV_HEADS,
@@ -90,7 +90,8 @@ def calls(case: KernelCase) -> Iterator[Any]:
     options |= {"dtype": case.dtype}  # as steps ask for it
     if case.options:
         options |= {"window": 1000, "soft_cap": 50.0, "sinks": jnp.zeros(heads)}
-    tokens = ROWS * max(tokens_of_tile(case.group), SHORTEST_TILE)
+    run = max(tokens_of_tile(case.group), SHORTEST_TILE)
+    tokens, tiles = ROWS * run, ROWS * run // JOINED_TILE
     new = shape((ROWS, KV_HEADS, case.head_dim), "float32")
     made = "bfloat16" if case.dtype == "bfloat16" else "float32"  # as `GpuWeights` does
     qkv = shape((ROWS, KV_HEADS, case.group + 2, case.head_dim), made)
@@ -109,9 +110,11 @@ def calls(case: KernelCase) -> Iterator[Any]:
             integer((MANY_ROWS,)),
         )  # fmt: skip
     yield from traced(
-        partial(prefill_attention, **options),
+        lambda *arrays: prefill_attention(
+            *arrays[:-1], runs=arrays[-1], joined=run // JOINED_TILE, **options
+        ),
         shape((tokens, heads, case.head_dim), case.dtype), cache, integer(()),
-        integer((ROWS, PAGES)), integer((ROWS,)), integer((tokens,)),
+        integer((tiles, PAGES)), integer((tiles,)), integer((tokens,)), integer((2 * ROWS + 1,)),
     )  # fmt: skip
     yield from traced(
         partial(write_cache, implementation="triton"), cache, integer(()), new, new,

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import topologies
 
-from jengine.assembly.device_defaults import DEVICE_DEFAULTS
+from jengine.assembly.device_defaults import DEVICE_DEFAULTS, JOINED_TILE
 from jengine.assembly.schedule_sizes import prefill_tile
 from jengine.bench.gpu_proof.cases import StepCase, step_cases
 from jengine.bench.gpu_proof.device import H200
@@ -38,6 +38,7 @@ from jengine.runner.variants.buckets import Bucket, Ladders, StepShapes
 from jengine.runner.variants.features import variants
 from jengine.weights.abstract import abstract_model
 from jengine.weights.stages import StagePlaces
+from pallas_kernels.prefill_attention import JOINING
 from sharding.mesh import engine_mesh
 from sharding.placement import Placement
 
@@ -62,10 +63,11 @@ def compiler_for(case: StepCase, config: ModelConfig, devices: np.ndarray) -> St
     groups = cache_groups(config.cache_specs[: layout.num_slots])
     rows = max(MAX_ROWS, case.decode_rows)
     blocks = case.cache_tokens // BLOCK_SIZE
+    run = prefill_tile(config, DEVICE_DEFAULTS["gpu"])
+    tile = JOINED_TILE if case.stages == 1 and case.attention in JOINING else run
     shapes = StepShapes(
-        groups, BLOCK_SIZE, prefill_tile(config, DEVICE_DEFAULTS["gpu"]), rows,
-        case.max_model_len,
-        attention=case.attention, packed_tables=case.stages > 1,
+        groups, BLOCK_SIZE, tile, rows, case.max_model_len,
+        attention=case.attention, packed_tables=case.stages > 1, joined_tiles=run // tile,
     )  # fmt: skip
     prompts = max(PREFILL_TOKENS, case.prefill_tokens)
     ladders = Ladders((rows,), (prompts,), (shapes.max_pages,))

@@ -150,10 +150,10 @@ def _pack_drafts(plan: Plan, section: DraftInput, owners: np.ndarray, offsets: n
 def _pack_chunks(
     plan: Plan, rows: Rows, inputs: StepInput, bucket: Bucket, shapes: StepShapes
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Pack chunks in whole tiles. Returns the indices of their tokens among the bucket's prefill
-    tokens, and the indices of their last ones."""
+    """Pack chunks in whole tiles, and the runs of tiles that attention joins. Returns the indices
+    of the chunks' tokens among the bucket's prefill tokens, and those of their last ones."""
     tile, offset = shapes.prefill_tile, 0
-    places, ends = [np.zeros(0, np.int32)], []
+    places, ends, runs = [np.zeros(0, np.int32)], [], list[int]()
     for row, start, length, _ in plan.entries.columns.T[plan.num_decodes :].tolist():
         chunk = slice(offset, offset + length)
         inputs.tokens.prefill_tokens[chunk] = rows.tokens[row, start : start + length]
@@ -167,7 +167,12 @@ def _pack_chunks(
         _pack_tiles(inputs, bucket.decode_rows + tiles.start, rows, owners, start + within, shapes)
         places.append(np.arange(chunk.start, chunk.stop, dtype=np.int32))
         ends.append(chunk.stop - 1)
+        runs += range(tiles.start, tiles.stop, shapes.joined_tiles)
         offset += len(within) * tile
+    if bucket.prefill_tokens and shapes.joined_tiles > 1:
+        runs += range(offset // tile, shapes.num_tiles(bucket), shapes.joined_tiles)
+        inputs.tiles.runs[: len(runs)] = runs
+        inputs.tiles.runs[len(runs) :] = shapes.num_tiles(bucket)
     return np.concatenate(places), np.array(ends, np.int32)
 
 

@@ -24,6 +24,7 @@ class Batch(NamedTuple):
     positions: Array  # i32[D + T]; -1 for padding
     tables: tuple[Array, ...]  # per group: i32[tiles, pages] block ids
     table_starts: tuple[Array, ...]  # per group: i32[tiles] position of the table's first token
+    runs: Array  # i32[R + 1] see TileInput
 
 
 def row_lengths(inputs: StepInput, state: StepState) -> Int32[Array, " decodes"]:
@@ -54,7 +55,7 @@ def batch_of(
             for index, first in enumerate(firsts)
         )
         starts = tuple(first * shapes.block_size for first in firsts)
-        return Batch(token_positions(decodes, tiles, shapes), tables, starts)
+        return Batch(token_positions(decodes, tiles, shapes), tables, starts, tiles.runs)
 
 
 def stage_batch(inputs: StepInput, shapes: StepShapes) -> Batch:
@@ -65,7 +66,7 @@ def stage_batch(inputs: StepInput, shapes: StepShapes) -> Batch:
         first_pages(group, begins, shapes) * shapes.block_size for group in shapes.groups
     )
     positions = token_positions(tiles.decode_starts, tiles, shapes)
-    return Batch(positions, inputs.blocks.tables, starts)
+    return Batch(positions, inputs.blocks.tables, starts, tiles.runs)
 
 
 def token_positions(

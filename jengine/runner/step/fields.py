@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
+
 
 class Field(NamedTuple):
     """One array of a section."""
 
     shape: tuple[int, ...]
     dtype: str = "int32"
-    padding: int = 0
+    padding: int | np.ndarray = 0
 
 
 # A list where a field holds one array per cache group.

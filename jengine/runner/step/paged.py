@@ -41,6 +41,7 @@ class GroupView(NamedTuple):
     positions: Array  # i32 [D + T]
     tables: Array  # i32 [tiles, pages]
     table_starts: Array  # i32 [tiles]
+    runs: Array  # i32 [R + 1] first tiles of runs that attention joins, or empty
 
 
 def token_slots(
@@ -86,6 +87,7 @@ def group_view(batch: Batch, group: int, bucket: Bucket, shapes: StepShapes) -> 
         batch.positions,
         batch.tables[group],
         batch.table_starts[group],
+        batch.runs,
     )
 
 
@@ -131,7 +133,7 @@ def _attend(
     def own_heads(q: Array, cache: Array, view: GroupView, sinks: Array | None) -> Array:
         flat = q.reshape(q.shape[0], -1, config.head_dim)
         given = {**score_options(config), "sinks": None if sinks is None else sinks.reshape(-1)}
-        mixed = _read(flat, cache, layer, view, config, bucket, shapes.attention, given)
+        mixed = _read(flat, cache, layer, view, config, bucket, shapes, given)
         return mixed.reshape(q.shape)
 
     query_spec = placement.spec(QUERY_AXES, q.shape)
@@ -144,11 +146,12 @@ def _attend(
 
 def _read(
     q: Array, cache: Array, layer: int, view: GroupView, config: AttentionConfig, bucket: Bucket,
-    implementation: str | None, scores: dict[str, Any],
+    shapes: StepShapes, scores: dict[str, Any],
 ) -> Array:  # fmt: skip
     return mixed_attention(
         q, cache, layer, view.tables, view.table_starts, view.positions,
         rows=bucket.decode_rows, head_dim=config.head_dim, window=config.window,
+        runs=view.runs if view.runs.size else None, joined=shapes.joined_tiles,
         # The dtype of the output matmul, so that no conversion comes in between.
-        dtype=held_dtype(cache), implementation=implementation, **scores,
+        dtype=held_dtype(cache), implementation=shapes.attention, **scores,
     )  # fmt: skip

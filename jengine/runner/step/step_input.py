@@ -51,6 +51,8 @@ class TileInput(NamedTuple):
     starts: Any  # i32[P] position of the tile's first token
     lengths: Any  # i32[P] tokens of the tile that are not padding
     taps: Any  # i32[D + P] id of the tap set of the tile's row; 0: none
+    # i32[R + 1] the first tile of each run of joined tiles, and P; empty where none are joined
+    runs: Any
 
 
 def tile_fields(bucket: Bucket, shapes: StepShapes) -> Fields:
@@ -62,7 +64,17 @@ def tile_fields(bucket: Bucket, shapes: StepShapes) -> Fields:
         "starts": Field((prefill,)),
         "lengths": Field((prefill,)),
         "taps": Field((bucket.decode_rows + prefill,)),
+        "runs": runs_field(bucket, shapes),
     }
+
+
+def runs_field(bucket: Bucket, shapes: StepShapes) -> Field:
+    """Runs of padding: they hold every tile, so that attention gives zeros for all of them."""
+    runs = shapes.num_runs(bucket)
+    if not runs:
+        return Field((0,))
+    firsts = np.arange(runs + 1, dtype=np.int32) * shapes.joined_tiles
+    return Field((runs + 1,), padding=np.minimum(firsts, shapes.num_tiles(bucket)))
 
 
 class BlockInput(NamedTuple):
@@ -184,14 +196,14 @@ def layout_of(bucket: Bucket, shapes: StepShapes) -> Layout:
     offset = 0
     sections: dict[str, slice] = {}
     parts: dict[str, dict[str, Any]] = {}
-    paddings: list[tuple[slice, int]] = []
+    paddings: list[tuple[slice, int | np.ndarray]] = []
 
     def placed(field: Field | list[Field]) -> Part | tuple[Part, ...]:
         nonlocal offset
         if isinstance(field, list):
             return tuple(map(placed, field))  # pyrefly: ignore[bad-return]
         begin, offset = offset, offset + math.prod(field.shape)
-        if field.padding:
+        if np.any(field.padding):
             paddings.append((slice(begin, offset), field.padding))
         return slice(begin, offset), field
 

@@ -78,6 +78,9 @@ class StepShapes:
     # Speculative decoding: the most drafts of a row, and the guesses that a step is given for them.
     most_drafts: int = 0
     draft_window: int = 0
+    # Tiles that follow each other in a chunk and that prefill attention takes as one, where its
+    # kernel can: then tiles are short, so that little of them is padding.
+    joined_tiles: int = 1
 
     def has_drafts(self, bucket: Bucket) -> bool:
         """Whether decode rows of this bucket may be drafts."""
@@ -91,6 +94,14 @@ class StepShapes:
     def num_tiles(self, bucket: Bucket) -> int:
         """Prefill tiles of a bucket."""
         return bucket.prefill_tokens // self.prefill_tile
+
+    def num_runs(self, bucket: Bucket) -> int:
+        """Runs of joined tiles that a bucket has room for: one more for each chunk, whose last run
+        may be short. 0 where tiles are not joined."""
+        tiles = self.num_tiles(bucket)
+        if self.joined_tiles == 1:
+            return 0
+        return min(tiles, -(-tiles // self.joined_tiles) + self.max_rows)
 
     def num_slots(self, bucket: Bucket) -> int:
         """Positions with logits: one per decode row, and one per row that is prefilled."""
@@ -110,7 +121,8 @@ class StepShapes:
         """Pages that a tile reads in a group; with a window, those inside it."""
         if group.spec.window is None:
             return bucket.pages
-        tile = self.prefill_tile if bucket.prefill_tokens else bucket.repeats
+        run = self.prefill_tile * self.joined_tiles
+        tile = run if bucket.prefill_tokens else bucket.repeats
         span = group.spec.window - 1 + tile
         return min(bucket.pages, (span - 1) // self.block_size + 2)
 
