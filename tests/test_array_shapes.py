@@ -37,7 +37,7 @@ from jengine.runner.step.step import step
 from jengine.runner.step.step_input import packed_size
 from jengine.runner.variants.buckets import Bucket, StepShapes
 from jengine.runner.variants.features import Features, variants
-from jengine.sampling import empty_row_state, filters, pack_admission
+from jengine.sampling import empty_row_state, filters, masks, pack_admission
 from jengine.sampling import state as sampling_state
 from pallas_kernels import cache_write, grouped_matmul, token_sampling
 from sharding.mesh import one_device_mesh
@@ -223,6 +223,8 @@ def trace_what_steps_leave_out() -> None:
         lambda *given: cache_write.write_cache(*given, implementation="xla"),
         *(cache, np.int32(1), new, new, np.zeros(7, np.int32)),
     )
+    words = np.zeros((1, state.mask.shape[1]), np.int32)
+    jax.eval_shape(masks.with_masks, state.mask, np.zeros(1, np.int32), words)
     jax.eval_shape(mixed_groups, new[0], np.zeros((2, 10, 6)), np.zeros((2, 3, 5)), new[0, :, :4])
 
 

@@ -25,6 +25,7 @@ HOST_HALF = {
     "nouns": {"pictures"},
     "text": {"nouns"},
     "kvcache": {"nouns"},
+    "grammar": {"nouns", "text"},
     "speculative": {"nouns"},
     "scheduler": {"nouns", "kvcache", "speculative"},
 }
@@ -51,7 +52,7 @@ ALLOWED = {
     # Talks with servers: knows no engine.
     "client": {"nouns"},
     "runner": {"nouns", *DEVICE_HALF, *LEAVES},
-    "executor": {"nouns", "runner"},
+    "executor": {"nouns", "runner", "grammar"},
     "metrics": {"nouns"},
     "engine": {*BELOW_ENGINE, "metrics"},
     "distributed": {*BELOW_ENGINE, "engine"},

@@ -38,7 +38,6 @@ LATER = {
     "EmbeddingRequestOutput": "pooling",
     "LoRARequest": "LoRA",
     "PoolingParams": "pooling",
-    "StructuredOutputsParams": "structured output",
 }
 
 

@@ -67,7 +67,7 @@ def test_paths_that_work(path: str, names: list[str]) -> None:
     ("statement", "message"),
     [
         ("from jengine.lora.request import LoRARequest", "needs LoRA adapters, not built yet"),
-        ("from jengine.sampling_params import StructuredOutputsParams", "needs structured output"),
+        ("from jengine.sampling_params import GuidedDecodingParams", "StructuredOutputsParams"),
         ("from jengine.sampling_params import BeamSearchParams", "needs beam search"),
         ("from jengine.inputs import EmbedsPrompt", "needs prompts as embeddings"),
         ("from jengine.outputs import EmbeddingRequestOutput", "needs pooling models"),

@@ -12,9 +12,12 @@ import pytest
 
 from jengine import AsyncLLM, RequestOutputKind, SamplingParams
 from jengine.errors import EngineDead, RequestError
+from jengine.grammar import compiler as compiling
+from jengine.structured_outputs import GrammarSpec, StructuredOutputsParams
 from jengine.text.tokenizer import Tokenizer
 from tests.api.async_reading import last, run
 from tests.engine.scripted import script_of, scripted_engine, told
+from tests.server.serving import letters_engine
 
 GREEDY = SamplingParams(temperature=0, max_tokens=20)
 LONG = GREEDY.clone(max_tokens=450)
@@ -54,6 +57,28 @@ def test_a_slow_reader_gets_the_rest_in_one_output(
         assert rest[0].outputs[0].token_ids[-5:] == told([1, 2], 450)[-5:]
 
     run(work())
+
+
+def test_a_slow_grammar_holds_up_no_other_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    release, real = threading.Event(), compiling.llguidance_grammar
+
+    def slow(spec: GrammarSpec) -> str:
+        assert spec.text != "slow" or release.wait(30)
+        return real(spec)
+
+    monkeypatch.setattr(compiling, "llguidance_grammar", slow)
+    engine = AsyncLLM.over(letters_engine())
+    ruled = GREEDY.clone(structured_outputs=StructuredOutputsParams(regex="slow"))
+
+    async def work() -> None:
+        waiting = asyncio.ensure_future(last(engine.generate([1, 2], ruled)))
+        final = await last(engine.generate([3, 4], GREEDY))
+        assert final.outputs[0].token_ids == told([3, 4], 20) and not waiting.done()
+        release.set()
+        assert (await waiting).outputs[0].text.startswith("slow")
+
+    run(work())
+    engine.shutdown()
 
 
 def test_many_readers_of_two_event_loops(engine: AsyncLLM) -> None:

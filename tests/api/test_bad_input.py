@@ -385,7 +385,6 @@ def test_later_engine_features_are_named(
 @pytest.mark.parametrize(
     ("name", "feature"),
     [
-        ("structured_outputs", "structured output"),
         ("logits_processors", "custom logits processors"),
         ("trace_decode_token_ids", "forced decoding"),
         ("logprob_token_ids", "log-probabilities of chosen"),
@@ -411,7 +410,7 @@ def test_vllms_parameters_that_ask_for_nothing_are_accepted(options: dict[str, A
     [
         ({"best_of": 3}, "ask for n answers and choose"),
         ({"truncate_prompt_tokens": 5}, "tokenization_kwargs={'truncate_prompt_tokens': 5}"),
-        ({"guided_decoding": "x"}, "structured output"),
+        ({"guided_decoding": "x"}, "structured_outputs=StructuredOutputsParams"),
         ({"use_beam_search": True}, "beam search"),
     ],
 )

@@ -73,6 +73,15 @@ def test_what_is_not_given_is_left_to_the_api() -> None:
             ],
             {"executor": "ray", "executor_options": {"num_cpus": 2, "address": "auto"}},
         ),
+        (
+            [
+                "--structured-outputs-config.disable-any-whitespace",
+                "true",
+                "--structured-outputs-config",
+                '{"backend": "guidance"}',
+            ],
+            {"structured_outputs_config": {"disable_any_whitespace": True, "backend": "guidance"}},
+        ),
         (["--no_show_progress"], {"show_progress": False}),
         (["--dtype", "bfloat16"], {"dtype": "bfloat16"}),
         (["--scheduling-policy", "priority"], {"scheduling_policy": "priority"}),

@@ -82,14 +82,14 @@ def test_the_report_names_what_differs(file: str) -> None:
 
 
 def test_an_engine_without_a_recorder_says_how_to_get_one(llm: LLM) -> None:
-    core = llm.engine.client.core
-    recorder = core.executor  # type: ignore[attr-defined]
-    core.executor = recorder.executor  # type: ignore[attr-defined]
+    masks = llm.engine.client.core.executor  # type: ignore[attr-defined]
+    recorder = masks.executor
+    masks.executor = recorder.executor
     try:
         with pytest.raises(RequestError, match="Create it with flight_recorder=FOLDER"):
             llm.write_recording()
     finally:
-        core.executor = recorder  # type: ignore[attr-defined]
+        masks.executor = recorder
 
 
 def test_a_recording_of_no_steps_is_refused_before_an_engine_starts() -> None:

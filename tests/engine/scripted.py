@@ -17,11 +17,16 @@ from jengine.engine.input_processor import InputProcessor
 from jengine.engine.limits import Limits
 from jengine.engine.session import Session
 from jengine.executor.calls import encoded_answer
-from jengine.executor.protocol import WorkerHealth
+from jengine.executor.grammar_masks import GrammarMasks
+from jengine.executor.protocol import Executor, WorkerHealth
 from jengine.executor.scripted import ScriptedExecutor, scripted_tokens
+from jengine.grammar.compiler import GrammarCompiler
+from jengine.grammar.rows import GrammarRows
+from jengine.grammar.tokens import llguidance_tokenizer
 from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.plan import Plan
 from jengine.runner.report_types import ProgramCounts
+from jengine.scheduler.gates import AdmissionGate, GrammarReady
 from jengine.scheduler.scheduler import Scheduler
 
 VOCAB = 97
@@ -55,15 +60,27 @@ class Script(ScriptedExecutor):
         pass
 
 
-def scripted_engine(*, tokenizer: Any = None, max_num_seqs: int = 8, **settings: Any) -> Engine:
-    """An engine whose answers are those of `told`."""
+def scripted_engine(
+    *,
+    tokenizer: Any = None,
+    max_num_seqs: int = 8,
+    eos_token_ids: tuple[int, ...] = (),
+    **settings: Any,
+) -> Engine:
+    """An engine whose answers are those of `told`, up to one of `eos_token_ids`."""
     cache = CacheConfig((CacheGroup(CacheSpec("full", 1, 8), (0,)),), 4, (2049,), True)
     schedule = ScheduleConfig(max_num_seqs, 256, MAX_MODEL_LEN, prefill_tile=1)
-    scheduler = Scheduler(schedule, CacheCoordinator(cache), depth=1)
-    client = InProcessClient(EngineCore(scheduler, Script(cache, VOCAB), depth=1))
-    limits = Limits(VOCAB, MAX_MODEL_LEN, 20, ())
+    script: Executor = Script(cache, VOCAB)
+    gates: list[AdmissionGate] = []
+    if tokenizer is not None:
+        compiler = GrammarCompiler(lambda: llguidance_tokenizer(tokenizer, VOCAB, ()))
+        gates = [GrammarReady(lambda spec, seconds: compiler.begin(spec).wait(seconds))]
+        script = GrammarMasks(script, GrammarRows(compiler, VOCAB))
+    scheduler = Scheduler(schedule, CacheCoordinator(cache), depth=1, gates=gates)
+    client = InProcessClient(EngineCore(scheduler, script, depth=1))
+    limits = Limits(VOCAB, MAX_MODEL_LEN, 20, eos_token_ids)
     return Engine(
-        session=Session(InputProcessor(limits, tokenizer, seed=0), client),
+        session=Session(InputProcessor(limits, tokenizer, 0, GrammarCompiler()), client),
         client=client,
         args=EngineArgs(model="scripted", **settings),
         folder=None,
@@ -79,8 +96,12 @@ def scripted_engine(*, tokenizer: Any = None, max_num_seqs: int = 8, **settings:
 def script_of(engine: Engine) -> Script:
     """The executor behind an engine."""
     core = engine.in_process.core
-    assert isinstance(core, EngineCore) and isinstance(core.executor, Script)
-    return core.executor
+    assert isinstance(core, EngineCore)
+    executor = core.executor
+    if isinstance(executor, GrammarMasks):
+        executor = executor.executor
+    assert isinstance(executor, Script)
+    return executor
 
 
 def told(prompt: Sequence[int], count: int) -> list[int]:

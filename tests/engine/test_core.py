@@ -165,3 +165,22 @@ def test_the_tour_quotes_the_heart() -> None:
     assert textwrap.indent(quoted, "        ") in source
     code = [line for line in source.splitlines() if line.strip() and '"""' not in line]
     assert len(code) <= 15
+
+
+def test_a_step_is_queued_while_tokens_become_text(core: EngineCore) -> None:
+    core.add(make_wire(5, "a", max_tokens=2))
+    deltas = core.step()
+    assert core.in_flight and not core.run_ahead(), "one is in flight already"
+    assert len(core.in_flight) == 1
+    while core.in_flight:
+        deltas += core.step()
+    core.add(make_wire(5, "b", max_tokens=2))
+    deltas += core.run_ahead()
+    assert len(core.in_flight) == 1, "queued, and not read"
+    assert not tokens_of(deltas, "b")
+    deltas += drain(core)
+    assert len(tokens_of(deltas, "b")) == 2
+    core.depth = 0
+    core.add(make_wire(5, "c", max_tokens=2))
+    assert not core.run_ahead() and not core.in_flight, "no overlap"
+    drain(core)

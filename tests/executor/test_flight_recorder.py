@@ -15,17 +15,21 @@ from jengine.engine.core import EngineCore
 from jengine.errors import ConfigError, EngineDead
 from jengine.executor.calls import decoded_answers, encoded_arguments
 from jengine.executor.flight_recorder import FlightRecorder
+from jengine.executor.grammar_masks import GrammarMasks
 from jengine.executor.recording import Origin, Recording, read_recording
 from jengine.executor.replay import ReplayReport, replay
 from jengine.executor.scripted import ScriptedExecutor, ScriptedResult
+from jengine.grammar.rows import GrammarRows
 from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.outputs import StepOutput
 from jengine.plan import Plan
 from jengine.scheduler.drafting import Drafting
 from jengine.scheduler.scheduler import Scheduler
 from jengine.speculative.proposer import Proposer
+from tests.grammar.letters import compiler, regex
 from tests.kvcache.cache_cases import FULL
 from tests.scheduler.scheduler_loop import VOCAB, TruthProposer, make_wire
+from tests.scheduler.test_grammar_rows import FORCED, ruled
 
 SLIDING = CacheGroup(CacheSpec("sliding", 1, 8, 6), (1,))
 PREFIX = [(7 * position) % VOCAB for position in range(22)]
@@ -116,6 +120,16 @@ def test_steps_with_drafts_replay_too(tmp_path: Path, wrong: int) -> None:
     report = recorded.replayed()
     assert report.differences == () and report.problem is None and report.left_out == 0
     assert report.tokens == 36
+
+
+def test_steps_with_grammars_replay_too(tmp_path: Path) -> None:
+    recorded = Recorded(tmp_path)
+    recorded.core.executor = GrammarMasks(recorded.recorder, GrammarRows(compiler(), VOCAB))
+    recorded.run(ruled("a", regex(FORCED)), ruled("b"), make_wire(5, "free", max_tokens=9))
+    plans = [step.plan for step in recorded.recording().steps]
+    assert any(plan.masks for plan in plans) and any(plan.known for plan in plans)
+    report = recorded.replayed()
+    assert report.differences == () and report.problem is None and report.left_out == 0
 
 
 def test_a_cached_prefix_from_before_the_recording_is_computed_first(tmp_path: Path) -> None:

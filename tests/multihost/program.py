@@ -23,6 +23,7 @@ import jengine
 from jengine import SamplingParams
 from jengine.errors import ConfigError, RequestError
 from jengine.models.parameter import named_parameters
+from tests.api import grammar_requests
 from tests.api.engines import answers, tiny_engine
 from tests.api.few_requests import LONG, PARAMS, PROMPTS
 
@@ -100,6 +101,12 @@ def zeroed(llm: jengine.LLM) -> dict[str, np.ndarray]:
         path: np.zeros(parameter.shape, parameter.dtype)
         for path, parameter in named_parameters(llm.engine.declared)
     }
+
+
+def ruled(folder: Path, rank: int) -> None:
+    """Requests with grammars, of which the leader keeps the matchers."""
+    with engine(folder, tokenizer=folder) as llm:
+        say(texts=grammar_requests.texts(llm))
 
 
 def differing(folder: Path, rank: int) -> None:
@@ -203,6 +210,7 @@ SCENARIOS = {
     for function in (
         same,
         staged,
+        ruled,
         drafting,
         differing,
         at_start,

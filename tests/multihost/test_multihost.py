@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from jengine.executor.multihost.ending import EXIT_STATUS
+from tests.api import grammar_requests
 from tests.api.engines import answers, tiny_engine
 from tests.models.tiny_models import write_tiny_native
 from tests.multihost.launch import launched
 from tests.multihost.program import MULTIHOST, PARAMS, PROMPTS
+from tests.server.serving import letters
 
 SECONDS = 240  # for a scenario, on cores that are shared with others
 # Named within 10 s: silence is noticed after 8 s here, a closed connection at once.
@@ -85,6 +87,14 @@ def test_stages_of_layers(folder: Path, on_one: list[Any], processes: int, devic
     assert found["hits"] > 0
     assert found["version"] == 1
     assert found["zeroed"] == [[[0, 0, 0]]]
+
+
+@pytest.mark.slow
+def test_answers_follow_their_grammars(folder: Path) -> None:
+    letters().hf.save_pretrained(folder)
+    with tiny_engine(folder, tokenizer=folder, max_model_len=256) as llm:
+        expected = grammar_requests.texts(llm)
+    assert said("ruled", folder)["texts"] == expected
 
 
 @pytest.mark.slow

@@ -277,7 +277,7 @@ def test_items_as_input(parsing: TestClient, say: Say) -> None:
         ({"tools": [{"type": "web_search"}]}, "tools[0]", 400),
         ({"tools": TOOLS}, "tool_choice", 400),
         ({"reasoning": {"effort": "huge"}}, "reasoning.effort", 400),
-        ({"text": {"format": {"type": "json_object"}}}, "text.format", 501),
+        ({"text": {"format": {"type": "xml"}}}, "text.format.type", 400),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema", 400),
         ({"input": "x" * 5000}, "input_tokens", 400),
     ],

@@ -200,6 +200,22 @@ def test_what_is_not_built_is_refused(client: openai.OpenAI) -> None:
     assert refused.value.status_code in (400, 404, 501) and refused.value.body["message"]  # type: ignore[index]
 
 
-def test_structured_answers_are_refused_and_never_ignored(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.APIStatusError, match="response_format"):
-        client.chat.completions.parse(model="demo", messages=ASK, response_format=Weather)  # type: ignore[arg-type]
+def test_structured_answers_follow_their_schema(client: openai.OpenAI) -> None:
+    schema = {
+        "type": "json_schema",
+        "json_schema": {"name": "Weather", "schema": Weather.model_json_schema()},
+    }
+    found = client.chat.completions.create(
+        model="demo",
+        messages=ASK,
+        response_format=schema,
+        temperature=0,
+        max_tokens=200,  # type: ignore[arg-type]
+    )
+    content = found.choices[0].message.content or ""
+    assert content.startswith("{")
+    if found.choices[0].finish_reason == "stop":
+        assert Weather.model_validate_json(content)
+    with pytest.raises(openai.BadRequestError, match="uniqueItems"):
+        schema["json_schema"]["schema"] = {"type": "array", "uniqueItems": True}  # type: ignore[index]
+        client.chat.completions.create(model="demo", messages=ASK, response_format=schema)  # type: ignore[arg-type]

@@ -1,0 +1,139 @@
+"""Compiling: errors that name what is wrong, limits, the deadline, the cache."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from jengine.errors import JengineError, RequestError, UnsupportedFeature
+from jengine.grammar import compiler as compiling
+from jengine.grammar.compiler import GrammarCompiler, explained
+from jengine.grammar.sources import MOST_NESTING, nesting
+from jengine.grammar.tokens import check_tokenizer, llguidance_tokenizer
+from jengine.structured_outputs import StructuredOutputsParams
+from tests.grammar.letters import compiler, regex
+from tests.server.serving import letters
+
+TAGS = (
+    '{"structures": [{"begin": "<f>", "schema": {"type": "object"}, "end": "</f>"}],'
+    ' "triggers": ["<f"]}'
+)
+
+
+def deep(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(levels):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"json": {"type": "array", "uniqueItems": True}}, "json: the keyword uniqueItems"),
+        ({"json": {"type": "strin"}}, "json: Invalid type: strin"),
+        ({"json": "{"}, "json is not JSON.*line 1"),
+        ({"json": "[]"}, "json is a list: expected a JSON schema"),
+        ({"json": False}, "keyword not"),
+        ({"json": deep(MOST_NESTING)}, f"nested 65 deep; the most is {MOST_NESTING}"),
+        ({"regex": "(a"}, "regex: .*unclosed group"),
+        ({"regex": "(?=a)b"}, "regex: .*look-around"),
+        ({"regex": "(" * 100 + ")" * 100}, "nested 100 deep"),
+        ({"regex": "a" * (5 << 20)}, "regex has 5242880 bytes; the most is 1048576"),
+        ({"grammar": "start: missing"}, "grammar: .*missing"),
+        ({"choice": ["x"] * 20_001}, "choice has 20001 items"),
+        ({"structural_tag": "{}"}, "expected an object with the lists structures"),
+        ({"structural_tag": TAGS.replace('"<f"', '"<g"')}, "starts with none of the triggers"),
+    ],
+)
+def test_errors_name_what_is_wrong(given: dict[str, Any], words: str) -> None:
+    spec = StructuredOutputsParams(**given).spec()
+    for one in (GrammarCompiler(), compiler()):
+        began = time.monotonic()
+        with pytest.raises(RequestError, match=words) as caught:
+            one.compiled(spec)
+        assert time.monotonic() - began < 5
+        assert "\n" not in str(caught.value) and len(str(caught.value)) < 600
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"json": {"type": "object"}}, {"json": True}, {"json_object": True}, {"regex": "[0-9]+"},
+        {"choice": ['a"b', "c\n"]}, {"grammar": 'root ::= "a" [0-9]+'},
+        {"grammar": 'start: "a" /[0-9]+/'}, {"structural_tag": TAGS},
+        # Exponential for engines that backtrack or build an automaton first.
+        {"regex": "(a|b)*a(a|b){30}"}, {"regex": "((a{1,100}){1,100}){1,100}"},
+        {"regex": "(x+x+)+y"},
+    ],
+)  # fmt: skip
+def test_what_compiles(given: dict[str, Any]) -> None:
+    spec = StructuredOutputsParams(**given).spec()
+    assert GrammarCompiler().compiled(spec) is None, "only checked"
+    assert compiler().compiled(spec) is not None
+
+
+def test_equal_grammars_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = compiler()
+    assert one.compiled(regex("a+")) is one.compiled(regex("a+"))
+    assert one.begin(regex("a+")) is one.begin(regex("a+"))
+
+
+def test_the_cache_forgets_what_was_not_asked_for_lately() -> None:
+    one = GrammarCompiler(cache_bytes=3 * compiling.GRAMMAR_BYTES + 1000)
+    jobs = {name: one.begin(regex(name)) for name in "abc"}
+    assert all(job.wait(5) for job in jobs.values())
+    one.begin(regex("a"))
+    assert one.begin(regex("d")).wait(5)
+    assert one.begin(regex("a")) is jobs["a"], "asked for lately"
+    assert one.begin(regex("b")) is not jobs["b"], "the oldest went"
+    assert one.kept_bytes <= 3 * compiling.GRAMMAR_BYTES + 1000
+
+
+def test_a_slow_grammar_is_refused_and_others_run_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    release, real = threading.Event(), compiling.llguidance_grammar
+
+    def slow(spec: Any) -> str:
+        if spec.text == "slow":
+            assert release.wait(10)
+        return real(spec)
+
+    monkeypatch.setattr(compiling, "llguidance_grammar", slow)
+    monkeypatch.setattr(compiling, "DEADLINE", 0.2)
+    one = GrammarCompiler(threads=2)
+    job = one.begin(regex("slow"))
+    assert one.compiled(regex("fast")) is None, "the other thread is free"
+    assert not job.wait(0.0) or job.is_late
+    with pytest.raises(RequestError, match=r"longer than 0\.2 s to compile"):
+        one.compiled(regex("slow"))
+    release.set()
+
+
+def test_a_failing_tokenizer_is_the_requests_error() -> None:
+    def broken() -> Any:
+        raise UnsupportedFeature("no bytes")
+
+    with pytest.raises(JengineError, match="no bytes"):
+        GrammarCompiler(broken).compiled(regex("a"))
+
+
+def test_messages_are_short_and_name_keywords() -> None:
+    assert explained('Unimplemented keys: ["a", "b"]').startswith("the keyword a, b of JSON")
+    assert len(explained("x " * 1000)) == compiling.LONGEST_MESSAGE
+
+
+def test_nesting_counts_brackets_and_skips_escaped_ones() -> None:
+    assert nesting("a(b[c]{d})") == 2
+    assert nesting(r"\(\(\(") == 0
+    assert nesting("))((") == 2
+
+
+def test_tokenizers_whose_bytes_are_not_known_are_refused() -> None:
+    with pytest.raises(UnsupportedFeature, match="needs a tokenizer"):
+        check_tokenizer(None)
+    made = llguidance_tokenizer(letters(), 110, ())
+    assert made.vocab_size == 110 and made.eos_tokens == [2]
+    assert made.decode_bytes([3]) == b"!"

@@ -1,0 +1,297 @@
+"""Rows with a grammar: one step in flight, masks in plans, answers that any schedule agrees on."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jengine.executor.grammar_masks import GrammarMasks
+from jengine.executor.scripted import ScriptedExecutor, ScriptedResult
+from jengine.grammar.rows import GrammarRows
+from jengine.plan import Plan, RowSampling
+from jengine.request import WireRequest
+from jengine.scheduler.gates import GrammarReady
+from jengine.structured_outputs import GrammarSpec
+from tests.grammar.letters import EOS, compiler, regex
+from tests.scheduler.scheduler_loop import VOCAB, Loop, TruthProposer, make_wire, rows
+from tests.server.serving import letters
+
+COMPILER = compiler()
+WORDS = "[a-z]{3}( [a-z]{2}){2}"
+
+
+def followed(**given: object) -> Loop:
+    """A loop whose executor follows grammars."""
+    loop = Loop(**given)  # type: ignore[arg-type]
+    submitted = Submitted(loop.executor)
+    loop.executor = GrammarMasks(submitted, GrammarRows(COMPILER, VOCAB))  # type: ignore[assignment, arg-type]
+    return loop
+
+
+class Submitted:
+    """Keeps the plans that a scripted executor is given."""
+
+    def __init__(self, script: ScriptedExecutor) -> None:
+        self._script = script
+        self.plans: list[Plan] = []
+
+    def submit(self, plan: Plan) -> ScriptedResult:
+        self.plans.append(plan)
+        return self._script.submit(plan)
+
+
+def ruled(
+    name: str, spec: GrammarSpec | None = None, prompt: int = 5, max_tokens: int = 30
+) -> WireRequest:
+    """A request with a grammar."""
+    sampling = RowSampling(grammar=spec or regex(WORDS), stop_ids=[EOS])
+    return make_wire(prompt, name, sampling=sampling, eos_token_ids=[EOS], max_tokens=max_tokens)
+
+
+def answer(loop: Loop, name: str) -> str:
+    return letters().decode(loop.tokens[name])
+
+
+def masked(plan: Plan) -> list[int]:
+    """The sampler rows whose masks a plan brings."""
+    return [] if plan.masks is None else (plan.masks.rows + 1).tolist()
+
+
+def submitted(loop: Loop) -> list[Plan]:
+    """The plans as they were submitted."""
+    masks: Any = loop.executor
+    return masks.executor.plans
+
+
+def test_an_answer_follows_its_grammar_and_ends_where_that_does() -> None:
+    loop = followed()
+    loop.add(ruled("a"))
+    loop.drain()
+    assert re.fullmatch(WORDS, answer(loop, "a"))
+    assert loop.finals["a"].finish_reason == "stop" and loop.finals["a"].stop_reason is None
+
+
+def test_such_rows_run_in_the_same_steps_whenever_they_came() -> None:
+    loop = followed()
+    loop.add(ruled("a"))
+    loop.step()  # the first is in flight when the second comes
+    loop.add(ruled("b"))
+    loop.drain()
+    shared = [plan for plan in submitted(loop) if plan.num_decodes]
+    assert [plan.num_decodes for plan in shared[:5]] == [2] * 5, "not one in turn with the other"
+
+
+def test_such_a_row_has_one_step_in_flight_and_others_overlap() -> None:
+    loop = followed()
+    loop.add(ruled("a"), make_wire(5, "free", max_tokens=20))
+    for _ in range(12):
+        loop.step()
+        flying = [rows(plan) for plan, _ in loop.in_flight]
+        assert sum(0 in plan for plan in flying) <= 1, "its last token is not read"
+    steps = [rows(plan) for plan in loop.plans]
+    assert all(1 in plan for plan in steps), "the free row is in every step"
+    assert [0 in plan for plan in steps[:6]] == [True, False] * 3, "every second step at depth 1"
+    loop.drain()
+    free = make_wire(5, "free", max_tokens=20)
+    loop.assert_truth(free)
+
+
+def test_alone_it_runs_in_every_step() -> None:
+    loop = followed()
+    loop.add(ruled("a"))
+    loop.drain()
+    assert len(loop.plans) == len(loop.tokens["a"])
+
+
+def test_only_its_masks_are_sent() -> None:
+    loop = followed()
+    loop.add(make_wire(5, "free", max_tokens=30), ruled("a"))
+    loop.drain()
+    found = [masked(plan) for plan in submitted(loop)]
+    assert found[:4] == [[1], [], [1], []] and not any(found[-2:])
+    words = {len(plan.masks.words) for plan in submitted(loop) if plan.masks}
+    assert words == {4 * -(-VOCAB // 32)}
+
+
+def test_a_prompt_in_chunks_needs_no_mask_before_its_last() -> None:
+    loop = followed(depth=0, max_num_batched_tokens=8)
+    loop.add(ruled("a", prompt=20))
+    loop.drain()
+    assert [masked(plan) for plan in submitted(loop)[:4]] == [[], [], [1], [1]]
+    assert re.fullmatch(WORDS, answer(loop, "a"))
+
+
+def test_a_row_that_is_used_again_forgets_its_grammar() -> None:
+    loop = followed(max_num_seqs=1)
+    loop.add(ruled("a"), make_wire(5, "free"), ruled("b", regex("[A-Z]{4}")))
+    loop.drain()
+    loop.assert_truth(make_wire(5, "free"))
+    assert re.fullmatch("[A-Z]{4}", answer(loop, "b"))
+
+
+def test_an_aborted_rows_token_does_not_advance_the_next_owners_matcher() -> None:
+    loop = followed(max_num_seqs=1)
+    loop.add(ruled("a"), ruled("b", regex("[A-Z]{4}")))
+    loop.schedule()
+    loop.abort("a")
+    loop.schedule()
+    loop.drain()
+    assert re.fullmatch("[A-Z]{4}", answer(loop, "b"))
+
+
+FORCED = "ab[cd]efghijklmno[pq]rstuvwxyz0"
+
+
+def test_forced_tokens_are_appended_without_sampling() -> None:
+    loop = followed()
+    loop.add(ruled("a", regex(FORCED)), make_wire(5, "free", max_tokens=12))
+    loop.drain()
+    assert re.fullmatch(FORCED, answer(loop, "a"))
+    assert loop.finals["a"].finish_reason == "stop"
+    loop.assert_truth(make_wire(5, "free", max_tokens=12))
+    known = [one for plan in submitted(loop) for one in plan.known]
+    assert [len(one.token_ids) for one in known] == [12, 11], "a sampled token and those behind it"
+    wanted = sum(0 in rows(plan) for plan in loop.plans)
+    assert wanted < 10, "fewer steps than tokens"
+    recorder = loop.scheduler.recorder
+    assert recorder.generation_tokens == sum(map(len, loop.tokens.values()))
+
+
+def test_forced_tokens_end_at_the_limit_and_run_in_chunks() -> None:
+    loop = followed(depth=0, max_num_batched_tokens=4)
+    loop.add(ruled("a", regex(FORCED), max_tokens=6), ruled("b", regex(FORCED)))
+    loop.drain()
+    assert len(loop.tokens["a"]) == 6 and loop.finals["a"].finish_reason == "length"
+    assert re.fullmatch(FORCED, answer(loop, "b"))
+
+
+def test_rows_whose_log_probabilities_are_wanted_sample_every_token() -> None:
+    loop = followed()
+    sampling = RowSampling(grammar=regex(FORCED), stop_ids=[EOS], logprobs=0)
+    loop.add(make_wire(5, "a", sampling=sampling, eos_token_ids=[EOS], max_tokens=30))
+    loop.drain()
+    assert re.fullmatch(FORCED, answer(loop, "a"))
+    assert not any(plan.known for plan in submitted(loop))
+
+
+def test_a_preempted_answer_with_forced_tokens_goes_on_where_it_was() -> None:
+    loop = followed(blocks=9, prefix=False)
+    loop.add(*(ruled(name, regex(FORCED), max_tokens=26) for name in "abc"))
+    loop.drain()
+    assert loop.scheduler.num_preemptions > 0
+    assert all(re.fullmatch(FORCED, answer(loop, name)) for name in "abc")
+
+
+def test_a_preempted_answer_goes_on_where_it_was() -> None:
+    loop = followed(blocks=8, prefix=False)
+    wires = [ruled(name, max_tokens=12) for name in ("a", "b", "c")]
+    loop.add(*wires)
+    loop.drain()
+    assert loop.scheduler.num_preemptions > 0
+    alone = followed()
+    alone.add(ruled("a", max_tokens=12))
+    alone.drain()
+    assert loop.tokens["a"] == alone.tokens["a"]
+    assert all(re.fullmatch(WORDS, answer(loop, name)) for name in ("a", "b", "c"))
+
+
+def test_such_a_row_joins_no_multi_step_decode() -> None:
+    loop = followed(num_scheduler_steps=4)
+    loop.add(ruled("a"), make_wire(5, "free", max_tokens=20))
+    loop.drain()
+    assert re.fullmatch(WORDS, answer(loop, "a"))
+    assert all(plan.repeats == 1 for plan in submitted(loop) if masked(plan))
+    assert any(plan.repeats > 1 for plan in submitted(loop)), "the free row alone"
+
+
+def test_a_refused_token_ends_one_request_with_the_reason() -> None:
+    loop = followed()
+    loop.add(ruled("bad", regex("(a")), ruled("good"), make_wire(5, "free"))
+    loop.drain()
+    final = loop.finals["bad"]
+    assert final.finish_reason == "error" and final.token_ids == []
+    assert final.message is not None and "unclosed group" in final.message
+    recorder = loop.scheduler.recorder
+    assert recorder.corrupted == 0
+    assert recorder.generation_tokens == sum(map(len, loop.tokens.values()))
+    assert re.fullmatch(WORDS, answer(loop, "good"))
+    loop.assert_truth(make_wire(5, "free"))
+
+
+def test_a_request_waits_for_its_grammar_and_those_behind_it_pass() -> None:
+    ready: set[str] = set()
+    asked: list[float] = []
+
+    def ready_within(spec: GrammarSpec, seconds: float) -> bool:
+        asked.append(seconds)
+        return spec.text in ready
+
+    loop = Loop(gates=[GrammarReady(ready_within)])
+    loop.add(ruled("late", regex("x")), make_wire(5, "free"))
+    plan = loop.schedule()
+    assert plan is not None and len(plan.new_rows) == 1, "only the free one"
+    assert max(asked) <= 0.001, "a step is hardly held up"
+    ready.add("x")
+    assert loop.schedule() is not None
+    assert loop.scheduler.num_waiting == 0
+
+
+def test_the_gate_waits_once_for_many_requests() -> None:
+    waits: list[float] = []
+
+    def ready_within(spec: GrammarSpec, seconds: float) -> bool:
+        waits.append(seconds)
+        return False
+
+    loop = Loop(gates=[GrammarReady(ready_within)])
+    loop.add(*(ruled(str(number)) for number in range(50)))
+    assert loop.schedule() is None
+    assert sum(seconds > 0 for seconds in waits) < 10
+
+
+def rule(number: int) -> GrammarSpec:
+    """A grammar with or without forced tokens."""
+    return regex(WORDS if number % 2 else "[ab]cdefg[hi]jk")
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.lists(st.sampled_from(["step", "abort", "add"]), min_size=5, max_size=40),
+    st.integers(6, 20),
+    st.integers(0, 2),
+)
+def test_any_schedule_gives_the_same_answers(turns: list[str], blocks: int, depth: int) -> None:
+    loop = followed(blocks=blocks, depth=depth)
+    names: list[str] = []
+    for number, turn in enumerate(turns):
+        if turn == "add":
+            names.append(f"r{number}")
+            loop.add(ruled(names[-1], rule(number), prompt=3 + number % 4, max_tokens=11))
+        elif turn == "abort" and names:
+            loop.abort(names[number % len(names)])
+        else:
+            loop.step()
+    loop.drain()
+    for name in names:
+        if loop.finals[name].finish_reason == "stop":
+            assert re.fullmatch(rule(int(name[1:])).text, answer(loop, name))
+        number = int(name[1:])
+        alone = followed()
+        alone.add(ruled(name, rule(number), prompt=3 + number % 4, max_tokens=11))
+        alone.drain()
+        assert alone.tokens[name][: len(loop.tokens[name])] == loop.tokens[name]
+
+
+def test_rows_with_grammars_get_no_drafts_and_others_do() -> None:
+    loop = followed(proposer=TruthProposer(1))
+    loop.add(ruled("a", regex(FORCED)), ruled("b"), make_wire(5, "free", max_tokens=20))
+    loop.drain()
+    assert re.fullmatch(FORCED, answer(loop, "a")) and re.fullmatch(WORDS, answer(loop, "b"))
+    loop.assert_truth(make_wire(5, "free", max_tokens=20))
+    drafted = {one.row for plan in submitted(loop) for one in plan.drafts}
+    assert drafted == {2}, "the free row alone"
+    recorder = loop.scheduler.recorder
+    assert recorder.generation_tokens == sum(map(len, loop.tokens.values()))

@@ -1,0 +1,178 @@
+"""Structured output over HTTP: formats, structured_outputs, forced tool calls, reasoning."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from tests.grammar.letters import EOS
+from tests.server.serving import error_of, events, letters_engine, serving
+
+CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+HELLO = [{"role": "user", "content": "hello"}]
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"enum": ["x", "y"]}},
+    "required": ["a"],
+    "additionalProperties": False,
+}
+TOOLS = [
+    {"type": "function", "function": {"name": name, "parameters": SCHEMA}} for name in ("f", "g")
+]
+FORMAT = {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}
+# The letters of the scripted model may be spaces for long: grammars here have no whitespace.
+COMPACT = {"json": SCHEMA, "disable_any_whitespace": True}
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[TestClient]:
+    with serving(letters_engine(eos_token_ids=(EOS,))) as one:
+        yield one
+
+
+def post(client: TestClient, path: str, **body: Any) -> dict[str, Any]:
+    if path == CHAT:
+        body.setdefault("messages", HELLO)
+    response = client.post(path, json={"temperature": 0, **body})
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def streamed(client: TestClient, **body: Any) -> list[dict[str, Any]]:
+    body = {"messages": HELLO, "temperature": 0, "stream": True, **body}
+    return [choice for one in events(client.post(CHAT, json=body)) for choice in one["choices"]]
+
+
+@pytest.mark.parametrize(
+    ("asked", "pattern"),
+    [
+        ({"regex": "[a-c]{4}"}, "[a-c]{4}"),
+        ({"choice": ["yes", "no"]}, "yes|no"),
+        ({"grammar": 'root ::= "q" [0-9] [0-9]'}, "q[0-9]{2}"),
+        (COMPACT, r'\{"a":"[xy]"\}'),
+    ],
+)
+def test_answers_follow_what_is_asked(
+    client: TestClient, asked: dict[str, Any], pattern: str
+) -> None:
+    for path, prompt in ((CHAT, {}), (COMPLETIONS, {"prompt": "hello"})):
+        body = post(client, path, structured_outputs=asked, max_tokens=40, **prompt)
+        (choice,) = body["choices"]
+        text = choice["text"] if path == COMPLETIONS else choice["message"]["content"]
+        assert re.fullmatch(pattern, text) and choice["finish_reason"] == "stop"
+
+
+def test_a_stream_is_the_same_answer(client: TestClient) -> None:
+    whole = post(client, CHAT, structured_outputs=COMPACT, max_tokens=40)
+    choices = streamed(client, structured_outputs=COMPACT, max_tokens=40)
+    text = "".join(choice["delta"].get("content") or "" for choice in choices)
+    assert text == whole["choices"][0]["message"]["content"]
+    assert choices[-1]["finish_reason"] == "stop"
+
+
+def test_several_answers_have_a_matcher_each(client: TestClient) -> None:
+    body = post(
+        client, CHAT, structured_outputs={"regex": "[a-c]{4}"}, n=3, temperature=1, max_tokens=9
+    )
+    assert all(re.fullmatch("[a-c]{4}", one["message"]["content"]) for one in body["choices"])
+
+
+def test_response_formats(client: TestClient) -> None:
+    body = post(client, CHAT, response_format=FORMAT, max_tokens=400)
+    (choice,) = body["choices"]
+    if choice["finish_reason"] == "stop":
+        assert json.loads(choice["message"]["content"])["a"] in "xy"
+    assert choice["message"]["content"].lstrip()[:1] == "{"
+    body = post(client, CHAT, response_format={"type": "json_object"}, max_tokens=3)
+    assert body["choices"][0]["message"]["content"].startswith("{")
+    plain = post(client, CHAT, response_format={"type": "text"}, max_tokens=3)
+    assert plain["choices"][0] == post(client, CHAT, max_tokens=3)["choices"][0]
+
+
+def test_responses_have_formats_too(client: TestClient) -> None:
+    form = {"type": "json_schema", "name": "n", "schema": SCHEMA}
+    body = post(client, RESPONSES, input="hi", text={"format": form}, max_output_tokens=60)
+    assert body["output"][0]["content"][0]["text"].startswith("{")
+
+
+def test_a_named_tool_is_called(client: TestClient) -> None:
+    choice = {"type": "function", "function": {"name": "g"}}
+    asked = {"tools": TOOLS, "tool_choice": choice, "max_tokens": 300}
+    (found,) = post(client, CHAT, **asked)["choices"]
+    (call,) = found["message"]["tool_calls"]
+    assert call["function"]["name"] == "g" and found["message"]["content"] is None
+    deltas = [one["delta"] for one in streamed(client, **asked)]
+    calls = [call for delta in deltas for call in delta.get("tool_calls", ())]
+    assert calls[0]["function"]["name"] == "g" and calls[0]["id"]
+    arguments = "".join(call["function"]["arguments"] for call in calls)
+    assert arguments == call["function"]["arguments"]
+    assert found["finish_reason"] in ("stop", "length"), "the model did not choose to call"
+
+
+def test_some_tool_must_be_called(client: TestClient) -> None:
+    asked = {"tools": TOOLS, "tool_choice": "required", "max_tokens": 400}
+    (found,) = post(client, CHAT, parallel_tool_calls=False, **asked)["choices"]
+    names = [call["function"]["name"] for call in found["message"].get("tool_calls") or ()]
+    assert set(names) <= {"f", "g"} and len(names) <= 1
+    if found["finish_reason"] != "length":
+        assert found["finish_reason"] == "tool_calls" and names
+
+
+def test_the_grammar_begins_after_the_reasoning() -> None:
+    engine = letters_engine(eos_token_ids=(EOS,))
+    with serving(engine, reasoning_parser="deepseek_r1") as client:
+        body = post(client, CHAT, structured_outputs={"regex": "[a-c]{4}"}, max_tokens=12)
+        free = post(client, CHAT, max_tokens=12)
+        assert body["choices"][0]["message"] == free["choices"][0]["message"], "no </think> yet"
+        messages = [*HELLO, {"role": "assistant", "content": "<think>hm</think>"}]
+        body = post(
+            client, CHAT, messages=messages, continue_final_message=True, max_tokens=12,
+            add_generation_prompt=False, structured_outputs={"regex": "[a-c]{4}"},
+        )  # fmt: skip
+        content = body["choices"][0]["message"]["content"]
+        assert re.fullmatch("[a-c]{4}", content)
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "words"),
+    [
+        ({"response_format": {"type": "xml"}}, "response_format.type", "expected one of text"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "no json"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "n"}}},
+            "response_format.json_schema", "with a JSON schema",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {
+                "schema": {"type": "array", "uniqueItems": True}}}},
+            "response_format", "response_format: the keyword uniqueItems",
+        ),
+        ({"structured_outputs": {}}, "structured_outputs", "expected exactly one"),
+        ({"structured_outputs": {"regx": "a"}}, "structured_outputs", "Did you mean 'regex'"),
+        ({"structured_outputs": {"regex": "(a"}}, "structured_outputs", "unclosed group"),
+        ({"structured_outputs": {"regex": "a" * (2 << 20)}}, "structured_outputs", "the most is"),
+        ({"structured_outputs": {"regex": "a"}, "response_format": FORMAT}, "structured_outputs",
+         "Send one of them"),
+        ({"guided_json": {}}, "guided_json", "use structured_outputs"),
+    ],
+)  # fmt: skip
+def test_what_is_refused(client: TestClient, body: dict[str, Any], param: str, words: str) -> None:
+    for stream in (False, True):
+        response = client.post(COMPLETIONS, json={"prompt": "a", "stream": stream, **body})
+        error = error_of(response, 400)
+        assert error["param"] == param and words in error["message"]
+
+
+def test_tools_with_bad_schemas_are_named(client: TestClient) -> None:
+    bad = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": bad}}]
+    body = {"messages": HELLO, "tools": tools, "tool_choice": "required"}
+    error = error_of(client.post(CHAT, json=body), 400)
+    assert error["param"] == "tools" and "uniqueItems" in error["message"]
+    both = {**body, "response_format": {"type": "json_object"}}
+    assert error_of(client.post(CHAT, json=both), 400)["param"] == "tool_choice"
