@@ -102,6 +102,9 @@ def engine_args(arguments: argparse.Namespace) -> EngineArgs:
     """The engine's settings; a server logs its figures, and runs data-parallel replicas in
     processes of their own, unless told not to."""
     given: dict[str, Any] = {"disable_log_stats": False, **engine_arguments(arguments)}
+    parser = vars(arguments).get("reasoning_parser")
+    if parser is not None:  # a flag of the server's, and a setting of grammars
+        given["reasoning_parser"] = parser
     given.setdefault("data_parallel_backend", replicas_in(given, os.environ))
     if (secret := os.environ.get(SECRET)) is not None:
         given["data_parallel_secret"] = secret

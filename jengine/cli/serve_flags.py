@@ -124,6 +124,10 @@ def server_settings(
         found = [environment[variable] for variable in variables if environment.get(variable)]
         if name not in given and found:
             given[name] = found[:1]
+    grammars = vars(arguments).get("structured_outputs_config") or {}
+    if grammars.get("reasoning_parser"):
+        given.setdefault("reasoning_parser", grammars["reasoning_parser"])
+    given["grammar_in_reasoning"] = bool(grammars.get("enable_in_reasoning"))
     for name in JSON_LISTS:
         if name in given:
             given[name] = json_value(name, given[name], list)

@@ -43,6 +43,7 @@ class ServerSettings:
     exclude_tools_when_tool_choice_none: bool = False
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
+    grammar_in_reasoning: bool = False  # grammars begin with the first token, not after reasoning
     # Names under which reasoning is returned; older clients read the second.
     reasoning_fields: tuple[str, ...] = ("reasoning", "reasoning_content")
     return_tokens_as_token_ids: bool = False

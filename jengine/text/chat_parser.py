@@ -8,7 +8,7 @@ Must not know: tokens, HTTP. The formats are in `reasoning_parsers` and `tool_pa
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 from jengine.errors import ConfigError, nearest_name
 from jengine.text.chat_parts import (
@@ -21,18 +21,21 @@ from jengine.text.chat_parts import (
     merge_parts,
 )
 from jengine.text.reasoning_parsers import REASONING_PARSERS
-from jengine.text.text_reader import Parser
+from jengine.text.text_reader import Parser, Parsing, TextReader
 from jengine.text.tool_parsers import TOOL_PARSERS
-from jengine.text.tool_parsers.calls import Calls, argument_schemas
+from jengine.text.tool_parsers.calls import Calls, argument_schemas, random_call_id
+from jengine.text.tool_parsers.forced import parse_forced_arguments, parse_forced_list
 
 __all__ = [
     "ChatParser",
     "ChatPart",
     "Content",
+    "ForcedCalls",
     "Reasoning",
     "ToolArguments",
     "ToolStart",
     "check_parser_names",
+    "end_of_reasoning",
     "merge_parts",
     "needs_special_tokens",
     "reasoning_parser_names",
@@ -74,6 +77,26 @@ def needs_special_tokens(reasoning_parser: str | None, tool_parser: str | None) 
     return reasoning or (tool_parser is not None and TOOL_PARSERS[tool_parser].special_tokens)
 
 
+class ForcedCalls(NamedTuple):
+    """The form of an answer that a grammar makes of calls alone: those of the named function have
+    only their arguments, else there is a list."""
+
+    name: str | None = None
+
+    def parse(self, reader: TextReader, calls: Calls) -> Parsing[ChatPart, None]:
+        """The calls."""
+        if self.name is None:
+            return parse_forced_list(reader, calls)
+        return parse_forced_arguments(reader, calls, self.name)
+
+
+def end_of_reasoning(reasoning_parser: str | None, prompt: str) -> str | None:
+    """The text that ends the reasoning of an answer to this prompt; None if it has none."""
+    if reasoning_parser is None:
+        return None
+    return REASONING_PARSERS[reasoning_parser].end(prompt)
+
+
 @final
 class ChatParser:
     """Reads one answer: `push` each piece of its text, `finish` once at its end.
@@ -87,6 +110,7 @@ class ChatParser:
     - `response_template`: the tokenizer's, for the parser `hf`.
     - `parallel_tool_calls`: False keeps the first call only.
     - `new_id`: makes the ids of calls; by default in the form that the format needs.
+    - `forced`: the answer is JSON of calls, as a grammar made it; then give no `tool_parser`.
 
     Blank text between calls, or before the first one, is dropped.
     """
@@ -101,6 +125,7 @@ class ChatParser:
         response_template: Mapping[str, Any] | None = None,
         parallel_tool_calls: bool = True,
         new_id: Callable[[], str] | None = None,
+        forced: ForcedCalls | None = None,
     ) -> None:
         self.needs_special_tokens = needs_special_tokens(reasoning_parser, tool_parser)
         given = Given(prompt, response_template)
@@ -116,6 +141,9 @@ class ChatParser:
             if TOOL_PARSERS[tool_parser].with_reasoning is not None:
                 self._reasoning = None  # the tool parser splits it off
             self._tools = Parser(lambda reader: parse_tools(reader, calls))
+        if forced is not None:
+            calls = Calls(new_id=new_id or random_call_id)
+            self._tools = Parser(lambda reader: forced.parse(reader, calls))
         self._only_first_call = not parallel_tool_calls
         self._blank: list[str] = []  # blank content that a call would drop
         self._has_calls = self._has_content = False

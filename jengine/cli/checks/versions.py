@@ -13,7 +13,7 @@ from jengine.cli.checks.finding import Finding
 
 NEEDED = (
     "jax", "jaxlib", "flax", "orbax-checkpoint", "transformers", "tokenizers", "jinja2", "numpy",
-    "msgspec", "psutil", "tqdm",
+    "msgspec", "psutil", "tqdm", "llguidance",
 )  # fmt: skip
 OPTIONAL = {
     "optax": "training the demo model",

@@ -27,12 +27,19 @@ class Answer:
     """One answer while its text comes."""
 
     def __init__(
-        self, parser: ChatParser, *, reasoning_fields: ReasoningFields, shows_reasoning: bool
+        self,
+        parser: ChatParser,
+        *,
+        reasoning_fields: ReasoningFields,
+        shows_reasoning: bool,
+        names_function: bool = False,
     ) -> None:
         self._parser = parser
         self._fields = reasoning_fields
         self._shows_reasoning = shows_reasoning
         self.calls_tools = False
+        # The request has named the function: then its call is no reason of the model's to stop.
+        self._names_function = names_function
         self.thoughts: list[str] = []  # all reasoning, shown or not
 
     def parts(self, text: str, *, ends: bool) -> list[ChatPart]:
@@ -76,7 +83,8 @@ class Answer:
 
     def finish_reason(self, engines: str | None) -> str | None:
         """The reason of an answer's end: a model that calls tools has not simply stopped."""
-        return "tool_calls" if self.calls_tools and engines == "stop" else engines
+        chose = self.calls_tools and not self._names_function
+        return "tool_calls" if chose and engines == "stop" else engines
 
 
 def joined(parts: Iterable[ChatPart], kind: type[Content] | type[Reasoning]) -> str:

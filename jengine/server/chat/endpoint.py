@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request
@@ -14,20 +15,24 @@ from jengine.prompts import TokensPrompt
 from jengine.sampling_params import SamplingParams
 from jengine.server.chat.chunks import ChatChunks
 from jengine.server.chat.fields import ChatRequest, check_chat
+from jengine.server.chat.forced_calls import forced_calls
 from jengine.server.chat.rendering import rendered_chat
 from jengine.server.chat.texts import ChatTexts
 from jengine.server.chat.types import ChatResponse
 from jengine.server.formats.logprobs import prompt_logprobs
 from jengine.server.formats.request_metrics import told_metrics
 from jengine.server.formats.sampling_fields import answer_length, sampling_params, tokenization
+from jengine.server.formats.structured import format_field, structured_outputs
 from jengine.server.formats.usage import whole_usage
 from jengine.server.http.body import ignore, read_body
 from jengine.server.http.request_head import request_id_of
 from jengine.server.http.sse import DONE, Chunks
 from jengine.server.serving.generation import Outputs, Prepared, answer
+from jengine.server.serving.grammars import check_grammar
 from jengine.server.serving.service import Service
 from jengine.server.version import FINGERPRINT
-from jengine.text.chat_parser import needs_special_tokens
+from jengine.structured_outputs import StructuredOutputsParams
+from jengine.text.chat_parser import end_of_reasoning, needs_special_tokens
 
 
 async def chat_completions(service: Service, http: Request) -> Response:
@@ -62,7 +67,10 @@ class ChatJob:
         if self.request.cache_salt is not None:
             prompt["cache_salt"] = self.request.cache_salt
         self.texts.prompt = prompt.get("prompt", "")
-        return Prepared([prompt], [self._params(prompt)], self.request.priority or 0)
+        params = self._params(prompt)
+        field = "tools" if self.request.forces_calls else format_field(self.request)
+        await check_grammar(self.service.live, params, field)
+        return Prepared([prompt], [params], self.request.priority or 0)
 
     async def rendered(self) -> TokensPrompt:
         """The prompt that the template makes of the conversation."""
@@ -87,10 +95,19 @@ class ChatJob:
             "max_tokens": length,
             "logprobs": (request.top_logprobs or 0) if request.logprobs else None,
             "prompt_logprobs": request.prompt_logprobs,
+            "structured_outputs": self._structured(),
         }
         if needs_special_tokens(self.texts.reasoning_parser, self.texts.tool_parser):
             chosen["skip_special_tokens"] = False
         return sampling_params(request, live.engine.default_params, self.service.settings, **chosen)
+
+    def _structured(self) -> StructuredOutputsParams | None:
+        """What the answer must look like, after its reasoning."""
+        asked = forced_calls(self.request) or structured_outputs(self.request)
+        if asked is None or self.service.settings.grammar_in_reasoning:
+            return asked
+        end = end_of_reasoning(self.texts.reasoning_parser, self.texts.prompt)
+        return asked if end is None else replace(asked, begins_after=end)
 
     def whole(self, outputs: Sequence[RequestOutput]) -> ChatResponse:
         """The body of an answer that is not streamed."""

@@ -49,6 +49,17 @@ class ChatRequest(CommonFields, kw_only=True):
         """Whether the model may call tools."""
         return bool(self.tools) and self.tool_choice != "none"
 
+    @property
+    def forces_calls(self) -> bool:
+        """Whether the answer must consist of tool calls."""
+        return self.tool_choice == "required" or isinstance(self.tool_choice, dict)
+
+    @property
+    def forced_name(self) -> str | None:
+        """The one function that must be called, if the request names it."""
+        choice = self.tool_choice
+        return choice["function"]["name"] if isinstance(choice, dict) else None
+
 
 def check_chat(request: ChatRequest, settings: ServerSettings) -> None:
     """Refuse what cannot be answered."""
@@ -106,15 +117,17 @@ def _check_tools(request: ChatRequest, settings: ServerSettings) -> None:
             "as {'type': 'function', 'function': {'name': ...}}.",
             param="tool_choice",
         )
-    if choice == "required" or isinstance(choice, dict):
+    if request.forces_calls and (request.structured_outputs or _has_format(request)):
         raise ApiError(
-            501,
-            "tool_choice that forces a call needs structured output, which is not built yet. Use "
-            "auto.",
+            400,
+            "tool_choice forces calls, and another field says what the answer must look like. Send "
+            "one of them.",
             param="tool_choice",
         )
-    if request.offers_tools and not (
-        settings.enable_auto_tool_choice and settings.tool_call_parser
+    if (
+        request.offers_tools
+        and not request.forces_calls
+        and not (settings.enable_auto_tool_choice and settings.tool_call_parser)
     ):
         raise ApiError(
             400,
@@ -122,6 +135,10 @@ def _check_tools(request: ChatRequest, settings: ServerSettings) -> None:
             "set. Start the server with them, or send tool_choice='none'.",
             param="tool_choice",
         )
+
+
+def _has_format(request: ChatRequest) -> bool:
+    return (request.response_format or {}).get("type", "text") != "text"
 
 
 def _tool_name(index: int, tool: dict[str, Any]) -> str:

@@ -10,7 +10,7 @@ from jengine.server.chat.fields import ChatRequest
 from jengine.server.chat.types import ChatChoice
 from jengine.server.formats.logprobs import ChatLogprobs, LogprobFormat
 from jengine.server.serving.service import Service
-from jengine.text.chat_parser import ChatParser
+from jengine.text.chat_parser import ChatParser, ForcedCalls
 
 
 class ChatTexts:
@@ -22,7 +22,9 @@ class ChatTexts:
         self._service = service
         self.prompt = ""  # as the template wrote it, once it has
         self.reasoning_parser = settings.reasoning_parser
-        self.tool_parser = settings.tool_call_parser if request.offers_tools else None
+        # Forced calls are plain JSON, whatever the model's own format is.
+        own_format = request.offers_tools and not request.forces_calls
+        self.tool_parser = settings.tool_call_parser if own_format else None
         self._reasoning_fields = settings.reasoning_fields
         self._shows_reasoning = request.include_reasoning is not False
         as_ids = request.return_tokens_as_token_ids
@@ -40,6 +42,11 @@ class ChatTexts:
         """Whether single tokens may be shown: not where they would show hidden reasoning."""
         return self._shows_reasoning or self.reasoning_parser is None
 
+    @property
+    def forced(self) -> ForcedCalls | None:
+        """How an answer writes calls that a grammar forces."""
+        return ForcedCalls(self.request.forced_name) if self.request.forces_calls else None
+
     def answer(self) -> Answer:
         """A parser for one of the n answers."""
         parser = ChatParser(
@@ -49,11 +56,13 @@ class ChatTexts:
             prompt=self.prompt,
             response_template=self._service.live.rendering.tokenizer.response_template,
             parallel_tool_calls=self.request.parallel_tool_calls is not False,
+            forced=self.forced,
         )
         return Answer(
             parser,
             reasoning_fields=self._reasoning_fields,
             shows_reasoning=self._shows_reasoning,
+            names_function=self.request.forced_name is not None,
         )
 
     def reasoning_tokens(self, answers: Iterable[Answer]) -> int | None:

@@ -17,11 +17,13 @@ from jengine.server.completions.texts import CompletionTexts
 from jengine.server.completions.types import CompletionChoice, CompletionResponse
 from jengine.server.formats.request_metrics import told_metrics
 from jengine.server.formats.sampling_fields import answer_length, sampling_params, tokenization
+from jengine.server.formats.structured import format_field
 from jengine.server.formats.usage import whole_usage
 from jengine.server.http.body import read_body
 from jengine.server.http.request_head import request_id_of
 from jengine.server.http.sse import DONE, Chunks
 from jengine.server.serving.generation import Outputs, Prepared, answer
+from jengine.server.serving.grammars import check_grammar
 from jengine.server.serving.service import Service
 from jengine.server.version import FINGERPRINT
 
@@ -62,6 +64,8 @@ class CompletionJob:
             for prompt in prompts:
                 prompt["cache_salt"] = self.request.cache_salt
         params = [self._params(prompt) for prompt in prompts]
+        for one in params[:1]:  # all have the same grammar
+            await check_grammar(self.service.live, one, format_field(self.request))
         return Prepared(prompts, params, self.request.priority or 0)
 
     def _params(self, prompt: TokensPrompt) -> SamplingParams:

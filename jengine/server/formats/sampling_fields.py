@@ -13,6 +13,7 @@ import msgspec
 
 from jengine.sampling_params import RequestOutputKind, SamplingParams
 from jengine.server.errors import ApiError
+from jengine.server.formats.structured import structured_outputs
 from jengine.server.settings import ServerSettings
 from jengine.text.tokenization import Tokenization, checked_tokenization
 
@@ -122,7 +123,7 @@ def check_common(request: CommonFields, settings: ServerSettings) -> None:
             param="prompt_embeds",
         )
     _check_salt(request.cache_salt)
-    _check_format(request)
+    structured_outputs(request)  # refused before any work is done
 
 
 def _check_salt(salt: str | None) -> None:
@@ -135,41 +136,6 @@ def _check_salt(salt: str | None) -> None:
             "character.",
             param="cache_salt",
         )
-
-
-def _check_format(request: CommonFields) -> None:
-    """Formats other than plain text need grammars."""
-    for name in ("guided_json", "guided_regex", "guided_choice", "guided_grammar"):
-        if getattr(request, name) is not None:
-            raise ApiError(
-                400, f"{name} is no longer a field: use structured_outputs instead.", param=name
-            )
-    given = request.response_format
-    kind = None if given is None else given.get("type")
-    if given is not None and kind not in ("text", "json_object", "json_schema", "structural_tag"):
-        raise ApiError(
-            400,
-            f"response_format.type is {kind!r:.80}; expected text, json_object, json_schema or "
-            "structural_tag.",
-            param="response_format.type",
-        )
-    if given is not None and kind == "json_schema" and given.get("json_schema") is None:
-        raise ApiError(
-            400,
-            "response_format.type is json_schema, but there is no json_schema.",
-            param="response_format.json_schema",
-        )
-    if kind not in (None, "text"):
-        raise ApiError(
-            501,
-            f"response_format of type {kind}: structured output is not built yet. Leave it out.",
-            param="response_format",
-        )
-    if request.structured_outputs:
-        raise ApiError(
-            501, "structured_outputs: structured output is not built yet. Leave it out.",
-            param="structured_outputs",
-        )  # fmt: skip
 
 
 def tokenization(request: CommonFields) -> Tokenization:
@@ -193,6 +159,7 @@ def sampling_params(
     named = {name: getattr(request, name) for name in (*SAMPLING, *UNBUILT)}
     given = {name: value for name, value in named.items() if value is not None}
     usual = {name: value for name, value in defaults.items() if name != "max_tokens"}
+    chosen.setdefault("structured_outputs", structured_outputs(request))
     kind = RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY
     interval = max(request.stream_interval or 1, settings.stream_interval)
     if request.stream_interval is not None and request.stream_interval < 1:

@@ -12,8 +12,12 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from jengine.text.chat_parts import ChatPart, Given
-from jengine.text.reasoning_parsers.gemma4 import parse_gemma4
-from jengine.text.reasoning_parsers.thinking import parse_deepseek_r1, parse_qwen3
+from jengine.text.reasoning_parsers.gemma4 import end_of_channel, parse_gemma4
+from jengine.text.reasoning_parsers.thinking import (
+    end_of_thinking,
+    parse_deepseek_r1,
+    parse_qwen3,
+)
 from jengine.text.text_reader import Parsing, TextReader
 from jengine.text.tool_parsers.harmony import parse_harmony_without_calls
 from jengine.text.tool_parsers.templated import parse_templated_without_calls
@@ -24,17 +28,28 @@ ParseReasoning = Callable[[TextReader, Given], Parsing[ChatPart, None]]
 class ReasoningFormat(NamedTuple):
     """How a family of models marks its reasoning.
 
-    `special_tokens`: its marks are special tokens, which must be kept in the text.
+    `special_tokens`: its marks are special tokens, which must be kept in the text. `end` gives what
+    ends the reasoning of an answer to a prompt, None where an answer may begin without any: a
+    grammar of the answer begins after it.
     """
 
     parse: ParseReasoning
+    end: Callable[[str], str | None]
     special_tokens: bool = True
 
 
+# What gpt-oss writes before the message that is its answer.
+HARMONY_FINAL = "<|channel|>final<|message|>"
+
+
+def unknown_end(prompt: str) -> None:
+    """Templates of answers do not say how reasoning ends: a grammar leaves no room for any."""
+
+
 REASONING_PARSERS = {
-    "deepseek_r1": ReasoningFormat(parse_deepseek_r1),
-    "gemma4": ReasoningFormat(parse_gemma4),
-    "hf": ReasoningFormat(parse_templated_without_calls),
-    "openai_gptoss": ReasoningFormat(parse_harmony_without_calls),
-    "qwen3": ReasoningFormat(parse_qwen3),
+    "deepseek_r1": ReasoningFormat(parse_deepseek_r1, end_of_thinking),
+    "gemma4": ReasoningFormat(parse_gemma4, end_of_channel),
+    "hf": ReasoningFormat(parse_templated_without_calls, unknown_end),
+    "openai_gptoss": ReasoningFormat(parse_harmony_without_calls, lambda prompt: HARMONY_FINAL),
+    "qwen3": ReasoningFormat(parse_qwen3, end_of_thinking),
 }

@@ -32,3 +32,8 @@ def parse_gemma4(reader: TextReader, given: Given) -> Parsing[ChatPart, None]:
 
 def _ends_in_channel(prompt: str) -> bool:
     return prompt.rfind(_START) > max(prompt.rfind(mark) for mark in _TURNS)
+
+
+def end_of_channel(prompt: str) -> str | None:
+    """The closing mark, if the prompt ends inside a channel. Else the model need not open one."""
+    return _END if _ends_in_channel(prompt) else None

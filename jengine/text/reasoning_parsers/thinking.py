@@ -60,3 +60,8 @@ def prompt_has_ended_reasoning(prompt: str, start: str, end: str) -> bool:
     if turn < 0 and last[closed + len(end) :].strip():
         return False  # an earlier turn: in an unknown template only the very end counts
     return closed >= 0 and last.rfind(start) <= closed
+
+
+def end_of_thinking(prompt: str) -> str | None:
+    """The end tag, unless the prompt has closed the reasoning."""
+    return None if prompt_has_ended_reasoning(prompt, THINK_START, THINK_END) else THINK_END

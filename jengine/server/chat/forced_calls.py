@@ -1,0 +1,61 @@
+"""tool_choice that forces calls: the JSON schema of an answer that consists of calls.
+
+In: a checked request's tools and choice. Out: the parameters of its grammar. The parser that reads
+such answers is `text/tool_parsers/forced.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from jengine.server.chat.fields import ChatRequest
+from jengine.server.errors import ApiError
+from jengine.structured_outputs import StructuredOutputsParams
+
+ANYTHING: dict[str, Any] = {"type": "object", "properties": {}}
+
+
+def forced_calls(request: ChatRequest) -> StructuredOutputsParams | None:
+    """Arguments of the named function, or a list of calls; None where no call is forced."""
+    tools = [tool["function"] for tool in request.tools or ()]
+    if request.forced_name is not None:
+        named = next(tool for tool in tools if tool["name"] == request.forced_name)
+        return StructuredOutputsParams(json=_parameters(named))
+    if request.tool_choice != "required":
+        return None
+    definitions: dict[str, Any] = {}
+    schema: dict[str, Any] = {
+        "type": "array",
+        "minItems": 1,
+        "items": {"anyOf": [_call(tool, definitions) for tool in tools]},
+    }
+    if request.parallel_tool_calls is False:
+        schema["maxItems"] = 1
+    if definitions:
+        schema["$defs"] = definitions
+    return StructuredOutputsParams(json=schema)
+
+
+def _parameters(function: Mapping[str, Any]) -> dict[str, Any]:
+    return dict(function.get("parameters") or ANYTHING)
+
+
+def _call(function: Mapping[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
+    """The schema of one call. References are to the root, so definitions are moved there."""
+    parameters = _parameters(function)
+    for name, one in (parameters.pop("$defs", None) or {}).items():
+        if definitions.setdefault(name, one) != one:
+            raise ApiError(
+                400,
+                f"tools: $defs has {name!r:.80} with two meanings, in {function['name']!r:.80} and "
+                "in another tool. Rename one of them.",
+                param="tools",
+            )
+    return {
+        "type": "object",
+        "properties": {"name": {"type": "string", "enum": [function["name"]]},
+                       "parameters": parameters},
+        "required": ["name", "parameters"],
+        "additionalProperties": False,
+    }  # fmt: skip

@@ -1,0 +1,28 @@
+"""Compiles what a request's answer must follow before the request enters the engine, off the loop.
+
+In: sampling parameters. Out: nothing, or an error that names the request's field.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from jengine.errors import RequestError
+from jengine.sampling_params import SamplingParams
+from jengine.server.errors import ApiError
+from jengine.server.serving.service import Live
+from jengine.structured_outputs import NAME
+
+
+async def check_grammar(live: Live, params: SamplingParams, field: str) -> None:
+    """Wait until the grammar is compiled, in a thread. When the request is submitted it is known,
+    so that nothing waits there."""
+    structured = params.structured_outputs
+    if structured is None:
+        return
+    compiled = live.engine.session.input_processor.grammar
+    try:
+        await asyncio.to_thread(compiled, structured)
+    except RequestError as error:
+        text = str(error).replace(f"{NAME}.{structured.kind}", field, 1)
+        raise ApiError(400, text, param=field) from error
