@@ -1,0 +1,186 @@
+"""What grammars cost, and whether answers fit their schemas.
+
+    python -m jengine.bench.grammars [--schemas 500] [--vocabulary 32000] [--engine demo]
+
+Without `--engine` random answers are drawn from the masks of made-up schemas: times of compiling
+and of masks, and how many finished answers fit. With it, a model answers the same schemas, and then
+makes as many tokens of free text.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from jengine.api.llm import LLM
+from jengine.bench.made_up_tokenizer import write_tokenizer
+from jengine.bench.schemas import fits, schema
+from jengine.grammar.compiler import GrammarCompiler
+from jengine.grammar.matcher import Matcher
+from jengine.grammar.tokens import llguidance_tokenizer
+from jengine.sampling_params import SamplingParams
+from jengine.structured_outputs import StructuredOutputsParams
+from jengine.text.tokenizer import load_tokenizer
+from jengine.weights.resolve import resolve_model
+
+LONGEST = 400  # tokens of an answer
+ROUNDS = 5  # of answers with and without grammars
+
+
+@dataclass
+class Tally:
+    """What was seen, in milliseconds."""
+
+    compiling: list[float] = field(default_factory=list)
+    masks: list[float] = field(default_factory=list)
+    finished: int = 0
+    fitting: int = 0
+    failed: int = 0
+
+    def take(self, rule: dict[str, Any], text: str) -> None:
+        """Count a finished answer."""
+        self.finished += 1
+        with suppress(ValueError):  # what is not JSON fits nothing
+            self.fitting += fits(rule, json.loads(text))
+
+    def report(self) -> dict[str, Any]:
+        """As one line of JSON says it."""
+        return {
+            "finished": self.finished, "fitting": self.fitting, "failed": self.failed,
+            "compile_ms": _percentiles(self.compiling), "mask_ms": _percentiles(self.masks),
+        }  # fmt: skip
+
+
+def _percentiles(values: list[float]) -> dict[str, float]:
+    if not values:
+        return {}
+    found = np.percentile(values, [50, 99, 100])
+    return {
+        name: round(float(one), 4) for name, one in zip(("p50", "p99", "max"), found, strict=True)
+    }
+
+
+def rules(count: int) -> list[dict[str, Any]]:
+    """The made-up schemas."""
+    draw = random.Random(0)  # noqa: S311 - not for secrets
+    return [schema(draw) for _ in range(count)]
+
+
+def spec_of(rule: dict[str, Any]) -> StructuredOutputsParams:
+    """A schema without whitespace between tokens, so that random answers end."""
+    return StructuredOutputsParams(json=rule, disable_any_whitespace=True)
+
+
+def draw_answers(folder: Path, count: int) -> dict[str, Any]:
+    """Random answers from masks alone."""
+    tokenizer, tally = load_tokenizer(folder), Tally()
+    compiler = GrammarCompiler(lambda: llguidance_tokenizer(tokenizer, tokenizer.vocab_size, ()))
+    made = compiler.tokenizer
+    assert made is not None, "made from a tokenizer"
+    mask = np.empty(-(-made.vocab_size // 32), np.int32)
+    rng = np.random.default_rng(0)
+    for rule in rules(count):
+        began = time.perf_counter()
+        compiled = compiler.compiled(spec_of(rule).spec())
+        tally.compiling.append(1e3 * (time.perf_counter() - began))
+        assert compiled is not None, "not only checked"
+        matcher = Matcher(compiled.deep_copy(), made.eos_tokens, made.eos_tokens)
+        _draw_answer(matcher, rule, mask, rng, tally, made)
+    return {"vocabulary": made.vocab_size, **tally.report()}
+
+
+def _draw_answer(
+    matcher: Matcher,
+    rule: dict[str, Any],
+    mask: np.ndarray,
+    rng: np.random.Generator,
+    tally: Tally,
+    tokenizer: Any,
+) -> None:
+    answer: list[int] = []
+    while len(answer) < LONGEST and not matcher.is_terminated:
+        began = time.perf_counter()
+        matcher.fill(mask)
+        tally.masks.append(1e3 * (time.perf_counter() - began))
+        allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+        answer.append(int(rng.choice(allowed)))
+        if not matcher.advance(answer[-1:]):
+            tally.failed += 1
+            return
+    if matcher.is_terminated:
+        tally.take(rule, tokenizer.decode_bytes(answer[:-1]).decode("utf-8", "replace"))
+
+
+def run_engine(model: str, count: int, rows: int) -> dict[str, Any]:
+    """Answers of a model, and output tokens per second beside those of free text."""
+    # Every program that is needed, before anything is measured.
+    compilation = {"variants": ["sampled", "adjusted"], "wait_for": "all"}
+    settings = {"max_num_seqs": rows, "compilation_config": compilation, "show_progress": False}
+    llm, tally = LLM(model, max_model_len=1024, **settings), Tally()
+    ruled = [
+        SamplingParams(structured_outputs=spec_of(rule), max_tokens=LONGEST, seed=number)
+        for number, rule in enumerate(rules(count))
+    ]
+    outputs = llm.generate(["Make one."] * count, ruled)  # programs and grammars
+    lengths = [len(one.outputs[0].token_ids) for one in outputs]
+    for rule, output in zip(rules(count), outputs, strict=True):
+        (answer,) = output.outputs
+        if answer.finish_reason == "stop":
+            tally.take(rule, answer.text)
+        tally.failed += answer.finish_reason == "error"
+    free = [
+        SamplingParams(max_tokens=one, seed=i, ignore_eos=True) for i, one in enumerate(lengths)
+    ]
+    with_rules, without = in_turn(llm, ruled, free)
+    tokens = sum(lengths)
+    return {
+        **tally.report(), "tokens": tokens, "ruled_tokens_per_s": tokens / with_rules,
+        "free_tokens_per_s": tokens / without, "ratio": without / with_rules,
+    }  # fmt: skip
+
+
+def in_turn(
+    llm: LLM, ruled: list[SamplingParams], free: list[SamplingParams]
+) -> tuple[float, float]:
+    """Median seconds of both, which run in turns: what else the machine does then meets both."""
+    seconds: tuple[list[float], list[float]] = ([], [])
+    for _ in range(ROUNDS):
+        for kept, params in zip(seconds, (ruled, free), strict=True):
+            began = time.perf_counter()
+            llm.generate(["Make one."] * len(params), params, use_tqdm=False)
+            kept.append(time.perf_counter() - began)
+    return median(seconds[0]), median(seconds[1])
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--schemas", type=int, default=500)
+    parser.add_argument("--tokenizer", default="demo", help="folder of a tokenizer")
+    parser.add_argument("--vocabulary", type=int, help="a made-up tokenizer of this size instead")
+    parser.add_argument("--engine", help="a model that answers")
+    parser.add_argument("--rows", type=int, default=32)
+    args = parser.parse_args()
+    if args.engine:
+        found = run_engine(args.engine, args.schemas, args.rows)
+    elif args.vocabulary:
+        with tempfile.TemporaryDirectory() as folder:
+            write_tokenizer(Path(folder), args.vocabulary)
+            found = draw_answers(Path(folder), args.schemas)
+    else:
+        found = draw_answers(resolve_model(args.tokenizer), args.schemas)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
