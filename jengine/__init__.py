@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # for type checkers, which cannot follow __getattr__
     from jengine.research.compare import compare
     from jengine.research.comparison import Comparison
     from jengine.sampling_params import RequestOutputKind, SamplingParams
+    from jengine.structured_outputs import StructuredOutputsParams
 
 __version__ = "0.1.0"
 
@@ -35,6 +36,7 @@ _HOMES = {
     "RequestOutput": "jengine.outputs",
     "RequestOutputKind": "jengine.sampling_params",
     "SamplingParams": "jengine.sampling_params",
+    "StructuredOutputsParams": "jengine.structured_outputs",
     "TextPrompt": "jengine.prompts",
     "TokensPrompt": "jengine.prompts",
     "compare": "jengine.research.compare",

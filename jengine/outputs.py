@@ -29,6 +29,8 @@ NOT_FINITE = -1
 NO_TOKEN = -3
 # Stands for an id beyond the vocabulary, which only a broken kernel returns. It ends the request.
 NO_SUCH_TOKEN = -2
+# Stands for a token that the row's grammar refuses. It ends the request.
+REFUSED = -4
 
 
 class StepOutput(NamedTuple):
@@ -44,6 +46,9 @@ class StepOutput(NamedTuple):
     prompt_logprobs: StepLogprobs | None = None  # of the token after each one of a prefill chunk
     # Number of a set of taps -> tap point -> f32[tokens, width].
     captured: dict[int, dict[str, Any]] = {}
+    messages: dict[int, str] = {}  # item of a refused token -> why; made on the host
+    # Item -> tokens that a grammar forces behind the sampled ones; made on the host.
+    forced: dict[int, list[int]] = {}
 
 
 class TokenDelta(msgspec.Struct, kw_only=True, gc=False):

@@ -13,6 +13,8 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from jengine.structured_outputs import GrammarSpec
+
 
 class RowSampling(msgspec.Struct, frozen=True, kw_only=True):
     """How a row samples, with everything resolved to numbers: no strings, no None for a number."""
@@ -33,15 +35,25 @@ class RowSampling(msgspec.Struct, frozen=True, kw_only=True):
     bad_words: list[list[int]] = []
     logprobs: int | None = None  # None: not wanted; 0: the sampled token only; -1: all
     prompt_logprobs: int | None = None
+    grammar: GrammarSpec | None = None  # what the answer must follow
 
     @property
     def adjusts_logits(self) -> bool:
         """Whether penalties, biases or masks are in use, which need per-row device state."""
+        return self.grammar is not None or self.adjusts_beyond_grammar
+
+    @property
+    def adjusts_beyond_grammar(self) -> bool:
+        """Whether anything but a grammar's mask changes the logits."""
+        return self.counts_tokens or bool(self.min_tokens > 0 and self.stop_ids)
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether the device must know the answer's tokens, or changes the logits by tokens."""
         return bool(
             self.repetition_penalty != 1.0
             or self.presence_penalty != 0.0
             or self.frequency_penalty != 0.0
-            or (self.min_tokens > 0 and self.stop_ids)
             or self.logit_bias
             or self.allowed_ids is not None
             or self.bad_words
@@ -71,6 +83,14 @@ class NewBlocks(msgspec.Struct, frozen=True, array_like=True):
     group: int
     first: int
     blocks: list[int]
+
+
+class KnownTokens(msgspec.Struct, frozen=True, array_like=True):
+    """Tokens of a running row that the host has appended, and the device has not sampled."""
+
+    row: int
+    start: int  # position of the first
+    token_ids: list[int]
 
 
 class Wanted(IntEnum):
@@ -149,6 +169,23 @@ class Entries(msgspec.Struct, frozen=True, array_like=True):
             yield Entry(row, start, length, Wanted(wanted))
 
 
+class TokenMasks(msgspec.Struct, frozen=True, array_like=True):
+    """Which tokens rows with a grammar may sample next. They hold until they are replaced."""
+
+    sampler_rows: bytes  # i32[masks]: where each is kept, as `NewRow.sampler_row`
+    words: bytes  # i32[masks, vocabulary / 32]: a bit per token, the lowest first; 1: allowed
+
+    @property
+    def rows(self) -> np.ndarray:
+        """i32[masks], from 0: rows of the sampler's pool."""
+        return np.frombuffer(self.sampler_rows, np.int32) - 1
+
+    @property
+    def bits(self) -> np.ndarray:
+        """i32[masks, words], read-only."""
+        return np.frombuffer(self.words, np.int32).reshape(len(self.sampler_rows) // 4, -1)
+
+
 NO_ENTRIES = Entries(b"")
 
 
@@ -181,6 +218,8 @@ class Plan(msgspec.Struct, frozen=True, array_like=True):
     new_blocks: list[NewBlocks] = []
     released: list[int] = []
     repeats: int = 1
+    masks: TokenMasks | None = None  # those that are new
+    known: list[KnownTokens] = []  # run by the prefill chunks of rows that are not new
     drafts: list[Drafts] = []
 
     @property

@@ -10,7 +10,7 @@ from enum import Enum, auto
 
 import msgspec
 
-from jengine.outputs import NO_SUCH_TOKEN, NOT_FINITE
+from jengine.outputs import NO_SUCH_TOKEN, NOT_FINITE, REFUSED
 from jengine.plan import RowSampling
 
 
@@ -64,10 +64,12 @@ class Request:
         "prompt_length",
         "publish_at",
         "queued_at",
+        "reads_each_token",
         "request_id",
         "row",
         "sampler_row",
         "scheduled_at",
+        "sent",
         "status",
         "token_ids",
         "weights_version",
@@ -95,14 +97,17 @@ class Request:
         self.num_processed = 0
         # Tokens known at admission. Below it the row runs tokens from the host, then its own.
         self.known_at_admission = 0
+        self.sent = 0  # tokens that plans have brought: below it the device knows the row's text
         self.last_step = -1  # number of the last plan it was in
         self.capacity = 0  # tokens that its blocks can take
         self.publish_at = 0  # tokens at which its next block is full and may be found by others
         # When it arrived, got its row and got its first token: see scheduler.recorder. -1: not yet.
         self.queued_at = self.scheduled_at = self.first_token_at = -1.0
+        # Whether the host must have read its last token before the next one may be sampled.
+        self.reads_each_token = wire.sampling.grammar is not None
         # Sampled tokens that end it.
         self.ending_ids = frozenset(
-            [NOT_FINITE, NO_SUCH_TOKEN, *wire.eos_token_ids, *wire.stop_token_ids]
+            [NOT_FINITE, NO_SUCH_TOKEN, REFUSED, *wire.eos_token_ids, *wire.stop_token_ids]
         )
 
     @property

@@ -22,6 +22,7 @@ from jengine.sampling_checks import (
     number,
     token_ids,
 )
+from jengine.structured_outputs import StructuredOutputsParams
 from jengine.vllm_names import missing_name
 
 logger = logging.getLogger(__name__)
@@ -34,8 +35,6 @@ INT64_LIMIT = 2**63
 
 # Names of vLLM that are no field here -> what they need, and values that ask for nothing.
 LATER_FEATURES: dict[str, tuple[str, tuple[Any, ...]]] = {
-    "structured_outputs": ("structured output", (None,)),
-    "guided_decoding": ("structured output", (None,)),
     "logits_processors": ("custom logits processors", (None,)),
     "thinking_token_budget": ("thinking budgets", (None, -1)),
     "repetition_detection": ("repetition detection", (None,)),
@@ -52,6 +51,10 @@ LATER_FEATURES: dict[str, tuple[str, tuple[Any, ...]]] = {
 }
 # The same for names that will not come: what to do instead.
 INSTEAD: dict[str, tuple[str, tuple[Any, ...]]] = {
+    "guided_decoding": (
+        "give structured_outputs=StructuredOutputsParams(...), which has the same fields",
+        (None,),
+    ),
     "best_of": ("ask for n answers and choose the best", (None, 1)),
     "truncate_prompt_tokens": (
         "give tokenization_kwargs={{'truncate_prompt_tokens': {value!r}}} to generate",
@@ -60,6 +63,7 @@ INSTEAD: dict[str, tuple[str, tuple[Any, ...]]] = {
     "skip_clone": ("parameters are always copied", (None, False, True)),
 }
 T = TypeVar("T")
+COPIED = (list, dict, StructuredOutputsParams)  # values of fields that can be changed in place
 
 
 class RequestOutputKind(Enum):
@@ -134,6 +138,7 @@ class SamplingParams:
     logit_bias: Mapping[int | str, float] | None = None
     allowed_token_ids: list[int] | None = None
     skip_reading_prefix_cache: bool | None = None
+    structured_outputs: StructuredOutputsParams | None = None
     _checked: ClassVar[dict[str, Any] | None] = None  # of an object: its values when last checked
 
     def __post_init__(self) -> None:
@@ -184,7 +189,7 @@ class SamplingParams:
     def _values(self) -> dict[str, Any]:
         """The fields' values, with lists and dicts copied."""
         return {
-            name: value.copy() if isinstance(value, (list, dict)) else value
+            name: value.copy() if isinstance(value, COPIED) else value
             for name, value in vars(self).items()
             if name != "_checked"
         }
@@ -252,6 +257,12 @@ class SamplingParams:
             self.allowed_token_ids = token_ids("allowed_token_ids", self.allowed_token_ids)
             if not self.allowed_token_ids:
                 raise RequestError("allowed_token_ids=[]: expected at least one token id.")
+        structured = self.structured_outputs
+        if structured is not None and not isinstance(structured, StructuredOutputsParams):
+            raise RequestError(
+                f"structured_outputs is a {type(structured).__name__}; expected "
+                "StructuredOutputsParams(json=..., regex=..., choice=... or grammar=...)."
+            )
         words = list(self.bad_words or [])
         if any(not isinstance(word, str) or not word for word in words):
             raise RequestError(f"bad_words={self.bad_words!r}: expected non-empty strings.")

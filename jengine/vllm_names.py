@@ -22,7 +22,7 @@ from typing import Any
 from jengine.errors import UnsupportedAttribute, UnsupportedImport
 
 LORA, POOLING, SLEEP = "LoRA adapters", "pooling models", "sleep mode"
-STRUCTURED, MULTIMODAL, BEAMS = "structured output", "multimodal input", "beam search"
+MULTIMODAL, BEAMS = "multimodal input", "beam search"
 SERVER, ELASTIC = "the HTTP server", "elastic scaling"
 AS_DICT = "settings are given as a dict, such as compilation_config={...}"
 UPDATE = "use update_params(...), which takes a tree of arrays between two steps"
@@ -72,7 +72,7 @@ UNBUILT_NAMES = {
     "EmbeddingRequestOutput": POOLING,
     "EmbedsPrompt": "prompts as embeddings",
     "ExplicitEncoderDecoderPrompt": "encoder-decoder models",
-    "GuidedDecodingParams": STRUCTURED,
+    "GuidedDecodingParams": "use StructuredOutputsParams, which has the same fields.",
     "KVTransferConfig": "transfer of KV caches between engines",
     "LLMEngine": "use LLM with enqueue(...) and wait_for_completion(), or stream(...).",
     "LoRARequest": LORA,
@@ -85,8 +85,7 @@ UNBUILT_NAMES = {
     "RepetitionDetectionParams": "repetition detection",
     "ScoringOutput": POOLING,
     "ScoringRequestOutput": POOLING,
-    "StructuredOutputsConfig": STRUCTURED,
-    "StructuredOutputsParams": STRUCTURED,
+    "StructuredOutputsConfig": f"{AS_DICT}.",
     "VllmConfig": "use EngineArgs.",
     "initialize_ray_cluster": "use LLM(..., executor='ray').",
 }

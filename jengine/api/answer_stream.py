@@ -30,6 +30,9 @@ class Reader:
 
 
 Submit = Callable[[Reader], Answer]
+# Work that may take seconds, such as compiling a grammar. It runs in a thread before `Submit`, for
+# which all requests share one.
+Prepare = Callable[[], object]
 
 
 def wake(answers: Iterable[Answer]) -> None:
@@ -45,9 +48,12 @@ class AnswerStream(AsyncGenerator[RequestOutput, None]):
     generator would wait until its event loop runs its finalizer.
     """
 
-    def __init__(self, requests: AsyncRequests, submit: Submit) -> None:
+    def __init__(
+        self, requests: AsyncRequests, submit: Submit, prepare: Prepare | None = None
+    ) -> None:
         self._requests = requests
         self._submit: Submit | None = submit
+        self._prepare = prepare
         self._answer: Answer | None = None
 
     async def asend(self, _value: None) -> RequestOutput:
@@ -83,7 +89,10 @@ class AnswerStream(AsyncGenerator[RequestOutput, None]):
         self._leave()
 
     async def _entered(self, submit: Submit) -> Answer:
-        entering = self._requests.enter(submit, Reader())
+        reader = Reader()
+        if self._prepare is not None:
+            await asyncio.to_thread(self._prepare)
+        entering = self._requests.enter(submit, reader)
         try:
             return await asyncio.wrap_future(entering)
         except BaseException:

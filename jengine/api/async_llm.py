@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from jengine.api import parameters
-from jengine.api.answer_stream import AnswerStream, Reader
+from jengine.api.answer_stream import AnswerStream, Prepare, Reader
 from jengine.api.arguments import chat_options, refuse_later
 from jengine.api.async_requests import AsyncRequests, PauseMode
 from jengine.api.base import BaseLLM
@@ -69,7 +70,7 @@ class AsyncLLM(BaseLLM):
                 (given,) = self._front.tokenized([prompt], tokenization_kwargs)
             return self._submit(given, sampling_params, request_id, priority, reader)
 
-        return self._requests.stream(submit)
+        return self._requests.stream(submit, self._compiling(sampling_params))
 
     def chat(
         self,
@@ -91,7 +92,13 @@ class AsyncLLM(BaseLLM):
                 )
             return self._submit(prompts[0], sampling_params, request_id, priority, reader)
 
-        return self._requests.stream(submit)
+        return self._requests.stream(submit, self._compiling(sampling_params))
+
+    def _compiling(self, params: SamplingParams | None) -> Prepare | None:
+        """What compiles a request's grammar, if it has one, so that others need not wait for it."""
+        if not isinstance(params, SamplingParams) or params.structured_outputs is None:
+            return None
+        return partial(self._front.session.input_processor.grammar, params.structured_outputs)
 
     def _submit(
         self,

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Literal
 
-from jengine.api.answer_stream import AnswerStream, Reader, Submit, wake
+from jengine.api.answer_stream import AnswerStream, Prepare, Reader, Submit, wake
 from jengine.engine.answer import Answer
 from jengine.engine.session import Session
 from jengine.errors import EngineDead
@@ -37,9 +37,9 @@ class AsyncRequests:
         self._progress = threading.Condition()  # notified when outputs were made
         session.client.when_dead(self._died)
 
-    def stream(self, submit: Submit) -> AnswerStream:
+    def stream(self, submit: Submit, prepare: Prepare | None = None) -> AnswerStream:
         """The outputs of the request that `submit` makes, from the first read on."""
-        return AnswerStream(self, submit)
+        return AnswerStream(self, submit, prepare)
 
     def enter(self, submit: Submit, reader: Reader) -> Future[Answer]:
         """Tokenize and queue a request on the input thread; steps run until it is answered."""

@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeVar
 from jengine.assembly.dict_settings import COMPILATION_KEYS, PROFILER_KEYS, checked_keys
 from jengine.assembly.flags import ENGINE_HELP, add_field_flags
 from jengine.assembly.ranks import Ranks
+from jengine.assembly.structured_settings import checked_reasoning_parser
 from jengine.assembly.values import human_integer, one_of, switch, template_text
 from jengine.assembly.vllm_args import RENAMED, VLLM_SETTINGS, own_settings
 from jengine.errors import ConfigError, UnsupportedFeature, unknown_argument
@@ -156,6 +157,9 @@ class EngineArgs:
     generation_config: Literal["auto", "default", "vllm"] = "auto"
     # Replaces single entries of the model's generation_config.json.
     override_generation_config: Mapping[str, Any] | None = None
+    # How the model marks its reasoning: grammars of answers begin after it.
+    reasoning_parser: str | None = None
+    structured_outputs_config: Mapping[str, Any] | None = None
     max_logprobs: int = 20
     logprobs_mode: Literal[
         "raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"
@@ -221,6 +225,9 @@ class EngineArgs:
         self._check_wait_for()
         switch("compilation_config['capture_collectives']", self.capture_collectives)
         self._check_profiler()
+        self.reasoning_parser = checked_reasoning_parser(
+            self.reasoning_parser, self.structured_outputs_config
+        )
 
     def _check_profiler(self) -> None:
         config = self.profiler_config or {}

@@ -19,6 +19,7 @@ from jengine.assembly.determinism import batch_dependence
 from jengine.assembly.device_defaults import OVERLAP_DEPTH
 from jengine.assembly.engine import DeviceSide, Engine
 from jengine.assembly.front_side import engine_of
+from jengine.assembly.grammars import core_grammars
 from jengine.assembly.model_facts import ModelSource
 from jengine.assembly.model_source import (
     is_live,
@@ -84,9 +85,15 @@ def remote_engine(args: EngineArgs) -> Engine:
     executor = started(kind, job_of(args, str(source.folder), source.config.dtype))
     capacity = executor.capacity
     cache = replace(capacity.cache, measured_blocks=args.measured_blocks)
-    scheduler = Scheduler(capacity.schedule, CacheCoordinator(cache), depth=capacity.depth)
+    grammars = core_grammars(args, source)
+    scheduler = Scheduler(
+        capacity.schedule,
+        CacheCoordinator(cache),
+        depth=capacity.depth,
+        gates=[grammars.gate],
+    )
     watched = recorder_for(args, source, capacity.schedule, capacity.cache)
-    core = EngineCore(scheduler, watched(executor), capacity.depth)
+    core = EngineCore(scheduler, grammars.around(watched(executor)), capacity.depth)
     _log_capacity(capacity.cache, capacity.schedule, 1, capacity.platform)
     args = replace(args, model=str(source.folder))
     return engine_of(
@@ -146,6 +153,7 @@ def device_side(args: EngineArgs, source: ModelSource, bar: Callable[..., Any]) 
             )
         cache = replace(cache, measured_blocks=args.measured_blocks)
         group.agree(cache=cache)
+        grammars, watched = core_grammars(args, source), recorder_for(args, source, schedule, cache)
         parts = CoreParts(
             runners,
             placement,
@@ -154,10 +162,11 @@ def device_side(args: EngineArgs, source: ModelSource, bar: Callable[..., Any]) 
             depth,
             layout.num_stages,
             in_turn=not independent,
-            watched=recorder_for(args, source, schedule, cache),
+            watched=lambda executor: grammars.around(watched(executor)),
+            gates=(grammars.gate,),
         )
         core = group.core(parts)
-    return DeviceSide(core, runners, schedule, cache, depth, model, order)
+    return DeviceSide(core, runners, schedule, cache, depth, model, order, grammars.compiler)
 
 
 def checked_options(args: EngineArgs) -> None:

@@ -17,6 +17,7 @@ from jengine.engine.client import EngineClient, InProcessClient
 from jengine.engine.session import Session
 from jengine.errors import UnsupportedFeature
 from jengine.executor.calls import decoded_answers, encoded_arguments
+from jengine.grammar.compiler import GrammarCompiler
 from jengine.runner.report_types import ProgramCounts
 from jengine.text.tokenizer import Tokenizer
 
@@ -46,6 +47,7 @@ class DeviceSide:
     depth: int
     declared: nnx.Module  # the model with shapes for arrays: what new parameters must fit
     order: LeafOrder  # of the parameters of all replicas
+    grammars: GrammarCompiler
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from dataclasses import MISSING, Field, fields
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from jengine.assembly.dict_settings import COMPILATION_KEYS
+from jengine.assembly.structured_settings import KEYS as STRUCTURED_OUTPUTS_KEYS
 from jengine.assembly.values import human_integer
 from jengine.errors import ConfigError
 
@@ -59,6 +60,8 @@ ENGINE_HELP = {
     "compilation_config": "JSON, or --compilation-config.KEY VALUE; keys: "
     + ", ".join(COMPILATION_KEYS),
     "generation_config": "whether the model's generation_config.json sets sampling defaults",
+    "structured_outputs_config": "JSON, or --structured-outputs-config.KEY VALUE; keys: "
+    + ", ".join(STRUCTURED_OUTPUTS_KEYS),
     "max_logprobs": "most log-probabilities a request may ask for; -1: the vocabulary",
     "logprobs_mode": "what is returned as log-probabilities",
     "disable_log_stats": "log figures while running",
@@ -72,7 +75,7 @@ ENGINE_HELP = {
 # Fields that only make sense from Python.
 NO_ENGINE_FLAG = (
     "model", "params", "mesh", "multihost", "multiprocess", "skip_tokenizer_init",
-    "override_generation_config", "profiler_config", "data_parallel_secret",
+    "override_generation_config", "profiler_config", "reasoning_parser", "data_parallel_secret",
 )  # fmt: skip
 # Keys of the compilation config that hold no list.
 ONE_WORD = ("cache_dir", "wait_for", "max_adjusted_seqs", "capture_collectives")
@@ -114,7 +117,7 @@ def flag_settings(name: str, kind: Any) -> dict[str, Any]:
         return {"choices": tuple(str(part).lower() for part in parts)}
     if name == "compilation_config":
         return {"action": MergeObjects, "type": checked(json_object), "metavar": "JSON"}
-    if name in ("executor_options", "speculative_config"):
+    if name in ("executor_options", "speculative_config", "structured_outputs_config"):
         return {"action": MergeObjects, "type": checked(options_object), "metavar": "JSON"}
     if name == "stop":
         return {"action": "append", "metavar": "TEXT"}

@@ -6,16 +6,19 @@ In: settings, what is known of the model, a client. Out: an Engine, wherever its
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from jengine.assembly.args import EngineArgs
 from jengine.assembly.engine import DeviceSide, Engine
 from jengine.assembly.model_facts import ModelSource
+from jengine.assembly.structured_settings import structured_outputs_defaults
 from jengine.config import CacheConfig, ScheduleConfig
-from jengine.engine.client import EngineClient
+from jengine.engine.client import EngineClient, InProcessClient
 from jengine.engine.input_processor import InputProcessor
 from jengine.engine.limits import Limits
 from jengine.engine.session import Session
+from jengine.grammar.compiler import GrammarCompiler
 from jengine.metrics.stats_log import StatsLog
 from jengine.metrics.tracing import Tracer
 from jengine.sampling_params import SamplingParams
@@ -44,7 +47,13 @@ def engine_of(
     tracer = None
     if args.otlp_traces_endpoint is not None:
         tracer = Tracer.to(args.otlp_traces_endpoint, str(args.model))
-    inputs = InputProcessor(limits, source.tokenizer, args.seed or 0)
+    # A core in another process reads the tokenizer from files, so it must be the one used here.
+    shared = isinstance(client, InProcessClient) or isinstance(
+        args.tokenizer, (str, Path, type(None))
+    )
+    grammars = devices.grammars if devices else GrammarCompiler() if shared else None
+    structured = structured_outputs_defaults(args.reasoning_parser, args.structured_outputs_config)
+    inputs = InputProcessor(limits, source.tokenizer, args.seed or 0, grammars, structured)
     return Engine(
         session=Session(inputs, client, log, tracer),
         client=client,

@@ -27,7 +27,7 @@ from pallas_kernels.prefill_attention import JOINING, tokens_of_tile
 logger = logging.getLogger(__name__)
 # Default size of the sampler's pool of penalties, biases and masks, and the fewest rows it has: a
 # row takes about 1 MB with a vocabulary of 128,000.
-SAMPLER_POOL_BYTES = 256 * 1024**2
+SAMPLER_POOL_BYTES = 264 * 1024**2
 FEWEST_ADJUSTED = 8
 
 

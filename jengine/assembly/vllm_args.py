@@ -57,10 +57,7 @@ FEATURES: dict[str, dict[str, Any]] = {
         "pooler_config": None,
     },
     "prompts as embeddings": {"enable_prompt_embeds": False},
-    "structured output": {
-        "structured_outputs_config": None, "guided_decoding_backend": "auto",
-        "reasoning_parser": "", "reasoning_parser_plugin": None, "reasoning_config": None,
-    },
+    "budgets of reasoning": {"reasoning_config": None},
     "overrides of the model's config": {
         "hf_overrides": None, "hf_config_path": None, "model_class_overrides": None,
         "rope_scaling": None, "rope_theta": None,
@@ -187,6 +184,12 @@ INSTEAD: dict[str, dict[str, Any]] = {
         "swap_space": [0, 4], "preemption_mode": "recompute",
     },
     "set stream_interval in SamplingParams": {"stream_interval": 1},
+    "llguidance follows all grammars; give structured_outputs_config={...} for the rest": {
+        "guided_decoding_backend": ["auto", "guidance"],
+    },
+    "parsers of reasoning are built in; give the name of one as reasoning_parser": {
+        "reasoning_parser_plugin": ["", None],
+    },
     "use llm.update_params(...)": {"weight_transfer_config": None},
     "strict=True makes a compile after warm-up an error": {
         "jit_monitor_mode": "warn", "jit_monitor_verbose": False,

@@ -89,6 +89,10 @@ class DataParallelCore:
             self.router.note(delta)
         return deltas
 
+    def run_ahead(self) -> list[TokenDelta]:
+        """Nothing: `step` has queued what each replica can run."""
+        return []
+
     def _step(self, index: int, read: bool) -> None:
         with self._naming(index):
             self.undelivered += self.replicas[index].step(read=read)

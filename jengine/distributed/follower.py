@@ -105,6 +105,10 @@ class FollowingCore:
             raise outcome
         return [self._own(delta) for delta in outcome if delta.request_id in self._open]
 
+    def run_ahead(self) -> list[TokenDelta]:
+        """Nothing: the leader plans."""
+        return []
+
     def _own(self, delta: TokenDelta) -> TokenDelta:
         """A delta as this process's session knows it."""
         name = delta.request_id

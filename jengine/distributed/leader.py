@@ -70,6 +70,10 @@ class LeadingCore:
         self.channel.broadcast(StepDone(self.executor.read, deltas, self.counts()))
         return deltas
 
+    def run_ahead(self) -> list[TokenDelta]:
+        """Nothing: the others are told of a step's deltas before the next one is queued."""
+        return []
+
     def _step(self) -> list[TokenDelta]:
         try:
             with failing_together(self.channel):

@@ -32,6 +32,7 @@ from jengine.executor.protocol import Executor
 from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.request import WireRequest
 from jengine.runner.runner import PlanRunner
+from jengine.scheduler.gates import AdmissionGate
 from jengine.scheduler.recorder import Recorder
 from jengine.scheduler.refusal import refuse_impossible
 from jengine.scheduler.scheduler import Scheduler
@@ -50,7 +51,8 @@ class CoreParts:
     depth: int
     stages: int
     in_turn: bool  # replicas must not compute at the same time
-    watched: Callable[[Executor], Executor]  # puts a flight recorder around an executor
+    watched: Callable[[Executor], Executor]  # puts recorders and grammars around an executor
+    gates: tuple[AdmissionGate, ...] = ()  # of every scheduler
 
     def scheduler(self, replica: int = 0) -> Scheduler:
         """The scheduler, where there is one."""
@@ -59,6 +61,7 @@ class CoreParts:
             CacheCoordinator(self.cache),
             depth=self.depth,
             spacing=self.stages,
+            gates=self.gates,
             recorder=Recorder(replica),
         )
 

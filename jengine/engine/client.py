@@ -149,14 +149,16 @@ class InProcessClient:
     def outputs(self, wait: bool = True) -> list[TokenDelta]:
         """Run one step, unless what is queued leaves nothing to run."""
         with self._between_steps():
-            deltas = self._step() if wait and self.core.has_work else []
+            if wait and self.core.has_work:
+                self._step()
             ended, self._ended = self._ended, []  # only now: a step may fail
-            return ended + deltas
+            return ended
 
-    def _step(self) -> list[TokenDelta]:
+    def _step(self) -> None:
         self._began = time.monotonic()
         try:
-            return self.core.step()
+            self._ended += self.core.step()
+            self._ended += self.core.run_ahead()
         finally:
             self._began = None
             self._steps += 1

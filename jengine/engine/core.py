@@ -79,6 +79,11 @@ class EngineCore:
         deltas, self.undelivered = self.undelivered, []
         return deltas
 
+    def run_ahead(self) -> list[TokenDelta]:
+        """Queue a step if none is in flight, so that the device works while the tokens of the last
+        one become text. Not without overlap, where each step begins after the one before."""
+        return [] if self.in_flight or not self.depth else self.step(read=False)
+
     @contextmanager
     def _failing(self) -> Iterator[None]:
         """A step that fails ends the engine; one that never ran ends its requests."""

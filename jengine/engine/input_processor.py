@@ -14,26 +14,45 @@ import msgspec
 
 from jengine.engine.limits import Limits
 from jengine.engine.prompt_renderer import PromptRenderer
-from jengine.errors import RequestError
+from jengine.errors import RequestError, UnsupportedFeature
+from jengine.grammar.compiler import GrammarCompiler
+from jengine.grammar.tokens import check_tokenizer
 from jengine.plan import RowSampling
 from jengine.prompts import TokensPrompt
 from jengine.request import WireRequest
 from jengine.sampling_checks import integer
 from jengine.sampling_params import SamplingParams
+from jengine.structured_outputs import (
+    NAME,
+    GrammarSpec,
+    StructuredOutputsDefaults,
+    StructuredOutputsParams,
+)
+from jengine.text.chat_parser import end_of_reasoning
 from jengine.text.tokenizer import Tokenizer
 
 MAX_BAD_WORD_TOKENS = 1024
 # Beyond these, float32 overflows when a logit is multiplied.
 REPETITION_LIMITS = (1e-30, 1e30)
 SMALLEST_TOP_P = 1e-30
+USUAL = StructuredOutputsDefaults()
 
 
 class InputProcessor:
     """Checks parameters against the model and makes n requests of a prompt with n answers."""
 
-    def __init__(self, limits: Limits, tokenizer: Tokenizer | None, seed: int) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        tokenizer: Tokenizer | None,
+        seed: int,
+        grammars: GrammarCompiler | None = None,
+        structured: StructuredOutputsDefaults = USUAL,
+    ) -> None:
         self.limits = limits
         self.tokenizer = tokenizer
+        self.structured = structured
+        self._grammars = grammars  # None: the core cannot have this tokenizer
         self.prompts = PromptRenderer(limits, tokenizer)
         # Requests without a seed draw one here, so an engine's seed fixes a whole run.
         self._seeds = random.Random(seed)  # noqa: S311 - not for secrets
@@ -63,7 +82,7 @@ class InputProcessor:
         priority = integer("priority", priority, -(2**31), 2**31 - 1)
         seed = self._seeds.getrandbits(62) if params.seed is None else params.seed
         arrival = time.monotonic()
-        sampling = self._sampling(params)
+        sampling = self._sampling(params, prompt)
         stop_ids = self._stop_ids(params)
         return tuple(
             WireRequest(
@@ -91,7 +110,7 @@ class InputProcessor:
         own = self.limits.in_vocabulary("stop_token_ids", params.stop_token_ids or [])
         return own if params.ignore_eos else [*own, *self.limits.stop_token_ids]
 
-    def _sampling(self, params: SamplingParams) -> RowSampling:
+    def _sampling(self, params: SamplingParams, prompt: TokensPrompt) -> RowSampling:
         allowed = params.allowed_token_ids
         least, most = REPETITION_LIMITS
         return RowSampling(
@@ -111,7 +130,44 @@ class InputProcessor:
             bad_words=self._bad_words(params),
             logprobs=self._logprob_count("logprobs", params.logprobs),
             prompt_logprobs=self._logprob_count("prompt_logprobs", params.prompt_logprobs),
+            grammar=self._grammar_after(prompt, params.structured_outputs),
         )
+
+    def grammar(self, params: StructuredOutputsParams | None) -> GrammarSpec | None:
+        """The grammar that is asked for, once it is known to compile: that takes up to 5 seconds
+        for one that was not asked for lately. From any thread."""
+        if params is None:
+            return None
+        check_tokenizer(self.tokenizer)
+        if self._grammars is None:
+            raise UnsupportedFeature(
+                f"{NAME} with a tokenizer object and an engine core in a process of its own, which "
+                "cannot have it. Give tokenizer= the path of its folder, or leave multiprocess out."
+            )
+        spec = self.structured.applied(params).spec()
+        self._grammars.compiled(spec)
+        return self._beginning_after(spec, params.begins_after)
+
+    def _grammar_after(
+        self, prompt: TokensPrompt, params: StructuredOutputsParams | None
+    ) -> GrammarSpec | None:
+        """The grammar of an answer to this prompt: it begins after the answer's reasoning."""
+        spec, parser = self.grammar(params), self.structured.reasoning_parser
+        if spec is None or spec.begins_after or parser is None:
+            return spec
+        text = prompt.get("prompt")
+        if text is None:
+            tokenizer = self.prompts.required_tokenizer()
+            ids = prompt["prompt_token_ids"]
+            text = tokenizer.decode(ids, skip_special_tokens=False)
+        return self._beginning_after(spec, end_of_reasoning(parser, text))
+
+    def _beginning_after(self, spec: GrammarSpec, text: str | None) -> GrammarSpec:
+        if text is None:
+            return spec
+        tokenizer = self.prompts.required_tokenizer()
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        return msgspec.structs.replace(spec, begins_after=tuple(ids))
 
     def _bias(self, params: SamplingParams) -> dict[int, float]:
         bias = {int(key): value for key, value in (params.logit_bias or {}).items()}

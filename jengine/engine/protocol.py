@@ -46,6 +46,10 @@ class Core(Protocol):
         """Run the next step. Returns the new tokens and ends of requests that it leads to."""
         ...
 
+    def run_ahead(self) -> list[TokenDelta]:
+        """Queue a step if none is in flight, so that the device works while tokens are read."""
+        ...
+
     def update_weights(self, values: Any) -> int:
         """Use other parameters from the next step on. Returns the new version of the weights."""
         ...

@@ -159,7 +159,9 @@ class Selection:
         made = Plan(
             self._next_number(), Entries.of(entries), int(runs[: plan.num_decodes].sum()), begun,
             new_blocks, released, plan.repeats,
-            [one for one in plan.drafts if one.row in self.tables],
+            masks=plan.masks,  # of all rows: those of absent ones are read by none
+            known=[one for one in plan.known if one.row in self.tables],
+            drafts=[one for one in plan.drafts if one.row in self.tables],
         )  # fmt: skip
         return Part(made, kept)
 

@@ -53,6 +53,8 @@ class ScriptedExecutor:
         self._rows: dict[int, MirrorRow] = {}
         # Per group: (block, offset) -> mark of the text up to the token cached there.
         self._cached: list[dict[tuple[int, int], int]] = [{} for _ in cache.groups]
+        # Sampler row -> which tokens may be sampled.
+        self._masks: dict[int, np.ndarray] = {}
         self._last_step = -1
 
     def submit(self, plan: Plan) -> ScriptedResult:
@@ -133,6 +135,14 @@ class ScriptedExecutor:
         for new in plan.new_rows:
             assert new.row not in self._rows, f"row {new.row} starts but was not released"
             self._rows[new.row] = MirrorRow(new, len(self.cache.groups))
+            self._masks.pop(new.sampler_row, None)
+        for known in plan.known:
+            mirror = self._rows[known.row]
+            sampled = mirror.token_ids[known.start :]
+            assert known.token_ids[: len(sampled)] == sampled, "the row's own tokens come first"
+            mirror.token_ids[known.start :] = known.token_ids
+            mirror.num_given = len(mirror.token_ids)
+        self._update_masks(plan)
         for row, group, first, blocks in (
             (new.row, new.group, new.first, new.blocks) for new in plan.new_blocks
         ):
@@ -140,6 +150,14 @@ class ScriptedExecutor:
             assert len(table) == first, f"row {row} has {len(table)} blocks, gains at {first}"
             assert all(0 <= b < self.cache.num_blocks[group] for b in blocks), "no such block"
             table += blocks
+
+    def _update_masks(self, plan: Plan) -> None:
+        if plan.masks is None:
+            return
+        for row, words in zip(plan.masks.rows.tolist(), plan.masks.bits, strict=True):
+            bits = np.unpackbits(words.view(np.uint8), bitorder="little")[: self.vocab_size]
+            assert bits.any(), "a mask without any token"
+            self._masks[row + 1] = bits
 
     def _check_shape(self, plan: Plan) -> None:
         rows = {entry.row for entry in plan.entries}
@@ -215,6 +233,9 @@ class ScriptedExecutor:
         if len(mirror.token_ids) - mirror.prompt_length < mirror.sampling.min_tokens:
             while token in mirror.sampling.stop_ids:
                 token = (token + 1) % self.vocab_size
+        allowed = self._masks.get(mirror.sampler_row)
+        while allowed is not None and not allowed[token]:
+            token = (token + 1) % self.vocab_size
         mirror.token_ids.append(token)
         return token
 

@@ -46,6 +46,7 @@ class MirrorRow:
     def __init__(self, new: NewRow, num_groups: int) -> None:
         self.token_ids = list(new.token_ids)
         self.prompt_length = new.prompt_length
+        self.sampler_row = new.sampler_row
         self.num_given = len(new.token_ids)
         self.sampling: RowSampling = new.sampling
         self.marks: list[int] = []  # of each token from position 0 on

@@ -15,12 +15,13 @@ import numpy as np
 from jengine.counts import ProgramTotals
 from jengine.errors import ConfigError
 from jengine.outputs import StepOutput
-from jengine.plan import NewRow
+from jengine.plan import NewRow, TokenMasks
 from jengine.runner.programs.admission import RowAdmission
 from jengine.runner.programs.background import BackgroundWarmUp
 from jengine.runner.programs.block_tables import BlockWriter
 from jengine.runner.programs.compiler import Compiled
 from jengine.runner.programs.programs import Programs
+from jengine.runner.programs.token_masks import MaskWriter
 from jengine.runner.report_types import ProgramCounts
 from jengine.runner.step.leaves import LeafOrder, Leaves
 from jengine.runner.step.state import StepState
@@ -52,6 +53,7 @@ class LoadedModel:
         self.order = order
         self._admission = RowAdmission(programs.compiler, vocab_size)
         self._blocks = BlockWriter(programs.compiler)
+        self._masks = MaskWriter(programs.compiler)
         self.background: BackgroundWarmUp | None = None  # compiles programs while steps run
         self._may_queue = steps_may_queue(self.placement.mesh)
 
@@ -76,6 +78,13 @@ class LoadedModel:
         """Write the sampler's state of new rows, after the steps queued before."""
         self.state = self._admission.admit(self.state, new_rows)
 
+    def mask(self, masks: TokenMasks | None) -> None:
+        """Write a plan's token masks, after the steps queued before."""
+        if masks is not None:
+            rows = self.state.rows
+            rows = rows._replace(mask=self._masks.write(rows.mask, masks))
+            self.state = self.state._replace(rows=rows)
+
     def add_blocks(self, entries: np.ndarray) -> None:
         """Write blocks into the block tables that do not fit in the next step's packed input."""
         if len(entries):
@@ -90,6 +99,9 @@ class LoadedModel:
             self.state = self.state._replace(tables=tables)
         if admission:
             self.state = self._admission.warm_up(self.state)
+            rows = self.state.rows
+            rows = rows._replace(mask=self._masks.warm_up(rows.mask))
+            self.state = self.state._replace(rows=rows)
 
     def parameters(self) -> dict[str, jax.Array]:
         """The parameters in use, by path: copies where a step takes another form of them."""

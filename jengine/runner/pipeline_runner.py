@@ -100,6 +100,7 @@ class PipelineRunner:
         if leaving is not None:
             # Not earlier: plans ahead of it may still sample for these rows' previous requests.
             loaded.admit(leaving.plan.new_rows)
+            loaded.mask(leaving.plan.masks)
         plans = [one.plan for one in running if one is not None]
         with PROFILER.step(plans[0].step if plans else -1, bucket):
             output = loaded.run(program, self._input(packed, bucket))

@@ -67,6 +67,7 @@ class Runner:
             packed = pack(plan, rows, bucket, loaded.shapes, new_blocks)
         loaded.add_blocks(new_blocks[loaded.shapes.num_new_blocks(bucket) :])
         loaded.admit(plan.new_rows)
+        loaded.mask(plan.masks)
         with PROFILER.step(plan.step, bucket):
             output = loaded.run(program, packed.buffer)
         entry.count(plan.num_tokens, plan.repeats, plan.num_prompt_tokens)

@@ -1,8 +1,8 @@
 """Logits → adjusted logits: allowed ids, bad words, min_tokens, logit bias, penalties.
 
 In: float32 logits and the state of their rows. Out: logits whose argmax is the greedy answer.
-A mask that would leave a row without any token is skipped for that row, so allowed ids (and a
-grammar mask applied before) take precedence over min_tokens and bad words.
+A mask that would leave a row without any token is skipped for that row, so the mask of a grammar,
+which is applied before, takes precedence over allowed ids, and these over min_tokens and bad words.
 Must not know: temperature, randomness, how the state was filled.
 """
 
@@ -37,8 +37,11 @@ def adjust(
     marks = _with_drafts(state.marks.at[rows].get(mode="clip"), earlier)  # [S, V]
     bias = state.bias.at[rows].get(mode="clip")  # [S, V]
     with jax.named_scope("bias"):
-        # One addition applies both allowed ids (-inf for the others) and logit_bias.
+        # One addition applies both allowed ids (-inf for the others) and logit_bias. Where the mask
+        # of a grammar leaves none of those ids, it decides alone.
         result = logits + bias
+        something_left = jnp.any(result > -jnp.inf, axis=-1, keepdims=True)
+        result = jnp.where(something_left, result, logits)
     with jax.named_scope("bad_words"):
         any_words = jnp.any(adjusted & (state.bad_word_of.at[rows, 0].get(mode="clip") >= 0))
         result = lax.cond(

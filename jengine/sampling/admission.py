@@ -30,6 +30,7 @@ class Admission(NamedTuple):
     bad_words: np.ndarray  # i32[1024]
     bad_word_of: np.ndarray  # i32[1024]
     bad_word_distance: np.ndarray  # i32[1024]
+    mask: np.ndarray  # i32[V / 32]
 
 
 def history_length(max_len: int) -> int:
@@ -37,9 +38,14 @@ def history_length(max_len: int) -> int:
     return min(max_len, LONGEST_HISTORY)
 
 
+def mask_words(vocab: int) -> int:
+    """Words of 32 bits that hold a bit for every token."""
+    return -(-vocab // 32)
+
+
 def row_bytes(vocab: int, max_len: int) -> int:
     """Bytes of one row of the sampler's pool."""
-    words = 2 * vocab + history_length(max_len) + 3 * MAX_BAD_WORD_TOKENS
+    words = 2 * vocab + mask_words(vocab) + history_length(max_len) + 3 * MAX_BAD_WORD_TOKENS
     return words * np.dtype(np.int32).itemsize
 
 
@@ -74,6 +80,8 @@ def pack_admission(
         _bias(logit_bias or {}, allowed, vocab),
         _history(known, history_length(max_len)),
         *_flatten(bad_words, vocab),
+        # All tokens, until a plan brings the mask of a grammar.
+        mask=np.full(mask_words(vocab), -1, np.int32),
     )
 
 

@@ -39,6 +39,10 @@ class SamplingInput(NamedTuple):
     seed: Annotated[Any, RowSetting("uint32", lambda new: seed_words(new.sampling.seed), (2,))]
     # i32[S] 0: logits as they are; otherwise 1 + the request's row in RowState
     adjusted: Annotated[Any, RowSetting("int32", lambda new: new.sampler_row)]
+    # i32[S] 0: nothing but a token mask changes the logits
+    beyond_mask: Annotated[
+        Any, RowSetting("int32", lambda new: int(new.sampling.adjusts_beyond_grammar))
+    ]
     # f32[S] 1: off
     repetition: Annotated[Any, RowSetting("float32", lambda new: new.sampling.repetition_penalty)]
     # f32[S] 0: off

@@ -20,6 +20,7 @@ from jengine.sampling.adjust import adjust
 from jengine.sampling.features import SamplingFeatures
 from jengine.sampling.inputs import SamplingInput
 from jengine.sampling.logprobs import Logprobs, gather_logprobs
+from jengine.sampling.masks import allowed_logits
 from jengine.sampling.row_operations import RowOperations, row_operations
 from jengine.sampling.state import RowState, record
 from pallas_kernels.token_sampling import DRAWN, sample_tokens
@@ -58,11 +59,16 @@ def sample(
     """
     kept = _state_in_use(state, features)
     raw = logits.astype(jnp.float32)
-    processed = raw
+    allowed = processed = raw
     if kept is not None:
+        allowed = allowed_logits(raw, kept, inputs)
         with jax.named_scope("adjust"):
+            # Not where token masks are all: it reads several times as much as they do.
+            wanted = jnp.any((inputs.adjusted > 0) & (inputs.beyond_mask > 0))
             earlier = None if drafts is None else drafts.earlier
-            processed = adjust(raw, kept, inputs, earlier)
+            processed = lax.cond(
+                wanted, adjust, lambda logits, *_: logits, allowed, kept, inputs, earlier
+            )
     rows = row_operations(implementation)
     if features.random and implementation in DRAWN and not _shows_filtered(features):
         with jax.named_scope("draw"):
@@ -80,7 +86,8 @@ def sample(
         recorded = (tokens >= 0) & inputs.adjusted.astype(bool)
         recorded = recorded if counts is None else recorded & counts
         state = record(kept, inputs.adjusted - 1, inputs.positions, tokens, recorded)
-    return SampleOutput(tokens, _logprobs(raw, processed, tokens, features, rows), counts), state
+    logprobs = _logprobs(allowed, processed, tokens, features, rows)
+    return SampleOutput(tokens, logprobs, counts), state
 
 
 def _state_in_use(state: RowState | None, features: SamplingFeatures) -> RowState | None:

@@ -13,7 +13,12 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jengine.sampling.admission import MAX_BAD_WORD_TOKENS, Admission, history_length
+from jengine.sampling.admission import (
+    MAX_BAD_WORD_TOKENS,
+    Admission,
+    history_length,
+    mask_words,
+)
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
     from jaxtyping import Bool, Int, Int32
@@ -28,6 +33,7 @@ class RowState(NamedTuple):
     bad_words: Array  # i32[A, 1024] the tokens of all bad words, one word after the other
     bad_word_of: Array  # i32[A, 1024] which word an entry belongs to, -1 = none
     bad_word_distance: Array  # i32[A, 1024] tokens from an entry to the end of its word
+    mask: Array  # i32[A, W] a bit per token that may be sampled; W: `mask_words`
 
 
 def empty_row_state(rows: int, vocab: int, max_len: int) -> RowState:
@@ -40,6 +46,7 @@ def empty_row_state(rows: int, vocab: int, max_len: int) -> RowState:
         bad_words=jnp.full(flat, -1, jnp.int32),
         bad_word_of=jnp.full(flat, -1, jnp.int32),
         bad_word_distance=jnp.full(flat, -1, jnp.int32),
+        mask=jnp.full((rows, mask_words(vocab)), -1, jnp.int32),
     )
 
 

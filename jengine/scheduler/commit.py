@@ -9,7 +9,14 @@ import numpy as np
 
 from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.logprobs import StepLogprobs
-from jengine.outputs import NO_SUCH_TOKEN, NO_TOKEN, NOT_FINITE, StepOutput, TokenDelta
+from jengine.outputs import (
+    NO_SUCH_TOKEN,
+    NO_TOKEN,
+    NOT_FINITE,
+    REFUSED,
+    StepOutput,
+    TokenDelta,
+)
 from jengine.request import FINISHED, RUNNING, Request
 from jengine.scheduler.flights import Flight
 from jengine.scheduler.lengthening import Lengthening
@@ -53,7 +60,13 @@ class Committer:
                     request.num_processed = end
                 continue
             if request.status is not FINISHED:
-                delta = self._commit_tokens(request, tokens[sampled], flight.weights_version)
+                version, message = flight.weights_version, output.messages.get(sampled)
+                found, forced = tokens[sampled], output.forced.get(sampled)
+                if forced:
+                    found = [*found, *forced][: request.cap - request.num_known]
+                delta = self._commit_tokens(request, found, version, message)
+                if forced:
+                    self._append(request, len(delta.token_ids) - len(tokens[sampled]))
                 if output.logprobs is not None:
                     delta.logprobs = logprobs_of(request, output.logprobs, sampled, delta)
                 deltas.append(delta)
@@ -70,7 +83,9 @@ class Committer:
             tokens = np.where(tokens < self._vocab_size, tokens, NO_SUCH_TOKEN)
         return tokens.tolist()
 
-    def _commit_tokens(self, request: Request, tokens: list[int], version: int) -> TokenDelta:
+    def _commit_tokens(
+        self, request: Request, tokens: list[int], version: int, message: str | None = None
+    ) -> TokenDelta:
         """Append a request's sampled tokens as far as they count, and publish what they complete.
 
         The token that ended the request is never published: a multi-step decode stops where all
@@ -86,7 +101,7 @@ class Committer:
             weights_version=version,
         )
         if ending is not None and ending < 0:
-            self._fail(request, ending, delta)
+            self._fail(request, ending, delta, message)
             return delta
         known = len(request.token_ids)
         computed, complete = request.num_computed, known - (ending is not None)
@@ -99,6 +114,14 @@ class Committer:
             self._stop(request, ending, delta)
         return delta
 
+    def _append(self, request: Request, count: int) -> None:
+        """The last `count` tokens were not sampled: they run as a prefill chunk, as do those of a
+        prompt, behind the last one that was."""
+        self._recorder.appended(count)
+        if count > 0 and request.status is RUNNING:
+            request.known_at_admission = request.num_known
+            request.sent = request.num_processed = request.num_known - count - 1
+
     def _stop(self, request: Request, ending: int | None, delta: TokenDelta) -> None:
         """End of sequence, then stop ids, then the length cap."""
         delta.finish_reason = "length" if ending is None else "stop"
@@ -107,22 +130,33 @@ class Committer:
         delta.times = self._recorder.times(request)
         self._requests.finish(request)
 
-    def _fail(self, request: Request, ending: int, delta: TokenDelta) -> None:
-        """End one request without a token to sample; its blocks are never found again."""
-        self._cache.distrust(request)
-        self._recorder.corrupted_one()
+    def _fail(self, request: Request, ending: int, delta: TokenDelta, message: str | None) -> None:
+        """End one request without a token; after a defect its blocks are never found again."""
+        if ending == REFUSED:
+            self._recorder.refused_one()
+        else:
+            self._cache.distrust(request)
+            self._recorder.corrupted_one()
         delta.times = self._recorder.times(request)
         delta.finish_reason = "error"
-        delta.message = (
-            f"The logits at position {request.num_known} were not finite, so no token could "
-            "be sampled. Other requests are not affected; check the weights and the dtype."
-            if ending == NOT_FINITE
-            else f"The token sampled at position {request.num_known} is not one of the "
+        delta.message = message or self._reason(request, ending)
+        self._requests.side_results.deliver(request, delta)
+        self._requests.finish(request)
+
+    def _reason(self, request: Request, ending: int) -> str:
+        """What the missing token means."""
+        if ending == NOT_FINITE:
+            return (
+                f"The logits at position {request.num_known} were not finite, so no token could "
+                "be sampled. Other requests are not affected; check the weights and the dtype."
+            )
+        if ending == REFUSED:
+            return f"The request's grammar refuses the token at position {request.num_known}."
+        return (
+            f"The token sampled at position {request.num_known} is not one of the "
             f"{self._vocab_size} in the vocabulary, which is a defect of a kernel. Other requests "
             "are not affected; attention_backend='xla' does without kernels."
         )
-        self._requests.side_results.deliver(request, delta)
-        self._requests.finish(request)
 
 
 def without_gaps(tokens: list[int]) -> list[int]:

@@ -51,7 +51,7 @@ class Lifecycle:
         self.recorder.scheduled(request)
         request.status = RUNNING
         request.num_computed = request.num_processed = hit
-        request.known_at_admission = request.num_known
+        request.known_at_admission = request.sent = request.num_known
         if request.num_cached_tokens < 0:
             request.num_cached_tokens = hit
         self.running.append(request)

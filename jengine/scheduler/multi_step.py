@@ -43,7 +43,8 @@ class MultiStepDecode:
 
     def _room(self, request: Request) -> int:
         """How many tokens a request may decode."""
-        if request.wire.taps:  # a run would overwrite what the one before it captured
+        # A run would overwrite what the one before it captured, or need a mask of its own.
+        if request.wire.taps or request.reads_each_token:
             return 1
         return min(self.most, request.cap - 1 - request.num_computed)
 

@@ -8,7 +8,17 @@ from __future__ import annotations
 
 from operator import attrgetter
 
-from jengine.plan import NOTHING, TOKENS, Drafts, Entries, NewBlocks, NewRow, Plan, Wanted
+from jengine.plan import (
+    NOTHING,
+    TOKENS,
+    Drafts,
+    Entries,
+    KnownTokens,
+    NewBlocks,
+    NewRow,
+    Plan,
+    Wanted,
+)
 from jengine.request import Request
 
 
@@ -16,7 +26,7 @@ class PlanBuilder:
     """Entries of one step. A decode costs 1 token of the budget, a chunk costs whole tiles."""
 
     __slots__ = (
-        "budget", "decodes", "chunks", "draft_counts", "drafts", "new_blocks", "new_rows",
+        "budget", "decodes", "chunks", "draft_counts", "drafts", "known", "new_blocks", "new_rows",
         "preempted", "prompt_tokens", "prompt_limit", "repeats", "tile",
     )  # fmt: skip
 
@@ -28,6 +38,7 @@ class PlanBuilder:
         self.prompt_limit = budget  # the most tokens of all chunks
         self.prompt_tokens = 0  # of chunks, in whole tiles
         self.new_rows: list[NewRow] = []
+        self.known: list[KnownTokens] = []
         self.new_blocks: list[NewBlocks] = []
         self.preempted = False  # a request lost its row in this step
         self.repeats = 1  # how often its decodes run
@@ -65,6 +76,7 @@ class PlanBuilder:
             self.prompt_tokens -= self.cost(chunk[1])
             self.budget += self.cost(chunk[1])
         self.new_blocks = [blocks for blocks in self.new_blocks if blocks.row != request.row]
+        self.known = [known for known in self.known if known.row != request.row]
 
     def seal(self, step: int, released: list[int]) -> tuple[Plan, list[Request]]:
         """The plan and the request of each entry."""
@@ -93,6 +105,7 @@ class PlanBuilder:
             new_blocks=self.new_blocks,
             released=released,
             repeats=self.repeats,
+            known=self.known,
             drafts=self.drafts,
         )
         return plan, requests

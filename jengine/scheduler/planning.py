@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from jengine.config import ScheduleConfig
 from jengine.kvcache.coordinator import CacheCoordinator
-from jengine.plan import NewRow
+from jengine.plan import KnownTokens, NewRow
 from jengine.request import RUNNING, Request
 from jengine.scheduler.flights import Flights
 from jengine.scheduler.gates import AdmissionGate
@@ -50,6 +50,7 @@ class Planner:
         self._cuts = PromptCuts(config.prefill_sizes, config.full_step)
         self._budget_refused = 0  # budget with which the request at the head did not fit
         self._too_long: TooLong | None = None
+        self._read_step = -1  # the last plan that samples for a request whose every token is read
         self.num_deferred = 0  # waiting requests that gates kept back when they were last asked
 
     def schedule_running(self, builder: PlanBuilder) -> None:
@@ -58,6 +59,9 @@ class Planner:
         self._cuts.limit(builder, self._requests)
         share = -(-len(running) // self._spacing)
         sampled = self._flights.next_step - self._spacing  # the last plan whose tokens can be run
+        # Requests whose every token is read wait for each other: two groups in turn would need
+        # twice as many steps. Stages need several groups.
+        wait = self._spacing == 1 and self._read_step > self._flights.committed
         for request in tuple(running):
             if builder.budget <= 0:
                 break
@@ -68,13 +72,17 @@ class Planner:
                 self._schedule_chunk(request, builder)
             elif computed + 1 >= request.cap:
                 continue  # the tokens in flight reach the cap
-            elif request.last_step > sampled and request.num_in_flight:
-                continue  # its last token is not sampled yet
+            elif request.reads_each_token and (wait or request.num_in_flight):
+                continue  # its last token is not read yet
+            elif request.num_in_flight and request.last_step > sampled:
+                continue  # its last token is not even sampled yet
             elif len(builder.decodes) >= share:
                 continue  # the others are left for the plans that run beside this one
             elif computed < request.capacity or self._make_room(request, 1, builder):
                 builder.decodes.append(request)
                 builder.budget -= 1
+                if request.reads_each_token:
+                    self._read_step = self._flights.next_step
         # Only now: until here a planned request could still be preempted.
         for request, length in builder.chunks:
             self._publish(request, request.num_computed + length)
@@ -96,7 +104,10 @@ class Planner:
         """The next chunk of a request whose row still runs tokens known at admission."""
         length = self._chunk_length(request, request.num_computed, builder)
         if length and self._make_room(request, length, builder):
-            builder.add_chunk(request, length)
+            self._add_chunk(request, request.num_computed, length, builder)
+            if request.sent < request.known_at_admission:
+                sent, request.sent = request.sent, request.known_at_admission
+                builder.known.append(KnownTokens(request.row, sent, request.token_ids[sent:]))
 
     def _admit(self, request: Request, builder: PlanBuilder) -> bool:
         """Give the next waiting request a row and its first chunk, if both fit."""
@@ -128,7 +139,7 @@ class Planner:
             )
         )
         builder.new_blocks += blocks
-        builder.add_chunk(request, length)
+        self._add_chunk(request, hit, length, builder)
         # At once: an equal prompt later in this same step finds these blocks.
         self._publish(request, hit + length)
         return True
@@ -191,6 +202,11 @@ class Planner:
         if self._config.policy == "priority":
             return max(self._requests.running, key=lambda request: request.urgency)
         return self._requests.running[-1]
+
+    def _add_chunk(self, request: Request, start: int, length: int, builder: PlanBuilder) -> None:
+        builder.add_chunk(request, length)
+        if request.reads_each_token and start + length == request.num_known:
+            self._read_step = self._flights.next_step
 
     def _publish(self, request: Request, up_to: int) -> None:
         if min(up_to, request.num_known) >= request.publish_at:

@@ -50,9 +50,10 @@ class Recorder:
         self._steps: list[tuple[float, ...]] = []
         self._scheduling = 0.0  # seconds since the newest output
         self._planned_at = self.committed_at
-        # Of the commit in progress: requests whose prefill it completed, and `corrupted` before it.
+        # Of the commit in progress: requests whose prefill it completed.
         self._answered: list[Request] = []
-        self._corrupted_before = 0
+        # Of the step that is being committed: deltas without a token, tokens appended to others.
+        self._without_token = self._appended = 0
 
     @property
     def last_step_age(self) -> float:
@@ -86,7 +87,7 @@ class Recorder:
     def begin_commit(self, flight: Flight) -> None:
         """A step's output is there. Requests whose prompt it completed have their first token."""
         self.committed_at = self.clock()
-        self._corrupted_before = self.corrupted
+        self._without_token = self._appended = 0
         if len(flight.requests) > flight.plan.num_decodes:
             self._answered = self._note_first_tokens(flight)
 
@@ -118,7 +119,7 @@ class Recorder:
                 attended += length * (2 * end - length + 1) // 2 - end
             self._stamp(deltas)
         if runs == 1 and not plan.drafts:  # each has a token, unless its output cannot be used
-            self.generation_tokens += len(deltas) - (self.corrupted - self._corrupted_before)
+            self.generation_tokens += len(deltas) - self._without_token + self._appended
         else:
             self.generation_tokens += sum(len(delta.token_ids) for delta in deltas)
         self.steps += runs
@@ -147,6 +148,15 @@ class Recorder:
     def corrupted_one(self) -> None:
         """A step's output for a request cannot be used, so its delta has no token."""
         self.corrupted += 1
+        self._without_token += 1
+
+    def appended(self, count: int) -> None:
+        """Tokens that a grammar forced were appended behind a sampled one."""
+        self._appended += count
+
+    def refused_one(self) -> None:
+        """A request's grammar refuses its token, so its delta has none."""
+        self._without_token += 1
 
     def times(self, request: Request, last_token_at: float | None = None) -> RequestTimes:
         """The times of a request until its last token, by default that of the newest step."""

@@ -65,6 +65,9 @@ class Rows:
         self.started = [new.row for new in plan.new_rows]
         for new in plan.new_rows:
             self._start(new)
+        for known in plan.known:
+            end = known.start + len(known.token_ids)
+            self.tokens[known.row, known.start : end] = known.token_ids
         if self.tables:
             for blocks in plan.new_blocks:
                 self._extend(blocks)

@@ -1,0 +1,60 @@
+"""Structured output on both sides of an engine: checks at the front, masks in the core. No jax.
+
+In: settings and the model's source. Out: for a core, its admission gate and what is put around its
+executor; for a front, the compiler that checks grammars.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from llguidance import LLTokenizer
+
+from jengine.assembly.args import EngineArgs
+from jengine.assembly.model_facts import ModelSource, tokenizer_of
+from jengine.executor.grammar_masks import GrammarMasks
+from jengine.executor.protocol import Executor
+from jengine.grammar.compiler import GrammarCompiler
+from jengine.grammar.rows import GrammarRows
+from jengine.grammar.tokens import check_tokenizer, llguidance_tokenizer
+from jengine.scheduler.gates import AdmissionGate, GrammarReady
+from jengine.structured_outputs import GrammarSpec
+
+
+class CoreGrammars(NamedTuple):
+    """What a core needs for grammars. Nothing is compiled or loaded before a request has one."""
+
+    compiler: GrammarCompiler
+    gate: AdmissionGate
+    around: Callable[[Executor], Executor]
+
+
+def core_grammars(args: EngineArgs, source: ModelSource) -> CoreGrammars:
+    """For the core of this process. Replicas share the compiler."""
+    compiler = GrammarCompiler(lambda: core_tokenizer(args, source))
+
+    def ready_within(spec: GrammarSpec, seconds: float) -> bool:
+        job = compiler.begin(spec)
+        return job.wait(seconds) if seconds else job.is_over
+
+    def around(executor: Executor) -> Executor:
+        return GrammarMasks(executor, GrammarRows(compiler, source.config.vocab_size))
+
+    return CoreGrammars(compiler, GrammarReady(ready_within), around)
+
+
+def core_tokenizer(args: EngineArgs, source: ModelSource) -> LLTokenizer:
+    """The model's tokenizer, which a core in a process of its own reads for its first grammar."""
+    tokenizer = source.tokenizer
+    if tokenizer is None and source.folder is not None:
+        given = args.tokenizer if isinstance(args.tokenizer, (str, Path)) else None
+        folder = source.folder.absolute()
+        tokenizer = tokenizer_of(EngineArgs(str(folder), tokenizer=given), folder)
+    check_tokenizer(tokenizer)
+    assert tokenizer is not None, "checked"
+    ends = [*source.eos_token_ids]
+    if tokenizer.eos_token_id is not None and tokenizer.eos_token_id not in ends:
+        ends.append(tokenizer.eos_token_id)
+    return llguidance_tokenizer(tokenizer, source.config.vocab_size, ends)

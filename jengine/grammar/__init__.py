@@ -1,0 +1,38 @@
+"""Structured output on the host: grammars are compiled, and followed token by token. No jax.
+
+In: GrammarSpecs, plans and sampled tokens. Out: token masks in the plan. The design, whole:
+
+- `SamplingParams.structured_outputs` becomes a `GrammarSpec` (plain data) in the request's
+  `RowSampling`, so it travels where temperature does: over the wire, into the plan's `NewRow`.
+- **Compiling** (`compiler.py`): threads of a small pool run llguidance, which releases the GIL and
+  bounds its own work ("fuel"). Size and nesting are checked before, a deadline of 5 seconds is kept
+  by whoever waits, and compiled grammars are kept up to a number of bytes. A front compiles without
+  a tokenizer, only to refuse bad grammars with the request's own error; a core compiles with one.
+- **Admission**: `scheduler.gates.GrammarReady` keeps a request back until its grammar is compiled,
+  and requests behind it pass. A grammar that fails opens the gate: the request's first step ends
+  it with the reason, so that no one but the executor below must know of failures.
+- **Matchers** (`rows.py`) are owned by an executor around the executor
+  (`executor/grammar_masks.py`), as the flight recorder is. It sees each plan between `schedule` and
+  `submit`, and each output before `commit`: the heart and the scheduler do not know it. What it
+  keeps follows from plans and outputs alone: `NewRow` starts a matcher and replays the tokens known
+  since the prompt (so preemption needs nothing else), an output advances it, and a plan that
+  samples for the row gets a mask.
+- **One step in flight**: the scheduler plans a row with a grammar only once its last token is read
+  (`Request.reads_each_token`); all other rows keep their overlap. Such a row joins no multi-step
+  decode.
+- **The mask's way to the device**: a row with a grammar has a row in the sampler's pool, as one
+  with penalties has, and the pool keeps the row's mask (i32[V / 32], one bit per token).
+  `Plan.masks` brings the masks that changed; a small donated program writes them before the step
+  (`runner/programs/token_masks.py`), as block tables are written. So only rows with a grammar cost
+  a transfer, of V / 8 bytes, and no step program, bucket or variant is added: these rows need the
+  adjusted variant. The mask applies to raw logits, before bias, penalties and filters; raw
+  log-probabilities are those of the masked logits.
+- **Ends**: the end-of-sequence token and the request's stop ids are allowed exactly where the
+  grammar may end. A token that the grammar refuses, or a mask that exceeds llguidance's limits,
+  ends the request with finish_reason "error" (`outputs.REFUSED`, `StepOutput.messages`).
+- **Reasoning**: with `begins_after` all tokens are free until the end of reasoning was sampled.
+- **Forced tokens** (jump-ahead): where the grammar leaves no choice for several tokens, they follow
+  the sampled one in the output (`StepOutput.forced`). The commit appends them, and the row runs
+  them as a prefill chunk: `Plan.known` brings them. Rows whose log-probabilities are wanted, or
+  whose tokens the device counts, sample them under masks that allow no other.
+"""

@@ -1,0 +1,174 @@
+"""Compiles grammars in a few threads, with a deadline, and keeps what was compiled.
+
+In: GrammarSpecs. Out: llguidance matchers in their first state, or RequestErrors that name what is
+wrong. llguidance releases the GIL and bounds its own work, so a thread is never lost: a grammar
+that takes longer than the deadline is refused, and its thread goes on to the next one soon after.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from jengine.errors import CapacityError, JengineError, RequestError
+from jengine.grammar.sources import llguidance_grammar
+from jengine.structured_outputs import NAME, GrammarSpec
+
+DEADLINE = 5.0  # seconds of compiling one grammar
+PATIENCE = 30.0  # seconds that one may wait for its turn
+THREADS = 2
+# Estimates of the memory of a compiled grammar: for itself, and per byte of its text.
+GRAMMAR_BYTES, TEXT_BYTES = 64 << 10, 32
+CACHE_BYTES = 256 << 20
+LONGEST_MESSAGE = 400
+_KEYWORDS = re.compile(r"Unimplemented keys: \[(.*?)\]")
+
+
+def limits() -> LLParserLimits:
+    """llguidance's bounds. Messages do not show the state of a parser."""
+    return LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
+
+
+class Compilation:
+    """One grammar: waiting for its turn, being compiled, or compiled."""
+
+    def __init__(self, spec: GrammarSpec) -> None:
+        self.spec = spec
+        self.bytes = GRAMMAR_BYTES + TEXT_BYTES * len(spec.text)
+        self.future: Future[LLMatcher | None] | None = None
+        self.began: float | None = None
+
+    @property
+    def is_late(self) -> bool:
+        """Whether it takes longer than is allowed."""
+        return self.began is not None and time.monotonic() - self.began > DEADLINE
+
+    @property
+    def is_over(self) -> bool:
+        """Whether `result` returns, or raises, without waiting."""
+        return self.future is not None and (self.future.done() or self.is_late)
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until it is over, but no longer than so many seconds. Whether it is."""
+        assert self.future is not None, "made by begin"
+        wait([self.future], seconds)
+        return self.is_over
+
+    def result(self) -> LLMatcher | None:
+        """The matcher; None if grammars are only checked here. Raises what is wrong."""
+        assert self.future is not None and self.is_over, "wait until it is over"
+        if self.future.done():
+            return self.future.result()
+        raise RequestError(
+            f"{NAME}.{self.spec.kind} takes longer than {DEADLINE:g} s to compile. Simplify it: "
+            "large repetitions and many optional properties cost most."
+        )
+
+
+class GrammarCompiler:
+    """Grammars by their source. Every method may be called from any thread.
+
+    `tokenizer` makes the tokenizer when the first grammar is compiled. Without one, grammars are
+    only checked.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Callable[[], LLTokenizer] | None = None,
+        *,
+        threads: int = THREADS,
+        cache_bytes: int = CACHE_BYTES,
+    ) -> None:
+        self._make_tokenizer = tokenizer
+        self._tokenizer: LLTokenizer | None = None
+        self._cache_bytes = cache_bytes
+        self._known: OrderedDict[GrammarSpec, Compilation] = OrderedDict()
+        self._bytes = 0
+        self._lock = threading.Lock()
+        self._making = threading.Lock()
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="jengine-grammar")
+
+    @property
+    def tokenizer(self) -> LLTokenizer | None:
+        """The tokenizer; None if grammars are only checked. Slow the first time."""
+        with self._making:
+            if self._tokenizer is None and self._make_tokenizer is not None:
+                self._tokenizer = self._make_tokenizer()
+        return self._tokenizer
+
+    @property
+    def kept_bytes(self) -> int:
+        """What the kept grammars take, by estimate."""
+        return self._bytes
+
+    def begin(self, spec: GrammarSpec) -> Compilation:
+        """The compilation of this grammar, which begins now unless it is known."""
+        source = spec.source
+        with self._lock:
+            found = self._known.get(source)
+            if found is None:
+                found = self._known[source] = Compilation(source)
+                self._bytes += found.bytes
+                found.future = self._pool.submit(self._compile, found)
+                self._forget_oldest()
+            self._known.move_to_end(source)
+        return found
+
+    def compiled(self, spec: GrammarSpec) -> LLMatcher | None:
+        """Wait for the compiled grammar. Raises a RequestError if it is wrong or takes too long."""
+        found, end = self.begin(spec), time.monotonic() + PATIENCE
+        while not found.wait(0.1 if found.began is None else DEADLINE):
+            if found.began is None and time.monotonic() > end:
+                raise CapacityError(
+                    f"{NAME}: other grammars have been compiled for {PATIENCE:g} s. Try again "
+                    "later."
+                )
+        return found.result()
+
+    def close(self) -> None:
+        """Compile nothing more."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _forget_oldest(self) -> None:
+        """Drop grammars that were not asked for lately. The newest, and unfinished ones, stay."""
+        for source, kept in list(self._known.items())[:-1]:
+            if self._bytes <= self._cache_bytes:
+                return
+            if kept.is_over:
+                del self._known[source]
+                self._bytes -= kept.bytes
+
+    def _compile(self, job: Compilation) -> LLMatcher | None:
+        tokenizer = self.tokenizer
+        job.began = time.monotonic()
+        try:
+            grammar = llguidance_grammar(job.spec)
+            if tokenizer is None:
+                wrong, found = LLMatcher.validate_grammar_with_warnings(grammar, limits=limits())
+                matcher, problem = None, found[0] if wrong else ""
+            else:
+                matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=limits())
+                problem = matcher.get_error()
+        except JengineError:
+            raise
+        except Exception as error:  # noqa: BLE001 - a user's grammar must not end anything
+            problem, matcher = f"{type(error).__name__}: {error}", None
+        if problem:
+            raise RequestError(f"{NAME}.{job.spec.kind}: {explained(problem)}")
+        return matcher
+
+
+def explained(problem: str) -> str:
+    """llguidance's message on one line, of bounded length; unsupported keywords by their names."""
+    keywords = _KEYWORDS.search(problem)
+    if keywords:
+        names = keywords[1].replace('"', "")
+        return f"the keyword {names} of JSON schema is not supported. Leave it out."
+    line = " ".join(problem.split())
+    return line if len(line) <= LONGEST_MESSAGE else line[: LONGEST_MESSAGE - 3] + "..."

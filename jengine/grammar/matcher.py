@@ -1,0 +1,132 @@
+"""Where one answer is in its grammar: which tokens may follow.
+
+In: the answer's tokens in order. Out: bit masks over the vocabulary. Must not know plans or rows.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+from llguidance import LLMatcher
+
+from jengine.structured_outputs import NAME
+
+ANY_TOKEN = np.int32(-1)  # 32 tokens that are all allowed
+
+
+class Matcher:
+    """Follows one answer.
+
+    `ends` are the tokens that llguidance allows where the grammar may end; `stop_ids` are what ends
+    this request, with those among them or, under ignore_eos, without.
+    """
+
+    __slots__ = (
+        "_begins_after",
+        "_ends",
+        "_grammar",
+        "_latest",
+        "_stops",
+        "error",
+        "is_terminated",
+    )
+
+    def __init__(
+        self,
+        grammar: LLMatcher,
+        ends: Sequence[int],
+        stop_ids: Sequence[int] = (),
+        begins_after: Sequence[int] = (),
+    ) -> None:
+        self._grammar = grammar
+        self._ends = frozenset([*ends, *stop_ids])
+        # Word and bit of the stop ids that llguidance does not know.
+        others = set(stop_ids) - set(ends)
+        self._stops = [(one >> 5, np.uint32(1 << (one & 31))) for one in sorted(others)]
+        self._begins_after = tuple(begins_after)
+        self._latest: deque[int] = deque(maxlen=max(len(self._begins_after), 1))
+        self.is_terminated = False  # the answer is complete: anything may follow
+        self.error = ""
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether tokens must follow the grammar now, and not only after some others."""
+        return not self._begins_after
+
+    def advance(self, tokens: Sequence[int]) -> bool:
+        """Take sampled tokens. False if the grammar refuses one: then `error` says why."""
+        for token in tokens:
+            if self.error:
+                break
+            if token >= 0 and not self.is_terminated:
+                self._take(token)
+        return not self.error
+
+    def _take(self, token: int) -> None:
+        if not self.has_begun:
+            self._latest.append(token)
+            if tuple(self._latest) == self._begins_after:
+                self._begins_after = ()
+        elif token in self._ends and self._grammar.is_accepting():
+            self.is_terminated = True
+        elif not self._grammar.consume_token(token):
+            self._fail(f"refuses token {token}")
+
+    def fill(self, mask: np.ndarray) -> None:
+        """Write which tokens may follow, i32[words], one bit per token."""
+        if self.is_terminated or self.error or not self.has_begun:
+            mask.fill(ANY_TOKEN)
+            return
+        assert mask.flags.c_contiguous and mask.dtype == np.int32, "one row of a mask array"
+        self._grammar.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        if self._grammar.is_error():
+            self._fail("cannot go on")
+            mask.fill(ANY_TOKEN)
+        elif self._stops:
+            self._fill_stops(mask.view(np.uint32))
+
+    def _fill_stops(self, bits: np.ndarray) -> None:
+        """Allow stop ids exactly where the answer may end, unless nothing else is allowed."""
+        if self._grammar.is_accepting():
+            for word, bit in self._stops:
+                bits[word] |= bit
+            return
+        kept = [bits[word] for word, _ in self._stops]
+        for word, bit in self._stops:
+            bits[word] &= ~bit
+        if not bits.any():
+            for (word, _), before in zip(self._stops, kept, strict=True):
+                bits[word] = before
+
+    def forced(self) -> list[int]:
+        """The tokens that must follow, as far as the grammar leaves no choice."""
+        if self.is_terminated or self.error or not self.has_begun:
+            return []
+        return self._grammar.compute_ff_tokens()
+
+    def _fail(self, what: str) -> None:
+        reason = " ".join(self._grammar.get_error().split())[:200]
+        self.error = f"{NAME}: the grammar {what}: {reason or 'no reason is known'}."
+
+
+class FailedMatcher:
+    """Stands for a grammar that was not compiled: its request ends with its first token."""
+
+    is_terminated = False
+
+    def __init__(self, error: str) -> None:
+        self.error = error
+
+    def advance(self, tokens: Sequence[int]) -> bool:
+        """Refuse every token."""
+        return False
+
+    def fill(self, mask: np.ndarray) -> None:
+        """Allow every token: none will count."""
+        mask.fill(ANY_TOKEN)
+
+    def forced(self) -> list[int]:
+        """None."""
+        return []

@@ -1,0 +1,116 @@
+"""A GrammarSpec as the text that llguidance compiles. Sizes and nesting are checked here.
+
+In: a GrammarSpec. Out: llguidance's grammar, or a RequestError that names the field. Must not know
+tokenizers.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+from llguidance import LLMatcher, StructTag, grammar_from
+
+from jengine.errors import RequestError
+from jengine.structured_outputs import NAME, GrammarSpec, parsed
+
+# The longest text of a grammar, and how deep its brackets may be nested.
+MOST_BYTES = 1 << 20
+MOST_NESTING = 64
+MOST_CHOICES = 20_000
+_OUTSIDE_OF_BRACKETS = re.compile(r"\\.|[^\\()\[\]{}]+", re.DOTALL)
+
+
+def llguidance_grammar(spec: GrammarSpec) -> str:
+    """The grammar in llguidance's own form."""
+    _check_size(spec)
+    try:
+        return _MAKERS[spec.kind](spec)
+    except ValueError as error:
+        if isinstance(error, RequestError):
+            raise
+        raise RequestError(f"{NAME}.{spec.kind}: {error}") from error
+
+
+def _check_size(spec: GrammarSpec) -> None:
+    size = len(spec.text.encode("utf-8", "replace"))
+    if size > MOST_BYTES:
+        raise RequestError(
+            f"{NAME}.{spec.kind} has {size} bytes; the most is {MOST_BYTES}. Make it smaller."
+        )
+    depth = nesting(spec.text)
+    if depth > MOST_NESTING:
+        raise RequestError(
+            f"{NAME}.{spec.kind} is nested {depth} deep; the most is {MOST_NESTING}. Name its "
+            "parts ($defs with $ref, or rules) instead."
+        )
+
+
+def nesting(text: str) -> int:
+    """How deep the brackets of a text are nested, at most. An estimate: strings count as well."""
+    depth = deepest = 0
+    for character in _OUTSIDE_OF_BRACKETS.sub("", text):
+        depth = depth + 1 if character in "([{" else max(depth - 1, 0)
+        deepest = max(deepest, depth)
+    return deepest
+
+
+def _of_schema(spec: GrammarSpec) -> str:
+    schema = parsed(f"{NAME}.json", spec.text)
+    if not isinstance(schema, dict | bool):
+        raise RequestError(
+            f"{NAME}.json is a {type(schema).__name__}: expected a JSON schema, an object."
+        )
+    options: Any = {"whitespace_flexible": spec.whitespace}
+    if spec.whitespace_pattern is not None:
+        options["whitespace_pattern"] = spec.whitespace_pattern
+    # A schema of `true` allows everything, which llguidance spells as the empty object.
+    text = {True: "{}", False: '{"not": {}}'}[schema] if isinstance(schema, bool) else spec.text
+    return LLMatcher.grammar_from_json_schema(text, defaults=options)
+
+
+def _of_choice(spec: GrammarSpec) -> str:
+    choices = json.loads(spec.text)
+    if len(choices) > MOST_CHOICES:
+        raise RequestError(f"{NAME}.choice has {len(choices)} items; the most is {MOST_CHOICES}.")
+    return grammar_from("choice", spec.text)
+
+
+def _of_tags(spec: GrammarSpec) -> str:
+    given = parsed(f"{NAME}.structural_tag", spec.text)
+    structures = given.get("structures") if isinstance(given, dict) else None
+    triggers = given.get("triggers") if isinstance(given, dict) else None
+    if not structures or not triggers:
+        raise RequestError(
+            f"{NAME}.structural_tag: expected an object with the lists structures (each with "
+            "begin, schema and end) and triggers."
+        )
+    tags = [_tag(index, one, triggers) for index, one in enumerate(structures)]
+    return LLMatcher.grammar_from_lark(StructTag.to_grammar(tags, assume_special=False))
+
+
+def _tag(index: int, structure: Any, triggers: list[Any]) -> StructTag:
+    where = f"{NAME}.structural_tag.structures[{index}]"
+    begin = structure.get("begin") if isinstance(structure, dict) else None
+    if not isinstance(begin, str) or not isinstance(structure.get("end"), str):
+        raise RequestError(f"{where}: expected begin and end as text, and a schema.")
+    trigger = next(
+        (one for one in triggers if isinstance(one, str) and one and begin.startswith(one)), None
+    )
+    if trigger is None:
+        raise RequestError(f"{where}.begin={begin!r:.80} starts with none of the triggers.")
+    schema = structure.get("schema")
+    if not isinstance(schema, dict):
+        raise RequestError(f"{where}.schema={schema!r:.80}: expected a JSON schema.")
+    return StructTag(trigger=trigger, begin=begin, grammar=schema, end=structure["end"])
+
+
+_MAKERS: dict[str, Callable[[GrammarSpec], str]] = {
+    "json": _of_schema,
+    "regex": lambda spec: LLMatcher.grammar_from_regex(spec.text),
+    "choice": _of_choice,
+    "grammar": lambda spec: grammar_from("grammar", spec.text),
+    "structural_tag": _of_tags,
+}

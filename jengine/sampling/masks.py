@@ -1,0 +1,39 @@
+"""Token masks: logits → logits that are -inf for tokens that a row may not sample.
+
+In: float32 logits, and a bit per token for each row of the sampler's pool. Rows without a mask have
+ones everywhere. Must not know grammars, or who made the masks.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from jengine.sampling.inputs import SamplingInput
+from jengine.sampling.state import RowState
+
+if TYPE_CHECKING:  # shapes are for readers and type checkers
+    from jaxtyping import Float32, Int32
+
+
+def allowed_logits(
+    logits: Float32[Array, "slots vocab"], state: RowState, inputs: SamplingInput
+) -> Float32[Array, "slots vocab"]:
+    """The logits, -inf where a slot's mask forbids the token; others are returned bit for bit."""
+    with jax.named_scope("token_masks"):
+        words = state.mask.at[inputs.adjusted - 1].get(mode="clip")  # [S, W]
+        bits = (
+            words[:, :, None] >> jnp.arange(32, dtype=jnp.int32)[None, None, :]
+        ) & 1  # [S, W, 32]
+        allowed = bits.reshape(len(words), -1)[:, : logits.shape[1]] == 1
+        return jnp.where(allowed | (inputs.adjusted == 0)[:, None], logits, -jnp.inf)
+
+
+def with_masks(
+    masks: Int32[Array, "rows words"], rows: Int32[Array, " new"], words: Int32[Array, "new words"]
+) -> Int32[Array, "rows words"]:
+    """The pool's masks with new ones; rows out of range write nothing."""
+    return masks.at[rows].set(words, mode="drop")

@@ -1,0 +1,193 @@
+"""What an answer must look like: `StructuredOutputsParams`, and the `GrammarSpec` it becomes.
+
+Names, defaults and rules of the parameters follow vLLM. Which one is given is checked when the
+object is made; whether it compiles, when a request is. Must not know tokens or compilers.
+"""
+
+from __future__ import annotations
+
+import json as json_codec
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+
+from jengine.errors import RequestError
+
+NAME = "structured_outputs"
+KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+ANY_OBJECT = '{"type": "object"}'
+
+
+class GrammarSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """The grammar of one request's answers, as plain data."""
+
+    kind: str  # json, regex, choice, grammar or structural_tag
+    text: str  # a JSON text, except for regex and grammar
+    whitespace: bool = True  # json: whether there may be whitespace between tokens of JSON
+    whitespace_pattern: str | None = None  # json: a regex for that whitespace
+    # The grammar begins after the answer has brought these tokens (the end of reasoning), which
+    # are free until then. Empty: with the first token.
+    begins_after: tuple[int, ...] = ()
+
+    @property
+    def source(self) -> GrammarSpec:
+        """What is compiled: equal for all requests that can share it."""
+        return msgspec.structs.replace(self, begins_after=()) if self.begins_after else self
+
+
+@dataclass(kw_only=True)
+class StructuredOutputsParams:
+    """Exactly one of json, regex, choice, grammar, json_object and structural_tag."""
+
+    json: str | Mapping[str, Any] | None = None  # a JSON schema
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None  # EBNF, GBNF or Lark
+    json_object: bool | None = None
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+    whitespace_pattern: str | None = None
+    structural_tag: str | None = None
+    # Text after which the grammar begins, such as "</think>"; until the answer has it, all tokens
+    # are allowed. It is tokenized by itself, so it should be one (special) token of the model.
+    begins_after: str | None = None
+
+    def __post_init__(self) -> None:
+        given = [kind for kind in KINDS if getattr(self, kind) is not None]
+        if len(given) != 1:
+            raise RequestError(
+                f"{NAME}: expected exactly one of {', '.join(KINDS)}; given: "
+                f"{', '.join(given) or 'none of them'}."
+            )
+        self._check_types(given[0])
+
+    @property
+    def kind(self) -> str:
+        """The one that is given."""
+        return next(kind for kind in KINDS if getattr(self, kind) is not None)
+
+    def spec(self) -> GrammarSpec:
+        """The same as plain data."""
+        kind = self.kind
+        if kind not in ("json", "json_object"):
+            value = getattr(self, kind)
+            return GrammarSpec(kind=kind, text=value if kind != "choice" else dumped(value))
+        schema = ANY_OBJECT if kind == "json_object" else self._schema()
+        return GrammarSpec(
+            kind="json",
+            text=schema,
+            whitespace=not self.disable_any_whitespace,
+            whitespace_pattern=self.whitespace_pattern,
+        )
+
+    def _schema(self) -> str:
+        text = self.json if isinstance(self.json, str) else dumped(self.json)
+        if not self.disable_additional_properties:
+            return text
+        return dumped(without_additional_properties(parsed(f"{NAME}.json", text)))
+
+    def _check_types(self, kind: str) -> None:
+        value = getattr(self, kind)
+        if kind == "json":
+            fits = isinstance(value, (str, Mapping, bool))
+        elif kind == "choice":
+            fits = isinstance(value, (list, tuple)) and all(
+                isinstance(item, str) and item for item in value
+            )
+            if fits and not value:
+                raise RequestError(f"{NAME}.choice=[]: expected at least one string.")
+        else:
+            fits = value is True if kind == "json_object" else isinstance(value, str)
+        if not fits:
+            raise RequestError(f"{NAME}.{kind}={value!r:.80}: expected {EXPECTED[kind]}.")
+        if isinstance(value, str) and not value.strip():
+            raise RequestError(f"{NAME}.{kind} is empty: expected {EXPECTED[kind]}.")
+        for name in ("whitespace_pattern", "begins_after"):
+            text = getattr(self, name)
+            if text is not None and (not isinstance(text, str) or not text):
+                raise RequestError(f"{NAME}.{name}={text!r:.80}: expected text that is not empty.")
+
+    def copy(self) -> StructuredOutputsParams:
+        """A copy that later changes of this object do not reach."""
+        return replace(self)
+
+
+EXPECTED = {
+    "json": "a JSON schema as a dict or as text",
+    "regex": "a regular expression as text",
+    "choice": "a list of strings that are not empty",
+    "grammar": "a grammar (EBNF, GBNF or Lark) as text",
+    "json_object": "true",
+    "structural_tag": "a JSON text with structures and triggers",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class StructuredOutputsDefaults:
+    """What an engine sets for all requests with structured output."""
+
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+    # Grammars begin after the reasoning that this parser finds; None: with the first token.
+    reasoning_parser: str | None = None
+
+    def applied(self, params: StructuredOutputsParams) -> StructuredOutputsParams:
+        """A request's parameters, with what is set for all."""
+        switches = ("disable_any_whitespace", "disable_additional_properties")
+        return replace(
+            params, **{name: getattr(params, name) or getattr(self, name) for name in switches}
+        )
+
+
+def dumped(value: Any) -> str:
+    """JSON text of a user's value, or a RequestError."""
+    try:
+        return json_codec.dumps(value, ensure_ascii=False, allow_nan=False, default=_plain)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RequestError(f"{NAME}: not a JSON value: {error}.") from error
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"a {type(value).__name__} is not JSON")
+
+
+def parsed(name: str, text: str) -> Any:
+    """The value of a JSON text, or a RequestError that says where it is broken."""
+    try:
+        return json_codec.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"{name} is not JSON: {error}.") from error
+
+
+# Keywords of JSON schema whose value maps names to schemas, and those with schemas themselves.
+NAMED_SCHEMAS = (
+    "properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies",
+)  # fmt: skip
+SCHEMAS = (
+    "additionalProperties", "unevaluatedProperties", "propertyNames", "contains", "not", "if",
+    "then", "else", "items", "additionalItems", "prefixItems", "allOf", "anyOf", "oneOf",
+)  # fmt: skip
+
+
+def without_additional_properties(schema: Any) -> Any:
+    """The schema, in which objects with named properties have no others unless it says so."""
+    if isinstance(schema, list):
+        return [without_additional_properties(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    closed = dict(schema)
+    for keyword, value in schema.items():
+        if keyword in SCHEMAS:
+            closed[keyword] = without_additional_properties(value)
+        elif keyword in NAMED_SCHEMAS and isinstance(value, dict):
+            closed[keyword] = {
+                name: without_additional_properties(item) for name, item in value.items()
+            }
+    named = any(isinstance(schema.get(key), dict) for key in ("properties", "patternProperties"))
+    if named:
+        closed.setdefault("additionalProperties", False)
+    return closed
