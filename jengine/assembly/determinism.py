@@ -11,7 +11,9 @@ import logging
 from jengine.assembly.args import EngineArgs
 from jengine.config import ModelConfig
 from jengine.models.registry import has_own_body
+from jengine.quantization.cpu_codes import kernels_take
 from jengine.runner.step.attention_backend import BATCH_INVARIANT, available_backend
+from jengine.weight_formats import Quantization
 
 logger = logging.getLogger(__name__)
 
@@ -33,8 +35,16 @@ def batch_dependence(args: EngineArgs, config: ModelConfig, devices: int) -> str
         return f"matmuls and attention run on {backend}, which rounds differently in each shape"
     if devices > 1:
         return "the model is sharded, and XLA adds up what devices have of a sum"
-    if config.quantization is not None:
+    if config.quantization is not None and not in_kernels(args, config.quantization):
         return "XLA multiplies by quantized weights, which rounds differently in each shape"
     if has_own_body(config):
         return f"{config.architecture} has a body of its own, whose operations are not known"
     return None
+
+
+def in_kernels(args: EngineArgs, quantization: Quantization) -> bool:
+    """Whether the CPU kernels multiply by all weights of these formats."""
+    formats = [stored.weights for _, stored in quantization.groups]
+    return args.pack_weights is not False and all(
+        kernels_take(one) and (one.group is None or one.group % 2 == 0) for one in formats
+    )

@@ -48,7 +48,8 @@ class PeerFailed(JengineError, RuntimeError):
 def check_name(name: str) -> None:
     """Refuse the name of a peer that has no program here."""
     if name not in PEERS:
-        raise ConfigError(f"--against {name!r}: expected one of {', '.join(PEERS)}, deterministic.")
+        known = ", ".join((*PEERS, "deterministic", "plain"))
+        raise ConfigError(f"--against {name!r}: expected one of {known}.")
 
 
 def check_peer(name: str, python: str | None) -> None:

@@ -45,6 +45,8 @@ def throughput(result: dict[str, Any]) -> Iterator[Row]:
     if known is not None:
         work += f", {known.meaning}"
     work += f"; {in_short(result['parameters'])} parameters in {result['dtype']}"
+    if rounded := result.get("quantization"):
+        work += f", weights rounded to {rounded}"
     ours = speed(result["output_tok_s"])
     if "peer" not in result:
         yield Row(work, ours)

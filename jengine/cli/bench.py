@@ -97,7 +97,8 @@ def add_flags(parser: Parser) -> None:
     group.add_argument(
         "--against",
         metavar="WHAT",
-        help="compare, in turns: transformers, vllm, or deterministic (jengine's own mode); for "
+        help="compare, in turns: transformers, vllm, deterministic (jengine's own mode) or plain "
+        "(jengine without --quantization); for "
         "serve: engine (without a server), vllm, or a URL",
     )
     group.add_argument(

@@ -40,6 +40,13 @@ def throughput(arguments: argparse.Namespace, open_llm: OpenLLM, note: Note) -> 
         challenge = bench.other_engine(
             lambda: open_llm(arguments.model, **deterministic(settings)), "jengine, deterministic"
         )
+    elif arguments.against == "plain":
+        if settings.get("quantization") is None:
+            raise ConfigError("--against plain: expected --quantization, which that engine lacks.")
+        plain = {**settings, "quantization": None}
+        challenge = bench.other_engine(
+            lambda: open_llm(arguments.model, **plain), "jengine, plain weights"
+        )
     elif arguments.against is not None:
         challenge = bench.peer(arguments.against, arguments.peer_python)
     with open_llm(arguments.model, **settings) as llm:
@@ -48,6 +55,9 @@ def throughput(arguments: argparse.Namespace, open_llm: OpenLLM, note: Note) -> 
             items = workloads.generated(arguments.workload, vocab, arguments.num_prompts)
         result = bench.measure(llm, items, arguments.repeats, challenge)
     work = arguments.trace or arguments.workload
+    rounded = settings.get("quantization")
+    if rounded is not None:
+        result["quantization"] = rounded
     return {"workload": work, **result}, bench.printed(result)
 
 

@@ -6,8 +6,11 @@ from collections.abc import Callable
 from functools import partial
 
 from jengine.quantization import cpu
+from jengine.quantization.cpu_codes import CpuCodes, kernels_take
 from jengine.quantization.cpu_shards import ShardedWeights
 from jengine.quantization.gpu import GpuWeights
+from jengine.quantization.on_load import QuantizedOnLoad
+from jengine.quantization.quantized import QuantizedWeights
 from jengine.quantization.scheme import WeightScheme, WeightShape
 from jengine.quantization.unquantized import UNQUANTIZED
 from sharding.placement import Placement
@@ -37,10 +40,20 @@ def matmul_backend(kernels: str, *, pack: bool, exact: bool = False) -> str:
 
 def step_scheme(declared: WeightScheme, backend: str | None, placement: Placement) -> WeightScheme:
     """How a step multiplies weights that are declared so, on these devices."""
+    if isinstance(declared, QuantizedWeights | QuantizedOnLoad):
+        return quantized_scheme(declared, backend, placement)
     chosen = STEP_SCHEMES.get(backend or "", {}).get(declared)
     return declared if chosen is None else chosen(placement)
 
 
+def quantized_scheme(
+    declared: QuantizedWeights | QuantizedOnLoad, backend: str | None, placement: Placement
+) -> WeightScheme:
+    """The kernels of a lone CPU, where they have this format. Otherwise XLA multiplies."""
+    has_kernels = backend == "cpu" and not placement.is_split and kernels_take(declared.format)
+    return CpuCodes(declared) if has_kernels else declared
+
+
 def fits(scheme: WeightScheme, weight: WeightShape) -> bool:
     """Whether a scheme that was chosen for a step can multiply this weight's shards."""
-    return not isinstance(scheme, ShardedWeights) or scheme.fits(weight)
+    return not isinstance(scheme, ShardedWeights | CpuCodes) or scheme.fits(weight)

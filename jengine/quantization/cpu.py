@@ -95,22 +95,7 @@ class CpuWeights:
 
     def apply(self, weight: WeightShape, x: Array, tensors: Tensors, around: Around) -> Array:
         """All in one call."""
-        outputs = weight.outputs[1:] if weight.gated else weight.outputs
-        residual = around.residual
-        rows = x.reshape(-1, x.shape[-1])
-        made = kernels.matmul(
-            rows if rows.dtype == jnp.bfloat16 else rows.astype(jnp.float32),
-            tensors["weight"],
-            weight.matrix[1],
-            storage="packed" if self.packed else storage_of(weight),
-            gate="halves" if weight.gated else None,
-            activation=around.activation,
-            norm=None if around.norm is None else kernel_norm(around.norm),
-            bias=None if around.bias is None else around.bias.reshape(-1),
-            residual=None if residual is None else residual.reshape(rows.shape[0], -1),
-            positions=None if around.positions is None else around.positions.reshape(-1),
-        )
-        return made.reshape(*x.shape[:-1], *outputs)
+        return fused(weight, x, tensors["weight"], around, storage=self._storage(weight))
 
     def multiply_groups(
         self,
@@ -121,16 +106,8 @@ class CpuWeights:
         activation: str | None = None,
     ) -> Array:
         """Each row by its group's matrix; groups without rows and padding cost nothing."""
-        made = kernels.matmul(
-            x if x.dtype == jnp.bfloat16 else x.astype(jnp.float32),
-            tensors["weight"],
-            weight.matrix[1],
-            storage="packed" if self.packed else storage_of(weight),
-            gate=None if activation is None else "pairs",
-            activation=activation,
-            sizes=sizes,
-        )
-        return made if activation is not None else made.reshape(-1, *weight.outputs)
+        storage = self._storage(weight)
+        return grouped(weight, x, tensors["weight"], sizes, activation, storage=storage)
 
     def mix_experts(
         self,
@@ -143,6 +120,62 @@ class CpuWeights:
     ) -> Array:
         """Two grouped matmuls."""
         return mixed(self, gate_up, down, x, picked, activation, live)
+
+    def _storage(self, weight: WeightShape) -> str:
+        return "packed" if self.packed else storage_of(weight)
+
+
+def fused(
+    weight: WeightShape,
+    x: Array,
+    array: Array,
+    around: Around,
+    *,
+    storage: str = "packed",
+    scales: kernels.Scales | None = None,
+) -> Array:
+    """`WeightScheme.apply` in one call of the kernel, with the array that it multiplies by."""
+    outputs = weight.outputs[1:] if weight.gated else weight.outputs
+    residual = around.residual
+    rows = x.reshape(-1, x.shape[-1])
+    made = kernels.matmul(
+        rows if rows.dtype == jnp.bfloat16 else rows.astype(jnp.float32),
+        array,
+        weight.matrix[1],
+        storage=storage,
+        gate="halves" if weight.gated else None,
+        activation=around.activation,
+        norm=None if around.norm is None else kernel_norm(around.norm),
+        bias=None if around.bias is None else around.bias.reshape(-1),
+        residual=None if residual is None else residual.reshape(rows.shape[0], -1),
+        positions=None if around.positions is None else around.positions.reshape(-1),
+        scales=scales,
+    )
+    return made.reshape(*x.shape[:-1], *outputs)
+
+
+def grouped(
+    weight: WeightShape,
+    x: Array,
+    array: Array,
+    sizes: Array,
+    activation: str | None,
+    *,
+    storage: str = "packed",
+    scales: kernels.Scales | None = None,
+) -> Array:
+    """`WeightScheme.multiply_groups` in one call of the kernel."""
+    made = kernels.matmul(
+        x if x.dtype == jnp.bfloat16 else x.astype(jnp.float32),
+        array,
+        weight.matrix[1],
+        storage=storage,
+        gate=None if activation is None else "pairs",
+        activation=activation,
+        sizes=sizes,
+        scales=scales,
+    )
+    return made if activation is not None else made.reshape(-1, *weight.outputs)
 
 
 def storage_of(weight: WeightShape) -> str:

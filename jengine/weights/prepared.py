@@ -15,6 +15,7 @@ from flax import nnx
 from jengine.models.linear import Embedding, Linear, Weighted
 from jengine.models.norms import LayerNorm, RmsNorm
 from jengine.quantization.backends import fits, step_scheme
+from jengine.quantization.cpu_codes import CpuCodes
 from jengine.quantization.on_load import QuantizedOnLoad
 from jengine.quantization.scheme import Specs, Tensors, WeightScheme, WeightShape
 from jengine.weights.abstract import NamedArray
@@ -94,10 +95,13 @@ class PreparedForm:
         load stay quantized."""
         found = dict(values)
         for path, (declared, prepared) in self._weights.items():
+            how, wanted = "restore", declared.declared_specs()
             if rounded and isinstance(declared.scheme, QuantizedOnLoad):
-                continue
+                if not isinstance(prepared.scheme, CpuCodes):
+                    continue
+                how, wanted = "unpack", declared.scheme.prepared(declared.shape, declared.dtype)
             tensors = {name: found.pop(f"{path}.{name}") for name in prepared.prepared_specs()}
-            found.update(self._convert(path, "restore", tensors, declared.declared_specs()))
+            found.update(self._convert(path, how, tensors, wanted))
         return found
 
     def _convert(
@@ -110,6 +114,8 @@ class PreparedForm:
         }
         # A stage's weight is on its devices only, and each step is on all of them.
         scheme = step_scheme(declared.scheme, self._backend, self._places.of(path))
+        if not fits(scheme, prepared.shape):
+            scheme = declared.scheme
         old = {name: into[f"{path}.{name}"] for name in wanted} if into else {}
         key = how, scheme, prepared.shape, tuple(where.items()), bool(old)
         if key not in self._conversions:
@@ -125,6 +131,9 @@ def conversion(
     like its results, whose memory the results take."""
 
     def converted(given: Tensors, old: Tensors) -> Tensors:
+        if how == "unpack":
+            assert isinstance(scheme, CpuCodes)
+            return dict(scheme.unpack(shape, given))
         convert = scheme.prepare if how == "prepare" else scheme.restore
         return dict(convert(shape, given))
 

@@ -38,6 +38,15 @@ class RowNorm(NamedTuple):
     offset: float = 0.0  # added to the weight
 
 
+class Scales(NamedTuple):
+    """What packed integers stand for: (integer - zero) * scale, summed per group of inputs."""
+
+    scale: Float[Array, "*weights panels groups 32"]
+    zero: Float[Array, "*weights panels groups 32"] | None
+    group: int  # inputs that share a scale
+    dtype: DTypeLike  # bfloat16: x is rounded to it, as for a weight of this type; else float32
+
+
 def depth(dtype: DTypeLike) -> int:
     """Numbers of k that lie together."""
     return 2 if jnp.dtype(dtype) == jnp.bfloat16 else 1
@@ -111,6 +120,7 @@ def matmul(
     residual: Float[Array, "rows outputs"] | None = None,
     positions: Int[Array, " rows"] | None = None,
     sizes: Int[Array, " groups"] | None = None,
+    scales: Scales | None = None,
     dtype: DTypeLike = jnp.float32,
 ) -> Float[Array, "rows results"]:
     """residual + activation(norm(x) @ weight + bias), summed in float32; the result has `dtype`.
@@ -121,7 +131,8 @@ def matmul(
     the weight is stored: packed, or as [inputs, outputs] or [outputs, inputs], with the same bits
     as result. Rows at a position of -1 are padding: they cost nothing and give zeros. With `sizes`,
     rows are sorted by group, that many each, and weight and bias have a leading axis of groups;
-    rows after the last group are padding.
+    rows after the last group are padding. With `scales`, the weight is packed integers
+    (`pallas_kernels.cpu.codes`).
     """
     load()
     results = outputs // 2 if gate else outputs
@@ -137,6 +148,8 @@ def matmul(
         floats(residual),
         integers(positions),
         integers(sizes),
+        floats(None if scales is None else scales.scale),
+        floats(None if scales is None else scales.zero),
         storage=np.int32(STORAGES.index(storage)),
         outputs=np.int64(outputs),
         gate=np.int32(GATES.index(gate)),
@@ -144,6 +157,8 @@ def matmul(
         norm=np.int32(NORMS.index(None if norm is None else norm.kind)),
         eps=np.float32(0 if norm is None else norm.eps),
         norm_offset=np.float32(0 if norm is None else norm.offset),
+        group=np.int64(0 if scales is None else scales.group),
+        rounded=bool(scales is not None and depth(scales.dtype) == 2),
     )
 
 

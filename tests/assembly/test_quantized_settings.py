@@ -27,11 +27,19 @@ def stored(format: WeightFormat) -> Quantization:
 
 
 @pytest.mark.skipif(bool(cpu_problem()), reason="the CPU kernels do not run here")
-def test_quantized_weights_are_not_the_same_bits_in_any_batch() -> None:
+def test_quantized_weights_have_the_same_bits_in_any_batch_where_kernels_multiply() -> None:
     args = EngineArgs("demo", attention_backend="cpu")
-    assert batch_dependence(args, PLAIN, 1) is None
-    why = batch_dependence(args, with_quantization(PLAIN, "int8"), 1)
-    assert why is not None and "quantized" in why
+    for name in (None, "int8", "int4"):
+        assert batch_dependence(args, with_quantization(PLAIN, name), 1) is None
+    unpacked = EngineArgs("demo", attention_backend="cpu", pack_weights=False)
+    odd = replace(PLAIN, quantization=stored(WeightFormat("int8", 3)))
+    for settings, config in (
+        (args, with_quantization(PLAIN, "fp8")),
+        (unpacked, with_quantization(PLAIN, "int8")),
+        (args, odd),
+    ):
+        why = batch_dependence(settings, config, 1)
+        assert why is not None and "quantized" in why
 
 
 def test_a_step_reads_fewer_bytes_of_quantized_weights() -> None:

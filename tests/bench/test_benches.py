@@ -189,6 +189,13 @@ def test_our_own_deterministic_mode_as_a_peer(model: str, trace: Path) -> None:
 
 
 @pytest.mark.slow
+def test_our_own_plain_weights_as_a_peer(model: str, trace: Path) -> None:
+    words = ["--trace", str(trace), "--against", "plain", "--repeats", "1", *ENGINE]
+    found = result("throughput", model, "--quantization", "int8", *words)
+    assert found["peer"]["engine"] == "jengine, plain weights" and found["quantization"] == "int8"
+
+
+@pytest.mark.slow
 def test_transformers_as_a_peer(model: str, trace: Path) -> None:
     pytest.importorskip("torch")
     words = ["--trace", str(trace), "--against", "transformers", "--repeats", "1", *ENGINE]
@@ -316,6 +323,7 @@ def test_bad_input(words: list[str], message: str) -> None:
         (["--trace", "/nowhere.jsonl"], "--trace '/nowhere.jsonl' cannot be read"),
         (["--workload", "mixd"], "Did you mean 'mixed'"),
         (["--against", "gpt"], "expected one of transformers, vllm"),
+        (["--against", "plain"], "expected --quantization"),
     ],
 )
 def test_what_is_misspelt_is_said_before_an_engine_starts(words: list[str], message: str) -> None:

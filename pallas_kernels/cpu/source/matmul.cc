@@ -2,6 +2,7 @@
 
 #include <vector>
 
+#include "codes.h"
 #include "matmul_plan.h"
 
 namespace jengine {
@@ -12,9 +13,11 @@ constexpr int64_t TILE_STEPS = 768;
 // Panels that are brought into order together, from a weight that is not packed.
 constexpr int64_t PANELS_IN_PLACE = 8;
 // So far ahead of the sums the weight is prefetched: several lines are always on their way.
-constexpr int64_t AHEAD_STEPS = 64;
+constexpr int64_t AHEAD_BYTES = 8192;
 // The next panel is prefetched while so many blocks of rows meet this one.
 constexpr int64_t MOST_FETCHING_BLOCKS = 4;
+// So many blocks of rows are worth a converted copy of a tile of integers, which they share.
+constexpr int64_t BLOCKS_OF_COPY = 3;
 
 // A block of rows on its way through the micro kernel.
 struct Block {
@@ -25,7 +28,10 @@ struct Block {
 // The rows of all groups, ready for the micro kernel: those of a block as [step][rows].
 class Left {
  public:
-  Left(const Matmul& call, uint32_t* words) : call_(call), words_(words) {
+  Left(const Matmul& call, char* memory) : call_(call) {
+    Arena arena(memory);
+    words_ = arena.array<uint32_t>(words_in(call));
+    sums_ = arena.array<float>(sums_in(call));
     for (int64_t g = 0; g < call.num_groups; g++) {
       first_.push_back((int64_t)places_.size());
       for (int64_t b = 0; b < blocks_of(g).count; b++) places_.push_back({g, b});
@@ -33,8 +39,7 @@ class Left {
     ready_ = std::make_unique<std::atomic<bool>[]>(places_.size());
   }
   static size_t bytes(const Matmul& call) {
-    const int64_t rows = call.num_groups ? call.groups[call.num_groups - 1].end : 0;
-    return rows * call.weight.steps() * sizeof(uint32_t);
+    return Arena::bytes<uint32_t>(words_in(call)) + Arena::bytes<float>(sums_in(call));
   }
   RowBlocks blocks_of(int64_t group) const {
     return RowBlocks(call_.groups[group].end - call_.groups[group].begin);
@@ -50,6 +55,9 @@ class Left {
     const auto [group, b] = places_[i];
     const Block rows = block(group, b);
     pack_rows(call_.x, rows.rows, rows.count, call_.weight.number, words(group, b));
+    if (call_.weight.scales.zeros)
+      sum_groups(words(group, b), rows.count, call_.weight.steps(), call_.weight.group_steps(),
+                 call_.weight.number, sums_ + first_row(group, b) * call_.weight.scale_groups());
   }
   Block block(int64_t group, int64_t b) const {
     const RowBlocks blocks = blocks_of(group);
@@ -60,10 +68,24 @@ class Left {
     wait_until([&] { return ready.load(std::memory_order_acquire); });
     return words(group, b);
   }
+  // The sums of a ready block's rows over groups of k, as [group of k][rows].
+  const float* sums(int64_t group, int64_t b) const {
+    return sums_ + first_row(group, b) * call_.weight.scale_groups();
+  }
 
  private:
+  static int64_t rows_in(const Matmul& call) {
+    return call.num_groups ? call.groups[call.num_groups - 1].end : 0;
+  }
+  static size_t words_in(const Matmul& call) { return rows_in(call) * call.weight.steps(); }
+  static size_t sums_in(const Matmul& call) {
+    return call.weight.scales.zeros ? rows_in(call) * call.weight.scale_groups() : 0;
+  }
+  int64_t first_row(int64_t group, int64_t b) const {
+    return call_.groups[group].begin + blocks_of(group).begin(b);
+  }
   uint32_t* words(int64_t group, int64_t b) const {
-    return words_ + (call_.groups[group].begin + blocks_of(group).begin(b)) * call_.weight.steps();
+    return words_ + first_row(group, b) * call_.weight.steps();
   }
 
   struct Place {
@@ -71,6 +93,7 @@ class Left {
   };
   const Matmul& call_;
   uint32_t* words_;
+  float* sums_;
   std::vector<int64_t> first_;  // of each group's blocks
   std::vector<Place> places_;
   std::unique_ptr<std::atomic<bool>[]> ready_;
@@ -143,32 +166,50 @@ void expect(const Matmul& call, Block block, Columns columns) {
   }
 }
 
+// sums (+)= (parts - zeros * row_sums) * scales, for a group of k of a block of rows.
+void add_scaled(const float* parts, int rows, const float* scales, const float* zeros,
+                const float* row_sums, bool fresh, float* sums) {
+  for (int i = 0; i < PANEL; i += LANES) {
+    const Floats scale = load<Floats>(scales + i);
+    for (int r = 0; r < rows; r++) {
+      const int64_t at = r * PANEL + i;
+      Floats part = load<Floats>(parts + at);
+      if (zeros) part = fma(load<Floats>(zeros + i), splat(-row_sums[r]), part);
+      store(sums + at, fresh ? part * scale : fma(part, scale, load<Floats>(sums + at)));
+    }
+  }
+}
+
 // Some panels of a task, which are summed up together: one, or those brought into order together.
 template <class Kind>
 class Strip {
+  using Converted = typename Kind::Converted;
+
  public:
   Strip(const Matmul& call, const Left& left, const MatmulTask& task, int64_t panel, int64_t panels)
-      : call_(call), left_(left), task_(task), weight_(call.weight), first_(panel),
-        panels_(panels), blocks_(task.last_block - task.first_block) {
-    weight_.data = call.groups[task.group].weight;
+      : call_(call), left_(left), task_(task), group_(call.groups[task.group]),
+        weight_(call.weight), first_(panel), panels_(panels),
+        blocks_(task.last_block - task.first_block),
+        copies_(weight_.storage != Storage::PACKED ||
+                (Kind::IS_CODES && blocks_ >= BLOCKS_OF_COPY)) {
+    weight_.data = group_.weight;
   }
 
   void run() {
-    const bool packed = weight_.storage == Storage::PACKED;
     const int64_t all = weight_.steps();
-    const int64_t tiles = packed && blocks_ == 1 ? 1 : (all + TILE_STEPS - 1) / TILE_STEPS;
-    const int64_t most = (all + tiles - 1) / tiles;
+    const int64_t tiles = !copies_ && blocks_ == 1 ? 1 : (all + TILE_STEPS - 1) / TILE_STEPS;
+    const int64_t most = tile_steps((all + tiles - 1) / tiles);
     const size_t num_sums = (tiles == 1 ? 1 : panels_ * blocks_) * BLOCK_SUMS;
     Arena memory(task_scratch().take(Arena::bytes<float>(num_sums) +
-                                     (packed ? 0 : panels_ * most * Kind::STEP_BYTES)));
+                                     (copies_ ? panels_ * most * Converted::STEP_BYTES : 0)));
     sums_ = memory.array<float>(num_sums);
-    char* filled = packed ? nullptr : memory.array<char>(panels_ * most * Kind::STEP_BYTES);
+    char* filled = copies_ ? memory.array<char>(panels_ * most * Converted::STEP_BYTES) : nullptr;
     for (int64_t step = 0; step < all; step += most) {
       const int64_t steps = std::min(most, all - step);
-      if (!packed) fill_tiles(weight_, first_, first_ + panels_, step, steps, filled);
+      if (copies_) fill(step, steps, filled);
       for (int64_t p = 0; p < panels_; p++) {
-        const char* tile = packed ? weight_.packed_tile(first_ + p, step)
-                                  : filled + p * steps * Kind::STEP_BYTES;
+        const char* tile = copies_ ? filled + p * steps * Converted::STEP_BYTES
+                                   : weight_.packed_tile(first_ + p, step);
         for (int64_t b = 0; b < blocks_; b++)
           multiply(tile, step, steps, p, b, sums_ + (tiles == 1 ? 0 : p * blocks_ + b) * BLOCK_SUMS);
       }
@@ -178,6 +219,20 @@ class Strip {
  private:
   static constexpr int64_t BLOCK_SUMS = MOST_ROWS * PANEL;
 
+  // A tile has whole groups of k, unless there is only one.
+  int64_t tile_steps(int64_t least) const {
+    if (!Kind::IS_CODES || weight_.scale_groups() == 1) return least;
+    return (least + weight_.group_steps() - 1) / weight_.group_steps() * weight_.group_steps();
+  }
+
+  void fill(int64_t step, int64_t steps, char* tiles) const {
+    if constexpr (Kind::IS_CODES) {
+      convert_tile<Kind>(weight_.packed_tile(first_, step), steps, tiles);
+    } else {
+      fill_tiles(weight_, first_, first_ + panels_, step, steps, tiles);
+    }
+  }
+
   void multiply(const char* tile, int64_t step, int64_t steps, int64_t p, int64_t b, float* sums) {
     const Block block = left_.block(task_.group, task_.first_block + b);
     const bool is_last = step + steps == weight_.steps();
@@ -185,16 +240,45 @@ class Strip {
     const Columns columns{column, std::min(width, weight_.results() - column)};
     if (is_last) expect(call_, block, columns);
     const uint32_t* words = left_.wait_for(task_.group, task_.first_block + b);
-    multiply_for<Kind>(block.count)(words + step * block.count, tile, steps, sums, PANEL, step == 0,
-                                    ahead_of(tile, p, b, steps));
-    if (is_last) finish(call_, call_.groups[task_.group].bias, block, columns, sums);
+    const Multiply kernel = Kind::IS_CODES && copies_ ? multiply_for<Converted>(block.count)
+                                                      : multiply_for<Kind>(block.count);
+    if constexpr (Kind::IS_CODES) {
+      multiply_codes(kernel, words, block.count, tile, step, steps, p, b, sums);
+    } else {
+      kernel(words + step * block.count, tile, steps, sums, PANEL, step == 0,
+             ahead_of(tile, p, b, steps));
+    }
+    if (is_last) finish(call_, group_.bias, block, columns, sums);
+  }
+
+  // Sums over each group of k, scaled. If there is one group only, they are scaled at the end.
+  void multiply_codes(Multiply kernel, const uint32_t* words, int rows, const char* tile,
+                      int64_t step, int64_t steps, int64_t p, int64_t b, float* sums) const {
+    const int64_t groups = weight_.scale_groups(), end = step + steps;
+    const int64_t size = groups == 1 ? steps : weight_.group_steps();
+    const int64_t bytes = copies_ ? Converted::STEP_BYTES : Kind::STEP_BYTES;
+    const float* row_sums =
+        group_.scales.zeros ? left_.sums(task_.group, task_.first_block + b) : nullptr;
+    float parts[BLOCK_SUMS];
+    for (int64_t at = step; at < end; at += size) {
+      const int64_t count = std::min(size, end - at), g = groups == 1 ? 0 : at / size;
+      float* to = groups == 1 ? sums : parts;
+      const char* from = tile + (at - step) * bytes;
+      kernel(words + at * rows, from, count, to, PANEL, groups > 1 || step == 0,
+             ahead_of(from, p, b, count));
+      if (groups == 1 && end != weight_.steps()) return;
+      const int64_t scale = ((first_ + p) * groups + g) * PANEL;
+      add_scaled(to, rows, group_.scales.scales + scale,
+                 row_sums ? group_.scales.zeros + scale : nullptr, row_sums + g * rows, g == 0,
+                 sums);
+    }
   }
 
   // What to prefetch while a block of rows meets a tile: for the first block more of this tile; for
   // the others, which find it in the cache, the next panel.
   Ahead ahead_of(const char* tile, int64_t p, int64_t block, int64_t steps) const {
-    if (weight_.storage != Storage::PACKED) return {};
-    if (block == 0) return {tile + AHEAD_STEPS * Kind::STEP_BYTES, Kind::STEP_BYTES};
+    if (copies_) return {};
+    if (block == 0) return {tile + AHEAD_BYTES, Kind::STEP_BYTES};
     const int64_t fetching = blocks_ > 4 ? MOST_FETCHING_BLOCKS : blocks_ > 2 ? 2 : 1;
     if (block > fetching || first_ + p + 1 == task_.last_panel) return {};
     const int64_t share = Kind::STEP_BYTES / fetching;
@@ -204,8 +288,10 @@ class Strip {
   const Matmul& call_;
   const Left& left_;
   const MatmulTask& task_;
+  const RowGroup& group_;
   Weight weight_;
   const int64_t first_, panels_, blocks_;
+  const bool copies_;  // tiles are brought into order, or converted, in memory of this task
   float* sums_ = nullptr;
 };
 
@@ -214,6 +300,24 @@ void run(const Matmul& call, const Left& left, const MatmulTask& task) {
   const int64_t most = call.weight.storage == Storage::PACKED ? 1 : PANELS_IN_PLACE;
   for (int64_t panel = task.first_panel; panel < task.last_panel; panel += most)
     Strip<Kind>(call, left, task, panel, std::min(most, task.last_panel - panel)).run();
+}
+
+template <class Pairs, class Singles>
+void run_codes(const Matmul& call, const Left& left, const MatmulTask& task) {
+  call.weight.depth() == 2 ? run<Pairs>(call, left, task) : run<Singles>(call, left, task);
+}
+
+void run(const Matmul& call, const Left& left, const MatmulTask& task) {
+  switch (call.weight.codes) {
+    case Codes::INT8: return run_codes<Int8Pairs, Int8Singles>(call, left, task);
+    case Codes::INT4: return run_codes<Int4Pairs, Int4Singles>(call, left, task);
+    case Codes::NONE: break;
+  }
+  switch (call.weight.number) {
+    case Number::BFLOAT16: return run<Bfloat16>(call, left, task);
+    case Number::FLOAT16: return run<Float16>(call, left, task);
+    case Number::FLOAT32: return run<Float32>(call, left, task);
+  }
 }
 
 std::vector<MatmulTask> plan(const Matmul& call, int64_t threads) {
@@ -229,15 +333,11 @@ std::vector<MatmulTask> plan(const Matmul& call, int64_t threads) {
 void matmul(Pool& pool, const Matmul& call) {
   const std::vector<MatmulTask> tasks = plan(call, std::max<int64_t>(1, pool.threads()));
   if (tasks.empty()) return;
-  Left left(call, reinterpret_cast<uint32_t*>(call_scratch().take(Left::bytes(call))));
+  Left left(call, call_scratch().take(Left::bytes(call)));
   const int64_t packs = left.num_blocks();
   parallel_for(pool, packs + (int64_t)tasks.size(), [&](int64_t i) {
     if (i < packs) return left.pack(i);
-    switch (call.weight.number) {
-      case Number::BFLOAT16: return run<Bfloat16>(call, left, tasks[i - packs]);
-      case Number::FLOAT16: return run<Float16>(call, left, tasks[i - packs]);
-      case Number::FLOAT32: return run<Float32>(call, left, tasks[i - packs]);
-    }
+    run(call, left, tasks[i - packs]);
   });
 }
 

@@ -21,6 +21,7 @@ struct RowGroup {
   int64_t begin, end;  // in `rows`
   const char* weight;
   const float* bias;  // or null
+  Scales scales;      // of integers
 };
 
 struct Matmul {

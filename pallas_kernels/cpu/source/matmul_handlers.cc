@@ -21,10 +21,17 @@ std::vector<int32_t> live_rows(int64_t rows, const AnyBuffer& positions, char* o
   return live;
 }
 
+// The scales of one of several weights of integers.
+Scales scales_of(const Weight& weight, int64_t group) {
+  if (weight.codes == Codes::NONE) return {};
+  const int64_t at = group * weight.scale_count();
+  return {weight.scales.scales + at, weight.scales.zeros ? weight.scales.zeros + at : nullptr};
+}
+
 // The rows that share a weight. Rows beyond all groups are padding.
 std::vector<RowGroup> groups_of(const AnyBuffer& sizes, int64_t rows, const Weight& weight,
                                 const float* bias) {
-  if (!is_given(sizes)) return {{0, rows, weight.data, bias}};
+  if (!is_given(sizes)) return {{0, rows, weight.data, bias, weight.scales}};
   std::vector<RowGroup> groups;
   int64_t begin = 0;
   const int64_t count = sizes.element_count();
@@ -32,7 +39,7 @@ std::vector<RowGroup> groups_of(const AnyBuffer& sizes, int64_t rows, const Weig
     const int64_t end = begin + integers_of(sizes)[g];
     require(end >= begin && end <= rows, "groups have more rows than x");
     groups.push_back({begin, end, weight.data + g * weight.bytes(),
-                      bias ? bias + g * weight.outputs : nullptr});
+                      bias ? bias + g * weight.outputs : nullptr, scales_of(weight, g)});
     begin = end;
   }
   return groups;
@@ -46,7 +53,8 @@ void check(const Weight& weight, const AnyBuffer& data, const AnyBuffer& bias, i
   require(weight.inputs > 0 && weight.outputs > 0, "a weight cannot be empty");
   require(!weight.gated() || weight.outputs % 2 == 0,
           "a gated weight has an even number of outputs");
-  require(bytes_in(data) == weight.bytes() * groups, "the weight has another size");
+  const int64_t bytes = weight.codes == Codes::NONE ? bytes_in(data) : (int64_t)data.element_count();
+  require(bytes == weight.bytes() * groups, "the weight has another size");
   require(!is_given(bias) || (int64_t)bias.element_count() == groups * weight.outputs,
           "the bias has another size");
 }
@@ -61,18 +69,50 @@ int64_t duration(const Weight& weight, const std::vector<RowGroup>& groups) {
          groups.back().end * weight.inputs * weight.outputs / MULTIPLY_ADDS_PER_NS;
 }
 
+Codes codes_of(const AnyBuffer& data) {
+  switch (data.element_type()) {
+    case DataType::S8: return Codes::INT8;
+    case DataType::U8: return Codes::INT4;
+    default: return Codes::NONE;
+  }
+}
+
+// Integers become bfloat16 if x is rounded to it, else float32.
+Weight codes_weight(const AnyBuffer& data, bool is_rounded, int64_t inputs, int64_t outputs,
+                    Gate gate) {
+  return {bytes_of(data), is_rounded ? Number::BFLOAT16 : Number::FLOAT32, Storage::PACKED,
+          inputs, outputs, gate, codes_of(data)};
+}
+
+// The scales of a weight of integers, which all have `group` inputs.
+void add_scales(Weight& weight, const AnyBuffer& scales, const AnyBuffer& zeros, int64_t group,
+                int64_t groups) {
+  require(group > 0 && (group >= weight.inputs || group % weight.depth() == 0),
+          "a step must not have two scales");
+  weight.group = group;
+  const int64_t count = groups * weight.scale_count();
+  weight.scales.scales = floats_of(scales, count);
+  if (is_given(zeros)) weight.scales.zeros = floats_of(zeros, count);
+}
+
 void handle(XlaPool pool, AnyBuffer x, AnyBuffer data, AnyBuffer norm_weight, AnyBuffer norm_bias,
-            AnyBuffer bias, AnyBuffer residual, AnyBuffer positions, AnyBuffer sizes, Result out,
-            int32_t storage, int64_t outputs, int32_t gate, int32_t activation, int32_t norm,
-            float eps, float norm_offset) {
+            AnyBuffer bias, AnyBuffer residual, AnyBuffer positions, AnyBuffer sizes,
+            AnyBuffer scales, AnyBuffer zeros, Result out, int32_t storage, int64_t outputs,
+            int32_t gate, int32_t activation, int32_t norm, float eps, float norm_offset,
+            int64_t group, bool rounded) {
   require(x.dimensions().size() == 2, "x must be [rows, inputs]");
   const int64_t rows = dimension(x, 0), inputs = dimension(x, 1);
-  const Weight weight{bytes_of(data), number_of(data), storage_of(storage), inputs, outputs,
-                      one_of(gate, Gate::PAIRS, "gate must be 0, 1 or 2")};
+  const Gate gates = one_of(gate, Gate::PAIRS, "gate must be 0, 1 or 2");
+  const int64_t weights = is_given(sizes) ? (int64_t)sizes.element_count() : 1;
+  Weight weight = codes_of(data) == Codes::NONE
+                      ? Weight{bytes_of(data), number_of(data), storage_of(storage), inputs,
+                               outputs, gates}
+                      : codes_weight(data, rounded, inputs, outputs, gates);
   const NormKind kind = one_of(norm, NormKind::LAYER, "norm must be 0, 1 or 2");
   const Activation function =
       one_of(activation, Activation::GELU_TANH, "activation must be 0, 1 or 2");
-  check(weight, data, bias, is_given(sizes) ? (int64_t)sizes.element_count() : 1);
+  check(weight, data, bias, weights);
+  if (weight.codes != Codes::NONE) add_scales(weight, scales, zeros, group, weights);
   const int64_t results = weight.results();
   require(dimension(*out, 0) == rows && dimension(*out, 1) == results, "wrong result shape");
   require(!is_given(residual) || (residual.element_type() == DataType::F32 &&
@@ -120,6 +160,26 @@ void handle_pack(XlaPool pool, AnyBuffer data, Result out, bool gated, int32_t s
   }
 }
 
+void handle_pack_codes(XlaPool pool, AnyBuffer data, Result out, int64_t inputs, bool gated,
+                       bool rounded) {
+  require(data.dimensions().size() == 3, "the weight must be a matrix per group");
+  require(codes_of(data) != Codes::NONE, "integers must be int8, or two of 4 bits in a uint8");
+  const int64_t groups = dimension(data, 0);
+  Weight weight = codes_weight(data, rounded, inputs, dimension(data, 2),
+                               gated ? Gate::HALVES : Gate::NONE);
+  const int64_t rows = weight.codes == Codes::INT4 ? inputs / 2 : inputs;
+  require(weight.inputs > 0 && weight.outputs > 0, "a weight cannot be empty");
+  require(dimension(data, 1) == rows && inputs % (weight.codes == Codes::INT4 ? 2 : 1) == 0,
+          "the weight has another number of inputs");
+  require(!gated || weight.outputs % 2 == 0, "a gated weight has an even number of outputs");
+  require((int64_t)out->element_count() == groups * weight.packed_bytes(), "wrong result size");
+  char* to = static_cast<char*>(out->untyped_data());
+  for (int64_t g = 0; g < groups; g++) {
+    pack_codes(pool, weight, to + g * weight.packed_bytes());
+    weight.data += rows * weight.outputs;
+  }
+}
+
 void handle_norm(XlaPool pool, AnyBuffer x, AnyBuffer weight, AnyBuffer bias, AnyBuffer positions,
                  Result out, float eps, float offset) {
   require(x.dimensions().size() == 2, "x must be [rows, width]");
@@ -142,6 +202,7 @@ void handle_norm(XlaPool pool, AnyBuffer x, AnyBuffer weight, AnyBuffer bias, An
 }  // namespace jengine
 
 JENGINE_HANDLER(pack, jengine::handle_pack, "gated", "storage")
+JENGINE_HANDLER(pack_codes, jengine::handle_pack_codes, "inputs", "gated", "rounded")
 JENGINE_HANDLER(normalize, jengine::handle_norm, "eps", "offset")
 JENGINE_HANDLER(matmul, jengine::handle, "storage", "outputs", "gate", "activation", "norm", "eps",
-                "norm_offset")
+                "norm_offset", "group", "rounded")

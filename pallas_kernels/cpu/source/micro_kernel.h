@@ -28,6 +28,8 @@ inline int64_t size_of(Number number) { return number == Number::FLOAT32 ? 4 : 2
 // for each row and step: two bfloat16, or one float32.
 struct Bfloat16 {
   using Vector = Words;
+  using Converted = Bfloat16;  // of integers: the numbers that stand for them
+  static constexpr bool IS_CODES = false;
   static constexpr int64_t DEPTH = 2, STEP_BYTES = 4 * PANEL;  // numbers of k in a step
   static Vector read(const char* at, int v) { return load<Words>(at + v * sizeof(Words)); }
   static Floats add(Floats sum, uint32_t left, Vector right) {
@@ -36,6 +38,8 @@ struct Bfloat16 {
 };
 struct Float32 {
   using Vector = Floats;
+  using Converted = Float32;
+  static constexpr bool IS_CODES = false;
   static constexpr int64_t DEPTH = 1, STEP_BYTES = 4 * PANEL;
   static Vector read(const char* at, int v) { return load<Floats>(at + v * sizeof(Floats)); }
   static Floats add(Floats sum, uint32_t left, Vector right) {
@@ -43,6 +47,7 @@ struct Float32 {
   }
 };
 struct Float16 : Float32 {
+  using Converted = Float16;
   static constexpr int64_t STEP_BYTES = 2 * PANEL;
   static Vector read(const char* at, int v) {
     return from_float16(load<Halves>(at + v * sizeof(Halves)));
@@ -72,7 +77,7 @@ void multiply(const uint32_t* left, const char* right, int64_t steps, float* sum
     for (int v = 0; v < VECTORS; v++) columns[v] = Kind::read(right, v);
     if (ahead.at) {
       prefetch(ahead.at);
-      prefetch(ahead.at + ahead.bytes / 2);
+      if (ahead.bytes > 64) prefetch(ahead.at + ahead.bytes / 2);
       ahead.at += ahead.bytes;
     }
 #pragma GCC unroll 12

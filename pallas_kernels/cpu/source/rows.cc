@@ -105,4 +105,25 @@ void pack_rows(const Activations& x, const int32_t* rows, int count, Number numb
   interleave_rows(words, count, pitch, steps, to);
 }
 
+void sum_groups(const uint32_t* words, int count, int64_t steps, int64_t size, Number number,
+                float* to) {
+  for (int64_t begin = 0; begin < steps; begin += size) {
+    const int64_t end = std::min(steps, begin + size);
+    for (int r = 0; r < count; r++) {
+      Floats sums{};
+      for (int64_t step = begin; step < end; step += LANES) {
+        Words some{};
+        for (int64_t i = 0; i < std::min<int64_t>(LANES, end - step); i++)
+          some[i] = words[(step + i) * count + r];
+        if (number == Number::BFLOAT16) {
+          sums += (Floats)(some << 16) + (Floats)(some & 0xffff0000u);
+        } else {
+          sums += (Floats)some;
+        }
+      }
+      *to++ = total(sums);
+    }
+  }
+}
+
 }  // namespace jengine

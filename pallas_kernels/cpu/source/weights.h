@@ -23,17 +23,35 @@ enum class Gate : int32_t {
   PAIRS = 2,   // a gate, what it multiplies, the next gate: a panel's columns are those of the weight
 };
 
+// What a packed weight holds: numbers, or integers of few bits. Those stand for
+// (integer - zero) * scale, with a scale and a zero for each output and group of inputs.
+enum class Codes : int32_t { NONE = 0, INT8 = 1, INT4 = 2 };
+
+struct Scales {
+  const float* scales = nullptr;  // [panels, groups of inputs, 32 columns]
+  const float* zeros = nullptr;   // of the same shape, or null
+};
+
 struct Weight {
   const char* data;
-  Number number;
+  Number number;  // of integers: those they are converted into
   Storage storage;
   int64_t inputs, outputs;
   Gate gate;
+  Codes codes = Codes::NONE;
+  int64_t group = 0;  // inputs that share a scale
+  Scales scales = {};
 
   int64_t number_bytes() const { return size_of(number); }
   int64_t depth() const { return number == Number::BFLOAT16 ? 2 : 1; }  // numbers of k in a step
   int64_t steps() const { return (inputs + depth() - 1) / depth(); }
-  int64_t step_bytes() const { return PANEL * number_bytes() * depth(); }
+  int64_t step_bytes() const {
+    return codes == Codes::NONE ? PANEL * number_bytes() * depth()
+                                : PANEL * depth() / (codes == Codes::INT4 ? 2 : 1);
+  }
+  int64_t group_steps() const { return (group + depth() - 1) / depth(); }
+  int64_t scale_groups() const { return (inputs + group - 1) / group; }
+  int64_t scale_count() const { return panels() * scale_groups() * PANEL; }
   bool gated() const { return gate != Gate::NONE; }
   int64_t results() const { return gated() ? outputs / 2 : outputs; }
   int64_t results_in_panel() const { return gated() ? PANEL / 2 : PANEL; }
@@ -59,6 +77,10 @@ struct Weight {
 
 // Packs a weight that is stored otherwise, panels in parallel.
 void pack(Pool& pool, const Weight& weight, char* to);
+
+// Packs integers that are stored as [inputs, outputs], or, of 4 bits, as pairs of inputs in a byte,
+// the first in its lower half.
+void pack_codes(Pool& pool, const Weight& weight, char* to);
 
 // Writes the tiles of panels [first, last) for steps [step, step + steps), a panel after the other.
 void fill_tiles(const Weight& weight, int64_t first, int64_t last, int64_t step, int64_t steps,

@@ -1,0 +1,177 @@
+"""Weights of int8 and int4 in the CPU kernels, which convert them in registers.
+
+Prepared: packed codes, and scales and zeros in float32 in the order of the weight's panels. Sums of
+a group of inputs are scaled, so weights are not rounded to the model's dtype in between.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array
+
+from jengine.layers.initializer import Initializer
+from jengine.layers.moe import Picked
+from jengine.layers.norm import RowNorm
+from jengine.quantization.cpu import PACKED, fused, grouped, groups_of
+from jengine.quantization.on_load import QuantizedOnLoad
+from jengine.quantization.quantized import QuantizedWeights
+from jengine.quantization.scheme import (
+    Around,
+    Specs,
+    Stored,
+    Tensors,
+    TensorSpec,
+    WeightShape,
+    mixed,
+)
+from jengine.weight_formats import WeightFormat
+from pallas_kernels.cpu import codes as kernels
+from pallas_kernels.cpu.matmul import PANEL, Scales
+
+MIDDLE = {"int8": 128, "int4": 8}  # what zeros are stored larger by
+
+
+@dataclass(frozen=True)
+class CpuCodes:
+    """Weights of a checkpoint, or rounded at load."""
+
+    given: QuantizedWeights | QuantizedOnLoad
+
+    @property
+    def takes_declared(self) -> bool:
+        """No."""
+        return False
+
+    @property
+    def quantized(self) -> QuantizedWeights:
+        """The scheme of the codes before they are packed."""
+        given = self.given
+        return given.quantized if isinstance(given, QuantizedOnLoad) else given
+
+    @property
+    def format(self) -> WeightFormat:
+        """The numbers."""
+        return self.given.format
+
+    def fits(self, weight: WeightShape) -> bool:
+        """Whether the kernels take groups of this size."""
+        return kernels.scales_fit(self._group(weight), weight.matrix[0], self.given.dtype)
+
+    def declared(self, weight: WeightShape, dtype: Any, init: Initializer) -> Specs:
+        """As where XLA multiplies."""
+        return self.given.declared(weight, dtype, init)
+
+    def prepared(self, weight: WeightShape, dtype: Any) -> Specs:
+        """Codes in panels, and their scales."""
+        own, (inputs, outputs) = self.given.dtype, weight.matrix
+        codes = kernels.packed_codes_shape(inputs, outputs, self.format.bits, own, weight.gated)
+        scales = codes[0], self.format.groups(inputs), PANEL
+        kind = jnp.int8 if self.format.bits == 8 else jnp.uint8
+        shapes = {"weight": (codes, kind), "scale": (scales, jnp.float32)}
+        if self.format.zeros:
+            shapes["zero"] = shapes["scale"]
+        return {
+            name: TensorSpec(
+                (*groups_of(weight), *shape), (None,) * (len(groups_of(weight)) + 3), kind,
+                Initializer(),
+            )
+            for name, (shape, kind) in shapes.items()
+        }  # fmt: skip
+
+    def prepare(self, weight: WeightShape, tensors: Tensors) -> Tensors:
+        """Rounded, if they are not yet, and packed."""
+        if isinstance(self.given, QuantizedOnLoad):
+            tensors = self.given.prepare(weight, tensors)
+        flat = {
+            name: array.reshape(*groups_of(weight), -1, weight.matrix[1])
+            for name, array in tensors.items()
+        }
+        found = {
+            "weight": kernels.pack_codes(
+                flat["weight"], weight.matrix[0], self.given.dtype, weight.gated
+            ),
+            "scale": kernels.pack_scales(flat["scale"], weight.gated),
+        }
+        if self.format.zeros:
+            zeros = flat["zero"].astype(jnp.float32) - MIDDLE[self.format.values]
+            found["zero"] = kernels.pack_scales(zeros, weight.gated)
+        return found
+
+    def unpack(self, weight: WeightShape, tensors: Tensors) -> Tensors:
+        """The tensors of the quantized weight that were packed."""
+        (inputs, outputs), gated = weight.matrix, weight.gated
+        found = {
+            "weight": kernels.unpack_codes(
+                tensors["weight"], inputs, outputs, self.given.dtype, gated
+            ),
+            "scale": kernels.unpack_scales(tensors["scale"], outputs, gated),
+        }
+        if self.format.zeros:
+            zeros = kernels.unpack_scales(tensors["zero"], outputs, gated)
+            found["zero"] = (zeros + MIDDLE[self.format.values]).astype(jnp.uint8)
+        specs = self.quantized.prepared(weight, self.given.dtype)
+        return {name: array.reshape(specs[name].shape) for name, array in found.items()}
+
+    def restore(self, weight: WeightShape, tensors: Tensors) -> Tensors:
+        """Unpacked; weights that were rounded are plain again, and stay rounded."""
+        return self.given.restore(weight, self.unpack(weight, tensors))
+
+    def multiply(self, weight: WeightShape, x: Array, tensors: Tensors) -> Array:
+        """One matmul, nothing fused."""
+        if weight.gated:  # packed for a fused gate only, so both halves are wanted as they are
+            return self.quantized.multiply(weight, x, self.unpack(weight, tensors))
+        return self.apply(weight, x, tensors, Around())
+
+    def lookup(self, weight: WeightShape, indices: Array, tensors: Tensors) -> Array:
+        """Tables are not quantized."""
+        return self.quantized.lookup(weight, indices, tensors)
+
+    def normalize(self, norm: RowNorm, x: Array) -> Array:
+        """In a kernel, since XLA's sums over a row depend on the number of rows."""
+        return PACKED.normalize(norm, x)
+
+    def softmax(self, x: Array) -> Array:
+        """Sums in a kernel, for the same reason."""
+        return PACKED.softmax(x)
+
+    def apply(self, weight: WeightShape, x: Array, tensors: Tensors, around: Around) -> Array:
+        """All in one call."""
+        return fused(weight, x, tensors["weight"], around, scales=self._scales(weight, tensors))
+
+    def multiply_groups(
+        self,
+        weight: WeightShape,
+        x: Array,
+        tensors: Tensors,
+        sizes: Array,
+        activation: str | None = None,
+    ) -> Array:
+        """Each row by its group's matrix; groups without rows and padding cost nothing."""
+        scales = self._scales(weight, tensors)
+        return grouped(weight, x, tensors["weight"], sizes, activation, scales=scales)
+
+    def mix_experts(
+        self,
+        gate_up: Stored,
+        down: Stored,
+        x: Array,
+        picked: Picked,
+        activation: str,
+        live: Array | None,
+    ) -> Array:
+        """Two grouped matmuls."""
+        return mixed(self, gate_up, down, x, picked, activation, live)
+
+    def _scales(self, weight: WeightShape, tensors: Tensors) -> Scales:
+        return Scales(tensors["scale"], tensors.get("zero"), self._group(weight), self.given.dtype)
+
+    def _group(self, weight: WeightShape) -> int:
+        return self.format.group or weight.matrix[0]
+
+
+def kernels_take(format: WeightFormat) -> bool:
+    """Whether the kernels multiply by weights of this format, in groups of any even size."""
+    return format.values in MIDDLE and format.activations is None

@@ -1,0 +1,115 @@
+"""Integers of 8 and 4 bits as the matmul takes them, and their scales.
+
+Packed codes are bytes [panels, steps, bytes of a step]; `pallas_kernels/cpu/source/codes.h` says
+where a step's codes are. Scales are [panels, groups of inputs, 32 columns], as the weight's panels.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.typing import DTypeLike
+
+from pallas_kernels.cpu.library import load, target
+from pallas_kernels.cpu.matmul import PANEL, depth, packed_shape
+
+if TYPE_CHECKING:  # shapes are for readers and type checkers
+    from jaxtyping import Float, Float32
+
+HALF_PANEL, COLUMNS_OF_PAIRS = PANEL // 2, PANEL // 4
+
+
+def packed_codes_shape(
+    inputs: int, outputs: int, bits: int, dtype: DTypeLike, gated: bool = False
+) -> tuple[int, int, int]:
+    """The shape of the packed codes of a weight [inputs, outputs], to be multiplied in `dtype`."""
+    panels, steps, columns, deep = packed_shape(inputs, outputs, dtype, gated)
+    return panels, steps, columns * deep * bits // 8
+
+
+def scales_fit(group: int, inputs: int, dtype: DTypeLike) -> bool:
+    """Whether the matmul takes scales of so many inputs: no step of its has two."""
+    return group >= inputs or group % depth(dtype) == 0
+
+
+def pack_codes(codes: Array, inputs: int, dtype: DTypeLike, gated: bool = False) -> Array:
+    """The packed form of codes [*weights, inputs, outputs] of int8, or, of 4 bits and unsigned (8
+    is zero), of pairs of inputs in uint8, the first in the lower half."""
+    load()
+    *weights, _, outputs = codes.shape
+    shape = packed_codes_shape(inputs, outputs, bits_of(codes), dtype, gated)
+    call = jax.ffi.ffi_call(
+        target("pack_codes"), jax.ShapeDtypeStruct((math.prod(weights), *shape), codes.dtype)
+    )
+    packed = call(
+        codes.reshape(-1, *codes.shape[-2:]), inputs=np.int64(inputs), gated=bool(gated),
+        rounded=depth(dtype) == 2,
+    )  # fmt: skip
+    return packed.reshape(*weights, *shape)
+
+
+def unpack_codes(
+    packed: Array, inputs: int, outputs: int, dtype: DTypeLike, gated: bool = False
+) -> Array:
+    """The codes that were packed."""
+    *weights, panels, steps, _ = packed.shape
+    deep, flat = depth(dtype), packed.reshape(-1, panels, steps, packed.shape[-1])
+    if bits_of(packed) == 8:
+        columns = flat.reshape(-1, panels, steps, PANEL, deep)
+        return _matrix(columns, inputs, outputs, gated).reshape(*weights, inputs, outputs)
+    if deep == 2:  # [columns, k, 2 bytes, 2 halves], halves and bytes being columns apart
+        halves = _halves(flat.reshape(-1, panels, steps, COLUMNS_OF_PAIRS, deep, 2))
+        columns = jnp.moveaxis(halves.reshape(*halves.shape[:5], 4), -1, 3)
+    else:
+        columns = jnp.moveaxis(_halves(flat), -1, 3)
+    columns = columns.reshape(-1, panels, steps, PANEL, deep)
+    codes = _matrix(columns, inputs, outputs, gated)
+    pairs = codes[:, 0::2] | codes[:, 1::2] << 4
+    return pairs.reshape(*weights, inputs // 2, outputs)
+
+
+def pack_scales(
+    scales: Float[Array, "*weights groups outputs"], gated: bool = False
+) -> Float32[Array, "*weights panels groups 32"]:
+    """Scales, or zeros, in the order of a weight's panels."""
+    *weights, groups, outputs = scales.shape
+    halves = 2 if gated else 1
+    width, results = PANEL // halves, outputs // halves
+    padded = scales.astype(jnp.float32).reshape(-1, groups, halves, results)
+    padded = jnp.pad(padded, ((0, 0), (0, 0), (0, 0), (0, -results % width)))
+    parts = padded.reshape(-1, groups, halves, padded.shape[-1] // width, width)
+    return parts.transpose(0, 3, 1, 2, 4).reshape(*weights, parts.shape[3], groups, PANEL)
+
+
+def unpack_scales(
+    packed: Float32[Array, "*weights panels groups 32"], outputs: int, gated: bool = False
+) -> Float32[Array, "*weights groups outputs"]:
+    """The inverse."""
+    *weights, panels, groups, _ = packed.shape
+    columns = packed.reshape(-1, panels, groups, PANEL, 1)
+    return _matrix(columns, groups, outputs, gated).reshape(*weights, groups, outputs)
+
+
+def bits_of(codes: Array) -> int:
+    """Codes of four bits are in uint8."""
+    return 8 if codes.dtype == jnp.int8 else 4
+
+
+def _halves(pairs: Array) -> Array:
+    """Lower and upper half of each byte, in a new last dimension."""
+    return jnp.stack((pairs & 15, pairs >> 4), -1)
+
+
+def _matrix(columns: Array, inputs: int, outputs: int, gated: bool) -> Array:
+    """[weights, panels, steps, 32, depth] to [weights, inputs, outputs]."""
+    weights, panels, steps, _, deep = columns.shape
+    halves = 2 if gated else 1
+    width = PANEL // halves
+    parts = columns.reshape(weights, panels, steps, halves, width, deep)
+    whole = parts.transpose(0, 2, 5, 3, 1, 4).reshape(weights, steps * deep, halves, -1)
+    return whole[:, :inputs, :, : outputs // halves].reshape(weights, inputs, outputs)

@@ -1,0 +1,101 @@
+// Integers of 8 and 4 bits as the micro kernel's right operand, converted in registers.
+//
+// Both fit into bfloat16 exactly, so sums have the bits of those with a converted copy of the
+// weight. In pairs a step has two numbers of k for each of 32 columns, in singles one.
+#pragma once
+
+#include "micro_kernel.h"
+
+namespace jengine {
+
+typedef int8_t Bytes __attribute__((vector_size(LANES)));
+
+constexpr int INT4_MIDDLE = 8;  // codes of 4 bits are unsigned: 0 stands for -8
+
+inline Floats from_integers(Ints values) { return __builtin_convertvector(values, Floats); }
+
+// Two small integers for each lane to a word of two bfloat16.
+inline Words to_pair(Ints low, Ints high) {
+  return ((Words)from_integers(low) >> 16) | (Words)from_integers(high);
+}
+
+#if defined(JENGINE_AVX512)
+// -8 ... 7 in bfloat16, twice: the lowest 5 bits of an index count, and a code has 4.
+inline __m512i int4_table() {
+  alignas(64) static constexpr uint16_t VALUES[32] = {
+      0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80, 0x0000, 0x3f80, 0x4000,
+      0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0, 0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040,
+      0xc000, 0xbf80, 0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0};
+  return _mm512_load_si512(VALUES);
+}
+#endif
+
+// [32 columns][2 k] of int8.
+struct Int8Pairs : Bfloat16 {
+  static constexpr bool IS_CODES = true;
+  static constexpr int64_t STEP_BYTES = 2 * PANEL;
+  static Words read(const char* at, int v) {
+    at += 2 * LANES * v;
+#if defined(JENGINE_AVX512) && defined(__AVX512BF16__)
+    const __m512 low = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load<__m128i>(at)));
+    const __m512 high = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load<__m128i>(at + 16)));
+    return (Words)_mm512_cvtne2ps_pbh(high, low);
+#else
+    const Words both = widened(load<Halves>(at));
+    return to_pair((Ints)(both << 24) >> 24, (Ints)(both << 16) >> 24);
+#endif
+  }
+};
+
+// [8 columns][2 k] of 16 bits each, in which columns 8 apart follow each other, lowest bits first.
+struct Int4Pairs : Bfloat16 {
+  static constexpr bool IS_CODES = true;
+  static constexpr int64_t STEP_BYTES = PANEL;
+  static Words read(const char* at, int v) {
+#if defined(JENGINE_AVX512)
+    const __m512i both = _mm512_broadcast_i64x4(load<__m256i>(at));
+    const __m256i low = _mm256_set1_epi16((short)(8 * v)), high = _mm256_set1_epi16((short)(8 * v + 4));
+    const __m512i shifts = _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
+    return (Words)_mm512_permutexvar_epi16(_mm512_srlv_epi16(both, shifts), int4_table());
+#else
+    constexpr int PARTS = 8 / LANES;
+    const Words both = load<Words>(at + v % PARTS * 4 * LANES) >> (4 * (v / PARTS));
+    return to_pair((Ints)(both & 15u) - INT4_MIDDLE, (Ints)((both >> 16) & 15u) - INT4_MIDDLE);
+#endif
+  }
+};
+
+// [32 columns] of int8.
+struct Int8Singles : Float32 {
+  static constexpr bool IS_CODES = true;
+  static constexpr int64_t STEP_BYTES = PANEL;
+  static Floats read(const char* at, int v) {
+    return from_integers(__builtin_convertvector(load<Bytes>(at + LANES * v), Ints));
+  }
+};
+
+// [16 columns] of 8 bits each, the lower half of which belongs to columns 0 to 15.
+struct Int4Singles : Float32 {
+  static constexpr bool IS_CODES = true;
+  static constexpr int64_t STEP_BYTES = PANEL / 2;
+  static Floats read(const char* at, int v) {
+    const int column = LANES * v;
+    const Ints both = __builtin_convertvector(load<Bytes>(at + column % 16), Ints);
+    return from_integers(((both >> (4 * (column / 16))) & 15) - INT4_MIDDLE);
+  }
+};
+
+// Converts steps of a panel into the numbers that stand for them.
+template <class Kind>
+void convert_tile(const char* codes, int64_t steps, char* to) {
+  using Vector = typename Kind::Vector;
+  for (int64_t step = 0; step < steps; step++, codes += Kind::STEP_BYTES)
+    for (int v = 0; v < VECTORS; v++, to += sizeof(Vector)) store(to, Kind::read(codes, v));
+}
+
+extern template Multiply multiply_for<Int8Pairs, 0>(int);
+extern template Multiply multiply_for<Int4Pairs, 0>(int);
+extern template Multiply multiply_for<Int8Singles, 0>(int);
+extern template Multiply multiply_for<Int4Singles, 0>(int);
+
+}  // namespace jengine

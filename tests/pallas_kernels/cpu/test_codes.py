@@ -1,0 +1,165 @@
+"""Matmuls with integers of 8 and 4 bits equal numpy on every shape, group size and surrounding, and
+have the same bits for a row alone and in any batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax import Array
+
+from pallas_kernels.choice import cpu_problem
+from pallas_kernels.cpu.codes import (
+    pack_codes,
+    pack_scales,
+    packed_codes_shape,
+    scales_fit,
+    unpack_codes,
+    unpack_scales,
+)
+from pallas_kernels.cpu.matmul import RowNorm, Scales, matmul
+
+problem = cpu_problem()
+pytestmark = pytest.mark.skipif(bool(problem), reason=problem or "runs")
+
+DTYPES = ["bfloat16", "float32"]
+# rows, inputs, outputs, group: one row, partial panels, partial groups, one group, many tiles.
+SHAPES = [
+    (1, 8, 5, 4),
+    (2, 64, 96, 64),
+    (13, 70, 33, 32),
+    (12, 130, 70, 130),
+    (40, 130, 48, 16),
+    (40, 1100, 48, 2000),
+    (210, 3300, 40, 128),
+]
+
+
+class Case:
+    """A random weight of integers, declared and packed, with what it stands for."""
+
+    def __init__(
+        self, inputs: int, outputs: int, group: int, *, bits: int = 4, zeros: bool = False,
+        dtype: str = "bfloat16", gated: bool = False, weights: tuple[int, ...] = (),
+    ) -> None:  # fmt: skip
+        draw = np.random.default_rng(inputs + outputs + group)
+        groups = -(-inputs // group)
+        low, high = (-128, 128) if bits == 8 else (0, 16)
+        codes = draw.integers(low, high, (*weights, inputs, outputs))
+        scales = draw.uniform(0.01, 0.1, (*weights, groups, outputs)).astype(np.float32)
+        self.zeros = draw.integers(-8, 8, scales.shape).astype(np.float32) if zeros else None
+        signed = codes - (8 if bits == 4 else 0)
+        middle = 0 if self.zeros is None else np.repeat(self.zeros, group, -2)[..., :inputs, :]
+        self.weight = (signed - middle) * np.repeat(scales, group, -2)[..., :inputs, :]
+        self.codes = jnp.asarray(codes, jnp.int8 if bits == 8 else jnp.uint8)
+        if bits == 4:
+            self.codes = self.codes[..., 0::2, :] | self.codes[..., 1::2, :] << 4
+        self.packed = pack_codes(self.codes, inputs, dtype, gated)
+        self.given = jnp.asarray(scales)
+        self.scales = Scales(
+            pack_scales(self.given, gated),
+            None if self.zeros is None else pack_scales(jnp.asarray(self.zeros), gated),
+            group,
+            dtype,
+        )
+
+
+def random(*shape: int, seed: int) -> Array:
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+
+
+def rounded(x: Any, dtype: str) -> np.ndarray:
+    narrow = jnp.asarray(x, jnp.float32).astype(dtype)
+    return np.asarray(narrow.astype(jnp.float32), np.float64)
+
+
+def check(found: Any, expected: np.ndarray, inputs: int) -> None:
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4 * inputs**0.5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize(("rows", "inputs", "outputs", "group"), SHAPES)
+def test_equals_numpy(
+    dtype: str, bits: int, zeros: bool, rows: int, inputs: int, outputs: int, group: int
+) -> None:
+    case = Case(inputs, outputs, group, bits=bits, zeros=zeros, dtype=dtype)
+    assert case.packed.shape == packed_codes_shape(inputs, outputs, bits, dtype)
+    back = unpack_codes(case.packed, inputs, outputs, dtype)
+    np.testing.assert_array_equal(back, case.codes)
+    np.testing.assert_array_equal(unpack_scales(case.scales.scale, outputs), case.given)
+    x = random(rows, inputs, seed=0)
+    found = matmul(x, case.packed, outputs, scales=case.scales)
+    check(found, rounded(x, dtype) @ case.weight, inputs)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("inner", [16, 21, 80])
+def test_what_surrounds_it(dtype: str, bits: int, inner: int) -> None:
+    case = Case(34, 2 * inner, 16, bits=bits, zeros=True, dtype=dtype, gated=True)
+    back = unpack_codes(case.packed, 34, 2 * inner, dtype, gated=True)
+    np.testing.assert_array_equal(back, case.codes)
+    np.testing.assert_array_equal(unpack_scales(case.scales.scale, 2 * inner, True), case.given)
+    x, bias, residual = random(9, 34, seed=0), random(2 * inner, seed=1), random(9, inner, seed=2)
+    norm = RowNorm("rms", random(34, seed=3), None, 1e-5)
+    found = matmul(
+        x, case.packed, 2 * inner, gate="halves", activation="silu", norm=norm, bias=bias,
+        residual=residual, scales=case.scales,
+    )  # fmt: skip
+    exact = np.asarray(x, np.float64)
+    normed = exact / np.sqrt((exact**2).mean(-1, keepdims=True) + 1e-5) * np.asarray(norm.weight)
+    both = rounded(normed, dtype) @ case.weight + np.asarray(bias)
+    gate, rest = both[:, :inner], both[:, inner:]
+    expected = gate / (1 + np.exp(-gate)) * rest + np.asarray(residual)
+    # The norm's last bit may round a bfloat16 the other way.
+    tolerance = 5e-2 if dtype == "bfloat16" else 1e-4
+    np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize("sizes", [[3, 0, 9, 1], [40, 1, 0, 2], [0, 0, 0, 0]])
+def test_each_group_of_rows_has_its_own_matrix(zeros: bool, sizes: list[int]) -> None:
+    case = Case(34, 46, 16, zeros=zeros, weights=(4,))
+    x = random(sum(sizes) + 3, 34, seed=0).at[sum(sizes) :].set(jnp.nan)
+    options: dict[str, Any] = {"gate": "pairs", "activation": "silu"}
+    by_group = jnp.asarray(sizes, jnp.int32)
+    found = matmul(x, case.packed, 46, sizes=by_group, scales=case.scales, **options)
+    np.testing.assert_array_equal(found[sum(sizes) :], 0)
+    for group, (end, size) in enumerate(zip(np.cumsum(sizes), sizes, strict=True)):
+        own = case.scales._replace(
+            scale=case.scales.scale[group], zero=None if not zeros else case.scales.zero[group]
+        )
+        rows = x[end - size : end]
+        alone = matmul(rows, case.packed[group], 46, scales=own, **options)
+        np.testing.assert_array_equal(found[end - size : end], alone)
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.data())
+def test_a_row_has_the_same_bits_in_any_batch(data: st.DataObject) -> None:
+    inputs, outputs = 2 * data.draw(st.integers(1, 90)), data.draw(st.integers(1, 70))
+    case = Case(
+        inputs, outputs, data.draw(st.sampled_from([2, 16, 64, inputs])),
+        bits=data.draw(st.sampled_from([4, 8])), zeros=data.draw(st.booleans()),
+        dtype=data.draw(st.sampled_from(DTYPES)),
+    )  # fmt: skip
+    x = random(61, inputs, seed=0)
+    order = np.asarray(data.draw(st.permutations(range(61)))[: data.draw(st.integers(1, 61))])
+    whole = np.asarray(matmul(x, case.packed, outputs, scales=case.scales))
+    part = np.asarray(matmul(x[order], case.packed, outputs, scales=case.scales))
+    np.testing.assert_array_equal(part, whole[order])
+
+
+def test_scales_that_a_step_would_have_two_of_are_refused() -> None:
+    assert scales_fit(2, 64, "bfloat16") and scales_fit(3, 64, "float32")
+    assert scales_fit(65, 65, "bfloat16") and not scales_fit(3, 64, "bfloat16")
+    case = Case(64, 40, 3)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="must not have two scales"):
+        matmul(random(2, 64, seed=0), case.packed, 40, scales=case.scales).block_until_ready()
