@@ -90,6 +90,7 @@ class ProgramTotals(msgspec.Struct, frozen=True):
     unexpected: int = 0  # compilations after warm-up, for which a step had to wait
     useful_tokens: int = 0
     computed_tokens: int = 0  # padding included
+    awaited: int = 0  # programs that are compiled right now while a step waits for them
 
     def plus(self, other: ProgramTotals) -> ProgramTotals:
         """The programs of both."""
@@ -100,6 +101,7 @@ class ProgramTotals(msgspec.Struct, frozen=True):
             self.unexpected + other.unexpected,
             self.useful_tokens + other.useful_tokens,
             self.computed_tokens + other.computed_tokens,
+            self.awaited + other.awaited,
         )
 
 

@@ -65,6 +65,7 @@ class TokenDelta(msgspec.Struct, kw_only=True, gc=False):
     weights_version: int = 0
     message: str | None = None
     engine_lost: bool = False  # why it ended: another engine may answer the same request
+    refused: bool = False  # by the core, before it ran: `message` is a RequestError's
     times: RequestTimes | None = None  # with the first tokens, and with the end
 
 
@@ -147,6 +148,7 @@ class RequestOutput:
     weight_version: int = 0
     error: str | None = None
     engine_lost: bool = False  # the error: another engine may answer the same request
+    refused: bool = False  # the error says what is wrong with the request, which never ran
 
     @property
     def captured(self) -> dict[str, np.ndarray] | None:

@@ -29,7 +29,8 @@ from jengine.assembly.progress import progress_factory
 from jengine.assembly.replica_checks import check_replicas, check_version
 from jengine.config import CacheConfig
 from jengine.distributed.process_replicas import ProcessReplicas
-from jengine.engine.process.client import START_SECONDS, ProcessClient, Tell
+from jengine.engine.process.beginning import START_SECONDS, Tell
+from jengine.engine.process.client import ProcessClient
 from jengine.engine.process.mailbox import Mailbox
 from jengine.engine.process.messages import Progress
 from jengine.errors import ConfigError

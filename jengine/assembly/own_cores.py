@@ -11,7 +11,8 @@ from pathlib import Path
 from jengine.assembly.args import EngineArgs
 from jengine.assembly.cores import join_desk, launch_cores, shut_down
 from jengine.distributed.joining import JoinDesk
-from jengine.engine.process.client import START_SECONDS, ProcessClient, Tell
+from jengine.engine.process.beginning import START_SECONDS, Tell
+from jengine.engine.process.client import ProcessClient
 from jengine.engine.process.messages import Ready
 from jengine.engine.process.network import Door
 

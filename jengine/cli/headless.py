@@ -19,7 +19,7 @@ from jengine.assembly.cores import secret_of
 from jengine.assembly.engine_process import model_folder, shown
 from jengine.assembly.own_cores import OwnCores
 from jengine.distributed.joining import JoinedHost
-from jengine.engine.process.client import START_SECONDS
+from jengine.engine.process.beginning import START_SECONDS
 from jengine.engine.process.network import Door, checked_host, own_address
 from jengine.errors import ConfigError, EngineDead, JengineError
 

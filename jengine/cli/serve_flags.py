@@ -49,7 +49,7 @@ SERVER_HELP = {
     "strict_requests": "refuse requests with unknown fields",
     "request_timeout": "seconds after which a request is aborted",
     "shutdown_timeout": "seconds that open requests get after SIGTERM",
-    "stall_timeout": "seconds without a step after which health turns red",
+    "stall_timeout": "seconds without a step after which health turns red (compiling: ten times)",
     "sse_keep_alive_interval": "seconds between comments in an idle stream; 0: none",
     "timeout_keep_alive": "seconds that an idle connection stays open",
     "metrics_compat": "prefix of the metrics' names; vllm: for dashboards made for vLLM",

@@ -52,6 +52,11 @@ class DataParallelCore:
         """How often the parameters were replaced; the same in every replica."""
         return self.replicas[0].weights_version
 
+    @property
+    def is_compiling(self) -> bool:
+        """Whether a step of one waits for a program that is being compiled."""
+        return any(replica.is_compiling for replica in self.replicas)
+
     def check(self, wire: WireRequest) -> None:
         """Raise a RequestError if no schedule could ever answer a request."""
         self.replicas[0].check(wire)

@@ -69,6 +69,11 @@ class FollowingCore:
         """How often the parameters were replaced."""
         return self._version
 
+    @property
+    def is_compiling(self) -> bool:
+        """Unknown here: steps of this process run while the leader's do."""
+        return False
+
     def check(self, wire: WireRequest) -> None:
         """Raise a RequestError if no schedule could ever answer a request."""
         self._check(wire)

@@ -42,6 +42,11 @@ class LeadingCore:
         """How often the parameters were replaced."""
         return self.core.weights_version
 
+    @property
+    def is_compiling(self) -> bool:
+        """Whether a step waits for a program that is being compiled here."""
+        return self.core.is_compiling
+
     def check(self, wire: WireRequest) -> None:
         """Raise a RequestError if no schedule could ever answer a request."""
         self.core.check(wire)

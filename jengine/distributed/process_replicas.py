@@ -226,6 +226,11 @@ class ProcessReplicas:
             for index, core in enumerate(self.cores)
         ]
 
+    @property
+    def is_compiling(self) -> bool:
+        """Whether a step of one of them waits for a program that is being compiled."""
+        return self.state().compiling
+
     def call(self, method: str, arguments: bytes) -> list[bytes]:
         """The results of a call in every core that lives, one after the other."""
         found = self._ask(lambda core: core.call(method, arguments))

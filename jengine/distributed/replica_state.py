@@ -40,6 +40,7 @@ def whole_state(parts: Sequence[Part]) -> CoreState:
         counts=together([one.counts for one in parts]),
         steps=sum(one.state.steps for one in parts),
         stepping=max((one.stepping for one in living), default=0.0),
+        compiling=any(one.compiling for one in living),
         paused=any(one.paused for one in living),
         dropped_frames=sum(one.state.dropped_frames for one in parts),
         age=max((one.age for one in living), default=0.0),
@@ -53,6 +54,7 @@ def _named(part: Part, count: int) -> PartState:
         steps=part.state.steps,
         open_requests=part.open_requests,
         age=part.state.age,
+        compiling=part.state.compiling,
         death=None if part.death is None else str(part.death),
     )
 

@@ -103,6 +103,7 @@ class Answer:
             weight_version=self._weights_version,
             error=next((item.error for item in self.completions if item.error), None),
             engine_lost=any(item.engine_lost for item in self.completions),
+            refused=any(item.refused for item in self.completions),
         )
 
     def _note(self, completion: Completion, delta: TokenDelta) -> None:

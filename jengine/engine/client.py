@@ -90,6 +90,11 @@ class EngineClient(Protocol):
         """Run steps again."""
         ...
 
+    @property
+    def is_compiling(self) -> bool:
+        """Whether a step waits for a program that is being compiled, as far as known."""
+        ...
+
     def state(self) -> CoreState:
         """What the core is doing, as it said a moment ago. Never waits, whatever it is doing."""
         ...
@@ -237,8 +242,14 @@ class InProcessClient:
             counts=self._counts,
             steps=self._steps,
             stepping=0.0 if began is None else now - began,
+            compiling=began is not None and self.is_compiling,
             age=now - self._counted,
         )
+
+    @property
+    def is_compiling(self) -> bool:
+        """Whether a step waits for a program that is being compiled."""
+        return self.core.is_compiling
 
     def _count_if_free(self) -> None:
         if self._stepping.acquire(blocking=False):
@@ -308,5 +319,9 @@ class InProcessClient:
 def refused(wire: WireRequest, error: RequestError) -> TokenDelta:
     """The only delta of a request that the core refuses."""
     return TokenDelta(
-        request_id=wire.request_id, token_ids=[], finish_reason="error", message=str(error)
+        request_id=wire.request_id,
+        token_ids=[],
+        finish_reason="error",
+        message=str(error),
+        refused=True,
     )

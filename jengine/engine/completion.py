@@ -35,6 +35,7 @@ class Completion:
         self.timing = timing
         self.error: str | None = None
         self.engine_lost = False
+        self.refused = False
         self.captured: list[dict[str, np.ndarray]] = []
         self.transcript = Transcript(
             tokenizer,
@@ -59,6 +60,7 @@ class Completion:
         done = len(self.transcript.token_ids)
         self.error = self.error or delta.message
         self.engine_lost |= delta.engine_lost
+        self.refused |= delta.refused
         self.num_cached_tokens = delta.num_cached_tokens
         cut_short = self.transcript.push(delta.token_ids, delta.finish_reason, delta.stop_reason)
         if delta.finish_reason and not self.transcript.finished:

@@ -52,6 +52,11 @@ class EngineCore:
         """Whether `step` has something to do or to return."""
         return self.scheduler.has_unfinished or bool(self.undelivered)
 
+    @property
+    def is_compiling(self) -> bool:
+        """Whether a step waits for a program that is being compiled."""
+        return self.programs().awaited > 0
+
     def check(self, wire: WireRequest) -> None:
         """Raise a RequestError if no schedule could ever answer a request."""
         refuse_impossible(wire, self.scheduler.config, self.scheduler.cache)

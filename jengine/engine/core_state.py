@@ -14,6 +14,7 @@ class PartState(msgspec.Struct, frozen=True, kw_only=True):
     steps: int = 0  # ended since the start
     open_requests: int = 0  # of this front
     age: float = 0.0  # seconds since it said something
+    compiling: bool = False  # its step waits for a program
     death: str | None = None  # how it has died
 
 
@@ -24,6 +25,7 @@ class CoreState(msgspec.Struct, frozen=True, kw_only=True):
     counts: Counts = Counts()
     steps: int = 0  # ended since the start
     stepping: float = 0.0  # seconds that the step in progress has taken so far; 0: none runs
+    compiling: bool = False  # that step waits for a program, as far as the core knows
     paused: bool = False
     dropped_frames: int = 0  # messages of fronts that could not be read
     age: float = 0.0  # seconds since the core said this

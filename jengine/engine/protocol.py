@@ -27,6 +27,11 @@ class Core(Protocol):
         """How often the parameters were replaced."""
         ...
 
+    @property
+    def is_compiling(self) -> bool:
+        """Whether a step waits for a program that is being compiled here. Any thread may ask."""
+        ...
+
     def check(self, wire: WireRequest) -> None:
         """Raise a RequestError if no schedule could ever answer a request.
 

@@ -24,6 +24,7 @@ from jengine.server.chat.fields import ChatRequest
 from jengine.server.completions import endpoint as completions
 from jengine.server.completions.fields import CompletionRequest
 from jengine.server.errors import api_error
+from jengine.server.examples import EXAMPLES
 from jengine.server.http.auth import Access, Authentication, Keys
 from jengine.server.http.body import Ignored
 from jengine.server.http.json_response import json_response
@@ -55,7 +56,7 @@ class Endpoint(NamedTuple):
 
 async def schema(service: Service, http: Request) -> Response:
     """All routes and the fields of their bodies."""
-    return json_response(document(ENDPOINTS))
+    return json_response(document(ENDPOINTS, EXAMPLES))
 
 
 ENDPOINTS: tuple[Endpoint, ...] = (
@@ -92,6 +93,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint("POST", "/start_profile", Access.ADMIN, admin.start_profile),
     Endpoint("POST", "/stop_profile", Access.ADMIN, admin.stop_profile),
     Endpoint("GET", "/openapi.json", Access.PUBLIC, schema),
+    Endpoint("GET", "/docs", Access.PUBLIC, page.docs),
 )
 
 

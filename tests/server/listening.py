@@ -70,7 +70,9 @@ class Listening(NamedTuple):
 
 
 def until(
-    holds: Callable[[], bool], otherwise: Callable[[], str], seconds: float = PATIENCE
+    holds: Callable[[], Any],
+    otherwise: Callable[[], str] = lambda: "it never came to that",
+    seconds: float = PATIENCE,
 ) -> None:
     """Wait until something holds."""
     end = time.monotonic() + seconds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
+from jengine.errors import RequestError
+from jengine.server.http.body import decoded
 from tests.engine.scripted import told
 from tests.server.serving import error_of, events, letters, serving
 
@@ -228,6 +231,35 @@ def test_unknown_fields_are_named(client: TestClient) -> None:
     with serving(strict_requests=True) as strict:
         error = error_of(strict.post(PATH, json={"prompt": "a", "stream_usage": True}), 400)
         assert error["param"] == "stream_usage"
+
+
+def test_what_only_the_core_refuses_is_the_clients_fault(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise RequestError("top_k=7: this core cannot.")
+
+    monkeypatch.setattr("jengine.engine.core.EngineCore.add", refuse)
+    for stream in (False, True):
+        error = error_of(client.post(PATH, json={"prompt": "a", "stream": stream}), 400)
+        assert error["message"] == "top_k=7: this core cannot." and error["param"] == "top_k"
+
+
+def test_a_large_body_is_decoded_beside_the_loop(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = []
+
+    def watched(*given: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return decoded(*given)
+
+    monkeypatch.setattr("jengine.server.http.body.decoded", watched)
+    client.post(PATH, json={"prompt": "a"})
+    client.post(PATH, json={"prompt": "a", "user": "b" * 300_000})
+    small, large = threads
+    assert small != large
+    assert client.post(PATH, json={"prompt": [0] * 200_000}).status_code == 400
 
 
 def test_the_request_id_comes_back(client: TestClient) -> None:

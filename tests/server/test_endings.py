@@ -6,7 +6,6 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import httpx2
@@ -15,6 +14,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from jengine.assembly.engine import Engine
+from jengine.counts import ProgramTotals
 from jengine.distributed.replica_state import lost_request
 from jengine.engine.core_state import CoreState, PartState
 from jengine.outputs import TokenDelta
@@ -24,6 +24,7 @@ from jengine.server.serving.draining import drain
 from jengine.server.serving.monitor import judge, monitor
 from jengine.server.serving.progress_watch import ProgressWatch
 from tests.engine.scripted import script_of, scripted_engine
+from tests.server.listening import until
 from tests.server.serving import error_of, letters, letters_engine, service_of, serving
 
 PATH = "/v1/completions"
@@ -34,13 +35,6 @@ def slow_engine(seconds: float = 0.01) -> Engine:
     engine = letters_engine()
     script_of(engine).step_seconds = seconds
     return engine
-
-
-def until(is_so: Callable[[], Any]) -> None:
-    end = time.monotonic() + 20
-    while not is_so():
-        assert time.monotonic() < end
-        time.sleep(0.005)
 
 
 def begun(engine: Engine) -> int:
@@ -261,6 +255,31 @@ def test_a_request_whose_core_was_lost_may_be_sent_again(monkeypatch: pytest.Mon
             response = client.post(PATH, json={**LONG, "stream": stream})
             assert "core 1 of 2 has died" in error_of(response, 503)["message"]
             assert int(response.headers["Retry-After"]) > 0
+
+
+def test_a_step_that_waits_for_its_program_has_more_time(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    engine = slow_engine(0.001)
+    core = engine.client.core  # type: ignore[attr-defined]
+    awaited = [1]
+    monkeypatch.setattr(core, "programs", lambda: ProgramTotals(awaited=awaited[0]))
+    script = script_of(engine)
+    with serving(engine, stall_timeout=0.3) as client:
+        service = service_of(client)
+        watching = client.portal.start_task_soon(monitor, service)  # type: ignore[union-attr]
+        asking = Asking(client, {**LONG, "max_tokens": 900})
+        until(lambda: script.steps > 5)
+        script.step_seconds = 1.5
+        until(lambda: service.watch is not None and (service.watch.age or 0) > 0.9)
+        assert service.phase is Phase.SERVING, "compiling takes its time"
+        awaited[0] = 0
+        until(lambda: service.phase is Phase.STALLED)
+        script.step_seconds = 0.0
+        assert asking.answer().status_code == 200
+        service.phase = Phase.DEAD
+        watching.result(5)
+    assert "Thread 0x" in capfd.readouterr().err
 
 
 class Client:

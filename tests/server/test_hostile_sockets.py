@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from jengine.server.http import patience
+from jengine.server.http import body, patience
 from tests.server.listening import Client, Listening, listening
 
 MIB = 2**20
@@ -121,11 +121,23 @@ def test_a_client_that_sends_its_head_slowly_is_given_up(
         client.leave()
 
 
+def test_a_body_that_comes_slowly_is_given_up(
+    server: Listening, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(body, "BODY_TIMEOUT", 0.2)
+    client = Client(server.port)
+    client.sock.sendall(REQUEST + b"Content-Length: 100\r\n\r\n{")
+    assert still_serves(server), "others are not held up"
+    assert client.status == 408
+    assert b"did not arrive within 0.2 seconds" in client.read_until(b"}}")
+    client.leave()
+
+
 def test_a_reader_that_does_not_read_holds_up_nobody(server: Listening) -> None:
     lazy = Client(server.port)
     lazy.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    body = {"prompt": "abc", "max_tokens": 300, "ignore_eos": True, "stream": True, "logprobs": 5}
-    lazy.send("/v1/completions", body)
+    asked = {"prompt": "abc", "max_tokens": 300, "ignore_eos": True, "stream": True, "logprobs": 5}
+    lazy.send("/v1/completions", asked)
     for _ in range(5):
         assert still_serves(server)
     assert b"data: [DONE]" in lazy.read_until(b"data: [DONE]")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -13,11 +14,12 @@ from starlette.testclient import TestClient
 from jengine.outputs import RequestMetrics
 from jengine.server.app import ENDPOINTS, make_app
 from jengine.server.formats.request_metrics import PerRequestMetrics, per_request_metrics
+from jengine.server.phase import Phase
 from jengine.server.serving import monitor
 from jengine.server.serving.service import Service
 from jengine.server.settings import ServerSettings
 from tests.engine.scripted import script_of
-from tests.server.serving import NAME, events, letters_engine, serving
+from tests.server.serving import NAME, events, letters_engine, service_of, serving
 
 ASK = {"model": NAME, "prompt": "abc", "max_tokens": 4, "temperature": 0}
 
@@ -53,6 +55,25 @@ def test_what_was_answered_is_counted(prefix: str) -> None:
     http = {"handler": "/v1/completions", "method": "POST"}
     assert value(found, "http_requests_total", **http, status="2xx") == 3
     assert value(found, "http_request_duration_seconds_count", **http) == 3
+
+
+def test_a_clock_that_jumps_changes_no_duration(monkeypatch: pytest.MonkeyPatch) -> None:
+    days, real = itertools.cycle([0, -1e6, 1e6]), time.time
+    monkeypatch.setattr(time, "time", lambda: real() + next(days))
+    body = {**ASK, "max_tokens": 20, "stream": True}
+    with serving(enable_per_request_metrics=True, stall_timeout=0.5) as client:
+        service = service_of(client)
+        watching = client.portal.start_task_soon(monitor.monitor, service)  # type: ignore[union-attr]
+        for _ in range(3):
+            assert events(client.post("/v1/completions", json=body))
+        answer = client.post("/v1/completions", json=ASK).json()
+        found = scraped(client)
+        assert client.get("/health").status_code == 200 and service.phase is Phase.SERVING
+        service.phase = Phase.DEAD
+        watching.result(5)
+    seconds = {name: took for name, took in found.items() if "_seconds_sum" in name}
+    assert seconds and all(0 <= took < 60 for took in seconds.values()), seconds
+    assert all(0 <= took < 60_000 for name, took in answer["metrics"].items() if "_ms" in name)
 
 
 def test_clients_cannot_make_series() -> None:

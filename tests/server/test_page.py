@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 
-from jengine.server.app import make_app
-from jengine.server.routes.page import FILE, page
+from jengine.server.app import ENDPOINTS, make_app
+from jengine.server.routes.page import FOLDER, page
 from jengine.server.settings import ServerSettings
 from tests.client.scripted_server import ScriptedServer, answer, serving
 from tests.server.browser import Page, browser, chromium
@@ -70,10 +70,24 @@ def said(view: Page, number: int = 1) -> str:
     return str(view.value("[...document.querySelectorAll('.text')].at(-1).textContent"))
 
 
-def test_the_page_loads_nothing_from_elsewhere() -> None:
-    text = FILE.read_text(encoding="utf-8")
+@pytest.mark.parametrize("name", ["page.html", "docs.html"])
+def test_the_pages_load_nothing_from_elsewhere(name: str) -> None:
+    text = (FOLDER / name).read_text(encoding="utf-8")
     assert not re.findall(r"""(?:src|href)\s*=\s*["'](?!data:)|https?://|@import|url\(""", text)
     assert "innerHTML" not in text, "text of a model must not become elements"
+
+
+@needs_browser
+def test_the_api_is_shown_with_every_route(shown: Page) -> None:
+    with serving(make_app(letters_engine(), ServerSettings())) as url:
+        shown.problems.clear()
+        shown.open(f"{url}/docs")
+        shown.until("document.querySelectorAll('details').length")
+        text = str(shown.value("document.getElementById('routes').textContent"))
+        assert not shown.problems
+    for endpoint in ENDPOINTS:
+        assert endpoint.path.replace(":path}", "}") in text, endpoint.path
+    assert f"curl {url}/v1/chat/completions" in text and "list of object" in text
 
 
 @needs_browser

@@ -17,7 +17,7 @@ from tests.server.serving import NAME, error_of, letters_engine, service_of, ser
 KEYS = {"api_key": ("first", "second"), "admin_key": ("master",)}
 PUBLIC = {
     "/", "/health", "/health/live", "/health/ready", "/ping", "/version", "/load", "/metrics",
-    "/openapi.json",
+    "/openapi.json", "/docs",
 }  # fmt: skip
 
 

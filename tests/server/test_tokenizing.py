@@ -145,6 +145,16 @@ def test_the_schema_tells_every_route_and_every_field(client: TestClient) -> Non
     assert "ErrorBody" in document["components"]["schemas"]
 
 
+def test_the_schema_has_a_body_that_each_route_answers(client: TestClient) -> None:
+    for path, methods in client.get("/openapi.json").json()["paths"].items():
+        for method, operation in methods.items():
+            if "requestBody" in operation:
+                body = operation["requestBody"]["content"]["application/json"]["example"]
+                response = client.request(method, path, json=body, headers=ADMIN)
+                assert response.status_code == 200, (path, response.text)
+                assert "x-jengine-ignored-fields" not in response.headers
+
+
 def test_browsers_of_other_origins() -> None:
     with serving(allowed_origins=("https://a.example",), api_key=("k",)) as client:
         asks = {"Origin": "https://a.example", "Access-Control-Request-Method": "POST"}

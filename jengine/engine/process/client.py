@@ -7,10 +7,7 @@ outputs. Every wait ends when the core dies. Must not know who started the core,
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from collections import deque
-from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
@@ -20,6 +17,9 @@ from jengine.counts import Counts
 from jengine.engine.core_state import CoreState
 from jengine.engine.own_process import OwnProcess
 from jengine.engine.process.asking import Asking
+from jengine.engine.process.beginning import START_SECONDS, Beginning, Tell
+from jengine.engine.process.core_log import log
+from jengine.engine.process.life import Life, WhenDead
 from jengine.engine.process.mailbox import Mailbox
 from jengine.engine.process.messages import (
     AbortRequest,
@@ -62,14 +62,8 @@ from jengine.request import WireRequest
 from jengine.scheduler.refusal import refuse_impossible
 
 logger = logging.getLogger(__name__)
-Tell = Callable[[Progress], None]
-WhenDead = Callable[[EngineDead], None]
-# The name of a core's process in log records, as vLLM's users know it.
-CORE_NAME = "EngineCore"
 # What to do when the engine of a single core has died.
 ADVICE = "Create a new engine."
-# Seconds without a word from a core that is starting, after which it is given up.
-START_SECONDS = 600.0
 
 
 class Child(Protocol):
@@ -110,12 +104,10 @@ class ProcessClient:
         self.contents = HeldContents()  # of the core's cache, if it tells
         self._own = OwnProcess()
         self._mailbox = Mailbox() if mailbox is None else mailbox
-        self._told: list[WhenDead] = [self._mailbox.fail] if mailbox is None else []
         self._asking = Asking(self._send)
-        self._changed = threading.Condition()  # around the next two
-        self._failure: EngineDead | None = None
-        self._start: deque[Progress | Ready | NotReady] = deque()
-        self._ready: Ready | None = None
+        told = [self._asking.fail] if mailbox else [self._asking.fail, self._mailbox.fail]
+        self._life = Life(told)
+        self._beginning = Beginning(self._life)
         self._cache: CacheCoordinator | None = None
         self._state, self._heard = CoreState(), time.monotonic()
         self._socket = SocketLoop(
@@ -132,26 +124,9 @@ class ProcessClient:
 
         Raises the error that the core met, or EngineDead if it died or fell silent.
         """
-        while self._ready is None:
-            with self._changed:
-                if not self._changed.wait_for(lambda: self._start or self._failure, seconds):
-                    raise EngineDead(
-                        f"the engine core has not become ready and has said nothing for "
-                        f"{seconds:g} s. Its log may say why; a larger timeout waits longer."
-                    )
-                news = self._start.popleft() if self._start else None
-            match news:
-                case None:
-                    self.check_alive()
-                case Progress():
-                    if tell is not None:
-                        tell(news)
-                case NotReady(failure):
-                    raise failure.error
-                case Ready():
-                    self._cache = CacheCoordinator(news.cache)
-                    self._ready = news
-        return self._ready
+        ready = self._beginning.wait(tell, seconds)
+        self._cache = self._cache or CacheCoordinator(ready.cache)
+        return ready
 
     # --- requests --------------------------------------------------------------------------------
 
@@ -162,8 +137,9 @@ class ProcessClient:
 
     def check(self, wire: WireRequest) -> None:
         """Raise a RequestError if no schedule could ever answer this request."""
-        assert self._ready is not None and self._cache is not None, "the core is not ready"
-        refuse_impossible(wire, self._ready.schedule, self._cache)
+        ready = self._beginning.ready
+        assert ready is not None and self._cache is not None, "the core is not ready"
+        refuse_impossible(wire, ready.schedule, self._cache)
 
     def add(self, wire: WireRequest) -> None:
         """Queue a request, or raise a RequestError if no schedule could ever answer it."""
@@ -233,6 +209,11 @@ class ProcessClient:
         return msgspec.structs.replace(self._state, age=time.monotonic() - self._heard)
 
     @property
+    def is_compiling(self) -> bool:
+        """Whether a step waits for a program that is being compiled, as the core said last."""
+        return self._state.compiling
+
+    @property
     def weights_version(self) -> int:
         """How often the parameters were replaced, as the core said last."""
         return self._state.counts.weights_version
@@ -242,7 +223,7 @@ class ProcessClient:
     @property
     def is_alive(self) -> bool:
         """Whether the core has not died, as far as known."""
-        return self._failure is None
+        return self._life.failure is None
 
     def check_process(self) -> None:
         """Raise EngineDead in a fork of the process that made this client."""
@@ -251,28 +232,15 @@ class ProcessClient:
     def check_alive(self) -> None:
         """Raise EngineDead if the core has stopped or belongs to another process."""
         self._own.check()
-        if self._failure is not None:
-            raise EngineDead(str(self._failure)) from self._failure
+        self._life.check()
 
     def when_dead(self, tell: WhenDead) -> None:
         """Have a function called, from a thread of this client's, when the core has died."""
-        with self._changed:
-            self._told.append(tell)
-            failure = self._failure
-        if failure is not None:
-            tell(failure)
+        self._life.when_dead(tell)
 
     def die(self, reason: EngineDead) -> None:
         """The core is gone: fail everything that waits for it. The first reason counts."""
-        with self._changed:
-            if self._failure is not None:
-                return
-            self._failure = reason
-            told = list(self._told)
-            self._changed.notify_all()
-        self._asking.fail(reason)
-        for tell in told:
-            tell(reason)
+        self._life.end(reason)
 
     def dump_stacks(self) -> None:
         """Have the core write the stacks of its threads to stderr, if it is this process's own."""
@@ -281,8 +249,7 @@ class ProcessClient:
 
     def exited(self, how: str, seconds: float) -> None:
         """The core's process has ended. Its own last message says more, if it arrives in time."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._failure or self._refused, seconds)
+        self._beginning.wait_for_end(seconds)
         self.die(EngineDead(f"{how}. {ADVICE}"))
 
     def shutdown(self) -> None:
@@ -294,14 +261,10 @@ class ProcessClient:
             self._send(Leave() if self.child is None else Shutdown())
             self.die(EngineDead("the engine was shut down."))
             self._socket.close()
-            if self.child is not None and self._ready is not None:
+            if self.child is not None and self._beginning.ready is not None:
                 self.child.end()
             elif self.child is not None:
                 self.child.kill()  # it may be busy for minutes, and has nothing to lose yet
-
-    @property
-    def _refused(self) -> bool:
-        return any(isinstance(news, NotReady) for news in self._start)
 
     def _disconnected(self) -> None:
         if self.child is None:  # else its end is reported, with the reason
@@ -343,21 +306,8 @@ class ProcessClient:
             case StepFailed(failure):
                 self._mailbox.interrupt(failure.error)
             case Progress() | Ready() | NotReady():
-                with self._changed:
-                    self._start.append(message)
-                    self._changed.notify_all()
+                self._beginning.note(message)
             case Dead(failure):
                 self.die(EngineDead(failure.text))
             case LogRecord():
                 log(message)
-
-
-def log(told: LogRecord) -> None:
-    """A line of the core's log, to the handlers of this process. `processName` tells them apart."""
-    found = logging.getLogger(told.name)
-    if found.isEnabledFor(told.level):
-        record = found.makeRecord(
-            told.name, told.level, told.path, told.line, "%s", (told.text,), None
-        )
-        record.created, record.process, record.processName = told.created, told.process, CORE_NAME
-        found.handle(record)

@@ -79,6 +79,7 @@ class StepLoop:
             counts=self._counts.later(now - self._counted),
             steps=self._steps,
             stepping=0.0 if began is None else now - began,
+            compiling=began is not None and self._client.is_compiling,
             paused=self._paused,
             dropped_frames=dropped_frames,
         )

@@ -57,6 +57,7 @@ class CompileLedger:
 
     entries: dict[Key, LedgerEntry] = field(default_factory=dict)
     warm_up_seconds: float = 0.0
+    awaited: int = 0  # programs that are compiled right now while a step waits for them
     # Programs still to be compiled in the background, and how many steps would have run in each.
     to_come: dict[Key, int] = field(default_factory=dict)
     # Variants that warm-up leaves out: the first step that needs one waits for its program.
@@ -121,7 +122,7 @@ class CompileLedger:
             late += entry.compiles if entry.after_warm_up else 0
             useful += entry.useful_tokens
             computed += entry.runs * entry.bucket.num_tokens
-        return ProgramTotals(compiles, seconds, late, useful, computed)
+        return ProgramTotals(compiles, seconds, late, useful, computed, self.awaited)
 
     def as_dicts(self) -> list[dict[str, object]]:
         """For JSON."""

@@ -131,7 +131,11 @@ class Programs:
                 "left it out; compilation_config['variants'] says what is compiled at the start",
                 bucket, features,
             )  # fmt: skip
-        compiled, entry = self.compiler.compile(bucket, features)
+        self.ledger.awaited += 1
+        try:
+            compiled, entry = self.compiler.compile(bucket, features)
+        finally:
+            self.ledger.awaited -= 1
         if self._warm:
             entry.after_warm_up = True
             logger.info("compiled in %.2f s", entry.seconds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Iterator
 
 from jengine.outputs import CompletionOutput, RequestOutput
@@ -46,7 +47,8 @@ class ChatChunks:
                 if events := b"".join(self._events(output)):
                     yield events
             if self.wanted.at_end and output is not None:
-                yield event(self._last(output))
+                # In a thread: it tokenizes all reasoning once more, to count it.
+                yield event(await asyncio.to_thread(self._last, output))
         finally:
             await outputs.aclose()
 

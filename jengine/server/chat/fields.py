@@ -2,19 +2,46 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+import msgspec
 
 from jengine.server.errors import ApiError
 from jengine.server.formats.sampling_fields import CommonFields, check_common
 from jengine.server.settings import ServerSettings
 
+# A message as OpenAPI tells it. What it really may be is checked where the template gets it.
+MESSAGE = {
+    "type": "object",
+    "required": ["role", "content"],
+    "properties": {
+        "role": {"enum": ["system", "developer", "user", "assistant", "tool"]},
+        "content": {
+            "anyOf": [
+                {"type": "string"},
+                {
+                    "type": "array",
+                    "items": {
+                        "type": "object",
+                        "required": ["type", "text"],
+                        "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+                    },
+                },
+            ]
+        },
+    },
+}
+Messages = Annotated[
+    list[Annotated[dict[str, Any], msgspec.Meta(extra_json_schema=MESSAGE)]],
+    msgspec.Meta(extra_json_schema={"minItems": 1}),
+]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class ChatRequest(CommonFields, kw_only=True):
     """The body of POST /v1/chat/completions."""
 
-    messages: list[dict[str, Any]] | None = None
+    messages: Messages | None = None
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None

@@ -6,6 +6,7 @@ struct, and the names of fields that it does not have. Errors name the field by 
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Iterable
 from functools import cache
@@ -20,6 +21,10 @@ T = TypeVar("T", bound=msgspec.Struct)
 _WHERE = re.compile(r" - at `\$\.?(.*)`$")
 _HARMLESS = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 MOST_NAMED = 16
+# Seconds in which a body must arrive, once its head has.
+BODY_TIMEOUT = 60.0
+# Bytes of a body above which it is decoded in a thread: the loop goes on between its two passes.
+DECODED_HERE = 256 * 1024
 
 
 class Ignored(NamedTuple):
@@ -42,11 +47,11 @@ async def read_body(request: Request, kind: type[T], *, strict: bool) -> T:
             f"The content type is {media[:100]!r}; expected application/json. Send the header "
             "'Content-Type: application/json'.",
         )
-    try:
-        body = await request.body()
-    except ClientDisconnect as error:
-        raise ClientLeft from error
-    value, ignored = decoded(body, kind)
+    body = await whole_body(request)
+    if len(body) <= DECODED_HERE:
+        value, ignored = decoded(body, kind)
+    else:
+        value, ignored = await asyncio.to_thread(decoded, body, kind)
     if strict and ignored.names:
         raise ApiError(
             400,
@@ -57,6 +62,22 @@ async def read_body(request: Request, kind: type[T], *, strict: bool) -> T:
     request.state.ignored_fields = ignored
     request.state.fields = fields_of(kind)
     return value
+
+
+async def whole_body(request: Request) -> bytes:
+    """The body, if it arrives in time."""
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT):
+            return await request.body()
+    except ClientDisconnect as error:
+        raise ClientLeft from error
+    except TimeoutError as error:
+        raise ApiError(
+            408,
+            f"The body did not arrive within {BODY_TIMEOUT:g} seconds. Send it faster, or less at "
+            "once.",
+            headers={"Connection": "close"},
+        ) from error
 
 
 def decoded(body: bytes, kind: type[T]) -> tuple[T, Ignored]:

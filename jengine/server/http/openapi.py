@@ -1,12 +1,13 @@
 """GET /openapi.json: the routes and the fields of their bodies, made from the structs.
 
-In: the table of routes. Out: an OpenAPI document. It cannot differ from what is decoded.
+In: the table of routes, and a body that each type of them may be. Out: an OpenAPI document. It
+cannot differ from what is decoded.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 import msgspec
@@ -33,7 +34,10 @@ class Described(Protocol):
     def body(self) -> type[msgspec.Struct] | None: ...
 
 
-def document(routes: Iterable[Described]) -> dict[str, Any]:
+Examples = Mapping[type[msgspec.Struct], dict[str, Any]]
+
+
+def document(routes: Iterable[Described], examples: Examples) -> dict[str, Any]:
     """The whole document."""
     routes = list(routes)
     bodies = [route.body for route in routes if route.body is not None]
@@ -44,8 +48,10 @@ def document(routes: Iterable[Described]) -> dict[str, Any]:
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
         path = route.path.replace(":path}", "}")
-        schema = None if route.body is None else known[route.body]
-        paths.setdefault(path, {})[route.method.lower()] = operation(route, path, schema)
+        body = None
+        if route.body is not None:
+            body = {"schema": known[route.body], "example": examples[route.body]}
+        paths.setdefault(path, {})[route.method.lower()] = operation(route, path, body)
     return {
         "openapi": "3.1.0",
         "info": {"title": "jengine", "version": VERSION},
@@ -57,7 +63,7 @@ def document(routes: Iterable[Described]) -> dict[str, Any]:
     }
 
 
-def operation(route: Described, path: str, schema: dict[str, Any] | None) -> dict[str, Any]:
+def operation(route: Described, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
     """One route and method."""
     error = {"application/json": {"schema": {"$ref": REFERENCE.format(name="ErrorBody")}}}
     found: dict[str, Any] = {
@@ -74,8 +80,6 @@ def operation(route: Described, path: str, schema: dict[str, Any] | None) -> dic
             {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
             for name in names
         ]
-    if schema is not None:
-        found["requestBody"] = {
-            "required": True, "content": {"application/json": {"schema": schema}},
-        }  # fmt: skip
+    if body is not None:
+        found["requestBody"] = {"required": True, "content": {"application/json": body}}
     return found

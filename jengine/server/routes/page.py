@@ -1,7 +1,8 @@
-"""The built-in page at /: a chat in one file, which loads nothing from elsewhere.
+"""The built-in pages: a chat at /, and the API at /docs. Each is one file, which loads nothing from
+elsewhere.
 
-In: page.html beside this file. Out: a response whose policy lets the browser run this script and
-talk with this server, and nothing else.
+In: page.html and docs.html beside this file. Out: responses whose policy lets the browser run the
+page's script and talk with this server, and nothing else.
 """
 
 from __future__ import annotations
@@ -17,12 +18,22 @@ from starlette.responses import Response
 
 from jengine.server.serving.service import Service
 
-FILE = Path(__file__).parent / "page.html"
+FOLDER = Path(__file__).parent
 
 
 async def page(service: Service, http: Request) -> Response:
-    """The page. It asks for the API key itself, if the server wants one."""
-    text, policy = _contents()
+    """The page for chats. It asks for the API key itself, if the server wants one."""
+    return html("page.html")
+
+
+async def docs(service: Service, http: Request) -> Response:
+    """All routes and the fields of their bodies, for people."""
+    return html("docs.html")
+
+
+def html(name: str) -> Response:
+    """One of the pages."""
+    text, policy = _contents(name)
     headers = {
         "Content-Security-Policy": policy,
         "Referrer-Policy": "no-referrer",
@@ -33,9 +44,9 @@ async def page(service: Service, http: Request) -> Response:
 
 
 @cache
-def _contents() -> tuple[str, str]:
-    """The page and its content security policy, which names its script by digest."""
-    text = FILE.read_text(encoding="utf-8")
+def _contents(name: str) -> tuple[str, str]:
+    """A page and its content security policy, which names its script by digest."""
+    text = (FOLDER / name).read_text(encoding="utf-8")
     (script,) = re.findall(r"<script>(.*?)</script>", text, flags=re.DOTALL)
     digest = b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = (

@@ -18,6 +18,7 @@ from starlette.responses import Response
 
 from jengine.api.answer_stream import AnswerStream
 from jengine.engine.timing import Arrival
+from jengine.errors import RequestError
 from jengine.outputs import RequestOutput
 from jengine.prompts import TokensPrompt
 from jengine.sampling_params import SamplingParams
@@ -31,6 +32,8 @@ from jengine.server.serving.service import Service
 
 logger = logging.getLogger(__name__)
 
+# Tokens of a whole answer above which the event loop does not write it itself.
+WRITTEN_HERE = 2000
 # The outputs of a request's prompts as they grow, each with its prompt's index.
 Outputs = AsyncGenerator[tuple[int, RequestOutput], None]
 
@@ -87,14 +90,23 @@ async def answer(service: Service, http: Request, job: Job) -> Response:
             response.end = job.stream_end
         else:
             finals = await unless_client_leaves(http.receive, collected(outputs))
-            body = msgspec.json.encode(job.whole(finals))
-            response = Response(body, media_type="application/json")
+            response = Response(await written(job, finals), media_type="application/json")
             ticket.release()
     except BaseException:
         ticket.release()
         raise
     response.headers["X-Request-Id"] = job.client_id
     return response
+
+
+async def written(job: Job, finals: Sequence[RequestOutput]) -> bytes:
+    """The body of a whole answer. A long one is parsed and counted in a thread."""
+
+    def write() -> bytes:
+        return msgspec.json.encode(job.whole(finals))
+
+    tokens = sum(len(one.token_ids) for output in finals for one in output.outputs)
+    return write() if tokens <= WRITTEN_HERE else await asyncio.to_thread(write)
 
 
 async def collected(outputs: Outputs) -> list[RequestOutput]:
@@ -184,6 +196,8 @@ async def merged(streams: Sequence[AnswerStream]) -> Outputs:
 def refuse_failed(output: RequestOutput, *, unanswered: bool) -> None:
     """Raise the error of a request that failed, or that a shutdown ended with nothing answered."""
     if output.error is not None:
+        if output.refused:
+            raise RequestError(output.error)
         raise ApiError(503 if output.engine_lost else 500, output.error)
     aborted = any(one.finish_reason == "abort" for one in output.outputs)
     if aborted and unanswered and not any(one.token_ids for one in output.outputs):

@@ -13,6 +13,9 @@ from collections.abc import Callable, Sequence
 from jengine.assembly.engine import Engine
 from jengine.engine.core_state import PartState
 
+# A step that waits for its program may take so many times the limit: minutes, for a large model.
+COMPILING = 10
+
 
 class ProgressWatch:
     """Remembers when the steps of each core last went on."""
@@ -38,7 +41,14 @@ class ProgressWatch:
         if state.parts:
             return state.parts
         work = int(self._engine.session.has_work)
-        return [PartState(name="the engine", steps=state.steps, open_requests=work, age=state.age)]
+        whole = PartState(
+            name="the engine",
+            steps=state.steps,
+            open_requests=work,
+            age=state.age,
+            compiling=state.compiling,
+        )
+        return [whole]
 
     @property
     def age(self) -> float | None:
@@ -49,7 +59,11 @@ class ProgressWatch:
 
     def stuck(self, limit: float) -> list[str]:
         """The cores that had work and made no progress for so many seconds, or said nothing."""
-        return [core.name for core in self.cores if self._silence(core) > limit > 0]
+        return [
+            core.name
+            for core in self.cores
+            if self._silence(core) > limit * (COMPILING if core.compiling else 1) > 0
+        ]
 
     def _silence(self, core: PartState) -> float:
         if core.death is not None:

@@ -1,0 +1,71 @@
+"""The start of a core in another process, as its front sees it: progress, then ready or an error.
+
+In: what the core says of its start, from the socket's thread. Out: the same to the thread that
+waits for it, which never waits for a core that has died.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from jengine.engine.process.life import Life
+from jengine.engine.process.messages import NotReady, Progress, Ready
+from jengine.errors import EngineDead
+
+Tell = Callable[[Progress], None]
+# Seconds without a word from a core that is starting, after which it is given up.
+START_SECONDS = 600.0
+
+
+class Beginning:
+    """What a core has said of its start."""
+
+    def __init__(self, life: Life) -> None:
+        self.ready: Ready | None = None  # once somebody has waited for it
+        self._life = life
+        self._news: deque[Progress | Ready | NotReady] = deque()
+
+    def note(self, news: Progress | Ready | NotReady) -> None:
+        """The core has said this."""
+        with self._life.changed:
+            self._news.append(news)
+            self._life.changed.notify_all()
+
+    def wait(self, tell: Tell | None, seconds: float) -> Ready:
+        """What the core says of its engine, once that is built. Its progress until then is told.
+
+        Raises the error that the core met, or EngineDead if it died or fell silent.
+        """
+        while self.ready is None:
+            match self._next(seconds):
+                case None:
+                    self._life.check()
+                case Progress() as progress:
+                    if tell is not None:
+                        tell(progress)
+                case NotReady(failure):
+                    raise failure.error
+                case Ready() as ready:
+                    self.ready = ready
+        return self.ready
+
+    def wait_for_end(self, seconds: float) -> None:
+        """Return when the core has said why it cannot start, or has died; or after this time."""
+        with self._life.changed:
+            self._life.changed.wait_for(lambda: self._life.failure or self._is_refused, seconds)
+
+    def _next(self, seconds: float) -> Progress | Ready | NotReady | None:
+        """The next news; None: the core has died, and there are none."""
+        life = self._life
+        with life.changed:
+            if not life.changed.wait_for(lambda: self._news or life.failure, seconds):
+                raise EngineDead(
+                    f"the engine core has not become ready and has said nothing for "
+                    f"{seconds:g} s. Its log may say why; a larger timeout waits longer."
+                )
+            return self._news.popleft() if self._news else None
+
+    @property
+    def _is_refused(self) -> bool:
+        return any(isinstance(news, NotReady) for news in self._news)
