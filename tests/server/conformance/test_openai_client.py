@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from typing import Literal
 
 import openai
 import pydantic
@@ -13,6 +14,8 @@ from jengine.bench.serve.launched import our_server
 
 pytestmark = pytest.mark.slow
 FLAGS = ["--max-num-seqs", "4", "--max-model-len", "512", "--api-key", "key", "--enforce-eager"]
+# A small model may write whitespace for as long as it is allowed.
+FLAGS += ["--structured-outputs-config.disable_any_whitespace", "true"]
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 ANSWERS = json.dumps(
     {
@@ -33,11 +36,11 @@ SCRIPTED = [
 ]  # fmt: skip
 
 
-class Weather(pydantic.BaseModel):
-    """What a structured answer would hold."""
+class Verdict(pydantic.BaseModel):
+    """What a structured answer holds."""
 
-    city: str
-    degrees: int
+    answer: Literal["yes", "no"]
+    sure: bool
 
 
 TOOL = {
@@ -201,21 +204,35 @@ def test_what_is_not_built_is_refused(client: openai.OpenAI) -> None:
 
 
 def test_structured_answers_follow_their_schema(client: openai.OpenAI) -> None:
-    schema = {
-        "type": "json_schema",
-        "json_schema": {"name": "Weather", "schema": Weather.model_json_schema()},
-    }
-    found = client.chat.completions.create(
-        model="demo",
-        messages=ASK,
-        response_format=schema,
-        temperature=0,
-        max_tokens=200,  # type: ignore[arg-type]
+    found = client.chat.completions.parse(
+        model="demo", messages=ASK, response_format=Verdict, temperature=0, max_tokens=200
+    )  # type: ignore[arg-type]
+    (choice,) = found.choices
+    assert isinstance(choice.message.parsed, Verdict) and choice.finish_reason == "stop"
+    again = client.responses.parse(
+        model="demo", input="Is it?", text_format=Verdict, temperature=0, max_output_tokens=200
     )
-    content = found.choices[0].message.content or ""
-    assert content.startswith("{")
-    if found.choices[0].finish_reason == "stop":
-        assert Weather.model_validate_json(content)
+    assert isinstance(again.output_parsed, Verdict)
+    with client.chat.completions.stream(
+        model="demo", messages=ASK, response_format=Verdict, temperature=0, max_tokens=200
+    ) as stream:  # type: ignore[arg-type]
+        final = stream.get_final_completion()
+    assert final.choices[0].message.parsed == choice.message.parsed
+    schema = {"name": "n", "schema": {"type": "array", "uniqueItems": True}}
     with pytest.raises(openai.BadRequestError, match="uniqueItems"):
-        schema["json_schema"]["schema"] = {"type": "array", "uniqueItems": True}  # type: ignore[index]
-        client.chat.completions.create(model="demo", messages=ASK, response_format=schema)  # type: ignore[arg-type]
+        client.chat.completions.create(
+            model="demo",
+            messages=ASK,  # type: ignore[arg-type]
+            response_format={"type": "json_schema", "json_schema": schema},  # type: ignore[arg-type]
+        )
+
+
+def test_a_forced_call_parses_as_its_tool(client: openai.OpenAI) -> None:
+    tool = openai.pydantic_function_tool(Verdict, name="judge")
+    for choice in ("required", {"type": "function", "function": {"name": "judge"}}):
+        found = client.chat.completions.parse(
+            model="demo", messages=ASK, tools=[tool], tool_choice=choice, temperature=0,
+            max_tokens=200,
+        )  # type: ignore[call-overload]  # fmt: skip
+        (call,) = found.choices[0].message.tool_calls
+        assert isinstance(call.function.parsed_arguments, Verdict)
