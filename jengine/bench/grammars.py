@@ -1,6 +1,7 @@
 """What grammars cost, and whether answers fit their schemas.
 
     python -m jengine.bench.grammars [--schemas 500] [--vocabulary 32000] [--engine demo]
+        [--output-json FILE]
 
 Without `--engine` random answers are drawn from the masks of made-up schemas: times of compiling
 and of masks, and how many finished answers fit. With it, a model answers the same schemas, and then
@@ -12,8 +13,11 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import shlex
+import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +29,7 @@ import numpy as np
 from jengine.api.llm import LLM
 from jengine.bench.made_up_tokenizer import write_tokenizer
 from jengine.bench.schemas import fits, schema
+from jengine.bench.surroundings import surroundings
 from jengine.grammar.compiler import GrammarCompiler
 from jengine.grammar.matcher import Matcher
 from jengine.grammar.tokens import llguidance_tokenizer
@@ -162,7 +167,7 @@ def in_turn(
     return median(seconds[0]), median(seconds[1])
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--schemas", type=int, default=500)
@@ -170,7 +175,8 @@ def main() -> None:
     parser.add_argument("--vocabulary", type=int, help="a made-up tokenizer of this size instead")
     parser.add_argument("--engine", help="a model that answers")
     parser.add_argument("--rows", type=int, default=32)
-    args = parser.parse_args()
+    parser.add_argument("--output-json", type=Path, metavar="FILE")
+    args = parser.parse_args(words)
     if args.engine:
         found = run_engine(args.engine, args.schemas, args.rows)
     elif args.vocabulary:
@@ -179,7 +185,21 @@ def main() -> None:
             found = draw_answers(Path(folder), args.schemas)
     else:
         found = draw_answers(resolve_model(args.tokenizer), args.schemas)
-    print(json.dumps(found))
+    shown = [word for word in sys.argv[1:] if words is None]
+    command = shlex.join(["python", "-m", "jengine.bench.grammars", *without_output(shown)])
+    result = {"command": command, "bench": "grammars", **surroundings(), **found}
+    print(json.dumps(result))
+    if args.output_json is not None:
+        args.output_json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+def without_output(words: Sequence[str]) -> list[str]:
+    """The arguments without the file, and paths by their last name."""
+    kept = list(words)
+    if "--output-json" in kept:
+        begin = kept.index("--output-json")
+        del kept[begin : begin + 2]
+    return [Path(word).name if word.startswith("/") else word for word in kept]
 
 
 if __name__ == "__main__":

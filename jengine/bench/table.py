@@ -122,6 +122,18 @@ def serve(result: dict[str, Any]) -> Iterator[Row]:
     yield Row(work, speed(result["output_throughput"]))
 
 
+def grammars(result: dict[str, Any]) -> Iterator[Row]:
+    """Milliseconds of a token mask, or output tokens per second beside those of free text."""
+    fitting = f"{result['fitting']} of {result['finished']} finished answers fit their schemas"
+    if "ratio" in result:
+        work = f"answers that follow JSON schemas, {fitting}; the peer is free text as long"
+        free = f"{speed(result['free_tokens_per_s'])}, no grammar"
+        yield Row(work, speed(result["ruled_tokens_per_s"]), free, f"{result['ratio']:.2f}")
+        return
+    work = f"token mask of a JSON schema, vocabulary of {result['vocabulary']:,}; {fitting}"
+    yield Row(f"{work}; p99", f"{result['mask_ms']['p99']:.3f} ms")
+
+
 KINDS: dict[str, Callable[[dict[str, Any]], Iterator[Row]]] = {
     "throughput": throughput,
     "latency": latency,
@@ -130,6 +142,7 @@ KINDS: dict[str, Callable[[dict[str, Any]], Iterator[Row]]] = {
     "host": host,
     "growth": growth,
     "serve": serve,
+    "grammars": grammars,
 }
 
 

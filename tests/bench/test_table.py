@@ -35,7 +35,7 @@ def test_the_readmes_show_the_results() -> None:
 
 
 def test_every_bench_has_rows() -> None:
-    assert set(table.KINDS) == set(KINDS)
+    assert set(table.KINDS) == {*KINDS, "grammars"}  # which is a module of its own
 
 
 def test_every_kept_result_is_named_where_it_is_told_how_to_make_it() -> None:
@@ -75,6 +75,15 @@ def test_rows_of_servers() -> None:
     assert lines[1].startswith(f"| {work} | 200 tok/s | 31.2 tok/s, vllm 0.32 | 2.00 |")
     assert "all at once" in lines[2] and "end of a step to the client, p99 | 4.2 ms" in lines[2]
     assert "computes nothing | 99.5 tok/s |" in lines[3]
+
+
+def test_rows_of_grammars() -> None:
+    found = {"bench": "grammars", **AROUND, "finished": 9, "fitting": 9}
+    masks = {**found, "vocabulary": 32_000, "mask_ms": {"p99": 0.0895}}
+    engine = {**found, "ruled_tokens_per_s": 950.0, "free_tokens_per_s": 1000.0, "ratio": 0.95}
+    lines = table.markdown_table([masks, engine]).splitlines()[2:]
+    assert "vocabulary of 32,000; 9 of 9 finished answers fit their schemas; p99 |" in lines[0]
+    assert "| 950 tok/s | 1,000 tok/s, no grammar | 0.95 |" in lines[1]
 
 
 def test_host_rows_name_the_context_that_they_were_measured_with() -> None:

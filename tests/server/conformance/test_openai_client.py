@@ -16,6 +16,7 @@ pytestmark = pytest.mark.slow
 FLAGS = ["--max-num-seqs", "4", "--max-model-len", "512", "--api-key", "key", "--enforce-eager"]
 # A small model may write whitespace for as long as it is allowed.
 FLAGS += ["--structured-outputs-config.disable_any_whitespace", "true"]
+FLAGS += ["--trust-request-chat-template"]
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 ANSWERS = json.dumps(
     {
@@ -232,7 +233,7 @@ def test_a_forced_call_parses_as_its_tool(client: openai.OpenAI) -> None:
     for choice in ("required", {"type": "function", "function": {"name": "judge"}}):
         found = client.chat.completions.parse(
             model="demo", messages=ASK, tools=[tool], tool_choice=choice, temperature=0,
-            max_tokens=200,
+            max_tokens=200, extra_body={"chat_template": TEMPLATE},
         )  # type: ignore[call-overload]  # fmt: skip
         (call,) = found.choices[0].message.tool_calls
         assert isinstance(call.function.parsed_arguments, Verdict)
