@@ -233,7 +233,7 @@ def test_a_forced_call_parses_as_its_tool(client: openai.OpenAI) -> None:
     for choice in ("required", {"type": "function", "function": {"name": "judge"}}):
         found = client.chat.completions.parse(
             model="demo", messages=ASK, tools=[tool], tool_choice=choice, temperature=0,
-            max_tokens=200, extra_body={"chat_template": TEMPLATE},
+            max_tokens=200, parallel_tool_calls=False, extra_body={"chat_template": TEMPLATE},
         )  # type: ignore[call-overload]  # fmt: skip
         (call,) = found.choices[0].message.tool_calls
         assert isinstance(call.function.parsed_arguments, Verdict)
