@@ -309,6 +309,12 @@ class EngineArgs:
             )
         checked_executor(self.executor)
         one_of("load_format", self.load_format, ("auto", "safetensors", "orbax", "dummy"))
+        if self.data_parallel_backend == "ray":
+            raise UnsupportedFeature(
+                "data_parallel_backend='ray': replicas are not started by Ray. Start `jengine "
+                "serve --headless` on each node with data_parallel_address, or run one engine on "
+                "the cluster with executor='ray'."
+            )
         one_of("data_parallel_backend", self.data_parallel_backend, ("local", "process", "mp"))
         one_of("scheduling_policy", self.scheduling_policy, ("fcfs", "priority"))
         one_of("attention_backend", self.attention_backend, ("auto", "xla", "cpu", "triton"))

@@ -64,8 +64,9 @@ def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) ->
         raise ConfigError("MODEL is missing: give a model folder, or demo.")
     settings = server_settings(arguments, os.environ)
     args = engine_args(arguments)
+    name = "Headless" if arguments.headless else "APIServer"
+    configure_server_logs(settings.uvicorn_log_level, debug=arguments.debug, process_name=name)
     count = api_processes(arguments, args)
-    configure_server_logs(settings.uvicorn_log_level, debug=arguments.debug)
     # Arrays and tokenizers come with what is imported here.
     if count == 0:
         return importlib.import_module("jengine.cli.headless").serve_cores(args)

@@ -239,8 +239,10 @@ def test_replicas_run_in_processes_of_their_own() -> None:
 
 
 def test_where_replicas_run_is_checked() -> None:
-    with pytest.raises(ConfigError, match="data_parallel_backend='ray': expected one of 'local'"):
-        EngineArgs("demo", data_parallel_backend="ray")
+    with pytest.raises(ConfigError, match="data_parallel_backend='rey': expected one of 'local'"):
+        EngineArgs("demo", data_parallel_backend="rey")  # type: ignore[arg-type]
+    with pytest.raises(UnsupportedFeature, match="jengine serve --headless"):
+        EngineArgs("demo", data_parallel_backend="ray")  # type: ignore[arg-type]
     assert not EngineArgs("demo", data_parallel_backend="mp").replicas_in_processes
     args = EngineArgs("demo", data_parallel_size=2, data_parallel_backend="mp")
     assert args.replicas_in_processes
