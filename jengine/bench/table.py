@@ -134,11 +134,26 @@ def grammars(result: dict[str, Any]) -> Iterator[Row]:
     yield Row(f"{work}; p99", f"{result['mask_ms']['p99']:.3f} ms")
 
 
+def marathon(result: dict[str, Any]) -> Iterator[Row]:
+    """What minutes of load have cost: requests, time to recover from faults, memory."""
+    faults = result["injections"]
+    work = f"{result['requests']:,} requests in {result['seconds']:.0f} s of load, "
+    work += f"{len(faults)} faults" if faults else "no faults"
+    yield Row(f"{work}; requests lost", f"{result['lost_count']}")
+    if faults:
+        slowest = max(one["recovery_s"] or float("inf") for one in faults)
+        yield Row(f"{work}; longest until it answered again", f"{slowest:.1f} s")
+    if result["memory_slope_mib_per_minute"] is not None:
+        slope = result["memory_slope_mib_per_minute"]
+        yield Row(f"{work}; growth of memory", f"{slope:.2f} MiB a minute")
+
+
 KINDS: dict[str, Callable[[dict[str, Any]], Iterator[Row]]] = {
     "throughput": throughput,
     "latency": latency,
     "startup": startup,
     "load": load,
+    "marathon": marathon,
     "host": host,
     "growth": growth,
     "serve": serve,

@@ -35,7 +35,7 @@ def test_the_readmes_show_the_results() -> None:
 
 
 def test_every_bench_has_rows() -> None:
-    assert set(table.KINDS) == {*KINDS, "grammars"}  # which is a module of its own
+    assert set(table.KINDS) == {*KINDS, "grammars", "marathon"}  # modules of their own
 
 
 def test_every_kept_result_is_named_where_it_is_told_how_to_make_it() -> None:
@@ -84,6 +84,21 @@ def test_rows_of_grammars() -> None:
     lines = table.markdown_table([masks, engine]).splitlines()[2:]
     assert "vocabulary of 32,000; 9 of 9 finished answers fit their schemas; p99 |" in lines[0]
     assert "| 950 tok/s | 1,000 tok/s, no grammar | 0.95 |" in lines[1]
+
+
+def test_rows_of_marathons() -> None:
+    faults = [{"recovery_s": 1.25}, {"recovery_s": 7.5}]
+    found = {
+        "bench": "marathon", **AROUND, "requests": 1234, "seconds": 600.2, "lost_count": 0,
+        "injections": faults, "memory_slope_mib_per_minute": None,
+    }  # fmt: skip
+    calm = {**found, "injections": [], "memory_slope_mib_per_minute": -0.125}
+    lines = table.markdown_table([found, calm]).splitlines()[2:]
+    work = "1,234 requests in 600 s of load"
+    assert lines[0].startswith(f"| {work}, 2 faults; requests lost | 0 |")
+    assert lines[1].startswith(f"| {work}, 2 faults; longest until it answered again | 7.5 s |")
+    assert lines[2].startswith(f"| {work}, no faults; requests lost | 0 |")
+    assert lines[3].startswith(f"| {work}, no faults; growth of memory | -0.12 MiB a minute |")
 
 
 def test_host_rows_name_the_context_that_they_were_measured_with() -> None:
