@@ -42,6 +42,7 @@ WORKLOADS = {
         "prompts of 16 to 300 tokens, answers of 16 to 128", 64,
         lambda rng: (rng.randint(16, 300), rng.randint(16, 128)),
     ),
+    "alone": Workload("a prompt of 16 tokens, an answer of 128", 1, lambda _: (16, 128)),
     "decode": Workload("prompts of 100 tokens, answers of 64", 8, lambda _: (100, 64)),
     "prefill": Workload("prompts of 900 tokens, answers of 2", 8, lambda _: (900, 2)),
     "shared": Workload(

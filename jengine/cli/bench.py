@@ -87,7 +87,7 @@ def add_flags(parser: Parser) -> None:
         "throughput", "--repeats also sets how often `bench load` loads"
     )
     group.add_argument(
-        "--workload", metavar="NAME", help="mixed, decode, prefill or shared [mixed]"
+        "--workload", metavar="NAME", help="mixed, decode, alone, prefill or shared [mixed]"
     )
     group.add_argument(
         "--trace", metavar="FILE", help="requests from a file, one JSON object per line"

@@ -59,13 +59,14 @@ void check(const Weight& weight, const AnyBuffer& data, const AnyBuffer& bias, i
           "the bias has another size");
 }
 
-// About how long one thread takes, in nanoseconds: it reads the weights from its caches, and
-// multiplies.
+// About how long one thread takes, in nanoseconds: it reads the weights from its caches, converting
+// them if they are integers, and multiplies.
 int64_t duration(const Weight& weight, const std::vector<RowGroup>& groups) {
-  constexpr int64_t BYTES_PER_NS = 60, MULTIPLY_ADDS_PER_NS = 250;
+  constexpr int64_t READ_PER_NS = 60, CONVERTED_PER_NS = 15, MULTIPLY_ADDS_PER_NS = 250;
+  const int64_t bytes_per_ns = weight.codes == Codes::NONE ? READ_PER_NS : CONVERTED_PER_NS;
   int64_t read = 0;
   for (const RowGroup& group : groups) read += group.end > group.begin ? weight.packed_bytes() : 0;
-  return read / BYTES_PER_NS +
+  return read / bytes_per_ns +
          groups.back().end * weight.inputs * weight.outputs / MULTIPLY_ADDS_PER_NS;
 }
 
