@@ -13,6 +13,11 @@ from jengine.vllm_names import missing_name
 from jengine.weight_formats import Quantization
 
 CacheKind = Literal["full", "sliding", "latent", "recurrent"]
+# What `kv_cache_dtype=` asks for: codes of one byte with a scale per head of a token, or None.
+CACHE_CODES: dict[str, str | None] = {
+    "auto": None, "int8": "int8", "int8_per_token_head": "int8",
+    "fp8": "fp8", "fp8_e4m3": "fp8", "fp8_per_token_head": "fp8",
+}  # fmt: skip
 Activation = Literal["silu", "gelu_tanh"]
 # `rms_one_plus` stores a norm's weight as its distance from one; `layer` subtracts the mean and
 # has a bias.
@@ -184,6 +189,8 @@ class CacheConfig:
     enable_prefix_caching: bool = True
     # Share of the blocks whose stay in the cache is measured.
     measured_blocks: float = 0.0
+    # What keys and values are stored as: content under another name is other content.
+    stored_as: str = ""
 
 
 @dataclass(frozen=True)

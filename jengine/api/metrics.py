@@ -30,7 +30,7 @@ def exporter_of(
     facts = EngineFacts(
         model_name=model_name or served_name(engine),
         cache=cache_facts(engine),
-        cost=None if engine.model is None else CostModel(engine.model, devices_of(engine)),
+        cost=None if engine.model is None else cost_model(engine),
     )
     return Exporter(engine.session.stats, counts or (lambda: last_counts(engine)), facts, prefix)
 
@@ -45,6 +45,11 @@ def last_counts(engine: Engine) -> Counts:
 def served_name(engine: Engine) -> str:
     """The name of a model that was given none: its folder's, or what the user called it."""
     return engine.folder.name if engine.folder is not None else Path(str(engine.args.model)).name
+
+
+def cost_model(engine: Engine) -> CostModel:
+    """What a step of this engine costs."""
+    return CostModel(engine.model, devices_of(engine), engine.args.cache_codes is not None)
 
 
 def devices_of(engine: Engine) -> int:
@@ -62,7 +67,7 @@ def cache_facts(engine: Engine) -> dict[str, str]:
         "block_size": cache.block_size,
         "num_gpu_blocks": min(cache.num_blocks),
         "enable_prefix_caching": cache.enable_prefix_caching,
-        "cache_dtype": "auto",
+        "cache_dtype": engine.args.kv_cache_dtype,
     }
     given = {name: vars(engine.args)[name] for name in CACHE_SETTINGS}
     return {name: str(value) for name, value in {**own, **given}.items()}

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from typing import Any
 
 from jengine.api.front import Front
-from jengine.api.metrics import devices_of
+from jengine.api.metrics import cost_model
 from jengine.api.profile_table import Profile, operations_of
 from jengine.errors import RequestError
-from jengine.metrics.cost import CostModel, StepCost
+from jengine.metrics.cost import StepCost
 from jengine.sampling_params import SamplingParams
 
 PROMPT = 16  # tokens
@@ -40,7 +40,7 @@ def profiled(front: Front, answer: Answer, folder: str, steps: int, batch: int |
 
     engine.wait_until_warm()
     work(1)
-    cost = CostModel(engine.model, devices_of(engine))
+    cost = cost_model(engine)
     before = cost.of(front.session.client.stats())
     front.call_workers("start_profile", {"folder": folder})
     began = time.perf_counter()

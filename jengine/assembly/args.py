@@ -19,6 +19,7 @@ from jengine.assembly.ranks import Ranks
 from jengine.assembly.structured_settings import checked_reasoning_parser
 from jengine.assembly.values import human_integer, one_of, switch, template_text
 from jengine.assembly.vllm_args import RENAMED, VLLM_SETTINGS, own_settings
+from jengine.config import CACHE_CODES
 from jengine.errors import ConfigError, UnsupportedFeature, unknown_argument
 from jengine.executor.choice import checked_executor
 from jengine.speculative.config import speculative_config
@@ -94,6 +95,9 @@ class EngineArgs:
     # "int8", "int4" or "fp8": round the weights of a plain model as they are loaded or updated.
     # None: what config.json says. The name of a quantized checkpoint's format is accepted.
     quantization: str | None = None
+    # What keys and values are stored as. auto: the model's dtype. "int8" or "fp8": one byte each,
+    # with a scale for each head of a token, which is half the memory of bfloat16.
+    kv_cache_dtype: str = "auto"
     # The devices that the model is split over: how many share each layer, in how many stages of
     # layers, or a jax.sharding.Mesh made by the caller, whose axis "pp" is that of the stages.
     tensor_parallel_size: int | None = None
@@ -257,6 +261,11 @@ class EngineArgs:
         return self.kv_cache_metrics_sample if self.kv_cache_metrics else 0.0
 
     @property
+    def cache_codes(self) -> str | None:
+        """What the KV cache holds in place of the model's dtype."""
+        return CACHE_CODES[self.kv_cache_dtype]
+
+    @property
     def profile_folder(self) -> str | None:
         """Where traces are written; None if profiler_config names no folder."""
         config = self.profiler_config or {}
@@ -318,6 +327,7 @@ class EngineArgs:
         one_of("data_parallel_backend", self.data_parallel_backend, ("local", "process", "mp"))
         one_of("scheduling_policy", self.scheduling_policy, ("fcfs", "priority"))
         one_of("attention_backend", self.attention_backend, ("auto", "xla", "cpu", "triton"))
+        one_of("kv_cache_dtype", self.kv_cache_dtype, tuple(CACHE_CODES))
         if self.pack_weights == "false":  # as on the command line
             self.pack_weights = False
         if self.pack_weights not in ("auto", False):

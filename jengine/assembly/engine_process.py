@@ -123,8 +123,9 @@ def replicas_over(
     check_replicas(clients, ready)
     schedule, cache = ready[0].schedule, min((one.cache for one in ready), key=smallest_group)
     client = ProcessReplicas(
-        clients, mailbox, cache.block_size, by_urgency=schedule.policy == "priority"
-    )
+        clients, mailbox, cache.block_size, by_urgency=schedule.policy == "priority",
+        stored_as=cache.stored_as,
+    )  # fmt: skip
     source = ModelSource(ready[0].model.config, folder, tokenizer, generation_of(args, folder))
     args = replace(args, model=str(folder))
     return engine_of(args, source, client, schedule, cache, ready[0].platform)

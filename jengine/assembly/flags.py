@@ -25,6 +25,7 @@ ENGINE_HELP = {
     "chat_template": "file or text of a chat template, if it is not the tokenizer's",
     "dtype": "type of weights and cache: auto, float32, bfloat16, float16",
     "quantization": "round weights as they are loaded: int8, int4, fp8",
+    "kv_cache_dtype": "what keys and values are stored as: auto (the model's dtype), int8, fp8",
     "tensor_parallel_size": "devices to split each layer over",
     "pipeline_parallel_size": "stages of layers, each on separate devices",
     "data_parallel_size": "copies of the model, each on separate devices",

@@ -24,8 +24,9 @@ from jengine.executor.recording import Origin, Recording
 # Settings that an engine needs to run the same plans; sizes are added as they turned out.
 KEPT = (
     "tensor_parallel_size", "pipeline_parallel_size", "load_format", "seed", "attention_backend",
-    "pack_weights", "deterministic", "compilation_config", "enable_chunked_prefill",
-    "num_scheduler_steps", "speculative_config", "max_logprobs", "logprobs_mode",
+    "pack_weights", "quantization", "kv_cache_dtype", "deterministic", "compilation_config",
+    "enable_chunked_prefill", "num_scheduler_steps", "speculative_config", "max_logprobs",
+    "logprobs_mode",
 )  # fmt: skip
 
 

@@ -58,7 +58,7 @@ def runner_config(
         max_rows=schedule.max_num_seqs,
         max_model_len=schedule.max_model_len,
         one_segment=schedule.one_segment,
-        attention=attention_backend(args.attention_backend, groups),
+        attention=attention_backend(args.attention_backend, groups, args.cache_codes),
         max_adjusted=schedule.sampler_rows,
         packed_tables=stages > 1,
         most_drafts=schedule.most_drafts,
@@ -87,7 +87,7 @@ def runner_config(
         ladders=ladders,
         tiers=tiers,
         late_tiers=late,
-        cache_dtype=cache_dtype(config.dtype, str(shapes.attention)),
+        cache_dtype=cache_dtype(config.dtype, str(shapes.attention), args.cache_codes),
         matmuls=matmul_backend(
             str(shapes.attention), pack=args.pack_weights is not False, exact=args.deterministic
         ),

@@ -23,7 +23,7 @@ RENAMED = {
 FEATURES: dict[str, dict[str, Any]] = {
     "quantization": {
         "quantization_config": None, "allow_deprecated_quantization": False,
-        "kv_cache_dtype": "auto", "kv_cache_dtype_skip_layers": None,
+        "kv_cache_dtype_skip_layers": None,
     },
     "LoRA adapters": {
         "enable_lora": False, "max_loras": 1, "max_lora_rank": 16, "default_mm_loras": None,

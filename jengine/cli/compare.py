@@ -30,7 +30,7 @@ examples:
   jengine compare ./model --against ./bundle             (where it is not)
 """
 ENGINE_FLAGS = (
-    "tokenizer", "dtype", "quantization", "load_format", "seed", "max_num_seqs",
+    "tokenizer", "dtype", "quantization", "kv_cache_dtype", "load_format", "seed", "max_num_seqs",
     "max_num_batched_tokens", "tensor_parallel_size", "block_size", "gpu_memory_utilization",
     "kv_cache_memory_bytes", "deterministic", "compilation_config",
 )  # fmt: skip

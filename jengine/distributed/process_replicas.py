@@ -34,12 +34,19 @@ class ProcessReplicas:
     """An EngineClient over several, which share a mailbox."""
 
     def __init__(
-        self, cores: Sequence[ProcessClient], mailbox: Mailbox, block_size: int, *, by_urgency: bool
+        self,
+        cores: Sequence[ProcessClient],
+        mailbox: Mailbox,
+        block_size: int,
+        *,
+        by_urgency: bool,
+        stored_as: str = "",
     ) -> None:
-        """`by_urgency`: requests that are less urgent than a new one do not delay it."""
+        """`by_urgency`: requests that are less urgent than a new one do not delay it. Block size
+        and `stored_as` are those of the cores' caches."""
         self.cores = list(cores)
         self.mailbox = mailbox
-        self._block_size = block_size
+        self._block_size, self._stored_as = block_size, stored_as
         self._by_urgency = by_urgency
         self._router = Router(len(cores), block_size)
         self._lock = threading.Lock()  # around the router
@@ -100,7 +107,7 @@ class ProcessReplicas:
         if wire.skip_reading_prefix_cache:
             return []
         length = len(wire.prompt_token_ids)
-        contents = Contents(self._block_size, self.weights_version)
+        contents = Contents(self._block_size, self.weights_version, self._stored_as)
         return contents.of(Request(wire, length, 0), (length - 1) // self._block_size)
 
     def _choose(self, wire: WireRequest, hashes: list[bytes]) -> int:

@@ -10,12 +10,12 @@ from jengine.request import Request
 
 
 class Contents:
-    """Block hashes under one version of the weights."""
+    """Block hashes under one version of the weights, in caches that store values alike."""
 
-    def __init__(self, block_size: int, weights_version: int) -> None:
+    def __init__(self, block_size: int, weights_version: int, stored_as: str) -> None:
         self.weights_version = weights_version
         self._block_size = block_size
-        self._root = root_hash(weights_version)
+        self._root = root_hash(weights_version, stored_as)
 
     def of(self, request: Request, num_blocks: int) -> list[bytes]:
         """The hashes of a request's known blocks, at least the first `num_blocks`."""

@@ -69,7 +69,7 @@ class CacheCoordinator:
         if self._block_times is not None:
             for group in self.groups:
                 group.measure(BlockResidency(config.measured_blocks, self._block_times))
-        self._contents = Contents(config.block_size, weights_version)
+        self._contents = Contents(config.block_size, weights_version, config.stored_as)
         self._holdings: dict[str, Holding] = {}
         self._next_holder = 0
         self._refused: Refused | None = None
@@ -249,7 +249,7 @@ class CacheCoordinator:
         """
         if version == self.weights_version:
             return
-        self._contents = Contents(self.block_size, version)
+        self._contents = Contents(self.block_size, version, self.config.stored_as)
         for holding in self._holdings.values():
             holding.findable = False
 

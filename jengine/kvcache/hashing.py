@@ -15,9 +15,10 @@ from jengine.request import WireRequest
 ExtraKey = tuple[str, ...]
 
 
-def root_hash(weights_version: int) -> bytes:
-    """Parent of a first block. New weights have a new root, so they never meet old blocks."""
-    return sha256(b"root" + _number(weights_version)).digest()
+def root_hash(weights_version: int, stored_as: str = "") -> bytes:
+    """Parent of a first block. New weights have a new root, so they never meet old blocks, and
+    neither do caches that store keys and values in another type."""
+    return sha256(b"root" + _number(weights_version) + stored_as.encode()).digest()
 
 
 def block_hash(parent: bytes, token_ids: Sequence[int], extra: Sequence[ExtraKey] = ()) -> bytes:

@@ -29,6 +29,8 @@ class CostModel:
 
     config: ModelConfig
     devices: int = 1
+    # Whether the cache holds codes of one byte, with a scale of two for each head of a token.
+    has_codes: bool = False
 
     def of(self, counts: Counts) -> StepCost:
         """The cost of the steps that a core has counted."""
@@ -36,9 +38,9 @@ class CostModel:
         small = config.quantization
         weight_size = size if small is None else small.groups[0][1].weights.bits / 8
         per_step = counts.query_tokens / counts.steps if counts.steps else 0.0
-        head = config.vocab_size * config.hidden_size
-        operations = 2.0 * head * counts.generation_tokens
-        read, written = float(size * head * counts.steps), 0.0
+        logits = config.vocab_size * config.hidden_size
+        operations = 2.0 * logits * counts.generation_tokens
+        read, written = float(size * logits * counts.steps), 0.0
         for layer in config.layers:
             mixer = layer.mixer
             # A window bounds what a token attends to; most contexts are longer.
@@ -47,7 +49,8 @@ class CostModel:
             loaded = within(counts.loaded_tokens, most)
             operations += 2 * active_weights(layer, config.hidden_size) * counts.query_tokens
             operations += 4 * mixer.num_heads * mixer.head_dim * attended
-            kept = 2 * mixer.num_kv_heads * mixer.head_dim * size
+            head = mixer.head_dim + 2 if self.has_codes else mixer.head_dim * size
+            kept = 2 * mixer.num_kv_heads * head
             read += kept * loaded
             weights = read_weights(layer, config.hidden_size, per_step)
             read += weight_size * weights * counts.steps

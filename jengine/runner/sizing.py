@@ -26,6 +26,7 @@ from jengine.runner.memory.cache_size import (
 from jengine.runner.programs.compiler import Compiled, StepCompiler
 from jengine.runner.programs.ledger import LedgerEntry
 from jengine.runner.runner_config import RunnerConfig
+from jengine.runner.step.attention_backend import cache_dtype_name
 from jengine.runner.step.leaves import LeafOrder
 from jengine.runner.step.program import Stages
 from jengine.runner.step.state import (
@@ -126,8 +127,9 @@ class Sizing:
     def _cache(self, blocks: tuple[int, ...]) -> CacheConfig:
         shapes = self.config.shapes
         return CacheConfig(
-            shapes.groups, shapes.block_size, blocks, self.config.enable_prefix_caching
-        )
+            shapes.groups, shapes.block_size, blocks, self.config.enable_prefix_caching,
+            stored_as=cache_dtype_name(self.config.cache_dtype),
+        )  # fmt: skip
 
     def _largest(self, cache: CacheConfig) -> tuple[Compiled, LedgerEntry]:
         return self.compiler(cache).compile(self.config.ladders.largest, self.config.tiers[-1])

@@ -10,8 +10,7 @@ from pallas_kernels.layout import write_slots
 
 def write_cache_xla(cache: Array, layer: int | Array, k: Array, v: Array, slots: Array) -> Array:
     """See `write_cache`."""
-    tokens = slots.shape[0]
-    return write_slots(cache, layer, k.reshape(tokens, -1), v.reshape(tokens, -1), slots)
+    return write_slots(cache, layer, k, v, slots)
 
 
 def rotate_and_write_xla(

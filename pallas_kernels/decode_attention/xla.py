@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from pallas_kernels.layout import held_dtype, pad_pages, read_heads
+from pallas_kernels.layout import held_dtype, kv_heads_of, pad_pages, read_heads
 from pallas_kernels.running_softmax import Running, in_groups
 
 ROWS_AT_ONCE = 8, 4
@@ -37,7 +37,7 @@ def decode_attention_xla(
 ) -> tuple[Array, Array]:
     """See `decode_attention`; returns the log-sum-exp as well."""
     rows, heads, _ = q.shape
-    kv_heads = cache.shape[-1] // head_dim
+    kv_heads = kv_heads_of(cache, head_dim)
     pages = max(1, TOKENS_AT_ONCE // cache.shape[3])
     tables = pad_pages(tables, pages)
     scale = head_dim**-0.5 if scale is None else scale

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from pallas_kernels.layout import held_dtype, pad_pages, read_heads
+from pallas_kernels.layout import held_dtype, kv_heads_of, pad_pages, read_heads
 from pallas_kernels.running_softmax import Running, in_groups
 
 TOKENS_AT_ONCE = 128
@@ -36,7 +36,7 @@ def prefill_attention_xla(
     tiles = tables.shape[0]
     tokens, heads, _ = q.shape
     tile = tokens // tiles
-    kv_heads = cache.shape[-1] // head_dim
+    kv_heads = kv_heads_of(cache, head_dim)
     pages = max(1, TOKENS_AT_ONCE // cache.shape[3])
     tables = pad_pages(tables, pages)
     grouped = q.reshape(tiles, tile, kv_heads, heads // kv_heads, head_dim)

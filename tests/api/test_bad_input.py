@@ -368,7 +368,7 @@ def test_unknown_call_arguments_suggest_the_nearest(still_answers: jengine.LLM) 
 @pytest.mark.parametrize(
     ("options", "feature"),
     [
-        ({"kv_cache_dtype": "fp8"}, "quantization"),
+        ({"kv_cache_dtype_skip_layers": ["0"]}, "quantization"),
         ({"enable_lora": True}, "LoRA"),
         ({"speculative_config": {"method": "eagle", "model": "head"}}, "speculative decoding"),
         ({"runner": "pooling"}, "pooling"),

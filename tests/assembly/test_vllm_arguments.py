@@ -62,7 +62,7 @@ def test_defaults_that_many_scripts_write_down_are_accepted() -> None:
     ("options", "advice"),
     [
         ({"enable_lora": True}, "needs LoRA adapters: not built yet"),
-        ({"kv_cache_dtype": "fp8"}, "needs quantization: not built yet"),
+        ({"kv_cache_dtype_skip_layers": ["0"]}, "needs quantization: not built yet"),
         ({"tokenizer_mode": "mistral"}, "pass a tokenizer object as tokenizer="),
         ({"cudagraph_capture_sizes": [1, 2]}, "compilation_config={'decode_rows'"),
         ({"distributed_executor_backend": "mp"}, "one process drives all its devices"),

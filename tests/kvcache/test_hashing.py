@@ -17,6 +17,10 @@ def test_weights_version_is_in_the_root():
     assert len({root_hash(version) for version in (-1, 0, 1, 256)}) == 4
 
 
+def test_what_the_cache_stores_is_in_the_root():
+    assert len({root_hash(0, stored_as) for stored_as in ("", "bfloat16", "int8", "fp8")}) == 4
+
+
 def test_token_boundaries_are_unambiguous():
     root = root_hash(0)
     seen = {block_hash(root, tokens) for tokens in ([1, 2], [2, 1], [1, 2, 0], [258], [1], [])}

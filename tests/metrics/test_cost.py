@@ -48,6 +48,14 @@ def replace_attended(counts: Counts, number: int) -> Counts:
     )  # fmt: skip
 
 
+def test_codes_in_the_cache_are_a_byte_each_and_a_scale() -> None:
+    counts = Counts(steps=1, query_tokens=2, loaded_tokens=30)
+    cost = CostModel(MODEL, has_codes=True).of(counts)
+    kept = 2 * 2 * (2 + 2)  # keys and values of 2 heads of 2 numbers and a scale of 2 bytes
+    assert cost.read == 2 * (2 * PER_LAYER + VOCAB * HIDDEN) + 2 * kept * 30
+    assert cost.written == 2 * kept * 2
+
+
 def test_experts_are_read_as_far_as_tokens_reach_them() -> None:
     experts = LayerConfig(MIXER, ExpertsConfig(8, 2, WIDE))
     model = replace(MODEL, layers=(experts,))

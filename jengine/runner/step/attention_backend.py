@@ -12,7 +12,7 @@ import numpy as np
 from jengine.config import CacheGroup
 from jengine.errors import ConfigError
 from pallas_kernels.choice import cpu_problem, triton_problem
-from pallas_kernels.layout import BFLOAT16_BITS
+from pallas_kernels.layout import BFLOAT16_BITS, FP8_BITS, INT8
 
 logger = logging.getLogger(__name__)
 # Backends in which, on one device, a row has the same bits alone and in any batch, whole or in
@@ -20,9 +20,19 @@ logger = logging.getLogger(__name__)
 BATCH_INVARIANT = frozenset({"cpu"})
 
 
-def attention_backend(wanted: str, groups: tuple[CacheGroup, ...]) -> str:
-    """The wanted backend if it can run here; for `auto`, the best one that can."""
+CODES = {"int8": INT8, "fp8": FP8_BITS}
+NAMES = {BFLOAT16_BITS: "bfloat16", **{dtype: name for name, dtype in CODES.items()}}
+
+
+def attention_backend(wanted: str, groups: tuple[CacheGroup, ...], codes: str | None = None) -> str:
+    """The wanted backend if it can run here; for `auto`, the best one that can. `codes`: what the
+    cache holds in place of plain numbers."""
     chosen, problem = available_backend(wanted, groups)
+    if codes is not None and chosen == "triton":
+        raise ConfigError(
+            f"kv_cache_dtype={codes!r}: the Triton kernels do not read such a cache yet. Leave it "
+            "out, or use attention_backend='xla', which is slower."
+        )
     if problem:
         logger.warning("Attention and matmuls run on XLA, which is slower: %s", problem)
     logger.info("Attention backend: %s", chosen)
@@ -54,8 +64,10 @@ def kernels_problem(backend: str, platform: str, head_dims: set[int]) -> str | N
     return cpu_problem()
 
 
-def cache_dtype(model_dtype: str, backend: str) -> np.dtype:
-    """The dtype of the cache's arrays."""
+def cache_dtype(model_dtype: str, backend: str, codes: str | None = None) -> np.dtype:
+    """The dtype of the cache's arrays, which may hold codes."""
+    if codes is not None:
+        return CODES[codes]
     if jax.default_backend() != "cpu":
         return jnp.dtype(model_dtype)
     as_bits = backend in ("xla", "cpu") and model_dtype == "bfloat16"
@@ -63,5 +75,5 @@ def cache_dtype(model_dtype: str, backend: str) -> np.dtype:
 
 
 def cache_dtype_name(dtype: Any) -> str:
-    """The name of a cache array's dtype, also where bfloat16 is stored as integers."""
-    return "bfloat16" if jnp.dtype(dtype) == BFLOAT16_BITS else jnp.dtype(dtype).name
+    """The name of a cache array's dtype, also where integers stand for other numbers."""
+    return NAMES.get(jnp.dtype(dtype), jnp.dtype(dtype).name)

@@ -43,16 +43,16 @@ class Held(NamedTuple):
 
 
 def group_shape(
-    group: CacheGroup, num_blocks: int, block_size: int, stages: int = 1
+    group: CacheGroup, num_blocks: int, block_size: int, dtype: Any, stages: int = 1
 ) -> tuple[int, ...]:
     """Shape of a group's cache array, whose layers are those of one stage."""
     spec, layers = group.spec, stages * len(group.layers)
-    return cache_shape(layers, num_blocks, block_size, spec.kv_heads, spec.head_dim)
+    return cache_shape(layers, num_blocks, block_size, spec.kv_heads, spec.head_dim, dtype)
 
 
 def block_bytes(group: CacheGroup, block_size: int, dtype: Any) -> int:
     """Bytes that one block of a group takes over all its layers (of one stage)."""
-    return math.prod(group_shape(group, 1, block_size)) * np.dtype(jnp.dtype(dtype)).itemsize
+    return math.prod(group_shape(group, 1, block_size, dtype)) * np.dtype(jnp.dtype(dtype)).itemsize
 
 
 def empty_state(
@@ -69,7 +69,11 @@ def empty_state(
     pages = -(-max_model_len // cache.block_size)
     return StepState(
         caches=tuple(
-            empty_cache(group_shape(group, blocks, cache.block_size, stages), cache_dtype, kernels)
+            empty_cache(
+                group_shape(group, blocks, cache.block_size, cache_dtype, stages),
+                cache_dtype,
+                kernels,
+            )
             for group, blocks in zip(cache.groups, cache.num_blocks, strict=True)
         ),
         last_token=jnp.zeros(max_rows, jnp.int32),

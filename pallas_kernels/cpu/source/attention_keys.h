@@ -143,16 +143,19 @@ inline void order_values(HeadChunk& chunk, uint32_t* to) {
     }
 }
 
-// Copies a chunk of float16 as float32.
-inline void stage_as_float32(HeadChunk& chunk, float* to, int64_t* offsets) {
+inline void read_head(const char* from, Number number, int64_t dim, float* to) {
+  if (is_code(number)) return load_head(from, number, dim, to);
+  for (int64_t d = 0; d < dim; d += LANES)
+    store_some(to + d, from_float16(load_some<Halves>(from + 2 * d, dim - d)), dim - d);
+}
+
+// Copies a chunk of float16 or of codes as float32.
+inline void stage_as_float32(HeadChunk& chunk, Number number, float* to, int64_t* offsets) {
   const int64_t dim = chunk.dim;
   for (int64_t i = 0; i < CHUNK; i++) {
     const char* rows[] = {chunk.keys + chunk.offsets[i], chunk.values + chunk.value_offsets[i]};
     for (int plane = 0; plane < 2; plane++)
-      for (int64_t d = 0; d < dim; d += LANES) {
-        const Floats values = from_float16(load_some<Halves>(rows[plane] + 2 * d, dim - d));
-        store_some(to + (plane * CHUNK + i) * dim + d, values, dim - d);
-      }
+      read_head(rows[plane], number, dim, to + (plane * CHUNK + i) * dim);
     offsets[i] = i * dim * sizeof(float);
   }
   chunk.keys = reinterpret_cast<const char*>(to);

@@ -40,7 +40,10 @@ class UnitTask {
   }
 
  private:
-  bool is_staged() const { return call_.cache.number == Number::FLOAT16; }
+  bool is_staged() const {
+    const Number number = call_.cache.number;
+    return number == Number::FLOAT16 || is_code(number);
+  }
   bool is_few() const { return blocks_.rows <= MOST_FEW; }
   static int64_t begin(const Unit& unit) { return unit.from / CHUNK * CHUNK; }
   int64_t begin() const { return begin(unit_); }
@@ -150,7 +153,7 @@ class UnitTask {
                     call_.cache.dim, share_of_next(call_.cache.keys, index, head),
                     share_of_next(call_.cache.values, index, head)};
     int64_t staged_offsets[CHUNK];
-    if (is_staged()) stage_as_float32(chunk, staged_, staged_offsets);
+    if (is_staged()) stage_as_float32(chunk, call_.cache.number, staged_, staged_offsets);
     left_out_ = 0;
     if (hides_keys(first)) left_out_ = leave_out_nonfinite<Kind>(chunk, staged_, staged_offsets);
     Running running = running_of(head);

@@ -8,22 +8,32 @@
 namespace jengine {
 namespace {
 
+// An array of bytes holds codes: signed ones are int8, unsigned ones FP8.
+Number cached_number_of(const AnyBuffer& cache) {
+  switch (cache.element_type()) {
+    case DataType::S8: return Number::INT8;
+    case DataType::U8: return Number::FP8;
+    default: return number_of(cache);
+  }
+}
+
 struct Layer {
   char *keys, *values;
   Number number;
   int64_t blocks, block_size, kv_heads, dim;
 
   Layer(const AnyBuffer& cache, const AnyBuffer& layer, int64_t dim)
-      : number(number_of(cache)), dim(dim) {
+      : number(cached_number_of(cache)), dim(dim) {
     require(cache.dimensions().size() == 5 && dimension(cache, 1) == 2, "wrong cache shape");
     blocks = dimension(cache, 2);
     block_size = dimension(cache, 3);
-    require(dim > 0 && dimension(cache, 4) % dim == 0, "the cache has heads of another size");
-    kv_heads = dimension(cache, 4) / dim;
+    const int64_t head = cached_head_bytes(number, dim) / size_of(number);
+    require(dim > 0 && dimension(cache, 4) % head == 0, "the cache has heads of another size");
+    kv_heads = dimension(cache, 4) / head;
     require(layer.element_count() == 1, "the layer must be one number");
     const int64_t index = *integers_of(layer);
     require(index >= 0 && index < dimension(cache, 0), "the cache does not have this layer");
-    const int64_t plane = blocks * block_size * kv_heads * dim * size_of(number);
+    const int64_t plane = blocks * block_size * dimension(cache, 4) * size_of(number);
     keys = static_cast<char*>(cache.untyped_data()) + index * 2 * plane;
     values = keys + plane;
   }
@@ -37,7 +47,8 @@ void refuse_copy(const AnyBuffer& cache, const AnyBuffer& result) {
 }
 
 void handle_empty(XlaPool pool, Result cache) {
-  clear_cache(pool, static_cast<char*>(cache->untyped_data()), bytes_in(*cache));
+  const int64_t bytes = cache->element_count() * size_of(cached_number_of(*cache));
+  clear_cache(pool, static_cast<char*>(cache->untyped_data()), bytes);
 }
 
 void handle_write(AnyBuffer cache, AnyBuffer layer, AnyBuffer k, AnyBuffer v, AnyBuffer slots,

@@ -25,6 +25,13 @@ void store_numbers(char* to, Number number, const float* values, int64_t count) 
   }
 }
 
+// Some heads of a token, one after the other.
+void store_heads(const CachePlanes& cache, char* to, const float* heads, int64_t count) {
+  if (!is_code(cache.number)) return store_numbers(to, cache.number, heads, count * cache.dim);
+  for (int64_t h = 0; h < count; h++)
+    store_head(to + h * cache.head_bytes(), cache.number, heads + h * cache.dim, cache.dim);
+}
+
 bool is_inside(const CachePlanes& cache, int64_t slot) { return slot >= 0 && slot < cache.slots; }
 
 // The two halves of the rotated part are the coordinates of `pairs` points.
@@ -70,12 +77,11 @@ void one_token(const RotateAndWrite& call, int64_t token, float* keys) {
   prepare(call, queries, kv_heads * call.group, call.q_norm, token);
   if (!is_inside(call.cache, call.slots[token])) return;
   prepare(call, keys, kv_heads, call.k_norm, token);
-  const int64_t bytes = size_of(call.cache.number);
-  const int64_t at = call.slots[token] * call.cache.width() * bytes;
-  store_numbers(call.cache.keys + at, call.cache.number, keys, call.cache.width());
+  const int64_t at = call.slots[token] * call.cache.token_bytes();
+  store_heads(call.cache, call.cache.keys + at, keys, kv_heads);
   for (int64_t h = 0; h < kv_heads; h++)
-    store_numbers(call.cache.values + at + h * dim * bytes, call.cache.number,
-                  from + (h * members + members - 1) * dim, dim);
+    store_heads(call.cache, call.cache.values + at + h * call.cache.head_bytes(),
+                from + (h * members + members - 1) * dim, 1);
 }
 
 }  // namespace
@@ -89,12 +95,12 @@ void clear_cache(Pool& pool, char* memory, int64_t bytes) {
 }
 
 void write_cache(const CacheWrite& call) {
-  const int64_t width = call.cache.width(), bytes = size_of(call.cache.number);
+  const int64_t width = call.cache.width(), heads = call.cache.kv_heads;
   for (int64_t token = 0; token < call.tokens; token++) {
     if (!is_inside(call.cache, call.slots[token])) continue;
-    const int64_t at = call.slots[token] * width * bytes;
-    store_numbers(call.cache.keys + at, call.cache.number, call.k + token * width, width);
-    store_numbers(call.cache.values + at, call.cache.number, call.v + token * width, width);
+    const int64_t at = call.slots[token] * call.cache.token_bytes();
+    store_heads(call.cache, call.cache.keys + at, call.k + token * width, heads);
+    store_heads(call.cache, call.cache.values + at, call.v + token * width, heads);
   }
 }
 

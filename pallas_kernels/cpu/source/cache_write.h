@@ -1,6 +1,7 @@
 // Writes keys and values into the paged cache, after the norms and the rotation of a model.
 #pragma once
 
+#include "cache_codes.h"
 #include "rows.h"
 #include "tasks.h"
 
@@ -14,6 +15,8 @@ struct CachePlanes {
   int64_t slots, kv_heads, dim;
 
   int64_t width() const { return kv_heads * dim; }
+  int64_t head_bytes() const { return cached_head_bytes(number, dim); }
+  int64_t token_bytes() const { return kv_heads * head_bytes(); }
 };
 
 // k and v are [tokens, kv_heads, dim]. A slot outside the planes is skipped.

@@ -316,7 +316,7 @@ void run(const Matmul& call, const Left& left, const MatmulTask& task) {
   switch (call.weight.number) {
     case Number::BFLOAT16: return run<Bfloat16>(call, left, task);
     case Number::FLOAT16: return run<Float16>(call, left, task);
-    case Number::FLOAT32: return run<Float32>(call, left, task);
+    default: return run<Float32>(call, left, task);
   }
 }
 

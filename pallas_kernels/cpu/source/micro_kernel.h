@@ -21,8 +21,12 @@ constexpr int MOST_ROWS = 2;
 constexpr int MOST_ROWS = 2;
 #endif
 
-enum class Number : int32_t { BFLOAT16 = 0, FLOAT16 = 1, FLOAT32 = 2 };
-inline int64_t size_of(Number number) { return number == Number::FLOAT32 ? 4 : 2; }
+// The last two are codes of one byte, which only caches hold.
+enum class Number : int32_t { BFLOAT16 = 0, FLOAT16 = 1, FLOAT32 = 2, INT8 = 3, FP8 = 4 };
+inline bool is_code(Number number) { return number == Number::INT8 || number == Number::FP8; }
+inline int64_t size_of(Number number) {
+  return number == Number::FLOAT32 ? 4 : is_code(number) ? 1 : 2;
+}
 
 // What the right operand holds. One step of a panel is 32 columns; the left operand has one word
 // for each row and step: two bfloat16, or one float32.

@@ -1,0 +1,84 @@
+// A head's keys or values in the cache as codes of one byte, with a scale in bfloat16 after them.
+#pragma once
+
+#include "micro_kernel.h"
+
+namespace jengine {
+
+typedef uint8_t CodeBytes __attribute__((vector_size(LANES)));
+
+constexpr int64_t SCALE_BYTES = 2;
+
+// Bytes of a head of a token in a cache of these numbers.
+inline int64_t cached_head_bytes(Number number, int64_t dim) {
+  return dim * size_of(number) + (is_code(number) ? SCALE_BYTES : 0);
+}
+
+// FP8 (E4M3) is the upper part of a float16 whose exponent is larger by 8.
+inline Floats from_fp8(CodeBytes codes) {
+  const Halves wide = __builtin_convertvector(codes, Halves);
+  return from_float16(((wide & 0x7f) << 7) | ((wide & 0x80) << 8)) * splat(256.0f);
+}
+// Rounds to nearest, ties to even; the values are at most 448.
+inline CodeBytes to_fp8(Floats value) {
+  const Words bits = (Words)value, sign = (bits >> 24) & 0x80u, size = bits & 0x7fffffffu;
+  const Words normal = ((size + 0x7ffffu + ((size >> 20) & 1u)) >> 20) - 960u;
+  // Adding a number whose last place is that of the result rounds subnormal results.
+  const Words small = (Words)((Floats)size + splat(16384.0f)) - 0x46800000u;
+  const Ints is_small = (Ints)(size < 0x3c800000u);
+  const Ints code = ((Ints)small & is_small) | ((Ints)normal & ~is_small);
+  return __builtin_convertvector((Words)code | sign, CodeBytes);
+}
+inline Floats from_int8(CodeBytes codes) {
+  const Ints wide = __builtin_convertvector(codes, Ints);
+  return __builtin_convertvector((Ints)((Words)wide << 24) >> 24, Floats);
+}
+// Rounds to nearest, ties to even: the sum has no place for fractions.
+inline CodeBytes to_int8(Floats value) {
+  const Words rounded = (Words)(value + splat(12582912.0f)) - 0x4b400000u;
+  return __builtin_convertvector(rounded, CodeBytes);
+}
+
+inline float largest_code(Number number) { return number == Number::INT8 ? 127.0f : 448.0f; }
+
+// The smallest scale in bfloat16 by which no number of a head is cut off; NaN if one is not finite.
+inline float scale_of(Number number, const float* head, int64_t dim) {
+  Floats highest{}, bad{};
+  for (int64_t d = 0; d < dim; d += LANES) {
+    const Floats values = load_some<Floats>(head + d, dim - d);
+    highest = max(highest, max(values, -values));
+    bad += values * 0.0f;
+  }
+  float scale = largest(highest) / largest_code(number);
+  scale = (scale > 1e-12f ? scale : 1e-12f) + total(bad);
+  uint32_t bits;
+  std::memcpy(&bits, &scale, sizeof bits);
+  bits = (bits + 0xffffu) & 0xffff0000u;
+  std::memcpy(&scale, &bits, sizeof bits);
+  return scale;
+}
+
+inline void store_head(char* to, Number number, const float* head, int64_t dim) {
+  const float scale = scale_of(number, head, dim);
+  for (int64_t d = 0; d < dim; d += LANES) {
+    const Floats units = load_some<Floats>(head + d, dim - d) / splat(scale);
+    store_some(to + d, number == Number::INT8 ? to_int8(units) : to_fp8(units), dim - d);
+  }
+  uint32_t bits;
+  std::memcpy(&bits, &scale, sizeof bits);
+  const uint16_t upper = bits >> 16;
+  std::memcpy(to + dim, &upper, sizeof upper);
+}
+
+inline void load_head(const char* from, Number number, int64_t dim, float* head) {
+  uint16_t upper;
+  std::memcpy(&upper, from + dim, sizeof upper);
+  const Floats scale = (Floats)splat((uint32_t)upper << 16);
+  for (int64_t d = 0; d < dim; d += LANES) {
+    const CodeBytes codes = load_some<CodeBytes>(from + d, dim - d);
+    const Floats values = number == Number::INT8 ? from_int8(codes) : from_fp8(codes);
+    store_some(head + d, values * scale, dim - d);
+  }
+}
+
+}  // namespace jengine

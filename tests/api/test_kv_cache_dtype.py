@@ -1,0 +1,101 @@
+"""Caches of int8 and FP8: answers near those of plain ones, prefix hits, and half the memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import jengine
+from jengine import SamplingParams
+from jengine.errors import ConfigError
+from jengine.runner.step import attention_backend as backends
+from jengine.runner.step.state import block_bytes
+from pallas_kernels.choice import cpu_problem
+
+PROMPT = list(range(40, 90))
+ANSWER = [66, 12, 7, 300, 41]
+GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=1)
+
+
+def engine(attention: str, kv_cache_dtype: str, **settings: Any) -> jengine.LLM:
+    return jengine.LLM(
+        "demo", attention_backend=attention, kv_cache_dtype=kv_cache_dtype, max_num_seqs=4,
+        max_model_len=256, enforce_eager=True, show_progress=False, **settings,
+    )  # fmt: skip
+
+
+def numbers(llm: jengine.LLM, *prompts: list[int]) -> list[list[float]]:
+    """Log-probabilities of each answer."""
+    made = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], GREEDY)
+    return [
+        [step[token].logprob for token, step in zip(one.token_ids, one.logprobs, strict=True)]
+        for [one] in (output.outputs for output in made)
+    ]
+
+
+def of_given(llm: jengine.LLM) -> np.ndarray:
+    """Log-probabilities of given tokens, so that engines are compared on the same ones."""
+    return np.asarray(llm.compute_logprobs([PROMPT + ANSWER]))[0]
+
+
+@pytest.fixture(scope="module", params=["xla", "cpu"])
+def attention(request: pytest.FixtureRequest) -> str:
+    if request.param == "cpu" and (problem := cpu_problem()):
+        pytest.skip(problem)
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def plain() -> Iterator[np.ndarray]:
+    with engine("xla", "auto") as llm:
+        yield of_given(llm)
+
+
+def test_answers_are_near_those_of_a_plain_cache(attention: str, plain: np.ndarray) -> None:
+    with engine(attention, "int8") as llm:
+        error = np.abs(of_given(llm) - plain)
+        assert 0 < error.max() < 0.1
+        [first] = numbers(llm, PROMPT)
+        hits = llm.stats().prefix_hits
+        assert numbers(llm, PROMPT)[0] == pytest.approx(first, abs=0.05)
+        assert llm.stats().prefix_hits > hits
+        assert " in int8" in repr(llm)
+
+
+@pytest.mark.slow
+def test_fp8_is_near_as_well(attention: str, plain: np.ndarray) -> None:
+    with engine(attention, "fp8") as llm:
+        error = np.abs(of_given(llm) - plain)
+        assert 0 < error.max() < 0.3
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(cpu_problem()), reason="the CPU kernels do not run here")
+def test_an_answer_has_the_same_bits_alone_and_in_a_batch() -> None:
+    prompts = [PROMPT[:n] for n in (3, 20, 50)]
+    with engine("cpu", "int8", deterministic=True) as llm:
+        alone = [one for prompt in prompts for one in numbers(llm, prompt)]
+        llm.reset_prefix_cache()
+        assert numbers(llm, *prompts[::-1])[::-1] == alone
+
+
+def test_a_token_takes_half_the_memory() -> None:
+    with engine("xla", "int8_per_token_head", kv_cache_memory_bytes=2**22) as llm:
+        [group], [cache] = llm.engine.cache.groups, llm.engine.loaded.state.caches
+        size, blocks = llm.engine.cache.block_size, llm.engine.cache.num_blocks[0]
+        dim = group.spec.head_dim
+        wide, small = (block_bytes(group, size, one) for one in ("bfloat16", cache.dtype))
+        assert small / wide == (dim + 2) / (2 * dim)
+        assert cache.nbytes == blocks * small <= 2**22
+        assert blocks > 1.8 * (2**22 // wide)
+
+
+def test_what_is_not_there_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"kv_cache_dtype='fp8_e5m2'.*'int8'"):
+        engine("xla", "fp8_e5m2")
+    monkeypatch.setattr(backends, "available_backend", lambda *_: ("triton", None))
+    with pytest.raises(ConfigError, match="kv_cache_dtype='fp8': the Triton kernels"):
+        backends.attention_backend("auto", (), "fp8")

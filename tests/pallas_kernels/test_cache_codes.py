@@ -1,0 +1,107 @@
+"""Caches of int8 and FP8: codes and scales by their definition, and attention to what they stand
+for, by XLA and by the CPU kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+from pallas_kernels.cache_write import rotate_and_write, write_cache
+from pallas_kernels.choice import cpu_problem
+from pallas_kernels.decode_attention import decode_attention
+from pallas_kernels.layout import FP8_BITS, INT8, cache_shape, decoded, encoded, held_dtype
+from pallas_kernels.prefill_attention import prefill_attention
+
+DIM, KV_HEADS, BLOCK = 20, 2, 8
+KINDS = {"int8": INT8, "fp8": FP8_BITS}
+IMPLEMENTATIONS = [
+    "xla",
+    pytest.param("cpu", marks=pytest.mark.skipif(bool(cpu_problem()), reason="no CPU kernels")),
+]
+
+
+def random(*shape: int, seed: int = 0) -> jax.Array:
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+
+
+def by_definition(head: np.ndarray, kind: str) -> np.ndarray:
+    """A head after a trip through codes of one byte, in numpy."""
+    largest = 127 if kind == "int8" else 448
+    scale = np.float32(max(np.abs(head).max() / np.float32(largest), 1e-12))
+    rounded = np.float32(ml_dtypes.bfloat16(scale))
+    if rounded < scale:
+        rounded = np.float32(np.nextafter(ml_dtypes.bfloat16(scale), ml_dtypes.bfloat16(np.inf)))
+    units = head / rounded
+    if kind == "int8":
+        return np.round(units) * rounded
+    return units.astype(ml_dtypes.float8_e4m3fn).astype(np.float32) * rounded
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_codes_stand_for_the_nearest_numbers(kind: str) -> None:
+    heads = np.array(random(50, DIM))
+    heads *= 10.0 ** np.arange(-25, 25)[:, None]
+    heads[3], heads[4, 0] = 0.0, 7e-4
+    heads[5] *= np.geomspace(1e-6, 1.0, DIM)
+    codes = encoded(jnp.asarray(heads), KINDS[kind])
+    assert codes.shape == (50, DIM + 2) and codes.dtype == KINDS[kind]
+    expected = np.stack([by_definition(head, kind) for head in heads])
+    np.testing.assert_array_equal(decoded(codes), expected)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.skipif(bool(cpu_problem()), reason="the CPU kernels do not run here")
+def test_the_kernels_write_the_bytes_that_xla_writes(kind: str) -> None:
+    tokens, group = 40, 3
+    empty = jnp.zeros(cache_shape(2, 6, BLOCK, KV_HEADS, DIM, KINDS[kind]), KINDS[kind])
+    slots = jnp.asarray(np.random.default_rng(1).permutation(6 * BLOCK)[:tokens], jnp.int32)
+    slots = slots.at[7].set(jnp.iinfo(jnp.int32).max)
+    k, v = random(tokens, KV_HEADS, DIM, seed=2), random(tokens, KV_HEADS, DIM, seed=3)
+    k = k.at[3].multiply(1e-9).at[4, 0, 5].set(1e4)
+    made = [write_cache(empty, 1, k, v, slots, implementation=one) for one in ("xla", "cpu")]
+    np.testing.assert_array_equal(*made)
+    qkv = random(tokens, KV_HEADS, group + 2, DIM, seed=4)
+    both = [rotate_and_write(empty, 1, qkv, slots, implementation=one)[1] for one in ("xla", "cpu")]
+    np.testing.assert_array_equal(*both)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_attention_reads_what_was_written(kind: str, implementation: str) -> None:
+    lengths, pages = [5, 64, 131, 0], 17
+    tokens = sum(lengths)
+    draw = np.random.default_rng(5)
+    tables = jnp.asarray(draw.permutation(len(lengths) * pages).reshape(-1, pages), jnp.int32)
+    slots = [
+        int(tables[row, at // BLOCK]) * BLOCK + at % BLOCK
+        for row, length in enumerate(lengths)
+        for at in range(length)
+    ]
+    k, v = random(tokens, KV_HEADS, DIM, seed=6), random(tokens, KV_HEADS, DIM, seed=7)
+    plain = jnp.zeros(cache_shape(1, len(lengths) * pages, BLOCK, KV_HEADS, DIM))
+    small = jnp.full(
+        cache_shape(1, len(lengths) * pages, BLOCK, KV_HEADS, DIM, KINDS[kind]), -1, KINDS[kind]
+    )  # scales of slots that are not used are NaN
+    assert held_dtype(small) == jnp.float32
+    where = jnp.asarray(slots, jnp.int32)
+    small = write_cache(small, 0, k, v, where, implementation=implementation)
+    through = [decoded(encoded(one, KINDS[kind])) for one in (k, v)]
+    plain = write_cache(plain, 0, *through, where, implementation="xla")
+    starts = jnp.zeros(len(lengths), jnp.int32)
+    options: dict[str, Any] = {"head_dim": DIM}
+    q = random(len(lengths), 6, DIM, seed=8)
+    given = tables, starts, jnp.asarray(lengths, jnp.int32)
+    found = decode_attention(q, small, 0, *given, implementation=implementation, **options)
+    expected = decode_attention(q, plain, 0, *given, implementation="xla", **options)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    positions = jnp.asarray([[0, 1, 2, 3], [60, 61, 62, 63], [127, 128, 129, 130], [-1] * 4])
+    given = tables, starts, positions.reshape(-1).astype(jnp.int32)
+    q = random(4 * len(lengths), 6, DIM, seed=9)
+    found = prefill_attention(q, small, 0, *given, implementation=implementation, **options)
+    expected = prefill_attention(q, plain, 0, *given, implementation="xla", **options)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
