@@ -40,6 +40,7 @@ class StatsLog:
     def _log(self) -> None:
         now, each = time.monotonic(), self.counts().each
         before = self._last if len(self._last) == len(each) else (Counts(),) * len(each)
+        before = tuple(start_of(*pair) for pair in zip(before, each, strict=True))
         was_idle = self._was_idle if len(self._was_idle) == len(each) else [False] * len(each)
         idle = [is_idle(*pair) for pair in zip(before, each, strict=True)]
         for index, pair in enumerate(zip(before, each, strict=True)):
@@ -81,6 +82,13 @@ def drafts_in_words(before: DraftCounts, now: DraftCounts) -> list[str]:
         f"Mean acceptance length: {1 + accepted / (now.drafts - before.drafts):.2f}",
         f"Draft acceptance rate: {accepted / drafted:.1%}",
     ]
+
+
+def start_of(before: Counts, now: Counts) -> Counts:
+    """The counts to compare with: none if another core has taken the engine's place."""
+    counters = ("steps", "query_tokens", "prompt_tokens", "generation_tokens")
+    fell = any(getattr(now, name) < getattr(before, name) for name in counters)
+    return Counts() if fell else before
 
 
 def computed_prompt_tokens(counts: Counts) -> int:

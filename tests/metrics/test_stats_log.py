@@ -75,6 +75,19 @@ def test_each_engine_has_a_line(caplog: pytest.LogCaptureFixture) -> None:
     assert second.startswith("Engine 001: ") and "Running: 2 reqs" in second
 
 
+@pytest.mark.usefixtures("at_once")
+def test_a_core_that_takes_the_place_of_another_begins_at_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    counts = [Counts(steps=90, generation_tokens=500), Counts(steps=3, generation_tokens=40)]
+    log = StatsLog(lambda: counts[0], "cpu")
+    log.tick()
+    del counts[0]
+    log.tick()
+    found = [re.findall(r"generation throughput: (-?[\d.]+)", line) for line in caplog.messages]
+    assert len(found) == 2 and all(float(number) > 0 for (number,) in found)
+
+
 def test_the_line_counts_computed_tokens_and_events_of_the_interval() -> None:
     before = Counts(prompt_tokens=100, cached_prompt_tokens=50, generation_tokens=10, preemptions=1)
     now = Counts(
