@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -97,6 +98,40 @@ def test_a_server_is_started_and_stopped(program: list[str]) -> None:
         assert server.models()[0]["id"] == MODEL
     with pytest.raises(ServerFailed, match="cannot be reached"):
         server.models()
+
+
+# A program that starts a server and then waits, as a benchmark waits for answers.
+WAITING = """
+import sys, time
+from jengine.bench.serve import launched
+with launched.running(sys.argv[1:], "test") as url:
+    print(url, flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_program_that_is_terminated_leaves_no_server(program: list[str]) -> None:
+    command = [sys.executable, "-c", WAITING, *program]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as waiting:
+        assert waiting.stdout is not None
+        server = Server(Address.of(waiting.stdout.readline().strip()))
+        assert server.models()[0]["id"] == MODEL
+        waiting.terminate()
+        assert waiting.wait(20) == 143
+    with pytest.raises(ServerFailed, match="cannot be reached"):
+        server.models()
+
+
+def test_a_slow_start_is_told_of(
+    program: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(launched, "PATIENCE", 0.2)
+    slow = program[2].replace("import sys, uvicorn", "import sys, uvicorn, time")
+    slow = slow.replace("port = int", "print('loading', flush=True); time.sleep(1)\nport = int")
+    with launched.running([*program[:2], slow], "test"):
+        pass
+    assert any("test has been starting for" in line for line in caplog.messages)
+    assert any(line.endswith(": loading") for line in caplog.messages)
 
 
 def test_a_server_that_does_not_start_says_why(program: list[str]) -> None:

@@ -1,16 +1,19 @@
 """Servers that a benchmark starts: ours and vLLM's, each in a process of its own.
 
 In: a model and settings. Out: the URL of a server that answers. What it says goes to a file, whose
-end is shown if it fails.
+end is shown if it fails and, now and then, while it starts.
 """
 
 from __future__ import annotations
 
+import logging
 import os
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,10 +25,14 @@ from jengine.client.errors import ServerFailed
 from jengine.client.server import Server
 from jengine.errors import CapacityError, ConfigError
 
+logger = logging.getLogger(__name__)
 # Loading and compiling a model may take long.
 START_SECONDS = 900.0
+# Seconds after which it is said, again and again, that a server is still starting.
+PATIENCE = 30.0
 STOP_SECONDS = 30.0
 SHOWN_LINES = 12
+MOST_READ = 16 * 1024
 # As in peers/vllm_peer.py: 2 GB of cache on a CPU, nothing fetched, nothing reported.
 VLLM_ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "2",
@@ -70,10 +77,28 @@ def running(
         except OSError as error:
             raise ConfigError(f"{name}: {command[0]} cannot be run: {error}.") from error
         try:
-            wait_until_it_answers(url, process, name, said)
-            yield url
+            with orderly_end():
+                wait_until_it_answers(url, process, name, said)
+                yield url
         finally:
             stop(process)
+
+
+@contextmanager
+def orderly_end() -> Iterator[None]:
+    """Inside, SIGTERM ends this program as an error would: the servers that it started end too."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def free_port() -> int:
@@ -86,7 +111,8 @@ def wait_until_it_answers(
     url: str, process: subprocess.Popen[bytes], name: str, said: IO[str]
 ) -> None:
     """Wait until the server is healthy, which it says without a key."""
-    server, end = Server(Address.of(url)), time.monotonic() + START_SECONDS
+    server, began = Server(Address.of(url)), time.monotonic()
+    end, told = began + START_SECONDS, began
     while True:
         try:
             server.text("/health")
@@ -95,15 +121,20 @@ def wait_until_it_answers(
             last = error
         if process.poll() is not None:
             raise ServerFailed(f"{name} ended with status {process.returncode}: {end_of(said)}")
-        if time.monotonic() > end:
+        now = time.monotonic()
+        if now - told > PATIENCE:
+            told = now
+            logger.warning("%s has been starting for %d s: %s", name, now - began, end_of(said, 1))
+        if now > end:
             raise ServerFailed(f"{name} was not ready in {START_SECONDS:.0f} s: {last}")
         time.sleep(0.2)
 
 
-def end_of(said: IO[str]) -> str:
-    """The last lines that a process wrote."""
-    said.seek(0)
-    return " / ".join(said.read().strip().splitlines()[-SHOWN_LINES:]) or "no message"
+def end_of(said: IO[str], lines: int = SHOWN_LINES) -> str:
+    """The last lines that a process wrote. It goes on writing where it was."""
+    text = os.pread(said.fileno(), MOST_READ, max(os.fstat(said.fileno()).st_size - MOST_READ, 0))
+    shown = text.decode(errors="replace").strip().splitlines()[-lines:]
+    return " / ".join(shown) or "no message"
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
