@@ -6,6 +6,7 @@ own part. No jax, no Hugging Face names.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -29,9 +30,20 @@ class CacheSpec:
     """What one layer keeps of a token. Layers with equal specs share a cache group."""
 
     kind: CacheKind
+    # A latent cache has one vector per token, which all heads share and every device holds whole.
     kv_heads: int
     head_dim: int
     window: int | None = None
+
+    @property
+    def vectors(self) -> int:
+        """Vectors of a head and token: its key and its value, or the one that stands for both."""
+        return 1 if self.kind == "latent" else 2
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether every token of a running request is kept until it ends."""
+        return self.kind in ("full", "latent") and self.window is None
 
 
 @dataclass(frozen=True)
@@ -52,14 +64,29 @@ def cache_groups(layer_specs: tuple[CacheSpec, ...]) -> tuple[CacheGroup, ...]:
 
 @dataclass(frozen=True)
 class RopeConfig:
-    """Rotary positions: the base and, for `llama3` and `linear`, how frequencies are stretched."""
+    """Rotary positions: the base and, but for `default`, how frequencies are stretched."""
 
     theta: float = 10000.0
-    kind: Literal["default", "linear", "llama3"] = "default"
+    kind: Literal["default", "linear", "llama3", "yarn"] = "default"
     factor: float = 1.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_position: int = 8192
+    # yarn: turns within the original length above which a pair keeps its frequency, and below
+    # which it is stretched in full; whether the pairs between are counted in whole numbers.
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    attention_factor: float = 1.0  # cos and sin are multiplied by it
+    # yarn: what `attention_factor` was computed from, if it was not given. The second one also
+    # scales the scores of latent attention.
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+
+    @property
+    def score_scale(self) -> float:
+        """What the scores of latent attention are multiplied by, in addition."""
+        return (1.0 + 0.1 * (self.mscale_all_dim or 0.0) * math.log(self.factor)) ** 2
 
 
 @dataclass(frozen=True)
@@ -92,6 +119,82 @@ class AttentionConfig:
         """What this layer keeps of a token."""
         kind: CacheKind = "full" if self.window is None else "sliding"
         return CacheSpec(kind, self.num_kv_heads, self.head_dim, self.window)
+
+    @property
+    def operations(self) -> int:
+        """Operations of one token for each token that it attends to."""
+        return 4 * self.num_heads * self.head_dim
+
+    def weights(self, hidden: int) -> int:
+        """Elements of the matrices of a layer."""
+        return hidden * self.head_dim * 2 * (self.num_heads + self.num_kv_heads)
+
+    @property
+    def largest_activation(self) -> int:
+        """Numbers of a token, sharded by head, in the largest array beside hidden states."""
+        return 0  # smaller than those of the feed-forward block
+
+
+@dataclass(frozen=True)
+class LatentConfig:
+    """Latent attention (MLA): keys and values of all heads are made of one short vector per token.
+
+    That vector is cached, with one rotated key that all heads share. A head's query and key have
+    `nope_dim` lanes that are not rotated, then `rope_dim` that are.
+    """
+
+    num_heads: int
+    kv_rank: int  # length of the vector
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
+    # Length of the vector that queries are made of; None: they are made of the hidden state.
+    query_rank: int | None = None
+    window: int | None = None
+    rope: RopeConfig = field(default_factory=RopeConfig)
+    # Whether neighbouring lanes are rotated as a pair; otherwise lanes of the two halves.
+    interleaved: bool = True
+    bias: bool = False  # of the matmuls that shorten, and of the output
+    norm_eps: float = 1e-6  # of the short vectors' norms
+
+    @property
+    def group(self) -> int:
+        """Query heads that share what is cached."""
+        return self.num_heads
+
+    @property
+    def query_dim(self) -> int:
+        """Length of a head's query and key."""
+        return self.nope_dim + self.rope_dim
+
+    @property
+    def scale(self) -> float:
+        """What scores are multiplied by."""
+        return self.query_dim**-0.5 * self.rope.score_scale
+
+    @property
+    def cache(self) -> CacheSpec:
+        """What this layer keeps of a token."""
+        return CacheSpec("latent", 1, self.kv_rank + self.rope_dim, self.window)
+
+    @property
+    def operations(self) -> int:
+        """Operations of one decoded token for each token that it attends to."""
+        return 2 * self.num_heads * (2 * self.kv_rank + self.rope_dim)
+
+    def weights(self, hidden: int) -> int:
+        """Elements of the matrices of a layer."""
+        queries = self.num_heads * self.query_dim
+        rank = self.query_rank
+        made = hidden * queries if rank is None else rank * (hidden + queries)
+        shortened = hidden * (self.kv_rank + self.rope_dim)
+        up = self.kv_rank * self.num_heads * (self.nope_dim + self.value_dim)
+        return made + shortened + up + self.num_heads * self.value_dim * hidden
+
+    @property
+    def largest_activation(self) -> int:
+        """Numbers of a token, sharded by head, in the largest array beside hidden states."""
+        return self.num_heads * (self.kv_rank + self.rope_dim)
 
 
 @dataclass(frozen=True)
@@ -126,7 +229,7 @@ class ExpertsConfig:
 
 
 # What may stand in the two halves of a layer. Other kinds are added to these unions.
-MixerConfig = AttentionConfig
+MixerConfig = AttentionConfig | LatentConfig
 FfnConfig = MlpConfig | ExpertsConfig
 
 

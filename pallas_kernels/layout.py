@@ -1,9 +1,10 @@
 """The layout of keys and values in the paged KV cache; no other file depends on it.
 
 A cache group is one array [layers, 2, blocks, block_size, kv_heads * head_dim]; keys are plane 0,
-values plane 1. The kv heads of a token are contiguous. An array of uint16 holds the bits of
-bfloat16. In an array of bytes each head of a token has a scale of its own, in bfloat16 after its
-codes: int8 arrays hold int8, uint8 arrays the bits of FP8 (E4M3).
+values plane 1. The kv heads of a token are contiguous. The array of latent attention has one plane,
+[layers, 1, blocks, block_size, rank + rope]. An array of uint16 holds the bits of bfloat16. In an
+array of bytes each head of a token has a scale of its own, in bfloat16 after its codes: int8 arrays
+hold int8, uint8 arrays the bits of FP8 (E4M3).
 """
 
 from __future__ import annotations
@@ -55,10 +56,10 @@ def kv_heads_of(cache: Array, head_dim: int) -> int:
 
 def cache_shape(
     layers: int, blocks: int, block_size: int, kv_heads: int, head_dim: int,
-    dtype: DTypeLike = np.float32,
+    dtype: DTypeLike = np.float32, *, planes: int = 2,
 ) -> tuple[int, ...]:  # fmt: skip
-    """Shape of a cache group's array of this type."""
-    return (layers, 2, blocks, block_size, kv_heads * head_width(head_dim, dtype))
+    """Shape of a cache group's array of this type; that of latent attention has one plane."""
+    return (layers, planes, blocks, block_size, kv_heads * head_width(head_dim, dtype))
 
 
 class Strides(NamedTuple):
@@ -108,6 +109,40 @@ def read_heads(
         return jnp.where(jnp.broadcast_to(seen[:, None, :, None], heads.shape), heads, 0)
 
     return plane(KEYS), plane(VALUES)
+
+
+def read_entries(
+    cache: Shaped[Array, "layers 1 blocks block_size width"],
+    layer: int | Int[Array, ""],
+    blocks: Int[Array, "batch pages"],
+    seen: Shaped[Array, "batch tokens"],
+) -> Float[Array, "batch tokens width"]:
+    """The entries of latent attention in whole blocks; zero where `seen`, a bool mask, is false."""
+    _, _, num_blocks, block_size, width = cache.shape
+    flat = cache.reshape(-1, block_size * width)
+    found = flat.at[blocks + layer * num_blocks].get(mode="promise_in_bounds")
+    entries = found.reshape(*seen.shape, width)
+    if cache.dtype == BFLOAT16_BITS:
+        entries = lax.bitcast_convert_type(entries, jnp.bfloat16)
+    return jnp.where(jnp.broadcast_to(seen[..., None], entries.shape), entries, 0)
+
+
+def write_entries(
+    cache: Shaped[Array, "layers 1 blocks block_size width"],
+    layer: int | Int[Array, ""],
+    entries: Float[Array, "tokens width"],
+    slots: Int[Array, " tokens"],
+) -> Shaped[Array, "layers 1 blocks block_size width"]:
+    """Store the entries of latent attention at token slots in place; slots outside are skipped."""
+    _, _, num_blocks, block_size, width = cache.shape
+    size = num_blocks * block_size
+    inside = (slots >= 0) & (slots < size)
+    index = jnp.where(inside, slots + layer * size, jnp.iinfo(slots.dtype).max)
+    stored = entries.astype(held_dtype(cache))
+    if cache.dtype == BFLOAT16_BITS:
+        stored = lax.bitcast_convert_type(stored, BFLOAT16_BITS)
+    flat = cache.reshape(-1, width)
+    return flat.at[index].set(stored, mode="drop", unique_indices=True).reshape(cache.shape)
 
 
 def pad_pages(tables: Int[Array, "rows pages"], multiple: int) -> Int[Array, "rows padded"]:

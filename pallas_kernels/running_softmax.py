@@ -20,13 +20,14 @@ class Running(NamedTuple):
 
     highest: Array  # f32 [batch, KV, q]
     total: Array  # f32 [batch, KV, q]
-    mixed: Array  # f32 [batch, KV, q, D]
+    mixed: Array  # f32 [batch, KV, q, D of values]
 
     @classmethod
-    def of_nothing(cls, queries: Array) -> Running:
-        """Before the first chunk."""
+    def of_nothing(cls, queries: Array, dim: int | None = None) -> Running:
+        """Before the first chunk; `dim` is the length of values, if it is not that of queries."""
         lowest = jnp.full(queries.shape[:-1], FAR_BELOW, jnp.float32)
-        return cls(lowest, jnp.zeros_like(lowest), jnp.zeros(queries.shape, jnp.float32))
+        mixed = jnp.zeros((*lowest.shape, dim or queries.shape[-1]), jnp.float32)
+        return cls(lowest, jnp.zeros_like(lowest), mixed)
 
     def with_chunk(
         self,
@@ -76,11 +77,12 @@ class Running(NamedTuple):
 
 def in_groups(
     sizes: Sequence[int], used: Array, attend: Callable[..., Running], sinks: Array | None,
-    queries: Array, *others: Array,
+    queries: Array, *others: Array, dim: int | None = None,
 ) -> tuple[Array, Array]:  # fmt: skip
     """Apply `attend` to the first `used` entries of all arrays, one group at a time.
 
     The group size is the first of `sizes` that divides their number; the other entries are zero.
+    `dim` is the length of values, if it is not that of queries.
     """
     count = queries.shape[0]
     size = next((few for few in sizes if count % few == 0), count)
@@ -94,7 +96,8 @@ def in_groups(
             lax.dynamic_update_slice_in_dim(out[1], lse, first, 0),
         )
 
-    nothing = jnp.zeros(queries.shape, jnp.float32), jnp.zeros(queries.shape[:-1], jnp.float32)
+    mixed = jnp.zeros((*queries.shape[:-1], dim or queries.shape[-1]), jnp.float32)
+    nothing = mixed, jnp.zeros(queries.shape[:-1], jnp.float32)
     return lax.fori_loop(0, -(-used // size), one_group, nothing)
 
 

@@ -23,6 +23,8 @@ MESH_AXES: dict[str, tuple[str, ...]] = {
     "mlp": (TENSOR, REPLICAS),
     "kv_heads": (TENSOR,),
     "queries_of_kv_head": (REPLICAS,),
+    # Heads of latent attention, which share what is cached.
+    "heads": (TENSOR, REPLICAS),
     "embed": (),
     # Experts are sharded inside, by "mlp"; parameters name both axes.
     "experts": (),

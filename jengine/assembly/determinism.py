@@ -33,6 +33,8 @@ def batch_dependence(args: EngineArgs, config: ModelConfig, devices: int) -> str
     backend, _ = available_backend(args.attention_backend, config.groups)
     if backend not in BATCH_INVARIANT:
         return f"matmuls and attention run on {backend}, which rounds differently in each shape"
+    if any(group.spec.kind == "latent" for group in config.groups):
+        return "latent attention runs on XLA, which rounds differently in each shape"
     if devices > 1:
         return "the model is sharded, and XLA adds up what devices have of a sum"
     if config.quantization is not None and not in_kernels(args, config.quantization):

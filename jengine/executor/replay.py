@@ -53,7 +53,7 @@ class Selection:
     def __init__(self, recording: Recording) -> None:
         cache, self.schedule = recording.origin.cache, recording.origin.schedule
         self.block_size = cache.block_size
-        self.has_windows = any(group.spec.kind != "full" for group in cache.groups)
+        self.has_windows = any(not group.spec.keeps_all for group in cache.groups)
         self.tables: dict[int, list[list[int]]] = {}  # of rows that run, by group
         self.num_groups = len(cache.groups)
         self.filled: set[tuple[int, int]] = set()  # (group, block) computed in the replay

@@ -200,7 +200,7 @@ class ScriptedExecutor:
         mirror = self._rows[row]
         (start, end), marks = mirror.ran, mirror.run_marks()
         for index, group in enumerate(self.cache.groups):
-            window = group.spec.window if group.spec.kind == "sliding" else None
+            window = group.spec.window
             first = 0 if window is None else max(0, start - window + 1)
             for position in range(first, end):
                 place = mirror.tables[index][position // size], position % size

@@ -7,7 +7,11 @@ from jengine.errors import UnsupportedFeature
 from jengine.kvcache.group_cache import GroupCache, KindOfGroup
 from jengine.kvcache.paged_group import PagedGroup
 
-KINDS: dict[CacheKind, KindOfGroup] = {"full": PagedGroup, "sliding": PagedGroup}
+KINDS: dict[CacheKind, KindOfGroup] = {
+    "full": PagedGroup,
+    "sliding": PagedGroup,
+    "latent": PagedGroup,  # its blocks hold other arrays, and have the same rules
+}
 
 
 def kind_of(spec: CacheSpec) -> KindOfGroup:

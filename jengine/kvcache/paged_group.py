@@ -1,4 +1,4 @@
-"""A group with a block table per request: full and sliding attention, which differ in their rules.
+"""A group with a block table per request: full, sliding and latent attention, by their rules.
 
 Blocks no token will read any more are replaced by the null block; see `specs` for when that is.
 """

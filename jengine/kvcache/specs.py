@@ -73,6 +73,6 @@ class SlidingRules:
 
 def rules_for(spec: CacheSpec, block_size: int) -> CacheRules:
     """The rules of a paged kind."""
-    if spec.kind == "sliding":
+    if spec.kind == "sliding" or spec.window is not None:
         return SlidingRules(spec, block_size)
     return FullRules(block_size)

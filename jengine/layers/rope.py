@@ -26,6 +26,8 @@ def inverse_frequencies(config: RopeConfig, head_dim: int) -> np.ndarray:
         return plain / np.float32(config.factor)
     if config.kind == "llama3":
         return _llama3_frequencies(config, plain)
+    if config.kind == "yarn":
+        return _yarn_frequencies(config, plain)
     return plain
 
 
@@ -41,13 +43,36 @@ def _llama3_frequencies(config: RopeConfig, plain: np.ndarray) -> np.ndarray:
     return np.where(wavelength < longest_kept, plain, stretched).astype(np.float32)
 
 
+def _yarn_frequencies(config: RopeConfig, plain: np.ndarray) -> np.ndarray:
+    """Pairs that turn often within the original length keep their frequency, those that turn rarely
+    are stretched by `factor`, and those between are blended by their number."""
+    pairs = len(plain)
+
+    def pair_of(turns: float) -> float:
+        """The number of the pair that turns so often, as if there were one between two."""
+        span = math.log(config.original_max_position / (turns * 2 * math.pi))
+        return pairs * span / math.log(config.theta)
+
+    first, last = pair_of(config.beta_fast), pair_of(config.beta_slow)
+    if config.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, 2 * pairs - 1)
+    width = np.float32(last - first if last != first else 0.001)
+    stretched = np.clip((np.arange(pairs, dtype=np.float32) - np.float32(first)) / width, 0, 1)
+    slow = plain / np.float32(config.factor)
+    return (slow * stretched + plain * (1 - stretched)).astype(np.float32)
+
+
 def rotation(
     positions: Int[Array, "*tokens"], config: RopeConfig, head_dim: int
 ) -> tuple[Float32[Array, "*tokens pairs"], Float32[Array, "*tokens pairs"]]:
     """cos and sin for each position; there are head_dim / 2 pairs."""
     frequencies = jnp.asarray(inverse_frequencies(config, head_dim))
     angles = jnp.einsum("...,d->...d", positions.astype(jnp.float32), frequencies)
-    return jnp.cos(angles), jnp.sin(angles)
+    cos, sin = jnp.cos(angles), jnp.sin(angles)
+    if config.attention_factor == 1.0:
+        return cos, sin
+    return cos * config.attention_factor, sin * config.attention_factor
 
 
 def rotate(
@@ -57,6 +82,20 @@ def rotate(
 ) -> Float[Array, "*tokens heads dim"]:
     """Rotate each head: lane i of its first half forms a pair with lane i of its second half."""
     first, second = jnp.split(x, 2, axis=-1)
+    return _turned(first, second, cos, sin)
+
+
+def rotate_neighbours(
+    x: Float[Array, "*tokens heads dim"],
+    cos: Float[Array, "*tokens pairs"],
+    sin: Float[Array, "*tokens pairs"],
+) -> Float[Array, "*tokens heads dim"]:
+    """Rotate each head: lanes 2 i and 2 i + 1 form a pair. The result has the first lanes of all
+    pairs, then the second ones: scores do not depend on the order of lanes."""
+    return _turned(x[..., ::2], x[..., 1::2], cos, sin)
+
+
+def _turned(first: Array, second: Array, cos: Array, sin: Array) -> Array:
     cos = jnp.broadcast_to(cos[..., None, :], first.shape)
     sin = jnp.broadcast_to(sin[..., None, :], first.shape)
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)

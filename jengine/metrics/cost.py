@@ -48,9 +48,10 @@ class CostModel:
             attended = within(counts.attended_tokens, most)
             loaded = within(counts.loaded_tokens, most)
             operations += 2 * active_weights(layer, config.hidden_size) * counts.query_tokens
-            operations += 4 * mixer.num_heads * mixer.head_dim * attended
-            head = mixer.head_dim + 2 if self.has_codes else mixer.head_dim * size
-            kept = 2 * mixer.num_kv_heads * head
+            operations += mixer.operations * attended
+            spec = mixer.cache
+            head = spec.head_dim + 2 if self.has_codes else spec.head_dim * size
+            kept = spec.vectors * spec.kv_heads * head
             read += kept * loaded
             weights = read_weights(layer, config.hidden_size, per_step)
             read += weight_size * weights * counts.steps
@@ -63,12 +64,6 @@ def within(count: int, most: int | None) -> int:
     return count if most is None else min(count, most)
 
 
-def attention_weights(layer: LayerConfig, hidden: int) -> int:
-    """Elements of the projections of one attention layer."""
-    mixer = layer.mixer
-    return hidden * mixer.head_dim * 2 * (mixer.num_heads + mixer.num_kv_heads)
-
-
 def matmuls(layer: LayerConfig) -> int:
     """Matmuls of a feed-forward block."""
     gated = isinstance(layer.ffn, ExpertsConfig) or layer.ffn.gated
@@ -77,7 +72,7 @@ def matmuls(layer: LayerConfig) -> int:
 
 def active_weights(layer: LayerConfig, hidden: int) -> int:
     """Elements that one token is multiplied with in one layer."""
-    return attention_weights(layer, hidden) + matmuls(layer) * hidden * layer.ffn.active_size
+    return layer.mixer.weights(hidden) + matmuls(layer) * hidden * layer.ffn.active_size
 
 
 def read_weights(layer: LayerConfig, hidden: int, tokens: float) -> float:
@@ -87,4 +82,4 @@ def read_weights(layer: LayerConfig, hidden: int, tokens: float) -> float:
         return active_weights(layer, hidden)
     touched = 1 - (1 - ffn.experts_per_token / ffn.num_experts) ** tokens
     experts = matmuls(layer) * hidden * ffn.intermediate_size * ffn.num_experts
-    return attention_weights(layer, hidden) + touched * experts
+    return layer.mixer.weights(hidden) + touched * experts

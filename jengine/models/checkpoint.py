@@ -130,6 +130,8 @@ class Names:
     expert_down: str = "down_proj"
     # Whether checkpoints store matrices as [inputs, outputs], as parameters do.
     stored_in_out: bool = False
+    # Whether files may hold one more layer, which drafts a token after the next one.
+    predicts_ahead: bool = False
     ignored: tuple[IgnoredTensor, ...] = (FREQUENCIES,)
 
     @property
@@ -146,11 +148,15 @@ def with_prefix(tensors: Mapping[str, T], names: Names) -> Mapping[str, T]:
 
 def ignored_in_decoder(config: ModelConfig, names: Names) -> tuple[IgnoredTensor, ...]:
     """Tensors that old or redundant files of a family hold in addition."""
+    ignored = names.ignored
+    if names.predicts_ahead:
+        extra = re.escape(f"{names.prefix}{names.layers}.{len(config.layers)}.") + ".*"
+        ignored = (*ignored, IgnoredTensor(extra, "a layer for drafts, which this does not make"))
     if not config.tie_embeddings:
-        return names.ignored
+        return ignored
     head = IgnoredTensor(
         re.escape(f"{names.head}.weight"),
         "the head is tied to the embedding, so this is a copy",
         same_as=names.embed_weight,
     )
-    return (*names.ignored, head)
+    return (*ignored, head)

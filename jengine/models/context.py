@@ -15,6 +15,7 @@ from jax import Array
 
 from jengine.config import RopeConfig
 from jengine.layers.attention import AttentionInputs, dense_attention
+from jengine.layers.latent import LatentInputs, dense_latent_attention
 from jengine.layers.rope import rotation
 from jengine.models.taps import Tap
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
     from jaxtyping import Float, Float32, Int
 
 # One type per kind of mixing; a mixer dispatches on it.
-MixInputs = AttentionInputs
+MixInputs = AttentionInputs | LatentInputs
 
 
 class Mixer(Protocol):
@@ -103,4 +104,6 @@ def whole_sequences(shape: tuple[int, ...], tap: Tap | None = None) -> StepConte
 
 
 def _dense(caches: Any, layer: int, inputs: MixInputs) -> tuple[Array, Any]:
+    if isinstance(inputs, LatentInputs):
+        return dense_latent_attention(inputs), caches
     return dense_attention(inputs), caches

@@ -15,11 +15,12 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from jengine.config import ModelConfig
+from jengine.config import LatentConfig, MixerConfig, ModelConfig
 from jengine.layers.soft_cap import soft_cap
 from jengine.models.attention import Attention
 from jengine.models.context import StepContext
 from jengine.models.language_model import LanguageModel
+from jengine.models.latent_attention import LatentAttention
 from jengine.models.linear import Embedding, Factory, Linear
 from jengine.models.mlp import make_mlp
 from jengine.models.norms import NoNorm, Norm, make_norm, norms_around
@@ -40,7 +41,7 @@ class DecoderLayer(nnx.Module):
         self.path = f"layers.{layer}"
         own = factory.config.layers[layer]
         self.before_attention, self.after_attention = norms_around(factory)
-        self.attention = Attention(factory, own.mixer, layer)
+        self.attention = make_attention(factory, own.mixer, layer)
         self.before_mlp, self.after_mlp = norms_around(factory)
         self.mlp = make_mlp(factory, own.ffn)
 
@@ -63,6 +64,15 @@ class DecoderLayer(nnx.Module):
         if isinstance(after, NoNorm) and not context.is_tapped:
             return block(x, residual=x)
         return x + context.tap(f"{self.path}.{point}", after(block(x)))
+
+
+def make_attention(
+    factory: Factory, config: MixerConfig, layer: int
+) -> Attention | LatentAttention:
+    """The attention of one layer."""
+    if isinstance(config, LatentConfig):
+        return LatentAttention(factory, config, layer)
+    return Attention(factory, config, layer)
 
 
 class Decoder(LanguageModel):

@@ -8,8 +8,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 
-from jengine.config import AttentionConfig, ExpertsConfig, FfnConfig, ModelConfig
+from jengine.config import (
+    AttentionConfig,
+    ExpertsConfig,
+    FfnConfig,
+    LatentConfig,
+    MixerConfig,
+    ModelConfig,
+)
 from jengine.models.checkpoint import EVERY, Index, Names, Piece
+from jengine.models.latent_pieces import latent_pieces
 
 Pieces = dict[str, tuple[Piece, ...]]
 
@@ -28,7 +36,7 @@ def decoder_pieces(config: ModelConfig, names: Names) -> Pieces:
         theirs = f"{names.prefix}{names.layers}.{layer}."
         ours = {
             **_layer_norms(config, names, theirs),
-            **_attention(config.hidden_size, own.mixer, names, theirs),
+            **_mixer(config.hidden_size, own.mixer, names, theirs),
             **_ffn(config.hidden_size, own.ffn, names, theirs),
         }
         pieces.update({f"layers.{layer}.{path}": found for path, found in ours.items()})
@@ -53,6 +61,12 @@ def _layer_norms(config: ModelConfig, names: Names, layer: str) -> Pieces:
             for path, name in found.items():
                 pieces |= _norm(config, path, layer + name, (config.hidden_size,))
     return pieces
+
+
+def _mixer(hidden: int, config: MixerConfig, names: Names, layer: str) -> Pieces:
+    if isinstance(config, LatentConfig):
+        return latent_pieces(hidden, config, layer)
+    return _attention(hidden, config, names, layer)
 
 
 def _attention(hidden: int, config: AttentionConfig, names: Names, layer: str) -> Pieces:

@@ -5,6 +5,8 @@ In: a mapping as parsed from JSON. Out: RopeConfig. What cannot be honoured is r
 
 from __future__ import annotations
 
+import math
+
 from jengine.config import RopeConfig
 from jengine.errors import CheckpointError
 from jengine.models.fields import Fields
@@ -15,7 +17,12 @@ _ROPE_KEYS = {
     "linear": _ROPE_COMMON | {"factor"},
     "llama3": _ROPE_COMMON
     | {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"},
-}
+    "yarn": _ROPE_COMMON
+    | {
+        "factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "truncate",
+        "attention_factor", "mscale", "mscale_all_dim",
+    },
+}  # fmt: skip
 
 
 def read_rope(fields: Fields, default_theta: float, max_position: int) -> RopeConfig:
@@ -36,10 +43,36 @@ def read_rope(fields: Fields, default_theta: float, max_position: int) -> RopeCo
     factor = part.number("factor", minimum=1.0)
     if kind == "linear":
         return RopeConfig(theta=theta, kind="linear", factor=factor)
+    if kind == "yarn":
+        return _read_yarn(part, theta, factor, max_position)
     low = part.number("low_freq_factor", above_minimum=True)
     high = part.number("high_freq_factor", minimum=low, above_minimum=True)
     original = part.integer("original_max_position_embeddings", max_position)
     return RopeConfig(theta, "llama3", factor, low, high, original)
+
+
+def _read_yarn(part: Fields, theta: float, factor: float, max_position: int) -> RopeConfig:
+    original = part.integer("original_max_position_embeddings", max_position)
+    mscale, all_dim = (_nonzero(part, key) for key in ("mscale", "mscale_all_dim"))
+    scales = (mscale, all_dim) if mscale and all_dim else (1.0, 0.0)
+    above, below = (1.0 + 0.1 * scale * math.log(factor) for scale in scales)
+    return RopeConfig(
+        theta,
+        "yarn",
+        factor,
+        original_max_position=original,
+        beta_fast=part.optional_number("beta_fast", None) or 32.0,
+        beta_slow=part.optional_number("beta_slow", None) or 1.0,
+        truncate=part.flag("truncate", True),
+        attention_factor=part.optional_number("attention_factor", None) or above / below,
+        mscale=mscale,
+        mscale_all_dim=all_dim,
+    )
+
+
+def _nonzero(part: Fields, key: str) -> float | None:
+    """A number; null and zero stand for "none"."""
+    return None if part.values.get(key) is None else part.number(key) or None
 
 
 def write_rope_scaling(rope: RopeConfig) -> dict[str, object] | None:
@@ -51,6 +84,13 @@ def write_rope_scaling(rope: RopeConfig) -> dict[str, object] | None:
         scaling["low_freq_factor"] = rope.low_freq_factor
         scaling["high_freq_factor"] = rope.high_freq_factor
         scaling["original_max_position_embeddings"] = rope.original_max_position
+    if rope.kind == "yarn":
+        scaling["original_max_position_embeddings"] = rope.original_max_position
+        for key in ("beta_fast", "beta_slow", "truncate", "attention_factor"):
+            scaling[key] = getattr(rope, key)
+        for key in ("mscale", "mscale_all_dim"):
+            if getattr(rope, key) is not None:
+                scaling[key] = getattr(rope, key)
     return scaling
 
 

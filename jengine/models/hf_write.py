@@ -5,7 +5,7 @@ In: a ModelConfig. Out: keys that transformers 4 and 5 both read. A family adds 
 
 from __future__ import annotations
 
-from jengine.config import AttentionConfig, FfnConfig, MlpConfig, ModelConfig
+from jengine.config import AttentionConfig, FfnConfig, MixerConfig, MlpConfig, ModelConfig
 from jengine.errors import CheckpointError
 from jengine.models.hf_config import ACTIVATIONS, LAYER_TYPES
 from jengine.models.hf_rope import write_rope_scaling
@@ -35,7 +35,7 @@ def write_decoder(config: ModelConfig) -> dict[str, object]:
 
 def written_attention(config: ModelConfig) -> AttentionConfig:
     """The attention that a config.json describes as that of the model: of a full layer, if any."""
-    mixers = _mixers(config)
+    mixers = [mixer for mixer in _mixers(config) if isinstance(mixer, AttentionConfig)]
     return next((mixer for mixer in mixers if mixer.window is None), mixers[0])
 
 
@@ -86,5 +86,5 @@ def write_layer_types(config: ModelConfig) -> list[str]:
     return [names["full" if mixer.window is None else "sliding"] for mixer in _mixers(config)]
 
 
-def _mixers(config: ModelConfig) -> list[AttentionConfig]:
+def _mixers(config: ModelConfig) -> list[MixerConfig]:
     return [layer.mixer for layer in config.layers]

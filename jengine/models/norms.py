@@ -20,9 +20,11 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 class RmsNorm(nnx.Module):
     """Divides by the root of the mean square, times a weight."""
 
-    def __init__(self, factory: Factory, shape: tuple[int, ...], axes: Axes):
+    def __init__(
+        self, factory: Factory, shape: tuple[int, ...], axes: Axes, eps: float | None = None
+    ):
         self.scheme = factory.scheme
-        self.eps = factory.config.norm_eps
+        self.eps = factory.config.norm_eps if eps is None else eps
         # Some families store the weight as its distance from one.
         self.offset = 1.0 if factory.config.norm == "rms_one_plus" else 0.0
         self.weight = parameter(

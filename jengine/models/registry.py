@@ -49,6 +49,14 @@ FAMILIES = {
     "Olmo2ForCausalLM": "jengine.models.olmo2",
     "SeedOssForCausalLM": "jengine.models.seed_oss",
     "GPT2LMHeadModel": "jengine.models.gpt2",
+    "DeepseekV2ForCausalLM": "jengine.models.deepseek_v2",
+    "DeepseekV3ForCausalLM": "jengine.models.deepseek_v3",
+}
+SPARSE_INDEXER = "it attends to the tokens that a sparse indexer picks, which is not built"
+# Architectures that look like a native one and are not: what is missing.
+REFUSED = {
+    "DeepseekV32ForCausalLM": SPARSE_INDEXER,
+    "GlmMoeDsaForCausalLM": SPARSE_INDEXER,
 }
 
 
@@ -212,6 +220,10 @@ def markdown_table() -> str:
 def _family(architecture: str) -> Family:
     if architecture in _REGISTERED:
         return _REGISTERED[architecture]
+    if architecture in REFUSED:
+        raise CheckpointError(
+            f"config.json: architecture {architecture!r} is not supported: {REFUSED[architecture]}."
+        )
     if architecture not in FAMILIES:
         raise CheckpointError(
             f"config.json: architecture {architecture!r} is not supported."

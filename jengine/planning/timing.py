@@ -153,8 +153,7 @@ class Timing:
         """Operations of attention scores and weighted values, per token on one device."""
         mixers = [self.memory.config.layers[layer].mixer for layer in self.memory.stage]
         return sum(
-            4 * mixer.num_heads / self.memory.layout.tp * mixer.head_dim
-            * min(context, mixer.window or context)
+            mixer.operations / self.memory.layout.tp * min(context, mixer.window or context)
             for mixer in mixers
         )  # fmt: skip
 

@@ -16,7 +16,7 @@ from jengine.models.decoder import Decoder
 from jengine.weights.folder import open_checkpoint
 from jengine.weights.safetensors_file import write_file
 from jengine.weights.safetensors_io import load_model, save_pretrained
-from tests.models.tiny_models import LLAMA3_ROPE, write_tiny
+from tests.models.tiny_models import LLAMA3_ROPE, YARN, write_tiny
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -124,6 +124,18 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "mlp_only_layers": [3],
             "norm_topk_prob": False,
             "attention_bias": True,
+        },
+    ),
+    "deepseek-v2": ("deepseek_v2", {"rope_parameters": {**YARN, "mscale": 0.707}}),
+    "deepseek-v2-lite": ("deepseek_v2", {"q_lora_rank": None, "attention_bias": True}),
+    "deepseek-v3": ("deepseek_v3", {"rope_parameters": YARN}),
+    "deepseek-v3-bias-halves": (
+        "deepseek_v3",
+        {
+            "attention_bias": True,
+            "rope_interleave": False,
+            "tie_word_embeddings": True,
+            "rope_parameters": {**YARN, "mscale_all_dim": 0, "truncate": False},
         },
     ),
     "qwen3-moe-window": ("qwen3_moe", {"use_sliding_window": True, "sliding_window": 9}),

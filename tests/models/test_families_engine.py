@@ -14,7 +14,7 @@ import pytest
 
 from jengine import LLM, SamplingParams
 from tests.api.engines import answers, rebuilt
-from tests.models.tiny_models import write_tiny
+from tests.models.tiny_models import YARN, write_tiny
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -25,6 +25,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3": ("gemma3", {"num_hidden_layers": 7, "layer_types": None}),
     "qwen3-moe": ("qwen3_moe", {"mlp_only_layers": [1], "num_hidden_layers": 3}),
     "gpt2": ("gpt2", {}),
+    "deepseek-v2": ("deepseek_v2", {"rope_parameters": YARN, "q_lora_rank": None}),
+    "deepseek-v3": ("deepseek_v3", {"rope_parameters": YARN}),
 }
 
 

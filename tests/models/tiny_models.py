@@ -25,6 +25,8 @@ FAMILIES = {
     "olmo2": "Olmo2ForCausalLM",
     "seed_oss": "SeedOssForCausalLM",
     "gpt2": "GPT2LMHeadModel",
+    "deepseek_v2": "DeepseekV2ForCausalLM",
+    "deepseek_v3": "DeepseekV3ForCausalLM",
 }
 SIZES: dict[str, Any] = {
     "vocab_size": 97,
@@ -38,7 +40,18 @@ SIZES: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+LATENT = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 20,
+    "q_lora_rank": 24,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+    "first_k_dense_replace": 2,
+}
 OWN_SIZES: dict[str, dict[str, Any]] = {
+    "deepseek_v2": LATENT,
+    "deepseek_v3": LATENT,
     "mistral": {"sliding_window": 16},
     "qwen3": {"head_dim": 16},
     "qwen3_moe": {
@@ -78,6 +91,16 @@ LLAMA3_ROPE = {
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "original_max_position_embeddings": 64,
+    "beta_fast": 6.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.3,
 }
 
 

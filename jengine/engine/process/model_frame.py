@@ -10,13 +10,21 @@ from typing import Any, get_type_hints
 
 import msgspec
 
-from jengine.config import AttentionConfig, ExpertsConfig, LayerConfig, MlpConfig, ModelConfig
+from jengine.config import (
+    AttentionConfig,
+    ExpertsConfig,
+    LatentConfig,
+    LayerConfig,
+    MlpConfig,
+    ModelConfig,
+)
 
 
 class LayerFrame(msgspec.Struct, frozen=True, array_like=True):
-    """One layer; its feed-forward block is one of the two."""
+    """One layer; its mixer is one of two, and so is its feed-forward block."""
 
-    mixer: AttentionConfig
+    attention: AttentionConfig | None
+    latent: LatentConfig | None
     mlp: MlpConfig | None
     experts: ExpertsConfig | None
 
@@ -49,13 +57,17 @@ class ModelFrame(msgspec.Struct, frozen=True, array_like=True):
 
 
 def _layer_frame(layer: LayerConfig) -> LayerFrame:
-    if isinstance(layer.ffn, ExpertsConfig):
-        return LayerFrame(layer.mixer, None, layer.ffn)
-    return LayerFrame(layer.mixer, layer.ffn, None)
+    mixer, ffn = layer.mixer, layer.ffn
+    return LayerFrame(
+        mixer if isinstance(mixer, AttentionConfig) else None,
+        mixer if isinstance(mixer, LatentConfig) else None,
+        ffn if isinstance(ffn, MlpConfig) else None,
+        ffn if isinstance(ffn, ExpertsConfig) else None,
+    )
 
 
 def _layer(frame: LayerFrame) -> LayerConfig:
-    ffn = frame.mlp or frame.experts
-    if ffn is None:
-        raise msgspec.ValidationError("a layer without a feed-forward block")
-    return LayerConfig(frame.mixer, ffn)
+    mixer, ffn = frame.attention or frame.latent, frame.mlp or frame.experts
+    if mixer is None or ffn is None:
+        raise msgspec.ValidationError("a layer without a mixer or a feed-forward block")
+    return LayerConfig(mixer, ffn)

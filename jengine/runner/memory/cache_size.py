@@ -58,7 +58,9 @@ def scratch_bytes(model: ModelConfig, tokens: int, logits: int, devices: int = 1
 
     MLP activations and logits are sharded over `devices`; hidden states are not.
     """
-    inner = max(layer.ffn.active_size for layer in model.layers)
+    inner = max(
+        max(layer.ffn.active_size, layer.mixer.largest_activation) for layer in model.layers
+    )
     activations = tokens * (6 * model.hidden_size + 3 * inner // devices)
     return 4 * (activations + 3 * logits * model.vocab_size // devices)
 

@@ -28,6 +28,11 @@ def attention_backend(wanted: str, groups: tuple[CacheGroup, ...], codes: str | 
     """The wanted backend if it can run here; for `auto`, the best one that can. `codes`: what the
     cache holds in place of plain numbers."""
     chosen, problem = available_backend(wanted, groups)
+    if codes is not None and any(group.spec.kind == "latent" for group in groups):
+        raise ConfigError(
+            f"kv_cache_dtype={codes!r}: the vectors that latent attention caches are not stored in"
+            " codes yet. Leave it out."
+        )
     if codes is not None and chosen == "triton":
         raise ConfigError(
             f"kv_cache_dtype={codes!r}: the Triton kernels do not read such a cache yet. Leave it "
@@ -45,7 +50,9 @@ def available_backend(wanted: str, groups: tuple[CacheGroup, ...]) -> tuple[str,
     if wanted == "xla":
         return wanted, None
     kernels = ("cpu" if platform == "cpu" else "triton") if wanted == "auto" else wanted
-    problem = kernels_problem(kernels, platform, {group.spec.head_dim for group in groups})
+    # Kernels of latent attention take entries of any length.
+    heads = {group.spec.head_dim for group in groups if group.spec.kind != "latent"}
+    problem = kernels_problem(kernels, platform, heads)
     if wanted != "auto" and problem:
         raise ConfigError(
             f"attention_backend={wanted!r}: {problem} Use attention_backend='auto' or 'xla'."

@@ -25,6 +25,7 @@ class Batch(NamedTuple):
     tables: tuple[Array, ...]  # per group: i32[tiles, pages] block ids
     table_starts: tuple[Array, ...]  # per group: i32[tiles] position of the table's first token
     runs: Array  # i32[R + 1] see TileInput
+    tile_rows: Array  # i32[prefill tiles] the row of each; a row has one chunk, of adjacent tiles
 
 
 def row_lengths(inputs: StepInput, state: StepState) -> Int32[Array, " decodes"]:
@@ -55,7 +56,8 @@ def batch_of(
             for index, first in enumerate(firsts)
         )
         starts = tuple(first * shapes.block_size for first in firsts)
-        return Batch(token_positions(decodes, tiles, shapes), tables, starts, tiles.runs)
+        positions = token_positions(decodes, tiles, shapes)
+        return Batch(positions, tables, starts, tiles.runs, tiles.rows)
 
 
 def stage_batch(inputs: StepInput, shapes: StepShapes) -> Batch:
@@ -66,7 +68,7 @@ def stage_batch(inputs: StepInput, shapes: StepShapes) -> Batch:
         first_pages(group, begins, shapes) * shapes.block_size for group in shapes.groups
     )
     positions = token_positions(tiles.decode_starts, tiles, shapes)
-    return Batch(positions, inputs.blocks.tables, starts, tiles.runs)
+    return Batch(positions, inputs.blocks.tables, starts, tiles.runs, tiles.rows)
 
 
 def token_positions(

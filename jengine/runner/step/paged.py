@@ -6,55 +6,30 @@ before any row reads, which makes blocks shared within one step safe.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
-import jax.numpy as jnp
 from jax import Array
 from jax.sharding import PartitionSpec
 
 from jengine.config import AttentionConfig
 from jengine.layers.attention import AttentionInputs, score_options
+from jengine.layers.latent import LatentInputs
 from jengine.models.context import Mixer, MixInputs
 from jengine.runner.step.batch import Batch
+from jengine.runner.step.paged_latent import latent_mixer
 from jengine.runner.step.state import CACHE_AXES
-from jengine.runner.step.step_input import tile_of_token
+from jengine.runner.step.views import GroupView, group_view
 from jengine.runner.variants.buckets import Bucket, StepShapes
 from pallas_kernels.cache_write import rotate_and_write
 from pallas_kernels.layout import held_dtype
 from pallas_kernels.mixed_attention import mixed_attention
 from sharding.placement import Placement
 
-if TYPE_CHECKING:  # shapes are for readers and type checkers
-    from jaxtyping import Int32
-
 Caches = tuple[Array, ...]
 # Logical axes of the fused projection's output and of queries.
 QKV_AXES = (None, "kv_heads", None, None)
 QUERY_AXES = (None, "kv_heads", "queries_of_kv_head", None)
 Rotation = tuple[Array, Array] | None
-
-
-class GroupView(NamedTuple):
-    """Slots, positions and block tables of a step in one cache group."""
-
-    slots: Array  # i32 [D + T] where a token's keys and values go
-    positions: Array  # i32 [D + T]
-    tables: Array  # i32 [tiles, pages]
-    table_starts: Array  # i32 [tiles]
-    runs: Array  # i32 [R + 1] first tiles of runs that attention joins, or empty
-
-
-def token_slots(
-    batch: Batch, group: int, bucket: Bucket, shapes: StepShapes
-) -> Int32[Array, " tokens"]:
-    """Where each token's keys and values go in the group's cache; out of range for padding."""
-    tiles = tile_of_token(bucket, shapes)
-    table = batch.tables[group][tiles]  # [D + T, pages]
-    offset = batch.positions - batch.table_starts[group][tiles]
-    page = jnp.clip(offset // shapes.block_size, 0, table.shape[1] - 1)
-    block = jnp.take_along_axis(table, page[:, None], axis=1)[:, 0]
-    slot = block * shapes.block_size + batch.positions % shapes.block_size
-    return jnp.where(batch.positions >= 0, slot, jnp.iinfo(jnp.int32).max)
 
 
 def paged_attention(
@@ -73,22 +48,15 @@ def paged_attention(
 
     def attend(caches: Caches, layer: int, inputs: MixInputs) -> tuple[Array, Caches]:
         group, index = place[layer]
-        q, cache = _write(caches[group], index, inputs, views[group].slots, shapes, placement)
-        mixed = _attend(q, cache, index, inputs, views[group], bucket, shapes, placement)
+        cache, view = caches[group], views[group]
+        if isinstance(inputs, LatentInputs):
+            mixed, cache = latent_mixer(cache, index, inputs, view, bucket, shapes, placement)
+        else:
+            q, cache = _write(cache, index, inputs, view.slots, shapes, placement)
+            mixed = _attend(q, cache, index, inputs, view, bucket, shapes, placement)
         return mixed, (*caches[:group], cache, *caches[group + 1 :])
 
     return attend
-
-
-def group_view(batch: Batch, group: int, bucket: Bucket, shapes: StepShapes) -> GroupView:
-    """The step's view of this cache group."""
-    return GroupView(
-        token_slots(batch, group, bucket, shapes),
-        batch.positions,
-        batch.tables[group],
-        batch.table_starts[group],
-        batch.runs,
-    )
 
 
 def _write(

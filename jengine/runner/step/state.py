@@ -47,7 +47,8 @@ def group_shape(
 ) -> tuple[int, ...]:
     """Shape of a group's cache array, whose layers are those of one stage."""
     spec, layers = group.spec, stages * len(group.layers)
-    return cache_shape(layers, num_blocks, block_size, spec.kv_heads, spec.head_dim, dtype)
+    sizes = (spec.kv_heads, spec.head_dim)
+    return cache_shape(layers, num_blocks, block_size, *sizes, dtype, planes=spec.vectors)
 
 
 def block_bytes(group: CacheGroup, block_size: int, dtype: Any) -> int:

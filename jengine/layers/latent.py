@@ -1,0 +1,81 @@
+"""What a latent attention layer hands to the KV cache, and both forms of its arithmetic.
+
+A token's cache entry is a short vector and a rotated key that all heads share. Expanded, every
+head's keys and values are made of it, which is less work for many queries. Absorbed, queries are
+turned into the space of entries and results are turned back, so that attention reads entries alone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.typing import DTypeLike
+
+from jengine.config import LatentConfig
+from jengine.layers.attention import causal_mask
+from jengine.layers.linear import project
+from jengine.layers.rope import rotate, rotate_neighbours
+
+if TYPE_CHECKING:  # shapes are for readers and type checkers
+    from jaxtyping import Float, Float32
+
+
+class LatentInputs(NamedTuple):
+    """Queries and cache entries of one layer, not yet rotated."""
+
+    config: LatentConfig
+    q: Array  # [..., heads, nope + rope]
+    entries: Array  # [..., rank + rope]
+    up: Array  # [heads, nope + value, rank]: keys and values of a head, made of a vector
+    rotation: tuple[Array, Array]  # cos and sin, [..., rope / 2] each
+
+    def rotated(
+        self,
+    ) -> tuple[Float[Array, "*tokens heads query"], Float[Array, "*tokens entry"]]:
+        """Queries and entries with their last lanes rotated."""
+        turn = rotate_neighbours if self.config.interleaved else rotate
+        with jax.named_scope("rope"):
+            plain, turned = jnp.split(self.q, [self.config.nope_dim], axis=-1)
+            q = jnp.concatenate([plain, turn(turned, *self.rotation)], axis=-1)
+            vector, key = jnp.split(self.entries, [self.config.kv_rank], axis=-1)
+            key = turn(key[..., None, :], *self.rotation)[..., 0, :]
+            return q, jnp.concatenate([vector, key], axis=-1)
+
+    def absorbed(
+        self, q: Float[Array, "*tokens heads query"], dtype: DTypeLike
+    ) -> Float[Array, "*tokens heads entry"]:
+        """Queries whose scores with entries are those with the expanded keys."""
+        plain, turned = jnp.split(q, [self.config.nope_dim], axis=-1)
+        keys = self.up[:, : self.config.nope_dim]
+        made = project("...hn,hnr->...hr", plain, keys).astype(dtype)
+        return jnp.concatenate([made, turned.astype(dtype)], axis=-1)
+
+    def values(
+        self, mixed: Float[Array, "*tokens heads rank"]
+    ) -> Float32[Array, "*tokens heads value"]:
+        """Weighted sums of vectors to weighted sums of values."""
+        return project("...hr,hvr->...hv", mixed, self.up[:, self.config.nope_dim :])
+
+    def expanded(
+        self, entries: Float[Array, "*tokens entry"], dtype: DTypeLike
+    ) -> tuple[Float[Array, "*tokens heads query"], Float[Array, "*tokens heads value"]]:
+        """Every head's keys and values of rotated entries."""
+        vector, key = jnp.split(entries, [self.config.kv_rank], axis=-1)
+        made = project("...r,hor->...ho", vector, self.up).astype(dtype)
+        plain, values = jnp.split(made, [self.config.nope_dim], axis=-1)
+        shape = (*plain.shape[:-1], self.config.rope_dim)
+        key = jnp.broadcast_to(key[..., None, :].astype(dtype), shape)
+        return jnp.concatenate([plain, key], axis=-1), values
+
+
+def dense_latent_attention(inputs: LatentInputs) -> Float[Array, "batch length heads value"]:
+    """Causal attention over whole sequences."""
+    q, entries = inputs.rotated()
+    keys, values = inputs.expanded(entries, q.dtype)
+    scores = jnp.einsum("bthd,bshd->bhts", q, keys) * inputs.config.scale
+    mask = jnp.broadcast_to(causal_mask(q.shape[1], inputs.config.window), scores.shape)
+    weights = jax.nn.softmax(jnp.where(mask, scores, -jnp.inf), axis=-1)
+    return jnp.einsum("bhts,bshv->bthv", weights, values)

@@ -1,0 +1,144 @@
+"""Latent attention through the paged KV cache.
+
+Decodes attend to cached entries with absorbed queries. The tokens of a prefill chunk attend to each
+other with expanded keys and values, and to the prefix before the chunk as decodes do; both results
+are merged. Where a kernel reads entries, prefill chunks do all of it as decodes do.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.sharding import PartitionSpec
+
+from jengine.layers.latent import LatentInputs
+from jengine.runner.step.state import CACHE_AXES
+from jengine.runner.step.views import GroupView
+from jengine.runner.variants.buckets import Bucket, StepShapes
+from pallas_kernels.latent_attention import chunk_attention, latent_attention
+from pallas_kernels.layout import held_dtype, write_entries
+from sharding.placement import Placement
+
+# Logical axes of queries, keys, values and results, of which each device has those of its heads.
+HEADS_AXES = (None, "heads", None)
+EVERYWHERE = PartitionSpec()
+
+
+def latent_mixer(
+    cache: Array, layer: int, inputs: LatentInputs, view: GroupView, bucket: Bucket,
+    shapes: StepShapes, placement: Placement,
+) -> tuple[Array, Array]:  # fmt: skip
+    """Store a layer's entries, then attend to the cache: [T, heads, value], and the cache."""
+    q, entries = inputs.rotated()
+    q = placement.held(q, HEADS_AXES)
+    cache = _write(cache, layer, entries, view, placement)
+    reader = _Reader(cache, layer, inputs, shapes.attention, placement)
+    rows, positions = bucket.decode_rows, view.positions
+    decoded = reader.entries(q[:rows], view.tables[:rows], view.table_starts[:rows],
+                             positions[:rows], positions[:rows] + 1)  # fmt: skip
+    if not bucket.prefill_tokens:
+        return inputs.values(decoded[0]), cache
+    new = q[rows:], view.tables[rows:], view.table_starts[rows:], positions[rows:]
+    if shapes.attention == "triton":
+        mixed = jnp.concatenate([decoded[0], reader.entries(*new, new[-1] + 1)[0]])
+        return inputs.values(mixed), cache
+    firsts = view.chunk_starts
+    prefilled = reader.chunks(q[rows:], entries[rows:], positions[rows:], firsts)
+    begins = jnp.take(positions[rows:], firsts, mode="fill", fill_value=0)
+    merged = lax.cond(
+        jnp.any(begins > 0),
+        lambda: merge(prefilled, reader.prefixes(*new, begins)),
+        lambda: prefilled[0],
+    )
+    merged = jnp.where(positions[rows:, None, None] >= 0, merged, 0.0)
+    return jnp.concatenate([inputs.values(decoded[0]), merged]), cache
+
+
+def merge(one: tuple[Array, Array], other: tuple[Array, Array]) -> Array:
+    """Results [T, heads, value] of attention to two sets of keys, given their log-sum-exps."""
+    total = jnp.logaddexp(one[1], other[1])
+    weights = (jnp.exp(lse - total)[..., None] for lse in (one[1], other[1]))
+    parts = (
+        jnp.broadcast_to(weight, part.shape) * part
+        for weight, part in zip(weights, (one[0], other[0]), strict=True)
+    )
+    return sum(parts)
+
+
+class _Reader:
+    """Attention of one layer, each device with its own heads."""
+
+    def __init__(
+        self, cache: Array, layer: int, inputs: LatentInputs, implementation: str | None,
+        placement: Placement,
+    ) -> None:  # fmt: skip
+        self.cache, self.layer, self.inputs = cache, layer, inputs
+        self.config, self.implementation = inputs.config, implementation
+        self.placement = placement
+
+    def entries(
+        self, q: Array, tables: Array, starts: Array, positions: Array, ends: Array,
+        dtype: Any = None,
+    ) -> tuple[Array, Array]:  # fmt: skip
+        """Absorbed: sums of vectors [T, heads, rank], and log-sum-exps [T, heads]."""
+        held, config = held_dtype(self.cache), self.config
+        window = config.window
+        begins = jnp.zeros_like(positions)
+        if window is not None:
+            begins = jnp.maximum(positions - window + 1, 0)
+
+        def own_heads(q: Array, cache: Array, *where: Array) -> tuple[Array, Array]:
+            return latent_attention(
+                q, cache, self.layer, *where, rank=config.kv_rank, scale=config.scale,
+                # That of the matmul that follows, so that no conversion comes in between.
+                dtype=held if dtype is None else dtype, implementation=self.implementation,
+            )  # fmt: skip
+
+        absorbed = self.placement.held(self.inputs.absorbed(q, held), HEADS_AXES)
+        heads = self.placement.spec(HEADS_AXES, absorbed.shape)
+        cache = self.placement.spec(CACHE_AXES, self.cache.shape)
+        run = self.placement.on_each_device(
+            own_heads, (heads, cache, *[EVERYWHERE] * 4), (heads, PartitionSpec(*heads[:2]))
+        )
+        return run(absorbed, self.cache, tables, starts, begins, ends)
+
+    def prefixes(
+        self, q: Array, tables: Array, starts: Array, positions: Array, ends: Array
+    ) -> tuple[Array, Array]:
+        """Attention to the cached tokens before each one's chunk, which begins at `ends`."""
+        mixed, lse = self.entries(q, tables, starts, positions, ends, jnp.float32)
+        return self.inputs.values(mixed), lse
+
+    def chunks(
+        self, q: Array, entries: Array, positions: Array, firsts: Array
+    ) -> tuple[Array, Array]:
+        """Expanded: attention of new tokens to those of their own chunk, [T, heads, value]."""
+        config, held = self.config, held_dtype(self.cache)
+
+        def own_heads(*given: Array) -> tuple[Array, Array]:
+            return chunk_attention(*given, scale=config.scale, window=config.window)
+
+        # Rounded as later tokens will read them. Padding may hold anything.
+        entries = jnp.where(positions[:, None] >= 0, entries.astype(held), 0)
+        keys, values = self.inputs.expanded(entries, held)
+        arrays = [self.placement.held(x, HEADS_AXES) for x in (q.astype(held), keys, values)]
+        heads = self.placement.spec(HEADS_AXES, values.shape)
+        run = self.placement.on_each_device(
+            own_heads, (*[heads] * 3, EVERYWHERE), (heads, PartitionSpec(*heads[:2]))
+        )
+        return run(*arrays, firsts)
+
+
+def _write(
+    cache: Array, layer: int, entries: Array, view: GroupView, placement: Placement
+) -> Array:
+    """Store entries, on every device: all heads share them."""
+
+    def own_copy(cache: Array, entries: Array, slots: Array) -> Array:
+        return write_entries(cache, layer, entries, slots)
+
+    spec = placement.spec(CACHE_AXES, cache.shape)
+    run = placement.on_each_device(own_copy, (spec, EVERYWHERE, EVERYWHERE), spec)
+    return run(cache, placement.held(entries, (None, None)), view.slots)

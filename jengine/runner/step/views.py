@@ -1,0 +1,61 @@
+"""A step as one cache group sees it: where its tokens' entries go, and what they attend to."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import jax.numpy as jnp
+from jax import Array
+
+from jengine.runner.step.batch import Batch
+from jengine.runner.step.step_input import tile_of_token
+from jengine.runner.variants.buckets import Bucket, StepShapes
+
+if TYPE_CHECKING:  # shapes are for readers and type checkers
+    from jaxtyping import Int32
+
+
+class GroupView(NamedTuple):
+    """Slots, positions and block tables of a step in one cache group."""
+
+    slots: Array  # i32 [D + T] where a token's keys and values go
+    positions: Array  # i32 [D + T]
+    tables: Array  # i32 [tiles, pages]
+    table_starts: Array  # i32 [tiles]
+    runs: Array  # i32 [R + 1] first tiles of runs that attention joins, or empty
+    chunk_starts: Array  # i32 [T] index of the first prefill token of each one's chunk
+
+
+def token_slots(
+    batch: Batch, group: int, bucket: Bucket, shapes: StepShapes
+) -> Int32[Array, " tokens"]:
+    """Where each token's keys and values go in the group's cache; out of range for padding."""
+    tiles = tile_of_token(bucket, shapes)
+    table = batch.tables[group][tiles]  # [D + T, pages]
+    offset = batch.positions - batch.table_starts[group][tiles]
+    page = jnp.clip(offset // shapes.block_size, 0, table.shape[1] - 1)
+    block = jnp.take_along_axis(table, page[:, None], axis=1)[:, 0]
+    slot = block * shapes.block_size + batch.positions % shapes.block_size
+    return jnp.where(batch.positions >= 0, slot, jnp.iinfo(jnp.int32).max)
+
+
+def group_view(batch: Batch, group: int, bucket: Bucket, shapes: StepShapes) -> GroupView:
+    """The step's view of this cache group."""
+    return GroupView(
+        token_slots(batch, group, bucket, shapes),
+        batch.positions,
+        batch.tables[group],
+        batch.table_starts[group],
+        batch.runs,
+        chunk_starts(batch, bucket, shapes),
+    )
+
+
+def chunk_starts(batch: Batch, bucket: Bucket, shapes: StepShapes) -> Int32[Array, " tokens"]:
+    """Per prefill token the first token of its chunk; for padding, one behind the last."""
+    count, rows = bucket.prefill_tokens, batch.tile_rows
+    if not count:
+        return jnp.zeros(0, jnp.int32)
+    first_tile = jnp.argmax(rows[:, None] == rows[None, :], axis=1).astype(jnp.int32)
+    firsts = jnp.repeat(first_tile * shapes.prefill_tile, shapes.prefill_tile)
+    return jnp.where(batch.positions[bucket.decode_rows :] >= 0, firsts, count)
