@@ -19,6 +19,7 @@ from jengine.config import ModelConfig
 T = TypeVar("T")
 Index = tuple[int | slice, ...]
 EVERY = slice(None)
+MOST_DRAFTING_LAYERS = 4
 
 
 @dataclass(frozen=True)
@@ -130,9 +131,9 @@ class Names:
     expert_down: str = "down_proj"
     # Whether checkpoints store matrices as [inputs, outputs], as parameters do.
     stored_in_out: bool = False
-    # Whether files may hold one more layer, which drafts a token after the next one.
-    predicts_ahead: bool = False
     ignored: tuple[IgnoredTensor, ...] = (FREQUENCIES,)
+    # Whether files may hold layers after the last one, which draft tokens for speculation.
+    drafting_layers: bool = False
 
     @property
     def embed_weight(self) -> str:
@@ -149,9 +150,11 @@ def with_prefix(tensors: Mapping[str, T], names: Names) -> Mapping[str, T]:
 def ignored_in_decoder(config: ModelConfig, names: Names) -> tuple[IgnoredTensor, ...]:
     """Tensors that old or redundant files of a family hold in addition."""
     ignored = names.ignored
-    if names.predicts_ahead:
-        extra = re.escape(f"{names.prefix}{names.layers}.{len(config.layers)}.") + ".*"
-        ignored = (*ignored, IgnoredTensor(extra, "a layer for drafts, which this does not make"))
+    if names.drafting_layers:
+        first = len(config.layers)
+        layers = "|".join(str(first + extra) for extra in range(MOST_DRAFTING_LAYERS))
+        pattern = rf"{re.escape(names.prefix + names.layers)}\.({layers})\..*"
+        ignored = (*ignored, IgnoredTensor(pattern, "layers that draft tokens are not used"))
     if not config.tie_embeddings:
         return ignored
     head = IgnoredTensor(

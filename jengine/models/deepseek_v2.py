@@ -11,7 +11,7 @@ from jengine.models.hf_config import Defaults, read_decoder, read_mlp, read_num_
 from jengine.models.hf_latent import read_latent, write_latent
 
 ARCHITECTURES = ("DeepseekV2ForCausalLM",)
-MODELS = "DeepSeek-V2, V2-Lite"
+MODELS = "DeepSeek-V2, V2-Lite (dense layers so far)"
 NAMES = Names()
 DEFAULTS = Defaults(
     vocab_size=102400,

@@ -11,8 +11,8 @@ from jengine.models.hf_config import Defaults, read_decoder, read_mlp, read_num_
 from jengine.models.hf_latent import read_latent, write_latent
 
 ARCHITECTURES = ("DeepseekV3ForCausalLM",)
-MODELS = "DeepSeek-V3, DeepSeek-R1, Kimi K2, Moonlight"
-NAMES = Names(predicts_ahead=True)
+MODELS = "DeepSeek-V3, DeepSeek-R1, Kimi K2, Moonlight (dense layers so far)"
+NAMES = Names(drafting_layers=True)
 DEFAULTS = Defaults(
     vocab_size=129280,
     hidden_size=7168,

@@ -67,16 +67,23 @@ def part_list(
     lengths: Int[Array, " rows"],
     window: int | None,
 ) -> Int[Array, " words"]:
-    """The fields of all parts, [FIELDS, split.parts]; then their number; then a zero for each row
-    and KV head, by which programs count the parts that are done, and which they leave at zero.
-
-    Tokens count from the first of a row's table. A row without tokens has one part, to write zeros.
-    """
+    """The parts of rows of these lengths, whose tables begin at the positions `starts`."""
     first = jnp.zeros_like(lengths)
     if window is not None:
         first = jnp.maximum(lengths - window - starts, 0)
     # A padding row has length 0, and its start may be larger.
-    count = jnp.maximum(lengths - starts - first, 0)
+    return parts_between(split, first, jnp.maximum(lengths - starts - first, 0))
+
+
+def parts_between(
+    split: Split, first: Int[Array, " rows"], count: Int[Array, " rows"]
+) -> Int[Array, " words"]:
+    """The fields of all parts, [FIELDS, split.parts]; then their number; then a zero for each row
+    and KV head, by which programs count the parts that are done, and which they leave at zero.
+
+    Row r reads count[r] tokens from first[r] on, counted from the first of its table. A row without
+    tokens has one part, to write zeros.
+    """
     length = part_length(split, count)
     parts = jnp.maximum(-(-count // length), 1)
     rows = jnp.arange(split.rows, dtype=jnp.int32)

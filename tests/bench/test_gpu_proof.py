@@ -21,6 +21,7 @@ from jengine.bench.gpu_proof.cases import (
     MODELS,
     expert_cases,
     kernel_cases,
+    latent_cases,
     sample_cases,
     step_cases,
 )
@@ -69,7 +70,8 @@ def result() -> dict[str, Any]:
 def test_the_committed_results_are_good(result: dict[str, Any]) -> None:
     assert worse(result, result) == []
     assert {row["step"] for row in result["steps"]} == {str(case) for case in step_cases()}
-    cases = {str(case) for case in (*kernel_cases(), *sample_cases(), *expert_cases())}
+    kinds = kernel_cases, latent_cases, sample_cases, expert_cases
+    cases = {str(case) for kind in kinds for case in kind()}
     assert {row["case"] for row in result["kernels"]} == cases
     assert {row["capability"] for row in result["kernels"]} == {80, 89, 90}
     assert set(MODELS) == {"qwen3-0.6b", "llama-8b"}

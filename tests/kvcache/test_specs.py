@@ -15,7 +15,7 @@ def rules(kind, window=None, block_size=4):
     return rules_for(CacheSpec(kind, 1, 8, window), block_size)
 
 
-@pytest.mark.parametrize("kind", ["latent", "recurrent"])
+@pytest.mark.parametrize("kind", ["recurrent"])
 def test_kinds_that_are_not_built_are_named(kind):
     with pytest.raises(UnsupportedFeature, match=kind):
         blocks_needed(CacheSpec(kind, 1, 8), 5, 4, 4)

@@ -132,3 +132,17 @@ def test_a_part_takes_no_more_memory_than_it_has_numbers() -> None:
     tracemalloc.stop()
     assert part.shape == (1024, 1, 128)
     assert most < 1.2 * part.nbytes
+
+
+def test_layers_that_draft_tokens_are_left_out() -> None:
+    """DeepSeek-V3 has one more layer in its files than config.json counts."""
+    settings = {**tiny_settings("deepseek_v3"), "architectures": [FAMILIES["deepseek_v3"]]}
+    rules = registry.ignored_tensors(registry.model_config(settings))
+
+    def is_ignored(name: str) -> bool:
+        return any(rule.matches(name) for rule in rules)
+
+    assert is_ignored("model.layers.2.eh_proj.weight")
+    assert is_ignored("model.layers.2.self_attn.kv_b_proj.weight")
+    assert not is_ignored("model.layers.1.self_attn.kv_b_proj.weight")
+    assert not is_ignored("model.layers.20.mlp.gate.weight")

@@ -146,7 +146,7 @@ LATER = {
     "llama-own-head-dim", "mistral-no-window", "qwen2-max-window-layers", "gemma-bias-untied",
     "gemma2-no-caps", "gemma3-old-style-ropes", "phi3-window-tied", "olmo2-bias-all-heads",
     "seed-oss-other-biases", "gpt2-untied-unscaled", "mixtral-window-own-head-dim",
-    "qwen3-moe-window",
+    "qwen3-moe-window", "deepseek-v2", "deepseek-v2-lite", "deepseek-v3-bias-halves",
 }  # fmt: skip
 ALL_VARIANTS = [pytest.param(name, marks=[pytest.mark.slow] * (name in LATER)) for name in VARIANTS]
 

@@ -12,7 +12,10 @@ from hypothesis import strategies as st
 from jengine.config import CacheSpec, ExpertsConfig, ModelConfig, RopeConfig
 from jengine.errors import CheckpointError
 from jengine.models import registry
-from tests.models.tiny_models import FAMILIES, LLAMA3_ROPE, tiny_settings
+from tests.models.tiny_models import FAMILIES, LLAMA3_ROPE, YARN, tiny_settings
+
+# Their defaults have layers of experts that are not built yet.
+NOT_YET = ("deepseek_v2", "deepseek_v3")
 
 
 def read(family: str, **overrides: Any) -> ModelConfig:
@@ -34,7 +37,7 @@ def test_the_oldest_style_calls_it_type() -> None:
     assert config.layers[0].mixer.rope == RopeConfig(10000.0, "linear", 2.0)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [f for f in FAMILIES if f not in NOT_YET])
 def test_missing_keys_have_the_defaults_of_transformers(family: str) -> None:
     pytest.importorskip("torch")  # transformers' model classes are empty without it
     transformers = pytest.importorskip("transformers")
@@ -102,7 +105,15 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
     ("llama", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
     ("llama", {"rope_theta": 0}, "rope_theta"),
-    ("llama", {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "rope_type"),
+    ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type"),
+    ("llama", {"rope_parameters": {"rope_type": "yarn"}}, "factor"),
+    ("llama", {"rope_parameters": {**YARN, "truncate": 1}}, "truncate"),
+    ("llama", {"rope_parameters": {**YARN, "mscale": -1.0}}, "mscale"),
+    ("deepseek_v2", {"mlp_bias": True}, "mlp_bias"),
+    ("deepseek_v2", {"rope_interleave": False}, "rope_interleave"),
+    ("deepseek_v2", {"num_key_value_heads": 2}, "num_key_value_heads"),
+    ("deepseek_v3", {"qk_rope_head_dim": 7}, "qk_rope_head_dim"),
+    ("deepseek_v3", {"index_topk": 2048}, "index_topk"),
     ("llama", {"rope_parameters": {"full_attention": {}}}, "full_attention"),
     ("llama", {"rope_parameters": {"rope_type": "linear"}}, "factor"),
     ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 0.5}}, "factor"),
@@ -129,7 +140,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("gemma2", {"hidden_activation": "gelu"}, "hidden_activation"),
     ("gemma3", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
     ("gemma3", {"rope_parameters": {"rope_type": "default"}}, "rope_type"),
-    ("gemma3", {"rope_parameters": {"sliding_attention": {"rope_type": "yarn"}}}, "rope_type"),
+    ("gemma3", {"rope_parameters": {"sliding_attention": {"rope_type": "ntk"}}}, "rope_type"),
     ("gemma3", {"rope_local_base_freq": -1.0}, "rope_theta"),
     ("gemma3", {"layer_types": None, "sliding_window_pattern": 0}, "sliding_window_pattern"),
     ("phi3", {"rope_scaling": {"type": "longrope", "short_factor": [1.0]}}, "longrope"),
@@ -198,6 +209,34 @@ def test_unknown_architectures_name_the_supported_ones() -> None:
     for wrong in (None, [], "LlamaForCausalLM", [1], ["a", "b"]):
         with pytest.raises(CheckpointError, match="architectures"):
             registry.model_config({"architectures": wrong})
+
+
+def test_sparse_indexers_are_refused_by_name() -> None:
+    for name in ("DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM"):
+        with pytest.raises(CheckpointError, match=f"{name}.*sparse indexer"):
+            registry.model_config({"architectures": [name]})
+
+
+def test_yarn_scales_rotations_and_the_scores_of_latent_attention() -> None:
+    """Both follow from the factor's logarithm, unless the rotation's is given."""
+    plain = {key: YARN[key] for key in ("rope_type", "factor", "original_max_position_embeddings")}
+    log = 0.1 * math.log(8.0)
+
+    def rope(**more: float | None) -> RopeConfig:
+        mixer = read("deepseek_v3", rope_parameters={**plain, **more}).layers[0].mixer
+        assert mixer.rope is not None
+        return mixer.rope
+
+    assert rope().attention_factor == pytest.approx(1 + log)
+    assert rope(attention_factor=1.5, mscale=2.0, mscale_all_dim=1.0).attention_factor == 1.5
+    both = rope(mscale=2.0, mscale_all_dim=1.0)
+    assert both.attention_factor == pytest.approx((1 + 2 * log) / (1 + log))
+    assert both.score_scale == pytest.approx((1 + log) ** 2)
+    assert rope().score_scale == rope(mscale=1.0, mscale_all_dim=0).score_scale == 1.0
+    assert read("llama", rope_parameters=YARN).layers[0].mixer.rope == RopeConfig(
+        10000.0, "yarn", 8.0, original_max_position=64, beta_fast=6.0, mscale=1.0,
+        mscale_all_dim=1.3, attention_factor=(1 + log) / (1 + 1.3 * log),
+    )  # fmt: skip
 
 
 def test_code_of_a_model_folder_is_never_used() -> None:

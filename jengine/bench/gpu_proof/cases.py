@@ -67,6 +67,28 @@ def sample_cases() -> tuple[SampleCase, ...]:
 
 
 @dataclass(frozen=True)
+class LatentCase:
+    """Latent attention of rows with so many queries each, to entries as long as DeepSeek's."""
+
+    dtype: str
+    heads: int
+    queries: int = 1
+    rank: int = 512
+    rope: int = 64
+
+    def __str__(self) -> str:
+        return f"{self.dtype} latent {self.rank}+{self.rope} heads {self.heads} x {self.queries}"
+
+
+def latent_cases() -> tuple[LatentCase, ...]:
+    """DeepSeek-V3 on one device and on eight, decoding and with prompts, and in float32."""
+    return (
+        LatentCase("bfloat16", 128), LatentCase("bfloat16", 16), LatentCase("bfloat16", 16, 32),
+        LatentCase("float32", 16),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
 class ExpertsCase:
     """One layer of experts on one of some devices, for so many tokens."""
 

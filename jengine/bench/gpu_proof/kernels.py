@@ -32,8 +32,10 @@ from jengine.bench.gpu_proof.cases import (
     USUAL,
     ExpertsCase,
     KernelCase,
+    LatentCase,
     expert_cases,
     kernel_cases,
+    latent_cases,
     sample_cases,
 )
 from jengine.config import ExpertsConfig
@@ -42,6 +44,7 @@ from jengine.models.registry import model_config
 from pallas_kernels.cache_write import rotate_and_write, write_cache
 from pallas_kernels.decode_attention import decode_attention
 from pallas_kernels.grouped_matmul import combine_rows, multiply_tokens, sort_by_group
+from pallas_kernels.latent_attention import latent_attention
 from pallas_kernels.launch.bridge import compile_kernel, pointer_types
 from pallas_kernels.launch.call import kernel_call, launch_for
 from pallas_kernels.layout import cache_shape
@@ -129,6 +132,23 @@ def calls(case: KernelCase) -> Iterator[Any]:
     )  # fmt: skip
 
 
+def latent_calls(case: LatentCase) -> Iterator[Any]:
+    """The kernel call of latent attention."""
+    tokens, width, integer = (
+        ROWS * case.queries,
+        case.rank + case.rope,
+        partial(shape, dtype="int32"),
+    )
+    yield from traced(
+        partial(
+            latent_attention, rank=case.rank, scale=0.1, dtype=case.dtype, implementation="triton"
+        ),
+        shape((tokens, case.heads, width), case.dtype),
+        shape(cache_shape(2, 10_000, 16, 1, width, planes=1), case.dtype), integer(()),
+        integer((ROWS, PAGES)), integer((ROWS,)), integer((tokens,)), integer((tokens,)),
+    )  # fmt: skip
+
+
 def sampling_calls(rows: int, vocab: int) -> Iterator[Any]:
     """The kernel calls that draw a token for each row of logits."""
     settings = [shape((rows,), kind) for kind in ("float32", "int32", "float32", "float32")]
@@ -211,6 +231,13 @@ def main() -> None:
         if args.dtype in (None, case.dtype) and args.head_dim in (None, case.head_dim)
         for equation in calls(case)
     ]
+    if args.head_dim is None:
+        rows += [
+            {"case": str(case), **measured(equation, args.capability)}
+            for case in latent_cases()
+            if args.dtype in (None, case.dtype)
+            for equation in latent_calls(case)
+        ]
     if args.dtype in (None, "float32") and args.head_dim is None:
         rows += [
             {"case": str(case), **measured(equation, args.capability)}

@@ -59,12 +59,11 @@ def latent_mixer(
 def merge(one: tuple[Array, Array], other: tuple[Array, Array]) -> Array:
     """Results [T, heads, value] of attention to two sets of keys, given their log-sum-exps."""
     total = jnp.logaddexp(one[1], other[1])
-    weights = (jnp.exp(lse - total)[..., None] for lse in (one[1], other[1]))
-    parts = (
-        jnp.broadcast_to(weight, part.shape) * part
-        for weight, part in zip(weights, (one[0], other[0]), strict=True)
+    first, second = (
+        part * jnp.broadcast_to(jnp.exp(lse - total)[..., None], part.shape)
+        for part, lse in (one, other)
     )
-    return sum(parts)
+    return first + second
 
 
 class _Reader:

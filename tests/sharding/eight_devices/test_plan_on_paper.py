@@ -13,7 +13,9 @@ from tests.models.tiny_models import write_tiny_native
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("family", "devices"), [("llama", 8), ("gemma3", 2), ("mixtral", 8)])
+@pytest.mark.parametrize(
+    ("family", "devices"), [("llama", 8), ("gemma3", 2), ("mixtral", 8), ("deepseek_v3", 4)]
+)
 def test_bytes_of_a_device(tmp_path: Path, family: str, devices: int) -> None:
     folder = write_tiny_native(tmp_path, family)
     with tiny_engine(folder, tensor_parallel_size=devices, max_model_len=256) as llm:

@@ -39,7 +39,7 @@ KINDS: list[dict[str, Any]] = [
 ]
 PARAMS = [SamplingParams(max_tokens=12, ignore_eos=True, logprobs=2, **kind) for kind in KINDS]
 FAMILIES = ["mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "olmo2", "gpt2", "mixtral"]
-FAMILIES += ["qwen3_moe"]
+FAMILIES += ["qwen3_moe", "deepseek_v3"]
 
 
 def split_engine(folder: Path, devices: int, **settings: Any) -> jengine.LLM:
