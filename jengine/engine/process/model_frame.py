@@ -68,6 +68,8 @@ def _layer_frame(layer: LayerConfig) -> LayerFrame:
 
 def _layer(frame: LayerFrame) -> LayerConfig:
     mixer, ffn = frame.attention or frame.latent, frame.mlp or frame.experts
-    if mixer is None or ffn is None:
-        raise msgspec.ValidationError("a layer without a mixer or a feed-forward block")
+    if mixer is None:
+        raise msgspec.ValidationError("a layer without attention")
+    if ffn is None:
+        raise msgspec.ValidationError("a layer without a feed-forward block")
     return LayerConfig(mixer, ffn)

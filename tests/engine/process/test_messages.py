@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from jengine.config import (
     AttentionConfig,
     ExpertsConfig,
+    LatentConfig,
     LayerConfig,
     MlpConfig,
     ModelConfig,
@@ -40,6 +41,7 @@ MIXED = ModelConfig(
             AttentionConfig(4, 4, 8, rope=RopeConfig(5e5, "llama3", 8.0), qk_norm="head"),
             ExpertsConfig(8, 2, 16, "gelu_tanh", normalize_weights=False),
         ),
+        LayerConfig(LatentConfig(4, 8, 4, 2, 6, query_rank=5, bias=True), MlpConfig(64)),
     ),
     norm="rms_one_plus", logit_soft_cap=30.0, eos_token_ids=(1, 2), dtype="bfloat16",
 )  # fmt: skip
@@ -119,6 +121,9 @@ def test_a_model_arrives_as_it_was() -> None:
     no_block = msgspec.structs.replace(ModelFrame.of(MIXED).layers[0], mlp=None)
     with pytest.raises(msgspec.ValidationError, match="without a feed-forward block"):
         _ = msgspec.structs.replace(ModelFrame.of(MIXED), layers=(no_block,)).config
+    no_mixer = msgspec.structs.replace(ModelFrame.of(MIXED).layers[2], latent=None)
+    with pytest.raises(msgspec.ValidationError, match="without attention"):
+        _ = msgspec.structs.replace(ModelFrame.of(MIXED), layers=(no_mixer,)).config
 
 
 @pytest.mark.parametrize(
