@@ -55,6 +55,12 @@ def test_a_sliding_hit_needs_its_last_window_only(window, cached, hit):
     assert rules("sliding", window).longest_hit(lambda i: cached[i] == "1", 5) == hit
 
 
+def test_latent_caches_have_the_rules_of_their_window():
+    assert rules("latent", 5).skippable(8) == rules("sliding", 5).skippable(8) == 1
+    assert rules("latent").skippable(8) == 0
+    assert blocks_needed(CacheSpec("latent", 1, 8), 5, 4, 4) == 2
+
+
 def test_a_full_hit_ends_at_the_first_gap():
     assert rules("full").longest_hit(lambda i: i != 3, 5) == 3
     assert rules("full").longest_hit(lambda i: True, 5) == 5

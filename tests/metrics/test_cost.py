@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from jengine.config import AttentionConfig, ExpertsConfig, LayerConfig, MlpConfig, ModelConfig
+from jengine.config import (
+    AttentionConfig,
+    ExpertsConfig,
+    LatentConfig,
+    LayerConfig,
+    MlpConfig,
+    ModelConfig,
+)
 from jengine.counts import Counts
 from jengine.metrics.cost import CostModel
 
@@ -54,6 +61,19 @@ def test_codes_in_the_cache_are_a_byte_each_and_a_scale() -> None:
     kept = 2 * 2 * (2 + 2)  # keys and values of 2 heads of 2 numbers and a scale of 2 bytes
     assert cost.read == 2 * (2 * PER_LAYER + VOCAB * HIDDEN) + 2 * kept * 30
     assert cost.written == 2 * kept * 2
+
+
+def test_latent_attention_reads_one_vector_per_token() -> None:
+    """Ranks of 4 and 3, heads with 2 + 2 lanes and values of 3: a decode attends to 4 + 2."""
+    mixer = LatentConfig(4, 4, nope_dim=2, rope_dim=2, value_dim=3, query_rank=3)
+    model = replace(MODEL, layers=(LayerConfig(mixer, MlpConfig(WIDE)),))
+    counts = Counts(steps=1, query_tokens=2, attended_tokens=30, loaded_tokens=30)
+    queries, entries, up, out = HIDDEN * 3 + 3 * 4 * 4, HIDDEN * 6, 4 * 4 * 5, 4 * 3 * HIDDEN
+    matrices = queries + entries + up + out + 3 * HIDDEN * WIDE
+    cost = CostModel(model).of(counts)
+    assert cost.operations == 2 * 2 * matrices + 2 * 4 * (6 + 4) * 30
+    assert cost.read == 2 * (matrices + VOCAB * HIDDEN) + 2 * 6 * 30
+    assert cost.written == 2 * 6 * 2
 
 
 def test_experts_are_read_as_far_as_tokens_reach_them() -> None:
