@@ -132,7 +132,9 @@ def model_config(hf: Mapping[str, object]) -> ModelConfig:
             f" {_ADD_A_MODEL}"
         )
     # A native architecture with an auto_map is read by the native family; the code stays unused.
-    plain = {key: value for key, value in hf.items() if key != KEY}
+    # Copied only where it must be: `unread` watches which keys a family reads.
+    is_plain = hf.get(KEY) is None
+    plain = hf if is_plain else {key: value for key, value in hf.items() if key != KEY}
     config = _family(architecture).read_config(plain)
     quantization = read_quantization(Fields(hf))
     return config if quantization is None else replace(config, quantization=quantization)
