@@ -129,6 +129,13 @@ def test_a_gpu_uses_triton_where_it_can(
     assert backends.attention_backend("xla", GROUPS) == "xla"
 
 
+def test_entries_of_latent_attention_may_be_long_and_are_not_stored_in_codes() -> None:
+    latent = (CacheGroup(CacheSpec("latent", 1, 577), (0,)),)
+    assert backends.available_backend("auto", latent) == backends.available_backend("auto", GROUPS)
+    with pytest.raises(ConfigError, match=r"kv_cache_dtype='int8'.*latent attention"):
+        backends.attention_backend("auto", latent, "int8")
+
+
 def test_what_cannot_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backends, "triton_problem", lambda *_: "JAX sees CPUs only.")
     with pytest.raises(ConfigError, match=r"attention_backend='triton'.*CPUs only.*'xla'"):
