@@ -36,6 +36,7 @@ class RowSampling(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: int | None = None  # None: not wanted; 0: the sampled token only; -1: all
     prompt_logprobs: int | None = None
     grammar: GrammarSpec | None = None  # what the answer must follow
+    processors: int = 0  # number of a set of logits processors; 0: none
 
     @property
     def adjusts_logits(self) -> bool:
@@ -57,6 +58,7 @@ class RowSampling(msgspec.Struct, frozen=True, kw_only=True):
             or self.logit_bias
             or self.allowed_ids is not None
             or self.bad_words
+            or self.processors
         )
 
 

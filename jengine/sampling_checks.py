@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jengine.errors import RequestError
@@ -64,3 +64,20 @@ def checked_bias(bias: Mapping[int | str, float]) -> dict[int | str, float]:
         token = integer("logit_bias key", token, 0, 2**31 - 1)
         result[token] = max(-100.0, min(100.0, number(f"logit_bias[{token}]", value, -1e30, 1e30)))
     return result
+
+
+def checked_processors(given: Any) -> list[Callable[..., Any]]:
+    """Logits processors as a list; classes are refused, as nothing runs them between steps."""
+    items = [given] if callable(given) else given
+    if not isinstance(items, (list, tuple)) or not all(map(callable, items)):
+        raise RequestError(
+            f"logits_processors={given!r:.80}: expected a list of JAX functions f(logits) or "
+            "f(ids, logits)."
+        )
+    for one in items:
+        if isinstance(one, type):
+            raise RequestError(
+                f"logits_processors has the class {one.__name__}: processors that run on the host "
+                "are not built yet. Give a JAX function f(logits) or f(ids, logits)."
+            )
+    return list(items)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -17,6 +17,7 @@ from jengine.errors import RequestError, UnsupportedFeature, unknown_argument
 from jengine.sampling_checks import (
     boolean,
     checked_bias,
+    checked_processors,
     integer,
     logprob_count,
     number,
@@ -35,7 +36,6 @@ INT64_LIMIT = 2**63
 
 # Names of vLLM that are no field here -> what they need, and values that ask for nothing.
 LATER_FEATURES: dict[str, tuple[str, tuple[Any, ...]]] = {
-    "logits_processors": ("custom logits processors", (None,)),
     "thinking_token_budget": ("thinking budgets", (None, -1)),
     "repetition_detection": ("repetition detection", (None,)),
     "logprob_token_ids": ("log-probabilities of chosen token ids", (None,)),
@@ -139,6 +139,8 @@ class SamplingParams:
     allowed_token_ids: list[int] | None = None
     skip_reading_prefix_cache: bool | None = None
     structured_outputs: StructuredOutputsParams | None = None
+    # Pure JAX functions f(logits) or f(ids, logits) of one row, which run inside the step.
+    logits_processors: list[Callable[..., Any]] | None = None
     _checked: ClassVar[dict[str, Any] | None] = None  # of an object: its values when last checked
 
     def __post_init__(self) -> None:
@@ -263,6 +265,8 @@ class SamplingParams:
                 f"structured_outputs is a {type(structured).__name__}; expected "
                 "StructuredOutputsParams(json=..., regex=..., choice=... or grammar=...)."
             )
+        if self.logits_processors is not None:
+            self.logits_processors = checked_processors(self.logits_processors)
         words = list(self.bad_words or [])
         if any(not isinstance(word, str) or not word for word in words):
             raise RequestError(f"bad_words={self.bad_words!r}: expected non-empty strings.")

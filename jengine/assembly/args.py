@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -17,7 +17,7 @@ from jengine.assembly.dict_settings import COMPILATION_KEYS, PROFILER_KEYS, chec
 from jengine.assembly.flags import ENGINE_HELP, add_field_flags
 from jengine.assembly.ranks import Ranks
 from jengine.assembly.structured_settings import checked_reasoning_parser
-from jengine.assembly.values import human_integer, one_of, switch, template_text
+from jengine.assembly.values import engine_functions, human_integer, one_of, switch, template_text
 from jengine.assembly.vllm_args import RENAMED, VLLM_SETTINGS, own_settings
 from jengine.config import CACHE_CODES
 from jengine.errors import ConfigError, UnsupportedFeature, unknown_argument
@@ -164,6 +164,9 @@ class EngineArgs:
     # How the model marks its reasoning: grammars of answers begin after it.
     reasoning_parser: str | None = None
     structured_outputs_config: Mapping[str, Any] | None = None
+    # JAX functions f(logits) or f(ids, logits) that run in the steps of all requests, or their
+    # names, as package.module:function.
+    logits_processors: Sequence[Any] | None = None
     max_logprobs: int = 20
     logprobs_mode: Literal[
         "raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"
@@ -229,6 +232,7 @@ class EngineArgs:
         self._check_wait_for()
         switch("compilation_config['capture_collectives']", self.capture_collectives)
         self._check_profiler()
+        self.logits_processors = engine_functions("logits_processors", self.logits_processors)
         self.reasoning_parser = checked_reasoning_parser(
             self.reasoning_parser, self.structured_outputs_config
         )

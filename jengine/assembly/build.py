@@ -26,6 +26,7 @@ from jengine.assembly.model_source import (
     load_parameters,
     open_model_source,
 )
+from jengine.assembly.processors import engine_processors
 from jengine.assembly.progress import explained_if_slow
 from jengine.assembly.recording import recorder_for
 from jengine.assembly.remote_engine import job_of, started
@@ -151,6 +152,8 @@ def device_side(args: EngineArgs, source: ModelSource, bar: Callable[..., Any]) 
             runners, cache = build_runners(
                 model, leaves, source.config, steps, order, bar, group.least
             )
+        for runner in runners:  # the first set, and checked before any request
+            runner.loaded.processors.number_of(engine_processors(args))
         cache = replace(cache, measured_blocks=args.measured_blocks)
         group.agree(cache=cache)
         grammars, watched = core_grammars(args, source), recorder_for(args, source, schedule, cache)

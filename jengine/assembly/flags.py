@@ -63,6 +63,7 @@ ENGINE_HELP = {
     "generation_config": "whether the model's generation_config.json sets sampling defaults",
     "structured_outputs_config": "JSON, or --structured-outputs-config.KEY VALUE; keys: "
     + ", ".join(STRUCTURED_OUTPUTS_KEYS),
+    "logits_processors": "JAX functions that change logits, each as package.module:function",
     "max_logprobs": "most log-probabilities a request may ask for; -1: the vocabulary",
     "logprobs_mode": "what is returned as log-probabilities",
     "disable_log_stats": "log figures while running",
@@ -120,6 +121,8 @@ def flag_settings(name: str, kind: Any) -> dict[str, Any]:
         return {"action": MergeObjects, "type": checked(json_object), "metavar": "JSON"}
     if name in ("executor_options", "speculative_config", "structured_outputs_config"):
         return {"action": MergeObjects, "type": checked(options_object), "metavar": "JSON"}
+    if name == "logits_processors":
+        return {"nargs": "+", "metavar": "PATH"}
     if name == "stop":
         return {"action": "append", "metavar": "TEXT"}
     if int in parts:

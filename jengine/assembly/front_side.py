@@ -12,6 +12,7 @@ from typing import Any
 from jengine.assembly.args import EngineArgs
 from jengine.assembly.engine import DeviceSide, Engine
 from jengine.assembly.model_facts import ModelSource
+from jengine.assembly.processors import numbering
 from jengine.assembly.structured_settings import structured_outputs_defaults
 from jengine.config import CacheConfig, ScheduleConfig
 from jengine.engine.client import EngineClient, InProcessClient
@@ -53,7 +54,9 @@ def engine_of(
     )
     grammars = devices.grammars if devices else GrammarCompiler() if shared else None
     structured = structured_outputs_defaults(args.reasoning_parser, args.structured_outputs_config)
-    inputs = InputProcessor(limits, source.tokenizer, args.seed or 0, grammars, structured)
+    inputs = InputProcessor(
+        limits, source.tokenizer, args.seed or 0, grammars, structured, numbering(args, devices)
+    )
     return Engine(
         session=Session(inputs, client, log, tracer),
         client=client,

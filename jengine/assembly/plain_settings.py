@@ -15,12 +15,18 @@ from jengine.errors import ConfigError
 
 
 def refuse_arrays(args: EngineArgs, where: str) -> None:
-    """Raise a ConfigError about settings that hold arrays or devices of this process."""
+    """Raise a ConfigError about settings with arrays, devices or functions of this process."""
     for name in ("params", "mesh"):
         if getattr(args, name) is not None:
             raise ConfigError(
                 f"{where} with {name}=...: arrays and devices of this process cannot be used in "
                 f"other processes; leave {name} out and give a model folder."
+            )
+    for one in args.logits_processors or ():
+        if not isinstance(one, str):
+            raise ConfigError(
+                f"{where} with logits_processors={one!r:.80}: functions of this process cannot be "
+                "used in other processes. Give its name, as 'package.module:function'."
             )
 
 

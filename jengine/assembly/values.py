@@ -50,3 +50,18 @@ def template_text(name: str, given: str | Path) -> str:
         return Path(given).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{name}={str(given)!r} cannot be read: {error}.") from error
+
+
+def engine_functions(name: str, given: Any) -> list[Any] | None:
+    """Functions, or their names, as a list; None for none."""
+    if not given and (given is None or isinstance(given, (list, tuple))):
+        return None
+    form = f"{name}={given!r:.80}: expected a list of JAX functions f(logits) or f(ids, logits), or"
+    form += " of names such as 'package.module:function'."
+    if not isinstance(given, (list, tuple)):
+        raise ConfigError(form)
+    for one in given:
+        named = isinstance(one, str) and ":" in one
+        if isinstance(one, type) or not (named or callable(one)):
+            raise ConfigError(f"{form} It has {one!r:.80}.")
+    return list(given)

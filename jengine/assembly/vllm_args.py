@@ -36,7 +36,6 @@ FEATURES: dict[str, dict[str, Any]] = {
         "spec_method": None, "spec_model": None, "spec_tokens": None,
         "per_request_spec_decode_metrics": "none",
     },
-    "custom logits processors": {"logits_processors": None},
     "multimodal input": {
         "allowed_local_media_path": "", "allowed_media_domains": None,
         "language_model_only": False, "limit_mm_per_prompt": None, "enable_mm_embeds": False,

@@ -94,6 +94,8 @@ def flag_words(settings: dict[str, Any]) -> list[str]:
         elif isinstance(value, Mapping):  # --flag.key value
             for key, part in value.items():
                 words += [f"--{flag}.{key}", part if isinstance(part, str) else json.dumps(part)]
+        elif isinstance(value, list):
+            words += [f"--{flag}", *map(str, value)]
         else:
             words += [f"--{flag}", str(value)]
     return words

@@ -9,6 +9,8 @@ from __future__ import annotations
 import itertools
 import random
 import time
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 
@@ -48,10 +50,12 @@ class InputProcessor:
         seed: int,
         grammars: GrammarCompiler | None = None,
         structured: StructuredOutputsDefaults = USUAL,
+        number_processors: Callable[[Sequence[Any]], int] | None = None,
     ) -> None:
         self.limits = limits
         self.tokenizer = tokenizer
         self.structured = structured
+        self._number_processors = number_processors  # None: this engine has no step to run them
         self._grammars = grammars  # None: the core cannot have this tokenizer
         self.prompts = PromptRenderer(limits, tokenizer)
         # Requests without a seed draw one here, so an engine's seed fixes a whole run.
@@ -131,6 +135,7 @@ class InputProcessor:
             logprobs=self._logprob_count("logprobs", params.logprobs),
             prompt_logprobs=self._logprob_count("prompt_logprobs", params.prompt_logprobs),
             grammar=self._grammar_after(prompt, params.structured_outputs),
+            processors=self._processors(params.logits_processors or []),
         )
 
     def grammar(self, params: StructuredOutputsParams | None) -> GrammarSpec | None:
@@ -168,6 +173,13 @@ class InputProcessor:
         tokenizer = self.prompts.required_tokenizer()
         ids = tokenizer.encode(text, add_special_tokens=False)
         return msgspec.structs.replace(spec, begins_after=tuple(ids))
+
+    def _processors(self, functions: Sequence[Any]) -> int:
+        if self._number_processors is not None:
+            return self._number_processors(functions)
+        if functions:
+            raise UnsupportedFeature("logits_processors need a model's steps. Leave them out.")
+        return 0
 
     def _bias(self, params: SamplingParams) -> dict[int, float]:
         bias = {int(key): value for key, value in (params.logit_bias or {}).items()}

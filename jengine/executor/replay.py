@@ -87,7 +87,7 @@ class Selection:
         yield self._remaining(plan, begun, released)
 
     def _begins(self, new: NewRow, start: int, blocks: list[NewBlocks]) -> bool:
-        if new.taps:  # functions of the caller's, which no file holds
+        if new.taps or new.sampling.processors:  # functions of the caller's, which no file holds
             return False
         if not start or not self.has_windows:
             return True

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from flax import nnx
 
 from jengine.config import CacheConfig, ModelConfig
+from jengine.errors import UnsupportedFeature
 from jengine.runner.loaded_model import LoadedModel
 from jengine.runner.pipeline_runner import PipelineRunner
 from jengine.runner.programs.background import BackgroundWarmUp
@@ -20,6 +22,9 @@ from jengine.runner.runner_config import RunnerConfig
 from jengine.runner.sizing import Sizing
 from jengine.runner.step.leaves import LeafOrder, Leaves
 from jengine.runner.variants.tap_sets import TapSet, TapSets
+from jengine.sampling.admission import history_length
+from jengine.sampling.processor_sets import ProcessorSets
+from jengine.sampling.processors import check_processor
 
 
 def build_runners(
@@ -48,10 +53,11 @@ def build_runners(
     programs = replica_programs([one.compiler(cache) for one in sizings], config)
     programs[0].keep(*first)
     taps = taps_of(programs)
+    processors = processors_of(programs[0], model_config.vocab_size)
     models = tuple(
         LoadedModel(
             leaves, sizing.made_state(cache), compiled, config.ladders, model_config.vocab_size,
-            taps, sizing.order,
+            taps, processors, sizing.order,
         )
         for leaves, sizing, compiled in zip(own_leaves, sizings, programs, strict=True)
     )  # fmt: skip
@@ -93,3 +99,19 @@ def taps_of(programs: Sequence[Programs]) -> TapSets:
             one.forget(taps)
 
     return TapSets(forget)
+
+
+def processors_of(programs: Programs, vocab_size: int) -> ProcessorSets:
+    """Sets of logits processors with the same numbers in every replica."""
+    compiler = programs.compiler
+    history, stages = history_length(compiler.shapes.max_model_len), compiler.placement.num_stages
+
+    def check(function: Any) -> None:
+        if stages > 1:
+            raise UnsupportedFeature(
+                f"logits_processors with pipeline_parallel_size={stages} is not built yet. Use "
+                "tensor_parallel_size, or one device."
+            )
+        check_processor(function, vocab_size, history)
+
+    return ProcessorSets(check)

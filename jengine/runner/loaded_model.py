@@ -27,6 +27,7 @@ from jengine.runner.step.leaves import LeafOrder, Leaves
 from jengine.runner.step.state import StepState
 from jengine.runner.variants.buckets import Ladders, StepShapes
 from jengine.runner.variants.tap_sets import TapSets
+from jengine.sampling.processor_sets import ProcessorSets
 from sharding.mesh import steps_may_queue
 from sharding.placement import Placement
 
@@ -42,6 +43,7 @@ class LoadedModel:
         ladders: Ladders,
         vocab_size: int,
         taps: TapSets,
+        processors: ProcessorSets,
         order: LeafOrder,
     ) -> None:
         self.leaves = leaves
@@ -50,6 +52,7 @@ class LoadedModel:
         self.ladders = ladders
         self.vocab_size = vocab_size
         self.taps = taps
+        self.processors = processors
         self.order = order
         self._admission = RowAdmission(programs.compiler, vocab_size)
         self._blocks = BlockWriter(programs.compiler)

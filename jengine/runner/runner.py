@@ -58,7 +58,7 @@ class Runner:
         """Queue the step of this plan. Waits for no step."""
         loaded, rows, programs = self.loaded, self._rows, self.loaded.programs
         rows.apply(plan)
-        features = needed(plan, rows, loaded.vocab_size, loaded.taps)
+        features = needed(plan, rows, loaded.vocab_size, loaded.taps, loaded.processors)
         smallest = bucket_for(plan, loaded.shapes, loaded.ladders)
         bucket = programs.bucket_for(smallest, features)
         program, entry = programs.find(bucket, features)

@@ -7,6 +7,8 @@ Must not know: jax, because the host half of the runner builds it too.
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from jengine.sampling.processor_sets import ProcessorSet
+
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
 
 
@@ -21,6 +23,7 @@ class SamplingFeatures:
     adjust: bool = False  # penalties, bias, bad words, allowed ids, min_tokens
     logprobs: int | None = None
     logprobs_mode: LogprobsMode = "raw_logprobs"
+    processors: tuple[ProcessorSet, ...] = ()  # functions that change logits; they need `adjust`
 
     def __post_init__(self) -> None:
         if self.logprobs is not None and self.logprobs < 0:

@@ -43,6 +43,8 @@ class SamplingInput(NamedTuple):
     beyond_mask: Annotated[
         Any, RowSetting("int32", lambda new: int(new.sampling.adjusts_beyond_grammar))
     ]
+    # i32[S] number of a set of logits processors; 0: none
+    processors: Annotated[Any, RowSetting("int32", lambda new: new.sampling.processors)]
     # f32[S] 1: off
     repetition: Annotated[Any, RowSetting("float32", lambda new: new.sampling.repetition_penalty)]
     # f32[S] 0: off

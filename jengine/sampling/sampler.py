@@ -21,6 +21,7 @@ from jengine.sampling.features import SamplingFeatures
 from jengine.sampling.inputs import SamplingInput
 from jengine.sampling.logprobs import Logprobs, gather_logprobs
 from jengine.sampling.masks import allowed_logits
+from jengine.sampling.processors import processed_logits
 from jengine.sampling.row_operations import RowOperations, row_operations
 from jengine.sampling.state import RowState, record
 from pallas_kernels.token_sampling import DRAWN, sample_tokens
@@ -62,12 +63,16 @@ def sample(
     allowed = processed = raw
     if kept is not None:
         allowed = allowed_logits(raw, kept, inputs)
+        changed = allowed
+        if features.processors:  # before masks, which hold whatever functions do
+            changed = processed_logits(raw, kept, inputs, features.processors)
+            changed = allowed_logits(changed, kept, inputs)
         with jax.named_scope("adjust"):
             # Not where token masks are all: it reads several times as much as they do.
             wanted = jnp.any((inputs.adjusted > 0) & (inputs.beyond_mask > 0))
             earlier = None if drafts is None else drafts.earlier
             processed = lax.cond(
-                wanted, adjust, lambda logits, *_: logits, allowed, kept, inputs, earlier
+                wanted, adjust, lambda logits, *_: logits, changed, kept, inputs, earlier
             )
     rows = row_operations(implementation)
     if features.random and implementation in DRAWN and not _shows_filtered(features):

@@ -123,7 +123,8 @@ class Drafting:
 
     def _add(self, request: Request, most: int, cost: float, builder: PlanBuilder) -> int:
         """Drafts for one decode; returns how many."""
-        if request.reads_each_token:  # its grammar has a mask for the next token alone
+        # A grammar has a mask for the next token alone, and functions see the tokens that count.
+        if request.reads_each_token or request.wire.sampling.processors:
             return 0
         row = self._row(request)
         # The last draft's token is at most the last but one that the request may get.

@@ -65,6 +65,7 @@ def test_the_sampler_chooses_the_same_tokens(random: bool, implementation: str) 
         rows=jnp.arange(rows), positions=jnp.arange(rows, dtype=jnp.int32) + 3,
         seed=jnp.asarray(rng.integers(0, 2**32, (rows, 2), dtype=np.uint32)),
         adjusted=jnp.zeros(rows, jnp.int32), beyond_mask=jnp.zeros(rows, jnp.int32),
+        processors=jnp.zeros(rows, jnp.int32),
         temperature=jnp.asarray([0, 1, 0.7, 0, 1, 1e-4], jnp.float32),
         top_k=jnp.asarray([0, 0, 5, 0, 0, 0], jnp.int32),
         top_p=jnp.asarray([1, 0.8, 1, 1, 1, 1], jnp.float32), min_p=jnp.zeros(rows, jnp.float32),

@@ -141,7 +141,8 @@ def engine_tokens(
     count = np.zeros(rows, np.int32)
     inputs = SamplingInput(
         rows=np.arange(rows, dtype=np.int32), positions=positions, seed=seeds, adjusted=count,
-        beyond_mask=count, repetition=off + 1, presence=off, frequency=off, prompt_length=count,
+        beyond_mask=count, processors=count, repetition=off + 1, presence=off, frequency=off,
+        prompt_length=count,
         min_position=count, **chosen,
     )  # fmt: skip
     features = SamplingFeatures(random=True)

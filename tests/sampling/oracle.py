@@ -22,6 +22,7 @@ _OFF: dict[str, tuple[type, float]] = {
     "min_p": (np.float32, 0.0),
     "adjusted": (np.int32, 0),
     "beyond_mask": (np.int32, 1),
+    "processors": (np.int32, 0),
     "repetition": (np.float32, 1.0),
     "presence": (np.float32, 0.0),
     "frequency": (np.float32, 0.0),

@@ -112,7 +112,8 @@ def engine_sampler(case: SamplingCase, seeds: Array) -> Callable[[Array], Array]
     inputs = SamplingInput(
         rows=jnp.arange(case.rows, dtype=jnp.int32), positions=count, temperature=row + temperature,
         top_k=count + top_k, top_p=row + top_p, min_p=row + min_p, seed=seeds, adjusted=count,
-        beyond_mask=count, repetition=row + 1, presence=row, frequency=row, prompt_length=count,
+        beyond_mask=count, processors=count, repetition=row + 1, presence=row, frequency=row,
+        prompt_length=count,
         min_position=count,
     )  # fmt: skip
     features = SamplingFeatures(random=temperature > 0)

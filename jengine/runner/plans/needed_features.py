@@ -9,10 +9,18 @@ from jengine.runner.plans.rows import Rows
 from jengine.runner.variants.features import Features
 from jengine.runner.variants.tap_sets import TapSets
 from jengine.sampling.features import SamplingFeatures
+from jengine.sampling.processor_sets import ProcessorSets
 
 
-def needed(plan: Plan, rows: Rows, vocab_size: int, taps: TapSets | None = None) -> Features:
-    """The features of the plan's rows, whose settings `rows` has; `taps` are those in use."""
+def needed(
+    plan: Plan,
+    rows: Rows,
+    vocab_size: int,
+    taps: TapSets | None = None,
+    processors: ProcessorSets | None = None,
+) -> Features:
+    """The features of the plan's rows, whose settings `rows` has; `taps` and `processors` are
+    those in use."""
     owners, settings = plan.entries.rows, rows.settings
     sampling, prefill = owners[plan.entries.wants_tokens], owners[plan.num_decodes :]
     return Features(
@@ -20,6 +28,9 @@ def needed(plan: Plan, rows: Rows, vocab_size: int, taps: TapSets | None = None)
             random=bool((settings["temperature"][sampling] > 0).any()),
             adjust=bool(settings["adjusted"][sampling].any()),
             logprobs=most_wanted(settings["logprobs"][sampling], vocab_size),
+            processors=()
+            if processors is None
+            else processors.of(settings["processors"][sampling]),
         ),
         prompt_logprobs=most_wanted(settings["prompt_logprobs"][prefill], vocab_size),
         taps=() if taps is None else taps.of(settings["taps"][owners]),

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 from jengine.errors import UnexpectedCompile
 from jengine.runner.programs.compiler import Compiled, StepCompiler
@@ -65,7 +64,7 @@ class Programs:
         It is that of the smallest planned program that covers the step, since rare variants have
         fewer buckets; while that program is not compiled, of the smallest compiled one.
         """
-        if needed.taps:  # no planned program has taps
+        if needed.own_functions:  # no planned program has any
             return bucket
         asked = (bucket, needed)
         if asked not in self._smallest:
@@ -98,8 +97,8 @@ class Programs:
     def find(self, bucket: Bucket, needed: Features) -> tuple[Compiled, LedgerEntry]:
         """The cheapest compiled program that can run this step; if none can, it is compiled now."""
         tiers = self.tiers
-        if needed.taps:  # no tier has taps: these are compiled when they are first needed
-            tiers = [replace(tier, taps=needed.taps) for tier in tiers]
+        if needed.own_functions:  # no tier has any: these are compiled when first needed
+            tiers = [tier.with_functions_of(needed) for tier in tiers]
         for tier in tiers:
             if tier.covers(needed) and (bucket, tier) in self._compiled:
                 return self._compiled[bucket, tier], self.ledger.entries[bucket, tier]

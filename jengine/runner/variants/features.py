@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from jengine.runner.variants.tap_sets import TapSet
 from jengine.sampling.features import LogprobsMode, SamplingFeatures
+from jengine.sampling.processor_sets import ProcessorSet
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,16 @@ class Features:
         """The heads that run on the step's hidden states (see `step/heads.py`)."""
         return ("sampled",) if self.prompt_logprobs is None else ("sampled", "prompt_logprobs")
 
+    @property
+    def own_functions(self) -> tuple[TapSet | ProcessorSet, ...]:
+        """Functions of the caller's. A step with any is compiled when it is first needed."""
+        return (*self.taps, *self.sampling.processors)
+
+    def with_functions_of(self, other: Features) -> Features:
+        """These features, with the functions of others."""
+        sampling = replace(self.sampling, processors=other.sampling.processors)
+        return replace(self, sampling=sampling, taps=other.taps)
+
     def covers(self, other: Features) -> bool:
         """Whether a step with these features can run a plan that needs `other`."""
         mine, theirs = self.sampling, other.sampling
@@ -32,7 +43,7 @@ class Features:
             and mine.adjust >= theirs.adjust
             and holds(mine.logprobs, theirs.logprobs)
             and holds(self.prompt_logprobs, other.prompt_logprobs)
-            and self.taps == other.taps
+            and self.own_functions == other.own_functions
         )
 
     @property
@@ -48,7 +59,7 @@ class Features:
             "adjust": self.sampling.adjust,
             f"logprobs={self.sampling.logprobs}": self.sampling.logprobs is not None,
             f"prompt_logprobs={self.prompt_logprobs}": self.prompt_logprobs is not None,
-            **{str(taps): True for taps in self.taps},
+            **{str(one): True for one in self.own_functions},
         }
         return "+".join(name for name, used in parts.items() if used) or "greedy"
 

@@ -1,0 +1,68 @@
+"""Logits processors: functions of the caller's that change logits inside the step. No jax.
+
+A plan names sets of them by number; the functions never leave the process. `processors.py` applies
+them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jengine.errors import RequestError
+
+# f(logits) or f(ids, logits): f32[vocab] and i32[length] of one row -> f32[vocab]
+Processor = Callable[..., Any]
+# Each set has programs of its own, which are kept for as long as the engine.
+MOST_SETS = 32
+
+
+@dataclass(frozen=True)
+class ProcessorSet:
+    """The functions of some requests, in the order in which they are applied."""
+
+    number: int
+    functions: tuple[Processor, ...]
+
+    def __str__(self) -> str:
+        return f"logits_processors={self.number}"
+
+
+class ProcessorSets:
+    """All sets that requests have asked for. `check` raises a RequestError about a function that
+    could not run in a step. Every method may be called from any thread."""
+
+    def __init__(self, check: Callable[[Processor], None]) -> None:
+        self._check = check
+        self._sets: list[ProcessorSet] = []
+        self._lock = threading.Lock()
+
+    def number_of(self, functions: Sequence[Processor]) -> int:
+        """The number by which plans name these functions; 0 for none."""
+        wanted = tuple(functions)
+        if not wanted:
+            return 0
+        with self._lock:
+            for known in self._sets:
+                if known.functions == wanted:
+                    return known.number
+            if len(self._sets) == MOST_SETS:
+                raise RequestError(
+                    f"logits_processors: this engine has compiled {MOST_SETS} sets of functions, "
+                    "the most that it keeps. Make the functions once, and give the same objects to "
+                    "all requests."
+                )
+            for function in wanted:
+                self._check(function)
+            self._sets.append(ProcessorSet(len(self._sets) + 1, wanted))
+            return len(self._sets)
+
+    def of(self, numbers: np.ndarray) -> tuple[ProcessorSet, ...]:
+        """The sets that these rows use, each once."""
+        if not numbers.any():
+            return ()
+        return tuple(self._sets[number - 1] for number in np.unique(numbers).tolist() if number)
