@@ -385,7 +385,6 @@ def test_later_engine_features_are_named(
 @pytest.mark.parametrize(
     ("name", "feature"),
     [
-        ("logits_processors", "custom logits processors"),
         ("trace_decode_token_ids", "forced decoding"),
         ("logprob_token_ids", "log-probabilities of chosen"),
     ],
