@@ -7,7 +7,9 @@ answers 501, which is no failure of the server.
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterable
@@ -18,8 +20,9 @@ from jengine.client.address import Address
 from jengine.client.server import Server
 
 EXAMPLES = 60
-SECONDS = 300
+SECONDS = 360
 NOT_BUILT = 501
+HOOKS = "schemathesis_hooks"
 
 
 def check(url: str, python: str) -> dict[str, Any]:
@@ -30,11 +33,16 @@ def check(url: str, python: str) -> dict[str, Any]:
             str(Path(python).parent / "schemathesis"), "run", f"{url}/openapi.json", "--url", url,
             "--checks", "not_a_server_error", "--max-examples", str(EXAMPLES), "--seed", "0",
             "--continue-on-failure", "--request-timeout", "60", "--max-time", str(SECONDS),
-            "--workers", "4", "--no-color",
+            "--workers", "4", "--no-color", "--suppress-health-check", "all",
             "--report", "har", "--report-har-path", str(report),
         ]  # fmt: skip
-        # Examples that it remembers for the next run go to the folder that it runs in.
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+        # Examples that it remembers for the next run go to the folder that it runs in, where it
+        # also looks for the hooks.
+        shutil.copy(Path(__file__).with_name(HOOKS + ".py"), folder)
+        surroundings = {**os.environ, "SCHEMATHESIS_HOOKS": HOOKS, "PYTHONPATH": folder}
+        done = subprocess.run(
+            command, cwd=folder, env=surroundings, capture_output=True, text=True, check=False
+        )
         if not report.is_file():
             raise SystemExit(f"schemathesis: {(done.stdout + done.stderr)[-3000:]}")
         entries = json.loads(report.read_text())["log"]["entries"]
