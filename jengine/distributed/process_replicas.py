@@ -7,6 +7,7 @@ dies takes its own requests only. Must not know devices, or who started the core
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from itertools import chain
@@ -24,6 +25,7 @@ from jengine.kvcache.contents import Contents
 from jengine.outputs import TokenDelta
 from jengine.request import Request, WireRequest
 
+logger = logging.getLogger(__name__)
 T = TypeVar("T")
 # A core that says nothing for so many seconds, or whose step takes that long, gets requests only
 # if every other one does too.
@@ -50,6 +52,7 @@ class ProcessReplicas:
         self._by_urgency = by_urgency
         self._router = Router(len(cores), block_size)
         self._lock = threading.Lock()  # around the router
+        self._ends = False  # cores are being shut down
         self._dead: dict[int, EngineDead] = {}  # by core, in the order of their deaths
         self._told: list[Callable[[EngineDead], None]] = [mailbox.fail]
         for index, core in enumerate(cores):
@@ -173,8 +176,10 @@ class ProcessReplicas:
             for name in lost:
                 self._router.leave(name)
             told = list(self._told) if not self._living() else []
-        how = str(error).removesuffix(ADVICE).strip()
-        message = f"core {index} of {len(self.cores)} has died: {how} Send the request again."
+        which = f"core {index} of {len(self.cores)}"
+        if not self._ends:
+            logger.error("%s has died: %s", which, str(error).removesuffix(ADVICE))
+        message = f"{which} has died, and this request with it. Send it again."
         self.mailbox.deliver([lost_request(name, message) for name in lost])
         for tell in told:
             tell(error)
@@ -196,6 +201,7 @@ class ProcessReplicas:
 
     def shutdown(self) -> None:
         """End all cores. Twice is harmless; in a forked child it does nothing."""
+        self._ends = True
         self.mailbox.fail(EngineDead("the engine was shut down."))
         for core in self.cores:
             core.shutdown()

@@ -104,7 +104,7 @@ def test_contents_that_were_reused_are_forgotten() -> None:
         assert read_all(client)["again"][0].num_cached_tokens == 3 * BLOCK
 
 
-def test_a_core_that_dies_takes_its_own_requests_only() -> None:
+def test_a_core_that_dies_takes_its_own_requests_only(caplog: pytest.LogCaptureFixture) -> None:
     with replicas(2, step_seconds=0.005) as client:
         dead = []
         client.when_dead(dead.append)
@@ -117,7 +117,7 @@ def test_a_core_that_dies_takes_its_own_requests_only() -> None:
             if name in lost:
                 assert deltas[-1].finish_reason == "error"
                 assert "core 0 of 2 has died" in str(deltas[-1].message)
-                assert "Create a new engine" not in str(deltas[-1].message)
+                assert "SIGKILL" not in str(deltas[-1].message), "causes are for the log"
                 assert deltas[-1].engine_lost
             else:
                 assert tokens(deltas) == told(prompt_of(int(name)), 60)
@@ -125,6 +125,8 @@ def test_a_core_that_dies_takes_its_own_requests_only() -> None:
         client.check_alive()
         assert "dead: the engine core" in client.health()[0].where
         assert client.health()[1].where == "core 1, script"
+        assert "core 0 of 2 has died: the engine core" in caplog.text
+        assert "SIGKILL" in caplog.text and "Create a new engine" not in caplog.text
         first, second = client.state().parts
         assert "SIGKILL" in str(first.death) and second.death is None
         assert (first.open_requests, second.open_requests) == (0, 0)
@@ -161,7 +163,7 @@ def test_urgent_requests_go_where_fewer_urgent_ones_are() -> None:
         read_all(client)
 
 
-def test_pauses_hold_every_core() -> None:
+def test_pauses_hold_every_core(caplog: pytest.LogCaptureFixture) -> None:
     with replicas(2, step_seconds=0.002) as client:
         for number in range(4):
             client.add(asked(str(number), prompt_of(number), 50))
@@ -174,6 +176,7 @@ def test_pauses_hold_every_core() -> None:
         assert client.state().steps == steps
         client.resume()
         assert all(deltas[-1].finish_reason for deltas in read_all(client).values())
+    assert "has died" not in caplog.text, "they were shut down"
 
 
 def test_a_core_takes_the_place_of_one_that_has_died() -> None:

@@ -59,7 +59,7 @@ def judge(service: Service, watch: ProgressWatch) -> None:
     if service.phase not in (Phase.SERVING, Phase.DEGRADED, Phase.STALLED):
         return
     cores, stuck = watch.cores, watch.stuck(service.settings.stall_timeout)
-    dead = [f"{core.name} has died: {core.death}" for core in cores if core.death is not None]
+    dead = [f"{core.name} has died" for core in cores if core.death is not None]
     if len(stuck) > service.peers.board.own(Field.STUCK):
         tell_stall(service, stuck)
     service.peers.board.note(Field.STUCK, len(stuck))
