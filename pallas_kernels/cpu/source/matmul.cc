@@ -199,7 +199,7 @@ class Strip {
     const int64_t all = weight_.steps();
     const int64_t tiles = !copies_ && blocks_ == 1 ? 1 : (all + TILE_STEPS - 1) / TILE_STEPS;
     const int64_t most = tile_steps((all + tiles - 1) / tiles);
-    const size_t num_sums = (tiles == 1 ? 1 : panels_ * blocks_) * BLOCK_SUMS;
+    const size_t num_sums = (tiles == 1 ? together() : panels_ * blocks_) * BLOCK_SUMS;
     Arena memory(task_scratch().take(Arena::bytes<float>(num_sums) +
                                      (copies_ ? panels_ * most * Converted::STEP_BYTES : 0)));
     sums_ = memory.array<float>(num_sums);
@@ -207,7 +207,7 @@ class Strip {
     for (int64_t step = 0; step < all; step += most) {
       const int64_t steps = std::min(most, all - step);
       if (copies_) fill(step, steps, filled);
-      for (int64_t p = 0; p < panels_; p++) {
+      for (int64_t p = 0; p < panels_; p += together()) {
         const char* tile = copies_ ? filled + p * steps * Converted::STEP_BYTES
                                    : weight_.packed_tile(first_ + p, step);
         for (int64_t b = 0; b < blocks_; b++)
@@ -236,41 +236,58 @@ class Strip {
   void multiply(const char* tile, int64_t step, int64_t steps, int64_t p, int64_t b, float* sums) {
     const Block block = left_.block(task_.group, task_.first_block + b);
     const bool is_last = step + steps == weight_.steps();
-    const int64_t width = weight_.results_in_panel(), column = (first_ + p) * width;
-    const Columns columns{column, std::min(width, weight_.results() - column)};
-    if (is_last) expect(call_, block, columns);
+    for (int64_t q = p; is_last && q < p + together(); q++) expect(call_, block, columns_of(q));
     const uint32_t* words = left_.wait_for(task_.group, task_.first_block + b);
-    const Multiply kernel = Kind::IS_CODES && copies_ ? multiply_for<Converted>(block.count)
-                                                      : multiply_for<Kind>(block.count);
     if constexpr (Kind::IS_CODES) {
-      multiply_codes(kernel, words, block.count, tile, step, steps, p, b, sums);
+      multiply_codes(words, block.count, tile, step, steps, p, b, sums);
     } else {
-      kernel(words + step * block.count, tile, steps, sums, PANEL, step == 0,
-             ahead_of(tile, p, b, steps));
+      multiply_for<Kind>(block.count)(words + step * block.count, tile, steps, sums, PANEL,
+                                      step == 0, ahead_of(tile, p, b, steps));
     }
-    if (is_last) finish(call_, group_.bias, block, columns, sums);
+    for (int64_t q = 0; is_last && q < together(); q++)
+      finish(call_, group_.bias, block, columns_of(p + q), sums + q * BLOCK_SUMS);
+  }
+
+  Columns columns_of(int64_t p) const {
+    const int64_t width = weight_.results_in_panel(), column = (first_ + p) * width;
+    return {column, std::min(width, weight_.results() - column)};
+  }
+
+  // Panels of integers that one call multiplies by.
+  int64_t together() const { return Kind::IS_CODES && !copies_ ? panels_ : 1; }
+
+  // Sums of a group of k.
+  void add_group(const uint32_t* words, int rows, const char* tile, int64_t steps, float* sums,
+                 bool fresh, Ahead ahead) const {
+    if (together() == 2) {
+      const int64_t bytes = weight_.steps() * Kind::STEP_BYTES;
+      return multiply_two_for<Kind>(rows)(words, tile, bytes, steps, sums, BLOCK_SUMS, ahead);
+    }
+    const Multiply kernel = copies_ ? multiply_for<Converted>(rows) : multiply_for<Kind>(rows);
+    kernel(words, tile, steps, sums, PANEL, fresh, ahead);
   }
 
   // Sums over each group of k, scaled. If there is one group only, they are scaled at the end.
-  void multiply_codes(Multiply kernel, const uint32_t* words, int rows, const char* tile,
-                      int64_t step, int64_t steps, int64_t p, int64_t b, float* sums) const {
+  void multiply_codes(const uint32_t* words, int rows, const char* tile, int64_t step,
+                      int64_t steps, int64_t p, int64_t b, float* sums) const {
     const int64_t groups = weight_.scale_groups(), end = step + steps;
     const int64_t size = groups == 1 ? steps : weight_.group_steps();
     const int64_t bytes = copies_ ? Converted::STEP_BYTES : Kind::STEP_BYTES;
-    const float* row_sums =
-        group_.scales.zeros ? left_.sums(task_.group, task_.first_block + b) : nullptr;
-    float parts[BLOCK_SUMS];
+    const auto [scales, zeros] = group_.scales;
+    const float* row_sums = zeros ? left_.sums(task_.group, task_.first_block + b) : nullptr;
+    float parts[2 * BLOCK_SUMS];
     for (int64_t at = step; at < end; at += size) {
       const int64_t count = std::min(size, end - at), g = groups == 1 ? 0 : at / size;
       float* to = groups == 1 ? sums : parts;
       const char* from = tile + (at - step) * bytes;
-      kernel(words + at * rows, from, count, to, PANEL, groups > 1 || step == 0,
-             ahead_of(from, p, b, count));
+      add_group(words + at * rows, rows, from, count, to, groups > 1 || step == 0,
+                ahead_of(from, p, b, count));
       if (groups == 1 && end != weight_.steps()) return;
-      const int64_t scale = ((first_ + p) * groups + g) * PANEL;
-      add_scaled(to, rows, group_.scales.scales + scale,
-                 row_sums ? group_.scales.zeros + scale : nullptr, row_sums + g * rows, g == 0,
-                 sums);
+      for (int64_t q = 0; q < together(); q++) {
+        const int64_t scale = ((first_ + p + q) * groups + g) * PANEL;
+        add_scaled(to + q * BLOCK_SUMS, rows, scales + scale, zeros ? zeros + scale : nullptr,
+                   zeros ? row_sums + g * rows : nullptr, g == 0, sums + q * BLOCK_SUMS);
+      }
     }
   }
 
@@ -297,7 +314,11 @@ class Strip {
 
 template <class Kind>
 void run(const Matmul& call, const Left& left, const MatmulTask& task) {
-  const int64_t most = call.weight.storage == Storage::PACKED ? 1 : PANELS_IN_PLACE;
+  const bool is_few = task.last_block - task.first_block == 1 &&
+                      left.block(task.group, task.first_block).count <= MOST_ROWS_OF_TWO;
+  const int64_t most = call.weight.storage != Storage::PACKED ? PANELS_IN_PLACE
+                       : Kind::IS_CODES && is_few             ? 2
+                                                              : 1;
   for (int64_t panel = task.first_panel; panel < task.last_panel; panel += most)
     Strip<Kind>(call, left, task, panel, std::min(most, task.last_panel - panel)).run();
 }
