@@ -64,3 +64,14 @@ def test_shards_are_rounded_as_the_whole_weight(name: str, tmp_path: Path) -> No
 def shard_shapes(llm: jengine.LLM, path: str) -> set[tuple[int, ...]]:
     array: jax.Array = llm.engine.loaded.stored_parameters()[path]
     return {shard.data.shape for shard in array.addressable_shards}
+
+
+@pytest.mark.parametrize("mesh", ["sharded", "copies of heads"])
+def test_codes_in_the_cache_are_sharded_by_head(mesh: str, folder: Path) -> None:
+    with engine(folder, kv_cache_dtype="int8") as llm:
+        expected = tokens(llm)
+        width = llm.engine.loaded.state.caches[0].shape[-1]
+    with engine(folder, kv_cache_dtype="int8", **MESHES[mesh]) as llm:
+        assert tokens(llm) == expected
+        shards = llm.engine.loaded.state.caches[0].addressable_shards
+        assert {shard.data.shape[-1] for shard in shards} == {width // 2}  # of two KV heads
