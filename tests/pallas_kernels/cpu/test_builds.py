@@ -17,7 +17,9 @@ OPERATIONS = (
 )  # fmt: skip
 FILES = [
     *[f"tests/pallas_kernels/test_{name}.py" for name in OPERATIONS],
+    "tests/pallas_kernels/test_cache_codes.py",
     "tests/pallas_kernels/cpu/test_matmul.py",
+    "tests/pallas_kernels/cpu/test_codes.py",
     "tests/pallas_kernels/cpu/test_attention_bits.py",
     "tests/pallas_kernels/cpu/test_logits.py",
     "tests/pallas_kernels/cpu/test_draw.py",
