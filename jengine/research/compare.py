@@ -69,7 +69,7 @@ def compare_subject(subject: Subject, options: Options) -> Comparison:
             run_prompt(llm, ids, points, columns, reference.new_tokens)
             for ids, columns in zip(reference.prompts, reference.columns, strict=True)
         ]
-        environment = describe(llm, reference)
+        environment, codes = describe(llm, reference), llm.engine.args.cache_codes
         outliers_count = not subject.config.has_experts
         tensors = point_results(reference, ours, points, outliers_count=outliers_count)
         sweeps: list[SweepResult] = []
@@ -100,7 +100,7 @@ def compare_subject(subject: Subject, options: Options) -> Comparison:
         continuations=continuation_results(reference, ours),
         sweeps=sweeps,
         environment=environment,
-        notes=notes(subject.config, reference),
+        notes=notes(subject.config, reference, codes),
     )
     return Comparison(results)
 
@@ -145,8 +145,9 @@ def token_texts(subject: Subject, reference: Reference, ours: Run) -> dict[int, 
     return {token: tokenizer.decode([token], skip_special_tokens=False) for token in seen}
 
 
-def notes(config: ModelConfig, reference: Reference) -> list[str]:
-    """Remarks on how to read these numbers."""
+def notes(config: ModelConfig, reference: Reference, codes: str | None = None) -> list[str]:
+    """Remarks on how to read these numbers. `codes`: what jengine's KV cache holds in place of
+    plain numbers."""
     dtype, truth = reference.dtype, reference.truth_dtype
     found = [
         f"All three use the same weights, rounded to {dtype}; the truth widens them to {truth} and "
@@ -158,6 +159,10 @@ def notes(config: ModelConfig, reference: Reference) -> list[str]:
             f"Only jengine's weights are rounded to {values}: its errors against the truth are "
             f"what {values} costs, and those of torch what {dtype} costs."
         ]
+    if codes is not None:
+        found.append(
+            f"Only jengine keeps keys and values in {codes}: its errors include what that costs."
+        )
     positions = sum(map(len, reference.prompts))
     if noise_limit(positions) > NOISE:
         found.append(
