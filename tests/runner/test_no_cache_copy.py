@@ -14,7 +14,15 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 
-from jengine.config import AttentionConfig, CacheConfig, LayerConfig, MlpConfig, ModelConfig
+from jengine.config import (
+    AttentionConfig,
+    CacheConfig,
+    LatentConfig,
+    LayerConfig,
+    MixerConfig,
+    MlpConfig,
+    ModelConfig,
+)
 from jengine.models.decoder import Decoder
 from jengine.runner.programs.compiler import Compiled, StepCompiler
 from jengine.runner.step.attention_backend import cache_dtype
@@ -35,11 +43,15 @@ BUCKETS = {
 }
 
 
+HEADS = AttentionConfig(num_heads=4, num_kv_heads=2, head_dim=16)
+LATENT = LatentConfig(num_heads=4, kv_rank=32, nope_dim=8, rope_dim=8, value_dim=12)
+
+
 def compiled_step(
-    bucket: Bucket, variant: str, dtype: str, attention: str = "xla"
+    bucket: Bucket, variant: str, dtype: str, attention: str = "xla", mixer: MixerConfig = HEADS
 ) -> tuple[Compiled, CacheConfig, int]:
-    """A step of a model with a full and a window layer; its cache, and the state's bytes."""
-    full = LayerConfig(AttentionConfig(num_heads=4, num_kv_heads=2, head_dim=16), MlpConfig(64))
+    """A step of a model with full and window layers; its cache, and the state's bytes."""
+    full = LayerConfig(mixer, MlpConfig(64))
     sliding = replace(full, mixer=replace(full.mixer, window=32))
     config = ModelConfig("test", VOCAB, 32, max_position=256, layers=(full, sliding, full))
     shapes = StepShapes(config.groups, 16, 32, max_rows=8, max_model_len=256, attention=attention)
@@ -71,6 +83,11 @@ def compiled_step(
 )
 def test_the_cache_is_never_copied(name: str, variant: str, dtype: str) -> None:
     check_cache_is_never_copied(*compiled_step(BUCKETS[name], variant, dtype))
+
+
+@pytest.mark.parametrize("name", ["mixed", *slow("decode")])
+def test_entries_of_latent_attention_are_written_in_place(name: str) -> None:
+    check_cache_is_never_copied(*compiled_step(BUCKETS[name], "greedy", "float32", mixer=LATENT))
 
 
 @pytest.mark.parametrize("implementation", [CPU])
