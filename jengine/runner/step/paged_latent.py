@@ -47,11 +47,7 @@ def latent_mixer(
     firsts = view.chunk_starts
     prefilled = reader.chunks(q[rows:], entries[rows:], positions[rows:], firsts)
     begins = jnp.take(positions[rows:], firsts, mode="fill", fill_value=0)
-    merged = lax.cond(
-        jnp.any(begins > 0),
-        lambda: merge(prefilled, reader.prefixes(*new, begins)),
-        lambda: prefilled[0],
-    )
+    merged = reader.after_prefixes(prefilled, *new, begins)
     merged = jnp.where(positions[rows:, None, None] >= 0, merged, 0.0)
     return jnp.concatenate([inputs.values(decoded[0]), merged]), cache
 
@@ -78,10 +74,35 @@ class _Reader:
         self.placement = placement
 
     def entries(
-        self, q: Array, tables: Array, starts: Array, positions: Array, ends: Array,
+        self, q: Array, tables: Array, starts: Array, positions: Array, ends: Array
+    ) -> tuple[Array, Array]:
+        """Sums of vectors [T, heads, rank], and log-sum-exps [T, heads]."""
+        absorbed = self.inputs.absorbed(q, held_dtype(self.cache))
+        return self._absorbed(absorbed, tables, starts, positions, ends)
+
+    def after_prefixes(
+        self, chunks: tuple[Array, Array], q: Array, tables: Array, starts: Array,
+        positions: Array, ends: Array,
+    ) -> Array:  # fmt: skip
+        """Results of `chunks`, merged with attention to the cached tokens before each chunk, which
+        begins at `ends`. Without any such tokens there is nothing to multiply."""
+        held, is_needed = held_dtype(self.cache), jnp.any(ends > 0)
+        # The cache stays outside of conditions: XLA would copy it for them.
+        shape = (*q.shape[:2], self.config.kv_rank + self.config.rope_dim)
+        absorbed = lax.cond(
+            is_needed, lambda: self.inputs.absorbed(q, held), lambda: jnp.zeros(shape, held)
+        )
+        mixed, lse = self._absorbed(absorbed, tables, starts, positions, ends, jnp.float32)
+        return lax.cond(
+            is_needed,
+            lambda: merge(chunks, (self.inputs.values(mixed), lse)),
+            lambda: chunks[0],
+        )
+
+    def _absorbed(
+        self, absorbed: Array, tables: Array, starts: Array, positions: Array, ends: Array,
         dtype: Any = None,
     ) -> tuple[Array, Array]:  # fmt: skip
-        """Absorbed: sums of vectors [T, heads, rank], and log-sum-exps [T, heads]."""
         held, config = held_dtype(self.cache), self.config
         window = config.window
         begins = jnp.zeros_like(positions)
@@ -95,20 +116,13 @@ class _Reader:
                 dtype=held if dtype is None else dtype, implementation=self.implementation,
             )  # fmt: skip
 
-        absorbed = self.placement.held(self.inputs.absorbed(q, held), HEADS_AXES)
+        absorbed = self.placement.held(absorbed, HEADS_AXES)
         heads = self.placement.spec(HEADS_AXES, absorbed.shape)
         cache = self.placement.spec(CACHE_AXES, self.cache.shape)
         run = self.placement.on_each_device(
             own_heads, (heads, cache, *[EVERYWHERE] * 4), (heads, PartitionSpec(*heads[:2]))
         )
         return run(absorbed, self.cache, tables, starts, begins, ends)
-
-    def prefixes(
-        self, q: Array, tables: Array, starts: Array, positions: Array, ends: Array
-    ) -> tuple[Array, Array]:
-        """Attention to the cached tokens before each one's chunk, which begins at `ends`."""
-        mixed, lse = self.entries(q, tables, starts, positions, ends, jnp.float32)
-        return self.inputs.values(mixed), lse
 
     def chunks(
         self, q: Array, entries: Array, positions: Array, firsts: Array
