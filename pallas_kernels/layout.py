@@ -1,8 +1,8 @@
 """The layout of keys and values in the paged KV cache; no other file depends on it.
 
 A cache group is one array [layers, 2, blocks, block_size, kv_heads * head_dim]; keys are plane 0,
-values plane 1. The kv heads of a token are contiguous. The array of latent attention has one plane,
-[layers, 1, blocks, block_size, rank + rope]. An array of uint16 holds the bits of bfloat16. In an
+values plane 1. The kv heads of a token are contiguous. The array of latent attention has no planes,
+[layers, blocks, block_size, rank + rope]. An array of uint16 holds the bits of bfloat16. In an
 array of bytes each head of a token has a scale of its own, in bfloat16 after its codes: int8 arrays
 hold int8, uint8 arrays the bits of FP8 (E4M3).
 """
@@ -56,10 +56,16 @@ def kv_heads_of(cache: Array, head_dim: int) -> int:
 
 def cache_shape(
     layers: int, blocks: int, block_size: int, kv_heads: int, head_dim: int,
-    dtype: DTypeLike = np.float32, *, planes: int = 2,
+    dtype: DTypeLike = np.float32,
 ) -> tuple[int, ...]:  # fmt: skip
-    """Shape of a cache group's array of this type; that of latent attention has one plane."""
-    return (layers, planes, blocks, block_size, kv_heads * head_width(head_dim, dtype))
+    """Shape of a cache group's array of this type."""
+    return (layers, 2, blocks, block_size, kv_heads * head_width(head_dim, dtype))
+
+
+def entries_shape(layers: int, blocks: int, block_size: int, width: int) -> tuple[int, ...]:
+    """Shape of the array of latent attention. XLA would copy an array with a plane of its own: it
+    is free to order a dimension of size one as it likes."""
+    return (layers, blocks, block_size, width)
 
 
 class Strides(NamedTuple):
@@ -112,13 +118,13 @@ def read_heads(
 
 
 def read_entries(
-    cache: Shaped[Array, "layers 1 blocks block_size width"],
+    cache: Shaped[Array, "layers blocks block_size width"],
     layer: int | Int[Array, ""],
     blocks: Int[Array, "batch pages"],
     seen: Shaped[Array, "batch tokens"],
 ) -> Float[Array, "batch tokens width"]:
     """The entries of latent attention in whole blocks; zero where `seen`, a bool mask, is false."""
-    _, _, num_blocks, block_size, width = cache.shape
+    _, num_blocks, block_size, width = cache.shape
     flat = cache.reshape(-1, block_size * width)
     found = flat.at[blocks + layer * num_blocks].get(mode="promise_in_bounds")
     entries = found.reshape(*seen.shape, width)
@@ -128,13 +134,13 @@ def read_entries(
 
 
 def write_entries(
-    cache: Shaped[Array, "layers 1 blocks block_size width"],
+    cache: Shaped[Array, "layers blocks block_size width"],
     layer: int | Int[Array, ""],
     entries: Float[Array, "tokens width"],
     slots: Int[Array, " tokens"],
-) -> Shaped[Array, "layers 1 blocks block_size width"]:
+) -> Shaped[Array, "layers blocks block_size width"]:
     """Store the entries of latent attention at token slots in place; slots outside are skipped."""
-    _, _, num_blocks, block_size, width = cache.shape
+    _, num_blocks, block_size, width = cache.shape
     size = num_blocks * block_size
     inside = (slots >= 0) & (slots < size)
     index = jnp.where(inside, slots + layer * size, jnp.iinfo(slots.dtype).max)

@@ -28,7 +28,7 @@ IMPLEMENTATIONS = {
 @partial(jax.jit, static_argnames=("rank", "scale", "dtype", "implementation"))
 def latent_attention(
     q: Float[Array, "tokens heads width"],
-    cache: Shaped[Array, "layers 1 blocks block_size width"],
+    cache: Shaped[Array, "layers blocks block_size width"],
     layer: int | Int[Array, ""],
     tables: Int[Array, "rows pages"],
     starts: Int[Array, " rows"],

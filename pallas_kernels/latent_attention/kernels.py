@@ -23,7 +23,7 @@ from pallas_kernels.decode_attention.kernels import (
 @triton.jit
 def latent_parts(
     q_ptr,  # [tokens, HEADS, RANK + ROPE]
-    cache_ptr,  # [layers, 1, blocks, block_size, RANK + ROPE]
+    cache_ptr,  # [layers, blocks, block_size, RANK + ROPE]
     layer_ptr,  # i32[1]
     tables_ptr,  # i32[tokens / EACH, PAGES]
     parts_ptr,  # i32: the fields of every part, their number, and a zero per token and tile

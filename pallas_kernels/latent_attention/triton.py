@@ -13,7 +13,6 @@ from jax import Array
 from pallas_kernels.decode_attention.parts import Split, parts_between
 from pallas_kernels.latent_attention.kernels import latent_parts
 from pallas_kernels.launch import Launch, call_kernel
-from pallas_kernels.layout import strides
 from pallas_kernels.shapes import as_scalar, next_power_of_two
 from pallas_kernels.tuning import first_match, table, tuned
 
@@ -58,16 +57,16 @@ def latent_attention_triton(
     starts = jnp.repeat(starts, each)
     low = jnp.maximum(begins - starts, 0)
     count = jnp.maximum(ends - starts - low, 0)
-    split = Split(tokens, tiles, pages * cache.shape[3])
+    split = Split(tokens, tiles, pages * cache.shape[2])
     is_split = each == 1 and split.parts > tokens
     parts, slots = (split.parts, split.slots) if is_split else (tokens, tokens)
     fields = parts_between(split, low, count) if is_split else whole_parts(low, count)
-    shape = strides(cache.shape, width)
+    _, blocks, block_size, _ = cache.shape
     constants = {
-        "LAYER_STRIDE": shape.layer,
-        "BLOCK_STRIDE": shape.block,
-        "TOKEN_STRIDE": shape.token,
-        "BLOCK_SIZE": cache.shape[3],
+        "LAYER_STRIDE": blocks * block_size * width,
+        "BLOCK_STRIDE": block_size * width,
+        "TOKEN_STRIDE": width,
+        "BLOCK_SIZE": block_size,
         "PAGES": pages,
         "EACH": each,
         "HEADS": heads,

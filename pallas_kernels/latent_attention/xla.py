@@ -34,7 +34,7 @@ def latent_attention_xla(
     """See `latent_attention`."""
     (tokens, heads, width), rows = q.shape, tables.shape[0]
     each = tokens // rows  # queries of a row
-    pages = max(1, TOKENS_AT_ONCE // cache.shape[3])
+    pages = max(1, TOKENS_AT_ONCE // cache.shape[2])
     tables = pad_pages(tables, pages)
     queries = q.astype(held_dtype(cache)).reshape(rows, 1, each * heads, width)
     missing = max(FEWEST_QUERIES - each * heads, 0)
@@ -70,7 +70,7 @@ def _attend_rows(
     scale: float,
 ) -> Running:
     """Online softmax over chunks of pages for a few rows; q is [r, 1, queries, width]."""
-    span = pages * cache.shape[3]
+    span = pages * cache.shape[2]
     until = jnp.max(ends, axis=1)  # [r]
 
     def some_pages(index: Array, running: Running) -> Running:

@@ -78,7 +78,7 @@ def test_entries_of_bfloat16() -> None:
     exact = plain_logits(model, prompt)
     exact = exact - np.log(np.exp(exact).sum(-1, keepdims=True))
     with LLM(model, **SETTINGS) as llm:
-        assert llm.engine.loaded.state.caches[0].shape[1] == 1
+        assert llm.engine.loaded.state.caches[0].shape[::3] == (2, 28)  # layers, numbers
         assert llm.engine.loaded.state.caches[0].dtype == np.uint16
         scored = llm.generate([prompt], GREEDY)[0].prompt_logprobs
     found = [scored[i][token].logprob for i, token in enumerate(prompt) if i]

@@ -25,7 +25,7 @@ class Entries:
         skipped = first // BLOCK_SIZE
         self.starts = np.full(len(lengths), skipped * BLOCK_SIZE, np.int32)
         self.tables = np.zeros((len(lengths), pages - skipped), np.int32)
-        cache = jnp.full((2, 1, 2 + blocks.size, BLOCK_SIZE, width), jnp.nan)
+        cache = jnp.full((2, 2 + blocks.size, BLOCK_SIZE, width), jnp.nan)
         for row, length in enumerate(lengths):
             used = blocks[row, skipped : -(-length // BLOCK_SIZE)]
             self.tables[row, : len(used)] = used

@@ -47,7 +47,7 @@ from pallas_kernels.grouped_matmul import combine_rows, multiply_tokens, sort_by
 from pallas_kernels.latent_attention import latent_attention
 from pallas_kernels.launch.bridge import compile_kernel, pointer_types
 from pallas_kernels.launch.call import kernel_call, launch_for
-from pallas_kernels.layout import cache_shape
+from pallas_kernels.layout import cache_shape, entries_shape
 from pallas_kernels.prefill_attention import prefill_attention, tokens_of_tile
 from pallas_kernels.token_sampling import sample_tokens
 
@@ -144,7 +144,7 @@ def latent_calls(case: LatentCase) -> Iterator[Any]:
             latent_attention, rank=case.rank, scale=0.1, dtype=case.dtype, implementation="triton"
         ),
         shape((tokens, case.heads, width), case.dtype),
-        shape(cache_shape(2, 10_000, 16, 1, width, planes=1), case.dtype), integer(()),
+        shape(entries_shape(2, 10_000, 16, width), case.dtype), integer(()),
         integer((ROWS, PAGES)), integer((ROWS,)), integer((tokens,)), integer((tokens,)),
     )  # fmt: skip
 

@@ -14,7 +14,7 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec
 
 from jengine.layers.latent import LatentInputs
-from jengine.runner.step.state import CACHE_AXES
+from jengine.runner.step.state import ENTRIES_AXES
 from jengine.runner.step.views import GroupView
 from jengine.runner.variants.buckets import Bucket, StepShapes
 from pallas_kernels.latent_attention import chunk_attention, latent_attention
@@ -118,7 +118,7 @@ class _Reader:
 
         absorbed = self.placement.held(absorbed, HEADS_AXES)
         heads = self.placement.spec(HEADS_AXES, absorbed.shape)
-        cache = self.placement.spec(CACHE_AXES, self.cache.shape)
+        cache = self.placement.spec(ENTRIES_AXES, self.cache.shape)
         run = self.placement.on_each_device(
             own_heads, (heads, cache, *[EVERYWHERE] * 4), (heads, PartitionSpec(*heads[:2]))
         )
@@ -152,6 +152,6 @@ def _write(
     def own_copy(cache: Array, entries: Array, slots: Array) -> Array:
         return write_entries(cache, layer, entries, slots)
 
-    spec = placement.spec(CACHE_AXES, cache.shape)
+    spec = placement.spec(ENTRIES_AXES, cache.shape)
     run = placement.on_each_device(own_copy, (spec, EVERYWHERE, EVERYWHERE), spec)
     return run(cache, placement.held(entries, (None, None)), view.slots)

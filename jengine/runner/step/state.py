@@ -13,11 +13,12 @@ from jax import Array
 from jengine.config import CacheConfig, CacheGroup
 from jengine.sampling import RowState, empty_row_state
 from pallas_kernels.cache_write import empty_cache
-from pallas_kernels.layout import cache_shape
+from pallas_kernels.layout import cache_shape, entries_shape
 from sharding.placement import Placement
 
 # Logical axes of a cache array; its last dimension holds the kv heads one after the other.
 CACHE_AXES = ("stage", None, None, None, "kv_heads")
+ENTRIES_AXES = ("stage", None, None, None)  # of latent attention, whose heads share everything
 HELD_AXES = ("stage", None, None)
 
 
@@ -47,8 +48,9 @@ def group_shape(
 ) -> tuple[int, ...]:
     """Shape of a group's cache array, whose layers are those of one stage."""
     spec, layers = group.spec, stages * len(group.layers)
-    sizes = (spec.kv_heads, spec.head_dim)
-    return cache_shape(layers, num_blocks, block_size, *sizes, dtype, planes=spec.vectors)
+    if spec.kind == "latent":
+        return entries_shape(layers, num_blocks, block_size, spec.head_dim)
+    return cache_shape(layers, num_blocks, block_size, spec.kv_heads, spec.head_dim, dtype)
 
 
 def block_bytes(group: CacheGroup, block_size: int, dtype: Any) -> int:
@@ -97,7 +99,10 @@ def placed_state(state: StepState, placement: Placement) -> StepState:
         name: placed(getattr(state.rows, name), (None, "vocab")) for name in ("marks", "bias")
     }
     return whole._replace(
-        caches=tuple(placed(cache, CACHE_AXES) for cache in state.caches),
+        caches=tuple(
+            placed(cache, CACHE_AXES if cache.ndim == len(CACHE_AXES) else ENTRIES_AXES)
+            for cache in state.caches
+        ),
         rows=whole.rows._replace(**by_token),
         held=None if state.held is None else placed(state.held, HELD_AXES),
     )
