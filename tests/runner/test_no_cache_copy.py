@@ -87,7 +87,8 @@ def test_the_cache_is_never_copied(name: str, variant: str, dtype: str) -> None:
 
 @pytest.mark.parametrize("name", ["mixed", *slow("decode")])
 def test_entries_of_latent_attention_are_written_in_place(name: str) -> None:
-    check_cache_is_never_copied(*compiled_step(BUCKETS[name], "greedy", "float32", mixer=LATENT))
+    step = compiled_step(BUCKETS[name], "greedy", "float32", mixer=LATENT)
+    check_cache_is_never_copied(*step, shape=f"[2,{BLOCKS},16,40]")
 
 
 @pytest.mark.parametrize("implementation", [CPU])
@@ -98,7 +99,9 @@ def test_kernels_write_the_cache_in_place(name: str, implementation: str) -> Non
     check_cache_is_never_copied(*step)
 
 
-def check_cache_is_never_copied(compiled: Compiled, cache: CacheConfig, cache_bytes: int) -> None:
+def check_cache_is_never_copied(
+    compiled: Compiled, cache: CacheConfig, cache_bytes: int, shape: str = f"[2,2,{BLOCKS},16,32]"
+) -> None:
     assert cache_bytes > 80e6
     memory = compiled.memory_analysis()
     assert memory.alias_size_in_bytes >= cache_bytes, "donated buffers must be written in place"
@@ -106,7 +109,7 @@ def check_cache_is_never_copied(compiled: Compiled, cache: CacheConfig, cache_by
     text = compiled.as_text()
     sizes = copied_sizes(text)
     smallest_plane = min(cache.num_blocks) * cache.block_size * 2 * 16
-    assert "parameter(" in text and f"[2,2,{BLOCKS},16,32]" in text, "the cache has another shape"
+    assert "parameter(" in text and shape in text, "the cache has another shape"
     assert max(sizes, default=0) < smallest_plane, "something as large as a cache plane is copied"
 
 
