@@ -71,6 +71,11 @@ class StructuredOutputsParams:
     def spec(self) -> GrammarSpec:
         """The same as plain data."""
         kind = self.kind
+        if kind == "structural_tag":
+            text, compact = str(self.structural_tag), self.disable_any_whitespace
+            if self.disable_additional_properties:
+                text = dumped(with_closed_schemas(parsed(f"{NAME}.structural_tag", text)))
+            return GrammarSpec(kind=kind, text=text, whitespace=not compact)
         if kind not in ("json", "json_object"):
             value = getattr(self, kind)
             return GrammarSpec(kind=kind, text=value if kind != "choice" else dumped(value))
@@ -191,3 +196,17 @@ def without_additional_properties(schema: Any) -> Any:
     if named:
         closed.setdefault("additionalProperties", False)
     return closed
+
+
+def with_closed_schemas(part: Any) -> Any:
+    """A structural tag in which no schema has other properties than those that it names."""
+    if isinstance(part, list):
+        return [with_closed_schemas(item) for item in part]
+    if not isinstance(part, dict):
+        return part
+    return {
+        name: without_additional_properties(value)
+        if name in ("schema", "json_schema")
+        else with_closed_schemas(value)
+        for name, value in part.items()
+    }

@@ -11,9 +11,10 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from llguidance import LLMatcher, StructTag, grammar_from
+from llguidance import LLMatcher, grammar_from
 
 from jengine.errors import RequestError
+from jengine.grammar.structural_tags import grammar_of_tags
 from jengine.structured_outputs import NAME, GrammarSpec, parsed
 
 # The longest text of a grammar, and how deep its brackets may be nested.
@@ -80,31 +81,7 @@ def _of_choice(spec: GrammarSpec) -> str:
 
 def _of_tags(spec: GrammarSpec) -> str:
     given = parsed(f"{NAME}.structural_tag", spec.text)
-    structures = given.get("structures") if isinstance(given, dict) else None
-    triggers = given.get("triggers") if isinstance(given, dict) else None
-    if not structures or not triggers:
-        raise RequestError(
-            f"{NAME}.structural_tag: expected an object with the lists structures (each with "
-            "begin, schema and end) and triggers."
-        )
-    tags = [_tag(index, one, triggers) for index, one in enumerate(structures)]
-    return LLMatcher.grammar_from_lark(StructTag.to_grammar(tags, assume_special=False))
-
-
-def _tag(index: int, structure: Any, triggers: list[Any]) -> StructTag:
-    where = f"{NAME}.structural_tag.structures[{index}]"
-    begin = structure.get("begin") if isinstance(structure, dict) else None
-    if not isinstance(begin, str) or not isinstance(structure.get("end"), str):
-        raise RequestError(f"{where}: expected begin and end as text, and a schema.")
-    trigger = next(
-        (one for one in triggers if isinstance(one, str) and one and begin.startswith(one)), None
-    )
-    if trigger is None:
-        raise RequestError(f"{where}.begin={begin!r:.80} starts with none of the triggers.")
-    schema = structure.get("schema")
-    if not isinstance(schema, dict):
-        raise RequestError(f"{where}.schema={schema!r:.80}: expected a JSON schema.")
-    return StructTag(trigger=trigger, begin=begin, grammar=schema, end=structure["end"])
+    return grammar_of_tags(given, whitespace=spec.whitespace)
 
 
 _MAKERS: dict[str, Callable[[GrammarSpec], str]] = {

@@ -1,0 +1,255 @@
+"""Structural tags as Lark grammars: text with parts between marks, each with a form of its own.
+
+In: the value of `structural_tag`, in vLLM's older form (structures and triggers) or its newer one
+(a `format` of nested parts). Out: a grammar in llguidance's form, or a RequestError that names the
+part. Must not know tokenizers: marks are written as text, also where a model has tokens for them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from llguidance.gbnf_to_lark import any_to_lark
+
+from jengine.errors import RequestError
+from jengine.structured_outputs import NAME
+
+TOP = f"{NAME}.structural_tag"
+TEXT = "TEXT"
+_SLASH = re.compile(r"(\\.)|/", re.DOTALL)  # one that Lark would take as the end of a regex
+HEAD = f"%llguidance {{}}\n{TEXT}: /(.|\\n)*/\n"
+
+
+def grammar_of_tags(given: Any, *, whitespace: bool) -> str:
+    """The grammar. `whitespace`: whether JSON may have some between its tokens."""
+    if not isinstance(given, Mapping):
+        raise RequestError(f"{TOP}: expected an object with structures and triggers, or a format.")
+    form = given.get("format") if "format" in given else _older(given)
+    writer = Writer(whitespace)
+    start = writer.part(form, f"{TOP}.format" if "format" in given else TOP)
+    lark = HEAD + "\n".join([f"start: {start}", *writer.rules]) + "\n"
+    return json.dumps({"grammars": [{"name": "tags", "lark_grammar": lark}, *writer.grammars]})
+
+
+def _older(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The newer form of structures and triggers."""
+    structures, triggers = given.get("structures"), given.get("triggers")
+    if not isinstance(structures, list) or not structures or not triggers:
+        raise RequestError(
+            f"{TOP}: expected an object with the lists structures (each with begin, schema and "
+            "end) and triggers, or with a format."
+        )
+    tags = []
+    for index, one in enumerate(structures):
+        where = f"{TOP}.structures[{index}]"
+        if not isinstance(one, Mapping) or not isinstance(one.get("schema"), Mapping):
+            raise RequestError(f"{where}: expected begin and end as text, and a JSON schema.")
+        content = {"type": "json_schema", "json_schema": one["schema"]}
+        tags.append({"begin": one.get("begin"), "content": content, "end": one.get("end")})
+    return {"type": "triggered_tags", "triggers": triggers, "tags": tags}
+
+
+class Writer:
+    """Writes parts as expressions of Lark, and collects the rules that they need."""
+
+    def __init__(self, whitespace: bool) -> None:
+        self.rules: list[str] = []
+        self.grammars: list[dict[str, str]] = []
+        self._whitespace = whitespace
+
+    def part(self, given: Any, where: str) -> str:
+        """The expression of one part."""
+        kind = given.get("type") if isinstance(given, Mapping) else None
+        write = PARTS.get(kind) if isinstance(kind, str) else None
+        if write is None:
+            raise RequestError(f"{where}.type is {kind!r:.80}; expected one of {', '.join(PARTS)}.")
+        for name in ("excludes", "any_order", "max_whitespace_cnt", "max_tokens", "max_chars"):
+            if given.get(name):
+                raise RequestError(f"{where}.{name} is not built yet. Leave it out.")
+        return write(self, given, where)
+
+    def rule(self, expression: str, attributes: str = "") -> str:
+        """The name of a new rule for an expression."""
+        name = f"part_{len(self.rules)}"
+        self.rules.append(f"{name}{attributes}: {expression}")
+        return name
+
+    def text_up_to(self, ends: Sequence[str]) -> str:
+        """Any text that has one of these at its end, and nowhere before."""
+        return self.rule(f"{TEXT} ({' | '.join(map(literal, ends))})", "[lazy]")
+
+    def schema(self, given: Mapping[str, Any], where: str) -> str:
+        """JSON that fits a schema."""
+        schema = given.get("json_schema")
+        if given.get("style", "json") != "json":
+            raise RequestError(f"{where}.style={given['style']!r:.80}: only json is built.")
+        if schema is True:
+            schema = {}
+        if not isinstance(schema, Mapping):
+            raise RequestError(f"{where}.json_schema={schema!r:.80}: expected a JSON schema.")
+        options = {} if self._whitespace else {"x-guidance": {"whitespace_flexible": False}}
+        return f"%json {json.dumps({**schema, **options})}"
+
+    def regex(self, given: Mapping[str, Any], where: str) -> str:
+        """Text that a regular expression matches."""
+        pattern = _SLASH.sub(lambda found: found[1] or "\\/", text_of(given, "pattern", where))
+        return self.rule(f"/{pattern}/")
+
+    def grammar(self, given: Mapping[str, Any], where: str) -> str:
+        """Text of another grammar."""
+        name = f"grammar_{len(self.grammars)}"
+        lark = any_to_lark(text_of(given, "grammar", where))
+        self.grammars.append({"name": name, "lark_grammar": lark})
+        return f"@{name}"
+
+    def sequence(self, given: Mapping[str, Any], where: str) -> str:
+        """Parts one after the other. Free text ends where the text or tag behind it begins."""
+        elements, made = list_of(given, "elements", where), []
+        position = 0
+        while position < len(elements):
+            one, here = elements[position], f"{where}.elements[{position}]"
+            following = elements[position + 1] if position + 1 < len(elements) else None
+            position += 1
+            if not is_free(one) or following is None:
+                made.append(self.part(one, here))
+                continue
+            start = beginning(following, f"{where}.elements[{position}]")
+            made.append(self.text_up_to([start]))
+            rest = without_beginning(following, start)
+            made.append(self.part(rest, f"{where}.elements[{position}]"))
+            position += 1
+        return self.rule(" ".join(made) or '""')
+
+    def either(self, given: Mapping[str, Any], where: str) -> str:
+        """One of several parts."""
+        elements = list_of(given, "elements", where)
+        return self.rule(
+            " | ".join(self.part(one, f"{where}.elements[{i}]") for i, one in enumerate(elements))
+        )
+
+    def tag(self, given: Mapping[str, Any], where: str) -> str:
+        """A part between two marks."""
+        return self.rule(f"{literal(text_of(given, 'begin', where))} {self.tag_rest(given, where)}")
+
+    def tag_rest(self, given: Mapping[str, Any], where: str) -> str:
+        """What follows a tag's beginning."""
+        end, content = given.get("end"), given.get("content")
+        ends = [end] if isinstance(end, str) else end
+        if not isinstance(ends, list) or not all(isinstance(one, str) for one in ends) or not ends:
+            raise RequestError(f"{where}.end={end!r:.80}: expected text, or a list of texts.")
+        if is_free(content) and all(ends):
+            return self.text_up_to(ends)
+        closing = f"({' | '.join(map(literal, ends))})"
+        return f"{self.part(content, f'{where}.content')} {closing}"
+
+    def triggered(self, given: Mapping[str, Any], where: str) -> str:
+        """Free text in which a trigger must become one of the tags that begin with it."""
+        triggers, tags = list_of(given, "triggers", where), list_of(given, "tags", where)
+        bodies: dict[str, list[str]] = {}
+        for index, one in enumerate(tags):
+            here = f"{where}.tags[{index}]"
+            begin = text_of(one, "begin", here)
+            found = next(
+                (t for t in triggers if isinstance(t, str) and t and begin.startswith(t)), None
+            )
+            if found is None:
+                raise RequestError(f"{here}.begin={begin!r:.80} starts with none of the triggers.")
+            rest = f"{literal(begin[len(found) :])} {self.tag_rest(one, here)}"
+            bodies.setdefault(found, []).append(self.rule(rest))
+        choices = " | ".join(
+            self.rule(f"{self.text_up_to([trigger])} ({' | '.join(rules)})")
+            for trigger, rules in bodies.items()
+        )
+        if given.get("stop_after_first"):
+            return self.rule(choices if given.get("at_least_one") else f"{choices} | {TEXT}")
+        return self.rule(f"({choices}){'+' if given.get('at_least_one') else '*'} {TEXT}")
+
+    def separated(self, given: Mapping[str, Any], where: str) -> str:
+        """Tags with a text between each two."""
+        tags = list_of(given, "tags", where)
+        choices = self.rule(
+            " | ".join(self.tag(one, f"{where}.tags[{i}]") for i, one in enumerate(tags))
+        )
+        made = choices
+        if not given.get("stop_after_first"):
+            made = f"{choices} ({literal(given.get('separator') or '')} {choices})*"
+        return self.rule(made if given.get("at_least_one") else f"({made})?")
+
+    def repeated(self, given: Mapping[str, Any], where: str) -> str:
+        """A part several times."""
+        content = self.part(given.get("content"), f"{where}.content")
+        if given["type"] != "repeat":
+            return self.rule(f"({content}){SUFFIXES[given['type']]}")
+        least, most = given.get("min"), given.get("max")
+        if type(least) is not int or type(most) is not int or least < 0 or -1 != most < least:
+            raise RequestError(f"{where}: expected min and max as integers; max -1: no limit.")
+        return self.rule(f"({content}){{{least},{'' if most == -1 else most}}}")
+
+
+SUFFIXES = {"optional": "?", "plus": "+", "star": "*"}
+PARTS: dict[str, Callable[[Writer, Mapping[str, Any], str], str]] = {
+    "const_string": lambda writer, given, where: literal(text_of(given, "value", where)),
+    "json_schema": Writer.schema,
+    "any_text": lambda writer, given, where: TEXT,
+    "regex": Writer.regex,
+    "grammar": Writer.grammar,
+    "sequence": Writer.sequence,
+    "or": Writer.either,
+    "tag": Writer.tag,
+    "triggered_tags": Writer.triggered,
+    "tags_with_separator": Writer.separated,
+    "optional": Writer.repeated,
+    "plus": Writer.repeated,
+    "star": Writer.repeated,
+    "repeat": Writer.repeated,
+}
+
+
+def literal(text: str) -> str:
+    """A text as Lark writes it."""
+    return json.dumps(text)
+
+
+def text_of(given: Any, name: str, where: str) -> str:
+    """A field that must be text."""
+    value = given.get(name) if isinstance(given, Mapping) else None
+    if not isinstance(value, str) or (not value and name != "value"):
+        raise RequestError(f"{where}.{name}={value!r:.80}: expected text.")
+    return value
+
+
+def list_of(given: Mapping[str, Any], name: str, where: str) -> list[Any]:
+    """A field that must be a list with something in it."""
+    value = given.get(name)
+    if not isinstance(value, list) or not value:
+        raise RequestError(f"{where}.{name}={value!r:.80}: expected a list, not an empty one.")
+    return value
+
+
+def is_free(part: Any) -> bool:
+    """Whether a part is any text."""
+    return isinstance(part, Mapping) and part.get("type") == "any_text"
+
+
+def beginning(part: Any, where: str) -> str:
+    """The text with which a part begins, where free text before it must end."""
+    names = {"const_string": "value", "tag": "begin"}
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if kind not in names:
+        raise RequestError(
+            f"{where} follows any_text, so it must be a tag or a const_string; it is {kind!r:.80}."
+        )
+    return text_of(part, names[kind], where)
+
+
+def without_beginning(part: Mapping[str, Any], start: str) -> dict[str, Any]:
+    """The rest of a part whose beginning was written already."""
+    if part["type"] == "const_string":
+        return {"type": "const_string", "value": ""}
+    return {**part, "type": "tag_rest"}
+
+
+PARTS["tag_rest"] = Writer.tag_rest
