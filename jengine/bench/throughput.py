@@ -16,6 +16,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
+
 from jengine.api.llm import LLM
 from jengine.bench import step_clock
 from jengine.bench.against import PeerSettings, check_peer, trace_peer
@@ -179,6 +181,7 @@ def report(ours: Ours, runs: list[tuple[float, int]]) -> dict[str, Any]:
         "prompt_tokens": sum(len(item.prompt_token_ids) for item in items),
         **summary(items, runs),
         "preemptions": stats.preemptions,
+        "drafts": msgspec.to_builtins(stats.drafts),
         "prefix_hit_rate": round(stats.prefix_hits / max(stats.prefix_queries, 1), 3),
         "time": ours.time,
         "memory": peak_memory(llm),
@@ -216,6 +219,7 @@ def printed(result: dict[str, Any]) -> str:
         lines.append(f"Ratio: {result['ratio']:.2f} x")
     lines += [
         step_clock.printed(result["time"]),
+        *drafts_lines(result["drafts"]),
         f"Prefix hit rate: {result['prefix_hit_rate']:.1%}, preemptions: {result['preemptions']}",
         memory_line(result["memory"]),
         f"Compiling: {result['compile_s']:.2f} s for {len(result['programs'])} programs, in "
@@ -224,6 +228,18 @@ def printed(result: dict[str, Any]) -> str:
         bucket_table(result["programs"]),
     ]
     return "\n".join(lines)
+
+
+def drafts_lines(drafts: dict[str, Any]) -> list[str]:
+    """What became of draft tokens, in all and by position; nothing where there were none."""
+    if not drafts["drafted"]:
+        return []
+    places = zip(drafts["drafted_at"], drafts["accepted_at"], strict=True)
+    each = ", ".join(f"{accepted / max(drafted, 1):.0%}" for drafted, accepted in places)
+    return [
+        f"Drafted: {drafts['drafted']}, accepted: {drafts['accepted']} "
+        f"({drafts['accepted'] / drafts['drafted']:.1%}); by position: {each}"
+    ]
 
 
 def memory_line(memory: dict[str, float | None]) -> str:

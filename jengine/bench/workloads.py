@@ -35,6 +35,7 @@ class Workload:
     requests: int
     lengths: Callable[[random.Random], tuple[int, int]]  # prompt, answer
     prefix: int = 0  # tokens that all prompts begin with
+    repeats: int = 1  # how often a prompt says its tokens
 
 
 WORKLOADS = {
@@ -48,6 +49,10 @@ WORKLOADS = {
     "shared": Workload(
         f"{SHARED_PREFIX} tokens that all prompts share, and 16 to 64 of their own", 64,
         lambda rng: (rng.randint(16, 64), rng.randint(16, 64)), SHARED_PREFIX,
+    ),
+    "repeat": Workload(
+        "prompts that say 16 to 32 tokens four times, answers of 128", 32,
+        lambda rng: (rng.randint(16, 32), 128), repeats=4,
     ),
 }  # fmt: skip
 
@@ -75,7 +80,7 @@ def generated(name: str, vocab_size: int, requests: int | None = None, seed: int
     items = []
     for _ in range(requests or workload.requests):
         prompt, answer = workload.lengths(rng)
-        items.append(Item(prefix + tokens(prompt), answer))
+        items.append(Item(prefix + tokens(prompt) * workload.repeats, answer))
     return items
 
 

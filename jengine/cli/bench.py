@@ -35,6 +35,8 @@ examples:
   jengine bench throughput demo
   jengine bench throughput ./model --workload mixed --against transformers
   jengine bench throughput ./model --trace work.jsonl --against vllm --peer-python vllm/bin/python
+  jengine bench throughput ./model --workload repeat --speculative-config.method suffix \
+      --against plain
   jengine bench latency ./model --input-len 512 --output-len 64 --batch-size 8
   jengine bench startup ./model
   jengine bench load ./model
@@ -87,7 +89,9 @@ def add_flags(parser: Parser) -> None:
         "throughput", "--repeats also sets how often `bench load` loads"
     )
     group.add_argument(
-        "--workload", metavar="NAME", help="mixed, decode, alone, prefill or shared [mixed]"
+        "--workload",
+        metavar="NAME",
+        help="mixed, decode, alone, prefill, shared or repeat [mixed]",
     )
     group.add_argument(
         "--trace", metavar="FILE", help="requests from a file, one JSON object per line"
@@ -98,7 +102,7 @@ def add_flags(parser: Parser) -> None:
         "--against",
         metavar="WHAT",
         help="compare, in turns: transformers, vllm, deterministic (jengine's own mode) or plain "
-        "(jengine without --quantization); for "
+        "(jengine without --speculative-config, or else without --quantization); for "
         "serve: engine (without a server), vllm, or a URL",
     )
     group.add_argument(

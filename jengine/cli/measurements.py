@@ -41,12 +41,8 @@ def throughput(arguments: argparse.Namespace, open_llm: OpenLLM, note: Note) -> 
             lambda: open_llm(arguments.model, **deterministic(settings)), "jengine, deterministic"
         )
     elif arguments.against == "plain":
-        if settings.get("quantization") is None:
-            raise ConfigError("--against plain: expected --quantization, which that engine lacks.")
-        plain = {**settings, "quantization": None}
-        challenge = bench.other_engine(
-            lambda: open_llm(arguments.model, **plain), "jengine, plain weights"
-        )
+        plain, version = plainer(settings)
+        challenge = bench.other_engine(lambda: open_llm(arguments.model, **plain), version)
     elif arguments.against is not None:
         challenge = bench.peer(arguments.against, arguments.peer_python)
     with open_llm(arguments.model, **settings) as llm:
@@ -59,6 +55,18 @@ def throughput(arguments: argparse.Namespace, open_llm: OpenLLM, note: Note) -> 
     if rounded is not None:
         result["quantization"] = rounded
     return {"workload": work, **result}, bench.printed(result)
+
+
+def plainer(settings: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """Settings of the same engine without drafts, or else without quantization, and its name."""
+    for name, called in (
+        ("speculative_config", "jengine, without drafts"), ("quantization", "jengine, plain weights")
+    ):  # fmt: skip
+        if settings.get(name) is not None:
+            return {**settings, name: None}, called
+    raise ConfigError(
+        "--against plain: expected --speculative-config or --quantization, which that engine lacks."
+    )
 
 
 def deterministic(settings: dict[str, Any]) -> dict[str, Any]:

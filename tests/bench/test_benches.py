@@ -196,6 +196,23 @@ def test_our_own_plain_weights_as_a_peer(model: str, trace: Path) -> None:
 
 
 @pytest.mark.slow
+def test_drafts_against_plain_decoding(model: str) -> None:
+    drafts = ["--speculative-config", '{"method": "suffix", "num_speculative_tokens": 2}']
+    words = ["--workload", "repeat", "--num-prompts", "2", "--repeats", "1", *ENGINE]
+    words[words.index("--max-model-len") + 1] = "512"
+    found = result("throughput", model, *words, *drafts, "--against", "plain")
+    assert found["peer"]["engine"] == "jengine, without drafts"
+    assert found["peer"]["generated"] == 256 and found["ratio"] > 0
+    assert found["drafts"]["drafted"] == sum(found["drafts"]["drafted_at"]) > 0
+
+
+def test_plain_decoding_is_the_lack_of_something(model: str, trace: Path) -> None:
+    words = ["--trace", str(trace), "--against", "plain", *ENGINE]
+    status, _, errors = bench("throughput", model, *words)
+    assert status != 0 and "expected --speculative-config or --quantization" in errors
+
+
+@pytest.mark.slow
 def test_transformers_as_a_peer(model: str, trace: Path) -> None:
     pytest.importorskip("torch")
     words = ["--trace", str(trace), "--against", "transformers", "--repeats", "1", *ENGINE]
