@@ -294,6 +294,9 @@ class CacheConfig:
     measured_blocks: float = 0.0
     # What keys and values are stored as: content under another name is other content.
     stored_as: str = ""
+    # Positions after those that a plan runs for which a request holds blocks as well: the step's
+    # own guesses at tokens are run there.
+    lookahead: int = 0
 
 
 @dataclass(frozen=True)
@@ -314,6 +317,23 @@ class SpeculativeConfig:
     suffix_decoding_min_token_prob: float = 0.1
     # Whether a row's drafts become fewer, or none, while few of them are accepted. Not in vLLM.
     adaptive: bool = True
+    model: str | None = None  # the folder of the model that guesses
+    # What one guess of it costs, as a share of a step that gives one token.
+    guess_cost: float = 0.0
+
+    @property
+    def on_device(self) -> bool:
+        """Whether steps make the guesses for the steps after them."""
+        return self.model is not None
+
+    @property
+    def lookahead(self) -> int:
+        """Positions after a row's last token at which a step writes keys and values of guesses."""
+        return self.num_speculative_tokens if self.method in CACHING_METHODS else 0
+
+
+# Methods whose guesses are made with a KV cache of their own.
+CACHING_METHODS = ("draft_model", "eagle")
 
 
 # With drafts, a step has room for so many decode rows even if fewer requests run at once. Beyond

@@ -197,7 +197,8 @@ class Drafts(msgspec.Struct, frozen=True, array_like=True):
 
     row: int
     first: int  # the position of the first one: the earliest at which the row can go on
-    token_ids: list[int]  # where they end too early, the row gets fewer drafts
+    # Where they end too early, the row gets fewer drafts. Empty: the step before has made them.
+    token_ids: list[int]
 
 
 class Plan(msgspec.Struct, frozen=True, array_like=True):
@@ -223,6 +224,8 @@ class Plan(msgspec.Struct, frozen=True, array_like=True):
     masks: TokenMasks | None = None  # those that are new
     known: list[KnownTokens] = []  # run by the prefill chunks of rows that are not new
     drafts: list[Drafts] = []
+    # Tokens that the step itself guesses, at its end, for each row that it samples.
+    guesses: int = 0
 
     @property
     def num_decode_rows(self) -> int:

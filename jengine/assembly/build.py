@@ -20,6 +20,7 @@ from jengine.assembly.device_defaults import OVERLAP_DEPTH
 from jengine.assembly.engine import DeviceSide, Engine
 from jengine.assembly.front_side import engine_of
 from jengine.assembly.grammars import core_grammars
+from jengine.assembly.guesser import open_guesser, with_guess_cost
 from jengine.assembly.model_facts import ModelSource
 from jengine.assembly.model_source import (
     is_live,
@@ -113,6 +114,8 @@ def device_side(args: EngineArgs, source: ModelSource, bar: Callable[..., Any]) 
     schedule = schedule_config(
         args, source.config, penalises=penalises, devices=devices, stages=placement.num_stages
     )
+    guesser = open_guesser(args, source.config, schedule.speculative)
+    schedule = with_guess_cost(schedule, guesser, source.config)
     layout = stage_layout(source.config, placement.num_stages)
     _log_stages(layout, len(source.config.layers))
     # Whether a step may be queued while another runs, here or in another replica.
@@ -122,6 +125,7 @@ def device_side(args: EngineArgs, source: ModelSource, bar: Callable[..., Any]) 
     steps = runner_config(
         args, source.config, schedule, compilation, layout.num_stages,
         penalises=penalises, same_bits=batch_dependence(args, source.config, devices) is None,
+        guesser_specs=() if guesser is None else guesser.cache_specs,
     )  # fmt: skip
     schedule = with_cuts(schedule, steps.ladders)
     settings = MultihostSettings.checked(args.multihost)
@@ -147,10 +151,13 @@ def device_side(args: EngineArgs, source: ModelSource, bar: Callable[..., Any]) 
                 ", ".join(order.unfit),
             )
         _log_copies(order.copied_bytes(leaves), live=is_live(args))
+        loaded = None
+        if guesser is not None:
+            loaded = guesser.load(places, steps.matmuls, len(source.config.layers))
         group.agree_on_weights()
         with explained_if_slow(what_compiling_costs, args.show_progress is not False):
             runners, cache = build_runners(
-                model, leaves, source.config, steps, order, bar, group.least
+                model, leaves, source.config, steps, order, bar, group.least, loaded
             )
         for runner in runners:  # the first set, and checked before any request
             runner.loaded.processors.number_of(engine_processors(args))

@@ -17,7 +17,7 @@ from jengine.assembly.device_defaults import (
     device_defaults,
 )
 from jengine.assembly.ladders import ladders_for
-from jengine.config import ModelConfig, ScheduleConfig, cache_groups
+from jengine.config import CacheSpec, ModelConfig, ScheduleConfig, cache_groups
 from jengine.errors import ConfigError, UnsupportedFeature, nearest_name
 from jengine.kvcache.kinds import blocks_needed
 from jengine.models.stages import stage_layout
@@ -38,9 +38,11 @@ def runner_config(
     defaults: DeviceDefaults | None = None,
     penalises: bool = False,
     same_bits: bool = False,
+    guesser_specs: tuple[CacheSpec, ...] = (),
 ) -> RunnerConfig:
     """The runner's settings. `penalises`: requests have penalties unless they say otherwise.
-    `same_bits`: kernels give a row the same bits in any program."""
+    `same_bits`: kernels give a row the same bits in any program. `guesser_specs`: what the layers
+    of the model that guesses keep of a token."""
     defaults = defaults or device_defaults()
     if stages > 1 and schedule.num_scheduler_steps > 1:
         raise UnsupportedFeature(
@@ -49,30 +51,16 @@ def runner_config(
             "Leave num_scheduler_steps out."
         )
     refuse_drafts(schedule, stages)
-    # A stage's slots are built like the first layers of the model.
-    groups = cache_groups(config.cache_specs[: stage_layout(config, stages).num_slots])
-    shapes = StepShapes(
-        groups=groups,
-        block_size=args.block_size or BLOCK_SIZE,
-        prefill_tile=schedule.prefill_tile,
-        max_rows=schedule.max_num_seqs,
-        max_model_len=schedule.max_model_len,
-        one_segment=schedule.one_segment,
-        attention=attention_backend(args.attention_backend, groups, args.cache_codes),
-        max_adjusted=schedule.sampler_rows,
-        packed_tables=stages > 1,
-        most_drafts=schedule.most_drafts,
-        # Those of the step, and of each step that may be in flight.
-        draft_window=schedule.most_drafts * (1 + OVERLAP_DEPTH),
-        joined_tiles=schedule.joined_tiles,
-    )
+    shapes = step_shapes(args, config, schedule, stages, guesser_specs)
     # A window moves on when a step has been read, so chunks in flight hold blocks as well.
     in_flight = (OVERLAP_DEPTH + stages) * max(
         schedule.max_num_batched_tokens, schedule.num_scheduler_steps
     )
     needs = [
-        blocks_needed(group.spec, schedule.max_model_len, shapes.block_size, in_flight)
-        for group in groups
+        blocks_needed(
+            group.spec, schedule.max_model_len + shapes.lookahead, shapes.block_size, in_flight
+        )
+        for group in shapes.groups
     ]
     most = config.vocab_size if args.max_logprobs < 0 else min(args.max_logprobs, config.vocab_size)
     known = variants(most, args.logprobs_mode)
@@ -100,6 +88,39 @@ def runner_config(
         early_start=args.wait_where(same_bits=same_bits) == "largest",
         strict=args.strict,
         capture_collectives=args.capture_collectives,
+    )
+
+
+def step_shapes(
+    args: EngineArgs,
+    config: ModelConfig,
+    schedule: ScheduleConfig,
+    stages: int,
+    guesser_specs: tuple[CacheSpec, ...],
+) -> StepShapes:
+    """What all buckets have in common."""
+    # A stage's slots are built like the first layers of the model.
+    own_specs = config.cache_specs[: stage_layout(config, stages).num_slots]
+    groups = cache_groups(own_specs + guesser_specs)
+    speculative = schedule.speculative
+    on_device = speculative is not None and speculative.on_device
+    lookahead = 0 if speculative is None else speculative.lookahead
+    return StepShapes(
+        groups=groups,
+        block_size=args.block_size or BLOCK_SIZE,
+        prefill_tile=schedule.prefill_tile,
+        max_rows=schedule.max_num_seqs,
+        max_model_len=schedule.max_model_len,
+        one_segment=schedule.one_segment,
+        attention=attention_backend(args.attention_backend, groups, args.cache_codes),
+        max_adjusted=schedule.sampler_rows,
+        packed_tables=stages > 1,
+        most_drafts=schedule.most_drafts,
+        # Those of the step, and of each step that may be in flight.
+        draft_window=0 if on_device else schedule.most_drafts * (1 + OVERLAP_DEPTH),
+        makes_guesses=on_device,
+        lookahead=lookahead,
+        joined_tiles=schedule.joined_tiles,
     )
 
 

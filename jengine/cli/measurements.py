@@ -59,11 +59,10 @@ def throughput(arguments: argparse.Namespace, open_llm: OpenLLM, note: Note) -> 
 
 def plainer(settings: dict[str, Any]) -> tuple[dict[str, Any], str]:
     """Settings of the same engine without drafts, or else without quantization, and its name."""
-    for name, called in (
-        ("speculative_config", "jengine, without drafts"), ("quantization", "jengine, plain weights")
-    ):  # fmt: skip
+    peers = {"speculative_config": "without drafts", "quantization": "plain weights"}
+    for name, called in peers.items():
         if settings.get(name) is not None:
-            return {**settings, name: None}, called
+            return {**settings, name: None}, f"jengine, {called}"
     raise ConfigError(
         "--against plain: expected --speculative-config or --quantization, which that engine lacks."
     )

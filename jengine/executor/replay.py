@@ -162,6 +162,7 @@ class Selection:
             masks=plan.masks,  # of all rows: those of absent ones are read by none
             known=[one for one in plan.known if one.row in self.tables],
             drafts=[one for one in plan.drafts if one.row in self.tables],
+            guesses=plan.guesses,
         )  # fmt: skip
         return Part(made, kept)
 

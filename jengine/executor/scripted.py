@@ -46,10 +46,12 @@ class ScriptedExecutor:
         vocab_size: int,
         *,
         breaks: Callable[[Sequence[int]], bool] | None = None,
+        guess: Callable[[Sequence[int], int], list[int]] | None = None,
     ) -> None:
         self.cache = cache
         self.vocab_size = vocab_size
         self._breaks = breaks  # texts after which the logits are not finite
+        self._guess = guess  # what a device proposer guesses after a text; None: there is none
         self._rows: dict[int, MirrorRow] = {}
         # Per group: (block, offset) -> mark of the text up to the token cached there.
         self._cached: list[dict[tuple[int, int], int]] = [{} for _ in cache.groups]
@@ -101,7 +103,23 @@ class ScriptedExecutor:
         sampled = [entry.row for entry in plan.entries if entry.wanted is Wanted.TOKENS]
         tokens = [self._sample_all(row) for row in sampled]
         logprobs = self._logprobs(sampled, tokens)
+        for row in sampled:
+            self._make_guesses(row, plan.guesses)
         return StepOutput(filled(tokens), logprobs, prompt_logprobs)
+
+    def _make_guesses(self, row: int, count: int) -> None:
+        """What the step guesses of the row's next tokens, which it runs behind the last one."""
+        mirror = self._rows[row]
+        assert self._guess is not None or not count, (
+            "a plan wants guesses of a step without a model"
+        )
+        mirror.guesses = [] if self._guess is None else self._guess(mirror.token_ids, count)
+        if mirror.lost or mirror.computed is None:
+            return
+        assert count <= self.cache.lookahead, f"row {row}: no blocks for {count} guesses"
+        for table in mirror.tables:
+            reserved = len(table) * self.cache.block_size
+            assert mirror.computed + self.cache.lookahead <= reserved, f"row {row} lacks blocks"
 
     def _take_drafts(self, plan: Plan) -> None:
         """Each row's drafts: those of the plan that follow the tokens that the row really has."""
@@ -110,13 +128,17 @@ class ScriptedExecutor:
             mirror.drafts = []
         for drafts in plan.drafts:
             mirror = self._rows[drafts.row]
-            skipped = len(mirror.token_ids) - drafts.first
-            assert skipped >= 0, f"row {drafts.row}: no draft for position {drafts.first - 1}"
-            assert all(token >= 0 for token in drafts.token_ids), "a draft is a token"
+            first, window = drafts.first, drafts.token_ids
+            if self._guess is not None:
+                assert not window, "a plan has guesses, and the step before has made some"
+                first, window = len(mirror.token_ids), mirror.guesses
+            skipped = len(mirror.token_ids) - first
+            assert skipped >= 0, f"row {drafts.row}: no draft for position {first - 1}"
+            assert all(token >= 0 for token in window), "a draft is a token"
             most = lengths.pop(drafts.row) - 1
             assert most > 0, f"row {drafts.row} has drafts and runs none"
-            assert len(drafts.token_ids) >= most, f"row {drafts.row} counts more drafts than it has"
-            mirror.drafts = drafts.token_ids[skipped : skipped + most]
+            assert len(window) >= most, f"row {drafts.row} counts more drafts than it has"
+            mirror.drafts = window[skipped : skipped + most]
             mirror.was_drafted = True
         assert set(lengths.values()) <= {1}, "a decode runs several tokens without drafts"
 

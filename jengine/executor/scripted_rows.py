@@ -53,6 +53,7 @@ class MirrorRow:
         self.tables: list[list[int]] = [[] for _ in range(num_groups)]
         self.computed: int | None = None  # None until its first entry says where it starts
         self.drafts: list[int] = []  # that this step runs after the last token
+        self.guesses: list[int] = []  # that its last step has made for the one after it
         self.ran = (0, 0)  # positions of the last step's tokens, from and to
         self.was_drafted = False  # it has had drafts, so plans may count more tokens than it has
         # A multi-step decode ended before its turn: the host must not count on its tokens any more.

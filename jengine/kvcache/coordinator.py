@@ -58,6 +58,7 @@ class CacheCoordinator:
             )
         self.config = config
         self.block_size = config.block_size
+        self._lookahead = config.lookahead
         self.stats = PrefixStats()
         self.groups: list[GroupCache] = [
             group_cache(index, group, config.block_size, num_blocks)
@@ -100,7 +101,8 @@ class CacheCoordinator:
     def can_ever_hold(self, num_tokens: int, max_chunk: int) -> bool:
         """Whether one request of this length fits in the empty cache."""
         return all(
-            blocks_needed(one.spec, num_tokens, self.block_size, max_chunk) <= group.num_units
+            blocks_needed(one.spec, num_tokens + self._lookahead, self.block_size, max_chunk)
+            <= group.num_units
             for one, group in zip(self.config.groups, self.groups, strict=True)
         )
 
@@ -136,7 +138,8 @@ class CacheCoordinator:
         `hit` is what `find_prefix` said, for a request that holds nothing yet.
         """
         holding = self._holdings.get(request.request_id)
-        end, found = request.num_computed + hit + num_new_tokens, []
+        end = request.num_computed + hit + num_new_tokens + self._lookahead
+        found = []
         if holding is None:
             blocks = hit // self.block_size
             found = self._contents.of(request, blocks)[:blocks]
@@ -156,7 +159,8 @@ class CacheCoordinator:
             new = group.reserve(reach)
             if new is not None:
                 added.append(NewBlocks(request.row, index, new.first, new.units))
-        request.capacity = min(group.capacity(holder) for group in self.groups)
+        most = min(group.capacity(holder) for group in self.groups)
+        request.capacity = most - self._lookahead
         return added
 
     def still_lacks_room(self, request: Request) -> bool:
@@ -189,7 +193,7 @@ class CacheCoordinator:
         reaches = [
             Reach(
                 self._holdings[request.request_id].holder,
-                request.num_computed + num_new_tokens,
+                request.num_computed + num_new_tokens + self._lookahead,
                 request.num_processed,
             )
             for request in requests

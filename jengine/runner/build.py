@@ -10,6 +10,7 @@ from flax import nnx
 
 from jengine.config import CacheConfig, ModelConfig
 from jengine.errors import UnsupportedFeature
+from jengine.runner.guesser import LoadedGuesser
 from jengine.runner.loaded_model import LoadedModel
 from jengine.runner.pipeline_runner import PipelineRunner
 from jengine.runner.programs.background import BackgroundWarmUp
@@ -35,11 +36,12 @@ def build_runners(
     order: LeafOrder,
     bar: ProgressBar,
     agree_on_bytes: Callable[[int], int] = int,
+    guesser: LoadedGuesser | None = None,
 ) -> tuple[tuple[PlanRunner, ...], CacheConfig]:
     """A runner for each replica, ready to serve, and the cache that each has room for.
 
     `model` has the declarations, `leaves` the parameters. `agree_on_bytes` turns the bytes
-    available to this process into those available to all.
+    available to this process into those available to all. `guesser` makes the drafts of steps.
     """
     own_leaves, sizings = [], []
     for part in order.places.whole.replicas:
@@ -48,7 +50,8 @@ def build_runners(
         own = (
             order if is_all else LeafOrder(model, replace(order.places, whole=part), order.backend)
         )
-        sizings.append(Sizing(model_config, config, own, agree_on_bytes))
+        own_guesser = None if guesser is None else guesser.on(part)
+        sizings.append(Sizing(model_config, config, own, agree_on_bytes, own_guesser))
     cache, first = sizings[0].settle([one.device for one in sizings])
     programs = replica_programs([one.compiler(cache) for one in sizings], config)
     programs[0].keep(*first)
@@ -58,6 +61,7 @@ def build_runners(
         LoadedModel(
             leaves, sizing.made_state(cache), compiled, config.ladders, model_config.vocab_size,
             taps, processors, sizing.order,
+            () if sizing.guesser is None else sizing.guesser.leaves,
         )
         for leaves, sizing, compiled in zip(own_leaves, sizings, programs, strict=True)
     )  # fmt: skip

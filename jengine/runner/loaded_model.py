@@ -45,8 +45,10 @@ class LoadedModel:
         taps: TapSets,
         processors: ProcessorSets,
         order: LeafOrder,
+        guesser_leaves: Leaves = (),
     ) -> None:
         self.leaves = leaves
+        self.guesser_leaves = guesser_leaves  # of a model that guesses the drafts of steps
         self.state = state
         self.programs = programs
         self.ladders = ladders
@@ -72,7 +74,7 @@ class LoadedModel:
 
     def run(self, program: Compiled, packed: Any) -> StepOutput:
         """Queue a step. Waits for it only where devices cannot queue steps."""
-        self.state, output = program(self.leaves, self.state, packed)
+        self.state, output = program(self.leaves + self.guesser_leaves, self.state, packed)
         if not self._may_queue:
             jax.block_until_ready(self.state.last_token)
         return output

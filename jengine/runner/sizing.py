@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import jengine
 from jengine.config import CacheConfig, ModelConfig
 from jengine.runner.disk.size_record import SizeRecord
+from jengine.runner.guesser import LoadedGuesser
 from jengine.runner.memory.cache_size import (
     BlockDemand,
     available_on_each,
@@ -49,6 +50,7 @@ class Sizing:
     config: RunnerConfig
     order: LeafOrder
     agree_on_bytes: Callable[[int], int]
+    guesser: LoadedGuesser | None = None
 
     @property
     def placement(self) -> Placement:
@@ -128,7 +130,7 @@ class Sizing:
         shapes = self.config.shapes
         return CacheConfig(
             shapes.groups, shapes.block_size, blocks, self.config.enable_prefix_caching,
-            stored_as=cache_dtype_name(self.config.cache_dtype),
+            stored_as=cache_dtype_name(self.config.cache_dtype), lookahead=shapes.lookahead,
         )  # fmt: skip
 
     def _largest(self, cache: CacheConfig) -> tuple[Compiled, LedgerEntry]:
@@ -136,14 +138,16 @@ class Sizing:
 
     def compiler(self, cache: CacheConfig) -> StepCompiler:
         """Compiles steps for a cache of this size."""
+        leaves, guesser = self.order.shapes(), self.guesser
         return StepCompiler(
             self.config.shapes,
             self.order.rebuild,
-            self.order.shapes(),
+            leaves + (() if guesser is None else guesser.order.shapes()),
             self.state(cache),
             self.placement,
             stages_of(self.order, self.config.ladders),
             self.config.capture_collectives,
+            None if guesser is None else guesser.program(len(leaves)),
         )
 
     def state(self, cache: CacheConfig) -> StepState:
@@ -167,6 +171,7 @@ class Sizing:
             held_by(self.placement, self.config.ladders, self.model.hidden_size),
             shapes.max_adjusted,
             None if self.placement.is_split else shapes.attention,
+            shapes.most_drafts if shapes.makes_guesses else 0,
         )
 
 

@@ -1,12 +1,12 @@
 """Drafts for the decodes of plans: which guesses run, and what comes of them.
 
-In: a proposer's guesses from committed tokens. Out: `Drafts` in plans, and after a commit the
-tokens that were reserved for drafts and not accepted, taken back. Must not know how guesses are
+In: guesses, or how many of them the device has made. Out: `Drafts` in plans, and after a commit
+the tokens that were reserved for drafts and not accepted, taken back. Must not know how guesses are
 made, or how the step accepts them.
 
 A row may have drafts in flight. `Request.num_computed` counts all of them as accepted, so the row's
 real length is between the tokens that it surely has (those known, and one for each plan in flight)
-and that. The guesses of a plan cover the drafts after each of these lengths.
+and that. The host's guesses of a plan cover the drafts after each of these lengths.
 """
 
 from __future__ import annotations
@@ -18,68 +18,66 @@ from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.plan import Drafts
 from jengine.request import FINISHED, RUNNING, Request
 from jengine.scheduler.flights import Flight
+from jengine.scheduler.guesses import Guesses, RowGuesses
 from jengine.scheduler.plan_builder import PlanBuilder
 from jengine.speculative.draft_length import DraftLength, token_cost
-from jengine.speculative.proposer import Proposer, RowProposer
 
 # About as many on a CPU. On a GPU `ScheduleConfig.full_step` says it.
 FREE_TOKENS = 10
 
 
 class RowDrafts:
-    """One request's proposer, how much of its text it has seen, and its number of drafts.
+    """One request's guesses, and its number of drafts.
 
-    The drafts of steps up to `stale_until` were guessed before the host knew that one before them
+    The host's drafts of steps up to `stale_until` were guessed before it knew that one before them
     was rejected, so they say little about the proposer.
     """
 
-    __slots__ = ("length", "proposer", "request", "seen", "stale_until")
+    __slots__ = ("goes_stale", "guesses", "length", "request", "stale_until")
 
-    def __init__(self, request: Request, proposer: RowProposer, length: DraftLength) -> None:
+    def __init__(
+        self, request: Request, guesses: RowGuesses, length: DraftLength, *, goes_stale: bool
+    ) -> None:
         self.request = request
-        self.proposer = proposer
+        self.guesses = guesses
         self.length = length
-        self.seen = request.num_known
+        self.goes_stale = goes_stale
         self.stale_until = -1
 
     def observe(self, step: int, drafted: int, accepted: int) -> None:
         """A step was read: of so many drafts the first `accepted` were accepted."""
         is_stale = step <= self.stale_until
         self.length.observe(0 if is_stale else drafted, accepted)
-        if accepted < drafted and not is_stale:
+        if accepted < drafted and self.goes_stale and not is_stale:
             self.stale_until = self.request.last_step
-
-    def catch_up(self) -> RowProposer:
-        """The proposer, with all committed tokens."""
-        if self.seen < self.request.num_known:
-            self.proposer.extend(self.request.token_ids[self.seen :])
-            self.seen = self.request.num_known
-        return self.proposer
 
 
 class Drafting:
     """Adds up to `most` drafts to each decode, and up to `most_rows` tokens to all decodes.
 
     `adaptive`: rows whose drafts are not accepted get fewer, and so do all of a large batch.
-    `free_tokens` are computed while a step reads all weights.
+    `free_tokens` are computed while a step reads all weights. `guess_cost` is what making a guess
+    adds to a step, as a share of one without drafts.
     """
 
     def __init__(
         self,
-        proposer: Proposer,
+        source: Guesses,
         cache: CacheCoordinator,
         *,
         most: int,
         most_rows: int,
         adaptive: bool = True,
         free_tokens: int = FREE_TOKENS,
+        guess_cost: float = 0.0,
     ) -> None:
-        self.proposer = proposer
+        self.source = source
         self.most = most
         self.most_rows = most_rows
         self.adaptive = adaptive
         self._cache = cache
         self._free_tokens = free_tokens
+        self._guess_cost = guess_cost
         self._rows: dict[str, RowDrafts] = {}
         self._drafts = 0
         self._drafted_at = [0] * most
@@ -96,11 +94,14 @@ class Drafting:
         self._close_finished()
         room = self.most_rows - len(builder.decodes)
         cost = token_cost(len(builder.decodes) + builder.prompt_tokens, self._free_tokens)
+        cost += self._guess_cost
         for request in builder.decodes:
             most = min(room, builder.budget)
             if most <= 0:
                 break
             room -= self._add(request, most, cost, builder)
+        if self.source.on_device:
+            builder.guesses = self._expect_guesses(builder, cost)
 
     def settle(self, flight: Flight, tokens: Sequence[Sequence[int]]) -> None:
         """Count what was accepted, and take back what was reserved for the rest."""
@@ -121,22 +122,31 @@ class Drafting:
                     self._drafted_at[index] += 1
                     self._accepted_at[index] += index < accepted
 
+    def _expect_guesses(self, builder: PlanBuilder, cost: float) -> int:
+        """How many tokens the step guesses for each of its rows: as many as one of them wants."""
+        chunks = (request for request, _ in builder.chunks)
+        rows = [self._row(request) for request in (*builder.decodes, *chunks)]
+        count = max(
+            (self._wanted(row, cost) for row in rows if takes_drafts(row.request)), default=0
+        )
+        for row in rows:
+            row.guesses.expect(count)
+        return count
+
+    def _wanted(self, row: RowDrafts, cost: float) -> int:
+        """Drafts that are worth running."""
+        return min(self.most, row.length.count(cost)) if self.adaptive else self.most
+
     def _add(self, request: Request, most: int, cost: float, builder: PlanBuilder) -> int:
         """Drafts for one decode; returns how many."""
-        # A grammar has a mask for the next token alone, and functions see the tokens that count.
-        if request.reads_each_token or request.wire.sampling.processors:
-            return 0
         row = self._row(request)
         # The last draft's token is at most the last but one that the request may get.
-        most = min(most, self.most, request.cap - 2 - request.num_computed)
-        count = min(most, row.length.count(cost)) if self.adaptive else most
-        if count <= 0 or request.wire.taps:  # captured values are by token that counts
+        most = min(most, request.cap - 2 - request.num_computed)
+        count = min(most, self._wanted(row, cost))
+        if count <= 0 or not takes_drafts(request):
             return 0
         surely = request.num_known + request.num_in_flight  # tokens that it has at least
-        uncertain = request.num_computed + 1 - surely  # drafts in flight
-        guesses = row.catch_up().propose(count, request.num_in_flight + uncertain)
-        window = guesses[request.num_in_flight :].tolist()
-        count = min(count, len(window))
+        count, window = row.guesses.window(request, count)
         blocks = self._cache.allocate(request, count + 1) if count else None
         if blocks is None:
             return 0
@@ -147,13 +157,24 @@ class Drafting:
     def _row(self, request: Request) -> RowDrafts:
         row = self._rows.get(request.request_id)
         if row is None or row.request is not request:
-            proposer = self.proposer.begin(request.token_ids, request.prompt_length)
-            row = RowDrafts(request, proposer, DraftLength(self.most))
+            row = RowDrafts(
+                request,
+                self.source.begin(request),
+                DraftLength(self.most),
+                goes_stale=not self.source.on_device,
+            )
             self._rows[request.request_id] = row
         return row
 
     def _close_finished(self) -> None:
         ended = [row for row in self._rows.values() if row.request.status is FINISHED]
         for row in ended:
-            row.catch_up().close()
+            row.guesses.close(row.request)
             del self._rows[row.request.request_id]
+
+
+def takes_drafts(request: Request) -> bool:
+    """Whether a request may have drafts: captured values are by token that counts, a grammar has a
+    mask for the next token alone, and logits processors see the tokens that count."""
+    wire = request.wire
+    return not (wire.taps or wire.sampling.processors or request.reads_each_token)

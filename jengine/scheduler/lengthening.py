@@ -14,6 +14,7 @@ from jengine.counts import DraftCounts
 from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.scheduler.drafting import FREE_TOKENS, Drafting
 from jengine.scheduler.flights import Flight
+from jengine.scheduler.guesses import DeviceGuesses, HostGuesses
 from jengine.scheduler.multi_step import MultiStepDecode
 from jengine.scheduler.plan_builder import PlanBuilder
 from jengine.speculative.choice import host_proposer
@@ -37,11 +38,13 @@ def lengthening_of(config: ScheduleConfig, cache: CacheCoordinator) -> Lengtheni
     """The way that the limits of a step ask for."""
     if config.speculative is None:
         return MultiStepDecode(config.num_scheduler_steps, cache)
+    method = config.speculative
     return Drafting(
-        host_proposer(config.speculative),
+        DeviceGuesses() if method.on_device else HostGuesses(host_proposer(method)),
         cache,
         most=config.most_drafts,
         most_rows=config.max_decode_rows,
-        adaptive=config.speculative.adaptive,
+        adaptive=method.adaptive,
         free_tokens=config.full_step or FREE_TOKENS,
+        guess_cost=method.guess_cost,
     )

@@ -26,8 +26,8 @@ class PlanBuilder:
     """Entries of one step. A decode costs 1 token of the budget, a chunk costs whole tiles."""
 
     __slots__ = (
-        "budget", "decodes", "chunks", "draft_counts", "drafts", "known", "new_blocks", "new_rows",
-        "preempted", "prompt_tokens", "prompt_limit", "repeats", "tile",
+        "budget", "decodes", "chunks", "draft_counts", "drafts", "guesses", "known", "new_blocks",
+        "new_rows", "preempted", "prompt_tokens", "prompt_limit", "repeats", "tile",
     )  # fmt: skip
 
     def __init__(self, budget: int, tile: int) -> None:
@@ -44,6 +44,7 @@ class PlanBuilder:
         self.repeats = 1  # how often its decodes run
         self.drafts: list[Drafts] = []
         self.draft_counts: dict[int, int] = {}  # by row, of those that have any
+        self.guesses = 0  # that the step makes itself, for each row
 
     @property
     def prompt_budget(self) -> int:
@@ -107,6 +108,7 @@ class PlanBuilder:
             repeats=self.repeats,
             known=self.known,
             drafts=self.drafts,
+            guesses=self.guesses,
         )
         return plan, requests
 

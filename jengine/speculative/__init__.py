@@ -1,7 +1,8 @@
 """Speculative decoding: several tokens of a row in one step, the same tokens as without.
 
 In: committed tokens. Out: draft tokens, guesses at the tokens that follow. Must not know requests,
-plans, devices. Host proposers (n-gram, suffix) are here; what runs drafts is in the rooms below.
+plans, devices. Host proposers (n-gram, suffix) are here; draft models, and what runs drafts, are in
+the rooms below.
 
 **What is exact.** A row's token at a position is a function of its logits, its seed and the
 position (`sampling/noise.py`). A step runs the row's last token and its drafts, and samples after
@@ -14,8 +15,8 @@ draft costs only time. (Programs of different sizes may round differently; see t
 the probability that the model gives the token, as with the classic rule (accept x if u <=
 p(x) / q(x), else sample from what is left of p): there q(x) = 1. For a draft model with
 distribution q the classic rule accepts with probability 1 - d, where d is the total variation
-distance of p and q. If the draft model draws with the noise of the very same seed and position, the
-two draws agree with probability at least (1 - d) / (1 + d) (Gumbel coupling, Daliri et al. 2024),
+distance of p and q. As ours draws with the noise of the very same seed and position, the two
+draws agree with probability at least (1 - d) / (1 + d) (Gumbel coupling, Daliri et al. 2024),
 and the outputs still do not depend on the draft model at all. A greedy draft is accepted with
 probability p(argmax q). No second distribution is kept, and no residual is sampled.
 
@@ -50,11 +51,17 @@ beyond the length cap, or where they would preempt a request.
 With a device proposer the runs of the loop give up to 1 + K tokens each; tokens of an entry are
 marked where none was accepted (`outputs.NO_TOKEN`), so a run may leave gaps.
 
-**Device proposers** (draft model, EAGLE, Medusa, MTP) plug in at two places. They run as a head
-(`runner/step/heads.py`) after acceptance, with the hidden states of the accepted slots, and write K
-drafts per row into the step's state, from where the next step reads them in place of a plan's
-window. Their caches are further groups, which advance and are taken back as the others. The host
-plans K drafts for such rows without knowing them.
+**Guesses of the device** (`runner/step/guessing.py`). A guesser runs at the end of each step, after
+acceptance, and so never from a rejected draft. It is given all tokens that the step ran with their
+hidden states, and per row the last token that counts; it leaves K guesses per row in the step's
+state, where the next step finds its drafts. The host plans a number of drafts for such rows without
+knowing them (`scheduler/guesses.py`), and a number of guesses for the step to make. A guesser's
+parameters follow the model's as further leaves, its layers are numbered after the model's, and what
+they keep is in cache groups like any other: allocated, found by prefix and given back together. A
+guesser writes into its cache beyond the row's length, so a request holds blocks for as many
+positions more (`CacheConfig.lookahead`). A draft model runs whatever the step ran, rejected drafts
+included, and then decodes K times from the last token. It draws each guess with the noise that the
+token will be drawn with, so that a good model is right about drawn tokens as well.
 
 **Pipelines** pack positions with each plan and refuse drafts.
 """

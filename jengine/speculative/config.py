@@ -7,17 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from jengine.config import SpeculativeConfig
 from jengine.errors import ConfigError, UnsupportedFeature, nearest_name
 
 HOST_METHODS = ("ngram", "suffix")
-# Methods of vLLM whose drafts come from a model.
-DEVICE_METHODS = ("draft_model", "eagle", "eagle3", "medusa", "mlp_speculator", "mtp")
+# Methods whose guesses come from a model on the device.
+MODEL_METHODS = ("draft_model",)
+METHODS = (*HOST_METHODS, *MODEL_METHODS)
+# Methods of vLLM that are not built.
+UNBUILT_METHODS = ("eagle", "eagle3", "medusa", "mlp_speculator", "mtp")
 # Keys of vLLM that say how a draft model is loaded or run.
 DRAFT_MODEL_KEYS = (
-    "model", "quantization", "revision", "code_revision", "draft_tensor_parallel_size",
+    "quantization", "revision", "code_revision", "draft_tensor_parallel_size",
     "tensor_parallel_size", "max_model_len", "parallel_drafting", "draft_load_config",
     "draft_sample_method", "moe_backend", "attention_backend", "kv_cache_dtype",
 )  # fmt: skip
@@ -32,9 +36,12 @@ def speculative_config(given: Mapping[str, Any]) -> SpeculativeConfig:
         )
     keys = {name: value for name, value in given.items() if value is not None}
     method = method_of(keys)
-    keys.pop("model", None)
+    if method in HOST_METHODS:
+        keys.pop("model", None)  # it may be the method's name
     check_names(keys)
     settings: dict[str, Any] = {**keys, "method": method}
+    if "model" in keys:
+        settings["model"] = str(keys["model"])
     if method == "ngram":
         settings.update(lookup_sizes(keys))
     if "num_speculative_tokens" not in keys:
@@ -77,28 +84,34 @@ def method_of(keys: Mapping[str, Any]) -> str:
         method = model
     if method == "[ngram]":
         method = "ngram"
-    if method in HOST_METHODS:
-        return str(method)
-    built = " or ".join(map(repr, HOST_METHODS))
-    if method in DEVICE_METHODS or (method is None and model is not None):
+    if method is None and model is not None:
+        method = "draft_model"
+    if method in UNBUILT_METHODS:
         raise UnsupportedFeature(
-            f"speculative decoding with method={method or 'draft_model'!r} needs a draft model, "
-            f"which is not built. Use method={built}, which guess from the text itself."
+            f"speculative_config with method={method!r}: this method is not built. "
+            f"Built are: {', '.join(METHODS)}."
         )
-    raise ConfigError(
-        f"speculative_config with method={method!r}, expected {built}."
-        f"{nearest_name(str(method), HOST_METHODS)}"
-    )
+    if method not in METHODS:
+        raise ConfigError(
+            f"speculative_config with method={method!r}, expected one of {', '.join(METHODS)}."
+            f"{nearest_name(str(method), METHODS)}"
+        )
+    if method in MODEL_METHODS and not isinstance(model, str | Path):
+        raise ConfigError(
+            f"speculative_config with method={method!r} and model={model!r}: expected the folder "
+            "of the model that guesses."
+        )
+    return str(method)
 
 
 def check_names(keys: Mapping[str, Any]) -> None:
     """Raise for a key that no method here knows."""
-    known = [field.name for field in fields(SpeculativeConfig)]
+    known = [field.name for field in fields(SpeculativeConfig) if field.name != "guess_cost"]
     for name in keys:
         if name in DRAFT_MODEL_KEYS:
             raise UnsupportedFeature(
-                f"speculative_config[{name!r}] is about a draft model; the methods "
-                f"{', '.join(HOST_METHODS)} have none. Leave it out."
+                f"speculative_config[{name!r}] is not built: a draft model has the dtype and the "
+                "devices of the model. Leave it out."
             )
         if name not in known:
             raise ConfigError(

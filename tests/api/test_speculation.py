@@ -24,6 +24,7 @@ from jengine.counts import DraftCounts
 from jengine.errors import ConfigError, UnsupportedFeature
 from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.scheduler.drafting import Drafting
+from jengine.scheduler.guesses import HostGuesses
 from tests.api.engines import (
     VOCAB,
     answers,
@@ -140,8 +141,8 @@ def test_the_same_tokens_and_logprobs_as_without(
     ]
 
     def drafting(cache: CacheCoordinator) -> Drafting:
-        proposer = AnswerProposer(texts, wrong)
-        return Drafting(proposer, cache, most=DRAFTS, most_rows=32, adaptive=False)
+        source = HostGuesses(AnswerProposer(texts, wrong))
+        return Drafting(source, cache, most=DRAFTS, most_rows=32, adaptive=False)
 
     with rebuilt(llm, lengthening=drafting, overlap=overlap) as speculating:
         same(speculating.generate(PROMPTS, params()), expected)

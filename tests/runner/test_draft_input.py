@@ -49,7 +49,7 @@ def ran(inputs: StepInput, length: int) -> tuple[list[int], list[int], list[list
     last = jnp.zeros(ROWS, jnp.int32).at[jnp.array([4, 1])].set(jnp.array([LAST[4], LAST[1]]))
     tables = jnp.zeros((2, ROWS, SHAPES.max_pages), jnp.int32)
     state = StepState((), last, lengths, jax.eval_shape(lambda: empty_row_state(1, 1, 1)), tables)
-    drafts = run_drafts(inputs.drafts, row_lengths(inputs, state), BUCKET, DRAFTED)
+    drafts = run_drafts(inputs.drafts, row_lengths(inputs, state), None, BUCKET, DRAFTED)
     tokens = input_tokens(inputs.tokens, state, drafts)[: BUCKET.decode_rows]
     positions = batch_of(inputs, state, BUCKET, DRAFTED, drafts).positions[: BUCKET.decode_rows]
     slots = slot_drafts(drafts, DRAFTED.num_slots(BUCKET), 3)
@@ -107,4 +107,4 @@ def test_engines_without_drafts_pack_none() -> None:
     assert sum(part.size for part in inputs.drafts) == 0
     bursts = replace(BUCKET, prefill_tokens=0, repeats=4)
     assert packed_size(bursts, DRAFTED) == packed_size(bursts, SHAPES)
-    assert run_drafts(inputs.drafts, jnp.zeros(8, jnp.int32), BUCKET, SHAPES) is None
+    assert run_drafts(inputs.drafts, jnp.zeros(8, jnp.int32), None, BUCKET, SHAPES) is None

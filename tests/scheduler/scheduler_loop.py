@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from jengine.plan import Plan, RowSampling, Wanted
 from jengine.request import WireRequest
 from jengine.scheduler.drafting import Drafting
 from jengine.scheduler.gates import AdmissionGate
+from jengine.scheduler.guesses import DeviceGuesses, HostGuesses
 from jengine.scheduler.scheduler import Scheduler
 from jengine.speculative.proposer import Proposer
 from tests.kvcache.cache_cases import FULL
@@ -71,6 +73,15 @@ def samples(plan: Plan | None) -> list[bool]:
     return [entry.wanted is Wanted.TOKENS for entry in plan.entries]
 
 
+def guessed(wrong: int, known: Sequence[int], count: int) -> list[int]:
+    """The next tokens of a scripted row, but for each `wrong`-th position (0: none)."""
+    right = scripted_tokens(known, count, VOCAB)
+    return [
+        (token + 1) % VOCAB if wrong and place % wrong == 0 else token
+        for place, token in enumerate(right, len(known))
+    ]
+
+
 class TruthProposer:
     """Proposes the tokens that scripted rows sample, but for each `wrong`-th position (0: none)."""
 
@@ -93,12 +104,7 @@ class TruthRow:
         self.tokens += tokens
 
     def propose(self, count: int, ahead: int = 0) -> np.ndarray:
-        right = scripted_tokens(self.tokens, ahead + count, VOCAB)
-        places = range(len(self.tokens), len(self.tokens) + len(right))
-        return np.array([
-            (token + 1) % VOCAB if self.wrong and place % self.wrong == 0 else token
-            for place, token in zip(places, right, strict=True)
-        ], np.int32)  # fmt: skip
+        return np.array(guessed(self.wrong, self.tokens, ahead + count), np.int32)
 
     def close(self) -> None:
         self.is_closed = True
@@ -118,13 +124,15 @@ class Loop:
         gates: Sequence[AdmissionGate] = (),
         breaks: Callable[[Sequence[int]], bool] | None = None,
         proposer: Proposer | None = None,
+        device_wrong: int | None = None,
         most_drafts: int = 3,
         adaptive: bool = False,
         **schedule: Any,
     ) -> None:
         groups = groups or (FULL,)
         counts = blocks if isinstance(blocks, tuple) else (blocks,) * len(groups)
-        config = CacheConfig(groups, block_size, counts, prefix)
+        lookahead = 0 if device_wrong is None else most_drafts
+        config = CacheConfig(groups, block_size, counts, prefix, lookahead=lookahead)
         settings = {
             "max_num_seqs": 8, "max_num_batched_tokens": 32, "max_model_len": 64,
             "prefill_tile": 1, **schedule,
@@ -132,9 +140,9 @@ class Loop:
         self.depth = depth
         self.cache = CacheCoordinator(config)
         self.drafting: Drafting | None = None
-        if proposer is not None:
+        if proposer is not None or device_wrong is not None:
             self.drafting = Drafting(
-                proposer,
+                DeviceGuesses() if proposer is None else HostGuesses(proposer),
                 self.cache,
                 most=most_drafts,
                 most_rows=settings["max_num_seqs"] * (1 + most_drafts),
@@ -148,7 +156,8 @@ class Loop:
             spacing=spacing,
             gates=gates,
         )
-        self.executor = ScriptedExecutor(config, VOCAB, breaks=breaks)
+        guess = None if device_wrong is None else partial(guessed, device_wrong)
+        self.executor = ScriptedExecutor(config, VOCAB, breaks=breaks, guess=guess)
         self.in_flight: deque[tuple[Plan, ScriptedResult]] = deque()
         self.plans: list[Plan] = []
         self.tokens: dict[str, list[int]] = {}

@@ -66,6 +66,45 @@ def test_any_drafts_give_the_tokens_of_plain_decoding(
     loop.assert_truth(*wires)
 
 
+@pytest.mark.parametrize("depth", [0, 1, 2])
+@pytest.mark.parametrize("wrong", [0, 1, 3])
+@pytest.mark.parametrize("groups", [(FULL,), (FULL, sliding(6))])
+def test_guesses_of_the_device_give_the_tokens_of_plain_decoding(
+    depth: int, wrong: int, groups: tuple[Any, ...]
+) -> None:
+    loop = Loop(*groups, device_wrong=wrong, depth=depth, blocks=30, block_size=2)
+    wires = [make_wire(3 + 4 * n, f"r{n}", max_tokens=9 + 5 * n) for n in range(4)]
+    loop.add(*wires)
+    loop.drain()
+    loop.assert_truth(*wires)
+    assert loop.drafting is not None
+    counts = loop.drafting.counts
+    assert (counts.accepted == counts.drafted) == (wrong == 0)
+
+
+def test_the_device_never_guesses_from_a_rejected_draft() -> None:
+    loop = Loop(device_wrong=7, depth=1)
+    wire = make_wire(5, max_tokens=15)
+    loop.add(wire)
+    loop.drain()
+    loop.assert_truth(wire)
+    # The guesses at 7 and 14 are wrong; those after the token that stands there instead are right.
+    assert [len(delta.token_ids) for delta in loop.deltas] == [1, 2, 4, 3, 4, 1]
+    assert not any(drafts.token_ids for plan in loop.plans for drafts in plan.drafts)
+
+
+def test_steps_guess_as_many_tokens_as_a_row_wants() -> None:
+    for wrong, few in ((1, True), (0, False)):
+        loop = Loop(
+            device_wrong=wrong, depth=0, adaptive=True, max_model_len=256, blocks=80,
+            most_drafts=4,
+        )  # fmt: skip
+        loop.add(make_wire(2, max_tokens=200))
+        loop.drain()
+        guesses = sum(plan.guesses for plan in loop.plans)
+        assert (guesses < 50) == few
+
+
 def test_drafts_stop_at_the_length_cap() -> None:
     loop = speculating(depth=0, most_drafts=8)
     wire = make_wire(5, max_tokens=4)

@@ -74,14 +74,18 @@ class SchedulerMachine(RuleBasedStateMachine):
         ),
         # The most drafts, and which of them are wrong.
         drafts=st.sampled_from([None, None, (1, 2), (3, 0), (3, 3), (5, 7), (2, 1)]),
+        on_device=st.booleans(),
         adaptive=st.booleans(),
     )
     def start(
-        self, groups, depth, block_size, spare, rows, budget, tile, policy, more, drafts, adaptive
-    ):
+        self, groups, depth, block_size, spare, rows, budget, tile, policy, more, drafts,
+        on_device, adaptive,
+    ):  # fmt: skip
         self.gate = Gate()
         if drafts is not None and more["spacing"] == 1:  # pipelines take no drafts
-            more = {**more, "proposer": TruthProposer(drafts[1]), "most_drafts": drafts[0]}
+            most, wrong = drafts
+            source = {"device_wrong": wrong} if on_device else {"proposer": TruthProposer(wrong)}
+            more = {**more, **source, "most_drafts": most}
         self.loop = Loop(
             *groups,
             depth=depth,

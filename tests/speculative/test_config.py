@@ -90,11 +90,23 @@ def test_anything_but_a_dict_is_refused() -> None:
 @pytest.mark.parametrize(
     "given",
     [
-        {"method": "eagle", "model": "some/head", "num_speculative_tokens": 3},
-        {"model": "some/draft", "num_speculative_tokens": 3},
+        {"method": "eagle3", "model": "some/head", "num_speculative_tokens": 3},
+        {"method": "mtp", "num_speculative_tokens": 1},
         {"method": "ngram", "num_speculative_tokens": 3, "draft_tensor_parallel_size": 1},
+        {"model": "a/draft", "num_speculative_tokens": 3, "parallel_drafting": True},
     ],
 )
-def test_draft_models_are_refused_by_name(given: dict[str, Any]) -> None:
-    with pytest.raises(UnsupportedFeature, match=r"model|draft"):
+def test_what_is_not_built_is_refused_by_name(given: dict[str, Any]) -> None:
+    named = list(given)[-1] if "parallel" in str(given) or "tensor" in str(given) else "method="
+    with pytest.raises(UnsupportedFeature, match=named):
         speculative_config(given)
+
+
+def test_a_model_alone_is_a_draft_model() -> None:
+    config = speculative_config({"model": "a/draft", "num_speculative_tokens": 3})
+    assert (config.method, config.model, config.on_device) == ("draft_model", "a/draft", True)
+    assert config.lookahead == 3
+    host = speculative_config({"model": "ngram", "num_speculative_tokens": 3})
+    assert (host.method, host.on_device, host.lookahead) == ("ngram", False, 0)
+    with pytest.raises(ConfigError, match="expected the folder"):
+        speculative_config({"method": "draft_model", "num_speculative_tokens": 3})

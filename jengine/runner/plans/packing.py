@@ -35,8 +35,8 @@ def bucket_for(plan: Plan, shapes: StepShapes, ladders: Ladders) -> Bucket:
         return ladders.smallest_for(int(lengths.sum()), 0, ladders.pages[-1])
     tile = shapes.prefill_tile
     prefill = int((-(-lengths[plan.num_decodes :] // tile)).sum()) * tile
-    longest = int((starts + lengths).max(initial=0))
-    pages = -(-longest // shapes.block_size)
+    longest = int((starts + lengths).max(initial=0)) + shapes.lookahead
+    pages = min(-(-longest // shapes.block_size), shapes.max_pages)
     return ladders.smallest_for(plan.num_decode_rows, prefill, pages, plan.repeats)
 
 
@@ -76,6 +76,7 @@ def pack(
         samplers, ends = np.repeat(samplers, widths), np.repeat(ends, widths)
         places = np.repeat(slots, widths) + within_each(widths)
     fill_sampling(inputs.sampling, places, samplers, ends, rows.settings)
+    inputs.drafts.count[:] = plan.guesses
     if bucket.is_multi_step:
         inputs.multi_step.repeats[0] = plan.repeats
         inputs.multi_step.endings[slots] = rows.settings["endings"][owners]
@@ -138,12 +139,14 @@ def _pack_decodes(
 
 def _pack_drafts(plan: Plan, section: DraftInput, owners: np.ndarray, offsets: np.ndarray) -> None:
     """The windows of drafts, and which of them each decode row reads."""
+    section.offsets[: len(offsets)] = offsets
+    if not len(section.firsts):
+        return  # the device has the guesses
     window_of = {}
     for index, drafts in enumerate(plan.drafts):
         window_of[drafts.row] = index
         section.firsts[index] = drafts.first
         section.tokens[index, : len(drafts.token_ids)] = drafts.token_ids
-    section.offsets[: len(offsets)] = offsets
     section.window[: len(owners)] = [window_of.get(row, 0) for row in owners.tolist()]
 
 

@@ -16,7 +16,7 @@ from jengine.runner.programs.ledger import LedgerEntry
 from jengine.runner.step.leaves import Leaves
 from jengine.runner.step.multi_step import multi_step
 from jengine.runner.step.pipeline_step import PACKED_AXES, pipeline_step
-from jengine.runner.step.program import Program, Stages
+from jengine.runner.step.program import GuesserProgram, Program, Stages
 from jengine.runner.step.state import StepState
 from jengine.runner.step.step import step
 from jengine.runner.step.step_input import packed_size
@@ -61,6 +61,7 @@ class StepCompiler:
     placement: Placement
     stages: Stages | None = None  # None: no pipeline
     capture_collectives: bool = False  # in CUDA graphs
+    guesser: GuesserProgram | None = None  # None: steps make no guesses
 
     def compile(self, bucket: Bucket, features: Features) -> tuple[Compiled, LedgerEntry]:
         """The executable and what it cost."""
@@ -80,7 +81,9 @@ class StepCompiler:
 
     def lower(self, bucket: Bucket, features: Features) -> jax.stages.Lowered:
         """The lowered program. Its text names no devices, so it is equal for all replicas."""
-        program = Program(bucket, features, self.shapes, self.rebuild, self.placement, self.stages)
+        program = Program(
+            bucket, features, self.shapes, self.rebuild, self.placement, self.stages, self.guesser
+        )
         everywhere = self.placement.everywhere
         jitted = jax.jit(
             partial(self._body(bucket), program=program),

@@ -33,6 +33,13 @@ def row_lengths(inputs: StepInput, state: StepState) -> Int32[Array, " decodes"]
     return state.lengths.at[inputs.tokens.decode_rows].get(mode="fill", fill_value=-1)
 
 
+def row_guesses(inputs: StepInput, state: StepState) -> Int32[Array, "decodes drafts"] | None:
+    """What the last step of each decode row's row has guessed; None: steps make no guesses."""
+    if state.guesses is None:
+        return None
+    return state.guesses.at[inputs.tokens.decode_rows].get(mode="fill", fill_value=-1)
+
+
 def batch_of(
     inputs: StepInput,
     state: StepState,

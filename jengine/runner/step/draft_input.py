@@ -26,17 +26,19 @@ class DraftInput(NamedTuple):
     window: Any  # i32[D] the window that a draft is taken from
     firsts: Any  # i32[N] the position of a window's first guess
     tokens: Any  # i32[N, W] the guesses; -1: none
+    count: Any  # i32[1] tokens that the step guesses for each row; of length 0 if it makes none
 
 
 def draft_fields(bucket: Bucket, shapes: StepShapes) -> Fields:
     """The layout of DraftInput. A row with drafts has at least two decode rows."""
     rows = bucket.decode_rows if shapes.has_drafts(bucket) else 0
-    windows = rows // 2
+    windows = rows // 2 if shapes.draft_window else 0
     return {
         "offsets": Field((rows,)),
         "window": Field((rows,)),
         "firsts": Field((windows,)),
         "tokens": Field((windows, shapes.draft_window), padding=-1),
+        "count": Field((int(shapes.makes_guesses),)),
     }
 
 
@@ -48,17 +50,32 @@ class RunDrafts(NamedTuple):
 
 
 def run_drafts(
-    inputs: DraftInput, lengths: Int32[Array, " decodes"], bucket: Bucket, shapes: StepShapes
+    inputs: DraftInput,
+    lengths: Int32[Array, " decodes"],
+    guesses: Int32[Array, "decodes drafts"] | None,
+    bucket: Bucket,
+    shapes: StepShapes,
 ) -> RunDrafts | None:
-    """The drafts, given the length of each decode row's row. None: the program runs none."""
+    """The drafts, given the length of each decode row's row, and what the row's last step has
+    guessed if steps do. None: the program runs none."""
     if not shapes.has_drafts(bucket):
         return None
+    if guesses is None:
+        return RunDrafts(inputs.offsets, planned_drafts(inputs, lengths, shapes))
+    index = jnp.maximum(inputs.offsets - 1, 0)[:, None]
+    own = jnp.take_along_axis(guesses, index, axis=1)[:, 0]
+    return RunDrafts(inputs.offsets, jnp.where(inputs.offsets > 0, own, -1))
+
+
+def planned_drafts(
+    inputs: DraftInput, lengths: Int32[Array, " decodes"], shapes: StepShapes
+) -> Int32[Array, " decodes"]:
+    """The plan's guesses that come next; -1 where there is none."""
     place = lengths + inputs.offsets - inputs.firsts[inputs.window]
     inside = (inputs.offsets > 0) & (place >= 0)
     place = jnp.where(inside, place, shapes.draft_window)  # past the end: no draft
     guesses = jnp.asarray(inputs.tokens)
-    tokens = guesses.at[inputs.window, place].get(mode="fill", fill_value=-1)
-    return RunDrafts(inputs.offsets, tokens)
+    return guesses.at[inputs.window, place].get(mode="fill", fill_value=-1)
 
 
 def with_draft_tokens(

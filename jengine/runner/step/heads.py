@@ -6,7 +6,7 @@ Features name the heads of a step; a head is a function and a line in HEADS.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,25 +14,14 @@ from jax import Array, lax
 
 from jengine.models.language_model import LanguageModel
 from jengine.outputs import NO_TOKEN, StepOutput
+from jengine.runner.step.hidden import Hidden
 from jengine.runner.step.program import Program
 from jengine.runner.step.state import StepState
-from jengine.runner.step.step_input import HeadInput
-from jengine.sampling import SamplingInput, sample, score_tokens
-from jengine.sampling.acceptance import Drafted, last_of_each
+from jengine.sampling import sample, score_tokens
+from jengine.sampling.acceptance import last_of_each
 
 # Prompt tokens per chunk of prompt log-probabilities, which bounds the memory of their logits.
 SCORED_AT_ONCE = 64
-
-
-class Hidden(NamedTuple):
-    """The hidden states of a step, and which of them each head reads."""
-
-    model: Any
-    ends: Array  # [S, hidden] at the sampling slots
-    prompts: Array  # [T, hidden] at the prefill tokens
-    heads: HeadInput
-    sampling: SamplingInput  # with every position known
-    drafts: Drafted | None = None
 
 
 def run_heads(hidden: Hidden, state: StepState, program: Program) -> tuple[StepState, StepOutput]:

@@ -17,7 +17,8 @@ from jengine.models.context import StepContext
 from jengine.models.taps import Tap
 from jengine.outputs import StepOutput
 from jengine.runner.step.batch import stage_batch
-from jengine.runner.step.heads import Hidden, run_heads
+from jengine.runner.step.heads import run_heads
+from jengine.runner.step.hidden import Hidden
 from jengine.runner.step.leaves import Leaves
 from jengine.runner.step.paged import paged_attention
 from jengine.runner.step.program import Program, Stages

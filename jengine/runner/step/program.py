@@ -24,6 +24,16 @@ class Stages:
 
 
 @dataclass(frozen=True)
+class GuesserProgram:
+    """The model whose guesses are the drafts of the next step; its leaves follow the others."""
+
+    method: Callable[[Any], Any]  # the model -> a `guessing.Guesser`
+    rebuild: Callable[[Leaves], Any]  # its leaves -> the model
+    first_leaf: int
+    first_layer: int  # the number of its first layer among all layers with a cache
+
+
+@dataclass(frozen=True)
 class Program:
     """A step's shape and features, and the model that it runs."""
 
@@ -33,6 +43,16 @@ class Program:
     rebuild: Callable[[Leaves], Any]  # flat leaves -> the model; called only while tracing
     placement: Placement
     stages: Stages | None = None  # None: no pipeline
+    guesser: GuesserProgram | None = None  # None: steps make no guesses
+
+    def models(self, leaves: Leaves) -> tuple[Any, Any]:
+        """The model, and what guesses its tokens, which may be None."""
+        if self.guesser is None:
+            return self.rebuild(leaves), None
+        first = self.guesser.first_leaf
+        return self.rebuild(leaves[:first]), self.guesser.method(
+            self.guesser.rebuild(leaves[first:])
+        )
 
     @property
     def sampler(self) -> str | None:

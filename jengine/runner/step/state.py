@@ -33,6 +33,9 @@ class StepState(NamedTuple):
     tables: Array | None
     # f32[stages, tokens, hidden] activations between stages. None: there is one stage.
     held: Array | None = None
+    # i32[rows, drafts] guesses at the tokens after each row's last one, -1: none. None: steps make
+    # no guesses.
+    guesses: Array | None = None
 
 
 class Held(NamedTuple):
@@ -61,12 +64,13 @@ def block_bytes(group: CacheGroup, block_size: int, dtype: Any) -> int:
 def empty_state(
     cache: CacheConfig, cache_dtype: Any, max_rows: int, vocab_size: int, max_model_len: int,
     held: Held | None = None, max_adjusted: int | None = None, kernels: str | None = None,
+    guesses: int = 0,
 ) -> StepState:  # fmt: skip
     """An empty state. Its `jax.eval_shape` gives the sizes of a state without memory.
 
     The cache's layers are those of one stage; without `held` there is only one. `max_adjusted`:
     rows of the sampler's pool; None: `max_rows`. `kernels`: the implementation that makes the
-    caches of a lone device.
+    caches of a lone device. `guesses`: tokens that steps guess for a row.
     """
     stages = 1 if held is None else held.stages
     pages = -(-max_model_len // cache.block_size)
@@ -84,6 +88,7 @@ def empty_state(
         rows=empty_row_state(max_adjusted or max_rows, vocab_size, max_model_len),
         tables=jnp.zeros((len(cache.groups), max_rows, pages), jnp.int32) if held is None else None,
         held=None if held is None else jnp.zeros(held, jnp.float32),
+        guesses=jnp.full((max_rows, guesses), -1, jnp.int32) if guesses else None,
     )
 
 

@@ -12,14 +12,16 @@ from jax import Array
 
 from jengine.models.context import StepContext
 from jengine.outputs import StepOutput
-from jengine.runner.step.batch import batch_of, row_lengths, with_new_blocks
+from jengine.runner.step.batch import batch_of, row_guesses, row_lengths, with_new_blocks
 from jengine.runner.step.draft_input import (
     RunDrafts,
     run_drafts,
     slot_drafts,
     with_draft_tokens,
 )
-from jengine.runner.step.heads import Hidden, run_heads
+from jengine.runner.step.guessing import Guesser, with_guesses
+from jengine.runner.step.heads import run_heads
+from jengine.runner.step.hidden import Hidden, Ran
 from jengine.runner.step.leaves import Leaves
 from jengine.runner.step.paged import paged_attention
 from jengine.runner.step.program import Program
@@ -37,7 +39,8 @@ def step(
 ) -> tuple[StepState, StepOutput]:
     """Run the packed plan."""
     inputs = StepInput.over(packed, program.bucket, program.shapes)
-    return run(program.rebuild(leaves), inputs, extended(state, inputs), program)
+    model, guess = program.models(leaves)
+    return run(model, inputs, extended(state, inputs), program, guess)
 
 
 def extended(state: StepState, inputs: StepInput) -> StepState:
@@ -47,11 +50,17 @@ def extended(state: StepState, inputs: StepInput) -> StepState:
 
 
 def run(
-    model: Any, inputs: StepInput, state: StepState, program: Program
+    model: Any,
+    inputs: StepInput,
+    state: StepState,
+    program: Program,
+    guess: Guesser | None = None,
 ) -> tuple[StepState, StepOutput]:
     """Run the step of these inputs."""
     bucket, shapes = program.bucket, program.shapes
-    drafts = run_drafts(inputs.drafts, row_lengths(inputs, state), bucket, shapes)
+    drafts = run_drafts(
+        inputs.drafts, row_lengths(inputs, state), row_guesses(inputs, state), bucket, shapes
+    )
     tokens = input_tokens(inputs.tokens, state, drafts)
     batch = batch_of(inputs, state, bucket, shapes, drafts)
     attention = paged_attention(batch, bucket, shapes, program.placement)
@@ -68,6 +77,9 @@ def run(
     guesses = slot_drafts(drafts, len(ends), shapes.most_drafts)
     leaving = Hidden(model, hidden[ends], prompts, inputs.heads, sampling, guesses)
     state, output = run_heads(leaving, state, program)
+    ran = Ran(tokens, hidden, batch, rows, attention)
+    count = inputs.drafts.count
+    state = with_guesses(state, output.tokens, leaving, ran, guess, count, program)
     return state, output._replace(captured=taps.captured)
 
 

@@ -81,6 +81,10 @@ class StepShapes:
     # Tiles that follow each other in a chunk and that prefill attention takes as one, where its
     # kernel can: then tiles are short, so that little of them is padding.
     joined_tiles: int = 1
+    # Whether each step guesses the drafts of the next one, with a model of its own.
+    makes_guesses: bool = False
+    # Positions after a row's last token at which that model writes into its cache.
+    lookahead: int = 0
 
     def has_drafts(self, bucket: Bucket) -> bool:
         """Whether decode rows of this bucket may be drafts."""

@@ -10,6 +10,7 @@ import pytest
 import jengine
 from jengine.errors import UnsupportedFeature
 from tests.api.engines import tiny_engine
+from tests.models.tiny_models import write_tiny_native
 from tests.sharding.eight_devices.test_tensor_parallel import run
 
 NGRAM = {
@@ -42,6 +43,18 @@ def test_same_tokens_with_drafts(folder: Path, on_one: list[Any], settings: dict
     with tiny_engine(folder, **DRAFTING, **settings) as llm:
         assert run(llm) == on_one
         assert run(llm) == on_one  # from the prefix cache
+        assert drafted(llm) > 0
+
+
+def test_a_draft_model_is_sharded_as_the_model_is(
+    folder: Path, on_one: list[Any], tmp_path: Path
+) -> None:
+    sizes = {"vocab_size": 128, "max_position_embeddings": 1024, "num_hidden_layers": 1}
+    draft = write_tiny_native(tmp_path, "llama", seed=3, **sizes)
+    method = {"method": "draft_model", "model": str(draft), "num_speculative_tokens": 2}
+    settings = {**DRAFTING, "speculative_config": {**method, "adaptive": False}}
+    with tiny_engine(folder, tensor_parallel_size=2, **settings) as llm:
+        assert run(llm) == on_one
         assert drafted(llm) > 0
 
 

@@ -1,0 +1,91 @@
+"""The model that guesses for speculative decoding: read from its folder and checked.
+
+In: the settings of speculative decoding, and the model it guesses for. Out: its declarations, its
+cache specs, and its parameters in place. Must not know steps or sizes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from flax import nnx
+
+from jengine.assembly.args import EngineArgs
+from jengine.config import CacheSpec, ModelConfig, ScheduleConfig, SpeculativeConfig
+from jengine.errors import ConfigError
+from jengine.models.parameter import named_parameters
+from jengine.runner.guesser import LoadedGuesser
+from jengine.runner.step.guessing import DraftModel
+from jengine.runner.step.leaves import LeafOrder
+from jengine.weights.abstract import NamedArray, abstract_model, with_dtype
+from jengine.weights.dummy import dummy_arrays
+from jengine.weights.folder import read_model_config
+from jengine.weights.resolve import resolve_model
+from jengine.weights.safetensors_io import open_model
+from jengine.weights.stages import StagePlaces
+
+Values = Iterable[NamedArray]
+
+
+class GuesserSource(NamedTuple):
+    """A model that guesses, before its parameters are read."""
+
+    method: Callable[[Any], Any]  # the model -> a `step.guessing.Guesser`
+    model: nnx.Module  # its declarations
+    cache_specs: tuple[CacheSpec, ...]  # of its layers
+    read: Callable[[StagePlaces], Values]
+
+    def load(self, places: StagePlaces, backend: str | None, first_layer: int) -> LoadedGuesser:
+        """Its parameters, prepared for steps."""
+        order = LeafOrder(self.model, places, backend)
+        leaves = order.leaves(self.read(places))
+        return LoadedGuesser(self.method, self.model, order, leaves, first_layer)
+
+
+def open_guesser(
+    args: EngineArgs, config: ModelConfig, speculative: SpeculativeConfig | None
+) -> GuesserSource | None:
+    """The model that the settings name; None: guesses are made without one."""
+    if speculative is None or speculative.model is None:
+        return None
+    folder = resolve_model(speculative.model).absolute()
+    return draft_model(args, config, folder)
+
+
+def draft_model(args: EngineArgs, config: ModelConfig, folder: Path) -> GuesserSource:
+    """A whole language model with the same tokenizer."""
+    own = with_dtype(read_model_config(folder), config.dtype)  # one dtype for all caches
+    if own.vocab_size != config.vocab_size:
+        raise ConfigError(
+            f"speculative_config['model']={str(folder)!r} has a vocabulary of {own.vocab_size}, "
+            f"and the model one of {config.vocab_size}: expected a draft model with the same "
+            "tokenizer."
+        )
+    declared = abstract_model(own)
+
+    def read(places: StagePlaces) -> Values:
+        if args.load_format == "dummy":
+            return dummy_arrays(declared, seed=args.seed or 0, place=places)
+        return open_model(folder, dtype=config.dtype, place=places)[1]
+
+    return GuesserSource(DraftModel, declared, own.cache_specs, read)
+
+
+def with_guess_cost(
+    schedule: ScheduleConfig, guesser: GuesserSource | None, config: ModelConfig
+) -> ScheduleConfig:
+    """The limits of a step, with what a guess costs: the share that the guesser's parameters are of
+    the model's, since a step of few tokens takes as long as reading them."""
+    if guesser is None or schedule.speculative is None:
+        return schedule
+    share = num_parameters(guesser.model) / num_parameters(abstract_model(config))
+    return replace(schedule, speculative=replace(schedule.speculative, guess_cost=share))
+
+
+def num_parameters(model: nnx.Module) -> int:
+    """Numbers in all parameters of a model."""
+    return sum(math.prod(parameter.shape) for _, parameter in named_parameters(model))

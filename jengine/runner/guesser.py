@@ -1,0 +1,36 @@
+"""A model whose guesses are the drafts of the next step: its parameters beside the model's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from flax import nnx
+
+from jengine.runner.step.leaves import LeafOrder, Leaves
+from jengine.runner.step.program import GuesserProgram
+from sharding.placement import Placement
+
+
+class LoadedGuesser(NamedTuple):
+    """How it guesses, its declarations and its parameters."""
+
+    method: Callable[[Any], Any]  # the model -> a `step.guessing.Guesser`
+    model: nnx.Module
+    order: LeafOrder
+    leaves: Leaves
+    first_layer: int  # the number of its first layer among all layers with a cache
+
+    def on(self, part: Placement) -> LoadedGuesser:
+        """The same on the devices of one replica."""
+        whole = self.order.places.whole
+        if part == whole:
+            return self
+        places = replace(self.order.places, whole=part)
+        order = LeafOrder(self.model, places, self.order.backend)
+        return self._replace(order=order, leaves=tuple(map(part.part, self.leaves)))
+
+    def program(self, first_leaf: int) -> GuesserProgram:
+        """What a program knows of it."""
+        return GuesserProgram(self.method, self.order.rebuild, first_leaf, self.first_layer)

@@ -1,0 +1,177 @@
+"""Guesses of a step at the tokens after those that it has sampled: the drafts of the next step.
+
+In: what the step ran and sampled, and a guesser: a draft model, or heads of the model itself. Out:
+the state with guesses for each row that was sampled for, and with the guesser's own cache written.
+Nothing here decides what is sampled: a bad guess costs time only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from jengine.models.context import Mixer, MixInputs, StepContext
+from jengine.runner.step.batch import Batch, first_pages, tables_of
+from jengine.runner.step.hidden import Hidden, Ran
+from jengine.runner.step.paged import paged_attention
+from jengine.runner.step.program import Program
+from jengine.runner.step.state import StepState
+from jengine.runner.variants.buckets import Bucket
+from jengine.sampling import SamplingInput, sample
+
+if TYPE_CHECKING:  # shapes are for readers and type checkers
+    from jaxtyping import Float, Int32
+
+
+class Ends(NamedTuple):
+    """R rows that a token was sampled for."""
+
+    slots: Array  # i32[R] the sampling slot of the last token that counts
+    rows: Array  # i32[R] engine row; max_rows for padding
+    tokens: Array  # i32[R] that token
+    positions: Array  # i32[R] where it stands; -1 for padding
+
+
+@dataclass(frozen=True)
+class Guessing:
+    """What a guesser is given, and how it samples and attends."""
+
+    hidden: Hidden
+    ran: Ran
+    sampled: Array  # i32[S] the token of each slot, -1 or less where it does not count
+    ends: Ends
+    state: StepState
+    program: Program
+    count: Array  # i32[] guesses that are wanted of each row
+
+    @property
+    def most(self) -> int:
+        """The most guesses of a row."""
+        return self.program.shapes.most_drafts
+
+    def wanted(self, index: int) -> Array:
+        """i32[R] the position that a row's pass number `index` runs at, -1 where it runs none."""
+        limit = self.program.shapes.max_model_len
+        place = self.ends.positions + index
+        runs = (self.ends.positions >= 0) & (index < self.count) & (place < limit)
+        return jnp.where(runs, place, -1)
+
+    def draw(self, logits: Float[Array, "rows vocab"], index: int) -> Int32[Array, " rows"]:
+        """A guess at the token number `index` after the last one, drawn with the noise with which
+        that token will be sampled: two equal distributions then give the same token."""
+        own: SamplingInput = jax.tree.map(lambda x: x[self.ends.slots], self.hidden.sampling)
+        own = own._replace(rows=self.ends.rows, positions=self.ends.positions + 1 + index)
+        features = replace(self.program.features.sampling, adjust=False, logprobs=None)
+        found, _ = sample(
+            logits, None, own, features=features, key_data=jnp.zeros(2, jnp.uint32),
+            implementation=self.program.sampler,
+        )  # fmt: skip
+        return found.tokens
+
+    def again(self, caches: tuple[Array, ...]) -> StepContext:
+        """The context of all tokens that the step ran, for the guesser's own layers."""
+        positions, rows = self.ran.batch.positions, self.ran.token_rows
+        mixer = shifted(self.ran.mixer, self.first_layer)
+        return StepContext(jnp.maximum(positions, 0), rows, mixer, caches, None, positions)
+
+    def decode(self, positions: Int32[Array, " rows"], caches: tuple[Array, ...]) -> StepContext:
+        """The context of one token of each row, at these positions."""
+        shapes, program = self.program.shapes, self.program
+        bucket = Bucket(len(positions), 0, program.bucket.pages)
+        firsts = [first_pages(group, positions, shapes) for group in shapes.groups]
+        assert self.state.tables is not None, "in a pipeline there are no guesses"
+        tables = tuple(
+            tables_of(self.state.tables, index, shapes, bucket, self.ends.rows, first)
+            for index, first in enumerate(firsts)
+        )
+        starts = tuple(first * shapes.block_size for first in firsts)
+        no_tiles = jnp.zeros(0, jnp.int32)
+        batch = Batch(positions, tables, starts, runs=no_tiles, tile_rows=no_tiles)
+        mixer = paged_attention(batch, bucket, shapes, program.placement)
+        rows = jnp.arange(len(positions), dtype=jnp.int32)
+        shift = shifted(mixer, self.first_layer)
+        return StepContext(jnp.maximum(positions, 0), rows, shift, caches, None, positions)
+
+    @property
+    def first_layer(self) -> int:
+        """The number that the guesser's first layer has among all layers with a cache."""
+        assert self.program.guesser is not None, "this program guesses nothing"
+        return self.program.guesser.first_layer
+
+
+class Guesser(Protocol):
+    """A method of guessing, with its model."""
+
+    def __call__(self, given: Guessing) -> tuple[Int32[Array, "rows drafts"], tuple[Array, ...]]:
+        """The guesses for each row, and the caches."""
+        ...
+
+
+def with_guesses(
+    state: StepState,
+    sampled: Int32[Array, " slots"],
+    hidden: Hidden,
+    ran: Ran,
+    guess: Guesser | None,
+    count: Int32[Array, " one"],
+    program: Program,
+) -> StepState:
+    """The state with guesses for the next step, where the program makes any."""
+    if guess is None or state.guesses is None:
+        return state
+    with jax.named_scope("guess"):
+        ends = ends_of(hidden.sampling, state, program)
+        given = Guessing(hidden, ran, sampled, ends, state, program, count[0])
+        guesses, caches = guess(given)
+        index = jnp.arange(guesses.shape[1], dtype=jnp.int32)[None, :]
+        guesses = jnp.where(index < count[0], guesses, -1)
+        kept = state.guesses.at[ends.rows].set(guesses, mode="drop")
+    return state._replace(caches=caches, guesses=kept)
+
+
+def ends_of(sampling: SamplingInput, state: StepState, program: Program) -> Ends:
+    """The rows that were sampled for. Each has one slot at its new length."""
+    most = program.shapes.max_rows
+    lengths = state.lengths.at[sampling.rows].get(mode="fill", fill_value=-1)
+    is_end = (sampling.rows < most) & (sampling.positions == lengths)
+    slots = jnp.argsort(~is_end, stable=True)[:most].astype(jnp.int32)
+    is_end = is_end[slots]
+    rows = jnp.where(is_end, sampling.rows[slots], most)
+    tokens = state.last_token.at[rows].get(mode="fill", fill_value=0)
+    return Ends(slots, rows, tokens, jnp.where(is_end, lengths[slots], -1))
+
+
+def shifted(mixer: Mixer, first_layer: int) -> Mixer:
+    """The mixer of layers that are counted from `first_layer` on."""
+
+    def mix(caches: Any, layer: int, inputs: MixInputs) -> tuple[Array, Any]:
+        return mixer(caches, first_layer + layer, inputs)
+
+    return mix
+
+
+@dataclass(frozen=True)
+class DraftModel:
+    """A smaller language model, which decodes on its own from the last token on."""
+
+    model: Any
+
+    def __call__(self, given: Guessing) -> tuple[Int32[Array, "rows drafts"], tuple[Array, ...]]:
+        """The guesses for each row, and the caches."""
+        # Whatever the step ran, so that the model's own cache is right wherever the row goes on.
+        context = given.again(given.state.caches)
+        self.model(given.ran.tokens, context)
+        tokens, caches, guesses = given.ends.tokens, context.caches, []
+        for index in range(given.most):
+            positions = given.wanted(index)
+            context = given.decode(positions, caches)
+            hidden = self.model(tokens, context)
+            caches = context.caches
+            tokens = given.draw(self.model.live_logits(hidden, positions), index)
+            guesses.append(tokens)
+            tokens = jnp.maximum(tokens, 0)
+        return jnp.stack(guesses, axis=1), caches
