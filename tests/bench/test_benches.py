@@ -206,12 +206,6 @@ def test_drafts_against_plain_decoding(model: str) -> None:
     assert found["drafts"]["drafted"] == sum(found["drafts"]["drafted_at"]) > 0
 
 
-def test_plain_decoding_is_the_lack_of_something(model: str, trace: Path) -> None:
-    words = ["--trace", str(trace), "--against", "plain", *ENGINE]
-    status, _, errors = bench("throughput", model, *words)
-    assert status != 0 and "expected --speculative-config or --quantization" in errors
-
-
 @pytest.mark.slow
 def test_transformers_as_a_peer(model: str, trace: Path) -> None:
     pytest.importorskip("torch")
@@ -340,7 +334,7 @@ def test_bad_input(words: list[str], message: str) -> None:
         (["--trace", "/nowhere.jsonl"], "--trace '/nowhere.jsonl' cannot be read"),
         (["--workload", "mixd"], "Did you mean 'mixed'"),
         (["--against", "gpt"], "expected one of transformers, vllm"),
-        (["--against", "plain"], "expected --quantization"),
+        (["--against", "plain"], "expected --speculative-config or --quantization"),
     ],
 )
 def test_what_is_misspelt_is_said_before_an_engine_starts(words: list[str], message: str) -> None:
