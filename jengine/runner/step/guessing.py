@@ -65,7 +65,8 @@ class Guessing:
         that token will be sampled: two equal distributions then give the same token."""
         own: SamplingInput = jax.tree.map(lambda x: x[self.ends.slots], self.hidden.sampling)
         own = own._replace(rows=self.ends.rows, positions=self.ends.positions + 1 + index)
-        features = replace(self.program.features.sampling, adjust=False, logprobs=None)
+        plain = {"adjust": False, "logprobs": None, "processors": ()}
+        features = replace(self.program.features.sampling, **plain)
         found, _ = sample(
             logits, None, own, features=features, key_data=jnp.zeros(2, jnp.uint32),
             implementation=self.program.sampler,
