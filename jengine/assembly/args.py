@@ -23,6 +23,7 @@ from jengine.config import CACHE_CODES
 from jengine.errors import ConfigError, UnsupportedFeature, unknown_argument
 from jengine.executor.choice import checked_executor
 from jengine.speculative.config import speculative_config
+from pallas_kernels.xla_matmul import LIBRARIES
 
 T = TypeVar("T")
 # What engines wait for unless `compilation_config` says otherwise: the largest step alone.
@@ -231,6 +232,7 @@ class EngineArgs:
         _ = self.ranks  # checked
         self._check_wait_for()
         switch("compilation_config['capture_collectives']", self.capture_collectives)
+        one_of("compilation_config['matmuls']", self.matmuls, ("auto", *LIBRARIES))
         self._check_profiler()
         self.logits_processors = engine_functions("logits_processors", self.logits_processors)
         self.reasoning_parser = checked_reasoning_parser(
@@ -292,6 +294,11 @@ class EngineArgs:
     def capture_collectives(self) -> bool:
         """Whether CUDA graphs hold collectives."""
         return (self.compilation_config or {}).get("capture_collectives", False)
+
+    @property
+    def matmuls(self) -> str:
+        """The library of XLA's matmuls on GPUs."""
+        return (self.compilation_config or {}).get("matmuls", "auto")
 
     def _check_wait_for(self) -> None:
         one_of("compilation_config['wait_for']", self.wait_for, ("all", "largest"))

@@ -16,6 +16,8 @@ COMPILATION_KEYS = {
     "max_adjusted_seqs": "requests with penalties, biases or masks that may run at once",
     "capture_collectives": "whether CUDA graphs hold the collectives of several GPUs, and are "
     "recorded again at every step: true or false",
+    "matmuls": "the library of XLA's matmuls on GPUs: cublaslt, xla (which times cublaslt and "
+    "Triton's) or auto, as measured for each size",
     "wait_for": "what is compiled before the engine is ready: all, or the largest step alone, "
     "which runs everything until the others are there",
 }

@@ -80,7 +80,7 @@ NO_ENGINE_FLAG = (
     "override_generation_config", "profiler_config", "reasoning_parser", "data_parallel_secret",
 )  # fmt: skip
 # Keys of the compilation config that hold no list.
-ONE_WORD = ("cache_dir", "wait_for", "max_adjusted_seqs", "capture_collectives")
+ONE_WORD = ("cache_dir", "wait_for", "max_adjusted_seqs", "capture_collectives", "matmuls")
 
 
 def add_field_flags(

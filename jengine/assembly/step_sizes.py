@@ -22,6 +22,7 @@ from jengine.errors import ConfigError, UnsupportedFeature, nearest_name
 from jengine.kvcache.kinds import blocks_needed
 from jengine.models.stages import stage_layout
 from jengine.quantization.backends import matmul_backend
+from jengine.runner.programs.compiler_options import CompilerChoices
 from jengine.runner.runner_config import RunnerConfig
 from jengine.runner.step.attention_backend import attention_backend, cache_dtype
 from jengine.runner.variants.buckets import Ladders, StepShapes
@@ -87,7 +88,7 @@ def runner_config(
         warm_up=not args.enforce_eager,
         early_start=args.wait_where(same_bits=same_bits) == "largest",
         strict=args.strict,
-        capture_collectives=args.capture_collectives,
+        choices=CompilerChoices(args.capture_collectives, args.matmuls),
     )
 
 
@@ -167,7 +168,7 @@ def _one_program(
 ) -> tuple[Ladders, tuple[Features, ...], tuple[Features, ...]]:
     """Deterministic mode: one bucket and the variant that can do everything, so that all numbers
     come out of the same program."""
-    harmless = {"cache_dir", "max_adjusted_seqs", "wait_for", "capture_collectives"}
+    harmless = {"cache_dir", "max_adjusted_seqs", "wait_for", "capture_collectives", "matmuls"}
     fixed = [name for name in compilation if name not in harmless]
     if fixed:
         raise ConfigError(

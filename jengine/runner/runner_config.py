@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from jengine.runner.programs.compiler_options import CompilerChoices
 from jengine.runner.variants.buckets import Ladders, StepShapes
 from jengine.runner.variants.features import Features
 from jengine.runner.variants.program_list import ProgramList
@@ -30,8 +31,7 @@ class RunnerConfig:
     # Whether steps run once the largest program is compiled, and the others in the background.
     early_start: bool = False
     strict: bool = False
-    # Whether CUDA graphs hold collectives.
-    capture_collectives: bool = False
+    choices: CompilerChoices = field(default_factory=CompilerChoices)
 
     @property
     def programs(self) -> ProgramList:

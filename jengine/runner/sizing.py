@@ -146,7 +146,7 @@ class Sizing:
             self.state(cache),
             self.placement,
             stages_of(self.order, self.config.ladders),
-            self.config.capture_collectives,
+            self.config.choices,
             None if guesser is None else guesser.program(len(leaves)),
         )
 

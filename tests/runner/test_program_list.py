@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from jengine.models.published import PUBLISHED
 from jengine.models.registry import model_config
 from jengine.planning.device_memory import Memory
 from jengine.planning.layout import Layout
-from jengine.runner.programs.compiler import compiler_options
+from jengine.runner.programs.compiler_options import CompilerChoices, capability_of
 from jengine.runner.programs.ledger import CompileLedger, LedgerEntry
 from jengine.runner.programs.programs import Programs
 from jengine.runner.runner_config import RunnerConfig
@@ -80,18 +81,31 @@ def test_tiles_of_prompts_fill_a_program_of_attention() -> None:
 
 
 def test_collectives_are_captured_where_that_is_asked_for() -> None:
-    assert not defaults("gpu").capture_collectives
+    assert not defaults("gpu").choices.capture_collectives
     asked = {"compilation_config": {"capture_collectives": True}}
-    assert defaults("gpu", **asked).capture_collectives
-    usual, captured = (
-        compiler_options("gpu", capture_collectives=chosen) for chosen in (False, True)
-    )
+    assert defaults("gpu", **asked).choices.capture_collectives
+    device = SimpleNamespace(platform="gpu", compute_capability="9.0")
+    usual, captured = (CompilerChoices(chosen).options(device, 8) for chosen in (False, True))
     assert usual is not None and captured is not None
     assert {*captured} - {*usual} == {"xla_gpu_enable_command_buffer"}
     assert captured["xla_gpu_enable_command_buffer"].endswith(",COLLECTIVES")
-    assert compiler_options("cpu", capture_collectives=True) is None
+    assert CompilerChoices(True).options(SimpleNamespace(platform="cpu"), 8) is None
     with pytest.raises(ConfigError, match="capture_collectives"):
         EngineArgs("any", compilation_config={"capture_collectives": "yes"})
+
+
+def test_matmuls_run_in_the_library_that_the_table_names() -> None:
+    device = SimpleNamespace(platform="gpu", compute_capability="9.0")
+
+    def triton(matmuls: str, tokens: int) -> bool:
+        options = defaults("gpu", compilation_config={"matmuls": matmuls}).choices
+        return (options.options(device, tokens) or {}).get("xla_gpu_enable_triton_gemm", True)
+
+    assert [triton("auto", tokens) for tokens in (8, 32, 64, 8448)] == [True, True, False, False]
+    assert [triton("xla", 64), triton("cublaslt", 8)] == [True, False]
+    assert capability_of(device) == 90 and capability_of(object()) == 0
+    with pytest.raises(ConfigError, match=r"matmuls.*'cublaslt'"):
+        EngineArgs("any", compilation_config={"matmuls": "cublas"})
 
 
 def counted(programs: ProgramList) -> dict[str, int]:

@@ -125,8 +125,8 @@ class StepCase:
     variant: str = "greedy"
     max_model_len: int = 16_384
     cache_tokens: int = 500_000
-    # Whether cuBLASLt runs all matmuls, which adds the residual too. XLA's choice needs a device.
-    cublas: bool = False
+    # The library of all matmuls; without a device XLA cannot time, and takes Triton's.
+    matmuls: str = "auto"
     # Whether CUDA graphs hold collectives.
     captured: bool = False
 
@@ -136,7 +136,8 @@ class StepCase:
         split = f", {self.devices} devices" * (self.devices > 1)
         split += f" in {self.stages} stages" * (self.stages > 1)
         drawn = f", {self.variant}" * (self.variant != "greedy")
-        drawn += ", cuBLASLt" * self.cublas + ", captured collectives" * self.captured
+        drawn += f", matmuls {self.matmuls}" * (self.matmuls != "auto")
+        drawn += ", captured collectives" * self.captured
         drawn += f", contexts to {self.max_model_len:,}" * (self.max_model_len > 16_384)
         return f"{self.model}, {size}, {self.attention}{split}{drawn}"
 
@@ -147,7 +148,8 @@ def step_cases() -> Iterator[StepCase]:
         yield StepCase(model, 64, 0, "triton")
         yield StepCase(model, 64, 2048, "triton")
     yield StepCase("llama-8b", 8, 8192, "triton")
-    yield StepCase("llama-8b", 64, 0, "triton", cublas=True)
+    yield StepCase("llama-8b", 64, 0, "triton", matmuls="xla")
+    yield StepCase("llama-8b", 8, 0, "triton")
     yield StepCase("llama-8b", 256, 0, "triton", max_model_len=131_072)
     yield StepCase("qwen3-0.6b", 64, 0, "triton", variant="sampled")
     yield StepCase("qwen3-0.6b", 64, 0, "xla", variant="sampled")

@@ -35,9 +35,11 @@ KERNEL_COLUMNS = {
 MOST_TEMPORARY = 2000
 ATTENTION = ("decode_parts", "prefill_tiles", "latent_parts")
 MOST_LAUNCHES = {
-    "llama-8b, 64 rows, triton": 405,
-    "llama-8b, 64 rows, triton, cuBLASLt": 340,
-    "llama-8b, 64 rows + 2048 prompt tokens, triton": 400,
+    "llama-8b, 8 rows, triton": 405,
+    "llama-8b, 64 rows, triton": 340,
+    "llama-8b, 64 rows, triton, matmuls xla": 405,
+    "llama-8b, 64 rows + 2048 prompt tokens, triton": 350,
+    "llama-8b, 8 rows + 8192 prompt tokens, triton": 350,
 }
 # XLA makes no graph of so few launches between two collectives.
 TOO_FEW = 5

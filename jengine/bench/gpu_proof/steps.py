@@ -30,7 +30,8 @@ from jengine.models.published import PUBLISHED
 from jengine.models.registry import model_config
 from jengine.models.stages import stage_layout
 from jengine.quantization.backends import matmul_backend
-from jengine.runner.programs.compiler import StepCompiler, compiler_options
+from jengine.runner.programs.compiler import StepCompiler
+from jengine.runner.programs.compiler_options import CompilerChoices
 from jengine.runner.sizing import held_by, stages_of
 from jengine.runner.step.leaves import LeafOrder
 from jengine.runner.step.state import empty_state, placed_state, state_bytes
@@ -94,9 +95,8 @@ def compiled_step(case: StepCase) -> tuple[Any, int]:
     pages = -(-case.max_model_len // BLOCK_SIZE)
     bucket = Bucket(case.decode_rows, case.prefill_tokens, pages)
     lowered = compiler.lower(bucket, variants(5, "raw_logprobs")[case.variant])
-    options = compiler_options(devices.flat[0].platform, capture_collectives=case.captured) or {}
-    if case.cublas:
-        options = {**options, "xla_gpu_enable_triton_gemm": False}
+    choices = CompilerChoices(case.captured, case.matmuls)
+    options = choices.options(devices.flat[0], bucket.num_tokens)
     return lowered.compile(compiler_options=options), state_bytes(compiler.state.caches)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from jengine.runner.memory.freed_memory import give_back_freed_memory
+from jengine.runner.programs.compiler_options import CompilerChoices
 from jengine.runner.programs.ledger import LedgerEntry
 from jengine.runner.step.leaves import Leaves
 from jengine.runner.step.multi_step import multi_step
@@ -25,29 +26,6 @@ from jengine.runner.variants.features import Features
 from sharding.placement import Placement
 
 Compiled = Any  # jax.stages.Compiled
-COMPILER_OPTIONS: dict[str, dict[str, Any]] = {
-    "gpu": {
-        # In percent, out of reach: XLA counts every kernel's write into the cache as another cache
-        # and would rematerialise small values in each layer to save memory that is not used. The
-        # engine sizes memory by what XLA reports after compiling.
-        "xla_gpu_memory_limit_slop_factor": 1000,
-        # A kernel that reads a slice of the packed input would be left out of the CUDA graph.
-        "xla_gpu_enable_dynamic_slice_fusion": False,
-    }
-}
-
-# XLA's default contents of CUDA graphs, and collectives. Without these a graph ends at each
-# collective; with them XLA records the graph again at every step, which has been slower
-# (openxla/xla#35360), and steps have hung.
-GRAPHS_WITH_COLLECTIVES = "FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,COLLECTIVES"
-
-
-def compiler_options(platform: str, *, capture_collectives: bool) -> dict[str, Any] | None:
-    """XLA's compiler options for this platform, None for the defaults."""
-    options = COMPILER_OPTIONS.get(platform)
-    if options is None or not capture_collectives:
-        return options
-    return {**options, "xla_gpu_enable_command_buffer": GRAPHS_WITH_COLLECTIVES}
 
 
 @dataclass(frozen=True)
@@ -60,14 +38,14 @@ class StepCompiler:
     state: StepState  # abstract state, with shardings
     placement: Placement
     stages: Stages | None = None  # None: no pipeline
-    capture_collectives: bool = False  # in CUDA graphs
+    choices: CompilerChoices = field(default_factory=CompilerChoices)
     guesser: GuesserProgram | None = None  # None: steps make no guesses
 
     def compile(self, bucket: Bucket, features: Features) -> tuple[Compiled, LedgerEntry]:
         """The executable and what it cost."""
         began = time.perf_counter()
-        platform = self.placement.mesh.devices.flat[0].platform
-        options = compiler_options(platform, capture_collectives=self.capture_collectives)
+        device = self.placement.mesh.devices.flat[0]
+        options = self.choices.options(device, bucket.num_tokens)
         compiled = self.lower(bucket, features).compile(compiler_options=options)
         give_back_freed_memory()
         memory = compiled.memory_analysis()

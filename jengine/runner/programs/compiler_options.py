@@ -1,0 +1,52 @@
+"""XLA's options for a step: those that every step needs on a platform, and what the user chose.
+
+In: the device, the tokens of a program, choices. Out: a dict for `Lowered.compile`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pallas_kernels.xla_matmul import CUBLASLT, matmul_library
+
+GPU_OPTIONS: dict[str, Any] = {
+    # In percent, out of reach: XLA counts every kernel's write into the cache as another cache
+    # and would rematerialise small values in each layer to save memory that is not used. The
+    # engine sizes memory by what XLA reports after compiling.
+    "xla_gpu_memory_limit_slop_factor": 1000,
+    # A kernel that reads a slice of the packed input would be left out of the CUDA graph.
+    "xla_gpu_enable_dynamic_slice_fusion": False,
+}
+# XLA's default contents of CUDA graphs, and collectives. Without these a graph ends at each
+# collective; with them XLA records the graph again at every step, which has been slower
+# (openxla/xla#35360), and steps have hung.
+GRAPHS_WITH_COLLECTIVES = "FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,COLLECTIVES"
+
+
+@dataclass(frozen=True)
+class CompilerChoices:
+    """What the compilation config says about XLA."""
+
+    capture_collectives: bool = False  # in CUDA graphs
+    matmuls: str = "auto"  # or the library of all programs, see `pallas_kernels.xla_matmul`
+
+    def options(self, device: Any, tokens: int) -> dict[str, Any] | None:
+        """XLA's options for a program of so many tokens, None for the defaults."""
+        if device.platform != "gpu":
+            return None
+        options = dict(GPU_OPTIONS)
+        if self.capture_collectives:
+            options["xla_gpu_enable_command_buffer"] = GRAPHS_WITH_COLLECTIVES
+        library = self.matmuls
+        if library == "auto":
+            library = matmul_library(capability_of(device), tokens)
+        if library == CUBLASLT:
+            options["xla_gpu_enable_triton_gemm"] = False
+        return options
+
+
+def capability_of(device: Any) -> int:
+    """The compute capability, as 90 for 9.0; 0 where a device does not say."""
+    major, _, minor = str(getattr(device, "compute_capability", "0.0")).partition(".")
+    return int(major) * 10 + int(minor or 0)
