@@ -77,6 +77,8 @@ class PeerSettings:
     max_num_seqs: int
     max_model_len: int
     prefix_caching: bool
+    load_format: str = "auto"
+    memory_share: float = 0.9  # of a GPU
 
 
 def trace_peer(name: str, python: str | None, settings: PeerSettings) -> Peer:

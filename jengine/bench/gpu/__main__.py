@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from jengine.bench.gpu.page import page
 from jengine.bench.gpu.part import write_json
 from jengine.bench.gpu.report import printed, shares, succeeded
 from jengine.bench.gpu.stages import (
@@ -32,6 +33,8 @@ from jengine.bench.gpu.stages import (
 
 # Seconds that a stage may exceed its time by, to finish a measurement.
 GRACE = 20
+# A stage may take so many times its usual time where others need none.
+MOST_OF_ITS_TIME = 1.5
 # With less time left, a stage is not started.
 LEAST = 10
 EPILOG = """\
@@ -58,7 +61,7 @@ def main(words: Sequence[str] | None = None) -> int:
     if problem := other_kind(args.out / "gpu.json", dry_run=args.dry_run):
         print(problem, file=sys.stderr)
         return 2
-    settings = Settings(args.out.absolute(), args.dry_run, args.torch_python)
+    settings = Settings(args.out.absolute(), args.dry_run, args.torch_python, args.vllm_python)
     end = time.monotonic() + args.deadline
     chosen = [stage for stage in STAGES if stage.name in args.stages]
     asked = sys.argv[1:] if words is None else words
@@ -66,9 +69,10 @@ def main(words: Sequence[str] | None = None) -> int:
         "dry_run": args.dry_run,
         "command": shlex.join(["python", "-m", "jengine.bench.gpu", *asked]),
     }
-    for stage in chosen:
+    for number, stage in enumerate(chosen):
+        left = end - time.monotonic()
         print(f"{stage.name} ...", file=sys.stderr, flush=True)
-        part = run_one(stage, settings, end - time.monotonic())
+        part = run_one(stage, settings, left, share(chosen[number:], settings, left))
         print(f"{stage.name}: {part['status']}", file=sys.stderr, flush=True)
         write_report(run, settings)
         if problem := wrong_device(part, settings):
@@ -90,11 +94,16 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument("--out", type=Path, required=True, help="a folder for what is found")
-    parser.add_argument("--deadline", type=float, default=520, help="seconds for all [520]")
+    parser.add_argument("--deadline", type=float, default=590, help="seconds for all [590]")
     parser.add_argument("--stages", nargs="+", choices=names, default=names, metavar="STAGE",
                         help=f"which to run: {', '.join(names)} [all]")  # fmt: skip
     parser.add_argument("--torch-python", default=sys.executable, metavar="PYTHON",
                         help="a Python that has torch and transformers [this one]")  # fmt: skip
+    parser.add_argument(
+        "--vllm-python",
+        metavar="PYTHON",
+        help="a Python that has vLLM, to race it; give --deadline 1200",
+    )
     parser.add_argument("--install-tables", action="store_true",
                         help="copy the swept tuning tables into this checkout")  # fmt: skip
     parser.add_argument("--dry-run", action="store_true",
@@ -113,15 +122,27 @@ def other_kind(earlier: Path, *, dry_run: bool) -> str | None:
     return f"{earlier} is of {kinds[1]}, and this is {kinds[0]}: give another --out."
 
 
-def run_one(stage: Stage, settings: Settings, left: float) -> dict[str, Any]:
-    """Run a stage's process; returns its results and how it ended."""
+def share(stages: Sequence[Stage], settings: Settings, left: float) -> float:
+    """Seconds for the first of the stages still to run: its time, or more where those that can
+    run leave some, or less where there is not enough for all."""
+    first, *others = stages
+    others = [stage for stage in others if obstacle(stage, settings) is None]
+    needed = first.seconds + sum(stage.seconds for stage in others)
+    return min(first.seconds * MOST_OF_ITS_TIME, left * first.seconds / needed)
+
+
+def run_one(
+    stage: Stage, settings: Settings, left: float, seconds: float | None = None
+) -> dict[str, Any]:
+    """Run a stage's process; returns its results and how it ended. `seconds` are for it, of those
+    that are left; None: its usual time."""
     file = part_file(stage, settings)
     if left < LEAST:
         return ended(file, "skipped", "no time left for this stage")
     if reason := obstacle(stage, settings):
         return ended(file, "skipped", reason)
     file.unlink(missing_ok=True)
-    seconds = min(stage.seconds, left - LEAST / 2)
+    seconds = min(seconds or stage.seconds, left - LEAST / 2)
     log = file.with_suffix(".log")
     with log.open("w", encoding="utf-8") as output:
         process = subprocess.Popen(  # noqa: S603 - our own stages
@@ -168,13 +189,14 @@ def wrong_device(part: dict[str, Any], settings: Settings) -> str | None:
 
 
 def write_report(run: dict[str, Any], settings: Settings) -> dict[str, Any]:
-    """DIR/gpu.json and DIR/gpu.txt over all the parts there are."""
+    """DIR/gpu.json, DIR/gpu.txt and DIR/gpu.html over all the parts there are."""
     files = {stage.name: part_file(stage, settings) for stage in STAGES}
     parts = {name: read(file) for name, file in files.items() if file.is_file()}
     shares(parts)
     whole = {"bench": "gpu", **run, **surroundings_in(parts), "parts": parts}
     write_json(settings.out / "gpu.json", whole)
     (settings.out / "gpu.txt").write_text(printed(whole) + "\n", encoding="utf-8")
+    (settings.out / "gpu.html").write_text(page(whole), encoding="utf-8")
     return whole
 
 

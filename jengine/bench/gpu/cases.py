@@ -76,6 +76,13 @@ class Sizes:
     steps: int
     max_model_len: int | None  # None: that of the model
     peer: tuple[tuple[int, int], ...]  # rows, context
+    cache_elements: int  # of the large cache: beyond what 32 bits count
+    matmul_tokens: tuple[int, ...]
+    matmul_widths: tuple[int, int, int]  # hidden, gate, and queries, keys and values together
+    matmul_dtype: str
+    mixed: tuple[tuple[int, int, int], ...]  # decode rows, their context, prompt tokens beside them
+    soak_steps: int
+    race: tuple[tuple[int, int, int], ...]  # requests, prompt tokens, answer tokens
 
 
 SAMPLERS = {
@@ -130,6 +137,13 @@ REAL = Sizes(
     steps=40,
     max_model_len=None,  # tables for 131,072 tokens of llama-8b, as an engine has by default
     peer=((1, 1024), (32, 1024), (8, 4096)),  # each takes torch a while to compile
+    cache_elements=(1 << 31) + (1 << 24),
+    matmul_tokens=(8, 64, 256, 2048, 32, 128, 512, 8192),
+    matmul_widths=(4096, 14_336, 6144),
+    matmul_dtype="bfloat16",
+    mixed=((63, 1024, 256), (63, 1024, 2048), (7, 1024, 8192)),
+    soak_steps=10_000,
+    race=((1, 1024, 128), (64, 1024, 128), (256, 256, 128)),
 )  # fmt: skip
 
 
@@ -169,6 +183,13 @@ DRY = Sizes(
     steps=4,
     max_model_len=128,
     peer=((2, 8),),
+    cache_elements=1 << 16,
+    matmul_tokens=(2, 8),
+    matmul_widths=(32, 48, 64),
+    matmul_dtype="float32",
+    mixed=((1, 32, 40),),
+    soak_steps=20,
+    race=((2, 8, 3),),
 )
 
 

@@ -48,7 +48,10 @@ def measure(part: Part, args: argparse.Namespace) -> None:
                 if decodes
                 else rates(took, operations=case.operations)
             )
-            part.add(what=name, case=str(case), implementation=implementation, **reached)
+            part.add(
+                what=name, case=str(case), implementation=implementation, moved=case.cache_bytes,
+                operations=case.operations, **reached,
+            )  # fmt: skip
     for case in part.in_time(chosen.sampling):
         for name in (implementation, ENGINE):
             with part.attempt(f"sampling by {name}", case):
@@ -75,9 +78,13 @@ def rates(took: Seconds, *, moved: int = 0, operations: int = 0) -> dict[str, An
     return line
 
 
-def timed(chosen: Sizes, program: Callable[..., Any], *arrays: Any) -> Seconds:
+def timed(
+    chosen: Sizes, program: Callable[..., Any], *arrays: Any, profiled: bool = True
+) -> Seconds:
     """A program that makes as many calls as these sizes say."""
-    return seconds_of(program, *arrays, repeats=chosen.repeats, calls=chosen.calls)
+    return seconds_of(
+        program, *arrays, repeats=chosen.repeats, calls=chosen.calls, profiled=profiled
+    )
 
 
 def time_attention(case: AttentionCase, chosen: Sizes, implementation: str) -> Seconds:

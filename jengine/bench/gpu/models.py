@@ -34,10 +34,16 @@ def measure(part: Part, args: argparse.Namespace) -> None:
     folder = write_config(args.part.parent / "models" / args.model, chosen.models[args.model])
     grid = decode_grid(chosen, few=args.few)
     began = time.perf_counter()
-    with open_llm(folder, chosen, grid, devices, captured=args.captured) as llm:
+    with open_llm(
+        folder, chosen, grid, devices, captured=args.captured, matmuls=args.matmuls
+    ) as llm:
         part.note(f"attention: {attention_in_use(llm)}")
         part.add(what="start", model=args.model, seconds=round(time.perf_counter() - began, 1),
                  programs=len(llm.ledger.entries), weights_gb=weight_bytes(llm) / 1e9)  # fmt: skip
+        for entry in llm.ledger.entries.values():
+            part.add(what="compile", model=args.model, case=str(entry.bucket),
+                     seconds=round(entry.seconds, 2),
+                     temporary_mb=round(entry.temp_bytes / 1e6, 1))  # fmt: skip
         driver = Driver(llm)
         for rows, context in part.in_time(grid):
             if not driver.fits(rows, context, chosen.steps):
@@ -75,8 +81,9 @@ def shards(config: dict[str, Any]) -> int:
 
 
 def open_llm(
-    folder: Path, chosen: Sizes, grid: list[Decode], devices: int = 1, *, captured: bool = False
-) -> LLM:
+    folder: Path, chosen: Sizes, grid: list[Decode], devices: int = 1, *, captured: bool = False,
+    matmuls: str = "auto",
+) -> LLM:  # fmt: skip
     """An engine that compiles no more than what is measured."""
     most = max(rows for rows, _ in grid)
     return LLM(
@@ -94,6 +101,7 @@ def open_llm(
             "prefill_tokens": list(chosen.step_tokens),
             "wait_for": "all",
             "capture_collectives": captured,
+            "matmuls": matmuls,
         },
     )
 

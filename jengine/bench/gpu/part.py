@@ -29,9 +29,10 @@ class Part:
         self.write()
 
     def add(self, **line: Any) -> None:
-        """Keep one measurement."""
+        """Keep one measurement, and print it to the stage's log."""
         self.content["lines"].append(line)
         self.write()
+        print(json.dumps(line), flush=True)
 
     @contextmanager
     def attempt(self, what: str, case: object) -> Iterator[None]:
@@ -90,6 +91,9 @@ def run_stage(measure: Callable[[Part, argparse.Namespace], None]) -> None:
     parser.add_argument("--few", action="store_true")
     parser.add_argument("--tensor-parallel", action="store_true", help="on all devices")
     parser.add_argument("--captured", action="store_true", help="collectives in CUDA graphs")
+    parser.add_argument("--matmuls", default="auto", help="the library of XLA's matmuls")
+    parser.add_argument("--soak", action="store_true", help="one size of step, for long")
+    parser.add_argument("--peer-python", default="", help="a Python that has vLLM")
     args = parser.parse_args()
     part = Part(args.part, args.seconds)
     measure(part, args)

@@ -46,7 +46,7 @@ def printed(run: Mapping[str, Any]) -> str:
         f"command: {run['command']}",
         *(line for name, part in parts.items() for line in section(name, part)),
         *beside(parts, "command buffers", "small-model", "without-command-buffers"),
-        *beside(parts, "all matmuls by cuBLASLt", "cublaslt-alone", "large-model"),
+        *beside(parts, "all matmuls by cuBLASLt", "cublaslt-alone", "xla-matmuls"),
         *beside(parts, "captured collectives", "captured-collectives", "tensor-parallel"),
         "",
         verdict(parts),
@@ -95,7 +95,7 @@ def table(what: str, lines: list[Mapping[str, Any]]) -> Iterator[str]:
         yield "  " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
 
 
-HIDDEN = ("what", "median_us", "tolerance", "bytes")
+HIDDEN = ("what", "median_us", "tolerance", "bytes", "moved", "operations", "kernels")
 
 
 def shown(value: Any) -> str:

@@ -22,7 +22,11 @@ ENGINE_NEEDS = (
 )  # fmt: skip
 COMPILED_FOR = "compiled-for"
 WITHOUT_COMMAND_BUFFERS = "--xla_gpu_enable_command_buffer="
-WITHOUT_TRITON_GEMM = "--xla_gpu_enable_triton_gemm=false"
+# What XLA made of the steps of the large model: optimized programs, and its choices of algorithms.
+DUMPS = (
+    "--xla_dump_to={out}/hlo --xla_dump_hlo_module_re=.*step.* --xla_dump_hlo_as_text "
+    "--xla_gpu_dump_autotune_results_to={out}/autotune.txt"
+)
 
 
 @dataclass(frozen=True)
@@ -35,33 +39,34 @@ class Stage:
     needs: tuple[str, ...]
     arguments: tuple[str, ...] = ()
     xla_flags: str = ""  # {out}: the folder of this run
+    devices: int = 1  # that it needs
 
 
+PARALLEL = ("--model", "llama-8b", "--few", "--tensor-parallel")
+SOAK = ("--model", "llama-8b", "--tensor-parallel", "--soak")
 STAGES = (
-    Stage("device", "device", 30, ("jax",), xla_flags=f"--xla_dump_to={{out}}/{COMPILED_FOR}"),
-    Stage("ceilings", "ceilings", 30, ("jax",)),
-    Stage("numerics", "numerics", 80, ("jax", "numpy")),
+    Stage("device", "device", 20, ("jax",), xla_flags=f"--xla_dump_to={{out}}/{COMPILED_FOR}"),
+    Stage("canary", "canary", 20, ("jax", "numpy")),
+    Stage("numerics", "numerics", 60, ("jax", "numpy")),
+    Stage("sweep", "sweep", 80, ("jax", "numpy", "triton")),
+    Stage("ceilings", "ceilings", 15, ("jax",)),
+    Stage("matmuls", "matmuls", 40, ("jax", "numpy")),
     Stage("kernels", "kernels", 60, ("jax", "numpy")),
-    Stage("small-model", "models", 80, ENGINE_NEEDS, ("--model", "qwen3-0.6b")),
-    Stage("large-model", "models", 110, ENGINE_NEEDS, ("--model", "llama-8b")),
-    Stage(
-        "without-command-buffers", "models", 50, ENGINE_NEEDS, ("--model", "qwen3-0.6b", "--few"),
-        xla_flags=WITHOUT_COMMAND_BUFFERS,
-    ),
+    Stage("small-model", "models", 60, ENGINE_NEEDS, ("--model", "qwen3-0.6b")),
+    Stage("large-model", "models", 90, ENGINE_NEEDS, ("--model", "llama-8b"), xla_flags=DUMPS),
+    Stage("steady", "steady", 60, ENGINE_NEEDS, ("--model", "llama-8b")),
+    Stage("xla-matmuls", "models", 45, ENGINE_NEEDS,
+          ("--model", "llama-8b", "--few", "--matmuls", "xla")),
+    Stage("cublaslt-alone", "models", 45, ENGINE_NEEDS,
+          ("--model", "llama-8b", "--few", "--matmuls", "cublaslt")),
+    Stage("without-command-buffers", "models", 40, ENGINE_NEEDS,
+          ("--model", "qwen3-0.6b", "--few"), xla_flags=WITHOUT_COMMAND_BUFFERS),
     Stage("torch", "torch_peer", 110, ()),
-    Stage("sweep", "sweep", 120, ("jax", "numpy", "triton")),
-    Stage(
-        "cublaslt-alone", "models", 60, ENGINE_NEEDS, ("--model", "llama-8b", "--few"),
-        xla_flags=WITHOUT_TRITON_GEMM,
-    ),
-    Stage(
-        "tensor-parallel", "models", 60, ENGINE_NEEDS,
-        ("--model", "llama-8b", "--few", "--tensor-parallel"),
-    ),
-    Stage(
-        "captured-collectives", "models", 60, ENGINE_NEEDS,
-        ("--model", "llama-8b", "--few", "--tensor-parallel", "--captured"),
-    ),
+    Stage("vllm", "vllm_race", 300, ENGINE_NEEDS, ("--model", "llama-8b")),
+    Stage("tensor-parallel", "models", 60, ENGINE_NEEDS, PARALLEL, devices=2),
+    Stage("captured-collectives", "models", 60, ENGINE_NEEDS, (*PARALLEL, "--captured"), devices=2),
+    Stage("soak", "steady", 200, ENGINE_NEEDS, SOAK, devices=2),
+    Stage("captured-soak", "steady", 200, ENGINE_NEEDS, (*SOAK, "--captured"), devices=2),
 )  # fmt: skip
 
 
@@ -72,6 +77,7 @@ class Settings:
     out: Path
     dry_run: bool
     torch_python: str
+    vllm_python: str | None = None
 
 
 def obstacle(stage: Stage, settings: Settings) -> str | None:
@@ -82,20 +88,38 @@ def obstacle(stage: Stage, settings: Settings) -> str | None:
             f"not installed: {', '.join(missing)}. A wheel will do: "
             f"pip install --no-index --find-links FOLDER {' '.join(missing)}"
         )
+    if stage.devices > (there := devices_there(settings)):
+        return f"it needs {stage.devices} devices, and there is {there}"
+    if stage.module == "vllm_race" and settings.vllm_python is None:
+        return "--vllm-python names no Python that has vLLM"
+    if stage.module == "vllm_race":
+        return packages_obstacle("--vllm-python", str(settings.vllm_python), ("vllm",))
     if stage.module == "torch_peer":
-        return torch_obstacle(settings.torch_python)
+        packages = ("torch", "transformers")
+        return packages_obstacle("--torch-python", settings.torch_python, packages)
     return None
 
 
-def torch_obstacle(python: str) -> str | None:
-    """Why torch cannot be measured, or None."""
-    words = "import importlib.util as u; print(*[n for n in ('torch', 'transformers') if not u.find_spec(n)])"  # noqa: E501
+def devices_there(settings: Settings) -> int:
+    """Devices that the first stage found, or 1 where it has not run."""
+    file = settings.out / "device.json"
+    lines = json.loads(file.read_text("utf-8"))["lines"] if file.is_file() else []
+    return next((line["count"] for line in lines if "count" in line), 1)
+
+
+def packages_obstacle(flag: str, python: str, packages: tuple[str, ...]) -> str | None:
+    """Why a peer cannot be measured with this Python, or None."""
+    words = (
+        "import sys, importlib.util as u; print(*[n for n in sys.argv[1:] if not u.find_spec(n)])"
+    )
     try:
-        done = subprocess.run([python, "-c", words], capture_output=True, text=True, check=False)  # noqa: S603
+        done = subprocess.run(  # noqa: S603 - the Python that the user named
+            [python, "-c", words, *packages], capture_output=True, text=True, check=False
+        )
     except OSError as error:
-        return f"--torch-python {python} cannot be run: {error}"
+        return f"{flag} {python} cannot be run: {error}"
     if done.returncode:
-        return f"--torch-python {python} ended with status {done.returncode}: {done.stderr[-300:]}"
+        return f"{flag} {python} ended with status {done.returncode}: {done.stderr[-300:]}"
     missing = done.stdout.split()
     return f"{python} has no {' and no '.join(missing)}" if missing else None
 
@@ -109,6 +133,7 @@ def command(stage: Stage, settings: Settings, seconds: float) -> list[str]:
         work.write_text(json.dumps(torch_work(dry_run=settings.dry_run)), encoding="utf-8")
         return [settings.torch_python, program, *part, "--work", str(work)]
     dry = ["--dry-run"] * settings.dry_run
+    dry += ["--peer-python", str(settings.vllm_python)] * (stage.module == "vllm_race")
     module = f"jengine.bench.gpu.{stage.module}"
     return [sys.executable, "-m", module, *part, *stage.arguments, *dry]
 

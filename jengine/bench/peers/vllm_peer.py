@@ -29,6 +29,8 @@ def main() -> None:
         max_model_len=settings["max_model_len"],
         max_num_seqs=settings["max_num_seqs"],
         enable_prefix_caching=settings["prefix_caching"],
+        load_format=settings["load_format"],
+        gpu_memory_utilization=settings["memory_share"],
     )
     with open(settings["trace"], encoding="utf-8") as file:
         trace = [json.loads(line) for line in file]

@@ -18,6 +18,8 @@ GPU_OPTIONS: dict[str, Any] = {
     # A kernel that reads a slice of the packed input would be left out of the CUDA graph.
     "xla_gpu_enable_dynamic_slice_fusion": False,
 }
+# Set to False, it leaves matmuls to cuBLASLt.
+WITHOUT_TRITON = "xla_gpu_enable_triton_gemm"
 # XLA's default contents of CUDA graphs, and collectives. Without these a graph ends at each
 # collective; with them XLA records the graph again at every step, which has been slower
 # (openxla/xla#35360), and steps have hung.
@@ -42,7 +44,7 @@ class CompilerChoices:
         if library == "auto":
             library = matmul_library(capability_of(device), tokens)
         if library == CUBLASLT:
-            options["xla_gpu_enable_triton_gemm"] = False
+            options[WITHOUT_TRITON] = False
         return options
 
 

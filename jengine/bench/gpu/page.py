@@ -1,0 +1,115 @@
+"""The results of all stages as one HTML page that opens offline: rooflines, steps, every line.
+
+In: the whole result, as in gpu.json. Out: HTML text, with nothing to fetch and no script.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from jengine.bench.gpu.report import ceiling, head, printed
+from jengine.pictures.chart_parts import (
+    BOTTOM,
+    HEIGHT,
+    LEFT,
+    RIGHT,
+    TOP,
+    WIDTH,
+    figure,
+    grid,
+    grid_below,
+    legend,
+    log_axis,
+    text,
+    tip,
+)
+from jengine.pictures.page import document, section
+
+Parts = Mapping[str, Mapping[str, Any]]
+STAGES_OF_STEPS = ("small-model", "large-model", "xla-matmuls", "tensor-parallel")
+
+
+def page(whole: Mapping[str, Any]) -> str:
+    """The whole page."""
+    parts: Parts = whole["parts"]
+    about = [*head(parts.get("device", {})), f"command: {whole['command']}"]
+    if whole["dry_run"]:
+        about.insert(0, "DRY RUN on a CPU with tiny sizes: no figure here means anything.")
+    words = "".join(f"<p>{html.escape(line)}</p>" for line in about)
+    content = [
+        f"<header><h1>jengine on this GPU</h1>{words}</header>",
+        section("Roofline", roofline(parts),
+                "Attention and matmuls: a dot on the line is as fast as this device was seen to "
+                "copy or to multiply."),
+        section("Decode steps", steps(parts),
+                "Milliseconds a step, and what reading weights and cache alone takes at the "
+                "measured rate of a copy."),
+        section("Everything", f"<pre>{html.escape(printed(whole))}</pre>"),
+    ]  # fmt: skip
+    return document("jengine on this GPU", "".join(content), "pre { overflow-x: auto }")
+
+
+def lines_of(parts: Parts, stages: tuple[str, ...], what: str) -> Iterator[dict[str, Any]]:
+    """Lines of a kind in some stages."""
+    for stage in stages:
+        for line in parts.get(stage, {}).get("lines", []):
+            if line["what"] == what and "failed" not in line:
+                yield {**line, "stage": stage}
+
+
+def dots(parts: Parts) -> list[tuple[str, str, float, float]]:
+    """Name, look, operations a byte, and TFLOP/s of each kernel that has both."""
+    found = []
+    for what, look in (("decode attention", "ours"), ("prefill attention", "second")):
+        for line in lines_of(parts, ("kernels",), what):
+            seconds = line["best_us"] * 1e-6
+            rate = line["operations"] / seconds / 1e12
+            name = f"{what}, {line['case']}: {rate:,.1f} TFLOP/s"
+            found.append((name, look, line["operations"] / line["moved"], rate))
+    return found
+
+
+def roofline(parts: Parts) -> str:
+    """Dots under the roof, on logarithmic axes; words where there is nothing to draw."""
+    copy, product = ceiling(parts, "copy", "gb_s"), ceiling(parts, "product bfloat16", "tflop_s")
+    found = dots(parts)
+    if not copy or not product or not found:
+        return "<p>The stages ceilings and kernels have no figures.</p>"
+    ridge = product * 1e3 / copy  # operations a byte
+    across = [x for _, _, x, _ in found] + [ridge * 4, ridge / 4]
+    x = log_axis(across, LEFT, WIDTH - RIGHT)
+    y = log_axis(
+        [*(rate for *_, rate in found), product, copy * x.low * 1e-3], HEIGHT - BOTTOM, TOP
+    )
+    roof = [(one, min(copy * one * 1e-3, product)) for one in (x.low, ridge, x.high)]
+    points = " ".join(f"{x.place(a):.1f},{y.place(b):.1f}" for a, b in roof)
+    drawn = [grid(y), grid_below(x, TOP, HEIGHT - BOTTOM),
+             f'<polyline class="line apart" points="{points}"/>',
+             text(WIDTH / 2, HEIGHT - 4, "operations a byte", "middle"),
+             text(LEFT, TOP - 2, "TFLOP/s", "end")]  # fmt: skip
+    for name, look, intensity, rate in found:
+        drawn.append(
+            f'<g><circle class="dot {look}" cx="{x.place(intensity):.1f}" '
+            f'cy="{y.place(rate):.1f}" r="4"/>{tip(name)}</g>'
+        )
+    names = [("decode attention", "ours"), ("prefill attention", "second"),
+             (f"{copy:,.0f} GB/s and {product:,.0f} TFLOP/s", "apart")]  # fmt: skip
+    return legend(names) + figure(drawn, "Roofline", HEIGHT)
+
+
+def steps(parts: Parts) -> str:
+    """A table of decode steps beside their floor."""
+    copy = ceiling(parts, "copy", "gb_s")
+    rows = ["<tr><th>model</th><th>stage</th><th>rows x context</th><th>ms</th><th>floor, ms</th>"
+            "<th>share</th></tr>"]  # fmt: skip
+    for line in lines_of(parts, STAGES_OF_STEPS, "decode"):
+        floor = line["read_bytes"] / copy * 1e-6 if copy else math.nan
+        cells = (
+            line["model"], line["stage"], f"{line['rows']} x {line['context']:,}",
+            f"{line['queued_ms']:.3f}", f"{floor:.3f}", f"{floor / line['queued_ms']:.0%}",
+        )  # fmt: skip
+        rows.append("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells) + "</tr>")
+    return f"<table>{''.join(rows)}</table>" if len(rows) > 1 else "<p>No step was timed.</p>"

@@ -1,0 +1,237 @@
+"""The newer stages of the GPU check run on a CPU with tiny sizes, and say what is wrong."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from jengine.bench.gpu import __main__ as check
+from jengine.bench.gpu import canary, clock, matmuls, steady, trace, vllm_race
+from jengine.bench.gpu.cases import DRY, REAL
+from jengine.bench.gpu.page import page
+from jengine.bench.gpu.part import Part
+from jengine.bench.gpu.stages import STAGES, Settings, environment, obstacle
+from pallas_kernels.tuning import first_match, table
+
+
+def measured(module: Any, tmp_path: Path, **arguments: Any) -> dict[str, Any]:
+    """What a stage writes in a dry run, in this process."""
+    part = Part(tmp_path / "part.json", 1000)
+    given = {"part": part.path, "dry_run": True, "model": "llama-8b", "few": False, "soak": False,
+             "tensor_parallel": False, "captured": False, "matmuls": "auto",
+             "peer_python": "", **arguments}  # fmt: skip
+    module.measure(part, argparse.Namespace(**given))
+    assert not part.failed, [line for line in part.content["lines"] if "failed" in line]
+    return part.content
+
+
+@pytest.mark.slow
+def test_the_canary_runs_every_kernel_and_a_large_cache(tmp_path: Path) -> None:
+    part = measured(canary, tmp_path)
+    assert {line["what"] for line in part["lines"]} == {
+        "device", "rotate and write", "attention", "sampling", "experts", "large cache"
+    }  # fmt: skip
+    assert all(line["right"] is True for line in part["lines"])
+    assert REAL.cache_elements > 2**31
+
+
+def test_the_canary_finds_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    attend, combine = canary.attended_at_the_end, canary.combine_rows
+    monkeypatch.setattr(
+        canary, "attended_at_the_end",
+        lambda blocks, *rest: attend(blocks, *rest) * (1 + (blocks > 4)),
+    )  # fmt: skip
+    monkeypatch.setattr(canary, "combine_rows", lambda *a, **k: combine(*a, **k) * 1.01)
+    assert canary.experts_error("float32", "xla") == pytest.approx(0.01, rel=0.01)
+    assert canary.large_cache_error(DRY.cache_elements, 16, "float32", "xla") == 1.0
+
+
+def test_matmuls_write_the_table_that_programs_read(tmp_path: Path) -> None:
+    before = list(table("xla_matmul")["entries"])
+    try:
+        part = measured(matmuls, tmp_path)
+    finally:
+        table("xla_matmul")["entries"][:] = before
+    libraries = [line["implementation"] for line in part["lines"] if "implementation" in line]
+    assert libraries == ["cublaslt", "xla"] * len(DRY.matmul_tokens)
+    written = json.loads((tmp_path / "tuning/xla_matmul.json").read_text())["entries"]
+    assert written[-len(before) :] == before
+    best = part["lines"][-1]["best"]
+    for tokens, library in best.items():
+        facts = {"capability": matmuls.capability(), "tokens": tokens}
+        assert first_match(written, facts)["use"]["library"] == library
+    assert 8192 in REAL.matmul_tokens and REAL.matmul_dtype == "bfloat16"
+
+
+def test_sizes_between_go_by_the_next_larger_one() -> None:
+    entries = matmuls.entries_of([(8, "xla"), (64, "cublaslt"), (256, "xla")])
+    here = matmuls.capability()
+    found = {
+        tokens: first_match(entries, {"capability": here, "tokens": tokens})["use"]["library"]
+        for tokens in (1, 8, 9, 64, 65, 10_000)
+    }
+    assert found == {1: "xla", 8: "xla", 9: "cublaslt", 64: "cublaslt", 65: "xla", 10_000: "xla"}
+
+
+@pytest.mark.slow
+def test_steps_that_are_mixed_alternate_and_are_profiled(tmp_path: Path) -> None:
+    part = measured(steady, tmp_path)
+    assert [line["what"] for line in part["lines"]] == ["mixed", "alternating", "steady"]
+    assert part["left_out"] == []
+    last = part["lines"][-1]
+    assert (last["graph_updates"], last["graphs_made"], last["late_compiles"]) == (0, 0, 0)
+    assert all(line["ms"] > 0 for line in part["lines"])
+
+
+@pytest.mark.slow
+def test_a_soak_has_a_line_for_each_tenth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = measured(steady, tmp_path, soak=True, tensor_parallel=True)
+    assert alone["left_out"] == ["tensor parallelism: there is one device"]
+    part = measured(steady, tmp_path, soak=True)
+    assert [line["case"].partition("step ")[2] for line in part["lines"]] == [
+        str(step) for step in range(2, 21, 2)
+    ]
+
+
+def test_a_race_takes_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    turns: list[str] = []
+
+    class Peer:
+        version = "vllm 0"
+
+        def __enter__(self) -> Peer:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            turns.append("closed")
+
+        def run(self) -> tuple[float, int]:
+            turns.append("theirs")
+            return 2.0, 6
+
+    class Ours:
+        def __enter__(self) -> Ours:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    asked: list[Any] = []
+    monkeypatch.setattr(vllm_race, "trace_peer", lambda *a: asked.append(a) or Peer())
+    monkeypatch.setattr(vllm_race, "LLM", lambda *_, **settings: Ours())
+    monkeypatch.setattr(vllm_race, "run_once", lambda *_: turns.append("ours") or (1.0, 6))
+    part = measured(vllm_race, tmp_path, peer_python="/a/python")
+    (line,) = part["lines"]
+    assert (line["ratio"], line["peer"], line["tok_s"]) == (2.0, "vllm 0", 6.0)
+    assert turns == ["ours", "theirs"] * (vllm_race.ROUNDS + 1) + ["closed"]
+    name, python, settings = asked[0]
+    assert (name, python, settings.load_format) == ("vllm", "/a/python", "dummy")
+    assert 2 * settings.memory_share < 0.9
+
+
+# --- the profiler's trace --------------------------------------------------------------------
+
+
+def plane(name: str, **lines: list[tuple[str, float]]) -> SimpleNamespace:
+    return SimpleNamespace(name=name, lines=[
+        SimpleNamespace(name=line.replace("_", " "), events=[
+            SimpleNamespace(name=event, duration_ns=ns) for event, ns in events
+        ])
+        for line, events in lines.items()
+    ])  # fmt: skip
+
+
+def test_a_trace_has_kernels_of_streams_and_calls_of_cuda() -> None:
+    found = trace.read_planes([
+        plane("/device:GPU:0", Stream_20=[("gemm", 2000.0), ("gemm", 1000.0), ("norm", 500.0)],
+              XLA_Ops=[("fusion", 9e9)]),
+        plane("/host:CPU", worker=[("cuGraphLaunch", 5.0), ("cuGraphLaunch", 5.0),
+                                   ("cuGraphExecKernelNodeSetParams_v2", 5.0),
+                                   ("cuGraphInstantiateWithParams", 5.0), ("current thread", 1.0)]),
+    ])  # fmt: skip
+    assert found.kernels == {"gemm": (2, pytest.approx(3e-6)), "norm": (1, pytest.approx(5e-7))}
+    assert found.device_seconds == pytest.approx(3.5e-6)
+    assert found.count(trace.GRAPH_LAUNCH) == 2
+    assert found.count(trace.GRAPH_UPDATE) == found.count(trace.GRAPH_INSTANTIATION) == 1
+    assert list(found.slowest(1)) == ["gemm"]
+
+
+def test_a_cpu_has_no_time_on_a_device() -> None:
+    import jax
+
+    run = jax.jit(lambda x: x @ x)
+    x = jax.numpy.ones((8, 8))
+    found = trace.traced(lambda: jax.block_until_ready(run(x)))
+    assert found.device_seconds is None and not found.kernels
+    took = clock.seconds_of(run, x, repeats=2, profiled=True)
+    assert 0 < took.best <= took.median
+
+
+def test_the_device_s_clock_counts_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = trace.Trace({"kernel": trace.Kernel(4, 8e-6)}, trace.Counter())
+    monkeypatch.setattr(clock, "traced", lambda _: seen)
+    took = clock.seconds_of(lambda: None, repeats=1, calls=4, profiled=True)
+    assert took.best == pytest.approx(2e-6)
+
+
+# --- budgets, and the page -------------------------------------------------------------------
+
+
+def test_stages_share_the_time_that_is_left(tmp_path: Path) -> None:
+    """Of those that can run: peers and several devices are not here."""
+    settings = Settings(tmp_path, False, "no-such-python")
+    able = [stage for stage in STAGES if obstacle(stage, settings) is None]
+    assert not {"torch", "vllm", "soak", "tensor-parallel"} & {stage.name for stage in able}
+    assert sum(stage.seconds for stage in able) <= 650, "ten minutes, and a little less for each"
+    left, given = 590.0, []
+    for number in range(len(STAGES)):
+        if STAGES[number] in able:
+            given.append(check.share(STAGES[number:], settings, left))
+            left -= given[-1]
+    assert left == pytest.approx(0, abs=1), "nothing is left over, and nothing runs out"
+    assert min(given) > 12
+    assert check.share([STAGES[1]], settings, 590) == STAGES[1].seconds * check.MOST_OF_ITS_TIME
+    (tmp_path / "device.json").write_text(json.dumps({"lines": [{"count": 4}]}))
+    assert obstacle(next(one for one in STAGES if one.name == "soak"), settings) is None
+
+
+def test_the_order_is_from_the_canary_to_models() -> None:
+    names = [stage.name for stage in STAGES]
+    wanted = ["device", "canary", "numerics", "sweep", "kernels", "large-model", "steady", "soak"]
+    assert [name for name in names if name in wanted] == wanted
+    assert next(stage for stage in STAGES if stage.name == "canary").seconds == 20
+
+
+def test_the_large_model_is_dumped() -> None:
+    stage = next(stage for stage in STAGES if stage.name == "large-model")
+    flags = environment(stage, Settings(Path("out"), False, ""), {})["XLA_FLAGS"]
+    assert "--xla_dump_to=out/hlo" in flags
+    assert "--xla_gpu_dump_autotune_results_to=out/autotune.txt" in flags
+
+
+def test_the_page_shows_rooflines_and_every_line() -> None:
+    attention = {"case": "1 x 8", "best_us": 10.0, "moved": 1e6, "operations": 1e9}
+    parts = {
+        "ceilings": {"status": "done", "lines": [
+            {"what": "copy", "gb_s": 3000.0}, {"what": "product bfloat16", "tflop_s": 700.0}]},
+        "kernels": {"status": "done", "lines": [
+            {"what": "decode attention", **attention}, {"what": "prefill attention", **attention},
+            {"what": "prefill attention", "case": "x", "failed": "no such <instruction>"}]},
+        "large-model": {"status": "done", "lines": [
+            {"what": "decode", "model": "llama-8b", "rows": 8, "context": 1024, "queued_ms": 8.0,
+             "read_bytes": 12e9}]},
+    }  # fmt: skip
+    text = page({"dry_run": False, "command": "python <x>", "parts": parts})
+    assert text.count("<circle") == 2 and "<svg" in text
+    assert "100.0 TFLOP/s" in text and "3,000 GB/s and 700 TFLOP/s" in text
+    assert "<td>4.000</td><td>50%</td>" in text
+    assert "no such &lt;instruction&gt;" in text and "python &lt;x&gt;" in text
+    assert not re.search(r"<script|https?://(?!www\.w3\.org)", text), "nothing to fetch"
+    bare = page({"dry_run": True, "command": "", "parts": {}})
+    assert "No step was timed" in bare and "have no figures" in bare and "DRY RUN" in bare
