@@ -438,6 +438,7 @@ def test_tables_are_installed_where_kernels_read_them(
 @pytest.mark.slow
 def test_the_whole_dry_run(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "jengine.bench.gpu", "--out", str(tmp_path), "--dry-run"]
+    words += ["--deadline", "1500"]
     done = subprocess.run(words, cwd=stages.checkout(), capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     parts = json.loads((tmp_path / "gpu.json").read_text())["parts"]

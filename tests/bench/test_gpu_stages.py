@@ -35,7 +35,7 @@ def measured(module: Any, tmp_path: Path, **arguments: Any) -> dict[str, Any]:
 def test_the_canary_runs_every_kernel_and_a_large_cache(tmp_path: Path) -> None:
     part = measured(canary, tmp_path)
     assert {line["what"] for line in part["lines"]} == {
-        "device", "rotate and write", "attention", "sampling", "experts", "large cache"
+        "program", "rotate and write", "attention", "sampling", "experts", "large cache"
     }  # fmt: skip
     assert all(line["right"] is True for line in part["lines"])
     assert REAL.cache_elements > 2**31

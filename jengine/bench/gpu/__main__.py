@@ -35,6 +35,7 @@ from jengine.bench.gpu.stages import (
 GRACE = 20
 # A stage may take so many times its usual time where others need none.
 MOST_OF_ITS_TIME = 1.5
+OF_A_DRY_RUN = 8  # which interprets kernels
 # With less time left, a stage is not started.
 LEAST = 10
 EPILOG = """\
@@ -128,7 +129,8 @@ def share(stages: Sequence[Stage], settings: Settings, left: float) -> float:
     first, *others = stages
     others = [stage for stage in others if obstacle(stage, settings) is None]
     needed = first.seconds + sum(stage.seconds for stage in others)
-    return min(first.seconds * MOST_OF_ITS_TIME, left * first.seconds / needed)
+    most = OF_A_DRY_RUN if settings.dry_run else MOST_OF_ITS_TIME
+    return min(first.seconds * most, left * first.seconds / needed)
 
 
 def run_one(

@@ -39,9 +39,9 @@ def measure(part: Part, args: argparse.Namespace) -> None:
     chosen, implementation = sizes(dry_run=args.dry_run), implementation_here()
     dtype = "float32" if args.dry_run else "bfloat16"
     head_dim = 16 if args.dry_run else 128
-    with part.attempt("device", "add"):
+    with part.attempt("program", "a sum"):
         total = int(jax.jit(lambda x: x.sum())(jnp.arange(1000)))
-        part.add(what="device", case="sum", right=total == 499_500)
+        part.add(what="program", case="a sum", right=total == 499_500)
     with part.attempt("rotate and write", dtype):
         add(part, "rotate and write", dtype, write_error(dtype, implementation), dtype)
     for new_tokens in (1, 9):
