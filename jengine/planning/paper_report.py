@@ -149,9 +149,10 @@ def assumptions(paper: Paper) -> Iterator[str]:
     yield "scratch: 6 hidden states and 3 MLP widths per token, 3 rows of logits, in float32"
     if layout.tp > 1:
         yield (
-            "all-reduces: two per layer and one for the embedding, float32 hidden states, ring "
-            f"algorithm, {assumed.link_latency * 1e6:g} us each before the first byte; none "
-            "overlaps with other work"
+            "all-reduces: two per layer and one for the embedding, of hidden states in bfloat16 "
+            "(float32 where the model is not), ring algorithm, "
+            f"{assumed.link_latency * 1e6:g} us each before the first byte; none overlaps with "
+            "other work"
         )
     if layout.hosts > 1:
         yield (

@@ -28,10 +28,10 @@ class Assumptions:
     link_latency: float = 10e-6
     network_latency: float = 25e-6
     # Kernels per layer of a step compiled for an H200, where a step is one CUDA graph: the larger
-    # of llama-8b (decode 405 for 32 layers, with prompt tokens 377) and qwen3-0.6b (327 and 335 for
-    # 28) by `python -m jengine.bench.gpu_proof`. Matmuls by cuBLASLt alone: 308 and 345.
-    decode_launches: float = 12.7
-    prefill_launches: float = 12.0
+    # of llama-8b (decode 307 for 32 layers, with prompt tokens 347) and qwen3-0.6b (270 and 307 for
+    # 28) by `python -m jengine.bench.gpu_proof`, matmuls of 64 tokens and more by cuBLASLt.
+    decode_launches: float = 9.7
+    prefill_launches: float = 11.0
     between_launches: float = 1e-6  # seconds, not measured
 
 
@@ -164,8 +164,9 @@ class Timing:
         if layout.tp > 1:
             # Two all-reduces per layer and one for the embedding, as the compiled program has them.
             count = 2 * len(self.memory.stage) + 1
+            sums = hidden // 2 if self.memory.config.dtype == "bfloat16" else hidden
             found.append(
-                self._all_reduces("all-reduces within a layer", count, hidden, layout.tp, True)
+                self._all_reduces("all-reduces within a layer", count, sums, layout.tp, True)
             )
         if layout.pp > 1:
             found += [self._to_next_stage(hidden), self._last_results(hidden)]
