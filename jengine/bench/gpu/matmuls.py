@@ -70,7 +70,7 @@ def time_layer(tokens: int, library: str, chosen: Sizes) -> Seconds:
         for seed, shape in enumerate(shapes)
     ]
     x = random_normal((tokens, hidden), "float32", 9)
-    options = {WITHOUT_TRITON: False} if library == CUBLASLT else {}
+    options: dict[str, Any] = {WITHOUT_TRITON: False} if library == CUBLASLT else {}
     run = layers_of(chosen.calls)
     compiled = jax.jit(run).lower(x, *weights).compile(compiler_options=options)
     return seconds_of(compiled, x, *weights, repeats=chosen.repeats, calls=chosen.calls)
