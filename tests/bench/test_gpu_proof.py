@@ -157,6 +157,9 @@ def test_launches_have_a_bound(result: dict[str, Any]) -> None:
     row = next(row for row in changed["steps"] if row["step"] == "llama-8b, 64 rows, triton")
     row["launches"] = 341
     assert "341 launches, at most 340 are allowed" in worse(changed, changed)[0]
+    row["launches"], long = 340, next(one for one in changed["steps"] if "8192" in one["step"])
+    long["temporary_mb"] = 871.0
+    assert "871.0 MB of temporaries, of at most 870" in worse(changed, changed)[0]
 
 
 OUTER_LOOP = """

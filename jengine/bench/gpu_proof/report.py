@@ -41,6 +41,11 @@ MOST_LAUNCHES = {
     "llama-8b, 64 rows + 2048 prompt tokens, triton": 350,
     "llama-8b, 8 rows + 8192 prompt tokens, triton": 350,
 }
+# Steps with a bound of their own for temporaries, in MB.
+MOST_OF_STEP = {
+    "llama-8b, 64 rows + 2048 prompt tokens, triton": 240,
+    "llama-8b, 8 rows + 8192 prompt tokens, triton": 870,
+}
 # XLA makes no graph of so few launches between two collectives.
 TOO_FEW = 5
 # Temporaries may grow by this much, which fusions of other XLA versions account for.
@@ -138,8 +143,9 @@ def step_problems(row: Mapping[str, Any]) -> Iterator[str]:
     ):
         if row[name] != wanted:
             yield f"{row['step']}: {name} is {row[name]}, expected {wanted}"
-    if row["temporary_mb"] > MOST_TEMPORARY:
-        yield f"{row['step']}: {row['temporary_mb']} MB of temporaries, of at most {MOST_TEMPORARY}"
+    room = MOST_OF_STEP.get(row["step"], MOST_TEMPORARY)
+    if row["temporary_mb"] > room:
+        yield f"{row['step']}: {row['temporary_mb']} MB of temporaries, of at most {room}"
     most = MOST_LAUNCHES.get(row["step"])
     if most is not None and row["launches"] > most:
         yield f"{row['step']}: {row['launches']} launches, at most {most} are allowed"
