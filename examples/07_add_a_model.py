@@ -55,7 +55,7 @@ class Starcoder2:
             fields.refuse("use_bias", "true: the decoder's plain MLP has biases")
         attention = read_attention(fields, self.DEFAULTS, qkv_bias=True, output_bias=True)
         attention = replace(attention, window=fields.optional_integer("sliding_window", None))
-        mlp = replace(read_mlp(fields, self.DEFAULTS), gated=False)
+        mlp = replace(read_mlp(fields, self.DEFAULTS), gated=False, biases=True)
         layers = (LayerConfig(attention, mlp),) * read_num_layers(fields, self.DEFAULTS)
         config = read_decoder(fields, self.DEFAULTS, layers)
         epsilon = fields.number("norm_epsilon", 1e-5, above_minimum=True)

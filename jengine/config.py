@@ -19,10 +19,11 @@ CACHE_CODES: dict[str, str | None] = {
     "auto": None, "int8": "int8", "int8_per_token_head": "int8",
     "fp8": "fp8", "fp8_e4m3": "fp8", "fp8_per_token_head": "fp8",
 }  # fmt: skip
-Activation = Literal["silu", "gelu_tanh"]
-# `rms_one_plus` stores a norm's weight as its distance from one; `layer` subtracts the mean and
-# has a bias.
-NormKind = Literal["rms", "rms_one_plus", "layer"]
+# `clamped_swiglu` is a gate of its own: it takes both halves of a gated MLP.
+Activation = Literal["silu", "gelu_tanh", "gelu", "relu", "relu_squared", "clamped_swiglu"]
+# `one_plus` stores a norm's weight as its distance from one; `layer` subtracts the mean and has a
+# bias, unless it says otherwise.
+NormKind = Literal["rms", "rms_one_plus", "layer", "layer_one_plus", "layer_no_bias"]
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,8 @@ class RopeConfig:
     # scales the scores of latent attention.
     mscale: float | None = None
     mscale_all_dim: float | None = None
+    # How many dimensions of a head are rotated, the first ones in checkpoints. None: all.
+    rotated: int | None = None
 
     @property
     def score_scale(self) -> float:
@@ -102,12 +105,16 @@ class AttentionConfig:
     rope: RopeConfig | None = field(default_factory=RopeConfig)
     qkv_bias: bool = False
     output_bias: bool = False
-    # RMS norm of queries and keys: of each head alone, or of all heads of a token as one vector.
-    qk_norm: Literal["head", "whole"] | None = None
+    # RMS norm of queries and keys: of each head alone, or of all heads of a token as one vector;
+    # `unit` is that of each head, without weights.
+    qk_norm: Literal["head", "whole", "unit"] | None = None
     scale: float | None = None  # None: head_dim ** -0.5
     soft_cap: float | None = None
     # Whether each query head has one more score, a parameter, whose value vector is zero.
     sinks: bool = False
+    # Queries are multiplied by 1 + growth * log(1 + the number of whole `steps` before or at the
+    # next position): (steps, growth).
+    temperature: tuple[int, float] | None = None
 
     @property
     def group(self) -> int:
@@ -199,16 +206,39 @@ class LatentConfig:
 
 @dataclass(frozen=True)
 class MlpConfig:
-    """A dense feed-forward block; without a gate it is up and down with biases."""
+    """A dense feed-forward block: gate, up and down, or up and down alone."""
 
     intermediate_size: int
     activation: Activation = "silu"
     gated: bool = True
+    biases: bool = False
 
     @property
     def active_size(self) -> int:
         """The intermediate numbers that one token takes."""
         return self.intermediate_size
+
+
+@dataclass(frozen=True)
+class RoutingConfig:
+    """How a token picks its experts: the scores of a router's logits, the choice, the weights."""
+
+    scores: Literal["softmax", "sigmoid"] = "softmax"
+    # Whether the weights of a token's experts are scaled to a sum of one.
+    normalize: bool = True
+    scale: float = 1.0  # of the weights, after that
+    # Whether each expert has a parameter that is added to its score for the choice alone.
+    choice_bias: bool = False
+    # Experts are chosen from the best `top_groups` of equal groups. A group is as good as its best
+    # expert, or as the sum of its best two.
+    groups: int = 1
+    top_groups: int = 1
+    group_score: Literal["best", "best_two"] = "best_two"
+    # Whether experts read the token times its weight, instead of their outputs being weighted.
+    weighs_inputs: bool = False
+    logits_bias: bool = False
+    # Whether the router is float32 in models of any dtype.
+    exact: bool = False
 
 
 @dataclass(frozen=True)
@@ -219,13 +249,17 @@ class ExpertsConfig:
     experts_per_token: int
     intermediate_size: int  # of one expert
     activation: Activation = "silu"
-    # Whether the weights of a token's experts are scaled to a sum of one.
-    normalize_weights: bool = True
+    routing: RoutingConfig = field(default_factory=RoutingConfig)
+    biases: bool = False  # of the experts
+    # A gated MLP of this size takes every token as well. 0: there is none.
+    shared_size: int = 0
+    # Whether that MLP's output is multiplied by the sigmoid of one more logit.
+    shared_gate: bool = False
 
     @property
     def active_size(self) -> int:
         """The intermediate numbers that one token takes."""
-        return self.experts_per_token * self.intermediate_size
+        return self.experts_per_token * self.intermediate_size + self.shared_size
 
 
 # What may stand in the two halves of a layer. Other kinds are added to these unions.
@@ -254,10 +288,18 @@ class ModelConfig:
     norm: NormKind = "rms"
     # Which sides of attention and feed-forward block are normalised: input, output, or both.
     norm_places: Literal["before", "after", "around"] = "before"
+    # `parallel`: attention and feed-forward block both read the layer's input, each after its own
+    # norm, or both after one.
+    block: Literal["serial", "parallel", "parallel_one_norm"] = "serial"
+    # What attention and feed-forward block add to the residual stream is multiplied by this.
+    residual_scale: float = 1.0
     # Whether a learned vector for its position is added to each token's embedding.
     learned_positions: bool = False
+    position_offset: int = 0  # rows of that table before the first position's
     tie_embeddings: bool = False
+    head_bias: bool = False
     embed_scale: float = 1.0
+    logit_scale: float = 1.0
     logit_soft_cap: float | None = None
     initializer_range: float = 0.02
     dtype: str = "float32"

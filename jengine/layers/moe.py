@@ -14,11 +14,15 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from jengine.config import RoutingConfig
+
 if TYPE_CHECKING:  # shapes are for readers and type checkers
     from jaxtyping import Float, Float32, Int
 
 # Rows per matmul of `matmul_by_tiles`: in a decode step most experts have few tokens.
 TILE = 8
+# Added to a sum of scores before dividing by it: sigmoids may all vanish.
+SMALLEST_TOTAL = 1e-20
 
 
 class Picked(NamedTuple):
@@ -31,16 +35,40 @@ class Picked(NamedTuple):
 def route(
     logits: Float[Array, "tokens num_experts"],
     count: int,
-    normalize: bool,
+    config: RoutingConfig,
+    *,
+    bias: Float[Array, " num_experts"] | None = None,
     softmax: Callable[[Array], Array] = jax.nn.softmax,
 ) -> Picked:
-    """The `count` best experts of each token."""
-    weights, experts = lax.top_k(softmax(logits), count)
-    if normalize:
+    """The `count` best experts of each token; `bias` has a say in the choice alone."""
+    scores = softmax(logits) if config.scores == "softmax" else jax.nn.sigmoid(logits)
+    ranked = scores if bias is None else scores + jnp.broadcast_to(bias, scores.shape)
+    if config.groups > 1:
+        ranked = in_top_groups(ranked, config)
+    _, experts = lax.top_k(ranked, count)
+    weights = jnp.take_along_axis(scores, experts, axis=-1)
+    if config.normalize:
         # Added up one by one: the order of a sum in XLA depends on the number of tokens.
-        total = reduce(add, (weights[:, i] for i in range(count)))
+        total = reduce(add, (weights[:, i] for i in range(count))) + SMALLEST_TOTAL
         weights = weights / jnp.broadcast_to(total[:, None], weights.shape)
-    return Picked(weights, experts)
+    return Picked(weights if config.scale == 1.0 else weights * config.scale, experts)
+
+
+def in_top_groups(
+    ranked: Float[Array, "tokens num_experts"], config: RoutingConfig
+) -> Float[Array, "tokens num_experts"]:
+    """The same ranks, with those of experts outside each token's best groups at -inf."""
+    tokens = ranked.shape[0]
+    grouped = ranked.reshape(tokens, config.groups, -1)
+    if config.group_score == "best":
+        groups = jnp.max(grouped, axis=-1)
+    else:
+        first, second = jnp.moveaxis(lax.top_k(grouped, 2)[0], -1, 0)
+        groups = first + second
+    _, best = lax.top_k(groups, config.top_groups)  # [tokens, top_groups]
+    is_best = jnp.any(jax.nn.one_hot(best, config.groups, dtype=bool), axis=1)
+    kept = jnp.broadcast_to(is_best[:, :, None], grouped.shape)
+    return jnp.where(kept, grouped, -jnp.inf).reshape(ranked.shape)
 
 
 # Rows [R, in], sorted by expert, and each expert's number of rows, to [R, ...out].
@@ -71,6 +99,11 @@ def mix_experts(
     made = made[jnp.argsort(order)].reshape(tokens, count, -1)
     mixed = jnp.sum(made * jnp.broadcast_to(weights[..., None], made.shape), axis=1)
     return mixed if live is None else jnp.where(live[:, None] < 0, 0.0, mixed)
+
+
+def group_of_rows(sizes: Int[Array, " groups"], rows: int) -> Int[Array, " rows"]:
+    """The group of each row where rows are sorted by group; padding is in the last one."""
+    return jnp.repeat(jnp.arange(sizes.shape[0]), sizes, total_repeat_length=rows)
 
 
 def grouped_project(

@@ -16,7 +16,13 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 
 def inverse_frequencies(config: RopeConfig, head_dim: int) -> np.ndarray:
-    """The angle per position of each rotated pair, float32 [head_dim / 2]."""
+    """The angle per position of each pair, float32 [head_dim / 2]; 0 for those not rotated."""
+    rotated = head_dim if config.rotated is None else config.rotated
+    found = _rotated_frequencies(config, rotated)
+    return np.pad(found, (0, (head_dim - rotated) // 2))
+
+
+def _rotated_frequencies(config: RopeConfig, head_dim: int) -> np.ndarray:
     # Rounded to float32 exactly where the models were trained with it: a last-place error here is
     # multiplied by the position. numpy's power of float32 is off by up to four last places.
     exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
@@ -72,7 +78,11 @@ def rotation(
     cos, sin = jnp.cos(angles), jnp.sin(angles)
     if config.attention_factor == 1.0:
         return cos, sin
-    return cos * config.attention_factor, sin * config.attention_factor
+    rotated = head_dim if config.rotated is None else config.rotated
+    factors = np.ones(head_dim // 2, np.float32)
+    factors[: rotated // 2] = config.attention_factor
+    scale = jnp.broadcast_to(jnp.asarray(factors), cos.shape)
+    return cos * scale, sin * scale
 
 
 def rotate(

@@ -82,4 +82,5 @@ def read_weights(layer: LayerConfig, hidden: int, tokens: float) -> float:
         return active_weights(layer, hidden)
     touched = 1 - (1 - ffn.experts_per_token / ffn.num_experts) ** tokens
     experts = matmuls(layer) * hidden * ffn.intermediate_size * ffn.num_experts
-    return layer.mixer.weights(hidden) + touched * experts
+    shared = matmuls(layer) * hidden * ffn.shared_size
+    return layer.mixer.weights(hidden) + touched * experts + shared

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
@@ -20,7 +21,7 @@ from jengine.models.norms import head_norms
 from jengine.models.parameter import normal, parameter
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
-    from jaxtyping import Float, Float32
+    from jaxtyping import Float, Float32, Int
 
 
 class Attention(nnx.Module):
@@ -35,6 +36,7 @@ class Attention(nnx.Module):
         hidden, kv, dim = factory.config.hidden_size, config.num_kv_heads, config.head_dim
         outputs, axes = (kv, config.group + 2, dim), ("embed", "kv_heads", None, None)
         self.qkv = Linear(factory, (hidden,), outputs, axes, bias=config.qkv_bias, inner=True)
+        self.eps = factory.config.norm_eps
         norms = head_norms(factory, config)
         if norms is not None:
             self.q_norm, self.k_norm = norms
@@ -54,6 +56,8 @@ class Attention(nnx.Module):
         residual: Float[Array, "*tokens hidden"] | None = None,
     ) -> Float32[Array, "*tokens hidden"]:
         qkv = self.qkv(x, norm=norm, live=context.live)  # [..., KV, G + 2, D]
+        if self.config.temperature is not None:
+            qkv = qkv * self._temperature(context.positions)
         rope = self.config.rope
         rotation = None if rope is None else context.rotation(rope, self.config.head_dim)
         sinks = self.sinks[...] if self.config.sinks else None
@@ -63,8 +67,24 @@ class Attention(nnx.Module):
         mixed = mixed.reshape(*mixed.shape[:-2], -1)
         return self.out(mixed, residual=residual, live=context.live)
 
+    def _temperature(
+        self, positions: Int[Array, "*tokens"]
+    ) -> Float32[Array, "*tokens kv_heads parts dim"]:
+        """What queries are multiplied with, and ones for keys and values."""
+        assert self.config.temperature is not None
+        steps, growth = self.config.temperature
+        passed = jnp.floor((positions.astype(jnp.float32) + 1.0) / steps)
+        factor = 1.0 + growth * jnp.log1p(passed)
+        kv, group, dim = self.config.num_kv_heads, self.config.group, self.config.head_dim
+        shape = (*positions.shape, kv, group + 2, dim)
+        is_query = jnp.broadcast_to(jnp.arange(group + 2)[:, None] < group, shape)
+        return jnp.where(is_query, jnp.broadcast_to(factor[..., None, None, None], shape), 1.0)
+
     def _norms(self) -> HeadNorms | None:
         if self.config.qk_norm is None:
             return None
+        if self.config.qk_norm == "unit":
+            ones = jnp.ones((self.config.head_dim,))
+            return HeadNorms(ones, ones, self.eps, 0.0)
         weights = self.q_norm.weight[...], self.k_norm.weight[...]
         return HeadNorms(*weights, self.q_norm.eps, self.q_norm.offset)

@@ -10,7 +10,7 @@ import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 
@@ -27,8 +27,9 @@ class Piece:
     """A checkpoint tensor of `shape`, or its slice `source`, and the slice of a parameter it fills.
 
     Most checkpoints store a matrix as [outputs, inputs], parameters are [inputs, outputs]
-    (`transpose`); the two axes are then split into those of `parameter[index]`. Both steps are
-    views with an inverse.
+    (`transpose`); the two axes are then split into those of `parameter[index]`. Where `source`
+    takes lanes of every head, `view` says how the first axis is split for it. All steps are views
+    with an inverse.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Piece:
     index: Index = ()
     transpose: bool = False
     source: Index = ()
+    view: tuple[int, ...] = ()
 
     def place(self, shape: tuple[int, ...]) -> list[slice]:
         """Its slice of a parameter of this shape, one per axis."""
@@ -47,21 +49,27 @@ class Piece:
 
     def turned(self, tensor: np.ndarray) -> np.ndarray:
         """A view of the checkpoint's tensor with its axes in the parameter's order."""
-        tensor = tensor[self.source]
-        return tensor.T if self.transpose else tensor
+        tensor = tensor.reshape(self.viewed_shape)[self.source]
+        return np.moveaxis(tensor, -1, 0) if self.transpose else tensor
 
     def take(self, parameter: np.ndarray) -> np.ndarray:
         """The inverse: the checkpoint's tensor, or its slice `source`, out of the parameter."""
         part = parameter[self.index]
         if not self.transpose:
             return part.reshape(self.source_shape)
-        return part.reshape(self.source_shape[::-1]).T
+        *outputs, inputs = self.source_shape
+        return np.moveaxis(part.reshape(inputs, *outputs), 0, -1)
+
+    @property
+    def viewed_shape(self) -> tuple[int, ...]:
+        """The tensor's shape with its first axis split."""
+        return (*self.view, *self.shape[1:]) if self.view else self.shape
 
     @property
     def source_shape(self) -> tuple[int, ...]:
         """The shape of `source`."""
         # A broadcast scalar has the tensor's shape and takes no memory.
-        return np.broadcast_to(0, self.shape)[self.source].shape
+        return np.broadcast_to(0, self.viewed_shape)[self.source].shape
 
 
 def take_tensors(parameter: np.ndarray, pieces: Sequence[Piece]) -> Iterator[np.ndarray]:
@@ -73,7 +81,7 @@ def take_tensors(parameter: np.ndarray, pieces: Sequence[Piece]) -> Iterator[np.
             continue
         whole = np.empty(parts[0].shape, parameter.dtype)
         for piece in parts:
-            whole[piece.source] = piece.take(parameter)
+            whole.reshape(piece.viewed_shape)[piece.source] = piece.take(parameter)
         yield whole
 
 
@@ -92,6 +100,11 @@ class IgnoredTensor:
         """Whether this rule covers the tensor of that name."""
         return re.fullmatch(self.pattern, name) is not None
 
+
+# How a checkpoint holds the matrices of experts: each as a tensor, or all in one tensor [experts,
+# outputs, inputs] or [experts, inputs, outputs], with gates before the rest or in pairs. Names of
+# such tensors are whole names.
+ExpertLayout = Literal["apart", "outputs_first", "inputs_first", "inputs_first_pairs"]
 
 FREQUENCIES = IgnoredTensor(
     r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",
@@ -118,6 +131,10 @@ class Names:
     before_mlp: str = "post_attention_layernorm"
     after_mlp: str = "post_feedforward_layernorm"
     qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    # Whether one tensor holds each head's query, key and value together.
+    qkv_by_head: bool = False
+    # Whether rotation pairs neighbouring lanes of a head, not lanes of its two halves.
+    rotates_neighbours: bool = False
     q_norm: str = "self_attn.q_norm"
     k_norm: str = "self_attn.k_norm"
     sinks: str = "self_attn.sinks"  # the whole name: there is no ".weight" behind it
@@ -126,9 +143,17 @@ class Names:
     gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
     down: str = "mlp.down_proj"
     router: str = "mlp.gate"
+    choice_bias: str = "mlp.gate.e_score_correction_bias"  # the whole name
     experts: str = "mlp.experts"
     expert_gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
     expert_down: str = "down_proj"
+    expert_layout: ExpertLayout = "apart"
+    shared_gate_up: tuple[str, ...] = (
+        "mlp.shared_experts.gate_proj",
+        "mlp.shared_experts.up_proj",
+    )
+    shared_down: str = "mlp.shared_experts.down_proj"
+    shared_gate: str = "mlp.shared_expert_gate"
     # Whether checkpoints store matrices as [inputs, outputs], as parameters do.
     stored_in_out: bool = False
     ignored: tuple[IgnoredTensor, ...] = (FREQUENCIES,)
@@ -143,8 +168,12 @@ class Names:
 
 def with_prefix(tensors: Mapping[str, T], names: Names) -> Mapping[str, T]:
     """The tensors by their full names, also if the file is that of a bare model."""
-    bare = names.embed_weight not in tensors and f"{names.embed}.weight" in tensors
-    return {names.prefix + name: found for name, found in tensors.items()} if bare else tensors
+    parts = names.prefix.split(".")[:-1]
+    for end in range(len(parts) + 1):  # the prefix without its first names
+        missing = "".join(f"{part}." for part in parts[:end])
+        if names.embed_weight.removeprefix(missing) in tensors:
+            return {missing + name: found for name, found in tensors.items()} if end else tensors
+    return tensors
 
 
 def ignored_in_decoder(config: ModelConfig, names: Names) -> tuple[IgnoredTensor, ...]:

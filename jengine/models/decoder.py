@@ -34,7 +34,8 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 class DecoderLayer(nnx.Module):
     """Attention and feed-forward block, each added to the residual stream.
 
-    Norms stand before, after or around each of the two.
+    Norms stand before, after or around each of the two. In a parallel block both read the layer's
+    input.
     """
 
     def __init__(self, factory: Factory, layer: int):
@@ -42,28 +43,37 @@ class DecoderLayer(nnx.Module):
         own = factory.config.layers[layer]
         self.before_attention, self.after_attention = norms_around(factory)
         self.attention = make_attention(factory, own.mixer, layer)
-        self.before_mlp, self.after_mlp = norms_around(factory)
+        self.block, self.scale = factory.config.block, factory.config.residual_scale
+        if self.block != "parallel_one_norm":
+            self.before_mlp, self.after_mlp = norms_around(factory)
         self.mlp = make_mlp(factory, own.ffn)
 
     def __call__(
         self, x: Float[Array, "*tokens hidden"], context: StepContext
     ) -> Float32[Array, "*tokens hidden"]:
+        given = x
         with jax.named_scope("attention"):
-            attention = partial(self.attention, context=context, norm=self.before_attention)
+            attention = partial(self.attention, given, context=context, norm=self.before_attention)
             x = self._added(x, attention, self.after_attention, context, "attention")
+        before, after = self.before_attention, self.after_attention
+        if self.block != "parallel_one_norm":
+            before, after = self.before_mlp, self.after_mlp
         with jax.named_scope("mlp"):
-            mlp = partial(self.mlp, norm=self.before_mlp, live=context.live)
-            x = self._added(x, mlp, self.after_mlp, context, "mlp")
+            given = x if self.block == "serial" else given
+            mlp = partial(self.mlp, given, norm=before, live=context.live)
+            x = self._added(x, mlp, after, context, "mlp")
         return context.tap(f"{self.path}.output", x)
 
     def _added(
         self, x: Array, block: Callable[..., Array], after: Norm, context: StepContext, point: str
     ) -> Array:
-        """x + block(x). The block adds x itself where no norm or tap comes between, so that its
-        last matmul can be fused with the sum."""
-        if isinstance(after, NoNorm) and not context.is_tapped:
-            return block(x, residual=x)
-        return x + context.tap(f"{self.path}.{point}", after(block(x)))
+        """x + block(). The block adds x itself where nothing comes between, so that its last matmul
+        can be fused with the sum."""
+        if isinstance(after, NoNorm) and not context.is_tapped and self.scale == 1.0:
+            return block(residual=x)
+        made = after(block())
+        made = made if self.scale == 1.0 else made * self.scale
+        return x + context.tap(f"{self.path}.{point}", made)
 
 
 def make_attention(
@@ -92,11 +102,13 @@ class Decoder(LanguageModel):
         axes, tied = ("vocab", "embed"), config.tie_embeddings
         self.embed = Embedding(factory, config.vocab_size, axes, is_head=tied)
         if config.learned_positions:
-            self.position_embed = Embedding(factory, config.max_position, (None, "embed"))
+            rows = config.max_position + config.position_offset
+            self.position_embed = Embedding(factory, rows, (None, "embed"))
         self.layers = nnx.List([DecoderLayer(factory, i) for i in range(len(config.layers))])
         self.norm = make_norm(factory, (hidden,), ("embed",))
         if not config.tie_embeddings:
-            self.head = Linear(factory, (hidden,), (config.vocab_size,), ("embed", "vocab"))
+            axes, outputs = ("embed", "vocab"), (config.vocab_size,)
+            self.head = Linear(factory, (hidden,), outputs, axes, bias=config.head_bias)
 
     def __call__(
         self, tokens: Int[Array, "*tokens"], context: StepContext
@@ -124,7 +136,9 @@ class Decoder(LanguageModel):
             # Rounded to the weights' dtype, as it was when the model was trained.
             dtype = self.embed.dtype
             x = x * jnp.asarray(self.config.embed_scale, dtype).astype(jnp.float32)
-        return x + self.position_embed(positions) if self.config.learned_positions else x
+        if not self.config.learned_positions:
+            return x
+        return x + self.position_embed(positions + self.config.position_offset)
 
     def logits(self, hidden: Float[Array, "*tokens hidden"]) -> Float32[Array, "*tokens vocab"]:
         """Logits over the vocabulary."""
@@ -136,4 +150,6 @@ class Decoder(LanguageModel):
         """Logits over the vocabulary; rows where `live` is -1 may be left out."""
         with jax.named_scope("head"):
             head = self.embed.as_head if self.config.tie_embeddings else self.head
-            return soft_cap(head(hidden, live=live), self.config.logit_soft_cap)
+            logits, scale = head(hidden, live=live), self.config.logit_scale
+            scaled = logits if scale == 1.0 else logits * scale
+            return soft_cap(scaled, self.config.logit_soft_cap)

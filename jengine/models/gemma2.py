@@ -14,11 +14,10 @@ from jengine.models.hf_config import (
     Defaults,
     read_attention,
     read_decoder,
-    read_layer_pattern,
     read_mlp,
     read_num_layers,
-    with_windows,
 )
+from jengine.models.hf_layers import read_layer_pattern, with_windows
 from jengine.models.hf_write import (
     write_activation,
     write_decoder,

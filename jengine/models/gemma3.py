@@ -9,16 +9,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from jengine.config import LayerConfig, ModelConfig, RopeConfig
-from jengine.models.fields import Fields
 from jengine.models.gemma2 import NAMES, read_gemma, read_gemma_attention, write_gemma
 from jengine.models.hf_config import (
     Defaults,
-    read_layer_pattern,
     read_mlp,
     read_num_layers,
-    with_windows,
 )
-from jengine.models.hf_rope import read_rope
+from jengine.models.hf_layers import read_layer_pattern, with_windows
+from jengine.models.hf_rope import read_rope, ropes_by_layer_type
 
 __all__ = ["ARCHITECTURES", "MODELS", "NAMES", "read_config", "write_config"]
 
@@ -45,7 +43,7 @@ DEFAULTS = Defaults(
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
     """The decoder that a Gemma 3 config.json describes."""
-    everywhere, sliding = _rope_fields(hf)
+    everywhere, sliding = ropes_by_layer_type(hf, "rope_local_base_freq")
     full_every = everywhere.integer("sliding_window_pattern", 6)
     num_layers = read_num_layers(everywhere, DEFAULTS)
     windows = read_layer_pattern(everywhere, num_layers, 4096, full_every)
@@ -78,21 +76,3 @@ def _with_sliding_rope(layer: LayerConfig, rope: RopeConfig) -> LayerConfig:
     if layer.mixer.window is None:
         return layer
     return replace(layer, mixer=replace(layer.mixer, rope=rope))
-
-
-def _rope_fields(hf: Mapping[str, object]) -> tuple[Fields, Fields]:
-    """The settings as seen from full layers, and the rotation of sliding ones.
-
-    transformers 5 nests one rope in `rope_parameters` for each kind of layer; transformers 4 has
-    `rope_local_base_freq` for sliding layers.
-    """
-    nested = Fields(hf).part("rope_parameters")
-    if nested is None:
-        return Fields(hf), Fields({"rope_theta": hf.get("rope_local_base_freq")})
-    unknown = set(nested.values) - {"full_attention", "sliding_attention"}
-    if unknown:
-        nested.refuse(sorted(map(str, unknown))[0], "only full_attention and sliding_attention")
-    full, sliding = (nested.values.get(f"{kind}_attention") for kind in ("full", "sliding"))
-    return Fields({**hf, "rope_parameters": full}), Fields(
-        {"rope_parameters": sliding, "rope_theta": hf.get("rope_local_base_freq")}
-    )

@@ -68,6 +68,7 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
         fields.optional_integer("n_inner", None) or 4 * hidden,
         read_activation(fields, "activation_function", "gelu_new"),
         gated=False,
+        biases=True,
     )
     num_layers = fields.integer("n_layer", 12, maximum=MOST_LAYERS)
     return ModelConfig(

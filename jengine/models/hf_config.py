@@ -6,8 +6,7 @@ checked; what cannot be honoured is refused. Must not know families or tensors.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, cast
 
 from jengine.config import (
@@ -25,9 +24,12 @@ ACTIVATIONS = {
     "swish": "silu",
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu": "gelu",
+    "relu": "relu",
+    "relu2": "relu_squared",
 }
 DTYPES = {name: name for name in ("float32", "float16", "bfloat16")}
-LAYER_TYPES = {"full_attention": "full", "sliding_attention": "sliding"}
 # The layer count decides how much is built before any tensor is compared, so it needs a limit.
 MOST_LAYERS = 1000
 MOST_EXPERTS = 512
@@ -46,10 +48,13 @@ class Defaults:
     head_dim: int | None
     max_position: int
     norm_eps: float = 1e-6
+    norm_eps_key: str = "rms_norm_eps"
+    partial_rotary: float | None = None  # the share of a head; None: always whole heads
     rope_theta: float = 10000.0
     activation: str = "silu"
     activation_key: str = "hidden_act"
     tie_embeddings: bool = False
+    initializer_range: float = 0.02
     bos_token_id: int | None = None
     eos_token_id: int | None = None
 
@@ -61,7 +66,7 @@ def read_decoder(
 
     A family sets what only it has with `dataclasses.replace`.
     """
-    refuse_unsupported(fields)
+    refuse_unsupported(fields, partial=defaults.partial_rotary is not None)
     vocab = fields.integer("vocab_size", defaults.vocab_size)
     return ModelConfig(
         architecture=read_architecture(fields),
@@ -69,9 +74,11 @@ def read_decoder(
         hidden_size=fields.integer("hidden_size", defaults.hidden_size),
         max_position=_read_max_position(fields, defaults),
         layers=layers,
-        norm_eps=fields.number("rms_norm_eps", defaults.norm_eps, above_minimum=True),
+        norm_eps=fields.number(defaults.norm_eps_key, defaults.norm_eps, above_minimum=True),
         tie_embeddings=fields.flag("tie_word_embeddings", defaults.tie_embeddings),
-        initializer_range=fields.number("initializer_range", 0.02, maximum=1.0),
+        initializer_range=fields.number(
+            "initializer_range", defaults.initializer_range, maximum=1.0
+        ),
         dtype=read_dtype(fields),
         bos_token_id=read_bos(fields, defaults.bos_token_id, vocab),
         eos_token_ids=read_eos(fields, defaults.eos_token_id, vocab),
@@ -84,15 +91,22 @@ def read_attention(
     *,
     qkv_bias: bool = False,
     output_bias: bool = False,
-    qk_norm: Literal["head", "whole"] | None = None,
+    qk_norm: Literal["head", "whole", "unit"] | None = None,
 ) -> AttentionConfig:
     """Full attention; what differs between families comes as arguments."""
     heads, kv_heads, head_dim = _read_heads(fields, defaults)
+    rope = read_rope(
+        fields,
+        defaults.rope_theta,
+        _read_max_position(fields, defaults),
+        head_dim=head_dim,
+        partial=defaults.partial_rotary,
+    )
     return AttentionConfig(
         heads,
         kv_heads,
         head_dim,
-        rope=read_rope(fields, defaults.rope_theta, _read_max_position(fields, defaults)),
+        rope=rope,
         qkv_bias=qkv_bias,
         output_bias=output_bias,
         qk_norm=qk_norm,
@@ -107,9 +121,11 @@ def read_mlp(fields: Fields, defaults: Defaults) -> MlpConfig:
     )
 
 
-def with_windows(layer: LayerConfig, windows: Iterable[int | None]) -> tuple[LayerConfig, ...]:
-    """Copies of this layer with these windows (None: full attention)."""
-    return tuple(replace(layer, mixer=replace(layer.mixer, window=each)) for each in windows)
+def read_experts_count(fields: Fields, default: int, per_token: int, *keys: str) -> tuple[int, int]:
+    """How many experts there are, under the first of these keys that is given, and per token."""
+    key = next((key for key in keys if key in fields.values), keys[0])
+    experts = fields.integer(key, default, maximum=MOST_EXPERTS)
+    return experts, fields.integer("num_experts_per_tok", per_token, maximum=experts)
 
 
 def read_architecture(fields: Fields) -> str:
@@ -151,45 +167,10 @@ def read_dtype(fields: Fields) -> str:
     return found.pop() if found else "float32"
 
 
-def read_layer_windows(fields: Fields, num_layers: int) -> tuple[int | None, ...]:
-    """One window per layer as the Qwen families say it: layer_types, or max_window_layers."""
-    enabled = fields.flag("use_sliding_window", False)
-    window = fields.optional_integer("sliding_window", 4096) if enabled else None
-    first_sliding = fields.integer("max_window_layers", 28, minimum=0)
-    if fields.values.get("layer_types") is None:
-        return tuple(window if index >= first_sliding else None for index in range(num_layers))
-    kinds = _read_layer_types(fields, num_layers)
-    if "sliding" in kinds and window is None:
-        fields.refuse("layer_types", "'sliding_window' and 'use_sliding_window' for those layers")
-    return tuple(window if kind == "sliding" else None for kind in kinds)
-
-
-def read_layer_pattern(
-    fields: Fields, num_layers: int, window: int, full_every: int
-) -> tuple[int | None, ...]:
-    """One window per layer as the Gemma families say it: layer_types, or each n-th is full."""
-    found = fields.optional_integer("sliding_window", window)
-    if fields.values.get("layer_types") is None:
-        kinds = ["sliding" if (i + 1) % full_every else "full" for i in range(num_layers)]
-    else:
-        kinds = _read_layer_types(fields, num_layers)
-    if "sliding" in kinds and found is None:
-        fields.refuse("sliding_window", "an integer, because there are sliding layers")
-    return tuple(found if kind == "sliding" else None for kind in kinds)
-
-
-def expect_uniform_layers(fields: Fields, num_layers: int, kind: str) -> None:
-    """For families without a pattern: `layer_types`, if it is there, must not ask for one."""
-    if fields.values.get("layer_types") is None:
-        return
-    if any(found != kind for found in _read_layer_types(fields, num_layers)):
-        fields.refuse("layer_types", f"{kind}_attention on every layer for this architecture")
-
-
-def refuse_unsupported(fields: Fields) -> None:
+def refuse_unsupported(fields: Fields, *, partial: bool = False) -> None:
     """Keys that change what the weights mean and that no family here can honour."""
-    if fields.values.get("partial_rotary_factor") not in (None, 1, 1.0):
-        fields.refuse("partial_rotary_factor", "1.0: partly rotated heads are not supported")
+    if not partial and fields.values.get("partial_rotary_factor") not in (None, 1, 1.0):
+        fields.refuse("partial_rotary_factor", "1.0: this architecture rotates whole heads")
 
 
 def _read_max_position(fields: Fields, defaults: Defaults) -> int:
@@ -211,16 +192,6 @@ def _read_heads(fields: Fields, defaults: Defaults) -> tuple[int, int, int]:
         key = "head_dim" if fields.values.get("head_dim") is not None else "hidden_size"
         fields.refuse(key, f"heads of even size, because positions rotate pairs (got {head_dim})")
     return heads, kv_heads, head_dim
-
-
-def _read_layer_types(fields: Fields, num_layers: int) -> list[str]:
-    value = fields.values["layer_types"]
-    known = ", ".join(LAYER_TYPES)
-    if not isinstance(value, list | tuple) or len(value) != num_layers:
-        fields.refuse("layer_types", f"a list of {num_layers} entries, each one of {known}")
-    if not all(isinstance(kind, str) and kind in LAYER_TYPES for kind in value):
-        fields.refuse("layer_types", f"entries out of {known}")
-    return [LAYER_TYPES[kind] for kind in value]
 
 
 def _inside(token_id: int | None, vocab: int) -> int | None:

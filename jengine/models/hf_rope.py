@@ -6,12 +6,15 @@ In: a mapping as parsed from JSON. Out: RopeConfig. What cannot be honoured is r
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import replace
 
 from jengine.config import RopeConfig
 from jengine.errors import CheckpointError
 from jengine.models.fields import Fields
 
-_ROPE_COMMON = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
+PARTIAL = "partial_rotary_factor"
+_ROPE_COMMON = {"rope_type", "type", "rope_theta", PARTIAL}
 _ROPE_KEYS = {
     "default": _ROPE_COMMON,
     "linear": _ROPE_COMMON | {"factor"},
@@ -25,9 +28,32 @@ _ROPE_KEYS = {
 }  # fmt: skip
 
 
-def read_rope(fields: Fields, default_theta: float, max_position: int) -> RopeConfig:
-    """`rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (transformers 4)."""
+def read_rope(
+    fields: Fields,
+    default_theta: float,
+    max_position: int,
+    *,
+    head_dim: int = 0,
+    partial: float | None = None,
+) -> RopeConfig:
+    """`rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (transformers 4).
+
+    `partial` is the share of a head that is rotated by default; None: always whole heads.
+    """
     part = _rope_part(fields)
+    rope = _read_kind(fields, part, default_theta, max_position, partial)
+    if partial is None:
+        return rope
+    where = part if part.values.get(PARTIAL) is not None else fields
+    rotated = int(head_dim * where.number(PARTIAL, partial, maximum=1.0))
+    if rotated % 2 or not rotated:
+        where.refuse(PARTIAL, f"a share that is an even number of the {head_dim} dimensions")
+    return rope if rotated == head_dim else replace(rope, rotated=rotated)
+
+
+def _read_kind(
+    fields: Fields, part: Fields, default_theta: float, max_position: int, partial: float | None
+) -> RopeConfig:
     kind = _rope_kind(part)
     unknown = sorted(str(key) for key in part.values if key not in _ROPE_KEYS[kind])
     if unknown:
@@ -35,8 +61,8 @@ def read_rope(fields: Fields, default_theta: float, max_position: int) -> RopeCo
             f"{part.where}: given {', '.join(map(repr, unknown))}, expected for rope type"
             f" {kind!r} only {', '.join(sorted(_ROPE_KEYS[kind]))}."
         )
-    if part.number("partial_rotary_factor", 1.0) != 1.0:
-        part.refuse("partial_rotary_factor", "1.0: partly rotated heads are not supported")
+    if part.number(PARTIAL, 1.0) != 1.0 and partial is None:
+        part.refuse(PARTIAL, "1.0: this architecture rotates whole heads")
     theta = _rope_theta(fields, part, default_theta)
     if kind == "default":
         return RopeConfig(theta=theta)
@@ -49,6 +75,23 @@ def read_rope(fields: Fields, default_theta: float, max_position: int) -> RopeCo
     high = part.number("high_freq_factor", minimum=low, above_minimum=True)
     original = part.integer("original_max_position_embeddings", max_position)
     return RopeConfig(theta, "llama3", factor, low, high, original)
+
+
+def ropes_by_layer_type(hf: Mapping[str, object], sliding_theta: str) -> tuple[Fields, Fields]:
+    """The config.json as full layers read it, and the rotation of sliding layers.
+
+    transformers 5 nests one rope in `rope_parameters` for each kind of layer; in transformers 4
+    sliding layers have a plain one with the base that is found under `sliding_theta`.
+    """
+    nested = Fields(hf).part("rope_parameters")
+    if nested is None:
+        return Fields(hf), Fields({"rope_theta": hf.get(sliding_theta)})
+    unknown = set(nested.values) - {"full_attention", "sliding_attention"}
+    if unknown:
+        nested.refuse(sorted(map(str, unknown))[0], "only full_attention and sliding_attention")
+    full, sliding = (nested.values.get(f"{kind}_attention") for kind in ("full", "sliding"))
+    own = {"rope_parameters": sliding, "rope_theta": hf.get(sliding_theta)}
+    return Fields({**hf, "rope_parameters": full}), Fields(own)
 
 
 def _read_yarn(part: Fields, theta: float, factor: float, max_position: int) -> RopeConfig:
@@ -92,6 +135,14 @@ def write_rope_scaling(rope: RopeConfig) -> dict[str, object] | None:
             if getattr(rope, key) is not None:
                 scaling[key] = getattr(rope, key)
     return scaling
+
+
+def written_share(rope: RopeConfig, head_dim: int) -> float:
+    """The share of a head that is rotated, such that `int(head_dim * share)` gives it again."""
+    if rope.rotated is None:
+        return 1.0
+    share = rope.rotated / head_dim
+    return share if int(head_dim * share) == rope.rotated else math.nextafter(share, 1.0)
 
 
 def _rope_part(fields: Fields) -> Fields:

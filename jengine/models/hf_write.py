@@ -5,17 +5,28 @@ In: a ModelConfig. Out: keys that transformers 4 and 5 both read. A family adds 
 
 from __future__ import annotations
 
-from jengine.config import AttentionConfig, FfnConfig, MixerConfig, MlpConfig, ModelConfig
+from jengine.config import (
+    AttentionConfig,
+    ExpertsConfig,
+    FfnConfig,
+    MixerConfig,
+    MlpConfig,
+    ModelConfig,
+)
 from jengine.errors import CheckpointError
-from jengine.models.hf_config import ACTIVATIONS, LAYER_TYPES
-from jengine.models.hf_rope import write_rope_scaling
+from jengine.models.hf_config import ACTIVATIONS
+from jengine.models.hf_layers import LAYER_TYPES
+from jengine.models.hf_rope import PARTIAL, write_rope_scaling, written_share
 
 
-def write_decoder(config: ModelConfig) -> dict[str, object]:
+def write_decoder(config: ModelConfig, norm_eps_key: str = "rms_norm_eps") -> dict[str, object]:
     """The inverse of `read_decoder`, in the style that transformers 4 and 5 both read."""
     attention = written_attention(config)
-    if attention.rope is None:
+    ropes = (mixer.rope for mixer in (attention, *_mixers(config)))
+    rope = next((found for found in ropes if found is not None), None)
+    if rope is None:
         raise CheckpointError(f"A config.json of {config.architecture} cannot express rope=None.")
+    partial = {} if rope.rotated is None else {PARTIAL: written_share(rope, attention.head_dim)}
     return {
         "hidden_size": config.hidden_size,
         "intermediate_size": written_ffn(config).intermediate_size,
@@ -24,9 +35,10 @@ def write_decoder(config: ModelConfig) -> dict[str, object]:
         "num_key_value_heads": attention.num_kv_heads,
         "head_dim": attention.head_dim,
         "max_position_embeddings": config.max_position,
-        "rms_norm_eps": config.norm_eps,
-        "rope_theta": attention.rope.theta,
-        "rope_scaling": write_rope_scaling(attention.rope),
+        norm_eps_key: config.norm_eps,
+        "rope_theta": rope.theta,
+        "rope_scaling": write_rope_scaling(rope),
+        **partial,
         "hidden_act": write_activation(config),
         "tie_word_embeddings": config.tie_embeddings,
         **write_common(config),
@@ -45,6 +57,22 @@ def written_ffn(config: ModelConfig) -> FfnConfig:
     return next((block for block in blocks if isinstance(block, MlpConfig)), blocks[0])
 
 
+def written_experts(config: ModelConfig) -> ExpertsConfig:
+    """The experts that a config.json describes."""
+    for layer in config.layers:
+        if isinstance(layer.ffn, ExpertsConfig):
+            return layer.ffn
+    raise CheckpointError(
+        f"A config.json of {config.architecture} cannot express a model without experts."
+    )
+
+
+def written_biases(config: ModelConfig) -> bool:
+    """Whether dense feed-forward blocks have biases."""
+    ffn = written_ffn(config)
+    return isinstance(ffn, MlpConfig) and ffn.biases
+
+
 def written_window(config: ModelConfig) -> int | None:
     """The window of the layers that have one."""
     return next((mixer.window for mixer in _mixers(config) if mixer.window is not None), None)
@@ -53,7 +81,7 @@ def written_window(config: ModelConfig) -> int | None:
 def write_activation(config: ModelConfig) -> str:
     """The activation by the first of the names that it is known under."""
     ours = written_ffn(config).activation
-    return next(theirs for theirs, known in ACTIVATIONS.items() if known == ours)
+    return next((theirs for theirs, known in ACTIVATIONS.items() if known == ours), "silu")
 
 
 def write_common(config: ModelConfig) -> dict[str, object]:

@@ -102,7 +102,10 @@ class Linear(Weighted):
         super().__init__(factory.scheme, shape, factory)
         self.has_bias = bias
         if bias:
-            self.bias = zeros(factory.rngs, outputs, axes[len(axes) - len(outputs) :], self.dtype)
+            own = axes[len(axes) - len(outputs) :]
+            if groups is not None:
+                outputs, own = (groups, *outputs), (axes[0], *own)
+            self.bias = zeros(factory.rngs, outputs, own, self.dtype)
 
     def __call__(
         self,
@@ -127,7 +130,7 @@ class Linear(Weighted):
 
     def stored(self) -> Stored:
         """The weight as its scheme's functions of several weights take it."""
-        return Stored(self.shape, self._step_tensors())
+        return Stored(self.shape, self._step_tensors(), self.bias[...] if self.has_bias else None)
 
 
 class Embedding(Weighted):

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from jengine.config import LayerConfig, ModelConfig
 from jengine.models.checkpoint import Names
 from jengine.models.fields import Fields
 from jengine.models.hf_config import (
     Defaults,
-    expect_uniform_layers,
     read_attention,
     read_decoder,
     read_mlp,
     read_num_layers,
 )
-from jengine.models.hf_write import write_decoder, written_attention
+from jengine.models.hf_layers import expect_uniform_layers
+from jengine.models.hf_write import write_decoder, written_attention, written_biases
 
 ARCHITECTURES = ("LlamaForCausalLM",)
 MODELS = "Llama 2, Llama 3"
@@ -37,18 +38,17 @@ DEFAULTS = Defaults(
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
     """The decoder that a Llama config.json describes."""
     fields = Fields(hf)
-    if fields.flag("mlp_bias", False):
-        fields.refuse("mlp_bias", "false: biases in the MLP are not supported")
     num_layers = read_num_layers(fields, DEFAULTS)
     expect_uniform_layers(fields, num_layers, "full")
     bias = fields.flag("attention_bias", False)
     attention = read_attention(fields, DEFAULTS, qkv_bias=bias, output_bias=bias)
-    layer = LayerConfig(attention, read_mlp(fields, DEFAULTS))
+    mlp = replace(read_mlp(fields, DEFAULTS), biases=fields.flag("mlp_bias", False))
+    layer = LayerConfig(attention, mlp)
     return read_decoder(fields, DEFAULTS, (layer,) * num_layers)
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
     """The inverse of `read_config`."""
-    bias = written_attention(config).qkv_bias
-    family = {"model_type": "llama", "attention_bias": bias, "mlp_bias": False}
+    bias, mlp_bias = written_attention(config).qkv_bias, written_biases(config)
+    family = {"model_type": "llama", "attention_bias": bias, "mlp_bias": mlp_bias}
     return {**write_decoder(config), **family}

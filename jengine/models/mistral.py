@@ -10,12 +10,12 @@ from jengine.models.checkpoint import Names
 from jengine.models.fields import Fields
 from jengine.models.hf_config import (
     Defaults,
-    expect_uniform_layers,
     read_attention,
     read_decoder,
     read_mlp,
     read_num_layers,
 )
+from jengine.models.hf_layers import expect_uniform_layers
 from jengine.models.hf_write import write_decoder, written_window
 
 ARCHITECTURES = ("MistralForCausalLM",)

@@ -11,12 +11,12 @@ from jengine.models.fields import Fields
 from jengine.models.hf_config import (
     MOST_EXPERTS,
     Defaults,
-    expect_uniform_layers,
     read_attention,
     read_decoder,
     read_mlp,
     read_num_layers,
 )
+from jengine.models.hf_layers import expect_uniform_layers
 from jengine.models.hf_write import write_decoder, written_ffn, written_window
 
 ARCHITECTURES = ("MixtralForCausalLM",)

@@ -1,18 +1,22 @@
-"""Feed-forward blocks as modules: a gated MLP, a plain one, or experts.
+"""Feed-forward blocks as modules: a gated MLP, a plain one, or experts with what they share.
 
 A layer's config says which one it has.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import jax
+import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
 from jengine.config import ExpertsConfig, FfnConfig, MlpConfig
-from jengine.layers.moe import route
+from jengine.layers.moe import Picked, route
 from jengine.models.linear import Factory, Linear, Norm
+from jengine.models.parameter import zeros
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
     from jaxtyping import Float, Float32, Int
@@ -23,10 +27,12 @@ class GatedMLP(nnx.Module):
 
     def __init__(self, factory: Factory, config: MlpConfig):
         hidden, inner = factory.config.hidden_size, config.intermediate_size
-        self.activation = config.activation
+        self.activation, bias = config.activation, config.biases
         axes = ("embed", None, "mlp")
-        self.gate_up = Linear(factory, (hidden,), (2, inner), axes, gated=True, inner=True)
-        self.down = Linear(factory, (inner,), (hidden,), ("mlp", "embed"))
+        self.gate_up = Linear(
+            factory, (hidden,), (2, inner), axes, bias=bias, gated=True, inner=True
+        )
+        self.down = Linear(factory, (inner,), (hidden,), ("mlp", "embed"), bias=bias)
 
     def __call__(
         self,
@@ -41,13 +47,13 @@ class GatedMLP(nnx.Module):
 
 
 class PlainMLP(nnx.Module):
-    """down(act(up(x))), with biases."""
+    """down(act(up(x)))."""
 
     def __init__(self, factory: Factory, config: MlpConfig):
         hidden, inner = factory.config.hidden_size, config.intermediate_size
-        self.activation = config.activation
-        self.up = Linear(factory, (hidden,), (inner,), ("embed", "mlp"), bias=True, inner=True)
-        self.down = Linear(factory, (inner,), (hidden,), ("mlp", "embed"), bias=True)
+        self.activation, bias = config.activation, config.biases
+        self.up = Linear(factory, (hidden,), (inner,), ("embed", "mlp"), bias=bias, inner=True)
+        self.down = Linear(factory, (inner,), (hidden,), ("mlp", "embed"), bias=bias)
 
     def __call__(
         self,
@@ -62,7 +68,7 @@ class PlainMLP(nnx.Module):
 
 
 class ExpertsMLP(nnx.Module):
-    """A router and the gated MLPs of all experts, stacked.
+    """A router, the gated MLPs of all experts, stacked, and one that every token takes as well.
 
     gate_up is [experts, hidden, inner, 2], so that sharding `inner` also shards the columns of gate
     and up as one matrix.
@@ -73,11 +79,22 @@ class ExpertsMLP(nnx.Module):
         hidden, inner, count = (
             factory.config.hidden_size, config.intermediate_size, config.num_experts,
         )  # fmt: skip
-        self.router = Linear(factory, (hidden,), (count,), ("embed", None))
+        routing, bias = config.routing, config.biases
+        exact = replace(factory, dtype=jnp.float32)
+        self.router = Linear(
+            exact if routing.exact else factory, (hidden,), (count,), ("embed", None),
+            bias=routing.logits_bias,
+        )  # fmt: skip
+        if routing.choice_bias:
+            self.choice_bias = zeros(factory.rngs, (count,), (None,), jnp.float32)
         axes = ("experts", "embed", "mlp", None)
-        self.gate_up = Linear(factory, (hidden,), (inner, 2), axes, groups=count)
+        self.gate_up = Linear(factory, (hidden,), (inner, 2), axes, bias=bias, groups=count)
         axes = ("experts", "mlp", "embed")
-        self.down = Linear(factory, (inner,), (hidden,), axes, groups=count)
+        self.down = Linear(factory, (inner,), (hidden,), axes, bias=bias, groups=count)
+        if config.shared_size:
+            self.shared = GatedMLP(factory, MlpConfig(config.shared_size, config.activation))
+        if config.shared_gate:
+            self.shared_gate = Linear(factory, (hidden,), (1,), ("embed", None))
 
     def __call__(
         self,
@@ -87,15 +104,46 @@ class ExpertsMLP(nnx.Module):
         residual: Float[Array, "*tokens hidden"] | None = None,
         live: Int[Array, "*tokens"] | None = None,
     ) -> Float32[Array, "*tokens hidden"]:
-        config = self.config
         flat = (x if norm is None else norm(x)).reshape(-1, x.shape[-1])
-        logits, softmax = self.router(flat, live=live), self.router.scheme.softmax
-        picked = route(logits, config.experts_per_token, config.normalize_weights, softmax)
-        weights = self.gate_up.stored(), self.down.stored()
         rows = None if live is None else live.reshape(-1)
-        mix = self.gate_up.scheme.mix_experts
-        made = mix(*weights, flat, picked, config.activation, rows).reshape(x.shape)
+        logits, softmax = self.router(flat, live=rows), self.router.scheme.softmax
+        bias = self.choice_bias[...] if self.config.routing.choice_bias else None
+        count, routing = self.config.experts_per_token, self.config.routing
+        picked = route(logits, count, routing, bias=bias, softmax=softmax)
+        made = self._mixed(flat, picked, rows)
+        if self.config.shared_size:
+            made = made + self._shared(flat, rows)
+        made = made.reshape(x.shape)
         return made if residual is None else residual + made
+
+    def _mixed(
+        self, x: Float[Array, "tokens hidden"], picked: Picked, live: Int[Array, " tokens"] | None
+    ) -> Float32[Array, "tokens hidden"]:
+        """What the picked experts make of each token."""
+        weights = self.gate_up.stored(), self.down.stored()
+        mix = self.gate_up.scheme.mix_experts
+        if not self.config.routing.weighs_inputs:
+            return mix(*weights, x, picked, self.config.activation, live)
+        # Each pair of a token and its expert becomes a token of its own.
+        count = self.config.experts_per_token
+        pairs = x[:, None] * jnp.broadcast_to(
+            picked.weights[..., None], (*picked.weights.shape, x.shape[-1])
+        )
+        alone = Picked(jnp.ones((pairs.shape[0] * count, 1)), picked.experts.reshape(-1, 1))
+        rows = None if live is None else jnp.repeat(live, count)
+        flat = pairs.reshape(-1, x.shape[-1])
+        made = mix(*weights, flat, alone, self.config.activation, rows)
+        return jnp.sum(made.reshape(pairs.shape), axis=1)
+
+    def _shared(
+        self, x: Float[Array, "tokens hidden"], live: Int[Array, " tokens"] | None
+    ) -> Float32[Array, "tokens hidden"]:
+        """What the MLP makes that every token takes."""
+        made = self.shared(x, live=live)
+        if not self.config.shared_gate:
+            return made
+        gate = jax.nn.sigmoid(self.shared_gate(x, live=live))
+        return made * jnp.broadcast_to(gate, made.shape)
 
 
 def make_mlp(factory: Factory, config: FfnConfig) -> GatedMLP | PlainMLP | ExpertsMLP:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
@@ -26,7 +27,7 @@ class RmsNorm(nnx.Module):
         self.scheme = factory.scheme
         self.eps = factory.config.norm_eps if eps is None else eps
         # Some families store the weight as its distance from one.
-        self.offset = 1.0 if factory.config.norm == "rms_one_plus" else 0.0
+        self.offset = norm_offset(factory)
         self.weight = parameter(
             factory.rngs, shape, axes, factory.dtype, Initializer(mean=1.0 - self.offset)
         )
@@ -40,20 +41,27 @@ class RmsNorm(nnx.Module):
 
 
 class LayerNorm(nnx.Module):
-    """Subtracts the mean and divides by the deviation, times a weight, plus a bias."""
+    """Subtracts the mean and divides by the deviation, times a weight and plus a bias."""
 
     def __init__(self, factory: Factory, shape: tuple[int, ...], axes: Axes):
         self.scheme = factory.scheme
         self.eps = factory.config.norm_eps
-        self.weight = parameter(factory.rngs, shape, axes, factory.dtype, Initializer(mean=1.0))
-        self.bias = zeros(factory.rngs, shape, axes, factory.dtype)
+        self.offset = norm_offset(factory)
+        self.weight = parameter(
+            factory.rngs, shape, axes, factory.dtype, Initializer(mean=1.0 - self.offset)
+        )
+        self.has_bias = factory.config.norm != "layer_no_bias"
+        if self.has_bias:
+            self.bias = zeros(factory.rngs, shape, axes, factory.dtype)
 
     def __call__(self, x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
         return self.scheme.normalize(self.described(), x)
 
     def described(self) -> RowNorm:
         """The norm as data."""
-        return RowNorm(self.weight[...], self.bias[...], self.eps)
+        weight = self.weight[...]
+        bias = self.bias[...] if self.has_bias else jnp.zeros_like(weight)
+        return RowNorm(weight, bias, self.eps, self.offset)
 
 
 class NoNorm(nnx.Module):
@@ -69,9 +77,14 @@ class NoNorm(nnx.Module):
 Norm = RmsNorm | LayerNorm | NoNorm
 
 
+def norm_offset(factory: Factory) -> float:
+    """What is added to weights that are stored as their distance from one."""
+    return 1.0 if factory.config.norm.endswith("one_plus") else 0.0
+
+
 def make_norm(factory: Factory, shape: tuple[int, ...], axes: Axes) -> RmsNorm | LayerNorm:
     """A norm of the config's kind over the last axes, as many as `shape` has."""
-    return (LayerNorm if factory.config.norm == "layer" else RmsNorm)(factory, shape, axes)
+    return (RmsNorm if factory.config.norm.startswith("rms") else LayerNorm)(factory, shape, axes)
 
 
 def norms_around(factory: Factory) -> tuple[Norm, Norm]:
@@ -88,7 +101,7 @@ def norms_around(factory: Factory) -> tuple[Norm, Norm]:
 
 def head_norms(factory: Factory, config: AttentionConfig) -> tuple[RmsNorm, RmsNorm] | None:
     """The norms of queries [..., kv, group, dim] and of keys [..., kv, dim]."""
-    if config.qk_norm is None:
+    if config.qk_norm in (None, "unit"):
         return None
     kv, dim = config.num_kv_heads, config.head_dim
     if config.qk_norm == "head":

@@ -11,11 +11,10 @@ from jengine.models.hf_config import (
     Defaults,
     read_attention,
     read_decoder,
-    read_layer_windows,
     read_mlp,
     read_num_layers,
-    with_windows,
 )
+from jengine.models.hf_layers import read_layer_windows, with_windows
 from jengine.models.hf_write import write_decoder, write_layer_windows
 
 ARCHITECTURES = ("Qwen2ForCausalLM",)

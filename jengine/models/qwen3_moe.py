@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from jengine.config import ExpertsConfig, LayerConfig, MlpConfig, ModelConfig
+from jengine.config import ExpertsConfig, LayerConfig, MlpConfig, ModelConfig, RoutingConfig
 from jengine.models.checkpoint import Names
 from jengine.models.fields import Fields
 from jengine.models.hf_config import (
     MOST_EXPERTS,
     Defaults,
-    expect_uniform_layers,
     read_attention,
     read_decoder,
     read_mlp,
     read_num_layers,
 )
+from jengine.models.hf_layers import expect_uniform_layers
 from jengine.models.hf_write import write_decoder, written_attention, written_window
 
 ARCHITECTURES = ("Qwen3MoeForCausalLM",)
@@ -46,7 +46,7 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
     attention = replace(attention, window=window)
     mlp = read_mlp(fields, DEFAULTS)
     experts = _read_experts(fields, mlp)
-    sparse = _layers_with_experts(fields, num_layers)
+    sparse = layers_with_experts(fields, num_layers)
     ffns = [experts if layer in sparse else mlp for layer in range(num_layers)]
     return read_decoder(fields, DEFAULTS, tuple(LayerConfig(attention, ffn) for ffn in ffns))
 
@@ -67,7 +67,7 @@ def write_config(config: ModelConfig) -> dict[str, object]:
             "num_experts": experts.num_experts,
             "num_experts_per_tok": experts.experts_per_token,
             "moe_intermediate_size": experts.intermediate_size,
-            "norm_topk_prob": experts.normalize_weights,
+            "norm_topk_prob": experts.routing.normalize,
         }
     dense = [layer for layer, ffn in enumerate(ffns) if not isinstance(ffn, ExpertsConfig)]
     family |= {"mlp_only_layers": dense, "decoder_sparse_step": 1}
@@ -83,11 +83,11 @@ def _read_experts(fields: Fields, mlp: MlpConfig) -> ExpertsConfig:
         experts_per_token=fields.integer("num_experts_per_tok", 8, maximum=experts),
         intermediate_size=fields.integer("moe_intermediate_size", 768),
         activation=mlp.activation,
-        normalize_weights=fields.flag("norm_topk_prob", False),
+        routing=RoutingConfig(normalize=fields.flag("norm_topk_prob", False)),
     )
 
 
-def _layers_with_experts(fields: Fields, num_layers: int) -> set[int]:
+def layers_with_experts(fields: Fields, num_layers: int) -> set[int]:
     dense = fields.integers("mlp_only_layers", None, maximum=num_layers - 1, each="a layer")
     step = fields.integer("decoder_sparse_step", 1)
     return {layer for layer in range(num_layers) if layer not in dense and (layer + 1) % step == 0}

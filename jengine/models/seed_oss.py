@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from jengine.config import LayerConfig, ModelConfig
 from jengine.models.checkpoint import Names
 from jengine.models.fields import Fields
 from jengine.models.hf_config import (
     Defaults,
-    expect_uniform_layers,
     read_attention,
     read_decoder,
     read_mlp,
     read_num_layers,
 )
-from jengine.models.hf_write import write_decoder, written_attention
+from jengine.models.hf_layers import expect_uniform_layers
+from jengine.models.hf_write import write_decoder, written_attention, written_biases
 
 ARCHITECTURES = ("SeedOssForCausalLM",)
 MODELS = "Seed-OSS"
@@ -37,8 +38,6 @@ DEFAULTS = Defaults(
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
     """The decoder that a Seed-OSS config.json describes."""
     fields = Fields(hf)
-    if fields.flag("mlp_bias", False):
-        fields.refuse("mlp_bias", "false: biases in a gated MLP are not supported")
     num_layers = read_num_layers(fields, DEFAULTS)
     expect_uniform_layers(fields, num_layers, "full")
     attention = read_attention(
@@ -47,7 +46,8 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
         qkv_bias=fields.flag("attention_bias", True),
         output_bias=fields.flag("attention_out_bias", False),
     )
-    layer = LayerConfig(attention, read_mlp(fields, DEFAULTS))
+    mlp = replace(read_mlp(fields, DEFAULTS), biases=fields.flag("mlp_bias", False))
+    layer = LayerConfig(attention, mlp)
     return read_decoder(fields, DEFAULTS, (layer,) * num_layers)
 
 
@@ -58,6 +58,6 @@ def write_config(config: ModelConfig) -> dict[str, object]:
         "model_type": "seed_oss",
         "attention_bias": attention.qkv_bias,
         "attention_out_bias": attention.output_bias,
-        "mlp_bias": False,
+        "mlp_bias": written_biases(config),
     }
     return {**write_decoder(config), **family}

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from jengine.layers.initializer import Initializer
+from jengine.layers.mlp import gated
 from jengine.layers.moe import Picked
 from jengine.layers.norm import RowNorm
 from jengine.quantization.scheme import (
@@ -20,7 +21,9 @@ from jengine.quantization.scheme import (
     Stored,
     Tensors,
     TensorSpec,
+    WeightScheme,
     WeightShape,
+    finished,
     mixed,
 )
 from jengine.quantization.unquantized import UNQUANTIZED
@@ -94,7 +97,9 @@ class CpuWeights:
         return jnp.exp(x - highest[:, None]) / total[:, None]
 
     def apply(self, weight: WeightShape, x: Array, tensors: Tensors, around: Around) -> Array:
-        """All in one call."""
+        """All in one call, unless the kernels lack the activation."""
+        if around.activation not in kernels.ACTIVATIONS:
+            return unfused(self, weight, x, tensors, around)
         return fused(weight, x, tensors["weight"], around, storage=self._storage(weight))
 
     def multiply_groups(
@@ -123,6 +128,15 @@ class CpuWeights:
 
     def _storage(self, weight: WeightShape) -> str:
         return "packed" if self.packed else storage_of(weight)
+
+
+def unfused(
+    scheme: WeightScheme, weight: WeightShape, x: Array, tensors: Tensors, around: Around
+) -> Array:
+    """`WeightScheme.apply` with an activation that the kernels lack: XLA does what comes after the
+    matmul."""
+    normed = x if around.norm is None else scheme.normalize(around.norm, x)
+    return finished(weight, scheme.multiply(weight, normed, tensors), around)
 
 
 def fused(
@@ -164,7 +178,10 @@ def grouped(
     storage: str = "packed",
     scales: kernels.Scales | None = None,
 ) -> Array:
-    """`WeightScheme.multiply_groups` in one call of the kernel."""
+    """`WeightScheme.multiply_groups` in one call of the kernel, unless it lacks the activation."""
+    if activation not in kernels.ACTIVATIONS:
+        made = grouped(weight, x, array, sizes, None, storage=storage, scales=scales)
+        return gated(made, str(activation), axis=-1)
     made = kernels.matmul(
         x if x.dtype == jnp.bfloat16 else x.astype(jnp.float32),
         array,

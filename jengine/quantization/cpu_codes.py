@@ -15,7 +15,7 @@ from jax import Array
 from jengine.layers.initializer import Initializer
 from jengine.layers.moe import Picked
 from jengine.layers.norm import RowNorm
-from jengine.quantization.cpu import PACKED, fused, grouped, groups_of
+from jengine.quantization.cpu import PACKED, fused, grouped, groups_of, unfused
 from jengine.quantization.on_load import QuantizedOnLoad
 from jengine.quantization.quantized import QuantizedWeights
 from jengine.quantization.scheme import (
@@ -29,7 +29,7 @@ from jengine.quantization.scheme import (
 )
 from jengine.weight_formats import WeightFormat
 from pallas_kernels.cpu import codes as kernels
-from pallas_kernels.cpu.matmul import PANEL, Scales
+from pallas_kernels.cpu.matmul import ACTIVATIONS, PANEL, Scales
 
 MIDDLE = {"int8": 128, "int4": 8}  # what zeros are stored larger by
 
@@ -138,7 +138,9 @@ class CpuCodes:
         return PACKED.softmax(x)
 
     def apply(self, weight: WeightShape, x: Array, tensors: Tensors, around: Around) -> Array:
-        """All in one call."""
+        """All in one call, unless the kernels lack the activation."""
+        if around.activation not in ACTIVATIONS:
+            return unfused(self, weight, x, tensors, around)
         return fused(weight, x, tensors["weight"], around, scales=self._scales(weight, tensors))
 
     def multiply_groups(

@@ -13,11 +13,18 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec
 
 from jengine.layers.initializer import Initializer
+from jengine.layers.mlp import gated
 from jengine.layers.moe import Picked
 from jengine.layers.norm import RowNorm
 from jengine.quantization.scheme import Around, Specs, Stored, Tensors, WeightShape, finished
 from jengine.quantization.unquantized import UNQUANTIZED, multiplied
-from pallas_kernels.grouped_matmul import combine_rows, multiply_tokens, sort_by_group
+from pallas_kernels.grouped_matmul import (
+    ACTIVATIONS,
+    Groups,
+    combine_rows,
+    multiply_tokens,
+    sort_by_group,
+)
 from sharding.placement import Placement
 
 EVERYWHERE = PartitionSpec()
@@ -120,10 +127,16 @@ class GpuWeights:
         specs = [self.placement.spec(one.shape.axes, one.shape.shape) for one in (gate_up, down)]
         summed = specs[1][1]  # the mesh axes of down's inputs
 
-        def own(x: Array, weights: Array, experts: Array, first: Array, second: Array) -> Array:
+        def own(
+            x: Array,
+            weights: Array,
+            experts: Array,
+            first: Array,
+            second: Array,
+            bias: Array | None,
+        ) -> Array:
             groups = sort_by_group(experts.reshape(-1), count, **use)
-            first = first.reshape(*first.shape[:2], -1)
-            inside = multiply_tokens(x, first, groups, activation=activation, **use)
+            inside = multiply_gated(x, first, bias, experts, groups, activation)
             made = combine_rows(inside, second, groups, weights, **use)
             if summed is None:
                 return made
@@ -132,5 +145,36 @@ class GpuWeights:
             return lax.psum(parts, summed).astype(jnp.float32)
 
         arrays = [one.tensors["weight"] for one in (gate_up, down)]
-        run = self.placement.on_each_device(own, (*[EVERYWHERE] * 3, *specs), EVERYWHERE)
-        return run(x.astype(arrays[0].dtype), weights, experts, *arrays)
+        bias_spec = EVERYWHERE if gate_up.bias is None else PartitionSpec(None, *specs[0][2:])
+        given = (*[EVERYWHERE] * 3, *specs, bias_spec)
+        run = self.placement.on_each_device(own, given, EVERYWHERE)
+        made = run(x.astype(arrays[0].dtype), weights, experts, *arrays, gate_up.bias)
+        return made if down.bias is None else made + weighted_biases(down.bias, weights, experts)
+
+
+def multiply_gated(
+    x: Array, weight: Array, bias: Array | None, experts: Array, groups: Groups, activation: str
+) -> Array:
+    """The gated matmul of each token with its experts, in the order of `groups`. Where there is a
+    bias, or the kernel lacks the activation, XLA does what comes after the matmul."""
+    matrices, outputs = weight.reshape(*weight.shape[:2], -1), weight.shape[2:]
+    fused = activation if bias is None and activation in ACTIVATIONS else None
+    made = multiply_tokens(x, matrices, groups, activation=fused, implementation="triton")
+    if fused is not None:
+        return made
+    pairs = made.astype(jnp.float32).reshape(-1, *outputs)
+    if bias is not None:
+        pairs += bias.astype(jnp.float32)[jnp.maximum(experts.reshape(-1), 0)[groups.order]]
+    return gated(pairs, activation, axis=-1)
+
+
+def weighted_biases(bias: Array, weights: Array, experts: Array) -> Array:
+    """The weighted sum of the biases [experts, hidden] of each token's experts; an expert of -1 has
+    none."""
+    total = jnp.zeros((experts.shape[0], bias.shape[1]))
+    for choice in range(experts.shape[1]):
+        expert = experts[:, choice]
+        addend = bias.astype(jnp.float32)[jnp.maximum(expert, 0)]
+        weight = jnp.where(expert < 0, 0.0, weights[:, choice])
+        total += jnp.broadcast_to(weight[:, None], addend.shape) * addend
+    return total

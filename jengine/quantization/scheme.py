@@ -17,7 +17,7 @@ from jax import Array
 from jengine.layers.initializer import Initializer
 from jengine.layers.linear import add_bias
 from jengine.layers.mlp import ACTIVATIONS, gated
-from jengine.layers.moe import Picked, mix_experts
+from jengine.layers.moe import Picked, group_of_rows, mix_experts
 from jengine.layers.norm import RowNorm
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
@@ -84,10 +84,11 @@ class Around(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """A weight with its prepared arrays."""
+    """A weight with its prepared arrays, and the bias after it."""
 
     shape: WeightShape
     tensors: Tensors
+    bias: Array | None = None  # [groups, *outputs]
 
 
 class WeightScheme(Protocol):
@@ -167,7 +168,7 @@ class WeightScheme(Protocol):
     ) -> Float32[Array, "tokens hidden"]:
         """The weighted sum of the gated MLPs of each token's experts; zero where `live` is -1.
 
-        A group of both weights, which have this scheme, is an expert.
+        A group of both weights, which have this scheme, is an expert. Biases are part of the MLPs.
         """
         ...
 
@@ -203,9 +204,17 @@ def mixed(
     assert gate_up.shape.groups is not None, "the weights of experts have groups"
 
     def first(x: Array, sizes: Array) -> Array:
-        return scheme.multiply_groups(gate_up.shape, x, gate_up.tensors, sizes, activation)
+        if gate_up.bias is None:
+            return scheme.multiply_groups(gate_up.shape, x, gate_up.tensors, sizes, activation)
+        return gated(with_group_bias(gate_up, x, sizes), activation, axis=-1)
 
     def second(x: Array, sizes: Array) -> Array:
-        return scheme.multiply_groups(down.shape, x, down.tensors, sizes)
+        return with_group_bias(down, x, sizes)
+
+    def with_group_bias(weight: Stored, x: Array, sizes: Array) -> Array:
+        made = scheme.multiply_groups(weight.shape, x, weight.tensors, sizes)
+        if weight.bias is None:
+            return made
+        return made + weight.bias.astype(made.dtype)[group_of_rows(sizes, x.shape[0])]
 
     return mix_experts(x, *picked, gate_up.shape.groups, first, second, live)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jengine.config import RoutingConfig
 from jengine.layers.linear import project
 from jengine.layers.mlp import gated
 from jengine.layers.moe import grouped_project, matmul_by_tiles, mix_experts, route
@@ -73,7 +74,8 @@ def test_equals_the_reference(tokens: int, count: int, dtype: str) -> None:
 
     @jax.jit
     def both(x: Array, router: Array, *matrices: Array) -> tuple[Array, Array]:
-        given = (x, *route(logits_of(x, router), count, normalize=True), *matrices, "silu")
+        picked = route(logits_of(x, router), count, RoutingConfig())
+        given = (x, *picked, *matrices, "silu")
         return grouped(*given), reference(*given)
 
     ours, plain = both(x, router, gate_up, down)
@@ -107,12 +109,32 @@ def test_routing_equals_numpy() -> None:
     chances = np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True)
     best = np.argsort(-chances, axis=-1)[:, :2]
     expected = np.take_along_axis(chances, best, axis=-1)
-    weights, experts = route(logits_of(x, router), 2, normalize=False)
+    weights, experts = route(logits_of(x, router), 2, RoutingConfig(normalize=False))
     np.testing.assert_array_equal(np.asarray(experts), best)
     np.testing.assert_allclose(np.asarray(weights), expected, atol=1e-5)
-    weights, _ = route(logits_of(x, router), 2, normalize=True)
+    weights, _ = route(logits_of(x, router), 2, RoutingConfig())
     expected /= expected.sum(axis=-1, keepdims=True)
     np.testing.assert_allclose(np.asarray(weights), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("group_score", ["best", "best_two"])
+def test_a_choice_from_the_best_groups_by_biased_sigmoids(group_score: Any) -> None:
+    """The bias and the groups decide who is chosen; weights are of the plain sigmoids."""
+    (logits, bias) = arrays((40, 12), (12,))
+    config = RoutingConfig(
+        "sigmoid", scale=2.5, choice_bias=True, groups=4, top_groups=2, group_score=group_score
+    )
+    weights, experts = route(logits, 3, config, bias=bias)
+    for token in range(40):
+        scores = 1 / (1 + np.exp(-np.asarray(logits, np.float64)[token]))
+        ranked = (scores + np.asarray(bias)).reshape(4, 3)
+        best = np.sort(ranked, axis=1)
+        value = best[:, -1] if group_score == "best" else best[:, -2:].sum(axis=1)
+        ranked[np.argsort(value)[:2]] = -np.inf
+        chosen = np.argsort(-ranked.reshape(-1))[:3]
+        np.testing.assert_array_equal(np.asarray(experts)[token], chosen)
+        expected = scores[chosen] / scores[chosen].sum() * 2.5
+        np.testing.assert_allclose(np.asarray(weights)[token], expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("project", [grouped_project, matmul_by_tiles])

@@ -10,6 +10,7 @@ from jengine.config import RopeConfig
 from jengine.layers.rope import inverse_frequencies, rotate, rotation
 
 HEAD_DIM = 32
+YARN = {"factor": 32.0, "original_max_position_embeddings": 4096}
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 
 
@@ -20,6 +21,30 @@ LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
         (
             RopeConfig(500000.0, "llama3", 8.0, 1.0, 4.0, 8192),
             {"rope_type": "llama3", "original_max_position_embeddings": 8192, **LLAMA3},
+        ),
+        (
+            RopeConfig(
+                150000.0,
+                "yarn",
+                32.0,
+                original_max_position=4096,
+                truncate=False,
+                attention_factor=1.0,
+            ),
+            {"rope_type": "yarn", "truncate": False, "attention_factor": 1.0, **YARN},
+        ),
+        (
+            RopeConfig(
+                10000.0, "yarn", 32.0, original_max_position=4096, beta_fast=16.0, beta_slow=2.0
+            ),
+            {
+                "rope_type": "yarn",
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "beta_fast": 16.0,
+                "beta_slow": 2.0,
+                **YARN,
+            },
         ),
     ],
 )
@@ -39,6 +64,16 @@ def test_scaled_frequencies_are_those_of_transformers(
     np.testing.assert_allclose(
         inverse_frequencies(config, HEAD_DIM), expected.numpy(), rtol=2e-7, atol=0
     )
+
+
+def test_a_part_of_a_head_keeps_still() -> None:
+    config = RopeConfig(10000.0, attention_factor=1.5, rotated=8)
+    found = inverse_frequencies(config, HEAD_DIM)
+    np.testing.assert_array_equal(found[:4], inverse_frequencies(RopeConfig(10000.0), 8))
+    assert not found[4:].any()
+    cos, sin = rotation(jnp.asarray([3]), config, HEAD_DIM)
+    np.testing.assert_allclose(cos[0, 4:], 1.0)
+    np.testing.assert_allclose((cos**2 + sin**2)[0, :4], 1.5**2, rtol=1e-6)
 
 
 def test_unscaled_frequencies_are_powers_of_the_base() -> None:

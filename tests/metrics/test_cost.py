@@ -86,6 +86,18 @@ def test_experts_are_read_as_far_as_tokens_reach_them() -> None:
     assert few.operations == 2 * (HIDDEN * 2 * 12 + 2 * 3 * HIDDEN * WIDE)
 
 
+def test_an_mlp_that_all_tokens_take_is_read_once() -> None:
+    experts = ExpertsConfig(8, 2, WIDE)
+    alone, shared = (
+        CostModel(replace(MODEL, layers=(LayerConfig(MIXER, ffn),))).of(
+            Counts(steps=1, query_tokens=3)
+        )
+        for ffn in (experts, replace(experts, shared_size=WIDE))
+    )
+    assert abs(shared.read - alone.read - 3 * HIDDEN * WIDE * 2) < 1e-6
+    assert shared.operations - alone.operations == 3 * 2 * 3 * HIDDEN * WIDE
+
+
 def test_nothing_costs_nothing() -> None:
     cost = CostModel(MODEL).of(Counts())
     assert (cost.operations, cost.read, cost.written) == (0, 0, 0)

@@ -24,6 +24,8 @@ class Case:
     experts: int
     padding: tuple[int, ...] = ()
     dtype: str = "float32"
+    activation: str = "silu"
+    biases: bool = False
 
     @property
     def tolerance(self) -> float:
@@ -31,7 +33,8 @@ class Case:
         return 1e-5 if self.dtype == "float32" else 1e-2
 
 
-CASES = [Case(7, 2, 4, padding=(0, 5)), Case(1, 3, 8), Case(40, 2, 3, (39,), "bfloat16")]
+BIASED = Case(7, 2, 4, padding=(0, 5), activation="clamped_swiglu", biases=True)
+CASES = [Case(7, 2, 4, padding=(0, 5)), Case(1, 3, 8), Case(40, 2, 3, (39,), "bfloat16"), BIASED]
 
 
 def random(*shape: int, seed: int = 0) -> jax.Array:
@@ -45,6 +48,7 @@ def layer(scheme: WeightScheme, case: Case) -> jax.Array:
         WeightShape((INNER,), (HIDDEN,), IN_AXES, groups=case.experts),
     )
     arrays = [random(*one.shape, seed=1).astype(case.dtype) for one in shapes]
+    biases = [random(case.experts, *one.outputs, seed=3) for one in shapes]
     rng = np.random.default_rng(2)
     experts = np.argsort(rng.random((case.tokens, case.experts)), axis=1)[:, : case.chosen]
     live = np.arange(case.tokens)
@@ -52,8 +56,11 @@ def layer(scheme: WeightScheme, case: Case) -> jax.Array:
 
     @jax.jit
     def run(x: jax.Array, picked: Picked, *arrays: jax.Array) -> jax.Array:
-        stored = [Stored(s, {"weight": a}) for s, a in zip(shapes, arrays, strict=True)]
-        return scheme.mix_experts(*stored, x, picked, "silu", jnp.asarray(live, jnp.int32))
+        given = zip(shapes, arrays, biases, strict=True)
+        stored = [Stored(s, scheme.prepare(s, {"weight": a}), bias if case.biases else None)
+                  for s, a, bias in given]  # fmt: skip
+        rows = jnp.asarray(live, jnp.int32)
+        return scheme.mix_experts(*stored, x, picked, case.activation, rows)
 
     picked = Picked(jax.nn.softmax(random(*experts.shape)), jnp.asarray(experts, jnp.int32))
     return run(random(case.tokens, HIDDEN), picked, *arrays)

@@ -27,6 +27,7 @@ from jengine.weights.stages import StagePlaces
 from pallas_kernels.choice import cpu_problem
 from sharding.mesh import one_device_mesh
 from sharding.placement import Placement
+from tests.quantization.experts import BIASED, layer
 
 problem = cpu_problem()
 pytestmark = pytest.mark.skipif(bool(problem), reason=problem or "runs")
@@ -84,6 +85,25 @@ def test_each_group_of_rows_meets_its_own_matrix(
     found = scheme.multiply_groups(shape, x, tensors, sizes, activation)
     expected = UNQUANTIZED.multiply_groups(shape, x, {"weight": weight}, sizes, activation)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("scheme", [PACKED, IN_PLACE])
+@pytest.mark.parametrize("name", ["plain", "gated"])
+def test_activations_that_the_kernels_lack(scheme: CpuWeights, name: str) -> None:
+    shape = SHAPES[name]
+    activation = "clamped_swiglu" if shape.gated else "gelu"
+    x, weight, bias = random(3, 6), random(*shape.shape, seed=1), random(*shape.outputs, seed=4)
+    norm = RowNorm(random(6, seed=2), None, 1e-5)
+    around = Around(norm, bias, activation, random(3, shape.outputs[-1], seed=5))
+    expected = UNQUANTIZED.apply(shape, x, {"weight": weight}, around)
+    found = scheme.apply(shape, x, scheme.prepare(shape, {"weight": weight}), around)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("scheme", [PACKED, IN_PLACE])
+def test_experts_with_biases_equal_those_of_xla(scheme: CpuWeights) -> None:
+    found, expected = layer(scheme, BIASED), layer(UNQUANTIZED, BIASED)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("scheme", [PACKED, IN_PLACE])

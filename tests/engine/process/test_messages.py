@@ -16,6 +16,7 @@ from jengine.config import (
     MlpConfig,
     ModelConfig,
     RopeConfig,
+    RoutingConfig,
 )
 from jengine.engine.process.arrays import ARRAY, ArrayFrame, unpack_array
 from jengine.engine.process.messages import (
@@ -39,7 +40,7 @@ MIXED = ModelConfig(
         LayerConfig(AttentionConfig(4, 2, 8, window=16, rope=None, sinks=True), MlpConfig(64)),
         LayerConfig(
             AttentionConfig(4, 4, 8, rope=RopeConfig(5e5, "llama3", 8.0), qk_norm="head"),
-            ExpertsConfig(8, 2, 16, "gelu_tanh", normalize_weights=False),
+            ExpertsConfig(8, 2, 16, "gelu_tanh", routing=RoutingConfig(normalize=False)),
         ),
         LayerConfig(LatentConfig(4, 8, 4, 2, 6, query_rank=5, bias=True), MlpConfig(64)),
     ),
