@@ -45,6 +45,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": LLAMA3_ROPE,
         },
     ),
+    "llama-mlp-bias": ("llama", {"mlp_bias": True}),
     "llama-own-head-dim": ("llama", {"head_dim": 12, "num_key_value_heads": 1}),
     "mistral": ("mistral", {}),
     "mistral-no-window": ("mistral", {"sliding_window": None, "head_dim": 12}),
@@ -108,6 +109,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "seed_oss",
         {"attention_bias": False, "attention_out_bias": True, "tie_word_embeddings": True},
     ),
+    "seed-oss-mlp-bias": ("seed_oss", {"mlp_bias": True}),
     "gpt2": ("gpt2", {}),
     "gpt2-untied-unscaled": (
         "gpt2",
@@ -138,15 +140,102 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {**YARN, "mscale_all_dim": 0, "truncate": False},
         },
     ),
+    "qwen2-moe": ("qwen2_moe", {}),
+    "qwen2-moe-some-layers": (
+        "qwen2_moe",
+        {"decoder_sparse_step": 2, "norm_topk_prob": True, "qkv_bias": False},
+    ),
+    "olmoe": ("olmoe", {}),
+    "olmoe-normalized": ("olmoe", {"norm_topk_prob": True, "num_key_value_heads": 4}),
+    "glm4-moe": ("glm4_moe", {"attention_bias": True}),
+    "glm4-moe-one-group": (
+        "glm4_moe",
+        {
+            "n_group": 1,
+            "topk_group": 1,
+            "norm_topk_prob": False,
+            "use_qk_norm": False,
+            "first_k_dense_replace": 0,
+            "n_shared_experts": 2,
+            "num_nextn_predict_layers": 1,
+        },
+    ),
+    "gpt-oss": ("gpt_oss", {}),
+    "gpt-oss-plain-rope": (
+        "gpt_oss",
+        {
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+            "layer_types": ["full_attention", "sliding_attention"],
+            "attention_bias": False,
+        },
+    ),
+    "granite": ("granite", {}),
+    "granite-biases": ("granite", {"mlp_bias": True, "attention_bias": True}),
+    "granite-moe": ("granite_moe", {"num_experts_per_tok": 6}),
+    "granite-moe-shared": ("granite_moe_shared", {"attention_bias": True}),
+    "llama4": ("llama4", {}),
+    "llama4-other-choices": (
+        "llama4",
+        {
+            "num_experts_per_tok": 2,
+            "interleave_moe_layer_step": 1,
+            "attention_bias": True,
+            "use_qk_norm": False,
+            "attn_temperature_tuning": False,
+        },
+    ),
+    "gpt-neox": ("gpt_neox", {}),
+    "gpt-neox-serial": (
+        "gpt_neox",
+        {"use_parallel_residual": False, "attention_bias": False, "rotary_pct": 1.0},
+    ),
+    "opt": ("opt", {}),
+    "cohere": ("cohere", {"attention_bias": True}),
+    "cohere2": ("cohere2", {}),
+    "glm4": ("glm4", {}),
+    "glm": ("glm", {"attention_bias": False, "partial_rotary_factor": 0.25}),
+    "stablelm": ("stablelm", {}),
+    "stablelm-parallel": ("stablelm", {"use_parallel_residual": True, "use_qkv_bias": True}),
+    "nemotron": ("nemotron", {}),
+    "nemotron-biases": ("nemotron", {"mlp_bias": True, "attention_bias": True}),
+    "olmo3": ("olmo3", {}),
+    "olmo3-two-ropes": (
+        "olmo3",
+        {
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+                "full_attention": {
+                    "rope_type": "yarn",
+                    "rope_theta": 3e5,
+                    "factor": 8.0,
+                    "original_max_position_embeddings": 64,
+                },
+            },
+        },
+    ),
+    "smollm3": ("smollm3", {"mlp_bias": True}),
+    "smollm3-other-layers": ("smollm3", {"no_rope_layers": [0, 1, 1, 0], "attention_bias": True}),
+    "phi": ("phi", {}),
+    "exaone4": ("exaone4", {}),
+    "exaone4-no-window": (
+        "exaone4",
+        {"sliding_window": None, "layer_types": ["full_attention"] * 4},
+    ),
     "qwen3-moe-window": ("qwen3_moe", {"use_sliding_window": True, "sliding_window": 9}),
 }
 TOLERANCE = 1e-4
 # The first variants of each family, and those that differ most, are the default run's.
 LATER = {
-    "llama-own-head-dim", "mistral-no-window", "qwen2-max-window-layers", "gemma-bias-untied",
-    "gemma2-no-caps", "gemma3-old-style-ropes", "phi3-window-tied", "olmo2-bias-all-heads",
-    "seed-oss-other-biases", "gpt2-untied-unscaled", "mixtral-window-own-head-dim",
-    "qwen3-moe-window", "deepseek-v2", "deepseek-v2-lite", "deepseek-v3-bias-halves",
+    "llama-mlp-bias", "seed-oss-mlp-bias", "gpt-neox-serial", "cohere", "glm4", "glm",
+    "stablelm", "stablelm-parallel", "nemotron", "nemotron-biases", "olmo3", "olmo3-two-ropes",
+    "smollm3", "smollm3-other-layers", "exaone4", "exaone4-no-window", "granite-moe-shared",
+    "granite", "qwen2-moe", "opt", "phi", "llama-own-head-dim", "mistral-no-window",
+    "qwen2-max-window-layers", "gemma-bias-untied", "gemma2-no-caps", "gemma3-old-style-ropes",
+    "phi3-window-tied", "olmo2-bias-all-heads", "seed-oss-other-biases", "gpt2-untied-unscaled",
+    "mixtral-window-own-head-dim", "qwen3-moe-window", "deepseek-v2", "deepseek-v2-lite",
+    "deepseek-v3-bias-halves", "qwen2-moe-some-layers", "olmoe", "olmoe-normalized",
+    "glm4-moe-one-group", "gpt-oss-plain-rope", "granite-biases", "granite-moe",
+    "llama4-other-choices",
 }  # fmt: skip
 ALL_VARIANTS = [pytest.param(name, marks=[pytest.mark.slow] * (name in LATER)) for name in VARIANTS]
 

@@ -27,6 +27,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("gpt2", {}),
     "deepseek-v2": ("deepseek_v2", {"rope_parameters": YARN, "q_lora_rank": None}),
     "deepseek-v3": ("deepseek_v3", {"rope_parameters": YARN}),
+    "gpt-neox": ("gpt_neox", {}),
+    "opt": ("opt", {}),
+    "cohere2": ("cohere2", {}),
+    "exaone4": ("exaone4", {}),
+    "nemotron": ("nemotron", {}),
+    "gpt-oss": ("gpt_oss", {"num_hidden_layers": 3}),
+    "glm4-moe": ("glm4_moe", {"num_hidden_layers": 3}),
+    "llama4": ("llama4", {}),
+    "granite-moe": ("granite_moe_shared", {}),
 }
 
 

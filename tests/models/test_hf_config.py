@@ -95,7 +95,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"hidden_act": "mish"}, "hidden_act"),
     ("llama", {"hidden_act": ["silu"]}, "hidden_act"),
     ("llama", {"tie_word_embeddings": 1}, "tie_word_embeddings"),
-    ("llama", {"mlp_bias": True}, "mlp_bias"),
+    ("llama", {"mlp_bias": 1}, "mlp_bias"),
     ("llama", {"eos_token_id": 97}, "eos_token_id"),
     ("llama", {"eos_token_id": [1, "2"]}, "eos_token_id"),
     ("llama", {"bos_token_id": -1}, "bos_token_id"),
@@ -137,7 +137,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("gemma2", {"final_logit_softcapping": "30"}, "final_logit_softcapping"),
     ("gemma2", {"sliding_window": None}, "sliding_window"),
     ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
-    ("gemma2", {"hidden_activation": "gelu"}, "hidden_activation"),
+    ("gemma2", {"hidden_activation": "mish"}, "hidden_activation"),
     ("gemma3", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
     ("gemma3", {"rope_parameters": {"rope_type": "default"}}, "rope_type"),
     ("gemma3", {"rope_parameters": {"sliding_attention": {"rope_type": "ntk"}}}, "rope_type"),
@@ -151,7 +151,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("gpt2", {"n_embd": 30}, "n_embd"),
     ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
     ("gpt2", {"add_cross_attention": True}, "add_cross_attention"),
-    ("gpt2", {"activation_function": "relu"}, "activation_function"),
+    ("gpt2", {"activation_function": "mish"}, "activation_function"),
     ("mixtral", {"num_local_experts": 10**9}, "num_local_experts"),
     ("mixtral", {"num_experts_per_tok": 5}, "num_experts_per_tok"),
     ("qwen3_moe", {"num_experts": 0}, "num_experts"),
@@ -159,6 +159,29 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("qwen3_moe", {"mlp_only_layers": [2]}, "mlp_only_layers"),
     ("qwen3_moe", {"decoder_sparse_step": 0}, "decoder_sparse_step"),
     ("qwen3_moe", {"norm_topk_prob": 1}, "norm_topk_prob"),
+    ("qwen2_moe", {"use_sliding_window": True}, "use_sliding_window"),
+    ("olmoe", {"clip_qkv": 8.0}, "clip_qkv"),
+    ("glm4_moe", {"n_group": 3}, "n_group"),
+    ("glm4_moe", {"n_group": 8, "topk_group": 8}, "n_group"),
+    ("glm4_moe", {"topk_group": 1}, "topk_group"),
+    ("glm4_moe", {"partial_rotary_factor": 0.1}, "partial_rotary_factor"),
+    ("gpt_oss", {"swiglu_limit": 6.0}, "swiglu_limit"),
+    ("gpt_oss", {"hidden_act": "gelu"}, "hidden_act"),
+    ("granite", {"logits_scaling": 0}, "logits_scaling"),
+    ("llama4", {"no_rope_layers": [1]}, "no_rope_layers"),
+    ("smollm3", {"no_rope_layers": [1, 2, 1, 1]}, "no_rope_layers"),
+    ("smollm3", {"use_sliding_window": True}, "use_sliding_window"),
+    ("gpt_neox", {"rotary_pct": 0.1}, "partial_rotary_factor"),
+    ("opt", {"do_layer_norm_before": False}, "do_layer_norm_before"),
+    ("opt", {"word_embed_proj_dim": 16}, "word_embed_proj_dim"),
+    ("cohere", {"use_qk_norm": True}, "use_qk_norm"),
+    ("stablelm", {"qk_layernorm": True}, "qk_layernorm"),
+    ("phi", {"qk_layernorm": True}, "qk_layernorm"),
+    ("phi", {"tie_word_embeddings": True}, "tie_word_embeddings"),
+    ("exaone4", {"sliding_window_pattern": "LLLG"}, "sliding_window_pattern"),
+    ("olmo3", {"rope_parameters": {"rope_type": "default"}}, "rope_type"),
+    ("llama4", {"moe_layers": [4]}, "moe_layers"),
+    ("llama4", {"layer_types": ["sliding_attention"] * 4}, "layer_types"),
 ]
 
 
@@ -264,6 +287,17 @@ def test_gemma3_layers_differ_by_window_and_rotation() -> None:
     assert [mixer.window for mixer in mixers] == [16] * 5 + [None, 16]
     assert [mixers[layer].rope.theta for layer in (0, 5, 6)] == [1e4, 1e6, 1e4]
     assert len(config.groups) == 2
+
+
+def test_llama4_is_as_long_as_a_chunk() -> None:
+    assert read("llama4", attention_chunk_size=64).max_position == 64
+    assert read("llama4", attention_chunk_size=None).max_position == 512
+
+
+def test_layers_that_draft_tokens_are_ignored() -> None:
+    ignored = registry.ignored_tensors(read("glm4_moe"))
+    for name, is_ignored in (("model.layers.2.mlp.x", True), ("model.layers.1.mlp.x", False)):
+        assert any(rule.matches(name) for rule in ignored) == is_ignored
 
 
 def test_experts_stand_on_the_layers_that_are_asked_for() -> None:

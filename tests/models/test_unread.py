@@ -18,7 +18,9 @@ HARMLESS = {
     *("attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop", "residual_dropout"),
     *("output_router_logits", "router_aux_loss_coef", "router_jitter_noise"),
     *("summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels"),
-    "summary_first_dropout",
+    *("summary_first_dropout", "dropout", "hidden_dropout", "classifier_dropout", "layerdrop"),
+    # Layers that draft tokens.
+    "num_nextn_predict_layers",
     # A way to compute the same attention with less overflow in float16.
     "reorder_and_upcast_attn",
     # Llama's was for bitwise equality with its training in slices.
@@ -39,6 +41,9 @@ IF_UNUSED = {
     "qwen2": {"sliding_window"},  # with use_sliding_window=False
     "qwen3": {"sliding_window"},
     "qwen3_moe": {"sliding_window"},
+    "qwen2_moe": {"sliding_window", "max_window_layers"},
+    "smollm3": {"sliding_window"},
+    "exaone4": {"sliding_window_pattern"},  # layer_types follow from it
     "gemma3": {"_sliding_window_pattern"},  # layer_types, which are written too, follow from it
     "phi3": {"original_max_position_embeddings"},  # of longrope, which is refused
 }

@@ -27,6 +27,33 @@ FAMILIES = {
     "gpt2": "GPT2LMHeadModel",
     "deepseek_v2": "DeepseekV2ForCausalLM",
     "deepseek_v3": "DeepseekV3ForCausalLM",
+    "qwen2_moe": "Qwen2MoeForCausalLM",
+    "olmoe": "OlmoeForCausalLM",
+    "glm4_moe": "Glm4MoeForCausalLM",
+    "gpt_oss": "GptOssForCausalLM",
+    "granite": "GraniteForCausalLM",
+    "granite_moe": "GraniteMoeForCausalLM",
+    "granite_moe_shared": "GraniteMoeSharedForCausalLM",
+    "llama4": "Llama4ForCausalLM",
+    "gpt_neox": "GPTNeoXForCausalLM",
+    "opt": "OPTForCausalLM",
+    "cohere": "CohereForCausalLM",
+    "cohere2": "Cohere2ForCausalLM",
+    "glm4": "Glm4ForCausalLM",
+    "glm": "GlmForCausalLM",
+    "stablelm": "StableLmForCausalLM",
+    "nemotron": "NemotronForCausalLM",
+    "olmo3": "Olmo3ForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM",
+    "exaone4": "Exaone4ForCausalLM",
+    "phi": "PhiForCausalLM",
+}
+GRANITE_SIZES = {
+    "embedding_multiplier": 3.0,
+    "attention_multiplier": 0.2,
+    "residual_multiplier": 0.4,
+    "logits_scaling": 2.5,
+    "pad_token_id": 0,
 }
 SIZES: dict[str, Any] = {
     "vocab_size": 97,
@@ -72,6 +99,73 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
         "layer_types": ["sliding_attention", "full_attention"],
     },
     "phi3": {"pad_token_id": 0},
+    "qwen2_moe": {
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 24,
+        "shared_expert_intermediate_size": 20,
+    },
+    "olmoe": {"num_experts": 8, "num_experts_per_tok": 3, "pad_token_id": 0},
+    "glm4_moe": {
+        "head_dim": 16,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 24,
+        "n_group": 4,
+        "topk_group": 2,
+        "routed_scaling_factor": 1.5,
+        "use_qk_norm": True,
+        "num_nextn_predict_layers": 0,
+    },
+    "granite": GRANITE_SIZES,
+    "granite_moe": {**GRANITE_SIZES, "num_local_experts": 6, "num_experts_per_tok": 3},
+    "granite_moe_shared": {
+        **GRANITE_SIZES,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 3,
+        "shared_intermediate_size": 20,
+    },
+    "opt": {"pad_token_id": 1},
+    "gpt_neox": {"num_attention_heads": 2, "rotary_pct": 0.25},
+    "cohere": {"logit_scale": 0.5, "pad_token_id": 0},
+    "cohere2": {
+        "logit_scale": 0.5,
+        "pad_token_id": 0,
+        "num_hidden_layers": 4,
+        "sliding_window": 16,
+    },
+    "glm4": {"head_dim": 16, "pad_token_id": 0},
+    "glm": {"head_dim": 16, "pad_token_id": 0},
+    "stablelm": {"partial_rotary_factor": 0.5},
+    "nemotron": {"head_dim": 12},
+    "olmo3": {"pad_token_id": 0, "num_hidden_layers": 4, "sliding_window": 16},
+    "smollm3": {"pad_token_id": 0, "num_hidden_layers": 4},
+    "exaone4": {"num_hidden_layers": 4, "sliding_window": 16},
+    "llama4": {
+        "head_dim": 12,
+        "num_hidden_layers": 4,
+        "intermediate_size_mlp": 40,
+        "interleave_moe_layer_step": 2,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 1,
+        "attention_chunk_size": 512,
+        "floor_scale": 20,
+        "attn_scale": 0.3,
+        "pad_token_id": 0,
+    },
+    "gpt_oss": {
+        "head_dim": 12,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 3,
+        "sliding_window": 16,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 150000.0,
+            "factor": 8.0,
+            "truncate": False,
+            "original_max_position_embeddings": 64,
+        },
+    },
 }
 # Families whose config.json has other names for these sizes.
 OWN_NAMES: dict[str, dict[str, str | None]] = {
@@ -82,6 +176,12 @@ OWN_NAMES: dict[str, dict[str, str | None]] = {
         "num_attention_heads": "n_head",
         "num_key_value_heads": None,
         "max_position_embeddings": "n_positions",
+    },
+    "gpt_neox": {"num_key_value_heads": None},
+    "opt": {
+        "intermediate_size": "ffn_dim",
+        "num_key_value_heads": None,
+        "initializer_range": "init_std",
     },
 }
 LLAMA3_ROPE = {
@@ -136,6 +236,9 @@ def write_tiny(
         for parameter in model.parameters():
             if parameter.ndim == 1:
                 parameter.add_(torch.randn_like(parameter) * 0.2)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.add_(torch.randn_like(buffer) * 0.2)
     model.to(getattr(torch, dtype)).save_pretrained(folder)
     return Path(folder)
 
