@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from jengine.config import LayerConfig
+from jengine.config import AttentionConfig, LayerConfig
 from jengine.models.fields import Fields
 
 LAYER_TYPES = {"full_attention": "full", "sliding_attention": "sliding"}
@@ -67,9 +67,10 @@ def read_rotated_layers(fields: Fields, num_layers: int) -> tuple[bool, ...]:
 
 def rotated_in_windows(layer: LayerConfig) -> LayerConfig:
     """The layer, without rotation if it has no window."""
-    if layer.mixer.window is not None:
-        return layer
-    return replace(layer, mixer=replace(layer.mixer, rope=None))
+    mixer = layer.mixer
+    if isinstance(mixer, AttentionConfig) and mixer.window is None:
+        return replace(layer, mixer=replace(mixer, rope=None))
+    return layer
 
 
 def _read_layer_types(fields: Fields, num_layers: int) -> list[str]:

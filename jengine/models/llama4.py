@@ -90,7 +90,8 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
 
 def write_config(config: ModelConfig) -> dict[str, object]:
     """The inverse of `read_config`."""
-    experts, mixers = written_experts(config), [layer.mixer for layer in config.layers]
+    experts, own = written_experts(config), (layer.mixer for layer in config.layers)
+    mixers = [mixer for mixer in own if isinstance(mixer, AttentionConfig)]
     plain = next((mixer.temperature for mixer in mixers if mixer.rope is None), None)
     sizes = [layer.ffn.intermediate_size for layer in config.layers if _is_dense(layer)]
     tuned = {} if plain is None else {"floor_scale": plain[0], "attn_scale": plain[1]}

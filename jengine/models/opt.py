@@ -16,7 +16,7 @@ from jengine.models.hf_config import (
     read_eos,
     refuse_unsupported,
 )
-from jengine.models.hf_write import write_activation, write_common
+from jengine.models.hf_write import write_activation, write_common, written_attention
 
 ARCHITECTURES = ("OPTForCausalLM",)
 MODELS = "OPT (but for 350M)"
@@ -84,7 +84,7 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
 
 def write_config(config: ModelConfig) -> dict[str, object]:
     """The inverse of `read_config`."""
-    attention, mlp = config.layers[0].mixer, config.layers[0].ffn
+    attention, mlp = written_attention(config), config.layers[0].ffn
     common = write_common(config)
     return {
         **common,

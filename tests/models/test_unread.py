@@ -14,6 +14,7 @@ from tests.models.tiny_models import FAMILIES, config_class, tiny_settings
 HARMLESS = {
     *("_name_or_path", "model_type", "transformers_version", "pad_token_id", "use_cache"),
     *("output_attentions", "output_hidden_states", "return_dict", "is_encoder_decoder"),
+    "is_decoder",
     *("chunk_size_feed_forward", "id2label", "label2id", "problem_type"),
     *("attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop", "residual_dropout"),
     *("output_router_logits", "router_aux_loss_coef", "router_jitter_noise"),
