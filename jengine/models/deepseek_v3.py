@@ -6,12 +6,13 @@ from collections.abc import Mapping
 
 from jengine.config import LatentConfig, LayerConfig, ModelConfig
 from jengine.models.checkpoint import Names
+from jengine.models.deepseek_experts import read_experts, write_experts
 from jengine.models.fields import Fields
 from jengine.models.hf_config import Defaults, read_decoder, read_mlp, read_num_layers
-from jengine.models.hf_latent import read_latent, write_latent
+from jengine.models.hf_latent import read_dense_layers, read_latent, write_latent
 
 ARCHITECTURES = ("DeepseekV3ForCausalLM",)
-MODELS = "DeepSeek-V3, DeepSeek-R1, Kimi K2, Moonlight (dense layers so far)"
+MODELS = "DeepSeek-V3, DeepSeek-R1, Kimi K2, Moonlight"
 NAMES = Names(drafting_layers=True)
 DEFAULTS = Defaults(
     vocab_size=129280,
@@ -30,12 +31,23 @@ DEFAULTS = Defaults(
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
     """The decoder that a DeepSeek-V3 config.json describes."""
     fields = Fields(hf)
-    layers = read_num_layers(fields, DEFAULTS)
-    dense = fields.integer("first_k_dense_replace", 3, minimum=0)
-    if dense < layers:
-        fields.refuse("first_k_dense_replace", f"{layers}: layers of experts are not built yet")
-    layer = LayerConfig(read_latent(fields, DEFAULTS), read_mlp(fields, DEFAULTS))
-    return read_decoder(fields, DEFAULTS, (layer,) * layers)
+    layers, latent = read_num_layers(fields, DEFAULTS), read_latent(fields, DEFAULTS)
+    mlp = read_mlp(fields, DEFAULTS)
+    fields.choice("scoring_func", "sigmoid", {"sigmoid": None})
+    fields.choice("topk_method", "noaux_tc", {"noaux_tc": None})
+    dense = read_dense_layers(fields, 3, layers)
+    experts = read_experts(
+        fields,
+        mlp.activation,
+        experts=256,
+        per_token=8,
+        inner=2048,
+        scale=2.5,
+        groups=8,
+        top_groups=4,
+    )
+    ffns = [mlp if layer < dense else experts for layer in range(layers)]
+    return read_decoder(fields, DEFAULTS, tuple(LayerConfig(latent, ffn) for ffn in ffns))
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
@@ -44,7 +56,8 @@ def write_config(config: ModelConfig) -> dict[str, object]:
     family = {
         "model_type": "deepseek_v3",
         "rope_interleave": isinstance(latent, LatentConfig) and latent.interleaved,
-        "first_k_dense_replace": len(config.layers),
         "num_nextn_predict_layers": 0,
     }
-    return {**write_latent(config), **family}
+    if not config.has_experts:
+        return {**write_latent(config), **family, "first_k_dense_replace": len(config.layers)}
+    return {**write_latent(config), **family, **write_experts(config)}

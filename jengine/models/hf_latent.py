@@ -71,3 +71,10 @@ def write_latent(config: ModelConfig) -> dict[str, object]:
         "tie_word_embeddings": config.tie_embeddings,
         **write_common(config),
     }
+
+
+def read_dense_layers(fields: Fields, default: int, layers: int) -> int:
+    """How many layers come before those of experts."""
+    if fields.integer("moe_layer_freq", 1) != 1:
+        fields.refuse("moe_layer_freq", "1: experts on every layer after the dense ones")
+    return min(fields.integer("first_k_dense_replace", default, minimum=0), layers)

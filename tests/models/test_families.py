@@ -129,13 +129,18 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "deepseek-v2": ("deepseek_v2", {"rope_parameters": {**YARN, "mscale": 0.707}}),
-    "deepseek-v2-lite": ("deepseek_v2", {"q_lora_rank": None, "attention_bias": True}),
+    "deepseek-v2-lite": (
+        "deepseek_v2",
+        {"q_lora_rank": None, "attention_bias": True, "topk_method": "greedy", "n_group": None},
+    ),
     "deepseek-v3": ("deepseek_v3", {"rope_parameters": YARN}),
     "deepseek-v3-bias-halves": (
         "deepseek_v3",
         {
             "attention_bias": True,
             "rope_interleave": False,
+            "norm_topk_prob": False,
+            "first_k_dense_replace": 0,
             "tie_word_embeddings": True,
             "rope_parameters": {**YARN, "mscale_all_dim": 0, "truncate": False},
         },

@@ -27,18 +27,13 @@ HARMLESS = {
     # Llama's was for bitwise equality with its training in slices.
     "pretraining_tp",
 }
-# Of experts, whose layers are refused; and of drafts, which are not made.
-EXPERTS = {
-    *("n_group", "topk_group", "n_routed_experts", "num_experts_per_tok", "norm_topk_prob"),
-    *("routed_scaling_factor", "n_shared_experts", "moe_intermediate_size", "topk_method"),
-    *("num_nextn_predict_layers", "num_local_experts", "num_experts", "num_mtp_layers"),
-}
 # Sizes of heads that transformers writes in addition to those that they follow from.
 HEADS = {"head_dim", "qk_head_dim"}
+DRAFTS = {"num_nextn_predict_layers", "num_mtp_layers"}  # layers that are not used
 # Harmless only with the value that a default config has.
 IF_UNUSED = {
-    "deepseek_v2": EXPERTS | HEADS,
-    "deepseek_v3": EXPERTS | HEADS,
+    "deepseek_v2": HEADS,
+    "deepseek_v3": HEADS | DRAFTS,
     "qwen2": {"sliding_window"},  # with use_sliding_window=False
     "qwen3": {"sliding_window"},
     "qwen3_moe": {"sliding_window"},

@@ -74,11 +74,17 @@ LATENT = {
     "qk_nope_head_dim": 12,
     "qk_rope_head_dim": 8,
     "v_head_dim": 10,
-    "first_k_dense_replace": 2,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "n_group": 4,
+    "topk_group": 2,
+    "routed_scaling_factor": 1.5,
 }
 OWN_SIZES: dict[str, dict[str, Any]] = {
-    "deepseek_v2": LATENT,
-    "deepseek_v3": LATENT,
+    "deepseek_v2": {**LATENT, "n_shared_experts": 2, "topk_method": "group_limited_greedy"},
+    "deepseek_v3": {**LATENT, "num_nextn_predict_layers": 0},
     "mistral": {"sliding_window": 16},
     "qwen3": {"head_dim": 16},
     "qwen3_moe": {
