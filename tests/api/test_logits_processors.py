@@ -37,6 +37,7 @@ def test_each_row_has_its_own_functions(llm: jengine.LLM) -> None:
     assert found == [[7] * 6, tokens(alone), [41, 42, 43, 44, 45, 46], [41, 42, 43, 44, 45, 46]]
 
 
+@pytest.mark.slow
 def test_they_see_tokens_that_were_computed_again(llm: jengine.LLM) -> None:
     prompts = [{"prompt_token_ids": list(range(3 + n, 33 + n))} for n in range(6)]
     with rebuilt(llm, num_blocks=20, max_num_batched_tokens=64, max_model_len=256) as small:
@@ -46,6 +47,7 @@ def test_they_see_tokens_that_were_computed_again(llm: jengine.LLM) -> None:
         assert tokens(output) == [33 + n + i for i in range(40)]
 
 
+@pytest.mark.slow
 def test_log_probabilities_and_grammars(text_engine: jengine.LLM) -> None:
     def no_a(logits: Array) -> Array:
         return logits.at[text_engine.get_tokenizer().convert_tokens_to_ids("a")].set(-jnp.inf)
@@ -94,6 +96,7 @@ def test_an_engine_keeps_a_number_of_sets() -> None:
     assert sets.number_of([]) == 0
 
 
+@pytest.mark.slow
 def test_those_of_the_engine_run_for_all_requests(full_folder: Path) -> None:
     with tiny_engine(full_folder, logits_processors=[f"{FUNCTIONS}:count_up"]) as llm:
         found = llm.generate([PROMPT] * 2, [params(), params(only_seven)])
