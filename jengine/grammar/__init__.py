@@ -19,14 +19,17 @@ In: GrammarSpecs, plans and sampled tokens. Out: token masks in the plan. The de
   samples for the row gets a mask.
 - **One step in flight**: the scheduler plans a row with a grammar only once its last token is read
   (`Request.reads_each_token`); all other rows keep their overlap. Such a row joins no multi-step
-  decode.
+  decode and gets no drafts. Rows with grammars wait for each other, so that they run in the same
+  steps, and a core queues their next step before the tokens of the last one become text.
 - **The mask's way to the device**: a row with a grammar has a row in the sampler's pool, as one
   with penalties has, and the pool keeps the row's mask (i32[V / 32], one bit per token).
   `Plan.masks` brings the masks that changed; a small donated program writes them before the step
   (`runner/programs/token_masks.py`), as block tables are written. So only rows with a grammar cost
   a transfer, of V / 8 bytes, and no step program, bucket or variant is added: these rows need the
-  adjusted variant. The mask applies to raw logits, before bias, penalties and filters; raw
-  log-probabilities are those of the masked logits.
+  adjusted variant, whose penalties and biases are left out where no row of a step has any
+  (`SamplingInput.beyond_mask`). The mask applies to raw logits, before bias, penalties and filters,
+  and after functions of the caller's (`sampling/processors.py`); raw log-probabilities are those of
+  the masked logits.
 - **Ends**: the end-of-sequence token and the request's stop ids are allowed exactly where the
   grammar may end. A token that the grammar refuses, or a mask that exceeds llguidance's limits,
   ends the request with finish_reason "error" (`outputs.REFUSED`, `StepOutput.messages`).
