@@ -370,7 +370,7 @@ def test_unknown_call_arguments_suggest_the_nearest(still_answers: jengine.LLM) 
     [
         ({"kv_cache_dtype_skip_layers": ["0"]}, "quantization"),
         ({"enable_lora": True}, "LoRA"),
-        ({"speculative_config": {"method": "eagle", "model": "head"}}, "speculative decoding"),
+        ({"speculative_config": {"method": "mtp"}}, "method='mtp'"),
         ({"runner": "pooling"}, "pooling"),
         ({"trust_remote_code": True}, "by design"),
     ],
