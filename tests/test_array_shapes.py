@@ -242,6 +242,7 @@ def test_every_annotation_is_true(seen: set[str]) -> None:
         trace_step(tiny(family), Bucket(4, 16, 16), known["scored"])
     trace_step(tiny("mistral"), Bucket(4, 0, 16, repeats=3), known["greedy"])
     trace_what_steps_leave_out()
+    print(*sorted((annotated().keys() - seen) ^ INTERFACES), sep="\n")
     assert annotated().keys() - seen == INTERFACES
     assert len(seen) > 50
 
