@@ -54,7 +54,8 @@ ENGINE_HELP = {
     "pack_weights": "auto: copy weights into the form that CPU kernels read fastest; false: do not",
     "num_scheduler_steps": "decode steps in one call of the device while no request waits",
     "speculative_config": "JSON with vLLM's keys, or --speculative-config.KEY VALUE: guess several "
-    "tokens of a row for one step, with method ngram, suffix or draft_model",
+    "tokens of a row for one step, with method ngram, suffix, draft_model, "
+    "eagle or medusa",
     "enforce_eager": "compile steps when they are first needed, not at the start",
     "strict": "make a compile after the start an error",
     "deterministic": "bitwise equal log-probabilities in any batch; slower where XLA multiplies",

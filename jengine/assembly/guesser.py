@@ -17,15 +17,18 @@ from flax import nnx
 from jengine.assembly.args import EngineArgs
 from jengine.config import CacheSpec, ModelConfig, ScheduleConfig, SpeculativeConfig
 from jengine.errors import ConfigError
+from jengine.models.eagle import read_eagle
+from jengine.models.medusa import read_medusa
 from jengine.models.parameter import named_parameters
 from jengine.runner.guesser import LoadedGuesser
-from jengine.runner.step.guessing import DraftModel
+from jengine.runner.step.guessers import METHODS
 from jengine.runner.step.leaves import LeafOrder
 from jengine.weights.abstract import NamedArray, abstract_model, with_dtype
 from jengine.weights.dummy import dummy_arrays
 from jengine.weights.folder import read_model_config
+from jengine.weights.generation_config import read_json
 from jengine.weights.resolve import resolve_model
-from jengine.weights.safetensors_io import open_model
+from jengine.weights.safetensors_io import Pieces, load_params, open_model
 from jengine.weights.stages import StagePlaces
 
 Values = Iterable[NamedArray]
@@ -53,7 +56,37 @@ def open_guesser(
     if speculative is None or speculative.model is None:
         return None
     folder = resolve_model(speculative.model).absolute()
-    return draft_model(args, config, folder)
+    if speculative.method == "draft_model":
+        return draft_model(args, config, folder)
+    hf = read_json(folder / "config.json")
+    if speculative.method == "eagle":
+        eagle, pieces = read_eagle(hf, config)
+        return heads_of("eagle", args, folder, eagle, pieces, eagle.config.cache_specs)
+    medusa, pieces = read_medusa(hf, config)
+    if len(medusa.heads) < speculative.num_speculative_tokens:
+        raise ConfigError(
+            f"num_speculative_tokens={speculative.num_speculative_tokens}, but {folder} has "
+            f"{len(medusa.heads)} Medusa heads, each of which guesses one token."
+        )
+    return heads_of("medusa", args, folder, medusa, pieces, ())
+
+
+def heads_of(
+    method: str,
+    args: EngineArgs,
+    folder: Path,
+    model: nnx.Module,
+    pieces: Pieces,
+    cache_specs: tuple[CacheSpec, ...],
+) -> GuesserSource:
+    """Heads on the model's hidden states, trained for this very model."""
+
+    def read(places: StagePlaces) -> Values:
+        if args.load_format == "dummy":
+            return dummy_arrays(model, seed=args.seed or 0, place=places)
+        return load_params(folder, model, pieces, place=places).items()
+
+    return GuesserSource(METHODS[method], model, cache_specs, read)
 
 
 def draft_model(args: EngineArgs, config: ModelConfig, folder: Path) -> GuesserSource:
@@ -72,7 +105,7 @@ def draft_model(args: EngineArgs, config: ModelConfig, folder: Path) -> GuesserS
             return dummy_arrays(declared, seed=args.seed or 0, place=places)
         return open_model(folder, dtype=config.dtype, place=places)[1]
 
-    return GuesserSource(DraftModel, declared, own.cache_specs, read)
+    return GuesserSource(METHODS["draft_model"], declared, own.cache_specs, read)
 
 
 def with_guess_cost(

@@ -61,7 +61,8 @@ they keep is in cache groups like any other: allocated, found by prefix and give
 guesser writes into its cache beyond the row's length, so a request holds blocks for as many
 positions more (`CacheConfig.lookahead`). A draft model runs whatever the step ran, rejected drafts
 included, and then decodes K times from the last token. It draws each guess with the noise that the
-token will be drawn with, so that a good model is right about drawn tokens as well.
+token will be drawn with, so that a good model is right about drawn tokens as well. EAGLE and Medusa
+heads (`runner/step/guessers.py`) read the hidden states in its place.
 
 **Pipelines** pack positions with each plan and refuse drafts.
 """

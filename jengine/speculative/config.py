@@ -15,10 +15,10 @@ from jengine.errors import ConfigError, UnsupportedFeature, nearest_name
 
 HOST_METHODS = ("ngram", "suffix")
 # Methods whose guesses come from a model on the device.
-MODEL_METHODS = ("draft_model",)
+MODEL_METHODS = ("draft_model", "eagle", "medusa")
 METHODS = (*HOST_METHODS, *MODEL_METHODS)
 # Methods of vLLM that are not built.
-UNBUILT_METHODS = ("eagle", "eagle3", "medusa", "mlp_speculator", "mtp")
+UNBUILT_METHODS = ("eagle3", "mlp_speculator", "mtp")
 # Keys of vLLM that say how a draft model is loaded or run.
 DRAFT_MODEL_KEYS = (
     "quantization", "revision", "code_revision", "draft_tensor_parallel_size",

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+from flax import nnx
 
 from jengine.config import ModelConfig
 from jengine.layers.initializer import Initializer
@@ -39,7 +40,7 @@ def dummy_model(
 
 
 def dummy_arrays(
-    model: LanguageModel, seed: int = 0, *, place: Place | None = None
+    model: nnx.Module, seed: int = 0, *, place: Place | None = None
 ) -> Iterator[NamedArray]:
     """The parameters of `dummy_model`, made as they are asked for."""
     place = place or place_on_default_device

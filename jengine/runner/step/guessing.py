@@ -60,6 +60,15 @@ class Guessing:
         runs = (self.ends.positions >= 0) & (index < self.count) & (place < limit)
         return jnp.where(runs, place, -1)
 
+    def next_tokens(self) -> Int32[Array, " tokens"]:
+        """The token after each one that the step ran: known ones in prompts, else what was sampled
+        after it. After rejected drafts it is any token."""
+        index, decodes = self.hidden.heads.logit_index, self.program.bucket.decode_rows
+        known = jnp.concatenate([jnp.zeros(decodes, jnp.int32), self.hidden.heads.targets])
+        used = self.hidden.sampling.rows < self.program.shapes.max_rows
+        place = jnp.where(used, index, len(known))  # past the end: dropped
+        return known.at[place].set(jnp.maximum(self.sampled, 0), mode="drop")
+
     def draw(self, logits: Float[Array, "rows vocab"], index: int) -> Int32[Array, " rows"]:
         """A guess at the token number `index` after the last one, drawn with the noise with which
         that token will be sampled: two equal distributions then give the same token."""
@@ -153,26 +162,3 @@ def shifted(mixer: Mixer, first_layer: int) -> Mixer:
         return mixer(caches, first_layer + layer, inputs)
 
     return mix
-
-
-@dataclass(frozen=True)
-class DraftModel:
-    """A smaller language model, which decodes on its own from the last token on."""
-
-    model: Any
-
-    def __call__(self, given: Guessing) -> tuple[Int32[Array, "rows drafts"], tuple[Array, ...]]:
-        """The guesses for each row, and the caches."""
-        # Whatever the step ran, so that the model's own cache is right wherever the row goes on.
-        context = given.again(given.state.caches)
-        self.model(given.ran.tokens, context)
-        tokens, caches, guesses = given.ends.tokens, context.caches, []
-        for index in range(given.most):
-            positions = given.wanted(index)
-            context = given.decode(positions, caches)
-            hidden = self.model(tokens, context)
-            caches = context.caches
-            tokens = given.draw(self.model.live_logits(hidden, positions), index)
-            guesses.append(tokens)
-            tokens = jnp.maximum(tokens, 0)
-        return jnp.stack(guesses, axis=1), caches
