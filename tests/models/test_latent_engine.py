@@ -24,7 +24,8 @@ SETTINGS: dict[str, Any] = {
     "max_num_seqs": 4,
     "compilation_config": {"decode_rows": [4], "prefill_tokens": [64], "variants": ["scored"]},
 }
-GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, prompt_logprobs=0)
+GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+SCORED = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)  # reads no cached prefix
 
 
 def tiny(**overrides: Any) -> ModelConfig:
@@ -80,7 +81,7 @@ def test_entries_of_bfloat16() -> None:
     with LLM(model, **SETTINGS) as llm:
         assert llm.engine.loaded.state.caches[0].shape[::3] == (2, 28)  # layers, numbers
         assert llm.engine.loaded.state.caches[0].dtype == np.uint16
-        scored = llm.generate([prompt], GREEDY)[0].prompt_logprobs
+        scored = llm.generate([prompt], SCORED)[0].prompt_logprobs
     found = [scored[i][token].logprob for i, token in enumerate(prompt) if i]
     wanted = [exact[i - 1, token] for i, token in enumerate(prompt) if i]
     assert np.abs(np.subtract(found, wanted)).max() < 0.05
