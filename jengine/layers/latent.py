@@ -7,11 +7,12 @@ turned into the space of entries and results are turned back, so that attention 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 from jax.typing import DTypeLike
 
 from jengine.config import LatentConfig
@@ -50,25 +51,40 @@ class LatentInputs(NamedTuple):
         """Queries whose scores with entries are those with the expanded keys."""
         plain, turned = jnp.split(q, [self.config.nope_dim], axis=-1)
         keys = self.up[:, : self.config.nope_dim]
-        made = project("...hn,hnr->...hr", plain, keys).astype(dtype)
+        made = multiplied("...hn,hnr->...hr", plain, keys).astype(dtype)
         return jnp.concatenate([made, turned.astype(dtype)], axis=-1)
 
     def values(
         self, mixed: Float[Array, "*tokens heads rank"]
     ) -> Float32[Array, "*tokens heads value"]:
         """Weighted sums of vectors to weighted sums of values."""
-        return project("...hr,hvr->...hv", mixed, self.up[:, self.config.nope_dim :])
+        return multiplied("...hr,hvr->...hv", mixed, self.up[:, self.config.nope_dim :])
 
     def expanded(
         self, entries: Float[Array, "*tokens entry"], dtype: DTypeLike
     ) -> tuple[Float[Array, "*tokens heads query"], Float[Array, "*tokens heads value"]]:
         """Every head's keys and values of rotated entries."""
         vector, key = jnp.split(entries, [self.config.kv_rank], axis=-1)
-        made = project("...r,hor->...ho", vector, self.up).astype(dtype)
+        made = multiplied("...r,hor->...ho", vector, self.up).astype(dtype)
         plain, values = jnp.split(made, [self.config.nope_dim], axis=-1)
         shape = (*plain.shape[:-1], self.config.rope_dim)
         key = jnp.broadcast_to(key[..., None, :].astype(dtype), shape)
         return jnp.concatenate([plain, key], axis=-1), values
+
+
+def multiplied(
+    equation: str, x: Float[Array, "..."], weight: Float[Array, "..."]
+) -> Float32[Array, "..."]:
+    """`einsum(equation, x, weight)` with operands of the weight's dtype; on CPUs, where XLA has no
+    matmuls of bfloat16 in batches, with these values in float32."""
+    if weight.dtype == jnp.float32:
+        return project(equation, x, weight)
+
+    def wide(x: Array, weight: Array) -> Array:
+        return project(equation, x, weight.astype(jnp.float32))
+
+    given = x.astype(weight.dtype), weight
+    return lax.platform_dependent(*given, cpu=wide, default=partial(project, equation))
 
 
 def dense_latent_attention(inputs: LatentInputs) -> Float[Array, "batch length heads value"]:
