@@ -34,8 +34,8 @@ def test_experts_are_those_of_transformers(
     chosen: list[tuple[np.ndarray, np.ndarray]] = []
     route = mlp.route
 
-    def recorded(*arguments: Any) -> Any:
-        weights, experts = route(*arguments)
+    def recorded(*arguments: Any, **options: Any) -> Any:
+        weights, experts = route(*arguments, **options)
         chosen.append((np.asarray(weights), np.asarray(experts)))
         return weights, experts
 
