@@ -37,8 +37,16 @@ from jengine.runner.step.step import step
 from jengine.runner.step.step_input import packed_size
 from jengine.runner.variants.buckets import Bucket, StepShapes
 from jengine.runner.variants.features import Features, variants
-from jengine.sampling import empty_row_state, filters, masks, pack_admission
+from jengine.sampling import (
+    SamplingInput,
+    empty_row_state,
+    filters,
+    masks,
+    pack_admission,
+    processors,
+)
 from jengine.sampling import state as sampling_state
+from jengine.sampling.processor_sets import ProcessorSet
 from pallas_kernels import cache_write, grouped_matmul, token_sampling
 from sharding.mesh import one_device_mesh
 from sharding.placement import Placement
@@ -225,6 +233,9 @@ def trace_what_steps_leave_out() -> None:
     )
     words = np.zeros((1, state.mask.shape[1]), np.int32)
     jax.eval_shape(masks.with_masks, state.mask, np.zeros(1, np.int32), words)
+    slots = SamplingInput(**dict.fromkeys(SamplingInput._fields, ints))
+    used = [ProcessorSet(1, (lambda ids, row: row,))]
+    jax.eval_shape(lambda x, kept: processors.processed_logits(x, kept, slots, used), logits, state)
     jax.eval_shape(mixed_groups, new[0], np.zeros((2, 10, 6)), np.zeros((2, 3, 5)), new[0, :, :4])
 
 
