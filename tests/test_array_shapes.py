@@ -25,13 +25,17 @@ import numpy as np
 import pytest
 from jax import Array
 
-from jengine.config import CacheConfig, ModelConfig
+from jengine.config import CacheConfig, ModelConfig, cache_groups
 from jengine.models.decoder import Decoder
+from jengine.models.eagle import Eagle
+from jengine.models.medusa import Medusa
 from jengine.models.norms import NoNorm
 from jengine.models.registry import model_config
+from jengine.quantization import codes
 from jengine.runner.step.attention_backend import cache_dtype
+from jengine.runner.step.guessers import METHODS
 from jengine.runner.step.multi_step import multi_step
-from jengine.runner.step.program import Program
+from jengine.runner.step.program import GuesserProgram, Program
 from jengine.runner.step.state import empty_state
 from jengine.runner.step.step import step
 from jengine.runner.step.step_input import packed_size
@@ -84,6 +88,7 @@ INTERFACES = {
     "jengine.quantization.scheme.WeightScheme.multiply",
     "jengine.quantization.scheme.WeightScheme.multiply_groups",
     "jengine.quantization.scheme.WeightScheme.mix_experts",
+    "jengine.runner.step.guessing.Guesser.__call__",
 }
 # Sizes that no other test has, so that functions jitted by themselves are traced again here.
 SIZES = {"vocab_size": 89, "hidden_size": 40, "intermediate_size": 52}
@@ -194,17 +199,47 @@ def trace_scores(config: ModelConfig) -> None:
     jax.eval_shape(lambda leaves, tokens: rebuild(leaves).score(tokens), leaves, tokens)
 
 
-def trace_step(config: ModelConfig, bucket: Bucket, features: Features) -> None:
-    """Trace a step through the paged cache."""
+def guesser_of(method: str | None, config: ModelConfig) -> Any:
+    """A model without data that guesses in this way."""
+    match method:
+        case "draft_model":
+            return Decoder(config, dtype=jnp.bfloat16, rngs=None)
+        case "eagle":
+            return Eagle(config)
+        case "medusa":
+            return Medusa(config, 2, 1, bias=False)
+    return None
+
+
+def trace_step(
+    config: ModelConfig, bucket: Bucket, features: Features, *, stored: str | None = None,
+    method: str | None = None,
+) -> None:  # fmt: skip
+    """Trace a step through the paged cache, which may guess, with a model of its own or heads."""
+    guesser = guesser_of(method, config)
+    own_layers = len(getattr(guesser, "layers", ()))
+    groups = cache_groups(config.cache_specs + config.cache_specs[:own_layers])
     shapes = StepShapes(
-        config.groups, 8, 8, max_rows=4, max_model_len=128, attention="xla", most_drafts=2,
-        draft_window=4,
+        groups, 8, 8, max_rows=4, max_model_len=128, attention="xla", most_drafts=2,
+        draft_window=4, makes_guesses=guesser is not None,
     )  # fmt: skip
     leaves, rebuild = abstract_model(config)
-    cache = CacheConfig(config.groups, 8, tuple(30 for _ in config.groups))
-    held = cache_dtype("bfloat16", "xla")
-    state = jax.eval_shape(lambda: empty_state(cache, held, 4, config.vocab_size, 128))
-    program = Program(bucket, features, shapes, rebuild, Placement(one_device_mesh()))
+    guesses, program_of_guesser = 0, None
+    if method is not None and guesser is not None:
+        own, rebuild_guesser = split_model(guesser)
+        program_of_guesser = GuesserProgram(
+            METHODS[method], rebuild_guesser, len(leaves), len(config.layers)
+        )
+        leaves, guesses = leaves + own, 2
+    cache = CacheConfig(groups, 8, tuple(30 for _ in groups))
+    held = cache_dtype("bfloat16", "xla", stored)
+    state = jax.eval_shape(
+        lambda: empty_state(cache, held, 4, config.vocab_size, 128, guesses=guesses)
+    )
+    program = Program(
+        bucket, features, shapes, rebuild, Placement(one_device_mesh()),
+        guesser=program_of_guesser,
+    )  # fmt: skip
     packed = jax.ShapeDtypeStruct((packed_size(bucket, shapes),), jnp.int32)
     run = multi_step if bucket.is_multi_step else step
     jax.eval_shape(partial(run, program=program), leaves, state, packed)
@@ -245,14 +280,27 @@ def mixed_groups(x: Array, first: Array, second: Array, scales: Array) -> Array:
     return grouped_matmul.combine_rows(inside, second, groups, scales)
 
 
+def trace_codes() -> None:
+    """Trace packing and rounding of weights, which happens when they are loaded."""
+    halves, numbers = np.zeros((2, 6, 3), np.uint8), np.ones((6, 3), np.float32)
+    jax.eval_shape(lambda x: codes.fp4_values(codes.unpaired(codes.paired(x, 1), 1)), halves)
+    for kind in ("int8", "fp8"):
+        jax.eval_shape(lambda x, kind=kind: codes.rounded(x, kind), numbers)
+        jax.eval_shape(lambda x, kind=kind: codes.scale_of(x, kind, 0), numbers)
+
+
 def test_every_annotation_is_true(seen: set[str]) -> None:
     known = variants(5, "raw_logprobs")
-    for family in ("mistral", "qwen3", "gemma2", "gpt2"):
+    for family in ("mistral", "qwen3", "gemma2", "gpt2", "deepseek_v3", "gpt_oss", "llama4"):
         trace_scores(tiny(family))
-    for family in ("mistral", "qwen3_moe", "olmo2"):
+    for family in ("mistral", "qwen3_moe", "olmo2", "deepseek_v2"):
         trace_step(tiny(family), Bucket(4, 16, 16), known["scored"])
     trace_step(tiny("mistral"), Bucket(4, 0, 16, repeats=3), known["greedy"])
+    for method in METHODS:
+        trace_step(tiny("mistral"), Bucket(4, 16, 16), known["sampled"], method=method)
+    trace_step(tiny("mistral"), Bucket(4, 16, 16), known["sampled"], stored="int8")
     trace_what_steps_leave_out()
+    trace_codes()
     assert annotated().keys() - seen == INTERFACES
     assert len(seen) > 50
 

@@ -35,7 +35,7 @@ ROTATE_AND_WRITE = {
 
 def empty_cache(
     shape: tuple[int, ...], dtype: DTypeLike, implementation: str | None = None
-) -> Shaped[Array, "layers 2 blocks block_size width"]:
+) -> Shaped[Array, "layers ... width"]:
     """Zeros for a cache of one device."""
     return choose("empty_cache", implementation, EMPTY)(shape, dtype)
 

@@ -56,6 +56,7 @@ def test_two_engines_at_the_same_time_give_the_answers_of_one_alone(pair: Any) -
     assert all(map(is_idle, pair))
 
 
+@pytest.mark.slow
 def test_one_engine_ends_while_the_other_runs(pair: Any) -> None:
     alone = found_by(pair[0], GREEDY)
     with ThreadPoolExecutor(1) as threads:

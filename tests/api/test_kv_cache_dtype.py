@@ -41,7 +41,7 @@ def of_given(llm: jengine.LLM) -> np.ndarray:
     return np.asarray(llm.compute_logprobs([PROMPT + ANSWER]))[0]
 
 
-@pytest.fixture(scope="module", params=["xla", "cpu"])
+@pytest.fixture(scope="module", params=[pytest.param("xla", marks=pytest.mark.slow), "cpu"])
 def attention(request: pytest.FixtureRequest) -> str:
     if request.param == "cpu" and (problem := cpu_problem()):
         pytest.skip(problem)

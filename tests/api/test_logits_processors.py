@@ -48,6 +48,7 @@ def test_they_see_tokens_that_were_computed_again(llm: jengine.LLM) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_log_probabilities_and_grammars(text_engine: jengine.LLM) -> None:
     def no_a(logits: Array) -> Array:
         return logits.at[text_engine.get_tokenizer().convert_tokens_to_ids("a")].set(-jnp.inf)

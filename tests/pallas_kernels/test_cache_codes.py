@@ -72,6 +72,7 @@ def test_the_kernels_write_the_bytes_that_xla_writes(kind: str) -> None:
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.slow
 def test_attention_reads_what_was_written(kind: str, implementation: str) -> None:
     lengths, pages = [5, 64, 131, 0], 17
     tokens = sum(lengths)

@@ -96,6 +96,7 @@ def queries(rows: int) -> np.ndarray:
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("implementation", [TRITON])
+@pytest.mark.slow
 def test_programs_take_several_parts_and_the_last_merges(
     implementation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -113,6 +113,7 @@ def numbers(llm: jengine.LLM, prompts: list[list[int]]) -> list[Any]:
     ]
 
 
+@pytest.mark.slow
 def test_an_answer_has_the_same_bits_alone_and_in_a_batch() -> None:
     with jengine.LLM(
         "demo", quantization="int4", deterministic=True, max_num_seqs=4, max_model_len=256,
@@ -125,7 +126,11 @@ def test_an_answer_has_the_same_bits_alone_and_in_a_batch() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["W4A16 group, zeros", "GPTQ 4", "AWQ", "W8A16 channel"])
+@pytest.mark.parametrize(
+    "name",
+    ["W4A16 group, zeros"]
+    + [pytest.param(name, marks=pytest.mark.slow) for name in ("GPTQ 4", "AWQ", "W8A16 channel")],
+)
 def test_published_layouts_in_the_kernels(name: str, tmp_path: Path) -> None:
     folders = write_quantized(tmp_path, "llama", LAYOUTS[name])
     found = []

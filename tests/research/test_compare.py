@@ -94,6 +94,7 @@ def test_the_same_model_is_within_the_noise(good: Comparison) -> None:
     assert all(one.ours == one.truth for one in good.results.continuations)
 
 
+@pytest.mark.slow
 def test_every_way_of_computing_the_same_is_tried(good: Comparison) -> None:
     sweeps = {sweep.name: sweep for sweep in good.results.sweeps}
     assert list(sweeps) == ["batch", "chunks", "decode", "prefix hit"]

@@ -67,6 +67,7 @@ def test_programs_are_kept_in_the_directory_asked_for_last(tmp_path: Path) -> No
         assert list((tmp_path / name).glob("*-cache"))
 
 
+@pytest.mark.slow
 def test_a_program_has_the_same_name_in_every_directory(tmp_path: Path) -> None:
     names = []
     for name in ("one", "two"):

@@ -161,7 +161,7 @@ def test_huge_lists_are_refused_soon(client: TestClient, more: Any, param: str) 
     content = json.dumps({**PATHS["/v1/completions"][1], **more}).encode()
     began = time.monotonic()
     error = error_of(post(client, "/v1/completions", content), 400)
-    assert time.monotonic() - began < 2 and error["param"] == param
+    assert time.monotonic() - began < 10 and error["param"] == param
 
 
 @pytest.mark.parametrize(

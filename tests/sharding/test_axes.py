@@ -33,8 +33,8 @@ def test_one_mesh_axis_splits_one_dimension() -> None:
 
 
 def test_an_unknown_axis_names_the_known_ones() -> None:
-    with pytest.raises(ValueError, match=r"'heads' is not in the table: .*kv_heads"):
-        mesh_axes("heads", 8, SIZES)
+    with pytest.raises(ValueError, match=r"'wings' is not in the table: .*kv_heads"):
+        mesh_axes("wings", 8, SIZES)
 
 
 def test_the_vocabulary_is_split_over_everything_but_replicas_of_the_model() -> None:
