@@ -6,6 +6,7 @@ files.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 
 import jax.numpy as jnp
@@ -17,7 +18,9 @@ from jengine.errors import CheckpointError
 from jengine.models import registry
 from jengine.models.checkpoint import Piece, take_tensors
 from jengine.models.hf_config import DTYPES
+from jengine.models.parameter import named_parameters
 from jengine.models.quantized import stored_formats, stored_modules
+from jengine.weights.abstract import abstract_model
 from jengine.weights.quantized_save import SavedTensor, saved_tensors
 from jengine.weights.safetensors_file import Declared
 
@@ -30,6 +33,7 @@ class SavedForm:
     def __init__(self, config: ModelConfig) -> None:
         self._dtype = np.dtype(jnp.dtype(config.dtype))
         self._pieces = registry.checkpoint_map(config)
+        self._exact = {piece.name for path in exact_paths(config) for piece in self._pieces[path]}
         # Name of a quantized tensor -> what is saved of it.
         self._quantized: dict[str, list[SavedTensor]] = {}
         if config.quantization is not None:
@@ -57,12 +61,13 @@ class SavedForm:
                     yield array
 
     def _plain(self, piece: Piece) -> SavedTensor:
-        return SavedTensor(piece.name, self._dtype, piece.shape, lambda values: values)
+        dtype = np.dtype(np.float32) if piece.name in self._exact else self._dtype
+        return SavedTensor(piece.name, dtype, piece.shape, lambda values: values)
 
 
 def plain_dtype(parameters: Parameters, config: ModelConfig) -> str:
-    """The dtype of all parameters that are not quantized."""
-    paths = set(registry.checkpoint_map(config))
+    """The dtype of all parameters that are neither quantized nor float32 in every model."""
+    paths = set(registry.checkpoint_map(config)) - exact_paths(config)
     if config.quantization is not None:
         small = stored_formats(config.quantization, registry.plain_pieces(config))
         paths = {path for path in paths if path.rpartition(".")[0] not in small}
@@ -70,3 +75,9 @@ def plain_dtype(parameters: Parameters, config: ModelConfig) -> str:
     if len(dtypes) > 1 or not dtypes <= set(DTYPES):
         raise CheckpointError(f"Parameters of {sorted(dtypes)}, expected one of {list(DTYPES)}.")
     return dtypes.pop()
+
+
+def exact_paths(config: ModelConfig) -> set[str]:
+    """The parameters that are float32 whatever the model's dtype is, as of some routers."""
+    narrow = abstract_model(dataclasses.replace(config, dtype="bfloat16", quantization=None))
+    return {path for path, declared in named_parameters(narrow) if declared.dtype == jnp.float32}

@@ -161,6 +161,7 @@ def test_an_answer_has_the_same_bits_alone_in_a_batch_in_chunks_and_after_a_pref
     assert numbers(engine(long_prefill_token_threshold=32), PROMPTS) == alone
 
 
+@pytest.mark.slow
 def test_tokens_equal_those_of_xla() -> None:
     xla = jengine.LLM(
         "demo", max_num_seqs=4, max_model_len=256, enforce_eager=True, show_progress=False,

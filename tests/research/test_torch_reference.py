@@ -43,6 +43,7 @@ def job(model: Path, out: Path, dtype: str, truth_dtype: str, **changes: Any) ->
 
 
 @pytest.mark.parametrize("family", ALL_FAMILIES)
+@pytest.mark.slow
 def test_tap_points_of_every_family(family: str, tmp_path: Path) -> None:
     folder = write_tiny(tmp_path / "model", family)
     torch_reference.write_bundle(job(folder, tmp_path / "bundle", "float32", "float64"))

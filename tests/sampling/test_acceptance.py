@@ -44,6 +44,7 @@ def expected_counts(tokens: list[int], ran: list[int], offsets: list[int]) -> li
 
 @settings(QUICK, max_examples=15)
 @given(st.data())
+@pytest.mark.slow
 def test_a_slot_counts_if_all_drafts_before_it_were_sampled(data: st.DataObject) -> None:
     counts = data.draw(st.lists(st.integers(0, MOST), min_size=1, max_size=6))
     offsets = [offset for count in counts for offset in range(count + 1)]

@@ -56,7 +56,7 @@ def plain_parameters(folder: Path) -> Iterator[tuple[str, np.ndarray]]:
         yield path, whole
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_loads_as_a_plain_copy_would(
     family: str, dtype: str, tmp_path: Path, many_small_tasks: None

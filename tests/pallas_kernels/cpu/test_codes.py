@@ -84,7 +84,7 @@ def check(found: Any, expected: np.ndarray, inputs: int) -> None:
 
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize("zeros", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize(("rows", "inputs", "outputs", "group"), SHAPES)
 def test_equals_numpy(
     dtype: str, bits: int, zeros: bool, rows: int, inputs: int, outputs: int, group: int
