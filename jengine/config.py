@@ -402,6 +402,7 @@ class ScheduleConfig:
     prefill_tile: int = 32
     # Tiles of a chunk that attention takes as one.
     joined_tiles: int = 1
+    decode_sizes: tuple[int, ...] = ()  # compiled numbers of decode tokens
     # Compiled numbers of prefill tokens: the last prompt of a step may be cut there.
     prefill_sizes: tuple[int, ...] = ()
     full_step: int = 0  # tokens below which a step takes no less time

@@ -32,7 +32,7 @@ from jengine.assembly.progress import explained_if_slow
 from jengine.assembly.recording import recorder_for
 from jengine.assembly.remote_engine import job_of, started
 from jengine.assembly.schedule_sizes import schedule_config
-from jengine.assembly.step_sizes import runner_config, with_cuts
+from jengine.assembly.step_sizes import runner_config, with_sizes
 from jengine.config import CacheConfig, ModelConfig, ScheduleConfig
 from jengine.distributed.process_group import CoreParts, process_group_of
 from jengine.engine.client import InProcessClient
@@ -127,7 +127,7 @@ def device_side(args: EngineArgs, source: ModelSource, bar: Callable[..., Any]) 
         penalises=penalises, same_bits=batch_dependence(args, source.config, devices) is None,
         guesser_specs=() if guesser is None else guesser.cache_specs,
     )  # fmt: skip
-    schedule = with_cuts(schedule, steps.ladders)
+    schedule = with_sizes(schedule, steps.ladders)
     settings = MultihostSettings.checked(args.multihost)
     check_processes(args.executor, placement.processes)
     chosen = "wait_for" in compilation

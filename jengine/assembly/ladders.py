@@ -18,12 +18,13 @@ def ladders_for(
 ) -> Ladders:
     """The ladders of an engine; `first` are the lowest rungs of the default ones."""
     ladders = default_ladders(
-        schedule.max_decode_rows,
+        schedule.max_num_seqs,
         schedule.max_num_batched_tokens,
         schedule.max_model_len,
         shapes.block_size,
         shapes.prefill_tile,
         first,
+        schedule.max_decode_rows,
     )
 
     def chosen(name: str, usual: tuple[int, ...]) -> tuple[int, ...]:

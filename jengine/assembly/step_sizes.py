@@ -142,11 +142,12 @@ def refuse_drafts(schedule: ScheduleConfig, stages: int) -> None:
             )
 
 
-def with_cuts(
+def with_sizes(
     schedule: ScheduleConfig, ladders: Ladders, defaults: DeviceDefaults | None = None
 ) -> ScheduleConfig:
-    """The limits of a step, with the sizes at which prompts may be cut."""
+    """The limits of a step, with compiled sizes, and with those at which prompts may be cut."""
     defaults = defaults or device_defaults()
+    schedule = replace(schedule, decode_sizes=ladders.decode_rows)
     if not (defaults.cut_prompts and schedule.enable_chunked_prefill):
         return schedule
     return replace(schedule, prefill_sizes=ladders.prefill_tokens, full_step=ladders.full_step)

@@ -17,7 +17,7 @@ from typing import Any
 from jengine.assembly.args import EngineArgs
 from jengine.assembly.device_defaults import DEVICE_DEFAULTS
 from jengine.assembly.schedule_sizes import schedule_config
-from jengine.assembly.step_sizes import runner_config, with_cuts
+from jengine.assembly.step_sizes import runner_config, with_sizes
 from jengine.bench.host import PackedOnly
 from jengine.config import CacheConfig
 from jengine.engine.core import EngineCore
@@ -115,7 +115,7 @@ def run(chats: list[Chat], device: str = "gpu", **settings: Any) -> CountingExec
     args = EngineArgs("any", **settings)
     schedule = schedule_config(args, config, usual)
     steps = runner_config(args, config, schedule, {}, defaults=usual)
-    schedule = with_cuts(schedule, steps.ladders, usual)
+    schedule = with_sizes(schedule, steps.ladders, usual)
     groups, size = steps.shapes.groups, steps.shapes.block_size
     cache = CacheCoordinator(CacheConfig(groups, size, (CACHE_TOKENS // size,) * len(groups)))
     executor = CountingExecutor(steps, CompileLedger())

@@ -20,10 +20,13 @@ from jengine.request import FINISHED, RUNNING, Request
 from jengine.scheduler.flights import Flight
 from jengine.scheduler.guesses import Guesses, RowGuesses
 from jengine.scheduler.plan_builder import PlanBuilder
-from jengine.speculative.draft_length import DraftLength, token_cost
+from jengine.speculative.draft_length import DraftLength, best_size, token_cost
 
 # About as many on a CPU. On a GPU `ScheduleConfig.full_step` says it.
 FREE_TOKENS = 10
+# After so many steps, drafts are tried that do not seem to pay: what is accepted may have changed.
+# In a large batch such a step may take three times as long as another.
+TRIAL_EVERY = 256
 
 
 class RowDrafts:
@@ -53,9 +56,11 @@ class RowDrafts:
 
 
 class Drafting:
-    """Adds up to `most` drafts to each decode, and up to `most_rows` tokens to all decodes.
+    """Adds up to `most` drafts to each decode, and up to `most_rows` tokens to all decodes; to
+    those of a step with prompts up to `mixed_rows`.
 
     `adaptive`: rows whose drafts are not accepted get fewer, and so do all of a large batch.
+    `sizes`: compiled numbers of decode tokens; a step takes as long as the next one above its own.
     `free_tokens` are computed while a step reads all weights. `guess_cost` is what making a guess
     adds to a step, as a share of one without drafts.
     """
@@ -67,6 +72,8 @@ class Drafting:
         *,
         most: int,
         most_rows: int,
+        mixed_rows: int | None = None,
+        sizes: tuple[int, ...] = (),
         adaptive: bool = True,
         free_tokens: int = FREE_TOKENS,
         guess_cost: float = 0.0,
@@ -74,7 +81,10 @@ class Drafting:
         self.source = source
         self.most = most
         self.most_rows = most_rows
+        self.mixed_rows = most_rows if mixed_rows is None else mixed_rows
+        self.sizes = sizes
         self.adaptive = adaptive
+        self._plans = 0
         self._cache = cache
         self._free_tokens = free_tokens
         self._guess_cost = guess_cost
@@ -92,9 +102,10 @@ class Drafting:
     def lengthen(self, builder: PlanBuilder, num_waiting: int) -> None:
         """Drafts for each decode, as far as budget and free blocks allow."""
         self._close_finished()
-        room = self.most_rows - len(builder.decodes)
+        self._plans += 1
         cost = token_cost(len(builder.decodes) + builder.prompt_tokens, self._free_tokens)
         cost += self._guess_cost
+        room = self._room(builder, cost)
         for request in builder.decodes:
             most = min(room, builder.budget)
             if most <= 0:
@@ -121,6 +132,19 @@ class Drafting:
                 for index in range(drafted):
                     self._drafted_at[index] += 1
                     self._accepted_at[index] += index < accepted
+
+    def _room(self, builder: PlanBuilder, cost: float) -> int:
+        """The most drafts of the step."""
+        decodes = len(builder.decodes)
+        if builder.prompt_tokens:
+            return self.mixed_rows - decodes
+        if not (self.adaptive and self.sizes) or self._plans % TRIAL_EVERY == 0:
+            return self.most_rows - decodes
+        rows = [self._row(request) for request in builder.decodes if takes_drafts(request)]
+        wanted = [self._wanted(row, cost) for row in rows]
+        gain = sum(row.length.gain(count) for row, count in zip(rows, wanted, strict=True))
+        sizes = [size for size in self.sizes if decodes <= size <= self.most_rows]
+        return best_size(decodes, sum(wanted), gain, sizes, self._free_tokens) - decodes
 
     def _expect_guesses(self, builder: PlanBuilder, cost: float) -> int:
         """How many tokens the step guesses for each of its rows: as many as one of them wants."""

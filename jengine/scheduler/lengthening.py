@@ -44,6 +44,8 @@ def lengthening_of(config: ScheduleConfig, cache: CacheCoordinator) -> Lengtheni
         cache,
         most=config.most_drafts,
         most_rows=config.max_decode_rows,
+        mixed_rows=config.max_num_seqs,
+        sizes=config.decode_sizes,
         adaptive=method.adaptive,
         free_tokens=config.full_step or FREE_TOKENS,
         guess_cost=method.guess_cost,

@@ -12,6 +12,8 @@ trying costs stays below a small share of the time.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 # Weight of the newest draft in the estimate of the probability that one is accepted.
 FORGETTING = 0.2
 FIRST_ESTIMATE = 0.6
@@ -23,6 +25,19 @@ def token_cost(tokens: int, free_tokens: int) -> float:
     each. `free_tokens` are computed in the time in which a step reads all weights, which it takes
     anyway."""
     return tokens / (free_tokens + tokens)
+
+
+def best_size(
+    decodes: int, drafts: int, gain: float, sizes: Sequence[int], free_tokens: int
+) -> int:
+    """The compiled size of a step that gives the most tokens per time: one for each decode, and
+    `gain` if all drafts run, of which fewer run where they do not fit."""
+
+    def rate(size: int) -> float:
+        share = min(1.0, (size - decodes) / drafts) if drafts else 0.0
+        return (decodes + gain * share) / (free_tokens + size)
+
+    return max(sizes, key=rate)
 
 
 class DraftLength:
@@ -58,6 +73,10 @@ class DraftLength:
         elif not self._resting:
             self._resting = self._pause
             self._pause = min(2 * self._pause, LONGEST_PAUSE)
+
+    def gain(self, count: int) -> float:
+        """Tokens that so many drafts are expected to give."""
+        return sum(self._estimate**place for place in range(1, count + 1))
 
     def _best(self) -> int:
         """The number with the most tokens per time; 0: no drafts."""

@@ -58,6 +58,19 @@ def test_few_rows_beside_a_prefill_where_all_would_be_many() -> None:
     assert Ladders((2,), (32,), (4,)).mixed_decode_rows(32) == (2,)
 
 
+def test_drafts_have_sizes_of_their_own_but_not_beside_prompts() -> None:
+    ladders = default_ladders(32, 512, 64, BLOCK, TILE, max_decode_rows=128)
+    assert ladders.decode_rows == (2, 8, 32, 64, 128)
+    *few, last = ladders.prefill_tokens
+    assert {ladders.mixed_decode_rows(tokens)[-1] for tokens in few} == {32}
+    # The largest can run every step.
+    assert ladders.mixed_decode_rows(last)[-2:] == (32, 128)
+    assert {*ladders.rare_buckets()} <= {*ladders.buckets()}
+    assert ladders.smallest_for(32, last, 1).decode_rows == 32
+    plain = default_ladders(32, 512, 64, BLOCK, TILE, max_decode_rows=32)
+    assert plain == default_ladders(32, 512, 64, BLOCK, TILE)
+
+
 GPU_LADDERS = Ladders((8, 32, 128, 256), (64, 128, 256, 512, 1024, 2048, 4096), (4,), full_step=256)
 
 

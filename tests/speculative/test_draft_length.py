@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from jengine.speculative.draft_length import LONGEST_PAUSE, DraftLength, token_cost
+from jengine.speculative.draft_length import LONGEST_PAUSE, DraftLength, best_size, token_cost
 
 TOKEN_COST = 0.1
 
@@ -65,3 +65,21 @@ def test_large_batches_draft_only_what_is_nearly_certain() -> None:
         length.observe(4, accepted)
     assert length.count(costs[0]) == 4
     assert length.count(costs[2]) <= 2  # no more than an attempt
+
+
+@pytest.mark.parametrize(
+    ("decodes", "drafts", "gain", "size"),
+    [
+        (32, 0, 0.0, 32),  # nothing is wanted
+        (32, 32, 19.2, 32),  # the next size is twice as large, for half as many tokens more
+        (32, 128, 128.0, 128),  # all is accepted
+        (20, 4, 0.4, 32),  # what is padding anyway costs nothing
+        (1, 4, 0.1, 2),
+        (1, 4, 3.6, 8),
+    ],
+)
+def test_a_step_grows_only_if_its_drafts_pay(
+    decodes: int, drafts: int, gain: float, size: int
+) -> None:
+    sizes = [one for one in (2, 8, 32, 64, 128) if one >= decodes]
+    assert best_size(decodes, drafts, gain, sizes, 10) == size

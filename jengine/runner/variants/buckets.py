@@ -142,6 +142,8 @@ class Ladders:
     # Tokens that are computed in the time in which a step reads all weights, if that is known. Then
     # there are buckets for short prefills with any number of decode rows, but none of fewer tokens.
     full_step: int = 0
+    # The most decode rows of a step with prompts, which has few drafts or none. None: any.
+    mixed_rows: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("decode_rows", "prefill_tokens", "pages", "repeats"):
@@ -169,21 +171,32 @@ class Ladders:
                     yield Bucket(rows, 0, pages, repeats)
             short = sum(tokens < self.full_step for tokens in self.prefill_tokens[:-1])
             for tokens in thinned(self.prefill_tokens[short:], 3):
-                yield Bucket(self.decode_rows[-1], tokens, pages)
+                yield Bucket(self.mixed_decode_rows(tokens)[-1], tokens, pages)
 
     def mixed_decode_rows(self, prefill_tokens: int) -> tuple[int, ...]:
         """Numbers of decode rows in buckets with a prefill of this size: the largest, and smaller
         ones where padding to the next would cost more than about an eighth of the step."""
-        most = self.decode_rows[-1]
+        rungs = self._rungs_with_prompts
+        most = rungs[-1]
+        # The largest bucket of all can run every step.
+        last = {most, self.decode_rows[-1] if prefill_tokens == self.prefill_tokens[-1] else most}
         if self.full_step:
             least = max(FEW_ROWS, self.full_step - prefill_tokens)
             return (
-                *(rows for rows, larger in pairwise(self.decode_rows)
+                *(rows for rows, larger in pairwise(rungs)
                   if rows >= least and larger * FEW_ROWS >= prefill_tokens),
-                most,
+                *sorted(last),
             )  # fmt: skip
-        few = [rows for rows in self.decode_rows if FEW_ROWS <= rows <= most // FEW_ROWS]
-        return (*few[:1], most) if prefill_tokens < FEW_ROWS * most else (most,)
+        few = [rows for rows in rungs if FEW_ROWS <= rows <= most // FEW_ROWS]
+        return (*(few[:1] if prefill_tokens < FEW_ROWS * most else ()), *sorted(last))
+
+    @property
+    def _rungs_with_prompts(self) -> tuple[int, ...]:
+        """Numbers of decode rows in steps with prompts."""
+        if self.mixed_rows is None:
+            return self.decode_rows
+        most = rung("decode rows", self.decode_rows, self.mixed_rows)
+        return tuple(rows for rows in self.decode_rows if rows <= most)
 
     @property
     def largest(self) -> Bucket:
@@ -259,17 +272,21 @@ def default_ladders(
     block_size: int,
     tile: int,
     first: FirstRungs = CPU_RUNGS,
+    max_decode_rows: int = 0,
 ) -> Ladders:
     """Short ladders. One page count, since attention loops end at the longest row. Finer for
-    prefill tokens, since padded ones cost as much as real ones."""
+    prefill tokens, since padded ones cost as much as real ones, and for drafts, of which there are
+    as many as pay. `max_decode_rows`: drafts included, if there are any."""
     rows = max(max_num_seqs, FEWEST_DECODE_ROWS)
+    drafted = grow(rows, max_decode_rows, 2)[1:] if max_decode_rows > rows else ()
     tokens = -(-max_num_batched_tokens // tile) * tile
     prefills = grow(max(first.prefill_tokens, tile), tokens, 2)
     return Ladders(
-        decode_rows=grow(first.decode_rows, rows, 4),
+        decode_rows=(*grow(first.decode_rows, rows, 4), *drafted),
         prefill_tokens=tuple(
             size for size in prefills if rows + size >= first.full_step or size == tokens
         ),
         pages=(-(-max_model_len // block_size),),
         full_step=first.full_step,
+        mixed_rows=rows if drafted else None,
     )
