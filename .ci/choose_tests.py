@@ -153,14 +153,18 @@ def chosen(
     budget: float,
     day: int,
 ) -> list[Path]:
-    """The nearest files that fit the budget, and today's share of the others."""
-    kept = []
-    for file in sorted((file for file in slow if file in near), key=lambda file: near[file]):
-        budget -= seconds.get(str(file), USUAL_SECONDS)
-        if budget >= 0:
-            kept.append(file)
+    """The nearest files that fit the budget, and of today's share of the others as many."""
+
+    def fitting(files: Iterable[Path]) -> Iterator[Path]:
+        left = budget
+        for file in files:
+            left -= seconds.get(str(file), USUAL_SECONDS)
+            if left >= 0:
+                yield file
+
+    kept = list(fitting(sorted((file for file in slow if file in near), key=near.__getitem__)))
     rest = [file for file in slow if file not in kept]
-    return sorted([*kept, *rest[day % SHARES :: SHARES]])
+    return sorted([*kept, *fitting(rest[day % SHARES :: SHARES])])
 
 
 def recorded() -> dict[str, float]:

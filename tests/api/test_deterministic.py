@@ -18,7 +18,7 @@ from jengine.errors import ConfigError
 from jengine.outputs import RequestOutput
 from jengine.weights.folder import read_model_config
 from pallas_kernels.choice import cpu_problem
-from tests.models.tiny_models import FAMILIES, write_tiny_native
+from tests.models.tiny_models import DISTINCT, write_tiny_native
 from tests.pallas_kernels.implementations import CPU
 
 LENGTHS = (1, 5, 40, 130, 17)
@@ -28,6 +28,7 @@ COMMON = {"max_tokens": 12, "ignore_eos": True, "logprobs": 0}
 GREEDY = SamplingParams(temperature=0, **COMMON)
 # A program that can do all, in few shapes: each takes a while to compile.
 SHAPES = {"variants": ["scored"], "decode_rows": [2, 8], "prefill_tokens": [32, 128]}
+OTHERS = [*(one for one in DISTINCT if one != "qwen3"), "gpt_oss", "glm4_moe", "cohere2"]
 SCORE = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, prompt_logprobs=0)
 
 
@@ -51,7 +52,7 @@ def settings() -> list[SamplingParams]:
 
 @pytest.fixture(
     scope="module",
-    params=["qwen3", *(pytest.param(f, marks=pytest.mark.slow) for f in FAMILIES if f != "qwen3")],
+    params=["qwen3", *(pytest.param(f, marks=pytest.mark.slow) for f in OTHERS)],
 )
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp(request.param)

@@ -48,6 +48,11 @@ FAMILIES = {
     "exaone4": "Exaone4ForCausalLM",
     "phi": "PhiForCausalLM",
 }
+# Those that slow tests of whole engines run: the layers of others are made of the same parts.
+DISTINCT = (
+    "llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "mixtral", "gemma2", "gemma3", "phi3",
+    "olmo2", "gpt2",
+)  # fmt: skip
 GRANITE_SIZES = {
     "embedding_multiplier": 3.0,
     "attention_multiplier": 0.2,
