@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import shlex
 import sys
 import tempfile
 import time
@@ -29,7 +28,7 @@ import numpy as np
 from jengine.api.llm import LLM
 from jengine.bench.made_up_tokenizer import write_tokenizer
 from jengine.bench.schemas import fits, schema
-from jengine.bench.surroundings import surroundings
+from jengine.bench.surroundings import shown_command, surroundings
 from jengine.grammar.compiler import GrammarCompiler
 from jengine.grammar.matcher import Matcher
 from jengine.grammar.tokens import llguidance_tokenizer
@@ -186,20 +185,11 @@ def main(words: Sequence[str] | None = None) -> None:
     else:
         found = draw_answers(resolve_model(args.tokenizer), args.schemas)
     shown = [word for word in sys.argv[1:] if words is None]
-    command = shlex.join(["python", "-m", "jengine.bench.grammars", *without_output(shown)])
+    command = shown_command("jengine.bench.grammars", shown)
     result = {"command": command, "bench": "grammars", **surroundings(), **found}
     print(json.dumps(result))
     if args.output_json is not None:
         args.output_json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-
-
-def without_output(words: Sequence[str]) -> list[str]:
-    """The arguments without the file, and paths by their last name."""
-    kept = list(words)
-    if "--output-json" in kept:
-        begin = kept.index("--output-json")
-        del kept[begin : begin + 2]
-    return [Path(word).name if word.startswith("/") else word for word in kept]
 
 
 if __name__ == "__main__":

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -19,3 +22,13 @@ def surroundings() -> dict[str, Any]:
         },
         "versions": versions(["jax", "jaxlib", "numpy"]),
     }
+
+
+def shown_command(module: str, words: Sequence[str]) -> str:
+    """A benchmark's command without its output file, and with paths by their last name."""
+    kept = list(words)
+    if "--output-json" in kept:
+        begin = kept.index("--output-json")
+        del kept[begin : begin + 2]
+    kept = [Path(word).name if word.startswith("/") else word for word in kept]
+    return shlex.join(["python", "-m", module, *kept])

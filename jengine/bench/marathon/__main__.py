@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import shlex
 import sys
 import tempfile
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 
 from jengine import __version__
 from jengine.bench.marathon.run import Marathon, run
-from jengine.bench.surroundings import commit, machine
+from jengine.bench.surroundings import commit, machine, shown_command
 from jengine.errors import JengineError
 
 
@@ -86,7 +85,7 @@ def main(words: list[str]) -> int:
             return 1
     result = {
         **found,
-        "command": shlex.join(["python", "-m", "jengine.bench.marathon", *words]),
+        "command": shown_command("jengine.bench.marathon", words),
         "commit": commit(),
         "hardware": {**machine(), "devices": []},
         "versions": {"jengine": __version__},
