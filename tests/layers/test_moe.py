@@ -156,7 +156,7 @@ def test_gradients_equal_those_of_the_reference() -> None:
     )
 
     def loss(run: Any, x: Array, router: Array, *matrices: Array) -> Array:
-        picked = route(logits_of(x, router), 2, normalize=True)
+        picked = route(logits_of(x, router), 2, RoutingConfig())
         return jnp.mean(jnp.square(run(x, *picked, *matrices, "silu")))
 
     gradients = jax.jit(jax.grad(loss, argnums=(1, 2, 3, 4)), static_argnums=0)

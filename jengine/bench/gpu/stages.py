@@ -19,6 +19,7 @@ from jengine.bench.gpu.cases import AttentionCase, sizes
 
 ENGINE_NEEDS = (
     "jax", "numpy", "flax", "msgspec", "psutil", "tqdm", "jinja2", "tokenizers", "transformers",
+    "llguidance",
 )  # fmt: skip
 COMPILED_FOR = "compiled-for"
 WITHOUT_COMMAND_BUFFERS = "--xla_gpu_enable_command_buffer="
