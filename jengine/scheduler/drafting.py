@@ -105,12 +105,14 @@ class Drafting:
         self._plans += 1
         cost = token_cost(len(builder.decodes) + builder.prompt_tokens, self._free_tokens)
         cost += self._guess_cost
-        room = self._room(builder, cost)
-        for request in builder.decodes:
+        rows = [self._row(request) for request in builder.decodes]
+        wanted = [self._wanted(row, cost) for row in rows]
+        room = self._room(builder, rows, wanted)
+        for row, count in zip(rows, wanted, strict=True):
             most = min(room, builder.budget)
             if most <= 0:
                 break
-            room -= self._add(request, most, cost, builder)
+            room -= self._add(row, min(most, count), builder)
         if self.source.on_device:
             builder.guesses = self._expect_guesses(builder, cost)
 
@@ -133,15 +135,13 @@ class Drafting:
                     self._drafted_at[index] += 1
                     self._accepted_at[index] += index < accepted
 
-    def _room(self, builder: PlanBuilder, cost: float) -> int:
-        """The most drafts of the step."""
+    def _room(self, builder: PlanBuilder, rows: list[RowDrafts], wanted: list[int]) -> int:
+        """The most drafts of the step, of which the decodes' rows want so many."""
         decodes = len(builder.decodes)
         if builder.prompt_tokens:
             return self.mixed_rows - decodes
         if not (self.adaptive and self.sizes) or self._plans % TRIAL_EVERY == 0:
             return self.most_rows - decodes
-        rows = [self._row(request) for request in builder.decodes if takes_drafts(request)]
-        wanted = [self._wanted(row, cost) for row in rows]
         gain = sum(row.length.gain(count) for row, count in zip(rows, wanted, strict=True))
         sizes = [size for size in self.sizes if decodes <= size <= self.most_rows]
         return best_size(decodes, sum(wanted), gain, sizes, self._free_tokens) - decodes
@@ -150,24 +150,23 @@ class Drafting:
         """How many tokens the step guesses for each of its rows: as many as one of them wants."""
         chunks = (request for request, _ in builder.chunks)
         rows = [self._row(request) for request in (*builder.decodes, *chunks)]
-        count = max(
-            (self._wanted(row, cost) for row in rows if takes_drafts(row.request)), default=0
-        )
+        count = max((self._wanted(row, cost) for row in rows), default=0)
         for row in rows:
             row.guesses.expect(count)
         return count
 
     def _wanted(self, row: RowDrafts, cost: float) -> int:
         """Drafts that are worth running."""
+        if not takes_drafts(row.request):
+            return 0
         return min(self.most, row.length.count(cost)) if self.adaptive else self.most
 
-    def _add(self, request: Request, most: int, cost: float, builder: PlanBuilder) -> int:
+    def _add(self, row: RowDrafts, most: int, builder: PlanBuilder) -> int:
         """Drafts for one decode; returns how many."""
-        row = self._row(request)
+        request = row.request
         # The last draft's token is at most the last but one that the request may get.
-        most = min(most, request.cap - 2 - request.num_computed)
-        count = min(most, self._wanted(row, cost))
-        if count <= 0 or not takes_drafts(request):
+        count = min(most, request.cap - 2 - request.num_computed)
+        if count <= 0:
             return 0
         surely = request.num_known + request.num_in_flight  # tokens that it has at least
         count, window = row.guesses.window(request, count)
