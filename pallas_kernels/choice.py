@@ -12,8 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from jax import Array
 
 LARGEST_HEAD = 256
+# Implementations of paged attention that add slopes to scores; models with slopes attend in XLA
+# instead of any other.
+SLOPED = frozenset({"xla"})
 # The first devices with bfloat16 and asynchronous copies to shared memory.
 OLDEST_CAPABILITY = 8.0
 
@@ -34,6 +38,11 @@ def choose(
         raise ValueError(f"{operation}(implementation={implementation!r}): {problem}")
     module, _, function = found.partition(":")
     return getattr(importlib.import_module(module), function)
+
+
+def with_slopes(implementation: str | None, slopes: Array | None) -> str | None:
+    """The implementation of paged attention, which has to take slopes if they are given."""
+    return implementation if slopes is None or implementation in SLOPED else "xla"
 
 
 def missing_for_triton() -> str | None:

@@ -82,11 +82,16 @@ class Strides(NamedTuple):
         return {f"{name.upper()}_STRIDE": value for name, value in self._asdict().items()}
 
 
-def strides(shape: tuple[int, ...], head_dim: int) -> Strides:
+def strides(cache: Array, head_dim: int) -> Strides:
     """The strides of a cache array, for kernels that compute addresses. head_dim is contiguous."""
-    _, planes, blocks, block_size, width = shape
-    block = block_size * width
-    return Strides(planes * blocks * block, blocks * block, block, width, head_dim)
+    _, planes, blocks, block_size, width = cache.shape
+    block, head = block_size * width, head_width(head_dim, cache.dtype)
+    return Strides(planes * blocks * block, blocks * block, block, width, head)
+
+
+def codes_of(dtype: DTypeLike) -> str:
+    """What stands in arrays of this type for numbers, as kernels call it."""
+    return {INT8: "int8", FP8_BITS: "fp8"}.get(jnp.dtype(dtype), "none")
 
 
 def read_heads(

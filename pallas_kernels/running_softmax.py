@@ -37,13 +37,16 @@ class Running(NamedTuple):
         seen: Array,
         scale: float,
         soft_cap: float | None,
+        bias: Array | None = None,
     ) -> Running:
-        """Add a chunk; `seen` [batch, 1, q or 1, S] masks its keys.
+        """Add a chunk; `seen` [batch, 1, q or 1, S] masks its keys, and `bias` [batch, KV, q, S] is
+        added to their scores.
 
         Keys and values that are masked for all queries must be zero, since an unused slot may hold
         NaN. The values that a query adds while all its keys are masked are later multiplied by 0.
         """
         scores = capped(scale * einsum("bkqd,bksd->bkqs", queries, keys), soft_cap)
+        scores = scores if bias is None else scores + bias
         scores = jnp.where(seen, scores, FAR_BELOW)
         highest = jnp.maximum(self.highest, jnp.max(scores, axis=-1))
         weights = jnp.exp(scores - highest[..., None])
@@ -99,6 +102,16 @@ def in_groups(
     mixed = jnp.zeros((*queries.shape[:-1], dim or queries.shape[-1]), jnp.float32)
     nothing = mixed, jnp.zeros(queries.shape[:-1], jnp.float32)
     return lax.fori_loop(0, -(-used // size), one_group, nothing)
+
+
+def sloped(slopes: Array | None, distance: Array) -> Array | None:
+    """What slopes [KV, q] add to scores of keys that lie `distance` [batch, 1, q or 1, S] behind
+    their query: less than zero for those before it."""
+    if slopes is None:
+        return None
+    wide = slopes.astype(jnp.float32)[None, :, :, None]
+    shape = jnp.broadcast_shapes(wide.shape, distance.shape)
+    return jnp.broadcast_to(wide, shape) * jnp.broadcast_to(distance, shape).astype(jnp.float32)
 
 
 def capped(scores: Array, soft_cap: float | None) -> Array:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from pallas_kernels.coded_heads import store_heads
+
 
 @triton.jit
 def write_tokens(
@@ -43,6 +45,45 @@ def write_tokens(
 
 
 @triton.jit
+def write_coded_tokens(
+    cache_ptr,  # [layers, 2, blocks, block_size, kv_heads * (dim + 2)], written in place
+    layer_ptr,  # i32[1]
+    k_ptr,  # [tokens, KV_HEADS, dim]
+    v_ptr,  # [tokens, KV_HEADS, dim]
+    slots_ptr,  # i32[tokens]; outside of the cache: skip
+    LAYER_STRIDE: tl.constexpr,
+    PLANE_STRIDE: tl.constexpr,
+    BLOCK_STRIDE: tl.constexpr,
+    TOKEN_STRIDE: tl.constexpr,
+    HEAD_STRIDE: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    PADDED_HEADS: tl.constexpr,
+    CODES: tl.constexpr,
+):
+    """One program per token: codes and scales of all kv heads."""
+    token = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots_ptr + token).to(tl.int64)
+    if (slot < 0) | (slot >= BLOCKS * BLOCK_SIZE):
+        return
+    layer = tl.load(layer_ptr).to(tl.int64)
+    head, lane = tl.arange(0, PADDED_HEADS), tl.arange(0, PADDED_DIM)
+    kept = head < KV_HEADS
+    inside = kept[:, None] & (lane < HEAD_DIM)[None, :]
+    at = (token * KV_HEADS + head)[:, None] * HEAD_DIM + lane[None, :]
+    target = cache_ptr + layer * LAYER_STRIDE + slot // BLOCK_SIZE * BLOCK_STRIDE
+    target = target + slot % BLOCK_SIZE * TOKEN_STRIDE + head[:, None] * HEAD_STRIDE
+    kind = cache_ptr.dtype.element_ty
+    keys = tl.load(k_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    store_heads(target, keys, kept, lane, HEAD_DIM, kind, CODES)
+    values = tl.load(v_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    store_heads(target + PLANE_STRIDE, values, kept, lane, HEAD_DIM, kind, CODES)
+
+
+@triton.jit
 def rotate_and_write_heads(
     cache_ptr,  # [layers, 2, blocks, block_size, kv_heads * dim], written in place
     layer_ptr,  # i32[1]
@@ -70,6 +111,7 @@ def rotate_and_write_heads(
     NORM: tl.constexpr,
     EPS: tl.constexpr,
     WEIGHT_OFFSET: tl.constexpr,
+    CODES: tl.constexpr,
 ):
     """One program per token and kv head: its queries, its key and its value as one tile."""
     program = tl.program_id(0).to(tl.int64)
@@ -119,9 +161,11 @@ def rotate_and_write_heads(
     target = cache_ptr + layer * LAYER_STRIDE + slot // BLOCK_SIZE * BLOCK_STRIDE
     target += slot % BLOCK_SIZE * TOKEN_STRIDE + head * HEAD_STRIDE
     plane = tl.where(is_value, PLANE_STRIDE, 0).to(tl.int64)
-    kept = known & (member >= GROUP)[:, None]
-    stored = made.to(cache_ptr.dtype.element_ty)
-    tl.store(target + plane[:, None] + lane[None, :], stored, mask=kept)
+    kept = (member >= GROUP) & (member < GROUP + 2)
+    heads = tl.where(known, made, 0.0)
+    store_heads(
+        target + plane[:, None], heads, kept, lane, HEAD_DIM, cache_ptr.dtype.element_ty, CODES
+    )
 
 
 @triton.jit

@@ -9,20 +9,40 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from pallas_kernels.cache_write.kernels import rotate_and_write_heads, write_tokens
+from pallas_kernels.cache_write.kernels import (
+    rotate_and_write_heads,
+    write_coded_tokens,
+    write_tokens,
+)
 from pallas_kernels.launch import Launch, call_kernel
-from pallas_kernels.layout import strides
+from pallas_kernels.layout import codes_of, has_scales, strides
 from pallas_kernels.shapes import as_scalar, next_power_of_two
 from pallas_kernels.tuning import tuned
 
 
 def write_cache_triton(cache: Array, layer: int | Array, k: Array, v: Array, slots: Array) -> Array:
     """See `write_cache`."""
-    tokens, _, head_dim = k.shape
+    tokens, kv_heads, head_dim = k.shape
+    if has_scales(cache.dtype):
+        padded = next_power_of_two(kv_heads), next_power_of_two(head_dim)
+        constants = {
+            **cache_constants(cache, head_dim),
+            "KV_HEADS": kv_heads,
+            "PADDED_HEADS": padded[0],
+            "PADDED_DIM": padded[1],
+            "CODES": codes_of(cache.dtype),
+        }
+        warps = warps_for(math.prod(padded), "codes")
+        (cache,) = call_kernel(
+            write_coded_tokens, cache, as_scalar(layer), k, v, slots,
+            in_place=(0,),
+            launch=Launch((tokens,), constants, warps, num_stages=1),
+        )  # fmt: skip
+        return cache
     width = math.prod(k.shape[1:])
     padded = next_power_of_two(width)
     constants = {**cache_constants(cache, head_dim), "WIDTH": width, "PADDED_WIDTH": padded}
-    warps = tuned("cache_write", lanes=padded)["warps"]
+    warps = warps_for(padded, cache.dtype.name)
     (cache,) = call_kernel(
         write_tokens,
         cache, as_scalar(layer), k.reshape(tokens, width), v.reshape(tokens, width), slots,
@@ -42,7 +62,7 @@ def rotate_and_write_triton(
     eps: float,
     weight_offset: float,
 ) -> tuple[Array, Array]:
-    """See `rotate_and_write`; q has the cache's type, which attention would round it to."""
+    """See `rotate_and_write`; q has the type that attention would round it to."""
     tokens, kv_heads, members, head_dim = qkv.shape
     group = members - 2
     norm = "none" if norms is None else "head" if norms[0].ndim == 1 else "whole"
@@ -61,22 +81,29 @@ def rotate_and_write_triton(
         "NORM": norm,
         "EPS": eps,
         "WEIGHT_OFFSET": weight_offset,
+        "CODES": codes_of(cache.dtype),
     }
-    warps = tuned("cache_write", lanes=math.prod(padded))["warps"]
+    kind = jnp.bfloat16 if has_scales(cache.dtype) else cache.dtype
+    warps = warps_for(math.prod(padded), cache.dtype.name)
     q, cache = call_kernel(
         rotate_and_write_heads,
         cache, as_scalar(layer), qkv, slots, cos, sin, q_weight, k_weight, inverse,
-        out=[jax.ShapeDtypeStruct((tokens, kv_heads * group, head_dim), cache.dtype)],
+        out=[jax.ShapeDtypeStruct((tokens, kv_heads * group, head_dim), kind)],
         in_place=(0,),
         launch=Launch((tokens * kv_heads,), constants, warps, num_stages=1),
     )  # fmt: skip
     return q, cache
 
 
+def warps_for(lanes: int, dtype: str) -> int:
+    """Warps of a program that writes so many lanes of a token, or encodes them."""
+    return tuned("cache_write", lanes=lanes, dtype=dtype)["warps"]
+
+
 def cache_constants(cache: Array, head_dim: int) -> dict[str, Any]:
     """Constants from which a kernel computes the address of a slot."""
     return {
-        **strides(cache.shape, head_dim).constants(),
+        **strides(cache, head_dim).constants(),
         "BLOCKS": cache.shape[2],
         "BLOCK_SIZE": cache.shape[3],
         "HEAD_DIM": head_dim,

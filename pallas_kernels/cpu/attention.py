@@ -41,6 +41,7 @@ def prefill_attention_cpu(
     soft_cap: float | None,
     sinks: Array | None,
     dtype: np.dtype,
+    ends: Array | None = None,
 ) -> tuple[Array, Array]:
     """See `prefill_attention`; returns the log-sum-exp as well."""
     load()
@@ -50,7 +51,8 @@ def prefill_attention_cpu(
     )
     out, lse = jax.ffi.ffi_call(target("attention"), results)(
         q if q.dtype == jnp.bfloat16 else q.astype(jnp.float32),
-        cache, as_scalar(layer), tables, starts, positions, floats(sinks),
+        cache, as_scalar(layer), tables, starts, positions,
+        jnp.zeros(0, jnp.int32) if ends is None else ends, floats(sinks),
         window=np.int64(window or 0),
         scale=np.float32(head_dim**-0.5 if scale is None else scale),
         soft_cap=np.float32(soft_cap or 0),

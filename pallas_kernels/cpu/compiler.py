@@ -28,7 +28,7 @@ UNITS: tuple[tuple[str, ...], ...] = (
     ("attention.cc",),
     ("best_tokens.cc", "draw.cc", "logits.cc", "logits_handlers.cc"),
     (),
-    ("matmul.cc", "matmul_handlers.cc", "cache_handlers.cc", "xla_call.cc"),
+    ("matmul.cc", "matmul_handlers.cc", "cache_handlers.cc", "xla_call.cc", "low_rank_handler.cc"),
 )
 # XLA's interface for functions that it calls; other headers of jaxlib are not used.
 INTERFACE = Path("xla", "ffi", "api", "c_api.h")

@@ -13,8 +13,8 @@ from pallas_kernels.cpu.background import begin
 from pallas_kernels.cpu.compiler import NoKernels, source_digest
 
 HANDLERS = (
-    "pack", "pack_codes", "matmul", "normalize", "attention", "empty_cache", "write_cache",
-    "rotate_and_write",
+    "pack", "pack_codes", "matmul", "low_rank", "normalize", "attention", "empty_cache",
+    "write_cache", "rotate_and_write",
     "best_tokens", "softmax_parts", "cut_logits", "noise_keys", "noise", "draw_tokens",
 )  # fmt: skip
 _loading = threading.Lock()

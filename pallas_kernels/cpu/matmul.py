@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 PANEL = 32
 STORAGES = ("packed", "inputs_first", "outputs_first")
-ACTIVATIONS = (None, "silu", "gelu_tanh")
+ACTIVATIONS = (None, "silu", "gelu_tanh", "gelu")
 NORMS = (None, "rms", "layer")
 GATES = (None, "halves", "pairs")
 
@@ -117,13 +117,15 @@ def matmul(
     activation: str | None = None,
     norm: RowNorm | None = None,
     bias: Float[Array, "... outputs"] | None = None,
+    addend: Float[Array, "rows outputs"] | None = None,
     residual: Float[Array, "rows outputs"] | None = None,
     positions: Int[Array, " rows"] | None = None,
     sizes: Int[Array, " groups"] | None = None,
     scales: Scales | None = None,
     dtype: DTypeLike = jnp.float32,
 ) -> Float[Array, "rows results"]:
-    """residual + activation(norm(x) @ weight + bias), summed in float32; the result has `dtype`.
+    """residual + activation(norm(x) @ weight + bias + addend), summed in float32; the result has
+    `dtype`.
 
     x is float32 or bfloat16; for a bfloat16 weight it is rounded to bfloat16 after the norm. With
     a `gate`, outputs are gates and what they multiply, as "halves" (packed with `gated`) or in
@@ -145,6 +147,7 @@ def matmul(
         floats(None if norm is None else norm.weight),
         floats(None if norm is None else norm.bias),
         floats(bias),
+        floats(addend),
         floats(residual),
         integers(positions),
         integers(sizes),

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
-from pallas_kernels.choice import choose
+from pallas_kernels.choice import choose, with_slopes
+from pallas_kernels.decode_attention.teams import least_shared as least_shared
+from pallas_kernels.decode_attention.teams import rows_of_a_team as rows_of_a_team
+from pallas_kernels.decode_attention.teams import shared_multiple as shared_multiple
 from pallas_kernels.decode_attention.xla import decode_attention_xla
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
@@ -21,6 +24,9 @@ IMPLEMENTATIONS = {
     "cpu": "pallas_kernels.cpu.attention:decode_attention_cpu",
     "triton": "pallas_kernels.decode_attention.triton:decode_attention_triton",
 }
+
+# Implementations that can read together what rows share; others read for each row.
+CASCADING = ("triton",)
 
 
 # Traced once for all layers of a step: the layer is a run-time scalar.
@@ -33,6 +39,7 @@ IMPLEMENTATIONS = {
         "soft_cap",
         "return_lse",
         "dtype",
+        "reads_together",
         "implementation",
     ),
 )
@@ -49,8 +56,10 @@ def decode_attention(
     scale: float | None = None,
     soft_cap: float | None = None,
     sinks: Float[Array, " heads"] | None = None,
+    slopes: Float[Array, " heads"] | None = None,
     return_lse: bool = False,
     dtype: DTypeLike = jnp.float32,
+    reads_together: bool = False,
     implementation: str | None = None,
 ) -> (
     Float[Array, "rows heads dim"]
@@ -62,11 +71,20 @@ def decode_attention(
     tokens that a row attends to, the query token included; 0 marks padding, whose result is zero.
     Padding rows come last. Unused blocks and slots may hold anything, NaN included. Scores are
     q @ k * scale (None: head_dim ** -0.5), then cap * tanh(score / cap) where a soft cap is given.
-    A sink is one more score per query of its head, without a value. With return_lse the log-sum-exp
-    of the scores is returned too, float32, sinks included; -inf for padding.
+    A sink is one more score per query of its head, without a value. A slope is how much lower the
+    scores of its head are for each token that a key lies before its query (ALiBi). With return_lse
+    the log-sum-exp of the scores is returned too, float32, sinks included; -inf for padding.
+
+    With `reads_together` a kernel may read the blocks with which the contexts of neighbouring rows
+    begin once for several rows. Then a row's bits depend on its neighbours.
     """
+    implementation = with_slopes(implementation, slopes)
     run = choose("decode_attention", implementation, IMPLEMENTATIONS)
     options = {"window": window, "scale": scale, "soft_cap": soft_cap}
-    given = {"sinks": sinks, "dtype": jnp.dtype(dtype)}
+    given: dict[str, Any] = {"sinks": sinks, "dtype": jnp.dtype(dtype)}
+    if slopes is not None:
+        given["slopes"] = slopes
+    if implementation in CASCADING:
+        given["reads_together"] = reads_together
     out, lse = run(q, cache, layer, tables, starts, lengths, head_dim=head_dim, **options, **given)
     return (out, lse) if return_lse else out

@@ -1,5 +1,7 @@
 """Triton kernels for decode attention: parts of each row's context, merged by the last to finish.
 
+Rows of a team read what they share in one part, with the queries of all of them as one tile.
+
 Softmax is kept in base 2: scores are multiplied by log2(e) once, and exp2 is what the device has.
 """
 
@@ -7,6 +9,8 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+from pallas_kernels.coded_heads import as_multiplied, load_heads
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 # Finite: a chunk in which all keys of a query are masked gives no NaN, and the sums over it are
@@ -16,14 +20,14 @@ FAR_BELOW = tl.constexpr(-1e30)
 
 @triton.jit
 def decode_parts(
-    q_ptr,  # [rows or more, heads, dim]
+    q_ptr,  # [ROWS or more, heads, dim]
     cache_ptr,  # [layers, 2, blocks, block_size, kv_heads * dim]
     layer_ptr,  # i32[1]
-    tables_ptr,  # i32[rows, PAGES]
-    parts_ptr,  # i32: the fields of every part, their number, and a zero per row and kv head
+    tables_ptr,  # i32[ROWS, PAGES]
+    parts_ptr,  # i32: see `parts_between`
     sinks_ptr,  # f32[heads], read if HAS_SINKS
-    out_ptr,  # [rows or more, heads, dim]
-    lse_ptr,  # f32[rows or more, heads]
+    out_ptr,  # [ROWS or more, heads, dim]
+    lse_ptr,  # f32[ROWS or more, heads]
     partial_ptr,  # f32[PARTS, heads, dim], of rows that have several parts
     partial_lse_ptr,  # f32[PARTS, heads], base 2
     LAYER_STRIDE: tl.constexpr,
@@ -32,10 +36,11 @@ def decode_parts(
     TOKEN_STRIDE: tl.constexpr,
     HEAD_STRIDE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
     PAGES: tl.constexpr,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
-    PADDED_GROUP: tl.constexpr,
+    QUERIES: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr,
     PARTS: tl.constexpr,
@@ -46,59 +51,124 @@ def decode_parts(
     SOFT_CAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     PRECISION: tl.constexpr,
+    CODES: tl.constexpr,
 ):
-    """One program per kv head and slot: all query heads of that kv head, for one part of a row.
+    """One program per kv head and slot: all query heads of that kv head, for one part of a row, or
+    of the rows of a team.
 
     Programs take further parts where there are more of them than slots.
     """
+    HEADS: tl.constexpr = KV_HEADS * GROUP
+    MOST: tl.constexpr = PARTS // ROWS  # parts of a row
     program = tl.program_id(0)
     head = program % KV_HEADS
     layer = tl.load(layer_ptr).to(tl.int64)
     keys_ptr = cache_ptr + layer * LAYER_STRIDE + head * HEAD_STRIDE
-    member = tl.arange(0, PADDED_GROUP)
+    query = tl.arange(0, QUERIES)
     lane = tl.arange(0, PADDED_DIM)
-    query_head = head * GROUP + member
-    known = member < GROUP
-    real = known[:, None] & (lane < HEAD_DIM)[None, :]
-    total_parts = tl.load(parts_ptr + 5 * PARTS)
+    query_head = head * GROUP + query % GROUP
+    count_ptr, done_ptr, total_parts = row_lists(parts_ptr, PARTS, ROWS)
     for part in tl.range(program // KV_HEADS, total_parts, SLOTS):
-        row = tl.load(parts_ptr + part).to(tl.int64)
-        low = tl.load(parts_ptr + PARTS + part)
-        high = tl.load(parts_ptr + 2 * PARTS + part)
-        heads_at = row * (KV_HEADS * GROUP) + query_head
-        at = heads_at[:, None] * HEAD_DIM + lane[None, :]
-        q = tl.load(q_ptr + at, mask=real, other=0.0).to(cache_ptr.dtype.element_ty)
+        row, low, high = part_fields(parts_ptr, part, PARTS)
+        rows = tl.load(parts_ptr + 4 * PARTS + part)
+        known = query < rows * GROUP
+        real = known[:, None] & (lane < HEAD_DIM)[None, :]
+        reader = row + query // GROUP
+        at = (reader * HEADS + query_head)[:, None] * HEAD_DIM + lane[None, :]
+        q = tl.load(q_ptr + at, mask=real, other=0.0)
+        q = as_multiplied(q, cache_ptr.dtype.element_ty, CODES)
         highest, total, mixed = attended(
             q, keys_ptr, tables_ptr + row * PAGES, low, high, lane, PLANE_STRIDE, BLOCK_STRIDE,
-            TOKEN_STRIDE, BLOCK_SIZE, PADDED_GROUP, HEAD_DIM, PADDED_DIM, TOKENS, SCALE, SOFT_CAP,
-            PRECISION,
+            TOKEN_STRIDE, BLOCK_SIZE, QUERIES, HEAD_DIM, PADDED_DIM, TOKENS, SCALE, SOFT_CAP,
+            PRECISION, CODES,
         )  # fmt: skip
-        count = tl.load(parts_ptr + 4 * PARTS + part)
-        last = count == 1
-        if SPLIT and count > 1:
-            first = tl.load(parts_ptr + 3 * PARTS + part)
-            done_ptr = parts_ptr + 5 * PARTS + 1 + row * KV_HEADS + head
-            mixed, lse = normalised(highest, total, mixed)
-            kept_at = part * (KV_HEADS * GROUP) + query_head
-            tl.store(partial_lse_ptr + kept_at, lse, mask=known)
-            kept_at = kept_at[:, None] * HEAD_DIM + lane[None, :]
-            tl.store(partial_ptr + kept_at, mixed, mask=real)
-            last = is_last(done_ptr, count)
-            if last:
-                highest, total, mixed = merged(
-                    partial_ptr, partial_lse_ptr, first, count, query_head, lane, known, real,
-                    KV_HEADS * GROUP, PADDED_GROUP, HEAD_DIM, PADDED_DIM,
-                )  # fmt: skip
-        if last:
-            if HAS_SINKS:
-                sinks = tl.load(sinks_ptr + query_head, mask=known, other=0.0).to(tl.float32)
-                highest, total, mixed = with_sinks(sinks * LOG2_E, highest, total, mixed)
-            mixed, lse = normalised(highest, total, mixed)
+        if SPLIT and tl.load(count_ptr + row) > 1:
+            number = tl.load(parts_ptr + 3 * PARTS + part)
+            keep(
+                partial_ptr, partial_lse_ptr, (reader * MOST + number) * HEADS + query_head,
+                highest, total, mixed, lane, known, real, HEAD_DIM,
+            )  # fmt: skip
+            known = query < GROUP
+            real = known[:, None] & (lane < HEAD_DIM)[None, :]
+            for one in tl.range(row, row + rows):
+                count = tl.load(count_ptr + one)
+                if is_last(done_ptr + one * KV_HEADS + head, count):
+                    highest, total, mixed = merged(
+                        partial_ptr, partial_lse_ptr, one * MOST, count, query_head, lane, known,
+                        real, HEADS, QUERIES, HEAD_DIM, PADDED_DIM,
+                    )  # fmt: skip
+                    write_row(
+                        out_ptr, lse_ptr, sinks_ptr, one * HEADS + query_head, query_head, True,
+                        highest, total, mixed, lane, known, real, HEAD_DIM, HAS_SINKS,
+                    )  # fmt: skip
+        else:
             seen = high > low  # a row of padding has one part, which is empty
-            lse = tl.where(seen, lse / LOG2_E, -float("inf"))
-            tl.store(lse_ptr + heads_at, lse, mask=known)
-            result = tl.where(seen, mixed, 0.0).to(out_ptr.dtype.element_ty)
-            tl.store(out_ptr + at, result, mask=real)
+            write_row(
+                out_ptr, lse_ptr, sinks_ptr, row * HEADS + query_head, query_head, seen,
+                highest, total, mixed, lane, known, real, HEAD_DIM, HAS_SINKS,
+            )  # fmt: skip
+
+
+@triton.jit
+def part_fields(parts_ptr, part, PARTS: tl.constexpr):
+    """The first row of a part, its first token, its end."""
+    row = tl.load(parts_ptr + part)
+    low = tl.load(parts_ptr + PARTS + part)
+    high = tl.load(parts_ptr + 2 * PARTS + part)
+    return row, low, high
+
+
+@triton.jit
+def row_lists(parts_ptr, PARTS: tl.constexpr, ROWS: tl.constexpr):
+    """How many parts rows have, how many of them are done; and the number of all parts."""
+    total_ptr = parts_ptr + 5 * PARTS
+    return total_ptr + 1, total_ptr + 1 + ROWS, tl.load(total_ptr)
+
+
+@triton.jit
+def keep(
+    partial_ptr,
+    partial_lse_ptr,
+    at,
+    highest,
+    total,
+    mixed,
+    lane,
+    known,
+    real,
+    HEAD_DIM: tl.constexpr,
+):
+    """Store a part's result until it is merged; `at` counts heads."""
+    mixed, lse = normalised(highest, total, mixed)
+    tl.store(partial_lse_ptr + at, lse, mask=known)
+    tl.store(partial_ptr + at[:, None] * HEAD_DIM + lane[None, :], mixed, mask=real)
+
+
+@triton.jit
+def write_row(
+    out_ptr,
+    lse_ptr,
+    sinks_ptr,
+    at,
+    query_head,
+    seen,
+    highest,
+    total,
+    mixed,
+    lane,
+    known,
+    real,
+    HEAD_DIM: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+):
+    """Store a row's result, zeros if it has seen nothing; `at` counts heads."""
+    if HAS_SINKS:
+        sinks = tl.load(sinks_ptr + query_head, mask=known, other=0.0).to(tl.float32)
+        highest, total, mixed = with_sinks(sinks * LOG2_E, highest, total, mixed)
+    mixed, lse = normalised(highest, total, mixed)
+    tl.store(lse_ptr + at, tl.where(seen, lse / LOG2_E, -float("inf")), mask=known)
+    result = tl.where(seen, mixed, 0.0).to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + at[:, None] * HEAD_DIM + lane[None, :], result, mask=real)
 
 
 @triton.jit
@@ -113,30 +183,28 @@ def attended(
     BLOCK_STRIDE: tl.constexpr,
     TOKEN_STRIDE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
-    PADDED_GROUP: tl.constexpr,
+    QUERIES: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr,
     TOKENS: tl.constexpr,
     SCALE: tl.constexpr,
     SOFT_CAP: tl.constexpr,
     PRECISION: tl.constexpr,
+    CODES: tl.constexpr,
 ):
     """The online softmax of queries [q, d] over tokens low to high of a row."""
-    highest = tl.full([PADDED_GROUP], FAR_BELOW, tl.float32)
-    total = tl.zeros([PADDED_GROUP], tl.float32)
-    mixed = tl.zeros([PADDED_GROUP, PADDED_DIM], tl.float32)
+    highest = tl.full([QUERIES], FAR_BELOW, tl.float32)
+    total = tl.zeros([QUERIES], tl.float32)
+    mixed = tl.zeros([QUERIES, PADDED_DIM], tl.float32)
     for begin in tl.range(low, high, TOKENS):
         token = begin + tl.arange(0, TOKENS)
         inside = token < high
-        where = token_pointers(
-            keys_ptr, table_ptr, token, inside, lane, BLOCK_STRIDE, TOKEN_STRIDE, BLOCK_SIZE
-        )
-        stored = inside[:, None] & (lane < HEAD_DIM)[None, :]
-        keys = tl.load(where, mask=stored, other=0.0)
-        values = tl.load(where + PLANE_STRIDE, mask=stored, other=0.0)
-        scores = scored(q, keys, SCALE, SOFT_CAP, PRECISION)
+        places = token_places(table_ptr, token, inside, BLOCK_STRIDE, TOKEN_STRIDE, BLOCK_SIZE)
+        keys, key_units = load_heads(keys_ptr, places, inside, lane, HEAD_DIM, CODES)
+        values, units = load_heads(keys_ptr + PLANE_STRIDE, places, inside, lane, HEAD_DIM, CODES)
+        scores = scored(q, keys, key_units, SCALE, SOFT_CAP, PRECISION)
         scores = tl.where(inside[None, :], scores, FAR_BELOW)
-        highest, total, mixed = accumulated(scores, values, highest, total, mixed, PRECISION)
+        highest, total, mixed = accumulated(scores, values, units, highest, total, mixed, PRECISION)
     return highest, total, mixed
 
 
@@ -165,14 +233,14 @@ def merged(
     known,
     real,
     HEADS: tl.constexpr,
-    PADDED_GROUP: tl.constexpr,
+    QUERIES: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr,
 ):
     """The parts of a row weighted by their softmax sums, in the parts' order."""
-    highest = tl.full([PADDED_GROUP], FAR_BELOW, tl.float32)
-    total = tl.zeros([PADDED_GROUP], tl.float32)
-    mixed = tl.zeros([PADDED_GROUP, PADDED_DIM], tl.float32)
+    highest = tl.full([QUERIES], FAR_BELOW, tl.float32)
+    total = tl.zeros([QUERIES], tl.float32)
+    mixed = tl.zeros([QUERIES, PADDED_DIM], tl.float32)
     for part in tl.range(first, first + count, loop_unroll_factor=4):
         at = part * HEADS + query_head
         # From L2: another program's stores may not be in this one's L1.
@@ -207,15 +275,28 @@ def token_pointers(
     BLOCK_SIZE: tl.constexpr,
 ):
     """Pointers to vectors, [tokens, lanes]; `token` counts from the first of the table."""
-    block = tl.load(table_ptr + token // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
-    at = block * BLOCK_STRIDE + token % BLOCK_SIZE * TOKEN_STRIDE
+    at = token_places(table_ptr, token, inside, BLOCK_STRIDE, TOKEN_STRIDE, BLOCK_SIZE)
     return plane_ptr + at[:, None] + lane[None, :]
 
 
 @triton.jit
-def scored(q, keys, SCALE: tl.constexpr, SOFT_CAP: tl.constexpr, PRECISION: tl.constexpr):
-    """Scores of queries [q, d] against keys [k, d], times log2(e)."""
-    scores = tl.dot(q, tl.trans(keys), input_precision=PRECISION)
+def token_places(
+    table_ptr,
+    token,
+    inside,
+    BLOCK_STRIDE: tl.constexpr,
+    TOKEN_STRIDE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+):
+    """Where tokens are in a plane; `token` counts from the first of the table."""
+    block = tl.load(table_ptr + token // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
+    return block * BLOCK_STRIDE + token % BLOCK_SIZE * TOKEN_STRIDE
+
+
+@triton.jit
+def scored(q, keys, units, SCALE: tl.constexpr, SOFT_CAP: tl.constexpr, PRECISION: tl.constexpr):
+    """Scores of queries [q, d] against keys [k, d] in these units, times log2(e)."""
+    scores = tl.dot(q, tl.trans(keys), input_precision=PRECISION) * units
     if SOFT_CAP > 0.0:
         # tanh(x) = 1 - 2 / (exp(2 x) + 1), which is right for infinite exponentials too.
         doubled = tl.exp2(scores * (2.0 * SCALE / SOFT_CAP * LOG2_E))
@@ -224,14 +305,16 @@ def scored(q, keys, SCALE: tl.constexpr, SOFT_CAP: tl.constexpr, PRECISION: tl.c
 
 
 @triton.jit
-def accumulated(scores, values, highest, total, mixed, PRECISION: tl.constexpr):
-    """One step of the online softmax; scores [q, k] are FAR_BELOW where masked."""
+def accumulated(scores, values, units, highest, total, mixed, PRECISION: tl.constexpr):
+    """One step of the online softmax; scores [q, k] are FAR_BELOW where masked. Values [k, d] are
+    in these units."""
     new_highest = tl.maximum(highest, tl.max(scores, 1))
     shrink = tl.exp2(highest - new_highest)
     weights = tl.exp2(scores - new_highest[:, None])
     total = total * shrink + tl.sum(weights, 1)
     mixed = mixed * shrink[:, None]
-    mixed = tl.dot(weights.to(values.dtype), values, mixed, input_precision=PRECISION)
+    weights = (weights * units).to(values.dtype)
+    mixed = tl.dot(weights, values, mixed, input_precision=PRECISION)
     return new_highest, total, mixed
 
 

@@ -12,13 +12,16 @@ from jax import Array
 
 from pallas_kernels.decode_attention.kernels import decode_parts
 from pallas_kernels.decode_attention.parts import Split, part_list
+from pallas_kernels.decode_attention.teams import (
+    SMALLEST_TILE,
+    queries_of_a_tile,
+    rows_of_a_team,
+    teams_of,
+)
 from pallas_kernels.launch import Launch, call_kernel
-from pallas_kernels.layout import strides
+from pallas_kernels.layout import codes_of, has_scales, kv_heads_of, strides
 from pallas_kernels.shapes import as_scalar, next_power_of_two
 from pallas_kernels.tuning import tuned
-
-# The smallest tile that tensor cores multiply.
-SMALLEST_TILE = 16
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,7 @@ def decode_attention_triton(
     soft_cap: float | None,
     sinks: Array | None,
     dtype: np.dtype,
+    reads_together: bool = False,
 ) -> tuple[Array, Array]:
     """See `decode_attention`; returns the log-sum-exp as well.
 
@@ -59,15 +63,23 @@ def decode_attention_triton(
     """
     rows, pages = tables.shape
     tokens, heads, _ = q.shape
-    kv_heads = cache.shape[-1] // head_dim
+    kv_heads = kv_heads_of(cache, head_dim)
     group = heads // kv_heads
     in_view = pages * cache.shape[3]
-    split = Split(rows, kv_heads, in_view if window is None else min(in_view, window))
+    queries, team = queries_of_a_tile(group), min(rows_of_a_team(group), rows)
+    # Under a window rows read few tokens, and not the same.
+    has_teams = reads_together and window is None and team > 1
+    split = Split(rows, kv_heads, in_view if window is None else min(in_view, window), has_teams)
+    teams = None
+    if has_teams:
+        counts = jnp.maximum(lengths - starts, 0)
+        teams = teams_of(tables, starts, counts, block_size=cache.shape[3], most=team)
     parts = split.parts if split.parts > rows else 1  # a row's only part is not kept
     constants = {
         **attention_constants(cache, head_dim, group, scale, soft_cap),
+        "ROWS": rows,
         "PAGES": pages,
-        "PADDED_GROUP": next_power_of_two(max(group, SMALLEST_TILE)),
+        "QUERIES": queries,
         "PARTS": split.parts,
         "SLOTS": split.slots,
         "SPLIT": split.parts > rows,
@@ -77,7 +89,7 @@ def decode_attention_triton(
     sink = starts if sinks is None else sinks
     out, lse, *_ = call_kernel(
         decode_parts,
-        q, cache, as_scalar(layer), tables, part_list(split, starts, lengths, window), sink,
+        q, cache, as_scalar(layer), tables, part_list(split, starts, lengths, window, teams), sink,
         out=[
             jax.ShapeDtypeStruct((tokens, heads, head_dim), dtype),
             jax.ShapeDtypeStruct((tokens, heads), jnp.float32),
@@ -87,7 +99,8 @@ def decode_attention_triton(
         ],
         restored=(4,),
         launch=DecodeLaunch(
-            kv_heads * split.slots, group, head_dim, cache.dtype.name, tuple(constants.items())
+            kv_heads * split.slots, group, head_dim, tuned_dtype(cache),
+            tuple(constants.items()),
         ),
     )  # fmt: skip
     return out, lse
@@ -98,9 +111,9 @@ def attention_constants(
 ) -> dict[str, Any]:
     """Constants of every attention kernel over the paged cache."""
     return {
-        **strides(cache.shape, head_dim).constants(),
+        **strides(cache, head_dim).constants(),
         "BLOCK_SIZE": cache.shape[3],
-        "KV_HEADS": cache.shape[-1] // head_dim,
+        "KV_HEADS": kv_heads_of(cache, head_dim),
         "GROUP": group,
         "HEAD_DIM": head_dim,
         "PADDED_DIM": next_power_of_two(max(head_dim, SMALLEST_TILE)),
@@ -108,4 +121,10 @@ def attention_constants(
         "SOFT_CAP": float(soft_cap or 0.0),
         # Full float32 matmuls: the default, tf32, keeps 11 bits of each operand.
         "PRECISION": "ieee" if cache.dtype == jnp.float32 else "tf32",
+        "CODES": codes_of(cache.dtype),
     }
+
+
+def tuned_dtype(cache: Array) -> str:
+    """The type of a cache's numbers by which kernels are tuned."""
+    return "codes" if has_scales(cache.dtype) else cache.dtype.name

@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array, lax
 
 from pallas_kernels.layout import held_dtype, kv_heads_of, pad_pages, read_heads
-from pallas_kernels.running_softmax import Running, in_groups
+from pallas_kernels.running_softmax import Running, in_groups, sloped
 
 ROWS_AT_ONCE = 8, 4
 TOKENS_AT_ONCE = 64
@@ -34,6 +34,7 @@ def decode_attention_xla(
     soft_cap: float | None,
     sinks: Array | None,
     dtype: np.dtype,
+    slopes: Array | None = None,
 ) -> tuple[Array, Array]:
     """See `decode_attention`; returns the log-sum-exp as well."""
     rows, heads, _ = q.shape
@@ -46,10 +47,12 @@ def decode_attention_xla(
     queries = jnp.pad(queries, ((0, 0), (0, 0), (0, missing), (0, 0)))
     if sinks is not None:
         sinks = jnp.pad(sinks.reshape(kv_heads, -1), ((0, 0), (0, missing)))
+    if slopes is not None:
+        slopes = jnp.pad(slopes.reshape(kv_heads, -1), ((0, 0), (0, missing)))
 
     def some_rows(q: Array, tables: Array, starts: Array, lengths: Array) -> Running:
         return _attend_rows(
-            q, cache, layer, tables, starts, lengths, pages, window, scale, soft_cap
+            q, cache, layer, tables, starts, lengths, pages, window, scale, soft_cap, slopes
         )
 
     used = jnp.sum((lengths > 0).astype(jnp.int32))
@@ -73,8 +76,9 @@ def _attend_rows(
     window: int | None,
     scale: float,
     soft_cap: float | None,
+    slopes: Array | None,
 ) -> Running:
-    """Online softmax over chunks of pages for a few rows; q is [r, KV, G, D]."""
+    """Online softmax over chunks of pages for a few rows; q is [r, KV, G, D], slopes [KV, G]."""
     span = pages * cache.shape[3]
 
     def some_pages(index: Array, running: Running) -> Running:
@@ -84,7 +88,9 @@ def _attend_rows(
         if window is not None:
             seen &= position >= lengths[:, None] - window
         keys, values = read_heads(cache, layer, blocks, q.shape[-1], seen)
-        return running.with_chunk(q, keys, values, seen[:, None, None, :], scale, soft_cap)
+        distance = (position - lengths[:, None] + 1)[:, None, None, :]
+        bias = sloped(slopes, distance)
+        return running.with_chunk(q, keys, values, seen[:, None, None, :], scale, soft_cap, bias)
 
     runs = -(-jnp.max(lengths - starts) // span)
     return lax.fori_loop(0, runs, some_pages, Running.of_nothing(q))

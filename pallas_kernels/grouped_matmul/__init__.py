@@ -23,6 +23,7 @@ from pallas_kernels.grouped_matmul.xla import (
     multiply_tokens_xla,
     sort_by_group_xla,
 )
+from pallas_kernels.quantized_matmul.coded import CodedWeight
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
     from jaxtyping import Float, Float32, Int
@@ -45,7 +46,7 @@ def sort_by_group(
 @partial(jax.jit, static_argnames=("activation", "implementation"))
 def multiply_tokens(
     x: Float[Array, "tokens inputs"],
-    weight: Float[Array, "groups inputs outputs"],
+    weight: Float[Array, "groups inputs outputs"] | CodedWeight,
     groups: Groups,
     *,
     activation: str | None = None,
@@ -63,7 +64,7 @@ def multiply_tokens(
 @partial(jax.jit, static_argnames="implementation")
 def combine_rows(
     x: Float[Array, "rows inputs"],
-    weight: Float[Array, "groups inputs outputs"],
+    weight: Float[Array, "groups inputs outputs"] | CodedWeight,
     groups: Groups,
     scales: Float[Array, "tokens choices"],
     *,

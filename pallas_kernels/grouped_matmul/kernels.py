@@ -136,17 +136,9 @@ def multiply_tiles(
     group = tl.load(entry_ptr)
     if group < 0:
         return
-    start = tl.load(entry_ptr + 1)
-    end = tl.load(entry_ptr + 2)
-    first_tile = tl.load(entry_ptr + 3)
-    # Column by column within a band of tiles of the group.
-    in_group = program - first_tile * COLUMN_TILES
-    tiles = (end - start + TILE_ROWS - 1) // TILE_ROWS
-    band_first = in_group // (BAND * COLUMN_TILES) * BAND
-    band_tiles = tl.minimum(tiles - band_first, BAND)
-    in_band = in_group - band_first * COLUMN_TILES
-    row = start + (band_first + in_band % band_tiles) * TILE_ROWS + tl.arange(0, TILE_ROWS)
-    first_column = in_band // band_tiles * TILE_COLUMNS
+    row, end, first_column = place_of(
+        program, entry_ptr, COLUMN_TILES, TILE_ROWS, TILE_COLUMNS, BAND
+    )
     real = row < end
     pair = row
     if GATHERED or SCATTERED:
@@ -177,6 +169,38 @@ def multiply_tiles(
             x_at += TILE_DEPTH
             weight_at += TILE_DEPTH * COLUMNS
 
+    finish(
+        out_ptr, scale_ptr, total, pair, row, real, first_column, COLUMNS, TILE_ROWS, TILE_COLUMNS,
+        SCATTERED, ACTIVATION,
+    )  # fmt: skip
+
+
+@triton.jit
+def place_of(
+    program, entry_ptr, COLUMN_TILES: tl.constexpr, TILE_ROWS: tl.constexpr,
+    TILE_COLUMNS: tl.constexpr, BAND: tl.constexpr,
+):  # fmt: skip
+    """The rows of a program, where its group's rows end, and its first column."""
+    start = tl.load(entry_ptr + 1)
+    end = tl.load(entry_ptr + 2)
+    first_tile = tl.load(entry_ptr + 3)
+    # Column by column within a band of tiles of the group.
+    in_group = program - first_tile * COLUMN_TILES
+    tiles = (end - start + TILE_ROWS - 1) // TILE_ROWS
+    band_first = in_group // (BAND * COLUMN_TILES) * BAND
+    band_tiles = tl.minimum(tiles - band_first, BAND)
+    in_band = in_group - band_first * COLUMN_TILES
+    row = start + (band_first + in_band % band_tiles) * TILE_ROWS + tl.arange(0, TILE_ROWS)
+    return row, end, in_band // band_tiles * TILE_COLUMNS
+
+
+@triton.jit
+def finish(
+    out_ptr, scale_ptr, total, pair, row, real, first_column, COLUMNS: tl.constexpr,
+    TILE_ROWS: tl.constexpr, TILE_COLUMNS: tl.constexpr, SCATTERED: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+):  # fmt: skip
+    """Scale or activate the sums of a tile, and write them."""
     if SCATTERED:
         total *= tl.load(scale_ptr + pair, mask=real, other=0.0)[:, None]
     if ACTIVATION == "none":

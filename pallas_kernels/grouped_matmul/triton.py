@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from pallas_kernels.grouped_matmul.coded_kernel import multiply_coded_tiles
 from pallas_kernels.grouped_matmul.groups import Groups, addend_dtype
 from pallas_kernels.grouped_matmul.kernels import (
     ENTRY,
@@ -22,6 +23,8 @@ from pallas_kernels.grouped_matmul.kernels import (
     place_rows,
 )
 from pallas_kernels.launch import Launch, call_kernel
+from pallas_kernels.quantized_matmul.coded import CodedWeight
+from pallas_kernels.quantized_matmul.triton import as_bytes
 from pallas_kernels.shapes import next_power_of_two
 from pallas_kernels.tuning import table, tuned
 
@@ -36,20 +39,27 @@ class TilesLaunch:
     tiles: int
     tile_rows: int
     columns: int
-    dtype: str
+    kind: str  # dtype of plain weights, or of codes
+    zeros: bool  # whether codes have zeros of their own
     constants: tuple[tuple[str, Any], ...]
 
     def __call__(self, capability: int) -> Launch:
-        facts = {"capability": capability, "dtype": self.dtype, "rows": self.tile_rows}
+        facts = {
+            "capability": capability,
+            "kind": self.kind,
+            "zeros": self.zeros,
+            "rows": self.tile_rows,
+        }
         best = tuned(OPERATION, **facts)
         columns = fitting(self.columns, best["columns"])
         constants = {
             **dict(self.constants),
             "TILE_ROWS": self.tile_rows,
             "TILE_COLUMNS": columns,
-            "TILE_DEPTH": best["depth"],
             "BAND": best["band"],
         }
+        if "depth" in best:
+            constants["TILE_DEPTH"] = best["depth"]
         grid = (self.tiles * -(-self.columns // columns),)
         return Launch(grid, constants, best["warps"], best["stages"])
 
@@ -97,7 +107,7 @@ def sort_by_group_triton(groups: Array, num_groups: int) -> Groups:
 
 
 def multiply_tokens_triton(
-    x: Array, weight: Array, groups: Groups, activation: str | None
+    x: Array, weight: Array | CodedWeight, groups: Groups, activation: str | None
 ) -> Array:
     """See `multiply_tokens`."""
     rows = groups.order.shape[0]
@@ -111,7 +121,9 @@ def multiply_tokens_triton(
     return multiplied(x, weight, groups, groups.order, out, flags)
 
 
-def combine_rows_triton(x: Array, weight: Array, groups: Groups, scales: Array) -> Array:
+def combine_rows_triton(
+    x: Array, weight: Array | CodedWeight, groups: Groups, scales: Array
+) -> Array:
     """See `combine_rows`."""
     rows, width = x.shape[0], weight.shape[2]
     out = jax.ShapeDtypeStruct((rows, width), addend_dtype(weight.dtype))
@@ -122,7 +134,7 @@ def combine_rows_triton(x: Array, weight: Array, groups: Groups, scales: Array) 
 
 def multiplied(
     x: Array,
-    weight: Array,
+    weight: Array | CodedWeight,
     groups: Groups,
     scales: Array,
     out: jax.ShapeDtypeStruct,
@@ -131,23 +143,36 @@ def multiplied(
     """One call of the matmul kernel."""
     num_groups, depth, columns = weight.shape
     assert groups.tiles is not None, "these groups were not sorted by the triton implementation"
-    constants = {
-        **flags,
-        "GROUPS": num_groups,
-        "DEPTH": depth,
-        "COLUMNS": columns,
+    constants = {**flags, "GROUPS": num_groups, "DEPTH": depth, "COLUMNS": columns}
+    if isinstance(weight, CodedWeight):
+        kernel, kind, arrays = multiply_coded_tiles, weight.kind, coded_arrays(weight)
+        constants |= {
+            "SHARED": weight.group,
+            "PART": weight.part,
+            "BYTES": weight.codes.shape[-1],
+            "KIND": weight.kind,
+            "ZEROS": weight.zeros is not None,
+        }
+    else:
+        kernel, kind, arrays = multiply_tiles, weight.dtype.name, (weight,)
         # Full float32 matmuls: the default, tf32, keeps 11 bits of each operand.
-        "PRECISION": "ieee" if weight.dtype == jnp.float32 else "tf32",
-    }
+        constants["PRECISION"] = "ieee" if weight.dtype == jnp.float32 else "tf32"
     tile_rows = tile_rows_for(groups.order.shape[0], num_groups)
     (made,) = call_kernel(
-        multiply_tiles, x, weight, groups.order, groups.tiles, scales,
+        kernel, x, *arrays, groups.order, groups.tiles, scales,
         out=[out],
         launch=TilesLaunch(
-            groups.tiles.shape[0], tile_rows, columns, weight.dtype.name, tuple(constants.items())
+            groups.tiles.shape[0], tile_rows, columns, kind,
+            bool(constants.get("ZEROS")), tuple(constants.items()),
         ),
     )  # fmt: skip
     return made
+
+
+def coded_arrays(weight: CodedWeight) -> tuple[Array, Array, Array]:
+    """Codes, scales and zeros; where there are none the kernel reads none, but takes an array."""
+    zeros = weight.scales if weight.zeros is None else weight.zeros
+    return as_bytes(weight), weight.scales, zeros
 
 
 def tile_rows_for(rows: int, num_groups: int) -> int:

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from pallas_kernels.grouped_matmul.groups import Groups, addend_dtype
+from pallas_kernels.quantized_matmul.coded import CodedWeight
 
 ACTIVATIONS = {"silu": jax.nn.silu, "gelu_tanh": jax.nn.gelu}
 
@@ -19,7 +20,9 @@ def sort_by_group_xla(groups: Array, num_groups: int) -> Groups:
     return Groups(jnp.argsort(groups).astype(jnp.int32), sizes.astype(jnp.int32))
 
 
-def multiply_tokens_xla(x: Array, weight: Array, groups: Groups, activation: str | None) -> Array:
+def multiply_tokens_xla(
+    x: Array, weight: Array | CodedWeight, groups: Groups, activation: str | None
+) -> Array:
     """See `multiply_tokens`."""
     choices = groups.order.shape[0] // x.shape[0]
     made = multiplied(x[groups.order // choices], weight, groups.sizes)
@@ -28,7 +31,7 @@ def multiply_tokens_xla(x: Array, weight: Array, groups: Groups, activation: str
     return made.astype(weight.dtype)
 
 
-def combine_rows_xla(x: Array, weight: Array, groups: Groups, scales: Array) -> Array:
+def combine_rows_xla(x: Array, weight: Array | CodedWeight, groups: Groups, scales: Array) -> Array:
     """See `combine_rows`."""
     made = multiplied(x, weight, groups.sizes)
     real = jnp.arange(x.shape[0]) < jnp.sum(groups.sizes)
@@ -38,6 +41,7 @@ def combine_rows_xla(x: Array, weight: Array, groups: Groups, scales: Array) -> 
     return jnp.sum(made.astype(jnp.float32), axis=1)
 
 
-def multiplied(x: Array, weight: Array, sizes: Array) -> Array:
+def multiplied(x: Array, weight: Array | CodedWeight, sizes: Array) -> Array:
     """Rows by the matrix of their group, in float32."""
-    return lax.ragged_dot(x, weight, sizes, preferred_element_type=jnp.float32)
+    matrices = weight.plain() if isinstance(weight, CodedWeight) else weight
+    return lax.ragged_dot(x, matrices, sizes, preferred_element_type=jnp.float32)

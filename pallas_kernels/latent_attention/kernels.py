@@ -14,9 +14,12 @@ from pallas_kernels.decode_attention.kernels import (
     LOG2_E,
     accumulated,
     is_last,
+    keep,
     merged,
-    normalised,
+    part_fields,
+    row_lists,
     token_pointers,
+    write_row,
 )
 
 
@@ -26,11 +29,12 @@ def latent_parts(
     cache_ptr,  # [layers, blocks, block_size, RANK + ROPE]
     layer_ptr,  # i32[1]
     tables_ptr,  # i32[tokens / EACH, PAGES]
-    parts_ptr,  # i32: the fields of every part, their number, and a zero per token and tile
+    parts_ptr,  # i32: see `parts_between`, for tokens and tiles in place of rows and kv heads
     out_ptr,  # [tokens, HEADS, RANK]
     lse_ptr,  # f32[tokens, HEADS]
     partial_ptr,  # f32[PARTS, HEADS, RANK], of tokens that have several parts
     partial_lse_ptr,  # f32[PARTS, HEADS], base 2
+    ROWS: tl.constexpr,
     LAYER_STRIDE: tl.constexpr,
     BLOCK_STRIDE: tl.constexpr,
     TOKEN_STRIDE: tl.constexpr,
@@ -64,12 +68,10 @@ def latent_parts(
     known = head < HEADS
     real = known[:, None] & (lane < RANK)[None, :]
     rotated = known[:, None] & (turned < ROPE)[None, :]
-    total_parts = tl.load(parts_ptr + 5 * PARTS)
+    count_ptr, done_ptr, total_parts = row_lists(parts_ptr, PARTS, ROWS)
     for part in tl.range(program // TILES, total_parts, SLOTS):
-        row = tl.load(parts_ptr + part).to(tl.int64)
-        low = tl.load(parts_ptr + PARTS + part)
-        high = tl.load(parts_ptr + 2 * PARTS + part)
-        heads_at = row * HEADS + head
+        row, low, high = part_fields(parts_ptr, part, PARTS)
+        heads_at = row.to(tl.int64) * HEADS + head
         q_at = q_ptr + heads_at[:, None] * (RANK + ROPE)
         kind = cache_ptr.dtype.element_ty
         q = tl.load(q_at + lane[None, :], mask=real, other=0.0).to(kind)
@@ -79,28 +81,29 @@ def latent_parts(
             BLOCK_STRIDE, TOKEN_STRIDE, BLOCK_SIZE, TILE, RANK, PADDED_RANK, ROPE, TOKENS, SCALE,
             PRECISION,
         )  # fmt: skip
-        count = tl.load(parts_ptr + 4 * PARTS + part)
+        count = tl.load(count_ptr + row)
         last = count == 1
         if SPLIT and count > 1:
-            first = tl.load(parts_ptr + 3 * PARTS + part)
-            done_ptr = parts_ptr + 5 * PARTS + 1 + row * TILES + tile
-            mixed, lse = normalised(highest, total, mixed)
-            kept_at = part * HEADS + head
-            tl.store(partial_lse_ptr + kept_at, lse, mask=known)
-            tl.store(partial_ptr + kept_at[:, None] * RANK + lane[None, :], mixed, mask=real)
-            last = is_last(done_ptr, count)
+            first = row * (PARTS // ROWS)
+            number = tl.load(parts_ptr + 3 * PARTS + part)
+            keep(
+                partial_ptr, partial_lse_ptr, (first + number) * HEADS + head, highest, total,
+                mixed, lane, known, real, RANK,
+            )  # fmt: skip
+            last = is_last(done_ptr + row * TILES + tile, count)
             if last:
                 highest, total, mixed = merged(
                     partial_ptr, partial_lse_ptr, first, count, head, lane, known, real,
                     HEADS, TILE, RANK, PADDED_RANK,
                 )  # fmt: skip
         if last:
-            mixed, lse = normalised(highest, total, mixed)
             seen = high > low  # a token that attends to nothing has one part, which is empty
-            lse = tl.where(seen, lse / LOG2_E, -float("inf"))
-            tl.store(lse_ptr + heads_at, lse, mask=known)
-            result = tl.where(seen, mixed, 0.0).to(out_ptr.dtype.element_ty)
-            tl.store(out_ptr + heads_at[:, None] * RANK + lane[None, :], result, mask=real)
+            # Read again: addresses held through the loop would spill.
+            heads_at = tl.load(parts_ptr + part).to(tl.int64) * HEADS + head
+            write_row(
+                out_ptr, lse_ptr, lse_ptr, heads_at, head, seen, highest, total, mixed, lane,
+                known, real, RANK, False,
+            )  # fmt: skip
 
 
 @triton.jit
@@ -145,5 +148,5 @@ def attended(
         scores = tl.dot(q, tl.trans(vectors), input_precision=PRECISION)
         scores = tl.dot(q_turned, tl.trans(keys), scores, input_precision=PRECISION)
         scores = tl.where(inside[None, :], scores * (SCALE * LOG2_E), FAR_BELOW)
-        highest, total, mixed = accumulated(scores, vectors, highest, total, mixed, PRECISION)
+        highest, total, mixed = accumulated(scores, vectors, 1.0, highest, total, mixed, PRECISION)
     return highest, total, mixed

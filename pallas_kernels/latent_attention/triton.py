@@ -63,6 +63,7 @@ def latent_attention_triton(
     fields = parts_between(split, low, count) if is_split else whole_parts(low, count)
     _, blocks, block_size, _ = cache.shape
     constants = {
+        "ROWS": tokens,
         "LAYER_STRIDE": blocks * block_size * width,
         "BLOCK_STRIDE": block_size * width,
         "TOKEN_STRIDE": width,
@@ -103,5 +104,6 @@ def latent_attention_triton(
 def whole_parts(low: Array, count: Array) -> Array:
     """The fields of parts as `parts_between` gives them, one for each token."""
     row = jnp.arange(low.shape[0], dtype=jnp.int32)
+    none, one = jnp.zeros_like(row), jnp.ones_like(row)
     number = jnp.full(1, low.shape[0], jnp.int32)
-    return jnp.concatenate([row, low, low + count, row, jnp.ones_like(row), number])
+    return jnp.concatenate([row, low, low + count, none, one, number, one])

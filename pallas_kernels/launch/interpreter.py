@@ -25,6 +25,7 @@ TYPES = {
     "float16": tl.float16,
     "bfloat16": tl.bfloat16,
     "float32": tl.float32,
+    "float8_e4m3fn": tl.float8e4nv,
 }
 # The interpreter keeps the program index in a global.
 _one_at_a_time = threading.Lock()
@@ -110,7 +111,8 @@ def poison(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
 
 def make_bfloat16_real(builder: Any) -> None:
     """The interpreter keeps bfloat16 as bits: it truncates instead of rounding, and `tl.dot`
-    multiplies the bits. Here it rounds to nearest even and multiplies numbers, as a GPU does.
+    multiplies the bits, as those of FP8. Here it rounds to nearest even and multiplies numbers, as
+    a GPU does.
     """
     cast, dot = builder.cast_impl, builder.create_dot
 
@@ -126,11 +128,16 @@ def make_bfloat16_real(builder: Any) -> None:
     builder.cast_impl, builder.create_dot = rounding_cast, dot_of_numbers
 
 
+# Types that the interpreter keeps as bits.
+KEPT_AS_BITS = {tl.bfloat16: ml_dtypes.bfloat16, tl.float8e4nv: ml_dtypes.float8_e4m3fn}
+
+
 def as_numbers(handle: Any) -> Any:
-    """A bfloat16 operand as the same numbers in float32; others as they are."""
-    if handle.dtype.scalar != tl.bfloat16:
+    """An operand that is kept as bits as the same numbers in float32; others as they are."""
+    kind = KEPT_AS_BITS.get(handle.dtype.scalar)
+    if kind is None:
         return handle
-    return TensorHandle(handle.data.view(ml_dtypes.bfloat16).astype(np.float32), tl.float32)
+    return TensorHandle(handle.data.view(kind).astype(np.float32), tl.float32)
 
 
 make_bfloat16_real(InterpreterBuilder)

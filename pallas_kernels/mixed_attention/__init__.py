@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
-from pallas_kernels.choice import choose
+from pallas_kernels.choice import choose, with_slopes
 from pallas_kernels.decode_attention import decode_attention
 from pallas_kernels.prefill_attention import prefill_attention
 
@@ -30,8 +30,10 @@ JOINT = {"triton": "pallas_kernels.mixed_attention.triton:mixed_attention_triton
         "window",
         "scale",
         "soft_cap",
+        "return_lse",
         "joined",
         "dtype",
+        "reads_together",
         "implementation",
     ),
 )
@@ -49,16 +51,23 @@ def mixed_attention(
     scale: float | None = None,
     soft_cap: float | None = None,
     sinks: Float[Array, " heads"] | None = None,
+    slopes: Float[Array, " heads"] | None = None,
+    return_lse: bool = False,
     runs: Int[Array, " firsts"] | None = None,
     joined: int = 1,
+    ends: Int[Array, " tiles"] | None = None,
     dtype: DTypeLike = jnp.float32,
+    reads_together: bool = False,
     implementation: str | None = None,
-) -> Float[Array, "tokens heads dim"]:
+) -> (
+    Float[Array, "tokens heads dim"]
+    | tuple[Float[Array, "tokens heads dim"], Float[Array, "tokens heads"]]
+):
     """Attend `rows` tokens that are decoded, then tiles of prefill chunks; the result is `dtype`.
 
     The first `rows` of tables and starts are those of the decoded tokens, whose positions are -1
-    for padding; the others those of the tiles. Both are as `decode_attention` and
-    `prefill_attention` take them, as are the options.
+    for padding; the others those of the tiles, and so with `ends`, of which the tiles alone are
+    read. They are as `decode_attention` and `prefill_attention` take them, as are the options.
     """
     options: dict[str, Any] = {
         "head_dim": head_dim, "window": window, "scale": scale, "soft_cap": soft_cap,
@@ -66,13 +75,22 @@ def mixed_attention(
     }  # fmt: skip
     decodes = tables[:rows], starts[:rows], positions[:rows] + 1
     prefills = tables[rows:], starts[rows:], positions[rows:]
-    in_runs = {"runs": runs, "joined": joined}
+    of_tiles = {"runs": runs, "joined": joined, "ends": None if ends is None else ends[rows:]}
+    if slopes is not None:
+        options["slopes"] = slopes
+        implementation = with_slopes(implementation, slopes)
     if implementation in JOINT:
         run = choose("mixed_attention", implementation, JOINT)
-        return run(q, cache, layer, decodes, prefills, in_runs, **options)
-    options["implementation"] = implementation
-    decoded = decode_attention(q[:rows], cache, layer, *decodes, **options)
-    if not prefills[2].size:
-        return decoded
-    prefilled = prefill_attention(q[rows:], cache, layer, *prefills, **options, **in_runs)
-    return jnp.concatenate([decoded, prefilled])
+        results = run(
+            q, cache, layer, decodes, prefills, of_tiles, reads_together=reads_together, **options
+        )
+        return results if return_lse else results[0]
+    options |= {"implementation": implementation, "return_lse": True}
+    results = decode_attention(
+        q[:rows], cache, layer, *decodes, reads_together=reads_together, **options
+    )
+    if prefills[2].size:
+        prefilled = prefill_attention(q[rows:], cache, layer, *prefills, **options, **of_tiles)
+        (decoded, lse), (prefilled, other) = results, prefilled
+        results = jnp.concatenate([decoded, prefilled]), jnp.concatenate([lse, other])
+    return results if return_lse else results[0]

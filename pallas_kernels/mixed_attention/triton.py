@@ -19,13 +19,17 @@ def mixed_attention_triton(
     layer: int | Array,
     decodes: tuple[Array, Array, Array],
     prefills: tuple[Array, Array, Array],
-    in_runs: dict[str, Any],
+    of_tiles: dict[str, Any],
+    *,
+    reads_together: bool,
     **options: Any,
-) -> Array:
-    """See `mixed_attention`."""
-    results = decode_attention_triton(q, cache, layer, *decodes, **options)
+) -> tuple[Array, Array]:
+    """See `mixed_attention`; returns the log-sum-exp as well."""
+    results = decode_attention_triton(
+        q, cache, layer, *decodes, reads_together=reads_together, **options
+    )
     if prefills[2].size:
         results = prefill_attention_triton(
-            q, cache, layer, *prefills, into=results, **options, **in_runs
+            q, cache, layer, *prefills, into=results, **options, **of_tiles
         )
-    return results[0]
+    return results

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
-from pallas_kernels.choice import choose
+from pallas_kernels.choice import choose, with_slopes
 from pallas_kernels.prefill_attention.xla import prefill_attention_xla
 from pallas_kernels.shapes import next_power_of_two
 
@@ -61,9 +61,11 @@ def prefill_attention(
     scale: float | None = None,
     soft_cap: float | None = None,
     sinks: Float[Array, " heads"] | None = None,
+    slopes: Float[Array, " heads"] | None = None,
     return_lse: bool = False,
     runs: Int[Array, " firsts"] | None = None,
     joined: int = 1,
+    ends: Int[Array, " tiles"] | None = None,
     dtype: DTypeLike = jnp.float32,
     implementation: str | None = None,
 ) -> (
@@ -77,13 +79,19 @@ def prefill_attention(
     fills the end of a tile and gives zeros. Tiles of padding alone come last. The options are those
     of `decode_attention`.
 
+    With `ends` a tile's row has so many keys, and a position may be beyond them: queries that see
+    ahead have the position of the last key in view. Each must see a key.
+
     A kernel may join tiles that follow each other in one row, and so read its keys once for all of
     them. Run r of `runs` holds the tiles from runs[r] up to runs[r + 1], at most `joined`; every
     tile is in a run, and a run reads the blocks of its first tile.
     """
+    implementation = with_slopes(implementation, slopes)
     run = choose("prefill_attention", implementation, IMPLEMENTATIONS)
     options = {"window": window, "scale": scale, "soft_cap": soft_cap}
-    given: dict[str, Any] = {"sinks": sinks, "dtype": jnp.dtype(dtype)}
+    given: dict[str, Any] = {"sinks": sinks, "dtype": jnp.dtype(dtype), "ends": ends}
+    if slopes is not None:
+        given["slopes"] = slopes
     if implementation in JOINING:
         given |= {"runs": runs, "joined": joined}
     out, lse = run(

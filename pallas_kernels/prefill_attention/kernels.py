@@ -5,12 +5,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from pallas_kernels.coded_heads import as_multiplied, load_heads
 from pallas_kernels.decode_attention.kernels import (
     FAR_BELOW,
     LOG2_E,
     accumulated,
     scored,
-    token_pointers,
+    token_places,
     with_sinks,
 )
 
@@ -23,6 +24,7 @@ def prefill_tiles(
     tables_ptr,  # i32[tiles, PAGES]
     starts_ptr,  # i32[tiles]
     positions_ptr,  # i32[tiles * TILE], -1 for padding
+    ends_ptr,  # i32[tiles] keys of the tile's row, read if HAS_ENDS
     runs_ptr,  # i32[RUNS + 1] the first tile of each run, and all tiles, read if HAS_RUNS
     sinks_ptr,  # f32[heads], read if HAS_SINKS
     out_ptr,  # [FIRST + tiles * TILE, heads, dim]
@@ -50,7 +52,9 @@ def prefill_tiles(
     SCALE: tl.constexpr,
     SOFT_CAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
+    HAS_ENDS: tl.constexpr,
     PRECISION: tl.constexpr,
+    CODES: tl.constexpr,
 ):
     """One program per kv head, run of tiles and part of it: tokens x query heads of that kv head.
 
@@ -89,7 +93,8 @@ def prefill_tiles(
         nothing = tl.full([QUERIES], -float("inf"), tl.float32)
         tl.store(lse_ptr + heads_at, nothing, mask=real)
         return
-    q = tl.load(q_ptr + at, mask=stored, other=0.0).to(cache_ptr.dtype.element_ty)
+    q = tl.load(q_ptr + at, mask=stored, other=0.0)
+    q = as_multiplied(q, cache_ptr.dtype.element_ty, CODES)
 
     # From here on positions count from the first token of the table.
     start = tl.load(starts_ptr + tile)
@@ -97,6 +102,8 @@ def prefill_tiles(
     own -= start
     earliest = tl.min(tl.where(used, own, 2147483647), 0)
     end = last - start + 1
+    if HAS_ENDS:
+        end = tl.minimum(end, tl.load(ends_ptr + tile) - start)
     layer = tl.load(layer_ptr).to(tl.int64)
     keys_ptr = cache_ptr + layer * LAYER_STRIDE + head * HEAD_STRIDE
     table_ptr = tables_ptr + tile.to(tl.int64) * PAGES
@@ -104,36 +111,39 @@ def prefill_tiles(
     total = tl.zeros([QUERIES], tl.float32)
     mixed = tl.zeros([QUERIES, PADDED_DIM], tl.float32)
     some = tl.arange(0, TOKENS)
-    real_lanes = (lane < HEAD_DIM)[None, :]
     low = 0
     if WINDOW > 0:
         low = tl.maximum(earliest - WINDOW + 1, 0)
     else:
         # Chunks before the earliest query need no mask.
-        low = (earliest + 1) // TOKENS * TOKENS
+        low = tl.minimum(earliest + 1, end) // TOKENS * TOKENS
         for begin in tl.range(0, low, TOKENS):
-            where = token_pointers(
-                keys_ptr, table_ptr, begin + some, some >= 0, lane,
-                BLOCK_STRIDE, TOKEN_STRIDE, BLOCK_SIZE,
-            )  # fmt: skip
-            keys = tl.load(where, mask=real_lanes, other=0.0)
-            values = tl.load(where + PLANE_STRIDE, mask=real_lanes, other=0.0)
-            scores = scored(q, keys, SCALE, SOFT_CAP, PRECISION)
-            highest, total, mixed = accumulated(scores, values, highest, total, mixed, PRECISION)
+            inside = some >= 0
+            places = token_places(
+                table_ptr, begin + some, inside, BLOCK_STRIDE, TOKEN_STRIDE, BLOCK_SIZE
+            )
+            keys, key_units = load_heads(keys_ptr, places, inside, lane, HEAD_DIM, CODES)
+            values, units = load_heads(
+                keys_ptr + PLANE_STRIDE, places, inside, lane, HEAD_DIM, CODES
+            )
+            scores = scored(q, keys, key_units, SCALE, SOFT_CAP, PRECISION)
+            highest, total, mixed = accumulated(
+                scores, values, units, highest, total, mixed, PRECISION
+            )
     for begin in tl.range(low, end, TOKENS):
         position = begin + some
         inside = position < end
-        where = token_pointers(
-            keys_ptr, table_ptr, position, inside, lane, BLOCK_STRIDE, TOKEN_STRIDE, BLOCK_SIZE
-        )
-        keys = tl.load(where, mask=inside[:, None] & real_lanes, other=0.0)
-        values = tl.load(where + PLANE_STRIDE, mask=inside[:, None] & real_lanes, other=0.0)
-        scores = scored(q, keys, SCALE, SOFT_CAP, PRECISION)
+        places = token_places(table_ptr, position, inside, BLOCK_STRIDE, TOKEN_STRIDE, BLOCK_SIZE)
+        keys, key_units = load_heads(keys_ptr, places, inside, lane, HEAD_DIM, CODES)
+        values, units = load_heads(keys_ptr + PLANE_STRIDE, places, inside, lane, HEAD_DIM, CODES)
+        scores = scored(q, keys, key_units, SCALE, SOFT_CAP, PRECISION)
         seen = position[None, :] <= own[:, None]
         if WINDOW > 0:
             seen = seen & (position[None, :] > own[:, None] - WINDOW)
+        if HAS_ENDS:
+            seen = seen & inside[None, :]
         scores = tl.where(seen, scores, FAR_BELOW)
-        highest, total, mixed = accumulated(scores, values, highest, total, mixed, PRECISION)
+        highest, total, mixed = accumulated(scores, values, units, highest, total, mixed, PRECISION)
 
     if HAS_SINKS:
         sinks = tl.load(sinks_ptr + query_head, mask=real, other=0.0).to(tl.float32) * LOG2_E

@@ -10,8 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from pallas_kernels.decode_attention.triton import SMALLEST_TILE, attention_constants
+from pallas_kernels.decode_attention.triton import (
+    SMALLEST_TILE,
+    attention_constants,
+    tuned_dtype,
+)
 from pallas_kernels.launch import Launch, call_kernel
+from pallas_kernels.layout import kv_heads_of
 from pallas_kernels.prefill_attention.kernels import prefill_tiles
 from pallas_kernels.shapes import as_scalar, next_power_of_two
 from pallas_kernels.tuning import tuned
@@ -68,6 +73,7 @@ def prefill_attention_triton(
     dtype: np.dtype,
     runs: Array | None = None,
     joined: int = 1,
+    ends: Array | None = None,
     into: tuple[Array, Array] | None = None,
 ) -> tuple[Array, Array]:
     """See `prefill_attention`; returns the log-sum-exp as well.
@@ -77,7 +83,7 @@ def prefill_attention_triton(
     """
     tiles, pages = tables.shape
     tokens, heads, _ = q.shape
-    kv_heads = cache.shape[-1] // head_dim
+    kv_heads = kv_heads_of(cache, head_dim)
     tile, group = positions.size // tiles, heads // kv_heads
     constants = {
         **attention_constants(cache, head_dim, group, scale, soft_cap),
@@ -88,6 +94,7 @@ def prefill_attention_triton(
         "HAS_RUNS": runs is not None,
         "WINDOW": window or 0,
         "HAS_SINKS": sinks is not None,
+        "HAS_ENDS": ends is not None,
     }
     # Without sinks the kernel does not read this array, but needs one.
     sink = starts if sinks is None else sinks
@@ -96,14 +103,15 @@ def prefill_attention_triton(
         jax.ShapeDtypeStruct((tokens, heads), jnp.float32),
     )
     firsts = starts if runs is None else runs  # likewise
-    given = (q, cache, as_scalar(layer), tables, starts, positions, firsts, sink)
+    keys = starts if ends is None else ends
+    given = (q, cache, as_scalar(layer), tables, starts, positions, keys, firsts, sink)
     out, lse = call_kernel(
         prefill_tiles, *given, *(into or ()),
         out=() if into else results,
         in_place=(len(given), len(given) + 1) if into else (),
         launch=PrefillLaunch(
             constants["RUNS"], tile if runs is None else tile * joined, kv_heads, group, head_dim,
-            cache.dtype.name, tuple(constants.items()),
+            tuned_dtype(cache), tuple(constants.items()),
         ),
     )  # fmt: skip
     return out, lse

@@ -10,7 +10,7 @@ import numpy as np
 from jax import Array, lax
 
 from pallas_kernels.layout import held_dtype, kv_heads_of, pad_pages, read_heads
-from pallas_kernels.running_softmax import Running, in_groups
+from pallas_kernels.running_softmax import Running, in_groups, sloped
 
 TOKENS_AT_ONCE = 128
 # Consecutive tiles mostly belong to one prompt, so they need about the same number of keys.
@@ -31,6 +31,8 @@ def prefill_attention_xla(
     soft_cap: float | None,
     sinks: Array | None,
     dtype: np.dtype,
+    ends: Array | None = None,
+    slopes: Array | None = None,
 ) -> tuple[Array, Array]:
     """See `prefill_attention`; returns the log-sum-exp as well."""
     tiles = tables.shape[0]
@@ -46,17 +48,24 @@ def prefill_attention_xla(
     shape = grouped.shape
     queries = grouped.reshape(tiles, kv_heads, -1, head_dim)
     tile_positions = positions.reshape(tiles, tile)
-    spread = None if sinks is None else spread_sinks(sinks, kv_heads, tile)
+    spread, spread_slopes = (
+        None if one is None else spread_heads(one, kv_heads, tile) for one in (sinks, slopes)
+    )
 
-    def some_tiles(q: Array, tables: Array, starts: Array, positions: Array) -> Running:
+    def some_tiles(
+        q: Array, tables: Array, starts: Array, positions: Array, ends: Array
+    ) -> Running:
         return _attend_tiles(
-            q, cache, layer, tables, starts, positions, pages, window, scale, soft_cap
-        )
+            q, cache, layer, tables, starts, positions, ends, pages, window, scale, soft_cap,
+            spread_slopes,
+        )  # fmt: skip
 
+    last_keys = jnp.max(tile_positions, axis=1) + 1
     used = jnp.sum(jnp.any(tile_positions >= 0, axis=1).astype(jnp.int32))
     out, lse = in_groups(
-        TILES_AT_ONCE, used, some_tiles, spread, queries, tables, starts, tile_positions
-    )
+        TILES_AT_ONCE, used, some_tiles, spread, queries, tables, starts, tile_positions,
+        last_keys if ends is None else jnp.minimum(last_keys, ends),
+    )  # fmt: skip
     lse = lse.reshape(shape[:-1]).transpose(0, 2, 1, 3).reshape(tokens, heads)
     real = jnp.broadcast_to(positions[:, None] >= 0, lse.shape)
     lse = jnp.where(real, lse, -jnp.inf)
@@ -64,9 +73,9 @@ def prefill_attention_xla(
     return out.astype(dtype), lse
 
 
-def spread_sinks(sinks: Array, kv_heads: int, tile: int) -> Array:
-    """Sinks [heads] repeated for the queries of a tile, [KV, tile * G]."""
-    grouped = sinks.reshape(kv_heads, 1, -1)
+def spread_heads(numbers: Array, kv_heads: int, tile: int) -> Array:
+    """Numbers of heads [heads] repeated for the queries of a tile, [KV, tile * G]."""
+    grouped = numbers.reshape(kv_heads, 1, -1)
     wide = jnp.broadcast_to(grouped, (kv_heads, tile, grouped.shape[-1]))
     return wide.reshape(kv_heads, -1)
 
@@ -78,14 +87,16 @@ def _attend_tiles(
     tables: Array,
     starts: Array,
     positions: Array,
+    ends: Array,
     pages: int,
     window: int | None,
     scale: float,
     soft_cap: float | None,
+    slopes: Array | None,
 ) -> Running:
-    """Online softmax of q [t, KV, tile * G, D]; each tile attends to the blocks of its row."""
+    """Online softmax of q [t, KV, tile * G, D]; each tile attends to the blocks of its row. Slopes
+    are [KV, tile * G]."""
     span = pages * cache.shape[3]
-    ends = jnp.max(positions, axis=1) + 1  # [t]
     group = q.shape[2] // positions.shape[1]
     own_position = jnp.repeat(positions, group, axis=1)[:, None, :, None]  # [t, 1, tile * G, 1]
 
@@ -93,11 +104,13 @@ def _attend_tiles(
         blocks = lax.dynamic_slice_in_dim(tables, index * pages, pages, axis=1)
         position = starts[:, None] + index * span + jnp.arange(span, dtype=jnp.int32)[None, :]
         keys, values = read_heads(cache, layer, blocks, q.shape[-1], position < ends[:, None])
+        exists = (position < ends[:, None])[:, None, None, :]
         position = position[:, None, None, :]
-        seen = position <= own_position
+        seen = (position <= own_position) & exists
         if window is not None:
             seen &= position > own_position - window
-        return running.with_chunk(q, keys, values, seen, scale, soft_cap)
+        bias = sloped(slopes, position - own_position)
+        return running.with_chunk(q, keys, values, seen, scale, soft_cap, bias)
 
     runs = -(-jnp.max(ends - starts) // span)
     return lax.fori_loop(0, runs, some_pages, Running.of_nothing(q))

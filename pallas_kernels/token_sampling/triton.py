@@ -1,7 +1,7 @@
-"""Token sampling by three Triton kernels: the best of each part of a row, the cuts, the draw.
+"""Token sampling by five Triton kernels: the best of each part of a row, three for cuts, the draw.
 
-The first and the last kernel divide each row among as many programs as fill a device. The search
-for the cuts is one program per row: two or three passes over the row for each of top-k and top-p.
+Each reads rows in parts, as many as fill a device, but one: that looks for the cuts among the few
+tokens of a row that can be at them, with one program per row.
 """
 
 from __future__ import annotations
@@ -14,7 +14,14 @@ from jax import Array
 
 from pallas_kernels.launch import Launch, call_kernel
 from pallas_kernels.shapes import next_power_of_two
-from pallas_kernels.token_sampling.kernels import best_of_parts, draw_from_parts, find_cuts
+from pallas_kernels.token_sampling.kernels.cuts import (
+    PIVOTS,
+    SUMS,
+    add_up_parts,
+    find_cuts,
+    list_parts,
+)
+from pallas_kernels.token_sampling.kernels.draw import best_of_parts, draw_from_parts
 from pallas_kernels.tuning import table, tuned
 
 
@@ -33,7 +40,7 @@ def sample_tokens_triton(
     sizes = tuned("token_sampling", kernel="parts")
     parts = divide(rows, vocab, sizes["block"])
     best = best_of_parts_of(logits, parts)
-    threshold, last = cuts(logits, best, temperature, top_k, top_p, min_p)
+    threshold, last = cuts(logits, best, parts, temperature, top_k, top_p, min_p)
     constants = {
         **row_constants(best, vocab), "PART": parts.size, "BLOCK": sizes["block"],
     }  # fmt: skip
@@ -66,19 +73,31 @@ def best_of_parts_of(logits: Array, parts: Parts) -> Array:
 
 
 def cuts(
-    logits: Array, best: Array, temperature: Array, top_k: Array, top_p: Array, min_p: Array
-) -> tuple[Array, Array]:
+    logits: Array, best: Array, parts: Parts, temperature: Array, top_k: Array, top_p: Array,
+    min_p: Array,
+) -> tuple[Array, Array]:  # fmt: skip
     """Where top-k and top-p cut each row: an order key, and the last index equal to it, i32[S]."""
     rows, vocab = logits.shape
-    sizes = tuned("token_sampling", kernel="search")
+    given = (logits, best, temperature, top_k, top_p, min_p)
+    constants = {**row_constants(best, vocab), "PART": parts.size}
     numbers = jax.ShapeDtypeStruct((rows,), jnp.int32)
-    constants = {**row_constants(best, vocab), "BLOCK": sizes["block"]}
-    threshold, last, _ = call_kernel(
-        find_cuts, logits, best, temperature, top_k, top_p, min_p,
-        out=[numbers, numbers, jax.ShapeDtypeStruct(logits.shape, jnp.int32)],
-        launch=Launch((rows,), constants, sizes["warps"]),
+
+    def call(kernel: Any, *more: Array, programs: int, drop: str = "", **outputs: Any) -> Any:
+        sizes = tuned("token_sampling", kernel=kernel.__name__)
+        chosen = {name: value for name, value in constants.items() if name != drop}
+        launch = Launch((programs,), {**chosen, "BLOCK": sizes["block"]}, sizes["warps"])
+        return call_kernel(kernel, *given, *more, launch=launch, **outputs)
+
+    kept = (rows, parts.count, PIVOTS.value, SUMS.value)
+    sums, listed = call(
+        add_up_parts, programs=rows * parts.count,
+        out=[jax.ShapeDtypeStruct(kept, jnp.int32), numbers],
     )  # fmt: skip
-    return threshold, last
+    keys, listed = call(
+        list_parts, sums, listed, programs=rows * parts.count,
+        out=[jax.ShapeDtypeStruct(logits.shape, jnp.int32)], in_place=(len(given) + 1,),
+    )  # fmt: skip
+    return call(find_cuts, sums, listed, keys, programs=rows, drop="PART", out=[numbers, numbers])
 
 
 def row_constants(best: Array, vocab: int) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-from typing import Any
 
 import numpy as np
 import pytest
@@ -26,11 +25,3 @@ missing = cpu_problem()
 CPU = pytest.param("cpu", marks=pytest.mark.skipif(bool(missing), reason=missing or "runs"))
 IMPLEMENTATIONS = ["xla", TRITON, CPU]
 XLA_AND_TRITON = ["xla", TRITON]
-
-
-def slow(*values: Any) -> list[Any]:
-    """Further values of parameters, for the slow tests."""
-    return [
-        pytest.param(*(value if isinstance(value, tuple) else [value]), marks=pytest.mark.slow)
-        for value in values
-    ]

@@ -11,6 +11,7 @@ import pytest
 from pallas_kernels.decode_attention import decode_attention
 from pallas_kernels.mixed_attention import mixed_attention
 from pallas_kernels.prefill_attention import prefill_attention
+from tests.marks import slow
 from tests.pallas_kernels.implementations import IMPLEMENTATIONS, TRITON
 from tests.pallas_kernels.paged_cases import random_case
 
@@ -23,7 +24,7 @@ OWNERS = [3, 3, 0]
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-@pytest.mark.parametrize("prefills", [False, True])
+@pytest.mark.parametrize("prefills", [True, *slow(False)])
 def test_equals_one_after_the_other(prefills: bool, implementation: str) -> None:
     case = random_case(LENGTHS)
     tiles = [0, 1, 2, *(OWNERS if prefills else [])]
@@ -57,7 +58,7 @@ def test_equals_one_after_the_other(prefills: bool, implementation: str) -> None
 
 
 @pytest.mark.parametrize("implementation", ["xla", TRITON])
-@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize("window", [5, *slow(None)])
 def test_joined_tiles_give_what_each_tile_gives(window: int | None, implementation: str) -> None:
     """Chunks of 5, 1 and 3 tiles, whose last ones are not full, in runs of up to 2."""
     lengths, chunks, joined = [5, 61, 1, 9], [(1, 21, 18), (2, 0, 1), (3, 0, 9)], 2

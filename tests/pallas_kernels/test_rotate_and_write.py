@@ -12,7 +12,8 @@ from jengine.layers.norm import rms_norm
 from jengine.layers.rope import rotate
 from pallas_kernels.cache_write import rotate_and_write, write_cache
 from pallas_kernels.layout import cache_shape
-from tests.pallas_kernels.implementations import IMPLEMENTATIONS, slow
+from tests.marks import slow
+from tests.pallas_kernels.implementations import IMPLEMENTATIONS
 
 TOKENS, LAYER, EPS = 5, 1, 1e-5
 SLOTS = jnp.asarray([4, 0, np.iinfo(np.int32).max, 11, -1], jnp.int32)  # two are padding
@@ -46,11 +47,15 @@ def one_after_the_other(
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("norm", [None, "head", "whole"])
-@pytest.mark.parametrize("turned", [None, 8, *slow(16)])
 @pytest.mark.parametrize(
-    ("kv_heads", "group", "dtype"),
-    [(2, 3, "float32"), (3, 2, "bfloat16"), *slow((1, 1, "float32"))],
-)
+    ("turned", "kv_heads", "group", "dtype"),
+    [
+        (8, 2, 3, "float32"), (None, 3, 2, "bfloat16"),
+        *slow((None, 2, 3, "float32"), (8, 3, 2, "bfloat16"), (8, 1, 1, "float32")),
+        *slow((16, 2, 3, "float32"), (16, 3, 2, "bfloat16"), (None, 1, 1, "float32")),
+        *slow((16, 1, 1, "float32")),
+    ],
+)  # fmt: skip
 def test_equals_the_layers(
     implementation: str, dtype: str, norm: str | None, turned: int | None, kv_heads: int, group: int
 ) -> None:
@@ -91,7 +96,7 @@ def test_equals_the_layers(
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-@pytest.mark.parametrize("head_dim", [80, 96, 256])
+@pytest.mark.parametrize("head_dim", [80, *slow(96, 256)])
 def test_head_sizes(implementation: str, head_dim: int) -> None:
     qkv = random(TOKENS, 2, 4, head_dim)
     cache = jnp.zeros(cache_shape(2, 3, 4, 2, head_dim))

@@ -13,7 +13,8 @@ import pytest
 from jengine.sampling import SamplingFeatures, SamplingInput, sample, seed_words
 from jengine.sampling.noise import gumbel, row_keys
 from pallas_kernels.token_sampling import sample_tokens
-from tests.pallas_kernels.implementations import IMPLEMENTATIONS, TRITON, slow
+from tests.marks import slow
+from tests.pallas_kernels.implementations import IMPLEMENTATIONS, TRITON
 
 OFF = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 KINDS = {"temperature": np.float32, "top_k": np.int32, "top_p": np.float32, "min_p": np.float32}
@@ -85,8 +86,9 @@ def kept_by_kernel(logits: np.ndarray, chosen: dict[str, np.ndarray]) -> np.ndar
     from pallas_kernels.token_sampling.triton import best_of_parts_of, cuts, divide
 
     arrays = {name: jnp.asarray(value) for name, value in chosen.items()}
-    best = best_of_parts_of(jnp.asarray(logits), divide(*logits.shape, 1024))
-    threshold, last = map(np.asarray, cuts(jnp.asarray(logits), best, **arrays))
+    parts = divide(*logits.shape, 1024)
+    best = best_of_parts_of(jnp.asarray(logits), parts)
+    threshold, last = map(np.asarray, cuts(jnp.asarray(logits), best, parts, **arrays))
     kept = np.zeros(logits.shape, bool)
     for row, one in enumerate(each_row(chosen)):
         scaled = logits[row] / one["temperature"]
@@ -153,7 +155,7 @@ def engine_tokens(
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-@pytest.mark.parametrize(("rows", "vocab"), [(24, 257), (7, 1), *slow((12, 3001), (1, 2))])
+@pytest.mark.parametrize(("rows", "vocab"), [(24, 257), *slow((7, 1), (12, 3001), (1, 2))])
 def test_equals_the_engine_sampler(rows: int, vocab: int, implementation: str) -> None:
     logits, chosen = random_logits(rows, vocab), mixed_settings(rows, seed=vocab)
     seeds, positions = noise_keys(rows, seed=1), np.arange(rows, dtype=np.int32)
@@ -183,7 +185,9 @@ def test_many_draws_equal_the_engine_sampler(implementation: str) -> None:
 
 @pytest.mark.parametrize("implementation", [TRITON])
 @pytest.mark.parametrize("vocab", [63, *slow(3001)])
-@pytest.mark.parametrize("kind", ["spread", "narrow", "ties", "two values", "masked", "lowest"])
+@pytest.mark.parametrize(
+    "kind", ["spread", "ties", "masked", *slow("narrow", "two values", "lowest")]
+)
 def test_cuts_equal_sorting_exactly(kind: str, vocab: int, implementation: str) -> None:
     rows = 16 if vocab > 1000 else 8
     logits = random_logits(rows, vocab, seed=vocab, spread=0.01 if kind == "narrow" else 4.0)
@@ -203,6 +207,7 @@ def test_cuts_equal_sorting_exactly(kind: str, vocab: int, implementation: str) 
     assert_cuts_equal_sorting(logits, chosen)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("implementation", [TRITON])
 def test_how_rows_are_divided_changes_nothing(
     implementation: str, monkeypatch: pytest.MonkeyPatch

@@ -34,6 +34,7 @@ struct Attention {
   const int32_t* tables;     // [tiles, pages]
   const int32_t* starts;     // [tiles]
   const int32_t* positions;  // [tokens]; -1 is padding
+  const int32_t* ends;       // [tiles] keys that there are at most, or null
   int64_t window;            // 0: all earlier tokens
   float scale, soft_cap;     // soft_cap 0: none
   const float* sinks;        // [heads] or null
@@ -46,6 +47,9 @@ struct Attention {
   // The first and the last key, exclusive, that a query at this position sees.
   int64_t first_key(int64_t position) const {
     return window && position >= window ? position - window + 1 : 0;
+  }
+  int64_t end_of_keys(int64_t tile, int64_t position) const {
+    return ends ? std::min<int64_t>(position + 1, ends[tile]) : position + 1;
   }
 };
 

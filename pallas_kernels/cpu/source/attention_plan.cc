@@ -26,7 +26,7 @@ TileSpan span_of(const Attention& call, int64_t tile) {
   if (call.starts[tile] < 0 || call.starts[tile] % call.cache.block_size)
     throw std::out_of_range("a block table must start at a multiple of the block size");
   span.from = std::max<int64_t>(call.starts[tile], call.first_key(low));
-  span.to = high + 1;
+  span.to = call.end_of_keys(tile, high);
   return span;
 }
 

@@ -108,7 +108,7 @@ class UnitTask {
         if (position < 0) continue;
         const int64_t start = call_.starts[tile];
         const int64_t low = std::max({unit_.from, start, call_.first_key(position)}) - begin();
-        const int64_t high = std::min(unit_.to, position + 1) - begin();
+        const int64_t high = std::min(unit_.to, call_.end_of_keys(tile, position)) - begin();
         for (int64_t g = 0; g < group; g++) *next++ = {token, g, i * group + g, low, high, tile};
       }
     });

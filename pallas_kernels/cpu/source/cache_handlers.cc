@@ -94,8 +94,8 @@ int64_t duration(const AnyBuffer& positions, int64_t width) {
 }
 
 void handle_attention(XlaPool pool, AnyBuffer q, AnyBuffer cache, AnyBuffer layer, AnyBuffer tables,
-                      AnyBuffer starts, AnyBuffer positions, AnyBuffer sinks, Result out,
-                      Result lse, int64_t window, float scale, float soft_cap) {
+                      AnyBuffer starts, AnyBuffer positions, AnyBuffer ends, AnyBuffer sinks,
+                      Result out, Result lse, int64_t window, float scale, float soft_cap) {
   require(q.dimensions().size() == 3, "q must be [tokens, heads, dim]");
   const int64_t tokens = dimension(q, 0), heads = dimension(q, 1), dim = dimension(q, 2);
   const Layer own(cache, layer, dim);
@@ -105,6 +105,7 @@ void handle_attention(XlaPool pool, AnyBuffer q, AnyBuffer cache, AnyBuffer laye
   require(tiles > 0 && tokens % tiles == 0, "tokens must be a multiple of the tiles");
   require((int64_t)starts.element_count() == tiles, "a start for each tile");
   require((int64_t)positions.element_count() == tokens, "a position for each token");
+  require(!is_given(ends) || (int64_t)ends.element_count() == tiles, "an end for each tile");
   require(window >= 0, "a window cannot be negative");
   require((int64_t)out->element_count() == tokens * heads * dim, "wrong result shape");
   const AsFloats sink_floats(sinks);
@@ -114,7 +115,7 @@ void handle_attention(XlaPool pool, AnyBuffer q, AnyBuffer cache, AnyBuffer laye
                    {own.keys, own.values, own.number, own.blocks, own.block_size, own.kv_heads,
                     dim},
                    tiles, dimension(tables, 1), integers_of(tables), integers_of(starts),
-                   integers_of(positions), window, scale, soft_cap, sink_floats.data(),
+                   integers_of(positions), is_given(ends) ? integers_of(ends) : nullptr, window, scale, soft_cap, sink_floats.data(),
                    static_cast<char*>(out->untyped_data()), is_bfloat16(*out),
                    const_cast<float*>(floats_of(*lse, tokens * heads))});
 }

@@ -101,12 +101,31 @@ inline Floats gelu_tanh(Floats x) {
   return 0.5f * x * (1.0f + tanh(0.79788456f * fma(splat(0.044715f), cubic, x)));
 }
 
-enum class Activation : int32_t { NONE = 0, SILU = 1, GELU_TANH = 2 };
+// The error function as a rational one, fitted on [-4, 4] as in Eigen; beyond that it is 1 in float32.
+inline Floats erf(Floats x) {
+  x = max(splat(-4.0f), min(splat(4.0f), x));
+  const Floats square = x * x;
+  Floats above = fma(splat(-2.72614225801306e-10f), square, splat(2.77068142495902e-08f));
+  above = fma(above, square, splat(-2.10102402082508e-06f));
+  above = fma(above, square, splat(-5.69250639462346e-05f));
+  above = fma(above, square, splat(-7.34990630326855e-04f));
+  above = fma(above, square, splat(-2.95459980854025e-03f));
+  above = fma(above, square, splat(-1.60960333262415e-02f));
+  Floats below = fma(splat(-1.45660718464996e-05f), square, splat(-2.13374055278905e-04f));
+  below = fma(below, square, splat(-1.68282697438203e-03f));
+  below = fma(below, square, splat(-7.37332916720468e-03f));
+  below = fma(below, square, splat(-1.42647390514189e-02f));
+  return x * above / below;
+}
+inline Floats gelu(Floats x) { return 0.5f * x * (1.0f + erf(0.70710678f * x)); }
+
+enum class Activation : int32_t { NONE = 0, SILU = 1, GELU_TANH = 2, GELU = 3 };
 
 inline Floats activated(Activation activation, Floats x) {
   switch (activation) {
     case Activation::SILU: return silu(x);
     case Activation::GELU_TANH: return gelu_tanh(x);
+    case Activation::GELU: return gelu(x);
     case Activation::NONE: break;
   }
   return x;

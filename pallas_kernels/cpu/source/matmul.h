@@ -14,6 +14,7 @@ struct Output {
   bool is_bfloat16;
   Activation activation;
   const float* residual;  // [rows, results] or null
+  const float* addend;    // [rows, outputs] or null: added to sums as the bias is
 };
 
 // Rows that share a weight: an expert's, or all of them.

@@ -97,8 +97,8 @@ void add_scales(Weight& weight, const AnyBuffer& scales, const AnyBuffer& zeros,
 }
 
 void handle(XlaPool pool, AnyBuffer x, AnyBuffer data, AnyBuffer norm_weight, AnyBuffer norm_bias,
-            AnyBuffer bias, AnyBuffer residual, AnyBuffer positions, AnyBuffer sizes,
-            AnyBuffer scales, AnyBuffer zeros, Result out, int32_t storage, int64_t outputs,
+            AnyBuffer bias, AnyBuffer addend, AnyBuffer residual, AnyBuffer positions,
+            AnyBuffer sizes, AnyBuffer scales, AnyBuffer zeros, Result out, int32_t storage, int64_t outputs,
             int32_t gate, int32_t activation, int32_t norm, float eps, float norm_offset,
             int64_t group, bool rounded) {
   require(x.dimensions().size() == 2, "x must be [rows, inputs]");
@@ -111,7 +111,7 @@ void handle(XlaPool pool, AnyBuffer x, AnyBuffer data, AnyBuffer norm_weight, An
                       : codes_weight(data, rounded, inputs, outputs, gates);
   const NormKind kind = one_of(norm, NormKind::LAYER, "norm must be 0, 1 or 2");
   const Activation function =
-      one_of(activation, Activation::GELU_TANH, "activation must be 0, 1 or 2");
+      one_of(activation, Activation::GELU, "activation must be 0, 1, 2 or 3");
   check(weight, data, bias, weights);
   if (weight.codes != Codes::NONE) add_scales(weight, scales, zeros, group, weights);
   const int64_t results = weight.results();
@@ -119,6 +119,9 @@ void handle(XlaPool pool, AnyBuffer x, AnyBuffer data, AnyBuffer norm_weight, An
   require(!is_given(residual) || (residual.element_type() == DataType::F32 &&
                                   (int64_t)residual.element_count() == rows * results),
           "the residual must be float32 and of the result's shape");
+  require(!is_given(addend) || (addend.element_type() == DataType::F32 &&
+                                (int64_t)addend.element_count() == rows * outputs),
+          "the addend must be float32, [rows, outputs]");
   require(!is_given(positions) || (int64_t)positions.element_count() == rows, "positions");
   require(kind == NormKind::NONE || (int64_t)norm_weight.element_count() == inputs, "norm weight");
   require(!is_given(norm_bias) || (int64_t)norm_bias.element_count() == inputs, "norm bias");
@@ -138,7 +141,8 @@ void handle(XlaPool pool, AnyBuffer x, AnyBuffer data, AnyBuffer norm_weight, An
                     {kind, norm_floats.data(), norm_bias_floats.data(), eps}},
                    weight,
                    {to, rounds, function,
-                    is_given(residual) ? (const float*)residual.untyped_data() : nullptr},
+                    is_given(residual) ? (const float*)residual.untyped_data() : nullptr,
+                    is_given(addend) ? (const float*)addend.untyped_data() : nullptr},
                    live.data(), groups.data(), (int64_t)groups.size()});
 }
 

@@ -18,7 +18,7 @@ inline void write(const Output& out, int64_t width, Block block, Columns columns
     const int64_t at = block.rows[r] * width + columns.first;
     for (int64_t i = 0; i < columns.count; i += LANES) {
       const int64_t left = columns.count - i;
-      Floats result = value(sums, i, left);
+      Floats result = value(block.rows[r], sums, i, left);
       if (out.residual) result += load_some<Floats>(out.residual + at + i, left);
       if (out.is_bfloat16) {
         store_some(out.data + (at + i) * 2, to_bfloat16(result), left);
@@ -29,29 +29,41 @@ inline void write(const Output& out, int64_t width, Block block, Columns columns
   }
 }
 
-// Sums from a panel's column `at` on, with the bias of the weight's outputs from `output` on.
-inline Floats with_bias(const float* sums, int64_t at, const float* bias, int64_t output,
-                        int64_t left) {
-  const Floats sum = load<Floats>(sums + at);
-  return bias ? sum + load_some<Floats>(bias + output, std::max<int64_t>(0, left)) : sum;
-}
+// What is added to the sums of a row: a bias, which all rows share, and the row's own addend.
+struct Addends {
+  const float* bias;
+  const float* own;
+
+  // Sums from a panel's column `at` on, which are those of the weight's outputs from `output` on.
+  Floats add(const float* sums, int64_t at, int64_t output, int64_t left) const {
+    Floats sum = load<Floats>(sums + at);
+    if (bias) sum += load_some<Floats>(bias + output, std::max<int64_t>(0, left));
+    if (own) sum += load_some<Floats>(own + output, std::max<int64_t>(0, left));
+    return sum;
+  }
+};
 
 // Bias and activation, or a gate with its number.
 inline void finish(const Matmul& call, const float* bias, Block block, Columns columns,
                    const float* sums) {
   const Output& out = call.out;
   const int64_t width = call.weight.results(), first = columns.first;
-  const auto plain = [&](const float* at, int64_t i, int64_t left) {
-    return activated(out.activation, with_bias(at, i, bias, first + i, left));
+  const auto added = [&](int64_t row) {
+    return Addends{bias, out.addend ? out.addend + row * call.weight.outputs : nullptr};
   };
-  const auto halves = [&](const float* at, int64_t i, int64_t left) {
-    return activated(out.activation, with_bias(at, i, bias, first + i, left)) *
-           with_bias(at, RUN + i, bias, width + first + i, left);
+  const auto plain = [&](int64_t row, const float* at, int64_t i, int64_t left) {
+    return activated(out.activation, added(row).add(at, i, first + i, left));
   };
-  const auto pairs = [&](const float* at, int64_t i, int64_t left) {
+  const auto halves = [&](int64_t row, const float* at, int64_t i, int64_t left) {
+    const Addends own = added(row);
+    return activated(out.activation, own.add(at, i, first + i, left)) *
+           own.add(at, RUN + i, width + first + i, left);
+  };
+  const auto pairs = [&](int64_t row, const float* at, int64_t i, int64_t left) {
+    const Addends own = added(row);
     const int64_t begin = 2 * i, from = 2 * (first + i);
-    const Floats low = with_bias(at, begin, bias, from, 2 * left);
-    const Floats high = with_bias(at, begin + LANES, bias, from + LANES, 2 * left - LANES);
+    const Floats low = own.add(at, begin, from, 2 * left);
+    const Floats high = own.add(at, begin + LANES, from + LANES, 2 * left - LANES);
     return activated(out.activation, every_other(low, high, 0)) * every_other(low, high, 1);
   };
   switch (call.weight.gate) {

@@ -23,20 +23,24 @@ from pallas_kernels.cpu.codes import (
     unpack_scales,
 )
 from pallas_kernels.cpu.matmul import RowNorm, Scales, matmul
+from tests.marks import slow
 
 problem = cpu_problem()
 pytestmark = pytest.mark.skipif(bool(problem), reason=problem or "runs")
 
-DTYPES = ["bfloat16", "float32"]
+FLOATS = ["bfloat16", "float32"]
+DTYPES = [FLOATS[0], *slow(*FLOATS[1:])]
 # rows, inputs, outputs, group: one row, partial panels, partial groups, one group, many tiles.
 SHAPES = [
-    (1, 8, 5, 4),
-    (2, 64, 96, 64),
     (13, 70, 33, 32),
-    (12, 130, 70, 130),
-    (40, 130, 48, 16),
-    (40, 1100, 48, 2000),
-    (210, 3300, 40, 128),
+    *slow(
+        (1, 8, 5, 4),
+        (40, 130, 48, 16),
+        (2, 64, 96, 64),
+        (12, 130, 70, 130),
+        (40, 1100, 48, 2000),
+        (210, 3300, 40, 128),
+    ),
 ]
 
 
@@ -101,7 +105,7 @@ def test_equals_numpy(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("inner", [16, 21, 80])
+@pytest.mark.parametrize("inner", [21, *slow(16, 80)])
 def test_what_surrounds_it(dtype: str, bits: int, inner: int) -> None:
     case = Case(34, 2 * inner, 16, bits=bits, zeros=True, dtype=dtype, gated=True)
     back = unpack_codes(case.packed, 34, 2 * inner, dtype, gated=True)
@@ -124,7 +128,7 @@ def test_what_surrounds_it(dtype: str, bits: int, inner: int) -> None:
 
 
 @pytest.mark.parametrize("zeros", [False, True])
-@pytest.mark.parametrize("sizes", [[3, 0, 9, 1], [40, 1, 0, 2], [0, 0, 0, 0]])
+@pytest.mark.parametrize("sizes", [[3, 0, 9, 1], *slow([40, 1, 0, 2], [0, 0, 0, 0])])
 def test_each_group_of_rows_has_its_own_matrix(zeros: bool, sizes: list[int]) -> None:
     case = Case(34, 46, 16, zeros=zeros, weights=(4,))
     x = random(sum(sizes) + 3, 34, seed=0).at[sum(sizes) :].set(jnp.nan)
@@ -141,6 +145,7 @@ def test_each_group_of_rows_has_its_own_matrix(zeros: bool, sizes: list[int]) ->
         np.testing.assert_array_equal(found[end - size : end], alone)
 
 
+@pytest.mark.slow
 @settings(max_examples=4, deadline=None)
 @given(st.data())
 def test_a_row_has_the_same_bits_in_any_batch(data: st.DataObject) -> None:
@@ -148,7 +153,7 @@ def test_a_row_has_the_same_bits_in_any_batch(data: st.DataObject) -> None:
     case = Case(
         inputs, outputs, data.draw(st.sampled_from([2, 16, 64, inputs])),
         bits=data.draw(st.sampled_from([4, 8])), zeros=data.draw(st.booleans()),
-        dtype=data.draw(st.sampled_from(DTYPES)),
+        dtype=data.draw(st.sampled_from(FLOATS)),
     )  # fmt: skip
     x = random(61, inputs, seed=0)
     order = np.asarray(data.draw(st.permutations(range(61)))[: data.draw(st.integers(1, 61))])

@@ -66,12 +66,12 @@ def test_a_call_with_other_operands_or_attributes_is_refused() -> None:
             jax.block_until_ready(call("normalize", (2, 8), *operands, **attributes))
 
 
-@pytest.mark.parametrize("value", [-1, 3, 2**31 - 1])
+@pytest.mark.parametrize("value", [-1, 4, 2**31 - 1])
 @pytest.mark.parametrize("name", ["storage", "gate", "activation", "norm"])
 def test_an_attribute_that_is_not_one_of_its_values_is_refused(name: str, value: int) -> None:
     x, weight, empty = numbers(2, 32), pack(numbers(32, 32)), jnp.zeros(0)
     none = jnp.zeros(0, jnp.int32)
-    operands = (x, weight, jnp.ones(32), empty, empty, empty, none, none, empty, empty)
+    operands = (x, weight, jnp.ones(32), empty, empty, empty, empty, none, none, empty, empty)
     numbers_of = {"storage": 0, "gate": 0, "activation": 0, "norm": 1}
     others = {
         "outputs": np.int64(32), "eps": np.float32(1e-6), "norm_offset": np.float32(0),
@@ -83,7 +83,7 @@ def test_an_attribute_that_is_not_one_of_its_values_is_refused(name: str, value:
         return jax.block_until_ready(call("matmul", (2, 32), *operands, **attributes, **others))
 
     right = run()
-    with pytest.raises((ValueError, RuntimeError), match=f"matmul: {name} must be 0, 1 or 2"):
+    with pytest.raises((ValueError, RuntimeError), match=f"matmul: {name} must be 0, 1"):
         run(**{name: value})
     np.testing.assert_array_equal(run(), right)
 
@@ -134,6 +134,7 @@ def test_one_thread_and_many_give_the_same_bits() -> None:
     assert len({in_a_process(program, NPROC=threads) for threads in ("1", "16")}) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is limited as on Linux")
 def test_memory_that_runs_out_is_an_error_and_the_next_call_works() -> None:
     program = (

@@ -1,0 +1,70 @@
+"""Matmuls with matrices of low rank, one pair per slot: x @ down[slot] @ up[slot].
+
+Each row of x names its slot; rows without one get zeros. `slot_order` looks at the slots once per
+step, and `multiply_low_rank` then serves every weight. `down` is [slots, rank, inputs], so that
+all slots together are one matrix for XLA; the Triton kernels take [slots, inputs, rank].
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from pallas_kernels.choice import choose
+from pallas_kernels.low_rank.order import SlotOrder as SlotOrder
+from pallas_kernels.low_rank.xla import multiply_low_rank_xla, slot_order_xla
+
+if TYPE_CHECKING:  # shapes are for readers and type checkers
+    from jaxtyping import Float, Float32, Int
+
+COLUMNS = 64  # that share an entry of `ranges`
+ORDER = {
+    "xla": slot_order_xla,
+    "cpu": slot_order_xla,
+    "triton": "pallas_kernels.low_rank.grouped:slot_order_triton",
+}
+MULTIPLY = {
+    "xla": multiply_low_rank_xla,
+    "cpu": "pallas_kernels.low_rank.cpu:multiply_low_rank_cpu",
+    "triton": "pallas_kernels.low_rank.grouped:multiply_low_rank_triton",
+}
+
+
+def inputs_first(implementation: str | None) -> bool:
+    """Whether `down` is [slots, inputs, rank] and not [slots, rank, inputs]."""
+    return implementation == "triton"
+
+
+@partial(jax.jit, static_argnames=("num_slots", "implementation"))
+def slot_order(
+    slots: Int[Array, " rows"], num_slots: int, *, implementation: str | None = None
+) -> SlotOrder:
+    """The rows by slot. Slots are numbered from 1 on; 0: the row has none."""
+    run = choose("slot_order", implementation, ORDER)
+    return run(slots.astype(jnp.int32), num_slots)
+
+
+@partial(jax.jit, static_argnames="implementation")
+def multiply_low_rank(
+    x: Float[Array, "rows inputs"],
+    down: Float[Array, "slots ..."],
+    up: Float[Array, "slots rank ..."],
+    order: SlotOrder,
+    *,
+    ranges: Int[Array, "blocks 2"] | None = None,
+    base: Float[Array, "rows ..."] | None = None,
+    implementation: str | None = None,
+) -> Float32[Array, "rows ..."]:
+    """base + x @ down[slot] @ up[slot] for every row; rows without a slot are those of `base`, or
+    zeros.
+
+    `ranges` says for each COLUMNS columns which ranks are not zero there: from the first to before
+    the last. Kernels may read no others. Operands are rounded to the matrices' dtype, except by the
+    CPU's kernel; sums are float32.
+    """
+    run = choose("multiply_low_rank", implementation, MULTIPLY)
+    return run(x, down, up, order, ranges, base)

@@ -1,0 +1,32 @@
+"""Matrices of low rank in plain XLA: every row by all slots' matrices, of which one counts.
+
+Two matmuls whatever the number of slots; nothing is gathered, sorted or copied, and XLA shards
+them as it shards any matmul.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jax import Array
+
+from pallas_kernels.low_rank.order import SlotOrder
+
+
+def slot_order_xla(slots: Array, num_slots: int) -> SlotOrder:
+    """See `slot_order`."""
+    return SlotOrder(slots)
+
+
+def multiply_low_rank_xla(
+    x: Array, down: Array, up: Array, order: SlotOrder, ranges: Array | None, base: Array | None
+) -> Array:
+    """See `multiply_low_rank`."""
+    slots = jnp.arange(1, down.shape[0] + 1)
+    inner = jnp.einsum(
+        "ti,sri->tsr", x.astype(down.dtype), down, preferred_element_type=jnp.float32
+    )
+    own = order.slots[:, None, None] == slots[None, :, None]
+    inner = jnp.where(own, inner, 0.0).astype(up.dtype)
+    # Outputs keep their dimensions: joined, they could not be sharded by any but the first.
+    made = jnp.einsum("tsr,sr...->t...", inner, up, preferred_element_type=jnp.float32)
+    return made if base is None else base + made

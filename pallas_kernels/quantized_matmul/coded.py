@@ -1,0 +1,133 @@
+"""Weights of few bits as the kernels take them: what is stored, and plain numbers out of it.
+
+`codes` is [..., columns, bytes], so that the inputs of a column follow each other; `scales` and
+`zeros` are [..., groups of inputs, columns], each for `group` inputs. Leading dimensions are
+matrices, such as one per expert. Codes of four bits are stored in blocks of `2 * part` inputs: a
+byte has one of the first half in its low bits, and the one `part` later in its high bits. So a
+kernel takes both halves apart without moving numbers between threads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+if TYPE_CHECKING:  # shapes are for readers and type checkers
+    from jaxtyping import Float, Float32, UInt8
+
+Kind = Literal["int4", "int8", "fp4", "fp8"]
+FOUR_BITS = ("int4", "fp4")
+# What codes without zeros of their own are larger by: integers of four bits have no sign.
+MIDDLE = {"int4": 8, "int8": 0, "fp4": 0, "fp8": 0}
+# What stored zeros are larger by than what is subtracted from the codes.
+ZERO_OFFSET = {"int4": 0, "int8": 128}
+# Inputs that a kernel multiplies at once, the most and the least.
+LARGEST_PART, SMALLEST_PART = 64, 32
+# Scales of FP4 are powers of two: the bits of a float32 above its fraction.
+EXPONENT_BITS = 23
+FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+
+
+def part_for(kind: Kind, inputs: int, group: int) -> int | None:
+    """How many inputs of one scale a kernel multiplies at once, or None if it has no such way."""
+    part = LARGEST_PART
+    while part >= SMALLEST_PART:
+        block = 2 * part if kind in FOUR_BITS else part
+        if inputs % block == 0 and (group % part == 0 or group >= inputs):
+            return part
+        part //= 2
+    return None
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["codes", "scales", "zeros"],
+    meta_fields=["kind", "group", "part", "dtype"],
+)
+@dataclass(frozen=True)
+class CodedWeight:
+    """Matrices of (code - zero) * scale; operands of a matmul are rounded to `dtype`."""
+
+    codes: Array  # int8 of "int8", float8_e4m3fn of "fp8", uint8 pairs of four bits
+    scales: Array  # f32, but of "fp4": uint8 exponents
+    kind: Kind
+    group: int  # inputs
+    part: int  # inputs, see `part_for`
+    dtype: np.dtype
+    zeros: Array | None = field(default=None)  # uint8
+
+    @property
+    def depth(self) -> int:
+        """Inputs of a matrix."""
+        return self.codes.shape[-1] * (2 if self.kind in FOUR_BITS else 1)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """As plain matrices: [..., inputs, columns]."""
+        return (*self.codes.shape[:-2], self.depth, self.codes.shape[-2])
+
+    def plain(self) -> Float[Array, "... inputs columns"]:
+        """The matrices in `dtype`."""
+        return self.exact().astype(self.dtype)
+
+    def exact(self) -> Float32[Array, "... inputs columns"]:
+        """The matrices in float32."""
+        numbers = jnp.swapaxes(numbers_of(self.codes, self.kind, self.part), -1, -2)
+        inputs = numbers.shape[-2]
+        if self.zeros is not None:
+            zeros = self.zeros.astype(jnp.float32) - ZERO_OFFSET[self.kind]
+            numbers = numbers - spread(zeros, self.group, inputs)
+        else:
+            numbers = numbers - MIDDLE[self.kind]
+        scales = powers_of_two(self.scales) if self.kind == "fp4" else self.scales
+        return numbers * spread(scales, self.group, inputs)
+
+
+def numbers_of(codes: Array, kind: Kind, part: int) -> Float32[Array, "... columns inputs"]:
+    """What codes stand for by themselves."""
+    if kind not in FOUR_BITS:
+        return codes.astype(jnp.float32)
+    found = unpacked(codes, part)
+    if kind == "int4":
+        return found.astype(jnp.float32)
+    table = jnp.asarray((*FP4, *(-value for value in FP4)), jnp.float32)
+    return table[found]
+
+
+def spread(one: Array, group: int, inputs: int) -> Array:
+    """A number of each group for all its inputs."""
+    if one.shape[-2] == 1:
+        return jnp.broadcast_to(one, (*one.shape[:-2], inputs, one.shape[-1]))
+    return jnp.repeat(one, group, -2)[..., :inputs, :]
+
+
+def packed(codes: UInt8[Array, "... columns inputs"], part: int) -> UInt8[Array, "..."]:
+    """Codes of four bits in blocks of two parts."""
+    blocks = codes.reshape(*codes.shape[:-1], -1, 2, part)
+    made = blocks[..., 0, :] | blocks[..., 1, :] << 4
+    return made.reshape(*codes.shape[:-1], -1)
+
+
+def unpacked(codes: UInt8[Array, "... columns bytes"], part: int) -> UInt8[Array, "..."]:
+    """The inverse."""
+    blocks = codes.reshape(*codes.shape[:-1], -1, part)
+    both = jnp.stack((blocks & 15, blocks >> 4), -2)
+    return both.reshape(*codes.shape[:-1], -1)
+
+
+def exponents(scales: Float32[Array, "..."]) -> UInt8[Array, "..."]:
+    """Powers of two as their exponents."""
+    bits = jax.lax.bitcast_convert_type(scales.astype(jnp.float32), jnp.uint32)
+    return (bits >> EXPONENT_BITS).astype(jnp.uint8)
+
+
+def powers_of_two(stored: UInt8[Array, "..."]) -> Float32[Array, "..."]:
+    """The inverse."""
+    bits = stored.astype(jnp.uint32) << EXPONENT_BITS
+    return jax.lax.bitcast_convert_type(bits, jnp.float32)

@@ -1,0 +1,74 @@
+"""Triton functions that kernels of token sampling share: order keys, weights, parts of rows.
+
+Floats are compared as integers of the same order; weights relative to the best token are whole
+multiples of 2^-35, so that sums of them do not depend on their order: the division of a row among
+programs and passes cannot change which tokens stay.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+GREEDY_BELOW = tl.constexpr(1e-5)
+LOWEST_FINITE = tl.constexpr(-0x7F800000)  # order key of the most negative finite float32
+NEVER = tl.constexpr(-0x80000000)  # below every order key
+# The sum of a quarter of a million such weights is exact in float64.
+WEIGHT_OF_BEST = tl.constexpr(2.0**35)
+
+
+@triton.jit
+def part_range(part, VOCAB: tl.constexpr, PART: tl.constexpr):
+    """First index of a part of a row, and the one past its last; late parts may be empty."""
+    begin = (part * PART).to(tl.int32)
+    return begin, tl.minimum(begin + PART, VOCAB)
+
+
+@triton.jit
+def load_logits(row_ptr, index, end):
+    """Logits as float32, -inf past the end."""
+    return tl.load(row_ptr + index, mask=index < end, other=-float("inf")).to(tl.float32)
+
+
+@triton.jit
+def best_of_row(best_ptr, row, PARTS: tl.constexpr, PADDED_PARTS: tl.constexpr):
+    """The highest logit; infinite if the row cannot be used."""
+    part = tl.arange(0, PADDED_PARTS)
+    best = tl.load(best_ptr + row * PARTS + part, mask=part < PARTS, other=-float("inf"))
+    return tl.max(best, 0)
+
+
+@triton.jit
+def order_key(logits):
+    """int32 that orders like the floats, with -0 equal to 0."""
+    bits = tl.where(logits == 0.0, 0.0, logits).to(tl.int32, bitcast=True)
+    return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+
+
+@triton.jit
+def candidate_key(logits, highest, min_p):
+    """The order key, or NEVER for a token that is -inf or that min-p cuts off."""
+    possible = tl.exp(logits - highest) >= tl.minimum(min_p, 1.0)
+    possible = possible & (logits > -float("inf"))
+    return tl.where(possible, order_key(logits), NEVER)
+
+
+@triton.jit
+def amount_of(key, highest, WEIGHTED: tl.constexpr):
+    """What a token with this order key counts: 1, or its weight as a whole number."""
+    if WEIGHTED:
+        bits = tl.where(key < 0, key ^ 0x7FFFFFFF, key)
+        weight = tl.exp(bits.to(tl.float32, bitcast=True) - highest)
+        # NEVER is not the key of a number and has no weight.
+        weight = tl.where(key >= LOWEST_FINITE, weight, 0.0)
+        return (weight * WEIGHT_OF_BEST + 0.5).to(tl.int64)
+    return (key * 0 + 1).to(tl.int64)
+
+
+@triton.jit
+def share_of(total, top_p):
+    """The smallest whole number, 1 or more, that is at least top_p of the total."""
+    share = tl.maximum(top_p, 0.0).to(tl.float64) * total.to(tl.float64)
+    whole = share.to(tl.int64)
+    whole += (whole.to(tl.float64) < share).to(tl.int64)
+    return tl.maximum(whole, 1)
