@@ -7,27 +7,33 @@ from collections.abc import Mapping
 
 from jax.sharding import PartitionSpec
 
-# The mesh of an engine. STAGES shards the layers. Devices along REPLICAS hold the same KV heads,
-# because a model has fewer of those than there are devices; everything else of a layer is sharded
-# over TENSOR and REPLICAS.
-STAGES, TENSOR, REPLICAS = "pp", "tp", "tp_replicas"
-# Numbers whole copies of the model. No logical axis is sharded over it.
+# The mesh of an engine. STAGES shards the layers. Devices along REPLICAS and CONTEXT work on the
+# same KV heads, because a model has fewer of those than there are devices: along REPLICAS they
+# cache the same tokens of a request, along CONTEXT different ones. Everything else of a layer is
+# sharded over all three.
+STAGES, TENSOR, REPLICAS, CONTEXT = "pp", "tp", "tp_replicas", "dcp"
+# Numbers copies of the model.
 DATA = "dp"
 
 # Logical axis -> the mesh axes it is sharded over (none: replicated).
 MESH_AXES: dict[str, tuple[str, ...]] = {
     # Logits are computed by the devices of all stages.
-    "vocab": (STAGES, TENSOR, REPLICAS),
+    "vocab": (STAGES, TENSOR, REPLICAS, CONTEXT),
     # The first axis of arrays that hold the layers of all stages.
     "stage": (STAGES,),
-    "mlp": (TENSOR, REPLICAS),
+    "mlp": (TENSOR, REPLICAS, CONTEXT),
     "kv_heads": (TENSOR,),
-    "queries_of_kv_head": (REPLICAS,),
+    "queries_of_kv_head": (REPLICAS, CONTEXT),
     # Heads of latent attention, which share what is cached.
-    "heads": (TENSOR, REPLICAS),
+    "heads": (TENSOR, REPLICAS, CONTEXT),
+    # The tokens of a block of the KV cache; queries and heads that read one device's tokens.
+    "block_tokens": (CONTEXT,),
+    "queries_of_block": (REPLICAS,),
+    "heads_of_block": (TENSOR, REPLICAS),
     "embed": (),
-    # Experts are sharded inside, by "mlp"; parameters name both axes.
-    "experts": (),
+    # Parameters of experts name "mlp" as well: a placement shards by one of the two. Over copies of
+    # the model only where those step together.
+    "experts": (DATA, TENSOR, REPLICAS, CONTEXT),
     "head_dim": (),
 }
 
@@ -52,7 +58,7 @@ def mesh_axes(axis: str | None, size: int, sizes: Mapping[str, int]) -> tuple[st
         return ()
     if axis not in MESH_AXES:
         raise ValueError(f"logical axis {axis!r} is not in the table: {', '.join(MESH_AXES)}")
-    names = tuple(name for name in MESH_AXES[axis] if sizes[name] > 1)
+    names = tuple(name for name in MESH_AXES[axis] if sizes.get(name, 1) > 1)
     while names and size % math.prod(sizes[name] for name in names):
         names = names[:-1]
     return names

@@ -8,25 +8,35 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
-from sharding.axes import REPLICAS, STAGES, TENSOR
+from sharding.axes import CONTEXT, REPLICAS, STAGES, TENSOR
 
 
-def engine_mesh(devices: np.ndarray, kv_heads: tuple[int, ...]) -> Mesh:
+def engine_mesh(devices: np.ndarray, kv_heads: tuple[int, ...], context: int = 1) -> Mesh:
     """A mesh of devices [stages, devices per stage], for layers with these numbers of KV heads.
 
-    The heads are sharded over as many devices of a stage as divide all these numbers evenly; the
-    other devices hold copies of the heads.
+    The cached tokens of each request are divided among `context` devices of a stage. The heads are
+    sharded over as many of the others as divide all these numbers evenly; the rest hold copies.
     """
     stages, size = devices.shape
-    sizes = mesh_sizes(size, stages, kv_heads)
+    sizes = mesh_sizes(size, stages, kv_heads, context)
     grid = devices.reshape(tuple(sizes.values()))
     return Mesh(grid, tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
 
 
-def mesh_sizes(devices: int, stages: int, kv_heads: tuple[int, ...]) -> dict[str, int]:
+def mesh_sizes(
+    devices: int, stages: int, kv_heads: tuple[int, ...], context: int = 1
+) -> dict[str, int]:
     """The axes of a mesh with so many devices per stage, and their sizes."""
-    tensor = math.gcd(devices, *kv_heads)
-    return {STAGES: stages, TENSOR: tensor, REPLICAS: devices // tensor}
+    if context < 1 or devices % context:
+        raise ValueError(
+            f"decode_context_parallel_size={context}: expected a divisor of the {devices} devices "
+            "that share each layer (tensor_parallel_size), among which it divides the cached "
+            "tokens of each request."
+        )
+    others = devices // context
+    tensor = math.gcd(others, *kv_heads)
+    sizes = {STAGES: stages, TENSOR: tensor, REPLICAS: others // tensor}
+    return sizes if context == 1 else {**sizes, CONTEXT: context}
 
 
 def chosen_devices(tensor: int | None, stages: int | None, mesh: Mesh | None) -> np.ndarray:

@@ -11,8 +11,11 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from sharding.axes import MESH_AXES, STAGES, Axes, partition_spec
+from sharding.axes import DATA, MESH_AXES, STAGES, Axes, mesh_axes, partition_spec
 from sharding.replicas import replica_meshes
+
+# The memory of the host that devices copy from and to the fastest, by JAX's name.
+HOST = "pinned_host"
 
 
 @dataclass(frozen=True)
@@ -22,14 +25,38 @@ class Placement:
     mesh: Mesh
     # Called with every parameter before it is put on devices.
     observe: Callable[[str, Any], None] | None = field(default=None, compare=False)
-    # Whether this is the view inside a stage, where arrays are the stage's shards already.
+    # Whether a device has some experts whole, instead of a part of each.
+    whole_experts: bool = False
+    # How tokens reach the devices that have their experts, or the sums come back.
+    expert_exchange: str = "allgather_reducescatter"
+    # Slots for whole experts beyond one for each; None: there are no slots, experts do not move.
+    redundant_experts: int | None = None
+    # Whether replicas run each step together, so that whole experts are spread over all of them.
+    joint: bool = False
+    # Whether this is the view inside a stage, or inside one of the replicas that step together,
+    # where arrays are its shards already.
     inside_stage: bool = False
+    inside_replica: bool = False
+    # HOST: arrays are in the host's memory, sharded as if they were on the devices.
+    memory: str | None = None
 
     @property
     def sizes(self) -> dict[str, int]:
         """The mesh axes, and the number of shards along each."""
         sizes = dict(self.mesh.shape)
+        if self.inside_replica:
+            sizes[DATA] = 1
         return {**sizes, STAGES: 1} if self.inside_stage else sizes
+
+    @property
+    def axis_sizes(self) -> dict[str, int]:
+        """The same for logical axes: they span replicas only where those step together."""
+        return self.sizes if self.joint else {**self.sizes, DATA: 1}
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether the devices are CPUs, real or virtual."""
+        return self.mesh.devices.flat[0].platform == "cpu"
 
     @property
     def is_split(self) -> bool:
@@ -40,6 +67,10 @@ class Placement:
     def num_stages(self) -> int:
         """The number of pipeline stages."""
         return self.mesh.shape[STAGES]
+
+    def in_replica(self) -> Placement:
+        """This placement inside a function that `on_each_replica` calls."""
+        return replace(self, inside_replica=True)
 
     def in_stage(self) -> Placement:
         """This placement inside a function that `on_each_stage` calls."""
@@ -60,24 +91,44 @@ class Placement:
     @property
     def replicas(self) -> tuple[Placement, ...]:
         """The placement of each data-parallel replica; only this one without data parallelism."""
-        return tuple(replace(self, mesh=mesh) for mesh in replica_meshes(self.mesh))
+        return tuple(replace(self, mesh=mesh, joint=False) for mesh in replica_meshes(self.mesh))
+
+    @property
+    def of_one_device(self) -> Placement:
+        """The placement of arrays that one device has by itself."""
+        axes = {"axis_names": self.mesh.axis_names, "axis_types": self.mesh.axis_types}
+        first = self.mesh.devices.flat[:1].reshape([1] * self.mesh.devices.ndim)
+        return Placement(Mesh(first, **axes))
 
     def part(self, array: jax.Array) -> jax.Array:
         """A replica's view of an array on the mesh of all replicas: the same memory."""
-        assert isinstance(array.sharding, NamedSharding), "placed arrays have a named sharding"
-        return seen_as(array, NamedSharding(self.mesh, array.sharding.spec))
+        where = array.sharding
+        assert isinstance(where, NamedSharding), "placed arrays have a named sharding"
+        own = NamedSharding(self.mesh, where.spec, memory_kind=where.memory_kind)
+        return seen_as(array, own)
 
     def spec(self, axes: Axes, shape: tuple[int, ...]) -> PartitionSpec:
         """The partition spec of an array with these logical axes."""
-        return partition_spec(axes, shape, self.sizes)
+        left_out = "experts"
+        if self.whole_experts and "experts" in axes:
+            left_out = "mlp"
+        axes = tuple(None if axis == left_out else axis for axis in axes)
+        return partition_spec(axes, shape, self.axis_sizes)
 
     def sharding(self, axes: Axes, shape: tuple[int, ...]) -> NamedSharding:
         """The sharding of an array with these logical axes."""
-        return NamedSharding(self.mesh, self.spec(axes, shape))
+        return NamedSharding(self.mesh, self.spec(axes, shape), memory_kind=self.memory)
 
     def ways(self, axis: str) -> int:
         """The number of shards of a dimension with this logical axis, if it divides evenly."""
-        return math.prod(self.mesh.shape[name] for name in MESH_AXES[axis])
+        return math.prod(
+            self.mesh.shape.get(name, 1) for name in MESH_AXES[axis] if name != DATA or self.joint
+        )
+
+    def ways_of(self, axis: str | None, size: int) -> int:
+        """The number of shards of a dimension of this size."""
+        sizes = self.axis_sizes
+        return math.prod(sizes[name] for name in mesh_axes(axis, size, sizes))
 
     @property
     def everywhere(self) -> NamedSharding:
@@ -99,7 +150,7 @@ class Placement:
             return array
         spec = self.spec(axes, array.shape)
         # Inside a stage the mesh is the surrounding function's.
-        where = spec if self.inside_stage else NamedSharding(self.mesh, spec)
+        where = spec if self.is_inside else NamedSharding(self.mesh, spec)
         return jax.lax.with_sharding_constraint(array, where)
 
     def on_each_device(
@@ -113,10 +164,24 @@ class Placement:
         if not self.is_split:
             return function
         names = {name for name, size in self.sizes.items() if size > 1}
-        inside: dict[str, Any] = {"axis_names": names} if self.inside_stage else {"mesh": self.mesh}
+        inside: dict[str, Any] = {"axis_names": names} if self.is_inside else {"mesh": self.mesh}
         return jax.shard_map(
             function, in_specs=inputs, out_specs=outputs, check_vma=False, **inside
         )
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether a function around has mapped some of the mesh's axes already."""
+        return self.inside_stage or self.inside_replica
+
+    def on_each_replica(
+        self, function: Callable[..., Any], inputs: Any, outputs: Any
+    ) -> Callable[..., Any]:
+        """Map the function over replicas; each call gets the shards of one replica.
+
+        Within a replica XLA inserts the collectives, as outside.
+        """
+        return self._along(DATA, function, inputs, outputs)
 
     def on_each_stage(
         self, function: Callable[..., Any], inputs: Any, outputs: Any
@@ -125,8 +190,13 @@ class Placement:
 
         Within a stage XLA inserts the collectives, as outside.
         """
+        return self._along(STAGES, function, inputs, outputs)
+
+    def _along(
+        self, axis: str, function: Callable[..., Any], inputs: Any, outputs: Any
+    ) -> Callable[..., Any]:
         # Axes of size one are manual too: with one device per stage nothing is left to XLA.
-        names = {name for name, size in self.mesh.shape.items() if name == STAGES or size == 1}
+        names = {name for name, size in self.mesh.shape.items() if name == axis or size == 1}
         return jax.shard_map(
             function, mesh=self.mesh, in_specs=inputs, out_specs=outputs, axis_names=names,
             check_vma=False,
@@ -168,6 +238,8 @@ def put(values: Readable, sharding: NamedSharding) -> jax.Array:
 def has_shards_of(array: jax.Array, sharding: NamedSharding) -> bool:
     """Whether each device already holds its shard, whatever the order of devices in the mesh."""
     if not array.is_fully_addressable or array.sharding.device_set != sharding.device_set:
+        return False
+    if (array.sharding.memory_kind == HOST) != (sharding.memory_kind == HOST):
         return False
     there, wanted = (
         {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from jax.sharding import PartitionSpec
 
-from sharding.axes import MESH_AXES, REPLICAS, STAGES, TENSOR, mesh_axes, partition_spec
+from sharding.axes import CONTEXT, MESH_AXES, REPLICAS, STAGES, TENSOR, mesh_axes, partition_spec
 
 SIZES = {STAGES: 1, TENSOR: 2, REPLICAS: 2}
 
@@ -38,4 +38,4 @@ def test_an_unknown_axis_names_the_known_ones() -> None:
 
 
 def test_the_vocabulary_is_split_over_everything_but_replicas_of_the_model() -> None:
-    assert MESH_AXES["vocab"] == (STAGES, TENSOR, REPLICAS)
+    assert MESH_AXES["vocab"] == (STAGES, TENSOR, REPLICAS, CONTEXT)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from sharding.axes import REPLICAS, STAGES, TENSOR
+from sharding.axes import CONTEXT, REPLICAS, STAGES, TENSOR
 from sharding.mesh import (
     chosen_devices,
     first_devices,
@@ -29,6 +29,13 @@ def test_devices_beyond_the_kv_heads_hold_copies(
     devices: int, kv_heads: tuple[int, ...], tensor: int, replicas: int
 ) -> None:
     assert mesh_sizes(devices, 2, kv_heads) == {STAGES: 2, TENSOR: tensor, REPLICAS: replicas}
+
+
+def test_devices_that_divide_the_context_hold_no_copies() -> None:
+    sizes = {STAGES: 1, TENSOR: 2, REPLICAS: 1, CONTEXT: 4}
+    assert mesh_sizes(8, 1, (2,), context=4) == sizes
+    with pytest.raises(ValueError, match="decode_context_parallel_size=3: expected a divisor"):
+        mesh_sizes(8, 1, (2,), context=3)
 
 
 def test_one_device_is_chosen_where_nothing_is_said() -> None:

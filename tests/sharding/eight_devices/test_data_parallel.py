@@ -17,7 +17,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jengine
 from jengine import SamplingParams
-from jengine.assembly import build as configure
 from jengine.distributed.data_parallel import DataParallelCore
 from jengine.engine.core import EngineCore
 from jengine.errors import ConfigError, EngineDead, UnsupportedFeature
@@ -27,7 +26,7 @@ from jengine.models.parameter import named_parameters
 from jengine.research.sweeps import short_pieces
 from jengine.scheduler.scheduler import Scheduler
 from jengine.weights.abstract import with_values
-from sharding.placement import put
+from sharding.placement import Placement, put
 from tests.api.engines import answers, random_prompts, tiny_engine
 from tests.sharding.eight_devices.memory import shares_memory
 from tests.sharding.eight_devices.test_tensor_parallel import PARAMS, PROMPTS, run
@@ -376,7 +375,7 @@ def test_bad_input(folder: Path, settings: dict[str, Any], message: str) -> None
 
 
 def test_several_processes_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(configure.Placement, "processes", property(lambda self: [0, 1]))
+    monkeypatch.setattr(Placement, "processes", property(lambda self: [0, 1]))
     with pytest.raises(UnsupportedFeature, match="data parallelism over several processes"):
         copies(folder, 2)
 

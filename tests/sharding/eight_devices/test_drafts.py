@@ -10,6 +10,7 @@ import pytest
 import jengine
 from jengine.errors import UnsupportedFeature
 from tests.api.engines import tiny_engine
+from tests.api.guess_heads import write_heads
 from tests.models.tiny_models import write_tiny_native
 from tests.sharding.eight_devices.test_tensor_parallel import run
 
@@ -55,6 +56,27 @@ def test_a_draft_model_is_sharded_as_the_model_is(
     settings = {**DRAFTING, "speculative_config": {**method, "adaptive": False}}
     with tiny_engine(folder, tensor_parallel_size=2, **settings) as llm:
         assert run(llm) == on_one
+        assert drafted(llm) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("eagle3", {"tensor_parallel_size": 2}),
+        ("eagle3", {"data_parallel_size": 2}),
+        ("medusa", {"tensor_parallel_size": 4}),
+    ],
+)
+def test_heads_are_sharded_and_have_replicas(
+    folder: Path, on_one: list[Any], tmp_path: Path, method: str, settings: dict[str, Any]
+) -> None:
+    heads = write_heads(tmp_path, method, folder)
+    drafts = {"method": method, "model": str(heads), "num_speculative_tokens": 2}
+    given = {**DRAFTING, "speculative_config": {**drafts, "adaptive": False}}
+    with tiny_engine(folder, **given, **settings) as llm:
+        assert run(llm) == on_one
+        assert run(llm) == on_one  # from the prefix cache
         assert drafted(llm) > 0
 
 
