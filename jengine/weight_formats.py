@@ -12,7 +12,7 @@ from typing import Literal
 Values = Literal["int8", "int4", "fp8", "fp4"]
 Activations = Literal["int8", "fp8"]
 # How a file packs values and what it calls its tensors.
-Layout = Literal["int", "float", "packed", "mxfp4", "gptq", "awq", "fp8"]
+Layout = Literal["int", "float", "packed", "mxfp4", "gptq", "awq", "fp8", "gpt_oss", "gguf"]
 
 BITS: dict[Values, int] = {"int8": 8, "int4": 4, "fp8": 8, "fp4": 4}
 
@@ -66,6 +66,8 @@ class Quantization:
     ignored: tuple[str, ...] = ()
     # Whether the checkpoint is plain, and weights are quantized as they are loaded.
     on_load: bool = False
+    # Whether the output head is rounded then as well, to int8.
+    rounds_head: bool = False
 
     def format_of(self, module: str) -> StoredFormat | None:
         """The format of this module's weight, None for a plain one."""

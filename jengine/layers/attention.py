@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from jengine.config import AttentionConfig
+from jengine.layers.alibi import alibi_slopes
 from jengine.layers.norm import rms_norm
 from jengine.layers.rope import rotate
 from jengine.layers.soft_cap import soft_cap
@@ -104,6 +106,11 @@ def dense_attention(inputs: AttentionInputs) -> Float[Array, "batch length heads
     scale = dim**-0.5 if config.scale is None else config.scale
     scores = jnp.einsum("btkgd,bskd->bkgts", grouped, k) * scale  # [B, KV, G, T, S]
     scores = soft_cap(scores, config.soft_cap)
+    slopes = alibi_slopes(config)
+    if slopes is not None:
+        distance = np.arange(length)[None, :] - np.arange(length)[:, None]
+        bias = slopes[:, :, None, None] * distance.astype(np.float32)
+        scores = scores + jnp.broadcast_to(bias, scores.shape)
     mask = jnp.broadcast_to(causal_mask(length, config.window), scores.shape)
     scores = jnp.where(mask, scores, -jnp.inf)
     weights = softmax_with_sinks(scores, inputs.sinks)

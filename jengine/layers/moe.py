@@ -84,21 +84,23 @@ def mix_experts(
     down: GroupedMatmul,
     live: Int[Array, " tokens"] | None = None,
 ) -> Float32[Array, "tokens hidden"]:
-    """The weighted sum of the outputs of each token's experts; zero where `live` is -1.
+    """The weighted sum of the outputs of each token's experts; zero where `live` is -1. An expert
+    of -1 adds nothing.
 
     With R rows of tokens, gate_up gives [R, inner], its activation included, and down [R, hidden].
     """
     tokens, count = experts.shape
-    if live is not None:  # padding comes after the last expert's rows
-        experts = jnp.where(live[:, None] < 0, num_experts, experts)
-    chosen = experts.reshape(-1)  # [T * count]
+    if live is not None:
+        experts = jnp.where(live[:, None] < 0, -1, experts)
+    # None of them: after the last expert's rows.
+    chosen = jnp.where(experts < 0, num_experts, experts).reshape(-1)  # [T * count]
     order = jnp.argsort(chosen)
     sizes = jnp.bincount(chosen, length=num_experts).astype(jnp.int32)
     made = down(gate_up(x[order // count], sizes), sizes)
     # Back to the tokens' order by a gather: a scatter would add up in any order.
     made = made[jnp.argsort(order)].reshape(tokens, count, -1)
-    mixed = jnp.sum(made * jnp.broadcast_to(weights[..., None], made.shape), axis=1)
-    return mixed if live is None else jnp.where(live[:, None] < 0, 0.0, mixed)
+    weighted = made * jnp.broadcast_to(weights[..., None], made.shape)
+    return jnp.sum(jnp.where((experts < 0)[..., None], 0.0, weighted), axis=1)
 
 
 def group_of_rows(sizes: Int[Array, " groups"], rows: int) -> Int[Array, " rows"]:

@@ -15,18 +15,27 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
     from jaxtyping import Float, Float32, Int
 
 
-def inverse_frequencies(config: RopeConfig, head_dim: int) -> np.ndarray:
-    """The angle per position of each pair, float32 [head_dim / 2]; 0 for those not rotated."""
+def inverse_frequencies(config: RopeConfig, head_dim: int, longest: int) -> np.ndarray:
+    """The angle per position of each pair, float32 [head_dim / 2]; 0 for those not rotated.
+
+    No sequence is longer than `longest`.
+    """
     rotated = head_dim if config.rotated is None else config.rotated
-    found = _rotated_frequencies(config, rotated)
+    found = _rotated_frequencies(config, rotated, longest)
     return np.pad(found, (0, (head_dim - rotated) // 2))
 
 
-def _rotated_frequencies(config: RopeConfig, head_dim: int) -> np.ndarray:
+def _rotated_frequencies(config: RopeConfig, head_dim: int, longest: int) -> np.ndarray:
     # Rounded to float32 exactly where the models were trained with it: a last-place error here is
     # multiplied by the position. numpy's power of float32 is off by up to four last places.
     exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
-    powers = np.power(np.float64(config.theta), exponents.astype(np.float64))
+    theta = _stretched_base(config, head_dim, longest) if config.kind == "dynamic" else config.theta
+    powers = np.power(np.float64(theta), exponents.astype(np.float64))
+    if config.kind == "longrope":
+        # Cached keys stay rotated as they are, so a sequence that grows cannot change its factors.
+        is_long = longest > config.original_max_position
+        factors = config.long_factors if is_long else config.short_factors
+        return np.float32(1.0) / (np.asarray(factors, np.float32) * powers.astype(np.float32))
     plain = np.float32(1.0) / powers.astype(np.float32)
     if config.kind == "linear":
         return plain / np.float32(config.factor)
@@ -35,6 +44,14 @@ def _rotated_frequencies(config: RopeConfig, head_dim: int) -> np.ndarray:
     if config.kind == "yarn":
         return _yarn_frequencies(config, plain)
     return plain
+
+
+def _stretched_base(config: RopeConfig, head_dim: int, longest: int) -> float:
+    """Dynamic NTK scaling, for the longest sequence there may be: cached keys stay rotated as they
+    are, so it is the same for all."""
+    share = max(longest, config.original_max_position) / config.original_max_position
+    stretch = config.factor * share - (config.factor - 1)
+    return config.theta * stretch ** (head_dim / (head_dim - 2))
 
 
 def _llama3_frequencies(config: RopeConfig, plain: np.ndarray) -> np.ndarray:
@@ -70,11 +87,20 @@ def _yarn_frequencies(config: RopeConfig, plain: np.ndarray) -> np.ndarray:
 
 
 def rotation(
-    positions: Int[Array, "*tokens"], config: RopeConfig, head_dim: int
+    positions: Int[Array, "*tokens"],
+    config: RopeConfig,
+    head_dim: int,
+    longest: int,
+    planes: Int[Array, "planes ..."] | None = None,
 ) -> tuple[Float32[Array, "*tokens pairs"], Float32[Array, "*tokens pairs"]]:
-    """cos and sin for each position; there are head_dim / 2 pairs."""
-    frequencies = jnp.asarray(inverse_frequencies(config, head_dim))
-    angles = jnp.einsum("...,d->...d", positions.astype(jnp.float32), frequencies)
+    """cos and sin for each position; there are head_dim / 2 pairs. No sequence is longer than
+    `longest`. `planes`: positions by frame, row and column, where pairs have sections."""
+    frequencies = jnp.asarray(inverse_frequencies(config, head_dim, longest))
+    if planes is not None and config.sections:
+        own = planes[jnp.asarray(config.planes_of_pairs)].astype(jnp.float32)  # [pairs, tokens]
+        angles = jnp.einsum("d...,d->...d", own, frequencies)
+    else:
+        angles = jnp.einsum("...,d->...d", positions.astype(jnp.float32), frequencies)
     cos, sin = jnp.cos(angles), jnp.sin(angles)
     if config.attention_factor == 1.0:
         return cos, sin

@@ -25,6 +25,7 @@ class LowRank:
 
     down: np.ndarray  # f32 [inputs, rank]
     up: np.ndarray  # f32 [rank, *outputs]
+    ranks: tuple[int, ...] = ()  # of each module that shares the weight, in order; (): one
 
     @property
     def rank(self) -> int:

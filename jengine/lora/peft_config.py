@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from jengine.models.fields import Fields
+from jengine.models.reading.fields import Fields
 
 T = TypeVar("T")
 

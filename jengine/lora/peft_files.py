@@ -18,8 +18,8 @@ from jengine.errors import CheckpointError
 from jengine.lora.adapter import WEIGHT, Adapter, LowRank
 from jengine.lora.peft_config import AdapterConfig, read_adapter_config
 from jengine.models import registry
-from jengine.models.checkpoint import Piece
-from jengine.models.linear import Linear
+from jengine.models.linear import Embedding, Linear
+from jengine.models.tensors.checkpoint import Piece
 from jengine.quantization.scheme import WeightShape
 from jengine.weights.abstract import abstract_model
 from jengine.weights.generation_config import read_json
@@ -29,6 +29,8 @@ from jengine.weights.safetensors_file import READABLE, StoredTensor, read_header
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
 DOWN, UP = ".lora_A.weight", ".lora_B.weight"
+TABLE_DOWN, TABLE_UP = ".lora_embedding_A", ".lora_embedding_B"  # of the input embedding
+EMBEDDING = "embed"  # its path
 FIRST_SHOWN = 5
 
 
@@ -38,6 +40,31 @@ class Place(NamedTuple):
     path: str  # of a Linear
     shape: WeightShape
     pieces: tuple[Piece, ...]  # of the module, as parts of the Linear's weight
+    is_table: bool = False  # an embedding, whose inputs are tokens
+
+    @property
+    def inputs(self) -> tuple[int, ...]:
+        """The inputs of our weight."""
+        return self.shape.outputs if self.is_table else self.shape.inputs
+
+    @property
+    def outputs(self) -> tuple[int, ...]:
+        """The outputs of our weight."""
+        return self.shape.inputs if self.is_table else self.shape.outputs
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """What follows the module in the names of its two tensors."""
+        return (TABLE_DOWN, TABLE_UP) if self.is_table else (DOWN, UP)
+
+    @property
+    def matrix(self) -> tuple[int, int]:
+        """Inputs and outputs of the module."""
+        if self.is_table:
+            return self.inputs[0], self.outputs[0]
+        piece = self.pieces[0]
+        inputs, outputs = piece.shape[::-1] if piece.transpose else piece.shape
+        return inputs, outputs
 
 
 class Matrices(NamedTuple):
@@ -47,34 +74,68 @@ class Matrices(NamedTuple):
     up: np.ndarray  # f32 [outputs, rank]
 
 
-def read_adapter(folder: Path | str, config: ModelConfig, *, max_rank: int) -> Adapter:
-    """The adapter in a folder, checked against the base model of `config`."""
+def read_adapter(
+    folder: Path | str,
+    config: ModelConfig,
+    *,
+    max_rank: int,
+    places: Mapping[str, Place] | None = None,
+) -> Adapter:
+    """The adapter in a folder, checked against the base model of `config`; `places` are those of
+    modules that may be adapted."""
     folder = Path(folder)
     file = folder / WEIGHTS_FILE
     if not file.is_file():
         found = ", ".join(sorted(one.name for one in folder.iterdir())) if folder.is_dir() else ""
         raise CheckpointError(f"{folder}: expected {WEIGHTS_FILE}, found {found or 'no folder'}.")
     settings = read_adapter_config(read_json(folder / CONFIG_FILE), CONFIG_FILE)
-    tensors, places = read_header(file), places_of(config)
+    tensors = read_header(file)
+    places = places_of(config) if places is None else places
     modules = sorted({_module_of(file, name) for name in tensors})
     unknown = [name for name in modules if name not in places]
     if unknown:
         raise CheckpointError(
             f"{file}: modules that an adapter cannot change here: "
-            f"{', '.join(unknown[:FIRST_SHOWN])}. Linear layers can be adapted, and neither"
-            " embeddings nor experts."
+            f"{', '.join(unknown[:FIRST_SHOWN])}. Linear layers and the input embedding can be"
+            " adapted, experts cannot."
         )
     read = {
         module: _read_module(file, module, tensors, settings, places[module], max_rank)
         for module in modules
     }
-    by_path: dict[str, list[str]] = {}
-    for module in modules:
-        by_path.setdefault(places[module].path, []).append(module)
-    parts = {
-        path: _joined([(places[one], read[one]) for one in own]) for path, own in by_path.items()
+    rank = max((len(one.down) for one in read.values()), default=0)
+    return Adapter(rank, joined_parts(places, read))
+
+
+def joined_parts(places: Mapping[str, Place], read: Mapping[str, Matrices]) -> dict[str, LowRank]:
+    """By path of a `Linear`: the matrices of all modules that share its weight."""
+    shared: dict[str, list[str]] = {}
+    for module, place in places.items():
+        shared.setdefault(place.path, []).append(module)
+    return {
+        path: _joined([(places[one], read.get(one)) for one in own])
+        for path, own in shared.items()
+        if any(one in read for one in own)
     }
-    return Adapter(max((len(one.down) for one in read.values()), default=0), parts)
+
+
+def by_path(places: Mapping[str, Place]) -> dict[str, list[Place]]:
+    """By path of a `Linear`: the modules that share its weight, in order."""
+    found: dict[str, list[Place]] = {}
+    for place in places.values():
+        found.setdefault(place.path, []).append(place)
+    return found
+
+
+def owners_of(places: Sequence[Place]) -> np.ndarray:
+    """The number of the module that makes each output of their weight, i32 [*outputs]."""
+    owners = np.zeros(places[0].outputs, np.int32)
+    if places[0].is_table:
+        return owners
+    for number, place in enumerate(places):
+        for where in _parts(place):
+            owners[where] = number
+    return owners
 
 
 def places_of(config: ModelConfig) -> dict[str, Place]:
@@ -82,20 +143,22 @@ def places_of(config: ModelConfig) -> dict[str, Place]:
     found: dict[str, Place] = {}
     linears = weighted(abstract_model(config))
     for path, pieces in registry.plain_pieces(config).items():
-        module = linears.get(path.removesuffix(WEIGHT))
-        if not path.endswith(WEIGHT) or not isinstance(module, Linear) or module.shape.groups:
+        short = path.removesuffix(WEIGHT)
+        module = linears.get(short)
+        is_table = isinstance(module, Embedding) and short == EMBEDDING
+        is_linear = isinstance(module, Linear) and not module.shape.groups
+        if module is None or not path.endswith(WEIGHT) or not (is_linear or is_table):
             continue
         for name in dict.fromkeys(piece.name for piece in pieces):
             own = tuple(piece for piece in pieces if piece.name == name)
-            place = Place(path.removesuffix(WEIGHT), module.shape, own)
-            found[name.removesuffix(WEIGHT)] = place
+            found[name.removesuffix(WEIGHT)] = Place(short, module.shape, own, is_table)
     return found
 
 
 def _module_of(file: Path, name: str) -> str:
     """The module of a tensor."""
     if name.startswith(PREFIX):
-        for ending in (DOWN, UP):
+        for ending in (DOWN, UP, TABLE_DOWN, TABLE_UP):
             if name.endswith(ending):
                 return name.removeprefix(PREFIX).removesuffix(ending)
     raise CheckpointError(
@@ -116,10 +179,10 @@ def _read_module(
         raise CheckpointError(
             f"{file}: {module!r} has rank {rank}, expected at most max_lora_rank={max_rank}."
         )
-    piece = place.pieces[0]
-    inputs, outputs = piece.shape[::-1] if piece.transpose else piece.shape
-    down = _read_matrix(file, tensors, f"{PREFIX}{module}{DOWN}", (rank, inputs))
-    up = _read_matrix(file, tensors, f"{PREFIX}{module}{UP}", (outputs, rank))
+    inputs, outputs = place.matrix
+    first, second = (f"{PREFIX}{module}{ending}" for ending in place.names)
+    down = _read_matrix(file, tensors, first, (rank, inputs))
+    up = _read_matrix(file, tensors, second, (outputs, rank))
     return Matrices(down, up * np.float32(settings.scale_of(module)))
 
 
@@ -140,24 +203,36 @@ def _read_matrix(
     return array
 
 
-def _joined(modules: Sequence[tuple[Place, Matrices]]) -> LowRank:
-    """The matrices of all modules that share a weight."""
+def _joined(modules: Sequence[tuple[Place, Matrices | None]]) -> LowRank:
+    """The matrices of all modules that share a weight; of some there may be none."""
     shape = modules[0][0].shape
-    rank = sum(len(matrices.down) for _, matrices in modules)
-    up = np.zeros((rank, *shape.outputs), np.float32)
+    if modules[0][0].is_table:
+        ((_, own),) = modules
+        assert own is not None, "a table has one module"
+        return LowRank(own.down.T.copy(), own.up.T.copy(), (len(own.down),))
+    ranks = tuple(0 if matrices is None else len(matrices.down) for _, matrices in modules)
+    up = np.zeros((sum(ranks), *shape.outputs), np.float32)
     first = 0
     for place, matrices in modules:
+        if matrices is None:
+            continue
         last = first + len(matrices.down)
         for where, rows in _outputs(place, matrices):
             part = up[first:last][(slice(None), *where)]
             part[...] = rows.T.reshape(part.shape)
         first = last
-    return LowRank(np.concatenate([one.down for _, one in modules]).T.copy(), up)
+    down = [matrices.down for _, matrices in modules if matrices is not None]
+    return LowRank(np.concatenate(down).T.copy(), up, ranks)
+
+
+def _parts(place: Place) -> Iterator[tuple[slice, ...]]:
+    """The outputs of our weight that a module makes."""
+    for piece in place.pieces:
+        yield tuple(piece.place(place.shape.shape)[len(place.shape.inputs) :])
 
 
 def _outputs(place: Place, matrices: Matrices) -> Iterator[tuple[tuple[slice, ...], np.ndarray]]:
     """The outputs of our weight, and the rows of a module's second matrix that belong to them."""
-    for piece in place.pieces:
-        where = tuple(piece.place(place.shape.shape)[len(place.shape.inputs) :])
+    for piece, where in zip(place.pieces, _parts(place), strict=True):
         source = piece.source if piece.transpose else piece.source[1:]
         yield where, matrices.up[source or slice(None)]

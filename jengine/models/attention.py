@@ -27,15 +27,22 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 class Attention(nnx.Module):
     """qkv is one matmul whose outputs are grouped by KV head: [q of the group, k, v].
 
-    Grouping by KV head lets one logical axis shard queries, keys and values together.
+    Grouping by KV head lets one logical axis shard queries, keys and values together. `inputs` is
+    the width of what it reads, where that is not the hidden size.
     """
 
-    def __init__(self, factory: Factory, config: AttentionConfig, layer: int):
+    def __init__(
+        self, factory: Factory, config: AttentionConfig, layer: int, inputs: int | None = None
+    ):
         self.layer = layer
         self.config = config
         hidden, kv, dim = factory.config.hidden_size, config.num_kv_heads, config.head_dim
         outputs, axes = (kv, config.group + 2, dim), ("embed", "kv_heads", None, None)
-        self.qkv = Linear(factory, (hidden,), outputs, axes, bias=config.qkv_bias, inner=True)
+        width = (hidden if inputs is None else inputs,)
+        self.qkv = Linear(factory, width, outputs, axes, bias=config.qkv_bias, inner=True)
+        if config.gated:
+            outputs, axes = (kv, config.group, dim), ("embed", "kv_heads", None, None)
+            self.gate = Linear(factory, (hidden,), outputs, axes, bias=config.qkv_bias)
         self.eps = factory.config.norm_eps
         norms = head_norms(factory, config)
         if norms is not None:
@@ -43,13 +50,13 @@ class Attention(nnx.Module):
         if config.sinks:
             init, shape = normal(factory.config.initializer_range), (kv, config.group)
             self.sinks = parameter(factory.rngs, shape, ("kv_heads", None), factory.dtype, init)
-        inputs, axes = (kv, config.group, dim), ("kv_heads", None, None, "embed")
+        mixed, axes = (kv, config.group, dim), ("kv_heads", None, None, "embed")
         heads = "kv_heads", "queries_of_kv_head", None  # of what is mixed
-        self.out = Linear(factory, inputs, (hidden,), axes, bias=config.output_bias, x_axes=heads)
+        self.out = Linear(factory, mixed, (hidden,), axes, bias=config.output_bias, x_axes=heads)
 
     def __call__(
         self,
-        x: Float[Array, "*tokens hidden"],
+        x: Float[Array, "*tokens inputs"],
         context: StepContext,
         *,
         norm: Norm | None = None,
@@ -65,6 +72,9 @@ class Attention(nnx.Module):
         with jax.named_scope("attend"):
             mixed = context.mix(self.layer, inputs)
         mixed = mixed.reshape(*mixed.shape[:-2], -1)
+        if self.config.gated:
+            gate = jax.nn.sigmoid(self.gate(x, norm=norm, live=context.live))
+            mixed = mixed * gate.reshape(mixed.shape).astype(mixed.dtype)
         return self.out(mixed, residual=residual, live=context.live)
 
     def _temperature(

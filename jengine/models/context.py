@@ -7,7 +7,9 @@ block tables, rows of requests or sampling.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import jax.numpy as jnp
 from flax.nnx.tracers import TraceState
@@ -16,6 +18,7 @@ from jax import Array
 from jengine.config import RopeConfig
 from jengine.layers.attention import AttentionInputs, dense_attention
 from jengine.layers.latent import LatentInputs, dense_latent_attention
+from jengine.layers.recurrent import RecurrentInputs, dense_recurrent
 from jengine.layers.rope import rotation
 from jengine.models.taps import Tap
 
@@ -23,13 +26,42 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
     from jaxtyping import Float, Float32, Int
 
 # One type per kind of mixing; a mixer dispatches on it.
-MixInputs = AttentionInputs | LatentInputs
+MixInputs = AttentionInputs | LatentInputs | RecurrentInputs
 
 
 class Mixer(Protocol):
     """Combines each token with earlier ones, and keeps what later tokens will need."""
 
     def __call__(self, caches: Any, layer: int, inputs: MixInputs) -> tuple[Array, Any]: ...
+
+
+class GivenEmbeddings(NamedTuple):
+    """Embeddings that come with a step, in place of those that a model looks up, and what is added
+    to the same tokens after each of the first layers."""
+
+    rows: Array  # f32[tokens, (1 + layers) * hidden]
+    mask: Array  # bool[tokens] which tokens have one
+    is_final: bool = False  # whether they enter the first layer without the model's own scale
+
+    def over(self, looked_up: Float32[Array, "tokens hidden"]) -> Float32[Array, "tokens hidden"]:
+        """The given rows where there are some."""
+        return jnp.where(self.mask[:, None], self.rows[:, : looked_up.shape[1]], looked_up)
+
+    def after(
+        self, layer: int, x: Float32[Array, "tokens hidden"]
+    ) -> Float32[Array, "tokens hidden"]:
+        """What leaves a layer, with what is added there."""
+        hidden = x.shape[1]
+        begin = (layer + 1) * hidden
+        if begin >= self.rows.shape[1]:
+            return x
+        added = self.rows[:, begin : begin + hidden]
+        return jnp.where(self.mask[:, None], x + added, x)
+
+
+# A layer's number and its queries [..., heads, dim] -> what these read of their own request's keys
+# and values of an encoder's output.
+CrossReader = Callable[[int, Array], Array]
 
 
 class StepContext:
@@ -44,16 +76,33 @@ class StepContext:
         positions: Int[Array, "*tokens"],
         token_rows: Int[Array, "*tokens"],
         mixer: Mixer,
+        longest: int,
         caches: Any = None,
         tap: Tap | None = None,
         live: Array | None = None,
+        keep: tuple[str, ...] = (),
+        given: GivenEmbeddings | None = None,
+        planes: Array | None = None,
+        cross: CrossReader | None = None,
+        *,
+        keeps_experts: bool = False,
     ) -> None:
         self.positions = positions  # of each token in its sequence
         # Each token's index into arrays that the step holds per row, such as tap sets.
         self.token_rows = token_rows
         # i32 [...]: -1 for tokens that fill up the batch, whose results are never used.
         self.live = live
+        self.given = given  # None: every token is looked up
+        # i32[3, ...]: by frame, row and column of an image. None: as `positions`.
+        self.planes = planes
+        self.cross = cross  # None: there is no encoder
         self.caches = caches
+        # The values that have passed the tap points named in `keep`.
+        self.kept: dict[str, Array] = {}
+        # Layer -> i32 [tokens, chosen], the experts of each token; None: they are not kept.
+        self.experts: dict[int, Array] | None = {} if keeps_experts else None
+        self._keep = keep
+        self._longest = longest  # no sequence gets longer
         self._mixer = mixer
         self._tap = tap
         self._rotations: dict[tuple[RopeConfig, int], tuple[Array, Array]] = {}
@@ -78,10 +127,14 @@ class StepContext:
         key = (rope, head_dim)
         if key in self._rotations:
             return self._rotations[key]
-        found = rotation(self.positions, rope, head_dim)
+        found = rotation(self.positions, rope, head_dim, self._longest, self.planes)
         if self._trace.is_valid():
             self._rotations[key] = found
         return found
+
+    def chosen_in(self, layer: int) -> Callable[[Array], None] | None:
+        """What is to be told the experts that tokens pick in a layer; None: nobody asks."""
+        return None if self.experts is None else partial(self.experts.__setitem__, layer)
 
     @property
     def is_tapped(self) -> bool:
@@ -92,18 +145,26 @@ class StepContext:
         self, name: str, value: Float[Array, "*tokens hidden"]
     ) -> Float[Array, "*tokens hidden"]:
         """The value at a tap point, after the tap has captured or changed it."""
-        return value if self._tap is None else self._tap(name, value)
+        if self._tap is not None:
+            value = self._tap(name, value)
+        if name in self._keep:
+            self.kept[name] = value
+        return value
 
 
-def whole_sequences(shape: tuple[int, ...], tap: Tap | None = None) -> StepContext:
+def whole_sequences(
+    shape: tuple[int, ...], tap: Tap | None = None, keep: tuple[str, ...] = ()
+) -> StepContext:
     """The context of tokens [B, T] that are whole sequences: nothing is cached."""
     batch, length = shape
     positions = jnp.broadcast_to(jnp.arange(length)[None, :], shape)
     rows = jnp.broadcast_to(jnp.arange(batch)[:, None], shape)
-    return StepContext(positions, rows, _dense, tap=tap)
+    return StepContext(positions, rows, _dense, length, tap=tap, keep=keep)
 
 
 def _dense(caches: Any, layer: int, inputs: MixInputs) -> tuple[Array, Any]:
+    if isinstance(inputs, RecurrentInputs):
+        return dense_recurrent(inputs), caches
     if isinstance(inputs, LatentInputs):
         return dense_latent_attention(inputs), caches
     return dense_attention(inputs), caches

@@ -15,15 +15,29 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from jengine.config import LatentConfig, MixerConfig, ModelConfig
+from jengine.config import (
+    AttentionConfig,
+    DeltaConfig,
+    ExpertsConfig,
+    LatentConfig,
+    Mamba2Config,
+    ModelConfig,
+    ShortConvConfig,
+    SideBySideConfig,
+)
 from jengine.layers.soft_cap import soft_cap
 from jengine.models.attention import Attention
-from jengine.models.context import StepContext
+from jengine.models.context import GivenEmbeddings, StepContext
+from jengine.models.cross_attention import CrossAttention
+from jengine.models.gated_delta import GatedDelta
 from jengine.models.language_model import LanguageModel
 from jengine.models.latent_attention import LatentAttention
 from jengine.models.linear import Embedding, Factory, Linear
+from jengine.models.mamba2 import Mamba2
 from jengine.models.mlp import make_mlp
 from jengine.models.norms import NoNorm, Norm, make_norm, norms_around
+from jengine.models.short_conv import ShortConv
+from jengine.models.side_by_side import SideBySide
 from jengine.quantization.scheme import WeightScheme
 from jengine.quantization.unquantized import UNQUANTIZED
 
@@ -39,11 +53,22 @@ class DecoderLayer(nnx.Module):
     """
 
     def __init__(self, factory: Factory, layer: int):
-        self.path = f"layers.{layer}"
+        self.index, self.path = layer, f"layers.{layer}"
         own = factory.config.layers[layer]
         self.before_attention, self.after_attention = norms_around(factory)
-        self.attention = make_attention(factory, own.mixer, layer)
+        self.attention = MIXERS[type(own.mixer)](factory, own.mixer, layer)
+        if not own.attention_norm:
+            self.before_attention = NoNorm()
+        self.has_cross = own.cross is not None
+        if own.cross is not None:
+            self.before_cross, self.after_cross = norms_around(factory)
+            self.cross = CrossAttention(factory, own.cross, factory.config.cross_index(layer))
+        self.normalizes_sums = factory.config.norm_places == "sums"
         self.block, self.scale = factory.config.block, factory.config.residual_scale
+        self.has_mlp = own.ffn.active_size > 0
+        self.has_experts = isinstance(own.ffn, ExpertsConfig)
+        if not self.has_mlp:
+            return
         if self.block != "parallel_one_norm":
             self.before_mlp, self.after_mlp = norms_around(factory)
         self.mlp = make_mlp(factory, own.ffn)
@@ -55,12 +80,20 @@ class DecoderLayer(nnx.Module):
         with jax.named_scope("attention"):
             attention = partial(self.attention, given, context=context, norm=self.before_attention)
             x = self._added(x, attention, self.after_attention, context, "attention")
+        if self.has_cross:
+            with jax.named_scope("cross_attention"):
+                cross = partial(self.cross, x, context=context, norm=self.before_cross)
+                x = self._added(x, cross, self.after_cross, context, "cross")
+        if not self.has_mlp:
+            return context.tap(f"{self.path}.output", x)
         before, after = self.before_attention, self.after_attention
         if self.block != "parallel_one_norm":
             before, after = self.before_mlp, self.after_mlp
         with jax.named_scope("mlp"):
             given = x if self.block == "serial" else given
             mlp = partial(self.mlp, given, norm=before, live=context.live)
+            if self.has_experts:
+                mlp = partial(mlp, chosen=context.chosen_in(self.index))
             x = self._added(x, mlp, after, context, "mlp")
         return context.tap(f"{self.path}.output", x)
 
@@ -71,22 +104,32 @@ class DecoderLayer(nnx.Module):
         can be fused with the sum."""
         if isinstance(after, NoNorm) and not context.is_tapped and self.scale == 1.0:
             return block(residual=x)
+        if self.normalizes_sums:
+            if not context.is_tapped:
+                return after(block(residual=x))
+            return after(x + context.tap(f"{self.path}.{point}", block()))
         made = after(block())
         made = made if self.scale == 1.0 else made * self.scale
         return x + context.tap(f"{self.path}.{point}", made)
 
 
-def make_attention(
-    factory: Factory, config: MixerConfig, layer: int
-) -> Attention | LatentAttention:
-    """The attention of one layer."""
-    if isinstance(config, LatentConfig):
-        return LatentAttention(factory, config, layer)
-    return Attention(factory, config, layer)
+# What mixes the tokens of a layer, by the kind of its config.
+MIXERS: dict[type, Callable[..., nnx.Module]] = {
+    AttentionConfig: Attention,
+    LatentConfig: LatentAttention,
+    ShortConvConfig: ShortConv,
+    Mamba2Config: Mamba2,
+    DeltaConfig: GatedDelta,
+    SideBySideConfig: SideBySide,
+}
 
 
 class Decoder(LanguageModel):
     """A decoder-only language model. Residual stream and logits are float32 in every dtype."""
+
+    # (index, layer, input) -> layer and input: where some parameters are elsewhere until their
+    # layer runs, it brings them.
+    arrived: Callable[[int, nnx.Module, Array], tuple[Any, Array]] | None = None
 
     def __init__(
         self,
@@ -99,14 +142,19 @@ class Decoder(LanguageModel):
         self.config = config
         factory = Factory(config, dtype, rngs, scheme)
         hidden = config.hidden_size
-        axes, tied = ("vocab", "embed"), config.tie_embeddings
+        axes, tied = ("vocab", "embed"), config.tie_embeddings and config.pooling is None
         self.embed = Embedding(factory, config.vocab_size, axes, is_head=tied)
         if config.learned_positions:
             rows = config.max_position + config.position_offset
             self.position_embed = Embedding(factory, rows, (None, "embed"))
+        if config.token_types:
+            self.type_embed = Embedding(factory, config.token_types, (None, "embed"))
+        if config.embed_norm:
+            self.embed_norm = make_norm(factory, (hidden,), ("embed",))
         self.layers = nnx.List([DecoderLayer(factory, i) for i in range(len(config.layers))])
-        self.norm = make_norm(factory, (hidden,), ("embed",))
-        if not config.tie_embeddings:
+        normed = config.norm_places == "sums"
+        self.norm = NoNorm() if normed else make_norm(factory, (hidden,), ("embed",))
+        if config.has_own_head:
             axes, outputs = ("embed", "vocab"), (config.vocab_size,)
             self.head = Linear(factory, (hidden,), outputs, axes, bias=config.head_bias)
 
@@ -115,30 +163,46 @@ class Decoder(LanguageModel):
     ) -> Float32[Array, "*tokens hidden"]:
         """Hidden states after the final norm."""
         with jax.named_scope("embed"):
-            x = context.tap("embed", self.embedded(tokens, context.positions))
+            x = context.tap("embed", self.embedded(tokens, context.positions, context.given))
         return context.tap("norm", self.norm(self.through_layers(x, context)))
 
     def through_layers(
         self, x: Float[Array, "*tokens hidden"], context: StepContext
     ) -> Float32[Array, "*tokens hidden"]:
         """The residual stream after all layers."""
-        for index, layer in enumerate(self.layers):
+        for index, own in enumerate(self.layers):
             with jax.named_scope(f"layer_{index}"):
+                layer, x = (own, x) if self.arrived is None else self.arrived(index, own, x)
                 x = layer(x, context)
+                x = x if context.given is None else context.given.after(index, x)
         return x
 
     def embedded(
-        self, tokens: Int[Array, "*tokens"], positions: Int[Array, "*tokens"]
+        self,
+        tokens: Int[Array, "*tokens"],
+        positions: Int[Array, "*tokens"],
+        given: GivenEmbeddings | None = None,
     ) -> Float32[Array, "*tokens hidden"]:
         """The input of the first layer."""
-        x = self.embed(tokens)
-        if self.config.embed_scale != 1.0:
-            # Rounded to the weights' dtype, as it was when the model was trained.
-            dtype = self.embed.dtype
-            x = x * jnp.asarray(self.config.embed_scale, dtype).astype(jnp.float32)
-        if not self.config.learned_positions:
+        kinds, vocab = self.config.token_types, self.config.vocab_size
+        # A token of type t has its id raised by t times the vocabulary.
+        x = self.embed(tokens % vocab if kinds else tokens)
+        x = x + self.type_embed(tokens // vocab) if kinds else x
+        if given is not None and not given.is_final:
+            x = given.over(x)
+        x = self.scaled(x)
+        if given is not None and given.is_final:
+            x = given.over(x)
+        if self.config.learned_positions:
+            x = x + self.position_embed(positions + self.config.position_offset)
+        return self.embed_norm(x) if self.config.embed_norm else x
+
+    def scaled(self, x: Float32[Array, "*tokens hidden"]) -> Float32[Array, "*tokens hidden"]:
+        """Embeddings with the factor of this model."""
+        if self.config.embed_scale == 1.0:
             return x
-        return x + self.position_embed(positions + self.config.position_offset)
+        # Rounded to the weights' dtype, as it was when the model was trained.
+        return x * jnp.asarray(self.config.embed_scale, self.embed.dtype).astype(jnp.float32)
 
     def logits(self, hidden: Float[Array, "*tokens hidden"]) -> Float32[Array, "*tokens vocab"]:
         """Logits over the vocabulary."""
@@ -148,8 +212,18 @@ class Decoder(LanguageModel):
         self, hidden: Float[Array, "*tokens hidden"], live: Int[Array, "*tokens"] | None
     ) -> Float32[Array, "*tokens vocab"]:
         """Logits over the vocabulary; rows where `live` is -1 may be left out."""
+        return self.adapted_logits(hidden, live, None)
+
+    def adapted_logits(
+        self,
+        hidden: Float[Array, "*tokens hidden"],
+        live: Int[Array, "*tokens"] | None,
+        added: Float32[Array, "*tokens vocab"] | None,
+    ) -> Float32[Array, "*tokens vocab"]:
+        """`live_logits` with what adapters add to the output head's matmul."""
         with jax.named_scope("head"):
             head = self.embed.as_head if self.config.tie_embeddings else self.head
             logits, scale = head(hidden, live=live), self.config.logit_scale
+            logits = logits if added is None else logits + added
             scaled = logits if scale == 1.0 else logits * scale
             return soft_cap(scaled, self.config.logit_soft_cap)

@@ -13,11 +13,14 @@ from jengine.models.context import StepContext, whole_sequences
 if TYPE_CHECKING:  # shapes are for readers and type checkers
     from jaxtyping import Float, Float32, Int
 
+    from jengine.models.pooler import Pooler
+
 
 class LanguageModel(nnx.Module):
     """Tokens to hidden states to logits. Subclasses set `config` and define the two steps."""
 
     config: ModelConfig
+    pooler: Pooler  # of a pooling model, in place of an output head
 
     def __call__(
         self, tokens: Int[Array, "*tokens"], context: StepContext

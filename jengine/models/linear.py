@@ -100,6 +100,8 @@ class Linear(Weighted):
     ):
         shape = WeightShape(inputs, outputs, axes, groups, gated=gated, inner=inner, x_axes=x_axes)
         super().__init__(factory.scheme, shape, factory)
+        # While a step with adapters is traced: (x, base) -> base + what those of its rows add.
+        self.adapters: Callable[[Array, Array | None], Array] | None = None
         self.has_bias = bias
         if bias:
             own = axes[len(axes) - len(outputs) :]
@@ -126,7 +128,19 @@ class Linear(Weighted):
             x = norm(x)
         bias = self.bias[...] if self.has_bias else None
         around = Around(described, bias, activation, residual, live)
+        if self.adapters is not None:
+            x, around = self._with_adapters(self.adapters, x, around)
         return self.scheme.apply(self.shape, x, self._step_tensors(), around)
+
+    def _with_adapters(
+        self, adapters: Callable[[Array, Array | None], Array], x: Array, around: Around
+    ) -> tuple[Array, Around]:
+        """What adapters add is part of the residual, unless an activation comes before that."""
+        if around.norm is not None:
+            x, around = self.scheme.normalize(around.norm, x), around._replace(norm=None)
+        if around.activation is not None:
+            return x, around._replace(addend=adapters(x, None))
+        return x, around._replace(residual=adapters(x, around.residual))
 
     def stored(self) -> Stored:
         """The weight as its scheme's functions of several weights take it."""
@@ -141,10 +155,13 @@ class Embedding(Weighted):
         self.is_head = is_head
         shape = WeightShape((hidden,), (rows,), axes, outputs_first=True)
         super().__init__(UNQUANTIZED, shape, factory)
+        # While a step with adapters is traced: (tokens, rows) -> rows + what those of its rows add.
+        self.adapters: Callable[[Array, Array], Array] | None = None
 
     def __call__(self, indices: Int[Array, "*tokens"]) -> Float32[Array, "*tokens hidden"]:
         """The rows of these tokens or positions."""
-        return self.scheme.lookup(self.shape, indices, self._step_tensors())
+        found = self.scheme.lookup(self.shape, indices, self._step_tensors())
+        return found if self.adapters is None else self.adapters(indices, found)
 
     def as_head(
         self, x: Float[Array, "*tokens hidden"], *, live: Int[Array, "*tokens"] | None = None

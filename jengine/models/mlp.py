@@ -5,6 +5,7 @@ A layer's config says which one it has.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from flax import nnx
 from jax import Array
 
 from jengine.config import ExpertsConfig, FfnConfig, MlpConfig
+from jengine.layers.mlp import gated
 from jengine.layers.moe import Picked, route
 from jengine.models.linear import Factory, Linear, Norm
 from jengine.models.parameter import zeros
@@ -28,9 +30,10 @@ class GatedMLP(nnx.Module):
     def __init__(self, factory: Factory, config: MlpConfig):
         hidden, inner = factory.config.hidden_size, config.intermediate_size
         self.activation, bias = config.activation, config.biases
-        axes = ("embed", None, "mlp")
+        self.scale, self.gate_scale = config.output_scale, config.gate_scale
+        axes, fused = ("embed", None, "mlp"), config.gate_scale == 1.0
         self.gate_up = Linear(
-            factory, (hidden,), (2, inner), axes, bias=bias, gated=True, inner=True
+            factory, (hidden,), (2, inner), axes, bias=bias, gated=fused, inner=True
         )
         self.down = Linear(factory, (inner,), (hidden,), ("mlp", "embed"), bias=bias)
 
@@ -42,8 +45,19 @@ class GatedMLP(nnx.Module):
         residual: Float[Array, "*tokens hidden"] | None = None,
         live: Int[Array, "*tokens"] | None = None,
     ) -> Float32[Array, "*tokens hidden"]:
-        inner = self.gate_up(x, norm=norm, activation=self.activation, live=live)
-        return self.down(inner, residual=residual, live=live)
+        if self.gate_scale == 1.0:
+            inner = self.gate_up(x, norm=norm, activation=self.activation, live=live)
+        else:
+            inner = self._scaled_gate(self.gate_up(x, norm=norm, live=live))
+        if self.scale == 1.0:
+            return self.down(inner, residual=residual, live=live)
+        made = self.down(inner, live=live) * self.scale
+        return made if residual is None else residual + made
+
+    def _scaled_gate(self, both: Float[Array, "*tokens 2 inner"]) -> Float[Array, "*tokens inner"]:
+        """act(scale * gate) * up."""
+        gate, up = both[..., 0, :] * self.gate_scale, both[..., 1, :]
+        return gated(jnp.stack([gate, up], axis=-2), self.activation)
 
 
 class PlainMLP(nnx.Module):
@@ -71,7 +85,7 @@ class ExpertsMLP(nnx.Module):
     """A router, the gated MLPs of all experts, stacked, and one that every token takes as well.
 
     gate_up is [experts, hidden, inner, 2], so that sharding `inner` also shards the columns of gate
-    and up as one matrix.
+    and up as one matrix. `chosen` is told the experts of each token.
     """
 
     def __init__(self, factory: Factory, config: ExpertsConfig):
@@ -103,6 +117,7 @@ class ExpertsMLP(nnx.Module):
         norm: Norm | None = None,
         residual: Float[Array, "*tokens hidden"] | None = None,
         live: Int[Array, "*tokens"] | None = None,
+        chosen: Callable[[Int[Array, "rows chosen"]], None] | None = None,
     ) -> Float32[Array, "*tokens hidden"]:
         flat = (x if norm is None else norm(x)).reshape(-1, x.shape[-1])
         rows = None if live is None else live.reshape(-1)
@@ -110,6 +125,8 @@ class ExpertsMLP(nnx.Module):
         bias = self.choice_bias[...] if self.config.routing.choice_bias else None
         count, routing = self.config.experts_per_token, self.config.routing
         picked = route(logits, count, routing, bias=bias, softmax=softmax)
+        if chosen is not None:
+            chosen(picked.experts)
         made = self._mixed(flat, picked, rows)
         if self.config.shared_size:
             made = made + self._shared(flat, rows)

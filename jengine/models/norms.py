@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from jengine.config import AttentionConfig
+from jengine.config import PLACES, AttentionConfig
 from jengine.layers.initializer import Initializer
 from jengine.layers.norm import RowNorm
 from jengine.models.linear import Factory
@@ -64,6 +64,23 @@ class LayerNorm(nnx.Module):
         return RowNorm(weight, bias, self.eps, self.offset)
 
 
+class ScaledNorm:
+    """Another norm's result times a number, as one norm. It has no parameters of its own."""
+
+    def __init__(self, norm: RmsNorm | LayerNorm, scale: float):
+        self.norm, self.scale = norm, scale
+
+    def __call__(self, x: Array) -> Array:
+        return self.norm.scheme.normalize(self.described(), x)
+
+    def described(self) -> RowNorm:
+        """The norm as data."""
+        found = self.norm.described()
+        weight = (found.weight.astype(jnp.float32) + found.offset) * self.scale
+        bias = None if found.bias is None else found.bias.astype(jnp.float32) * self.scale
+        return RowNorm(weight, bias, found.eps)
+
+
 class NoNorm(nnx.Module):
     """The identity, where a family has no norm."""
 
@@ -87,12 +104,12 @@ def make_norm(factory: Factory, shape: tuple[int, ...], axes: Axes) -> RmsNorm |
     return (RmsNorm if factory.config.norm.startswith("rms") else LayerNorm)(factory, shape, axes)
 
 
-def norms_around(factory: Factory) -> tuple[Norm, Norm]:
+def norms_around(factory: Factory, axes: Axes = ("embed",)) -> tuple[Norm, Norm]:
     """The norms before and after attention or feed-forward block, as the config places them."""
     config = factory.config
     before, after = (
-        make_norm(factory, (config.hidden_size,), ("embed",))
-        if config.norm_places in (place, "around")
+        make_norm(factory, (config.hidden_size,), axes)
+        if place in PLACES[config.norm_places]
         else NoNorm()
         for place in ("before", "after")
     )

@@ -8,7 +8,6 @@ not know files.
 from __future__ import annotations
 
 import importlib
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar, cast, runtime_checkable
@@ -18,66 +17,28 @@ from flax import nnx
 
 from jengine.config import ModelConfig
 from jengine.errors import CheckpointError, ConfigError, nearest_name
-from jengine.models.checkpoint import (
+from jengine.models.architectures import BODIES, FAMILIES, POOLED_ENDINGS, REFUSED
+from jengine.models.decoder import Decoder
+from jengine.models.language_model import LanguageModel
+from jengine.models.pooler import Pooler
+from jengine.models.quantized import with_schemes
+from jengine.models.reading.fields import Fields
+from jengine.models.reading.hf_config import read_architecture
+from jengine.models.reading.pooling import OwnPooling, pools_by_name
+from jengine.models.reading.quantization_config import KEY, read_quantization
+from jengine.models.reading.quantization_write import write_quantization
+from jengine.models.tensors.checkpoint import (
     IgnoredTensor,
     Names,
     Piece,
     ignored_in_decoder,
     with_prefix,
 )
-from jengine.models.decoder import Decoder
-from jengine.models.decoder_pieces import decoder_pieces
-from jengine.models.fields import Fields
-from jengine.models.hf_config import read_architecture
-from jengine.models.language_model import LanguageModel
-from jengine.models.quantization_config import KEY, read_quantization
-from jengine.models.quantization_write import write_quantization
-from jengine.models.quantized import quantized_pieces, with_schemes
+from jengine.models.tensors.decoder_pieces import decoder_pieces
+from jengine.models.tensors.pooler_pieces import pooler_pieces
+from jengine.models.tensors.quantized_pieces import quantized_pieces
 
 T = TypeVar("T")
-FAMILIES = {
-    "LlamaForCausalLM": "jengine.models.llama",
-    "MistralForCausalLM": "jengine.models.mistral",
-    "Qwen2ForCausalLM": "jengine.models.qwen2",
-    "Qwen3ForCausalLM": "jengine.models.qwen3",
-    "Qwen3MoeForCausalLM": "jengine.models.qwen3_moe",
-    "MixtralForCausalLM": "jengine.models.mixtral",
-    "GemmaForCausalLM": "jengine.models.gemma",
-    "Gemma2ForCausalLM": "jengine.models.gemma2",
-    "Gemma3ForCausalLM": "jengine.models.gemma3",
-    "Phi3ForCausalLM": "jengine.models.phi3",
-    "Olmo2ForCausalLM": "jengine.models.olmo2",
-    "SeedOssForCausalLM": "jengine.models.seed_oss",
-    "GPT2LMHeadModel": "jengine.models.gpt2",
-    "DeepseekV2ForCausalLM": "jengine.models.deepseek_v2",
-    "DeepseekV3ForCausalLM": "jengine.models.deepseek_v3",
-    "Qwen2MoeForCausalLM": "jengine.models.qwen2_moe",
-    "OlmoeForCausalLM": "jengine.models.olmoe",
-    "Glm4MoeForCausalLM": "jengine.models.glm4_moe",
-    "GptOssForCausalLM": "jengine.models.gpt_oss",
-    "GraniteForCausalLM": "jengine.models.granite",
-    "GraniteMoeForCausalLM": "jengine.models.granite_moe",
-    "GraniteMoeSharedForCausalLM": "jengine.models.granite_moe",
-    "Llama4ForCausalLM": "jengine.models.llama4",
-    "GPTNeoXForCausalLM": "jengine.models.gpt_neox",
-    "OPTForCausalLM": "jengine.models.opt",
-    "PhiForCausalLM": "jengine.models.phi",
-    "CohereForCausalLM": "jengine.models.cohere",
-    "Cohere2ForCausalLM": "jengine.models.cohere",
-    "Glm4ForCausalLM": "jengine.models.glm4",
-    "GlmForCausalLM": "jengine.models.glm4",
-    "StableLmForCausalLM": "jengine.models.stablelm",
-    "NemotronForCausalLM": "jengine.models.nemotron",
-    "Olmo3ForCausalLM": "jengine.models.olmo3",
-    "SmolLM3ForCausalLM": "jengine.models.smollm3",
-    "Exaone4ForCausalLM": "jengine.models.exaone4",
-}
-SPARSE_INDEXER = "it attends to the tokens that a sparse indexer picks, which is not built"
-# Architectures that look like a native one and are not: what is missing.
-REFUSED = {
-    "DeepseekV32ForCausalLM": SPARSE_INDEXER,
-    "GlmMoeDsaForCausalLM": SPARSE_INDEXER,
-}
 
 
 class Family(Protocol):
@@ -107,9 +68,17 @@ class OwnBody(Protocol):
         ...
 
 
+@runtime_checkable
+class OwnPools(Protocol):
+    """What a family defines in addition if its models pool in a way of their own."""
+
+    def read_pooling(self, hf: Mapping[str, object], config: ModelConfig) -> OwnPooling: ...
+
+
 _REGISTERED: dict[str, Family] = {}
 _ADD_A_MODEL = (
-    "To add one, see examples/07_add_a_model.py (from your own code) or 'Add a model' in"
+    "`jengine models check FOLDER` says whether model_impl='generic' can read it as a plain"
+    " decoder. To add one, see examples/07_add_a_model.py (from your own code) or 'Add a model' in"
     " CONTRIBUTING.md."
 )
 
@@ -142,10 +111,20 @@ def supported() -> tuple[str, ...]:
     return (*FAMILIES, *_REGISTERED)
 
 
+def is_built_in(hf: Mapping[str, object]) -> bool:
+    """Whether a family of jengine's own reads this config.json."""
+    return read_architecture(Fields(hf)) in FAMILIES
+
+
+def models_of(architecture: str) -> str:
+    """The models that a supported architecture is known by."""
+    return _family(architecture).MODELS
+
+
 def model_config(hf: Mapping[str, object]) -> ModelConfig:
     """The model that a parsed config.json describes, or a CheckpointError that says why not."""
     architecture = read_architecture(Fields(hf))
-    if architecture not in supported() and hf.get("auto_map") is not None:
+    if body_of(architecture) not in supported() and hf.get("auto_map") is not None:
         raise CheckpointError(
             f"config.json: {architecture!r} brings its own Python code ('auto_map'). Code from a"
             f" model folder is never run. Native architectures: {', '.join(supported())}."
@@ -197,6 +176,8 @@ def build(config: ModelConfig, *, dtype: Any = jnp.float32, rngs: nnx.Rngs | Non
     family = _family(config.architecture)
     own = isinstance(family, OwnBody)
     model = (family.build if own else Decoder)(config, dtype=dtype, rngs=rngs)
+    if config.pooling is not None:
+        model.pooler = Pooler(config, config.pooling, rngs)
     if config.quantization is not None:
         name = jnp.dtype(dtype).name
         with_schemes(model, config.quantization, plain_pieces(config), name)
@@ -218,9 +199,9 @@ def checkpoint_map(config: ModelConfig) -> dict[str, tuple[Piece, ...]]:
 def plain_pieces(config: ModelConfig) -> dict[str, tuple[Piece, ...]]:
     """The same as if the model were not quantized."""
     family = _family(config.architecture)
-    if isinstance(family, OwnBody):
-        return family.pieces(config)
-    return decoder_pieces(config, family.NAMES)
+    own = isinstance(family, OwnBody)
+    body = family.pieces(config) if own else decoder_pieces(config, family.NAMES)
+    return body if config.pooling is None else {**body, **pooler_pieces(config)}
 
 
 def ignored_tensors(config: ModelConfig) -> tuple[IgnoredTensor, ...]:
@@ -233,19 +214,52 @@ def full_names(config: ModelConfig, tensors: Mapping[str, T]) -> Mapping[str, T]
     return with_prefix(tensors, _family(config.architecture).NAMES)
 
 
-def markdown_table() -> str:
-    """The supported architectures, as README.md shows them."""
-    rows = [f"| {_family(name).MODELS} | `{name}` |" for name in FAMILIES]
-    return "\n".join(["| models | `architectures` in config.json |", "|---|---|", *rows])
+def tensor_names(config: ModelConfig) -> Names:
+    """What the family calls its tensors."""
+    return _family(config.architecture).NAMES
 
 
-def _family(architecture: str) -> Family:
-    if architecture in _REGISTERED:
-        return _REGISTERED[architecture]
+def unwritten_prefix(config: ModelConfig) -> str:
+    """What tensors' names begin with that files of a bare model leave out, as vLLM reads them."""
+    bare = config.architecture.endswith("Model") and pools_by_name(config.architecture)
+    return tensor_names(config).prefix if bare and config.quantization is None else ""
+
+
+def own_pooling(config: ModelConfig, hf: Mapping[str, object]) -> OwnPooling | None:
+    """How the family's models pool, where that is not the last token's hidden state."""
+    family = _family(config.architecture)
+    return family.read_pooling(hf, config) if isinstance(family, OwnPools) else None
+
+
+def body_of(architecture: str) -> str:
+    """The architecture whose body this one has: a class with another head, or without any, is read
+    as the one that writes."""
+    known = supported()
+    if architecture in known:
+        return architecture
+    if architecture in BODIES:
+        return BODIES[architecture]
+    for ending in POOLED_ENDINGS:
+        stem = architecture.removesuffix(ending)
+        for writing in (f"{stem}ForCausalLM", f"{stem}LMHeadModel"):
+            if stem != architecture and writing in known:
+                return writing
+    return architecture
+
+
+def refuse_known(architecture: str) -> None:
+    """Raise for an architecture of which is known what is missing here."""
     if architecture in REFUSED:
         raise CheckpointError(
             f"config.json: architecture {architecture!r} is not supported: {REFUSED[architecture]}."
         )
+
+
+def _family(architecture: str) -> Family:
+    architecture = body_of(architecture)
+    if architecture in _REGISTERED:
+        return _REGISTERED[architecture]
+    refuse_known(architecture)
     if architecture not in FAMILIES:
         raise CheckpointError(
             f"config.json: architecture {architecture!r} is not supported."
@@ -253,7 +267,3 @@ def _family(architecture: str) -> Family:
             f" {_ADD_A_MODEL}"
         )
     return cast(Family, importlib.import_module(FAMILIES[architecture]))
-
-
-if __name__ == "__main__":
-    sys.stdout.write(markdown_table() + "\n")

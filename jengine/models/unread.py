@@ -12,6 +12,31 @@ from pathlib import Path
 
 from jengine.models.registry import model_config
 
+# Training, classification, file formats, and what transformers' own generate does.
+HARMLESS = {
+    *("_name_or_path", "model_type", "transformers_version", "pad_token_id", "use_cache"),
+    *("output_attentions", "output_hidden_states", "return_dict", "is_encoder_decoder"),
+    "is_decoder",
+    *("chunk_size_feed_forward", "id2label", "label2id", "problem_type"),
+    *("attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop", "residual_dropout"),
+    *("output_router_logits", "router_aux_loss_coef", "router_jitter_noise"),
+    *("summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels"),
+    *(
+        "summary_first_dropout",
+        "dropout",
+        "hidden_dropout",
+        "embedding_dropout",
+        "classifier_dropout",
+        "layerdrop",
+    ),
+    # Layers that draft tokens.
+    "num_nextn_predict_layers",
+    # A way to compute the same attention with less overflow in float16.
+    "reorder_and_upcast_attn",
+    # Llama's was for bitwise equality with its training in slices.
+    "pretraining_tp",
+}
+
 
 class Watched(Mapping[str, object]):
     """A mapping that notes which keys were asked for by name."""

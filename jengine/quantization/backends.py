@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 from jengine.quantization import cpu
 from jengine.quantization.cpu_codes import CpuCodes, kernels_take
 from jengine.quantization.cpu_shards import ShardedWeights
 from jengine.quantization.gpu import GpuWeights
+from jengine.quantization.gpu_codes import GpuCodes, codes_take
+from jengine.quantization.gpu_fp8 import GpuFloat8, float8_takes, knows_float8
 from jengine.quantization.on_load import QuantizedOnLoad
+from jengine.quantization.placed_experts import PlacedExperts
 from jengine.quantization.quantized import QuantizedWeights
+from jengine.quantization.repacked import Repacked
+from jengine.quantization.rounded_head import CpuRoundedHead, RoundedHead
 from jengine.quantization.scheme import WeightScheme, WeightShape
 from jengine.quantization.unquantized import UNQUANTIZED
+from jengine.quantization.whole_experts import WholeExperts
 from sharding.placement import Placement
 
 
@@ -28,6 +34,7 @@ STEP_SCHEMES: dict[str, dict[WeightScheme, Callable[[Placement], WeightScheme]]]
     "triton": {UNQUANTIZED: GpuWeights},
     "triton, exact sums": {UNQUANTIZED: partial(GpuWeights, exact=True)},
 }
+GPU_BACKENDS = ("triton", "triton, exact sums")
 
 
 def matmul_backend(kernels: str, *, pack: bool, exact: bool = False) -> str:
@@ -38,22 +45,70 @@ def matmul_backend(kernels: str, *, pack: bool, exact: bool = False) -> str:
     return "cpu in place" if kernels == "cpu" and not pack else kernels
 
 
-def step_scheme(declared: WeightScheme, backend: str | None, placement: Placement) -> WeightScheme:
-    """How a step multiplies weights that are declared so, on these devices."""
-    if isinstance(declared, QuantizedWeights | QuantizedOnLoad):
-        return quantized_scheme(declared, backend, placement)
-    chosen = STEP_SCHEMES.get(backend or "", {}).get(declared)
-    return declared if chosen is None else chosen(placement)
-
-
-def quantized_scheme(
-    declared: QuantizedWeights | QuantizedOnLoad, backend: str | None, placement: Placement
+def weight_scheme(
+    declared: WeightScheme, weight: WeightShape, backend: str | None, placement: Placement
 ) -> WeightScheme:
-    """The kernels of a lone CPU, where they have this format. Otherwise XLA multiplies."""
-    has_kernels = backend == "cpu" and not placement.is_split and kernels_take(declared.format)
-    return CpuCodes(declared) if has_kernels else declared
+    """How a step multiplies this weight, which is declared so, on these devices."""
+    if weight.groups is not None and placement.whole_experts and placement.ways("experts") > 1:
+        alone = declared == UNQUANTIZED or backend in GPU_BACKENDS
+        where = placement.of_one_device if alone else placement
+        own = first_that_fits(declared, weight, backend, where)
+        whole = WholeExperts(own, placement, rounds_sums=backend == "triton")
+        redundant = placement.redundant_experts
+        return whole if redundant is None else PlacedExperts(whole, redundant)
+    return first_that_fits(declared, weight, backend, placement)
+
+
+def first_that_fits(
+    declared: WeightScheme, weight: WeightShape, backend: str | None, placement: Placement
+) -> WeightScheme:
+    """The best scheme that can multiply this weight's shards; XLA takes all that are declared."""
+    chosen = step_schemes(declared, backend, placement)
+    return next((scheme for scheme in chosen if fits(scheme, weight)), declared)
+
+
+def step_scheme(declared: WeightScheme, backend: str | None, placement: Placement) -> WeightScheme:
+    """How a step computes what is declared so, on these devices, whatever the weight."""
+    return step_schemes(declared, backend, placement)[0]
+
+
+def step_schemes(
+    declared: WeightScheme, backend: str | None, placement: Placement
+) -> list[WeightScheme]:
+    """The backend's own schemes for what is declared so, the best first; without any, itself."""
+    if isinstance(declared, QuantizedWeights | QuantizedOnLoad):
+        return [*quantized_schemes(declared, backend, placement), declared]
+    if isinstance(declared, RoundedHead):
+        packs = backend == "cpu" and not placement.is_split
+        return [CpuRoundedHead(declared.dtype) if packs else declared]
+    chosen = STEP_SCHEMES.get(backend or "", {}).get(declared)
+    return [declared if chosen is None else chosen(placement)]
+
+
+def quantized_schemes(
+    declared: QuantizedWeights | QuantizedOnLoad, backend: str | None, placement: Placement
+) -> Iterator[WeightScheme]:
+    """The kernels of a lone CPU, and on GPUs cuBLASLt's FP8 and Triton kernels, where they have
+    this format. Otherwise XLA multiplies."""
+    if backend == "cpu" and not placement.is_split and kernels_take(declared.format):
+        yield CpuCodes(declared)
+    if backend not in GPU_BACKENDS:
+        return
+    if float8_takes(declared.format, placement):
+        yield GpuFloat8(declared)
+    if codes_take(declared.format):
+        exact, float8 = backend == "triton, exact sums", knows_float8(placement)
+        yield GpuCodes(declared, placement, exact=exact, float8=float8)
+
+
+def is_unfit(
+    declared: WeightScheme, weight: WeightShape, backend: str | None, placement: Placement
+) -> bool:
+    """Whether the CPU kernels cannot multiply this weight's shards, so that XLA does."""
+    chosen = step_scheme(declared, backend, placement)
+    return backend not in GPU_BACKENDS and not fits(chosen, weight)
 
 
 def fits(scheme: WeightScheme, weight: WeightShape) -> bool:
     """Whether a scheme that was chosen for a step can multiply this weight's shards."""
-    return not isinstance(scheme, ShardedWeights | CpuCodes) or scheme.fits(weight)
+    return not isinstance(scheme, ShardedWeights | Repacked) or scheme.fits(weight)

@@ -13,18 +13,14 @@ from jax import Array
 
 from jengine.layers.initializer import Initializer
 from jengine.layers.mlp import gated
-from jengine.layers.moe import Picked
 from jengine.layers.norm import RowNorm
 from jengine.quantization.scheme import (
     Around,
     Specs,
-    Stored,
     Tensors,
     TensorSpec,
     WeightScheme,
     WeightShape,
-    finished,
-    mixed,
 )
 from jengine.quantization.unquantized import UNQUANTIZED
 from pallas_kernels.cpu import matmul as kernels
@@ -32,7 +28,7 @@ from pallas_kernels.cpu.logits import softmax_parts
 
 
 @dataclass(frozen=True)
-class CpuWeights:
+class CpuWeights(WeightScheme):
     """`packed` weights take their own memory and half the time of those in place."""
 
     packed: bool
@@ -99,7 +95,7 @@ class CpuWeights:
     def apply(self, weight: WeightShape, x: Array, tensors: Tensors, around: Around) -> Array:
         """All in one call, unless the kernels lack the activation."""
         if around.activation not in kernels.ACTIVATIONS:
-            return unfused(self, weight, x, tensors, around)
+            return super().apply(weight, x, tensors, around)
         return fused(weight, x, tensors["weight"], around, storage=self._storage(weight))
 
     def multiply_groups(
@@ -114,29 +110,8 @@ class CpuWeights:
         storage = self._storage(weight)
         return grouped(weight, x, tensors["weight"], sizes, activation, storage=storage)
 
-    def mix_experts(
-        self,
-        gate_up: Stored,
-        down: Stored,
-        x: Array,
-        picked: Picked,
-        activation: str,
-        live: Array | None,
-    ) -> Array:
-        """Two grouped matmuls."""
-        return mixed(self, gate_up, down, x, picked, activation, live)
-
     def _storage(self, weight: WeightShape) -> str:
         return "packed" if self.packed else storage_of(weight)
-
-
-def unfused(
-    scheme: WeightScheme, weight: WeightShape, x: Array, tensors: Tensors, around: Around
-) -> Array:
-    """`WeightScheme.apply` with an activation that the kernels lack: XLA does what comes after the
-    matmul."""
-    normed = x if around.norm is None else scheme.normalize(around.norm, x)
-    return finished(weight, scheme.multiply(weight, normed, tensors), around)
 
 
 def fused(
@@ -161,6 +136,7 @@ def fused(
         activation=around.activation,
         norm=None if around.norm is None else kernel_norm(around.norm),
         bias=None if around.bias is None else around.bias.reshape(-1),
+        addend=None if around.addend is None else around.addend.reshape(rows.shape[0], -1),
         residual=None if residual is None else residual.reshape(rows.shape[0], -1),
         positions=None if around.positions is None else around.positions.reshape(-1),
         scales=scales,

@@ -13,19 +13,15 @@ import jax.numpy as jnp
 from jax import Array
 
 from jengine.layers.initializer import Initializer
-from jengine.layers.moe import Picked
 from jengine.layers.norm import RowNorm
-from jengine.quantization.cpu import PACKED, fused, grouped, groups_of, unfused
-from jengine.quantization.on_load import QuantizedOnLoad
-from jengine.quantization.quantized import QuantizedWeights
+from jengine.quantization.cpu import PACKED, fused, grouped, groups_of
+from jengine.quantization.repacked import Repacked
 from jengine.quantization.scheme import (
     Around,
     Specs,
-    Stored,
     Tensors,
     TensorSpec,
     WeightShape,
-    mixed,
 )
 from jengine.weight_formats import WeightFormat
 from pallas_kernels.cpu import codes as kernels
@@ -35,34 +31,12 @@ MIDDLE = {"int8": 128, "int4": 8}  # what zeros are stored larger by
 
 
 @dataclass(frozen=True)
-class CpuCodes:
-    """Weights of a checkpoint, or rounded at load."""
-
-    given: QuantizedWeights | QuantizedOnLoad
-
-    @property
-    def takes_declared(self) -> bool:
-        """No."""
-        return False
-
-    @property
-    def quantized(self) -> QuantizedWeights:
-        """The scheme of the codes before they are packed."""
-        given = self.given
-        return given.quantized if isinstance(given, QuantizedOnLoad) else given
-
-    @property
-    def format(self) -> WeightFormat:
-        """The numbers."""
-        return self.given.format
+class CpuCodes(Repacked):
+    """Packed in the kernels' panels."""
 
     def fits(self, weight: WeightShape) -> bool:
         """Whether the kernels take groups of this size."""
         return kernels.scales_fit(self._group(weight), weight.matrix[0], self.given.dtype)
-
-    def declared(self, weight: WeightShape, dtype: Any, init: Initializer) -> Specs:
-        """As where XLA multiplies."""
-        return self.given.declared(weight, dtype, init)
 
     def prepared(self, weight: WeightShape, dtype: Any) -> Specs:
         """Codes in panels, and their scales."""
@@ -83,11 +57,9 @@ class CpuCodes:
 
     def prepare(self, weight: WeightShape, tensors: Tensors) -> Tensors:
         """Rounded, if they are not yet, and packed."""
-        if isinstance(self.given, QuantizedOnLoad):
-            tensors = self.given.prepare(weight, tensors)
         flat = {
             name: array.reshape(*groups_of(weight), -1, weight.matrix[1])
-            for name, array in tensors.items()
+            for name, array in self.rounded(weight, tensors).items()
         }
         found = {
             "weight": kernels.pack_codes(
@@ -115,19 +87,11 @@ class CpuCodes:
         specs = self.quantized.prepared(weight, self.given.dtype)
         return {name: array.reshape(specs[name].shape) for name, array in found.items()}
 
-    def restore(self, weight: WeightShape, tensors: Tensors) -> Tensors:
-        """Unpacked; weights that were rounded are plain again, and stay rounded."""
-        return self.given.restore(weight, self.unpack(weight, tensors))
-
     def multiply(self, weight: WeightShape, x: Array, tensors: Tensors) -> Array:
         """One matmul, nothing fused."""
         if weight.gated:  # packed for a fused gate only, so both halves are wanted as they are
             return self.quantized.multiply(weight, x, self.unpack(weight, tensors))
         return self.apply(weight, x, tensors, Around())
-
-    def lookup(self, weight: WeightShape, indices: Array, tensors: Tensors) -> Array:
-        """Tables are not quantized."""
-        return self.quantized.lookup(weight, indices, tensors)
 
     def normalize(self, norm: RowNorm, x: Array) -> Array:
         """In a kernel, since XLA's sums over a row depend on the number of rows."""
@@ -140,7 +104,7 @@ class CpuCodes:
     def apply(self, weight: WeightShape, x: Array, tensors: Tensors, around: Around) -> Array:
         """All in one call, unless the kernels lack the activation."""
         if around.activation not in ACTIVATIONS:
-            return unfused(self, weight, x, tensors, around)
+            return super().apply(weight, x, tensors, around)
         return fused(weight, x, tensors["weight"], around, scales=self._scales(weight, tensors))
 
     def multiply_groups(
@@ -154,18 +118,6 @@ class CpuCodes:
         """Each row by its group's matrix; groups without rows and padding cost nothing."""
         scales = self._scales(weight, tensors)
         return grouped(weight, x, tensors["weight"], sizes, activation, scales=scales)
-
-    def mix_experts(
-        self,
-        gate_up: Stored,
-        down: Stored,
-        x: Array,
-        picked: Picked,
-        activation: str,
-        live: Array | None,
-    ) -> Array:
-        """Two grouped matmuls."""
-        return mixed(self, gate_up, down, x, picked, activation, live)
 
     def _scales(self, weight: WeightShape, tensors: Tensors) -> Scales:
         return Scales(tensors["scale"], tensors.get("zero"), self._group(weight), self.given.dtype)

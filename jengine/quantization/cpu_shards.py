@@ -16,19 +16,17 @@ from jax.sharding import PartitionSpec
 
 from jengine.layers.initializer import Initializer
 from jengine.layers.mlp import gated
-from jengine.layers.moe import Picked
 from jengine.layers.norm import RowNorm
 from jengine.quantization.cpu import CpuWeights
 from jengine.quantization.scheme import (
     Around,
     Axes,
     Specs,
-    Stored,
     Tensors,
     TensorSpec,
+    WeightScheme,
     WeightShape,
     finished,
-    mixed,
 )
 from jengine.quantization.unquantized import UNQUANTIZED
 from sharding.axes import mesh_axes
@@ -61,7 +59,7 @@ class Shards(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ShardedWeights:
+class ShardedWeights(WeightScheme):
     """The kernels on the shards that `placement` gives to each device.
 
     Packed shards are stacked along a leading dimension for each sharded dimension of the weight.
@@ -161,25 +159,31 @@ class ShardedWeights:
         return self._run(weight, x, tensors, around)
 
     def _run(self, weight: WeightShape, x: Array, tensors: Tensors, around: Around) -> Array:
-        """The kernel on each device with its own x, bias and residual."""
+        """The kernel on each device with its own x, bias, addend and residual."""
         shards = self.shards(weight)
         tokens = [()] * (x.ndim - 1)
 
-        def own(x: Array, packed: Array, norms: Any, bias: Any, residual: Any, live: Any) -> Array:
+        def own(x: Array, packed: Array, norms: Any, given: dict[str, Any]) -> Array:
             norm = None if around.norm is None else around.norm._replace(**norms)
             rows = x.reshape(*x.shape[: len(tokens)], -1)
-            mine = around._replace(norm=norm, bias=bias, residual=residual, positions=live)
+            mine = around._replace(norm=norm, **given)
             made = self.kernels.apply(shards.own, rows, self._own(shards, packed), mine)
             return total(made, shards.summed)
 
         results = spec_of(*tokens, *shards.outputs[1 if weight.gated else 0 :])
         x_spec, stored = spec_of(*tokens, *shards.inputs), self._stored_spec(weight)
-        specs = x_spec, stored, EVERYWHERE, spec_of(*shards.outputs), results, EVERYWHERE
+        own_specs = {
+            "bias": spec_of(*shards.outputs),
+            "addend": spec_of(*tokens, *shards.outputs),
+            "residual": results,
+            "positions": EVERYWHERE,
+        }
         norms = around.norm and {"weight": around.norm.weight, "bias": around.norm.bias}
         split = x.reshape(*x.shape[:-1], *weight.inputs)
-        return self.placement.on_each_device(own, specs, results)(
-            split, tensors["weight"], norms, around.bias, around.residual, around.positions
-        )
+        given = {name: getattr(around, name) for name in own_specs}
+        specs = x_spec, stored, EVERYWHERE, own_specs
+        run = self.placement.on_each_device(own, specs, results)
+        return run(split, tensors["weight"], norms, given)
 
     def multiply_groups(
         self,
@@ -203,18 +207,6 @@ class ShardedWeights:
         specs = spec_of((), *shards.inputs), self._stored_spec(weight), EVERYWHERE
         run = self.placement.on_each_device(own, specs, spec_of((), *results))
         return run(x.reshape(-1, *weight.inputs), tensors["weight"], sizes)
-
-    def mix_experts(
-        self,
-        gate_up: Stored,
-        down: Stored,
-        x: Array,
-        picked: Picked,
-        activation: str,
-        live: Array | None,
-    ) -> Array:
-        """Two grouped matmuls."""
-        return mixed(self, gate_up, down, x, picked, activation, live)
 
     def shards(self, weight: WeightShape) -> Shards:
         """How this weight is sharded."""

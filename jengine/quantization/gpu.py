@@ -9,29 +9,26 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
-from jax import Array, lax
-from jax.sharding import PartitionSpec
+from jax import Array
 
 from jengine.layers.initializer import Initializer
-from jengine.layers.mlp import gated
 from jengine.layers.moe import Picked
-from jengine.layers.norm import RowNorm
-from jengine.quantization.scheme import Around, Specs, Stored, Tensors, WeightShape, finished
-from jengine.quantization.unquantized import UNQUANTIZED, multiplied
-from pallas_kernels.grouped_matmul import (
-    ACTIVATIONS,
-    Groups,
-    combine_rows,
-    multiply_tokens,
-    sort_by_group,
+from jengine.quantization.gpu_experts import ExpertsLayer, mixed_on_devices
+from jengine.quantization.scheme import (
+    Around,
+    Specs,
+    Stored,
+    Tensors,
+    WeightScheme,
+    WeightShape,
+    finished,
 )
+from jengine.quantization.unquantized import UNQUANTIZED, multiplied
 from sharding.placement import Placement
-
-EVERYWHERE = PartitionSpec()
 
 
 @dataclass(frozen=True)
-class GpuWeights:
+class GpuWeights(WeightScheme):
     """The weight as it is declared. Each device runs its own part of every expert.
 
     Devices that have parts of a sum give them to each other in bfloat16, unless sums are `exact`.
@@ -40,26 +37,9 @@ class GpuWeights:
     placement: Placement
     exact: bool = False
 
-    @property
-    def takes_declared(self) -> bool:
-        """Yes."""
-        return True
-
     def declared(self, weight: WeightShape, dtype: Any, init: Initializer) -> Specs:
         """The weight."""
         return UNQUANTIZED.declared(weight, dtype, init)
-
-    def prepared(self, weight: WeightShape, dtype: Any) -> Specs:
-        """The same."""
-        return UNQUANTIZED.prepared(weight, dtype)
-
-    def prepare(self, weight: WeightShape, tensors: Tensors) -> Tensors:
-        """The same arrays."""
-        return tensors
-
-    def restore(self, weight: WeightShape, tensors: Tensors) -> Tensors:
-        """The same arrays."""
-        return tensors
 
     def multiply(self, weight: WeightShape, x: Array, tensors: Tensors) -> Array:
         """In XLA."""
@@ -68,14 +48,6 @@ class GpuWeights:
     def lookup(self, weight: WeightShape, indices: Array, tensors: Tensors) -> Array:
         """In XLA."""
         return UNQUANTIZED.lookup(weight, indices, tensors)
-
-    def normalize(self, norm: RowNorm, x: Array) -> Array:
-        """In XLA."""
-        return UNQUANTIZED.normalize(norm, x)
-
-    def softmax(self, x: Array) -> Array:
-        """In XLA."""
-        return UNQUANTIZED.softmax(x)
 
     def apply(self, weight: WeightShape, x: Array, tensors: Tensors, around: Around) -> Array:
         """In XLA. Inner results are bfloat16 in memory, and parts of sums between devices."""
@@ -119,62 +91,15 @@ class GpuWeights:
 
         Experts are sharded inside, so each device has a part of every token's sum.
         """
-        count, use = gate_up.shape.groups, {"implementation": "triton"}
-        assert count is not None, "the weights of experts have groups"
-        weights, experts = picked
-        if live is not None:
-            experts = jnp.where(live[:, None] < 0, -1, experts)
-        specs = [self.placement.spec(one.shape.axes, one.shape.shape) for one in (gate_up, down)]
-        summed = specs[1][1]  # the mesh axes of down's inputs
-
-        def own(
-            x: Array,
-            weights: Array,
-            experts: Array,
-            first: Array,
-            second: Array,
-            bias: Array | None,
-        ) -> Array:
-            groups = sort_by_group(experts.reshape(-1), count, **use)
-            inside = multiply_gated(x, first, bias, experts, groups, activation)
-            made = combine_rows(inside, second, groups, weights, **use)
-            if summed is None:
-                return made
-            narrow = second.dtype == jnp.bfloat16 and not self.exact
-            parts = made.astype(second.dtype) if narrow else made
-            return lax.psum(parts, summed).astype(jnp.float32)
-
-        arrays = [one.tensors["weight"] for one in (gate_up, down)]
-        bias_spec = EVERYWHERE if gate_up.bias is None else PartitionSpec(None, *specs[0][2:])
-        given = (*[EVERYWHERE] * 3, *specs, bias_spec)
-        run = self.placement.on_each_device(own, given, EVERYWHERE)
-        made = run(x.astype(arrays[0].dtype), weights, experts, *arrays, gate_up.bias)
-        return made if down.bias is None else made + weighted_biases(down.bias, weights, experts)
+        specs = [
+            {"weight": self.placement.spec(one.shape.axes, one.shape.shape)}
+            for one in (gate_up, down)
+        ]
+        layer = ExpertsLayer(gate_up, down, (specs[0], specs[1]), plain_matrices, activation)
+        return mixed_on_devices(layer, x, picked, live, self.placement, exact=self.exact)
 
 
-def multiply_gated(
-    x: Array, weight: Array, bias: Array | None, experts: Array, groups: Groups, activation: str
-) -> Array:
-    """The gated matmul of each token with its experts, in the order of `groups`. Where there is a
-    bias, or the kernel lacks the activation, XLA does what comes after the matmul."""
-    matrices, outputs = weight.reshape(*weight.shape[:2], -1), weight.shape[2:]
-    fused = activation if bias is None and activation in ACTIVATIONS else None
-    made = multiply_tokens(x, matrices, groups, activation=fused, implementation="triton")
-    if fused is not None:
-        return made
-    pairs = made.astype(jnp.float32).reshape(-1, *outputs)
-    if bias is not None:
-        pairs += bias.astype(jnp.float32)[jnp.maximum(experts.reshape(-1), 0)[groups.order]]
-    return gated(pairs, activation, axis=-1)
-
-
-def weighted_biases(bias: Array, weights: Array, experts: Array) -> Array:
-    """The weighted sum of the biases [experts, hidden] of each token's experts; an expert of -1 has
-    none."""
-    total = jnp.zeros((experts.shape[0], bias.shape[1]))
-    for choice in range(experts.shape[1]):
-        expert = experts[:, choice]
-        addend = bias.astype(jnp.float32)[jnp.maximum(expert, 0)]
-        weight = jnp.where(expert < 0, 0.0, weights[:, choice])
-        total += jnp.broadcast_to(weight[:, None], addend.shape) * addend
-    return total
+def plain_matrices(weight: WeightShape, tensors: Tensors) -> Array:
+    """A weight of experts as one matrix for each."""
+    array = tensors["weight"]
+    return array.reshape(*array.shape[: 1 + len(weight.inputs)], -1)

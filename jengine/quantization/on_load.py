@@ -13,17 +13,15 @@ import jax.numpy as jnp
 from jax import Array
 
 from jengine.layers.initializer import Initializer
-from jengine.layers.moe import Picked
-from jengine.layers.norm import RowNorm
 from jengine.quantization.codes import paired, rounded, scale_of
 from jengine.quantization.quantized import QuantizedWeights
-from jengine.quantization.scheme import Around, Specs, Stored, Tensors, WeightShape
+from jengine.quantization.scheme import Specs, Tensors, WeightScheme, WeightShape
 from jengine.quantization.unquantized import UNQUANTIZED
 from jengine.weight_formats import WeightFormat
 
 
 @dataclass(frozen=True)
-class QuantizedOnLoad:
+class QuantizedOnLoad(WeightScheme):
     """Weights of `dtype`, multiplied as this format, which has no zeros and no stored scales of
     activations."""
 
@@ -84,18 +82,6 @@ class QuantizedOnLoad:
         """Tables are not quantized."""
         return self.quantized.lookup(weight, indices, tensors)
 
-    def normalize(self, norm: RowNorm, x: Array) -> Array:
-        """In XLA."""
-        return UNQUANTIZED.normalize(norm, x)
-
-    def softmax(self, x: Array) -> Array:
-        """In XLA."""
-        return UNQUANTIZED.softmax(x)
-
-    def apply(self, weight: WeightShape, x: Array, tensors: Tensors, around: Around) -> Array:
-        """As quantized."""
-        return self.quantized.apply(weight, x, tensors, around)
-
     def multiply_groups(
         self,
         weight: WeightShape,
@@ -106,15 +92,3 @@ class QuantizedOnLoad:
     ) -> Array:
         """As quantized."""
         return self.quantized.multiply_groups(weight, x, tensors, sizes, activation)
-
-    def mix_experts(
-        self,
-        gate_up: Stored,
-        down: Stored,
-        x: Array,
-        picked: Picked,
-        activation: str,
-        live: Array | None,
-    ) -> Array:
-        """As quantized."""
-        return self.quantized.mix_experts(gate_up, down, x, picked, activation, live)

@@ -16,21 +16,17 @@ from jax import Array
 from jengine.layers.initializer import Initializer
 from jengine.layers.linear import project
 from jengine.layers.mlp import gated
-from jengine.layers.moe import Picked, grouped_project
-from jengine.layers.norm import RowNorm
+from jengine.layers.moe import grouped_project
 from jengine.quantization.codes import STORED, fp4_values, rounded, scale_of, unpaired
 from jengine.quantization.scheme import (
-    Around,
     Axes,
     Specs,
-    Stored,
     Tensors,
     TensorSpec,
+    WeightScheme,
     WeightShape,
-    applied,
-    mixed,
 )
-from jengine.quantization.unquantized import OUTPUTS, UNQUANTIZED
+from jengine.quantization.unquantized import OUTPUTS
 from jengine.weight_formats import WeightFormat
 
 # Deviation of random values, for load_format="dummy".
@@ -39,16 +35,11 @@ MIDDLE = {"int4": 128.0, "fp4": 128.0}  # of a byte that holds two values
 
 
 @dataclass(frozen=True)
-class QuantizedWeights:
+class QuantizedWeights(WeightScheme):
     """Weights of this format; plain numbers around them are of `dtype`."""
 
     format: WeightFormat
     dtype: str
-
-    @property
-    def takes_declared(self) -> bool:
-        """Yes."""
-        return True
 
     def declared(self, weight: WeightShape, dtype: Any, init: Initializer) -> Specs:
         """Values, scales, and what the format has besides them."""
@@ -71,30 +62,18 @@ class QuantizedWeights:
             )
         return specs
 
-    def prepared(self, weight: WeightShape, dtype: Any) -> Specs:
-        """The same."""
-        return self.declared(weight, dtype, Initializer())
-
-    def prepare(self, weight: WeightShape, tensors: Tensors) -> Tensors:
-        """The same arrays."""
-        return tensors
-
-    def restore(self, weight: WeightShape, tensors: Tensors) -> Tensors:
-        """The same arrays."""
-        return tensors
-
     def multiply(self, weight: WeightShape, x: Array, tensors: Tensors) -> Array:
         """One matmul. A scale per output multiplies its result, scales of groups the weight."""
         letters = OUTPUTS[: len(weight.outputs)]
         equation = f"...i,i{letters}->...{letters}"
         if self._is_grouped(weight):
             array = self.dequantized(weight, tensors).astype(self.dtype)
-            return project(equation, self._rounded(weight, x, tensors), array)
+            return project(equation, self.rounded_inputs(weight, x, tensors), array)
         values, scale = self._values(weight, tensors), tensors["scale"][0]
         if self.format.activations is None:
             made = project(equation, x, values.astype(self.dtype))
             return made * jnp.broadcast_to(scale, made.shape)
-        few, x_scale = self._quantized(x, tensors)
+        few, x_scale = self.few_bits(x, tensors)
         if self.format.activations == "int8" and values.dtype == jnp.int8:
             made = jnp.einsum(equation, few, values, preferred_element_type=jnp.int32)
         else:  # both are exact in bfloat16
@@ -106,18 +85,6 @@ class QuantizedWeights:
     def lookup(self, weight: WeightShape, indices: Array, tensors: Tensors) -> Array:
         """Tables are not quantized."""
         raise AssertionError("an embedding is declared with the plain scheme")
-
-    def normalize(self, norm: RowNorm, x: Array) -> Array:
-        """In XLA."""
-        return UNQUANTIZED.normalize(norm, x)
-
-    def softmax(self, x: Array) -> Array:
-        """In XLA."""
-        return UNQUANTIZED.softmax(x)
-
-    def apply(self, weight: WeightShape, x: Array, tensors: Tensors, around: Around) -> Array:
-        """One after the other; XLA fuses what it can."""
-        return applied(self, weight, x, tensors, around)
 
     def multiply_groups(
         self,
@@ -131,21 +98,9 @@ class QuantizedWeights:
         array = self.dequantized(weight, tensors).astype(self.dtype)
         array = array.reshape(weight.groups, *weight.matrix)
         rows = jnp.repeat(jnp.arange(len(sizes)), sizes, total_repeat_length=len(x))
-        x = self._rounded(weight, x, tensors, rows)
+        x = self.rounded_inputs(weight, x, tensors, rows)
         made = grouped_project(x, array, sizes).reshape(-1, *weight.outputs)
         return made if activation is None else gated(made, activation, axis=-1)
-
-    def mix_experts(
-        self,
-        gate_up: Stored,
-        down: Stored,
-        x: Array,
-        picked: Picked,
-        activation: str,
-        live: Array | None,
-    ) -> Array:
-        """Two grouped matmuls."""
-        return mixed(self, gate_up, down, x, picked, activation, live)
 
     def dequantized(self, weight: WeightShape, tensors: Tensors) -> Array:
         """The weight in float32: [inputs, *outputs], after the groups of a weight that has them."""
@@ -179,8 +134,8 @@ class QuantizedWeights:
     def _is_grouped(self, weight: WeightShape) -> bool:
         return self.format.zeros or self.format.groups(weight.matrix[0]) > 1
 
-    def _quantized(self, x: Array, tensors: Tensors) -> tuple[Array, Array]:
-        """x in few bits, and its scales [*tokens, 1]."""
+    def few_bits(self, x: Array, tensors: Tensors) -> tuple[Array, Array]:
+        """Activations in few bits, and their scales [*tokens, 1]."""
         kind = self.format.activations
         assert kind is not None
         x = x.astype(jnp.float32)
@@ -191,7 +146,7 @@ class QuantizedWeights:
             scale = scale_of(x, kind, -1)
         return rounded(x / scale, kind), scale
 
-    def _rounded(
+    def rounded_inputs(
         self, weight: WeightShape, x: Array, tensors: Tensors, rows: Array | None = None
     ) -> Array:
         """x after a trip through few bits. `rows` holds the group of each row of x."""

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+import jax
 from jax import Array
 
 from jengine.layers.initializer import Initializer
@@ -81,6 +82,8 @@ class Around(NamedTuple):
     residual: Array | None = None
     # i32 per row of x; rows of -1 are padding, whose results are never used.
     positions: Array | None = None
+    # f32 [*tokens, *outputs]: what adapters add to the matmul, given if an activation follows.
+    addend: Array | None = None
 
 
 class Stored(NamedTuple):
@@ -94,13 +97,15 @@ class Stored(NamedTuple):
 class WeightScheme(Protocol):
     """How weights of one kind are stored and multiplied. Hashable, without state.
 
-    Tensors of a weight are named inside their `Linear`: "weight", "scales", ...
+    Tensors of a weight are named inside their `Linear`: "weight", "scales", ... Schemes inherit
+    what they do not do otherwise: the step takes declared arrays, nothing is fused, and XLA
+    computes norms.
     """
 
     @property
     def takes_declared(self) -> bool:
         """Whether the step takes the declared arrays themselves, so that nothing is copied."""
-        ...
+        return True
 
     def declared(self, weight: WeightShape, dtype: Any, init: Initializer) -> Specs:
         """The tensors of a checkpoint; `dtype` is that of the model's other parameters."""
@@ -108,15 +113,15 @@ class WeightScheme(Protocol):
 
     def prepared(self, weight: WeightShape, dtype: Any) -> Specs:
         """The arrays that the step takes."""
-        ...
+        return self.declared(weight, dtype, Initializer())
 
     def prepare(self, weight: WeightShape, tensors: Tensors) -> Tensors:
         """Declared to prepared, as a traceable function."""
-        ...
+        return tensors
 
     def restore(self, weight: WeightShape, tensors: Tensors) -> Tensors:
         """Prepared to declared, exactly as they were."""
-        ...
+        return tensors
 
     def multiply(
         self, weight: WeightShape, x: Float[Array, "*tokens inputs"], tensors: Tensors
@@ -132,15 +137,16 @@ class WeightScheme(Protocol):
 
     def normalize(self, norm: RowNorm, x: Float[Array, "*shape"]) -> Float32[Array, "*shape"]:
         """The norm by itself, as `apply` computes it."""
-        ...
+        return norm(x)
 
     def softmax(self, x: Float[Array, "rows width"]) -> Float32[Array, "rows width"]:
         """Softmax of each row, such as a router's."""
-        ...
+        return jax.nn.softmax(x)
 
     def apply(self, weight: WeightShape, x: Array, tensors: Tensors, around: Around) -> Array:
         """residual + activation(norm(x) @ weight + bias), float32 unless the weight is `inner`."""
-        ...
+        normed = x if around.norm is None else self.normalize(around.norm, x)
+        return finished(weight, self.multiply(weight, normed, tensors), around)
 
     def multiply_groups(
         self,
@@ -166,26 +172,22 @@ class WeightScheme(Protocol):
         activation: str,
         live: Int[Array, " tokens"] | None,
     ) -> Float32[Array, "tokens hidden"]:
-        """The weighted sum of the gated MLPs of each token's experts; zero where `live` is -1.
+        """The weighted sum of the gated MLPs of each token's experts; zero where `live` is -1. An
+        expert of -1 adds nothing.
 
         A group of both weights, which have this scheme, is an expert. Biases are part of the MLPs.
+        Two calls of `multiply_groups`, unless a scheme has better.
         """
-        ...
-
-
-def applied(
-    scheme: WeightScheme, weight: WeightShape, x: Array, tensors: Tensors, around: Around
-) -> Array:
-    """`WeightScheme.apply` of a scheme that fuses nothing."""
-    normed = x if around.norm is None else around.norm(x)
-    return finished(weight, scheme.multiply(weight, normed, tensors), around)
+        return mixed(self, gate_up, down, x, picked, activation, live)
 
 
 def finished(weight: WeightShape, y: Array, around: Around) -> Array:
     """What comes after the matmul: y [*tokens, *outputs] with bias, activation and residual."""
-    _, bias, activation, residual, _ = around
+    _, bias, activation, residual, _, addend = around
     if bias is not None:
         y = add_bias(y, bias)
+    if addend is not None:
+        y = y + addend.astype(y.dtype)
     if activation is not None:
         y = gated(y, activation) if weight.gated else ACTIVATIONS[activation](y)
     return y if residual is None else residual + y

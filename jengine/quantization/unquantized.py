@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
@@ -13,17 +12,13 @@ from jax.typing import DTypeLike
 from jengine.layers.initializer import Initializer
 from jengine.layers.linear import project
 from jengine.layers.mlp import gated
-from jengine.layers.moe import Picked, grouped_project
-from jengine.layers.norm import RowNorm
+from jengine.layers.moe import grouped_project
 from jengine.quantization.scheme import (
-    Around,
     Specs,
-    Stored,
     Tensors,
     TensorSpec,
+    WeightScheme,
     WeightShape,
-    applied,
-    mixed,
 )
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
@@ -34,29 +29,12 @@ OUTPUTS = "abcdefgh"
 
 
 @dataclass(frozen=True)
-class Unquantized:
+class Unquantized(WeightScheme):
     """The weight in the model's dtype, laid out as it is declared."""
-
-    @property
-    def takes_declared(self) -> bool:
-        """Yes."""
-        return True
 
     def declared(self, weight: WeightShape, dtype: Any, init: Initializer) -> Specs:
         """The weight."""
         return {"weight": TensorSpec(weight.shape, weight.axes, dtype, init)}
-
-    def prepared(self, weight: WeightShape, dtype: Any) -> Specs:
-        """The same."""
-        return self.declared(weight, dtype, Initializer())
-
-    def prepare(self, weight: WeightShape, tensors: Tensors) -> Tensors:
-        """The same arrays."""
-        return tensors
-
-    def restore(self, weight: WeightShape, tensors: Tensors) -> Tensors:
-        """The same arrays."""
-        return tensors
 
     def multiply(
         self, weight: WeightShape, x: Float[Array, "*tokens inputs"], tensors: Tensors
@@ -71,18 +49,6 @@ class Unquantized:
         found = jnp.take(tensors["weight"], indices, axis=0, mode="clip")
         return found.astype(jnp.float32)
 
-    def normalize(self, norm: RowNorm, x: Float[Array, "*shape"]) -> Float32[Array, "*shape"]:
-        """In XLA."""
-        return norm(x)
-
-    def softmax(self, x: Float[Array, "rows width"]) -> Float32[Array, "rows width"]:
-        """In XLA."""
-        return jax.nn.softmax(x)
-
-    def apply(self, weight: WeightShape, x: Array, tensors: Tensors, around: Around) -> Array:
-        """One after the other; XLA fuses what it can."""
-        return applied(self, weight, x, tensors, around)
-
     def multiply_groups(
         self,
         weight: WeightShape,
@@ -95,18 +61,6 @@ class Unquantized:
         array = tensors["weight"].reshape(weight.groups, *weight.matrix)
         made = grouped_project(x, array, sizes).reshape(-1, *weight.outputs)
         return made if activation is None else gated(made, activation, axis=-1)
-
-    def mix_experts(
-        self,
-        gate_up: Stored,
-        down: Stored,
-        x: Float[Array, "tokens hidden"],
-        picked: Picked,
-        activation: str,
-        live: Int[Array, " tokens"] | None,
-    ) -> Float32[Array, "tokens hidden"]:
-        """Two grouped matmuls."""
-        return mixed(self, gate_up, down, x, picked, activation, live)
 
 
 def multiplied(

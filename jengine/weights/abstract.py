@@ -18,9 +18,9 @@ from flax import nnx
 from jengine.config import ModelConfig
 from jengine.errors import ConfigError
 from jengine.models import registry
-from jengine.models.hf_config import DTYPES
 from jengine.models.language_model import LanguageModel
 from jengine.models.parameter import named_variables
+from jengine.models.reading.hf_config import DTYPES
 
 M = TypeVar("M", bound=nnx.Module)
 # Places one parameter, given its path and logical axes. A parameter that is still in a file is read

@@ -1,20 +1,27 @@
-"""A model folder: its config and its shards, all checked.
+"""A model folder: its config and its shards, all checked. A GGUF file is taken for a folder.
 
 In: a folder in Hugging Face format. Out: the ModelConfig and where each tensor is stored. Only
-local safetensors are read; nothing in a folder is ever executed or downloaded.
+local files are read; nothing in a folder is ever executed or downloaded.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 
 from jengine.config import ModelConfig
 from jengine.errors import CheckpointError
 from jengine.models import registry
+from jengine.models.importing.imported import ASSUMED, ImportedFamily
+from jengine.models.importing.layout import shown
 from jengine.weights.generation_config import read_json
-from jengine.weights.resolve import GGUF_ADVICE
+from jengine.weights.gguf.checkpoint import gguf_tensors, read_gguf_config
+from jengine.weights.resolve import GGUF_ADVICE, is_gguf
 from jengine.weights.safetensors_file import StoredTensor, read_header
+from jengine.weights.stored_parameter import TypedTensor
+
+logger = logging.getLogger(__name__)
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -23,15 +30,68 @@ OTHER_FORMATS = (".bin", ".pt", ".pth", ".ckpt", ".gguf", ".msgpack", ".h5")
 
 
 def read_model_config(folder: Path) -> ModelConfig:
-    """The ModelConfig that config.json describes."""
+    """The ModelConfig that config.json, or the header of a GGUF file, describes."""
+    if is_gguf(folder):
+        return read_gguf_config(folder)
+    return registry.model_config(read_config_file(folder))
+
+
+def read_config_file(
+    folder: Path, overrides: Mapping[str, object] | None = None
+) -> dict[str, object]:
+    """The folder's config.json, with these entries in place of its own."""
     file = folder / "config.json"
     if not file.is_file() and any(folder.glob("*.gguf")):
         raise CheckpointError(f"{folder}: holds GGUF files and no config.json. {GGUF_ADVICE}")
-    return registry.model_config(read_json(file))
+    return merged(read_json(file), overrides or {})
 
 
-def open_checkpoint(folder: Path) -> dict[str, StoredTensor]:
-    """Every tensor of the folder's safetensors files, by name."""
+def merged(values: Mapping[str, object], other: Mapping[str, object]) -> dict[str, object]:
+    """The values with others in their place; objects in objects are merged too."""
+    found = dict(values)
+    for key, value in other.items():
+        inner = found.get(key)
+        both = isinstance(inner, Mapping) and isinstance(value, Mapping)
+        found[key] = merged(inner, value) if both else value  # pyrefly: ignore[bad-argument-type]
+    return found
+
+
+def dense_tensors(folder: Path, config: ModelConfig) -> dict[str, TypedTensor]:
+    """The tensors of a pooling model's head that sentence-transformers keeps in other folders."""
+    layers = () if config.pooling is None else config.pooling.head
+    parts = {layer.name.rpartition("/")[0] for layer in layers} - {""}
+    return {
+        f"{part}/{name}": tensor
+        for part in sorted(parts)
+        for name, tensor in read_header(folder / part / SINGLE_FILE).items()
+    }
+
+
+def shapes_of(folder: Path) -> dict[str, tuple[int, ...]]:
+    """The shapes of all tensors; only headers are read."""
+    return {name: tuple(tensor.shape) for name, tensor in open_checkpoint(folder).items()}
+
+
+def register_imported(folder: Path, overrides: Mapping[str, object] | None = None) -> None:
+    """Read this folder's architecture, if no family does, as what its tensors and config.json show
+    (`models/importing`)."""
+    hf = read_config_file(folder, overrides)
+    if registry.is_built_in(hf):
+        return
+    family = ImportedFamily(hf, shapes_of(folder))
+    registry.register_model(family)
+    logger.warning(
+        "%s has no family here. It is read as its tensors show: %s. Assumed, since a folder cannot "
+        "show it: %s. Compare it with transformers: jengine compare %s --model-impl generic",
+        family.ARCHITECTURES[0], "; ".join(f"{k}: {v}" for k, v in shown(family.layout).items()),
+        "; ".join(ASSUMED), folder,
+    )  # fmt: skip
+
+
+def open_checkpoint(folder: Path) -> Mapping[str, TypedTensor]:
+    """Every tensor of the folder's safetensors files, or of a GGUF file, by name."""
+    if is_gguf(folder):
+        return gguf_tensors(folder)
     if (folder / SINGLE_FILE).is_file():
         return read_header(folder / SINGLE_FILE)
     if (folder / INDEX_FILE).is_file():

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from jengine.errors import CheckpointError, lfs_advice
-from jengine.models.fields import LARGEST_INTEGER, Fields
+from jengine.models.reading.fields import LARGEST_INTEGER, Fields
 
 # Limits of the numbers in generation_config.json, as Fields.number takes them.
 SAMPLING_NUMBERS: Mapping[str, dict[str, Any]] = {
@@ -21,6 +21,7 @@ SAMPLING_NUMBERS: Mapping[str, dict[str, Any]] = {
     "repetition_penalty": {"above_minimum": True},
 }
 SAMPLING_INTEGERS = {"top_k": -1, "max_new_tokens": 1}
+FORCED = "forced_bos_token_id"  # the first token of a decoder behind an encoder of text
 GENERATION_KEYS = ("eos_token_id", *SAMPLING_NUMBERS, *SAMPLING_INTEGERS)
 
 
@@ -60,4 +61,6 @@ def generation_settings(values: object, where: str) -> dict[str, object]:
     for key, minimum in SAMPLING_INTEGERS.items():
         if key in given:
             found[key] = fields.integer(key, minimum=minimum)
+    if FORCED in given:
+        found[FORCED] = fields.integer(FORCED, minimum=0)
     return found

@@ -24,9 +24,9 @@ from orbax.checkpoint import v1
 from jengine.config import ModelConfig
 from jengine.errors import CheckpointError
 from jengine.models import registry
-from jengine.models.hf_config import DTYPES
 from jengine.models.language_model import LanguageModel
 from jengine.models.parameter import named_parameters
+from jengine.models.reading.hf_config import DTYPES
 from jengine.weights.abstract import abstract_model, with_values
 from jengine.weights.live import FIRST_SHOWN, differences
 from jengine.weights.orbax_folder import ARRAYS_FOLDER, find_checkpoint, is_orbax, stored_trees

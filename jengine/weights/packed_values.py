@@ -9,8 +9,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from jengine.quantization.codes import FP4_VALUES
+from jengine.weight_formats import WeightFormat
+
 # The order in which AWQ packs eight columns into 32 bits, lowest bits first.
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+SIGNED_FP4 = np.array((*FP4_VALUES, *(-value for value in FP4_VALUES)), np.float32)
 WORD = np.dtype("<i4")
 
 
@@ -90,6 +94,29 @@ def scales_per_output(
     if block_rows > 1:
         found = np.repeat(found, block_rows, axis=0)[:outputs]
     return np.broadcast_to(found, (outputs, groups))
+
+
+def dequantized(
+    values: np.ndarray, scales: np.ndarray, zeros: np.ndarray | None, format: WeightFormat
+) -> np.ndarray:
+    """float32 [outputs, inputs] out of values, scales and zeros as `QuantizedWeights` has them."""
+    if format.bits == 4:
+        codes = unpaired(values)
+        plain = SIGNED_FP4[codes] if format.values == "fp4" else codes.astype(np.float32)
+        middle = 8
+    else:
+        plain, middle = values.astype(np.float32), 128
+    size = plain.shape[1] if format.group is None else format.group
+
+    def spread(per_group: np.ndarray) -> np.ndarray:
+        return np.repeat(per_group.astype(np.float32), size, axis=1)[:, : plain.shape[1]]
+
+    if zeros is not None:
+        # Eight bits are stored as signed numbers, whose zeros are not.
+        plain -= spread(zeros) - np.float32(middle if format.bits == 8 else 0)
+    elif format.values == "int4":
+        plain -= np.float32(middle)
+    return plain * spread(scales)
 
 
 def power_of_two(exponents: np.ndarray) -> np.ndarray:

@@ -14,12 +14,13 @@ from flax import nnx
 
 from jengine.models.linear import Embedding, Linear, Weighted
 from jengine.models.norms import LayerNorm, RmsNorm
-from jengine.quantization.backends import fits, step_scheme
-from jengine.quantization.cpu_codes import CpuCodes
+from jengine.quantization.backends import is_unfit, step_scheme, weight_scheme
 from jengine.quantization.on_load import QuantizedOnLoad
+from jengine.quantization.repacked import Repacked
 from jengine.quantization.scheme import Specs, Tensors, WeightScheme, WeightShape
 from jengine.weights.abstract import NamedArray
 from jengine.weights.stages import StagePlaces
+from sharding.placement import HOST
 
 Arrays = Mapping[str, jax.Array]  # by dotted path
 
@@ -97,7 +98,7 @@ class PreparedForm:
         for path, (declared, prepared) in self._weights.items():
             how, wanted = "restore", declared.declared_specs()
             if rounded and isinstance(declared.scheme, QuantizedOnLoad):
-                if not isinstance(prepared.scheme, CpuCodes):
+                if not isinstance(prepared.scheme, Repacked):
                     continue
                 how, wanted = "unpack", declared.scheme.prepared(declared.shape, declared.dtype)
             tensors = {name: found.pop(f"{path}.{name}") for name in prepared.prepared_specs()}
@@ -113,10 +114,12 @@ class PreparedForm:
             for name, spec in wanted.items()
         }
         # A stage's weight is on its devices only, and each step is on all of them.
-        scheme = step_scheme(declared.scheme, self._backend, self._places.of(path))
-        if not fits(scheme, prepared.shape):
-            scheme = declared.scheme
-        old = {name: into[f"{path}.{name}"] for name in wanted} if into else {}
+        scheme = weight_scheme(
+            declared.scheme, prepared.shape, self._backend, self._places.of(path)
+        )
+        # Memory of the host is not given to results: XLA makes them on the devices.
+        on_host = any(one.memory_kind == HOST for one in where.values())
+        old = {name: into[f"{path}.{name}"] for name in wanted} if into and not on_host else {}
         key = how, scheme, prepared.shape, tuple(where.items()), bool(old)
         if key not in self._conversions:
             self._conversions[key] = conversion(scheme, how, prepared.shape, where)
@@ -132,28 +135,32 @@ def conversion(
 
     def converted(given: Tensors, old: Tensors) -> Tensors:
         if how == "unpack":
-            assert isinstance(scheme, CpuCodes)
+            assert isinstance(scheme, Repacked)
             return dict(scheme.unpack(shape, given))
         convert = scheme.prepare if how == "prepare" else scheme.restore
         return dict(convert(shape, given))
 
+    def between_hosts(given: Tensors, old: Tensors) -> Tensors:
+        return converted(jax.device_put(given, jax.memory.Space.Device), old)
+
+    if any(one.memory_kind == HOST for one in where.values()):
+        return jax.jit(between_hosts, out_shardings=dict(where), keep_unused=True)
     return jax.jit(converted, out_shardings=dict(where), donate_argnums=1, keep_unused=True)
 
 
 def choose_schemes(model: nnx.Module, backend: str | None, places: StagePlaces) -> list[str]:
     """Let the modules of a step use the backend's own matmuls and norms, where it has some.
 
-    Returns the paths of weights whose shards do not fit those.
+    Returns the paths of weights whose shards do not fit the CPU's.
     """
     unfit = []
     for steps, module in nnx.iter_modules(model):
         path = ".".join(map(str, steps))
         if isinstance(module, Linear) or (isinstance(module, Embedding) and module.is_head):
-            chosen = step_scheme(module.scheme, backend, places.running(path))
-            if not fits(chosen, module.shape):
+            place = places.running(path)
+            if is_unfit(module.scheme, module.shape, backend, place):
                 unfit.append(path)
-                chosen = module.scheme
-            module.become_prepared(chosen)
+            module.become_prepared(weight_scheme(module.scheme, module.shape, backend, place))
         elif isinstance(module, RmsNorm | LayerNorm):
             module.scheme = step_scheme(module.scheme, backend, places.running(path))
     return unfit

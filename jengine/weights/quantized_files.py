@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
 from jengine.errors import CheckpointError
-from jengine.models.quantized import QuantizedModule
+from jengine.models.tensors.quantized_pieces import QuantizedModule
 from jengine.weights import packed_values as packed
-from jengine.weights.safetensors_file import StoredTensor
+from jengine.weights.stored_parameter import TypedTensor
 
 SCALES = ("F32", "F16", "BF16", "F8_E8M0")
 Shape = tuple[int, ...]
@@ -27,7 +28,7 @@ class DecodedTensor:
 
     name: str
     shape: Shape
-    source: StoredTensor
+    source: TypedTensor
     decode: Callable[[], np.ndarray]
 
     @property
@@ -47,11 +48,21 @@ class DecodedTensor:
         return found
 
 
+class NamedInFile(Protocol):
+    """What an error says of a tensor."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def file(self) -> Path: ...
+
+
 class Files:
     """The stored tensors of one module, checked as they are taken."""
 
     def __init__(
-        self, folder: Path, module: QuantizedModule, tensors: Mapping[str, StoredTensor]
+        self, folder: Path, module: QuantizedModule, tensors: Mapping[str, TypedTensor]
     ) -> None:
         self.folder = folder
         self.module = module
@@ -64,9 +75,11 @@ class Files:
         """Whether the file holds a tensor of the module under this name."""
         return f"{self.module.name}.{name}" in self._tensors
 
-    def take(self, name: str, dtypes: tuple[str, ...], *shapes: Shape) -> StoredTensor:
-        """A tensor of one of these types and shapes."""
-        full = f"{self.module.name}.{name}"
+    def take(
+        self, name: str, dtypes: tuple[str, ...], *shapes: Shape, joint: str = "."
+    ) -> TypedTensor:
+        """A tensor of one of these types and shapes; `joint` stands before its name."""
+        full = f"{self.module.name}{joint}{name}"
         if full not in self._tensors:
             raise CheckpointError(
                 f"{self.folder}: tensor missing: {full!r}, as config.json says that"
@@ -86,7 +99,7 @@ class Files:
         self.used.update(f"{self.module.name}.{name}" for name in names if self.has(name))
 
     def made(
-        self, name: str, source: StoredTensor, decode: Callable[[], np.ndarray]
+        self, name: str, source: TypedTensor, decode: Callable[[], np.ndarray]
     ) -> DecodedTensor:
         """One of the tensors that the model loads."""
         width = self.groups
@@ -94,7 +107,8 @@ class Files:
             width = self.module.inputs * self.format.bits // 8
         elif name == "input_scale":
             width = 1
-        shape = self.module.outputs, width
+        experts = () if self.module.experts is None else (self.module.experts,)
+        shape = *experts, self.module.outputs, width
         return DecodedTensor(f"{self.module.name}.{name}", shape, source, decode)
 
     def scale(self, name: str, *shapes: Shape, transposed: bool = False) -> DecodedTensor:
@@ -136,12 +150,12 @@ class Files:
             )
 
 
-def checked(tensor: StoredTensor) -> np.ndarray:
+def checked(tensor: TypedTensor) -> np.ndarray:
     """Scales as float32, all finite."""
     return finite(tensor, np.asarray(tensor.read(), np.float32))
 
 
-def finite(tensor: StoredTensor, array: np.ndarray) -> np.ndarray:
+def finite(tensor: NamedInFile, array: np.ndarray) -> np.ndarray:
     """The array, read from this tensor."""
     if not np.isfinite(array).all():
         raise CheckpointError(

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import ml_dtypes
 import numpy as np
 
-from jengine.models.quantized import QuantizedModule
+from jengine.models.tensors.quantized_pieces import QuantizedModule
 from jengine.weights import packed_values as packed
 
 Encode = Callable[[np.ndarray], np.ndarray]
@@ -40,6 +40,8 @@ def saved_tensors(modules: Iterable[QuantizedModule]) -> dict[str, list[SavedTen
 
 def _weight(module: QuantizedModule) -> list[SavedTensor]:
     bits, matrix = module.stored.weights.bits, (module.outputs, module.inputs)
+    if module.stored.layout == "gpt_oss":
+        return [_stacked(module, "blocks", _in_blocks)]
     if module.stored.layout == "int":
         return [_tensor(module, "weight", np.dtype(np.int8), matrix, _same)]
     if module.stored.layout == "float":
@@ -63,6 +65,8 @@ def _weight(module: QuantizedModule) -> list[SavedTensor]:
 
 def _scale(module: QuantizedModule) -> list[SavedTensor]:
     rows, groups = module.stored.block_rows, module.stored.weights.groups(module.inputs)
+    if module.stored.layout == "gpt_oss":
+        return [_stacked(module, "scales", packed.exponents)]
     if module.stored.layout == "mxfp4":
         shape = module.outputs, groups
         return [_tensor(module, "weight_scale", BYTE, shape, packed.exponents)]
@@ -88,6 +92,18 @@ def _tensor(
     module: QuantizedModule, name: str, dtype: np.dtype, shape: tuple[int, ...], encode: Encode
 ) -> SavedTensor:
     return SavedTensor(f"{module.name}.{name}", dtype, shape, encode)
+
+
+def _stacked(module: QuantizedModule, name: str, encode: Encode) -> SavedTensor:
+    """A tensor of all experts, of gpt-oss."""
+    assert module.experts is not None, "this layout is chosen for stacked experts alone"
+    groups = module.stored.weights.groups(module.inputs)
+    shape = module.experts, module.outputs, groups, *((16,) if name == "blocks" else ())
+    return SavedTensor(f"{module.name}_{name}", BYTE, shape, encode)
+
+
+def _in_blocks(values: np.ndarray) -> np.ndarray:
+    return values.reshape(*values.shape[:2], -1, 16)
 
 
 def _same(values: np.ndarray) -> np.ndarray:

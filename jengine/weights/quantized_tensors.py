@@ -6,26 +6,32 @@ read. A function per layout of files. Must not know models or devices.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 
 from jengine.errors import CheckpointError
-from jengine.models.quantized import QuantizedModule
+from jengine.models.tensors.quantized_pieces import QuantizedModule
 from jengine.weights import packed_values as packed
 from jengine.weights.quantized_files import DecodedTensor, Files, Shape, finite
-from jengine.weights.safetensors_file import StoredTensor
+from jengine.weights.stored_parameter import TypedTensor
+
+EXPONENTS = np.dtype(ml_dtypes.float8_e8m0fnu)
 
 
 def decoded(
-    folder: Path, tensors: Mapping[str, StoredTensor], modules: Iterable[QuantizedModule]
-) -> dict[str, StoredTensor | DecodedTensor]:
+    folder: Path, tensors: Mapping[str, TypedTensor], modules: Iterable[QuantizedModule]
+) -> dict[str, TypedTensor | DecodedTensor]:
     """All tensors, those of quantized modules decoded."""
-    found: dict[str, StoredTensor | DecodedTensor] = dict(tensors)
+    found: dict[str, TypedTensor | DecodedTensor] = dict(tensors)
     for module in modules:
         files = Files(folder, module, tensors)
         made = LAYOUTS[module.stored.layout](files)
+        if module.dequantized:
+            made = [_dequantized(files, made)]
         for name in files.used:
             found.pop(name, None)
         found.update({one.name: one for one in made})
@@ -108,6 +114,44 @@ def _read_mxfp4(files: Files) -> list[DecodedTensor]:
     ]
 
 
+def _read_gguf(files: Files) -> list[DecodedTensor]:
+    """Q8_0, whose values and scales were taken apart already."""
+    return _read_plain(files, "I8", "scale")
+
+
+def _read_gpt_oss(files: Files) -> list[DecodedTensor]:
+    """The same of all experts in one tensor, whose inputs are blocks of 32."""
+    module = files.module
+    assert module.experts is not None, "this layout is chosen for stacked experts alone"
+    shape = module.experts, module.outputs, files.groups
+    blocks = files.take("blocks", ("U8",), (*shape, 16), joint="_")
+    scales = files.take("scales", ("U8", "F8_E8M0"), shape, joint="_")
+
+    @functools.cache  # each expert's piece reads it, and looking for NaN reads all
+    def exponents() -> np.ndarray:
+        return finite(scales, scales.read().view(EXPONENTS))
+
+    return [
+        files.made("weight", blocks, lambda: blocks.read().reshape(*shape[:2], -1)),
+        files.made("scale", scales, exponents),
+    ]
+
+
+def _dequantized(files: Files, parts: list[DecodedTensor]) -> DecodedTensor:
+    """The plain weight, made of the tensors of a quantized one when it is read."""
+    module = files.module
+    by_name = {one.name.removeprefix(f"{module.name}."): one for one in parts}
+
+    def decode() -> np.ndarray:
+        zero = by_name["zero"].read() if files.format.zeros else None
+        return packed.dequantized(
+            by_name["weight"].read(), by_name["scale"].read(), zero, files.format
+        )
+
+    shape = module.outputs, module.inputs
+    return DecodedTensor(f"{module.name}.weight", shape, parts[0].source, decode)
+
+
 def _read_gptq(files: Files) -> list[DecodedTensor]:
     """Integers in words along the inputs, one row of words per 32 bits; zeros along the outputs."""
     module, bits, groups = files.module, files.format.bits, files.groups
@@ -157,6 +201,8 @@ LAYOUTS: Mapping[str, Callable[[Files], list[DecodedTensor]]] = {
     "fp8": _read_fp8,
     "packed": _read_packed,
     "mxfp4": _read_mxfp4,
+    "gpt_oss": _read_gpt_oss,
+    "gguf": _read_gguf,
     "gptq": _read_gptq,
     "awq": _read_awq,
 }

@@ -1,7 +1,7 @@
-"""Finds a model's folder by what the user calls it. No jax.
+"""Finds a model's folder, or its GGUF file, by what the user calls it. No jax.
 
-In: a path, or "demo". Out: the folder, or an error with what was probably meant. Nothing is
-downloaded.
+In: a path, or the name of what ships with jengine. Out: the folder, or an error with what was
+probably meant. Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -10,36 +10,45 @@ import os
 import re
 from pathlib import Path
 
-from jengine.demo import model_path
+from jengine.demo import SHIPPED
 from jengine.errors import CheckpointError, nearest_name
 
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
-GGUF_ADVICE = (
-    "GGUF files are not read: get the model in Hugging Face format (config.json, tokenizer.json,"
-    " *.safetensors), as its makers publish it."
-)
+# The beginning of an address in an object store, or of any other URL.
+REMOTE = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://")
+GGUF = ".gguf"
+GGUF_ADVICE = "Give the .gguf file itself as the model, and tokenizer=FOLDER."
 
 
 def resolve_model(name: str | Path) -> Path:
-    """The folder of a model: a path, or "demo" for the model that ships with jengine."""
-    if name == "demo":
-        return model_path()
+    """The folder of a model: a path, "demo" for the model that ships with jengine, or "demo-eagle"
+    for the head that guesses for it. A GGUF file stands for a folder."""
+    if name in SHIPPED:
+        return SHIPPED[str(name)]
     # An empty path would mean the current folder. os.path.expanduser leaves an unknown ~user alone.
     folder = Path(os.path.expanduser(name))
-    if str(name) and folder.is_dir():
+    if str(name) and (folder.is_dir() or is_gguf(folder)):
         return folder
+    if scheme := REMOTE.match(str(name)):
+        raise CheckpointError(
+            f"model: given {str(name)!r}. Objects of {scheme[1]!r} stores are not read: copy them "
+            "to a local folder, or take weights from an engine that runs with load_format='peer'."
+        )
     problem = "is a file" if folder.is_file() else "is not an existing folder"
     raise CheckpointError(
         f"model: given {str(name)!r}, which {problem}.{_suggestion(str(name), folder)} Only local"
         " folders are read and nothing is downloaded: give the path of a folder with config.json"
-        " and *.safetensors, or 'demo'."
+        " and *.safetensors, of a .gguf file, or 'demo'."
     )
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether this is the path of a GGUF file."""
+    return path.suffix == GGUF and path.is_file()
 
 
 def _suggestion(name: str, folder: Path) -> str:
     """The model that was probably meant by this name, as the end of a message."""
-    if folder.suffix == ".gguf":
-        return f" {GGUF_ADVICE}"
     if cached := _in_hub_cache(name):
         return f" It is in the Hugging Face cache: give {str(cached)!r}."
     try:

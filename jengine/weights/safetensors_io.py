@@ -18,12 +18,14 @@ import jax
 import numpy as np
 from flax import nnx
 
+from jengine.config import ModelConfig
 from jengine.errors import CheckpointError
 from jengine.models import registry
-from jengine.models.checkpoint import IgnoredTensor, Piece
 from jengine.models.language_model import LanguageModel
 from jengine.models.parameter import named_parameters
-from jengine.models.quantized import stored_modules, with_quantization
+from jengine.models.quantized import with_quantization
+from jengine.models.tensors.checkpoint import IgnoredTensor, Piece
+from jengine.models.tensors.quantized_pieces import stored_modules
 from jengine.weights.abstract import (
     NamedArray,
     Place,
@@ -32,11 +34,11 @@ from jengine.weights.abstract import (
     with_dtype,
     with_values,
 )
-from jengine.weights.folder import open_checkpoint, read_model_config
+from jengine.weights.folder import dense_tensors, open_checkpoint, read_model_config
 from jengine.weights.progress import ProgressFactory
 from jengine.weights.quantized_tensors import decoded
 from jengine.weights.safetensors_file import READABLE, StoredTensor, write_file
-from jengine.weights.saved_form import SavedForm, plain_dtype
+from jengine.weights.saved_form import SavedForm, exact_paths, plain_dtype
 from jengine.weights.stored_parameter import ReadableTensor, StoredParameter
 from jengine.weights.tile_copy import copy_threads
 from jengine.weights.transfers import Transfers
@@ -66,20 +68,30 @@ def open_model(
     quantization: str | None = None,
     place: Place | None = None,
     progress: ProgressFactory | None = None,
+    config: ModelConfig | None = None,
 ) -> tuple[LanguageModel, Iterator[NamedArray]]:
-    """The declarations of the model in `folder`, and its parameters, read as they are asked for."""
+    """The declarations of the model in `folder`, and its parameters, read as they are asked for.
+
+    `config` is what the folder's is read as, with dtype and quantization; None: read it.
+    """
     folder = Path(folder)
-    config = with_dtype(read_model_config(folder), dtype)
-    config = with_quantization(config, quantization)
+    if config is None:
+        config = with_dtype(read_model_config(folder), dtype)
+        config = with_quantization(config, quantization)
     pieces = registry.checkpoint_map(config)
     tensors = registry.full_names(config, open_checkpoint(folder))
+    tensors = {**tensors, **dense_tensors(folder, config)}
     if config.quantization is not None and not config.quantization.on_load:
         modules = stored_modules(config.quantization, registry.plain_pieces(config))
         tensors = decoded(folder, tensors, modules)
+    pieces = {
+        path: tuple(one for one in found if not one.optional or one.name in tensors)
+        for path, found in pieces.items()
+    }
     # Before the model is built: a config that does not fit its tensors may describe a giant.
     check_tensors(folder, tensors, pieces, registry.ignored_tensors(config))
     model = abstract_model(config)
-    return model, _stream(tensors, model, pieces, place, progress)
+    return model, stream(tensors, model, pieces, place, progress)
 
 
 def load_params(
@@ -95,27 +107,28 @@ def load_params(
     folder = Path(folder)
     tensors = open_checkpoint(folder)
     check_tensors(folder, tensors, pieces, ignored)
-    return dict(_stream(tensors, model, pieces, place, progress))
+    return dict(stream(tensors, model, pieces, place, progress))
 
 
 def save_pretrained(model: LanguageModel, folder: Path | str) -> None:
     """Write config.json and model.safetensors that load here and in transformers."""
     folder = Path(folder)
     parameters = dict(named_parameters(model))
-    config = dataclasses.replace(model.config, dtype=plain_dtype(parameters, model.config))
+    exact = exact_paths(model.config)
+    config = dataclasses.replace(model.config, dtype=plain_dtype(parameters, model.config, exact))
     written = registry.write_config(config)
-    form = SavedForm(config)
+    form = SavedForm(config, exact)
     folder.mkdir(parents=True, exist_ok=True)
     write_file(folder / "model.safetensors", form.declared(), form.arrays(parameters))
     (folder / "config.json").write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
 
 
-def _stream(
+def stream(
     tensors: Tensors,
     model: nnx.Module,
     pieces: Pieces,
-    place: Place | None,
-    progress: ProgressFactory | None,
+    place: Place | None = None,
+    progress: ProgressFactory | None = None,
 ) -> Iterator[NamedArray]:
     """Read and place one parameter after the other, in one order in every process.
 
@@ -198,19 +211,23 @@ def _misfit(tensors: Tensors, piece: Piece) -> list[str]:
 
 def _check_copy(copy: ReadableTensor, original: ReadableTensor, reason: str) -> None:
     """Refuse a stored copy of a tied head unless it equals the embedding."""
-    arrays = copy.read(), original.read()
-    same = arrays[0].dtype == arrays[1].dtype and copy.shape == original.shape
-    if same:
-        ours, theirs = (one.reshape(-1).view(np.uint8) for one in arrays)
-        same = all(
-            np.array_equal(ours[at : at + COMPARED_AT_ONCE], theirs[at : at + COMPARED_AT_ONCE])
-            for at in range(0, len(ours), COMPARED_AT_ONCE)
-        )
-    if not same:
+    if not is_copy(copy, original):
         raise CheckpointError(
             f"{copy.file}: {copy.name!r} differs from {original.name!r}, but {reason}. If the head"
             " is a matrix of its own, set 'tie_word_embeddings' to false in config.json."
         )
+
+
+def is_copy(copy: ReadableTensor, original: ReadableTensor) -> bool:
+    """Whether two tensors hold the same bits."""
+    arrays = copy.read(), original.read()
+    if arrays[0].dtype != arrays[1].dtype or copy.shape != original.shape:
+        return False
+    ours, theirs = (one.reshape(-1).view(np.uint8) for one in arrays)
+    return all(
+        np.array_equal(ours[at : at + COMPARED_AT_ONCE], theirs[at : at + COMPARED_AT_ONCE])
+        for at in range(0, len(ours), COMPARED_AT_ONCE)
+    )
 
 
 def _first_ten(items: Sequence[str]) -> str:

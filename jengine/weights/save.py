@@ -23,7 +23,8 @@ from jengine.errors import CheckpointError, ConfigError, UnsupportedFeature
 from jengine.models import registry
 from jengine.models.language_model import LanguageModel
 from jengine.models.parameter import named_parameters
-from jengine.models.quantized import as_saved, rounded_paths, stored_formats
+from jengine.models.quantized import as_saved, rounded_paths
+from jengine.models.tensors.quantized_pieces import stored_formats
 from jengine.weights.abstract import abstract_model, with_values
 from jengine.weights.live import FIRST_SHOWN, differences
 from jengine.weights.orbax_folder import ARRAYS_FOLDER

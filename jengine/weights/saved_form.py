@@ -7,7 +7,7 @@ files.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 
 import jax.numpy as jnp
 import numpy as np
@@ -16,10 +16,10 @@ from flax import nnx
 from jengine.config import ModelConfig
 from jengine.errors import CheckpointError
 from jengine.models import registry
-from jengine.models.checkpoint import Piece, take_tensors
-from jengine.models.hf_config import DTYPES
 from jengine.models.parameter import named_parameters
-from jengine.models.quantized import stored_formats, stored_modules
+from jengine.models.reading.hf_config import DTYPES
+from jengine.models.tensors.checkpoint import Piece, take_tensor
+from jengine.models.tensors.quantized_pieces import stored_formats, stored_modules
 from jengine.weights.abstract import abstract_model
 from jengine.weights.quantized_save import SavedTensor, saved_tensors
 from jengine.weights.safetensors_file import Declared
@@ -30,10 +30,12 @@ Parameters = Mapping[str, nnx.Param]
 class SavedForm:
     """What is saved of a model of this config."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, exact: Set[str]) -> None:
+        """`exact` are the paths of parameters that are float32 whatever the config's dtype is."""
         self._dtype = np.dtype(jnp.dtype(config.dtype))
         self._pieces = registry.checkpoint_map(config)
-        self._exact = {piece.name for path in exact_paths(config) for piece in self._pieces[path]}
+        self._exact = {piece.name for path in exact for piece in self._pieces[path]}
+        self._unwritten = registry.unwritten_prefix(config)
         # Name of a quantized tensor -> what is saved of it.
         self._quantized: dict[str, list[SavedTensor]] = {}
         if config.quantization is not None:
@@ -42,32 +44,43 @@ class SavedForm:
 
     def declared(self) -> list[Declared]:
         """Name, type and shape of each tensor."""
-        named = {piece.name: piece for found in self._pieces.values() for piece in found}
         return [
-            (saved.name, saved.dtype, saved.shape)
-            for piece in named.values()
-            for saved in self._quantized.get(piece.name) or [self._plain(piece)]
+            (saved.name.removeprefix(self._unwritten), saved.dtype, saved.shape)
+            for name, pieces in self._by_name().items()
+            for saved in self._quantized.get(name) or [self._plain(pieces[0][1])]
         ]
 
     def arrays(self, parameters: Parameters) -> Iterator[np.ndarray]:
         """The tensors in the same order, made as they are asked for."""
+        last, array = "", np.empty(0)
+        for name, pieces in self._by_name().items():
+            parts = []
+            for path, piece in pieces:  # mostly one parameter, which fills several tensors
+                if path != last:
+                    last, array = path, np.asarray(parameters[path].get_value())
+                parts.append((array, piece))
+            tensor = take_tensor(parts)
+            if name in self._quantized:
+                yield from (saved.encode(tensor) for saved in self._quantized[name])
+            else:
+                yield tensor
+
+    def _by_name(self) -> dict[str, list[tuple[str, Piece]]]:
+        """The tensors, in order, each with its pieces and the parameters that they are of."""
+        named: dict[str, list[tuple[str, Piece]]] = {}
         for path, found in self._pieces.items():
-            names = dict.fromkeys(piece.name for piece in found)
-            arrays = take_tensors(np.asarray(parameters[path].get_value()), found)
-            for name, array in zip(names, arrays, strict=True):
-                if name in self._quantized:
-                    yield from (saved.encode(array) for saved in self._quantized[name])
-                else:
-                    yield array
+            for piece in found:
+                named.setdefault(piece.name, []).append((path, piece))
+        return named
 
     def _plain(self, piece: Piece) -> SavedTensor:
         dtype = np.dtype(np.float32) if piece.name in self._exact else self._dtype
         return SavedTensor(piece.name, dtype, piece.shape, lambda values: values)
 
 
-def plain_dtype(parameters: Parameters, config: ModelConfig) -> str:
-    """The dtype of all parameters that are neither quantized nor float32 in every model."""
-    paths = set(registry.checkpoint_map(config)) - exact_paths(config)
+def plain_dtype(parameters: Parameters, config: ModelConfig, exact: Set[str]) -> str:
+    """The dtype of all parameters that are neither quantized nor `exact`."""
+    paths = set(registry.checkpoint_map(config)) - exact
     if config.quantization is not None:
         small = stored_formats(config.quantization, registry.plain_pieces(config))
         paths = {path for path in paths if path.rpartition(".")[0] not in small}

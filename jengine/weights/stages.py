@@ -1,12 +1,12 @@
 """Places parameters on pipeline stages: each layer on its stage's devices only.
 
 In: a parameter's path, logical axes and values. Out: a placed array. With one stage,
-the placement alone decides.
+the placement alone decides, and which layers stay in the host's memory.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 from jax.sharding import NamedSharding
@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding
 from jengine.errors import UnsupportedFeature
 from jengine.models.stages import LAYER_PATH, StageLayout
 from sharding.axes import Axes
-from sharding.placement import Placement, Readable
+from sharding.placement import HOST, Placement, Readable
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,8 @@ class StagePlaces:
 
     whole: Placement
     layout: StageLayout
+    # Layers whose parameters stay in the host's memory.
+    on_host: frozenset[int] = frozenset()
 
     def __call__(self, path: str, axes: Axes, values: Readable) -> jax.Array:
         """Place one parameter."""
@@ -37,6 +39,8 @@ class StagePlaces:
     def running(self, path: str) -> Placement:
         """The placement that a step sees where it uses a parameter."""
         in_stage = self.layout.num_stages > 1 and LAYER_PATH.fullmatch(path) is not None
+        if self.whole.joint:
+            return self.whole.in_replica()
         return self.whole.in_stage() if in_stage else self.whole
 
     def refuse_several_processes(self, what: str) -> None:
@@ -51,7 +55,22 @@ class StagePlaces:
 
     def of(self, path: str) -> Placement:
         """The placement that a parameter follows."""
-        match = LAYER_PATH.fullmatch(path)
-        if match is None or self.layout.num_stages == 1:
+        layer = layer_of(path)
+        if layer is None:
             return self.whole
-        return self.whole.stage(self.layout.stage_of(int(match[1])))
+        if layer in self.on_host:
+            return replace(self.whole, memory=HOST)
+        if self.layout.num_stages == 1:
+            return self.whole
+        return self.whole.stage(self.layout.stage_of(layer))
+
+    @property
+    def all_on_devices(self) -> StagePlaces:
+        """The same for a model none of whose layers stay in the host's memory."""
+        return replace(self, on_host=frozenset())
+
+
+def layer_of(path: str) -> int | None:
+    """The layer that a parameter belongs to, if it belongs to one."""
+    match = LAYER_PATH.fullmatch(path)
+    return None if match is None else int(match[1])

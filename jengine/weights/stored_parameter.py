@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from jengine.errors import CheckpointError
-from jengine.models.checkpoint import Piece
+from jengine.models.tensors.checkpoint import Piece
 from jengine.weights.tile_copy import TASK_BYTES, Convert, Task, copy, run_tasks, task_regions
 
 Region = Sequence[slice]
@@ -47,6 +47,13 @@ class ReadableTensor(Protocol):
     def read(self) -> np.ndarray: ...
 
 
+class TypedTensor(ReadableTensor, Protocol):
+    """A tensor whose type is named as in safetensors."""
+
+    @property
+    def dtype(self) -> str: ...
+
+
 @dataclass(frozen=True)
 class StoredParameter:
     """A parameter of this shape and type, in a file. `threads` share the work of reading it."""
@@ -62,6 +69,12 @@ class StoredParameter:
         return math.prod(self.shape)
 
     @property
+    def is_covered(self) -> bool:
+        """Whether its tensors fill all of it; the rest is zero, such as a bias that keys lack."""
+        filled = sum(math.prod(piece.source_shape) for piece, _ in self.parts)
+        return filled == self.size
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the whole parameter once it is read."""
         return self.size * self.dtype.itemsize
@@ -70,6 +83,8 @@ class StoredParameter:
         """A part of the parameter; only that much is read."""
         wanted = ranges(region, self.shape)
         found = aligned([one.stop - one.start for one in wanted], self.dtype)
+        if not self.is_covered:
+            found.fill(0)
         threads = self.threads if found.nbytes > TASK_BYTES else None
         run_tasks(self._copies(found, wanted), threads)
         return found
@@ -79,7 +94,7 @@ class StoredParameter:
 
     def elements(self, indices: np.ndarray) -> np.ndarray:
         """Single elements, by their indices in the flattened parameter."""
-        found = np.empty(len(indices), self.dtype)
+        found = np.zeros(len(indices), self.dtype)
         wanted = np.unravel_index(indices, self.shape)
         for piece, tensor in self.parts:
             place = piece.place(self.shape)

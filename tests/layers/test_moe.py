@@ -13,9 +13,9 @@ from jengine.config import RoutingConfig
 from jengine.layers.linear import project
 from jengine.layers.mlp import gated
 from jengine.layers.moe import grouped_project, matmul_by_tiles, mix_experts, route
+from tests.marks import slow
 
 HIDDEN, INNER, EXPERTS = 16, 24, 6
-SMALL = pytest.param(2, 3, marks=pytest.mark.slow)
 Array = jax.Array
 
 
@@ -63,8 +63,8 @@ def arrays(*shapes: tuple[int, ...], dtype: str = "float32") -> list[jnp.ndarray
     return [jnp.asarray(rng.normal(size=shape), jnp.dtype(dtype)) for shape in shapes]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize(("tokens", "count"), [(1, 1), (37, 2), (64, EXPERTS), SMALL])
+@pytest.mark.parametrize("dtype", ["float32", *slow("bfloat16")])
+@pytest.mark.parametrize(("tokens", "count"), [(1, 1), (37, 2), *slow((64, EXPERTS), (2, 3))])
 def test_equals_the_reference(tokens: int, count: int, dtype: str) -> None:
     """One token leaves most experts empty; `count` = EXPERTS leaves none."""
     (x,) = arrays((tokens, HIDDEN))
@@ -84,6 +84,7 @@ def test_equals_the_reference(tokens: int, count: int, dtype: str) -> None:
     assert ours.dtype == jnp.float32
 
 
+@pytest.mark.slow
 def test_padding_meets_no_expert() -> None:
     x, gate_up, down = arrays((3, HIDDEN), (EXPERTS, HIDDEN, INNER, 2), (EXPERTS, INNER, HIDDEN))
     weights, experts = jnp.full((3, 2), 0.5), jnp.asarray([[5, 1], [5, 2], [0, 5]])

@@ -41,8 +41,12 @@ def write_adapter(
         outputs, inputs = tensor.shape
         down = draw.normal(0, 0.3, (rank, inputs)).astype(np.float32)
         up = draw.normal(0, 0.3, (outputs, rank)).astype(np.float32)
-        tensors[f"{PREFIX}{module}.lora_A.weight"] = down
-        tensors[f"{PREFIX}{module}.lora_B.weight"] = up
+        if module.endswith("embed_tokens"):
+            tensors[f"{PREFIX}{module}.lora_embedding_A"] = up.T.copy()  # [rank, tokens]
+            tensors[f"{PREFIX}{module}.lora_embedding_B"] = down.T.copy()
+        else:
+            tensors[f"{PREFIX}{module}.lora_A.weight"] = down
+            tensors[f"{PREFIX}{module}.lora_B.weight"] = up
         added[name] = up.astype(np.float64) @ down
     write_tensors(folder / "adapter_model.safetensors", tensors)
     (folder / "adapter_config.json").write_text(json.dumps(settings))

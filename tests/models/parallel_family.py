@@ -18,33 +18,31 @@ from jax import Array
 from jengine import LLM, SamplingParams
 from jengine.config import LayerConfig, ModelConfig
 from jengine.layers.initializer import Initializer
-from jengine.layers.norm import RowNorm
 from jengine.models import registry
 from jengine.models.attention import Attention
-from jengine.models.checkpoint import Names, Piece
 from jengine.models.context import StepContext
-from jengine.models.decoder_pieces import decoder_pieces
-from jengine.models.fields import Fields
-from jengine.models.hf_config import (
+from jengine.models.language_model import LanguageModel
+from jengine.models.linear import Embedding, Factory, Linear
+from jengine.models.mlp import make_mlp
+from jengine.models.norms import make_norm
+from jengine.models.parameter import named_parameters
+from jengine.models.reading.fields import Fields
+from jengine.models.reading.hf_config import (
     Defaults,
     read_attention,
     read_decoder,
     read_mlp,
     read_num_layers,
 )
-from jengine.models.hf_write import write_decoder
-from jengine.models.language_model import LanguageModel
-from jengine.models.linear import Embedding, Factory, Linear
-from jengine.models.mlp import make_mlp
-from jengine.models.norms import make_norm
-from jengine.models.parameter import named_parameters
+from jengine.models.reading.hf_write import write_decoder
+from jengine.models.tensors.checkpoint import Names, Piece
+from jengine.models.tensors.decoder_pieces import decoder_pieces
 from jengine.quantization.scheme import (
-    Around,
     Specs,
     Tensors,
     TensorSpec,
+    WeightScheme,
     WeightShape,
-    applied,
 )
 from jengine.weights.dummy import dummy_model
 from tests.models.plain_logits import plain_logits
@@ -58,7 +56,7 @@ SETTINGS = {
 
 
 @dataclass(frozen=True)
-class Turned:
+class Turned(WeightScheme):
     """Stored [inputs, outputs], multiplied from [outputs, inputs]."""
 
     @property
@@ -92,12 +90,6 @@ class Turned:
     def lookup(self, weight: WeightShape, indices: Array, tensors: Tensors) -> Array:
         raise NotImplementedError("embeddings of this family are plain")
 
-    def normalize(self, norm: RowNorm, x: Array) -> Array:
-        return norm(x)
-
-    def apply(self, weight: WeightShape, x: Array, tensors: Tensors, around: Around) -> Array:
-        return applied(self, weight, x, tensors, around)
-
     def multiply_groups(
         self,
         weight: WeightShape,
@@ -106,9 +98,6 @@ class Turned:
         sizes: Array,
         activation: str | None = None,
     ) -> Array:
-        raise NotImplementedError("this family has no experts")
-
-    def mix_experts(self, *_: Any) -> Array:
         raise NotImplementedError("this family has no experts")
 
 

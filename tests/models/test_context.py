@@ -40,7 +40,7 @@ def test_caches_pass_from_layer_to_layer() -> None:
     @jax.jit
     def run(tokens: jax.Array) -> jax.Array:
         rows = jnp.zeros_like(tokens)
-        context = StepContext(jnp.arange(tokens.size), rows, counting, jnp.zeros(3, jnp.int32))
+        context = StepContext(jnp.arange(tokens.size), rows, counting, 5, jnp.zeros(3, jnp.int32))
         model(tokens, context)
         return context.caches
 
@@ -53,7 +53,7 @@ def test_a_cache_written_inside_another_trace_is_refused() -> None:
 
     @jax.jit
     def run(tokens: jax.Array) -> jax.Array:
-        context = StepContext(jnp.arange(5), tokens, counting, jnp.zeros(1, jnp.int32))
+        context = StepContext(jnp.arange(5), tokens, counting, 5, jnp.zeros(1, jnp.int32))
         x = model.embedded(tokens, context.positions)
         return jax.lax.scan(lambda x, _: (model.layers[0](x, context), None), x, None, 2)[0]
 

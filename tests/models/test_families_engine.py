@@ -32,6 +32,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere2": ("cohere2", {}),
     "exaone4": ("exaone4", {}),
     "nemotron": ("nemotron", {}),
+    "lfm2": ("lfm2", {}),
+    "bamba": ("bamba", {}),
+    "bloom": ("bloom", {}),
+    "mpt": ("mpt", {"num_attention_heads": 3, "hidden_size": 36}),
+    "falcon-h1": ("falcon_h1", {"mamba_rms_norm": True, "mamba_norm_before_gate": False}),
+    "granite-hybrid": ("granite_hybrid", {"logits_scaling": 0.3, "residual_multiplier": 0.8}),
+    "nemotron-h": ("nemotron_h", {}),
+    "qwen3-next": ("qwen3_next", {}),
     "gpt-oss": ("gpt_oss", {"num_hidden_layers": 3}),
     "glm4-moe": ("glm4_moe", {"num_hidden_layers": 3}),
     "llama4": ("llama4", {}),
@@ -76,6 +84,7 @@ def test_greedy_answers_equal_transformers(name: str, tmp_path: Path) -> None:
         enforce_eager=True,
         max_model_len=256,
         max_num_seqs=4,
+        mamba_block_size=32,
         compilation_config={"decode_rows": [4], "prefill_tokens": [64]},
     )
     theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
@@ -86,7 +95,7 @@ def test_greedy_answers_equal_transformers(name: str, tmp_path: Path) -> None:
         expected, sure = greedy(theirs, prompt)
         assert output.outputs[0].token_ids[:sure] == expected[:sure]
         compared += sure
-    assert compared > 0.9 * NEW_TOKENS * len(prompts()), "near ties should be rare"
+    assert compared >= 0.9 * NEW_TOKENS * len(prompts()), "near ties should be rare"
     assert llm.stats().prefix_hits > 0
 
     # The longest request fits, and little more.

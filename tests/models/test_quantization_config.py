@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from jengine.errors import CheckpointError
-from jengine.models.fields import Fields
-from jengine.models.quantization_config import read_quantization
-from jengine.models.quantization_write import as_compressed, write_quantization
+from jengine.models.reading.fields import Fields
+from jengine.models.reading.quantization_config import read_quantization
+from jengine.models.reading.quantization_write import as_compressed, write_quantization
 from jengine.weight_formats import Quantization, WeightFormat
 
 INT4 = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 128}

@@ -9,7 +9,8 @@ import pytest
 
 from jengine.models import registry
 from jengine.models.parameter import named_parameters
-from jengine.models.published import PUBLISHED
+from jengine.models.reading.published import PUBLISHED
+from jengine.models.supported import markdown_table
 from jengine.weights.abstract import abstract_model
 
 README = Path(__file__).parents[2] / "README.md"
@@ -17,11 +18,11 @@ BEGIN, END = "<!-- supported models -->\n", "<!-- end of supported models -->\n"
 
 
 def test_readme_shows_the_table() -> None:
-    """`python -m jengine.models.registry` prints it."""
+    """`python -m jengine.models.supported` prints it."""
     text = README.read_text(encoding="utf-8")
     assert text.count(BEGIN) == text.count(END) == 1
     shown = text.split(BEGIN)[1].split(END)[0].strip()
-    assert shown == registry.markdown_table()
+    assert shown == markdown_table()
 
 
 @pytest.mark.slow

@@ -7,26 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from jengine.models.unread import main, unread_keys
+from jengine.models.unread import HARMLESS, main, unread_keys
 from tests.models.tiny_models import FAMILIES, config_class, tiny_settings
 
-# Training, classification, file formats, and what transformers' own generate does.
-HARMLESS = {
-    *("_name_or_path", "model_type", "transformers_version", "pad_token_id", "use_cache"),
-    *("output_attentions", "output_hidden_states", "return_dict", "is_encoder_decoder"),
-    "is_decoder",
-    *("chunk_size_feed_forward", "id2label", "label2id", "problem_type"),
-    *("attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop", "residual_dropout"),
-    *("output_router_logits", "router_aux_loss_coef", "router_jitter_noise"),
-    *("summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels"),
-    *("summary_first_dropout", "dropout", "hidden_dropout", "classifier_dropout", "layerdrop"),
-    # Layers that draft tokens.
-    "num_nextn_predict_layers",
-    # A way to compute the same attention with less overflow in float16.
-    "reorder_and_upcast_attn",
-    # Llama's was for bitwise equality with its training in slices.
-    "pretraining_tp",
-}
 # Sizes of heads that transformers writes in addition to those that they follow from.
 HEADS = {"head_dim", "qk_head_dim"}
 DRAFTS = {"num_nextn_predict_layers", "num_mtp_layers"}  # layers that are not used
@@ -41,7 +24,24 @@ IF_UNUSED = {
     "smollm3": {"sliding_window"},
     "exaone4": {"sliding_window_pattern"},  # layer_types follow from it
     "gemma3": {"_sliding_window_pattern"},  # layer_types, which are written too, follow from it
-    "phi3": {"original_max_position_embeddings"},  # of longrope, which is refused
+    "phi3": {"original_max_position_embeddings"},  # of longrope, whose factors come with it
+    # Training, and how many tokens are computed at once.
+    "bamba": {"z_loss_coefficient", "mamba_chunk_size", "num_logits_to_keep"},
+    # What transformers' model does not read either: all published MPT have slopes.
+    "mpt": {"init_device", "learned_pos_emb", "norm_type", "emb_pdrop", "embedding_fraction"},
+    "falcon_h1": {"mamba_chunk_size", "num_logits_to_keep", "mamba_expand"},
+    "nemotron_h": {
+        # First values of parameters, and ways to compute.
+        *("time_step_max", "time_step_floor", "time_step_limit", "rescale_prenorm_residual"),
+        *("chunk_size", "num_logits_to_keep", "use_mamba_kernels", "mamba_ssm_cache_dtype"),
+        # What transformers' model does not read either.
+        *("attention_bias", "mamba_proj_bias", "sliding_window", "expand"),
+        # Experts, which only layers have that are refused by name, and layers that draft.
+        *("n_routed_experts", "n_shared_experts", "moe_intermediate_size", "moe_latent_size"),
+        *("moe_shared_expert_intermediate_size", "moe_shared_expert_overlap"),
+        *("num_experts_per_tok", "routed_scaling_factor", "n_group", "topk_group"),
+        *("norm_topk_prob", "mtp_layers_block_type"),
+    },
 }
 
 

@@ -47,6 +47,22 @@ FAMILIES = {
     "smollm3": "SmolLM3ForCausalLM",
     "exaone4": "Exaone4ForCausalLM",
     "phi": "PhiForCausalLM",
+    "lfm2": "Lfm2ForCausalLM",
+    "bamba": "BambaForCausalLM",
+    "qwen3_next": "Qwen3NextForCausalLM",
+    "qwen3_5": "Qwen3_5ForCausalLM",
+    "qwen3_5_moe": "Qwen3_5MoeForCausalLM",
+    "granite_hybrid": "GraniteMoeHybridForCausalLM",
+    "nemotron_h": "NemotronHForCausalLM",
+    "falcon_h1": "FalconH1ForCausalLM",
+    "bloom": "BloomForCausalLM",
+    "mpt": "MptForCausalLM",
+    "starcoder2": "Starcoder2ForCausalLM",
+    "minicpm3": "MiniCPM3ForCausalLM",
+    "ernie4_5": "Ernie4_5ForCausalLM",
+    "arcee": "ArceeForCausalLM",
+    "minimax_m2": "MiniMaxM2ForCausalLM",
+    "glm4_moe_lite": "Glm4MoeLiteForCausalLM",
 }
 # Those that slow tests of whole engines run: the layers of others are made of the same parts.
 DISTINCT = (
@@ -86,6 +102,30 @@ LATENT = {
     "n_group": 4,
     "topk_group": 2,
     "routed_scaling_factor": 1.5,
+}
+MAMBA2 = {
+    "mamba_n_heads": 4,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 12,
+    "mamba_d_head": "auto",
+}
+DELTA = {
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 24,
+    # With larger weights float32 itself is not exact to 1e-4: transformers differs as much from
+    # itself with other chunks.
+    "initializer_range": 0.15,
+}
+SHARED_EXPERTS = {
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 20,
 }
 OWN_SIZES: dict[str, dict[str, Any]] = {
     "deepseek_v2": {**LATENT, "n_shared_experts": 2, "topk_method": "group_limited_greedy"},
@@ -136,6 +176,23 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 3,
         "shared_intermediate_size": 20,
     },
+    "starcoder2": {"sliding_window": 16},
+    "minicpm3": {
+        **{key: LATENT[key] for key in ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim")},
+        "qk_rope_head_dim": LATENT["qk_rope_head_dim"],
+        "num_key_value_heads": 4,
+        "scale_emb": 3,
+        "dim_model_base": 16,
+    },
+    "ernie4_5": {"head_dim": 12, "pad_token_id": 0},
+    "minimax_m2": {
+        "head_dim": 16,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 3,
+        "intermediate_size": 24,
+        "rotary_dim": 8,
+    },
+    "glm4_moe_lite": {**LATENT, "num_key_value_heads": 4},
     "opt": {"pad_token_id": 1},
     "gpt_neox": {"num_attention_heads": 2, "rotary_pct": 0.25},
     "cohere": {"logit_scale": 0.5, "pad_token_id": 0},
@@ -152,6 +209,53 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
     "olmo3": {"pad_token_id": 0, "num_hidden_layers": 4, "sliding_window": 16},
     "smollm3": {"pad_token_id": 0, "num_hidden_layers": 4},
     "exaone4": {"num_hidden_layers": 4, "sliding_window": 16},
+    "lfm2": {
+        "num_hidden_layers": 4,
+        "layer_types": ["conv", "full_attention", "conv", "conv"],
+        "block_auto_adjust_ff_dim": False,
+    },
+    "qwen3_next": {**DELTA, **SHARED_EXPERTS},
+    "qwen3_5": DELTA,
+    "qwen3_5_moe": {**DELTA, **SHARED_EXPERTS},
+    "granite_hybrid": {
+        **GRANITE_SIZES,
+        **MAMBA2,
+        "num_hidden_layers": 3,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "num_local_experts": 6,
+        "num_experts_per_tok": 3,
+        "shared_intermediate_size": 20,
+    },
+    "nemotron_h": {
+        "layers_block_type": [
+            "linear_attention",
+            "mlp",
+            "linear_attention",
+            "full_attention",
+            "mlp",
+        ],
+        "head_dim": 12,
+        "mamba_num_heads": 4,
+        "mamba_head_dim": 12,
+        "n_groups": 2,
+        "ssm_state_size": 10,
+    },
+    "falcon_h1": {
+        **MAMBA2,
+        "mamba_d_ssm": 40,
+        "mamba_d_head": 10,
+        "pad_token_id": 0,
+        "embedding_multiplier": 3.0,
+        "lm_head_multiplier": 0.6,
+        "key_multiplier": 0.7,
+        "attention_in_multiplier": 1.3,
+        "attention_out_multiplier": 0.8,
+        "ssm_in_multiplier": 1.2,
+        "ssm_out_multiplier": 0.9,
+        "ssm_multipliers": [0.8, 0.9, 1.1, 0.7, 1.2],
+        "mlp_multipliers": [0.9, 1.1],
+    },
+    "bamba": {**MAMBA2, "num_hidden_layers": 3, "attn_layer_indices": [1]},
     "llama4": {
         "head_dim": 12,
         "num_hidden_layers": 4,
@@ -189,6 +293,21 @@ OWN_NAMES: dict[str, dict[str, str | None]] = {
         "max_position_embeddings": "n_positions",
     },
     "gpt_neox": {"num_key_value_heads": None},
+    "bloom": {
+        "intermediate_size": None,
+        "num_key_value_heads": None,
+        "num_hidden_layers": "n_layer",
+        "num_attention_heads": "n_head",
+        "max_position_embeddings": "seq_length",
+    },
+    "mpt": {
+        "intermediate_size": None,
+        "num_key_value_heads": None,
+        "hidden_size": "d_model",
+        "num_hidden_layers": "n_layers",
+        "num_attention_heads": "n_heads",
+        "max_position_embeddings": "max_seq_len",
+    },
     "opt": {
         "intermediate_size": "ffn_dim",
         "num_key_value_heads": None,
@@ -212,6 +331,12 @@ YARN = {
     "beta_slow": 1.0,
     "mscale": 1.0,
     "mscale_all_dim": 1.3,
+}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.1, 1.2, 1.3, 1.4],
+    "long_factor": [1.5, 2.5, 3.0, 9.0],
 }
 
 

@@ -23,21 +23,32 @@ from jengine.weights.safetensors_io import load_model
 from pallas_kernels.choice import cpu_problem
 from sharding.mesh import one_device_mesh
 from sharding.placement import Placement
+from tests.marks import slow
 from tests.quantization.test_quantized import EXPERTS, FORMATS, SHAPES, random_tensors
 from tests.weights.quantized_models import LAYOUTS, write_quantized
 
 problem = cpu_problem()
 pytestmark = pytest.mark.skipif(bool(problem), reason=problem or "runs")
 
-INTEGERS = [name for name, format in FORMATS.items() if format.values in ("int8", "int4")]
+USUAL = ("int8 per output", "int4 with zeros")
+INTEGERS = [
+    *USUAL,
+    *slow("int8 in groups", "int8 with zeros", "int4 per output", "int4 in groups"),
+]  # fmt: skip
+
+
+def each_shape(names: list[str]) -> list[Any]:
+    """Every shape in every format; those of the default run take turns with the usual formats."""
+    cases = [(shape, one) for shape in names for one in FORMATS if one.startswith("int")]
+    chosen = {(shape, USUAL[index % 2]) for index, shape in enumerate(names)}
+    return [case if case in chosen else slow(case)[0] for case in cases]
 
 
 def scheme_of(format: str) -> CpuCodes:
     return CpuCodes(QuantizedWeights(FORMATS[format], "float32"))
 
 
-@pytest.mark.parametrize("format", INTEGERS)
-@pytest.mark.parametrize("shape", [*SHAPES, "experts"])
+@pytest.mark.parametrize(("shape", "format"), each_shape([*SHAPES, "experts"]))
 def test_packing_loses_nothing(shape: str, format: str) -> None:
     weight, scheme = {**SHAPES, "experts": EXPERTS}[shape], scheme_of(format)
     tensors = random_tensors(weight, FORMATS[format])
@@ -52,8 +63,7 @@ def test_packing_loses_nothing(shape: str, format: str) -> None:
         np.testing.assert_array_equal(restored[name], array, err_msg=name)
 
 
-@pytest.mark.parametrize("format", INTEGERS)
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("shape", "format"), each_shape([*SHAPES]))
 def test_a_step_computes_what_xla_does(shape: str, format: str) -> None:
     weight, scheme = SHAPES[shape], scheme_of(format)
     tensors = random_tensors(weight, FORMATS[format])

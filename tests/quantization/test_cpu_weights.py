@@ -27,6 +27,7 @@ from jengine.weights.stages import StagePlaces
 from pallas_kernels.choice import cpu_problem
 from sharding.mesh import one_device_mesh
 from sharding.placement import Placement
+from tests.marks import slow
 from tests.quantization.experts import BIASED, layer
 
 problem = cpu_problem()
@@ -49,7 +50,7 @@ def random(*shape: int, seed: int = 0, dtype: Any = jnp.float32) -> jax.Array:
 
 
 @pytest.mark.parametrize("name", SHAPES)
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, *slow(jnp.float32)])
 def test_packing_loses_nothing(name: str, dtype: Any) -> None:
     shape = SHAPES[name]
     weight = random(*shape.shape, dtype=dtype)

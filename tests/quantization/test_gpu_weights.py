@@ -29,6 +29,7 @@ from tests.quantization.experts import CASES, Case, layer
 ALONE = Placement(one_device_mesh())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", [TRITON])
 @pytest.mark.parametrize("case", CASES)
 def test_experts_equal_those_of_xla(case: Case, backend: str) -> None:
@@ -40,6 +41,7 @@ def test_experts_equal_those_of_xla(case: Case, backend: str) -> None:
     np.testing.assert_allclose(found, expected, atol=case.tolerance * scale)
 
 
+@pytest.mark.slow
 def test_every_matmul_of_a_step_has_the_scheme_and_the_declared_arrays() -> None:
     config = model_config({**tiny_settings("mixtral"), "architectures": [FAMILIES["mixtral"]]})
     model = Decoder(config, rngs=nnx.Rngs(0))

@@ -16,6 +16,7 @@ from jengine.quantization.quantized import QuantizedWeights
 from jengine.quantization.scheme import Around, WeightShape
 from jengine.quantization.unquantized import UNQUANTIZED
 from jengine.weight_formats import WeightFormat
+from tests.marks import slow
 
 SHAPES = {
     "plain": WeightShape((12,), (5,), (None,) * 2),
@@ -44,6 +45,8 @@ ACTIVATIONS = {
     "fp8, one scale": WeightFormat("fp8", activations="fp8", static=True),
     "fp8 of partial groups": WeightFormat("fp8", 5, activations="fp8", activation_groups=True),
 }
+USUAL = ["int8 per output", "int4 with zeros"]
+OTHERS = [one for one in [*FORMATS, *ACTIVATIONS] if one not in USUAL]
 FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 
 
@@ -153,7 +156,7 @@ def test_one_scale_of_activations_is_the_largest_of_fused_weights() -> None:
     np.testing.assert_array_equal(found, expected)
 
 
-@pytest.mark.parametrize("format", [*FORMATS, *ACTIVATIONS])
+@pytest.mark.parametrize("format", [*USUAL, *slow(*OTHERS)])
 def test_each_row_meets_the_weight_of_its_expert(format: str) -> None:
     chosen = {**FORMATS, **ACTIVATIONS}[format]
     tensors = random_tensors(EXPERTS, chosen)
@@ -200,7 +203,9 @@ ON_LOAD = {
     "shape",
     [pytest.param(name, marks=slow_unless(name == "experts")) for name in (*SHAPES, "experts")],
 )
-@pytest.mark.parametrize("format", ON_LOAD)
+@pytest.mark.parametrize(
+    "format", [pytest.param(name, marks=slow_unless(name != "int4")) for name in ON_LOAD]
+)
 def test_rounding_at_load_is_off_by_half_a_step_at_most(shape: str, format: str) -> None:
     weight = {**SHAPES, "experts": EXPERTS}[shape]
     scheme = QuantizedOnLoad(ON_LOAD[format], "float32")

@@ -170,7 +170,7 @@ def compressed(format: str, weights: dict[str, Any], **group: Any) -> dict[str, 
         "quant_method": "compressed-tensors",
         "format": format,
         "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights, **group}},
-        "ignore": ["lm_head", "re:.*block_sparse_moe.gate$"],
+        "ignore": ["lm_head", "re:.*(mlp|block_sparse_moe).gate$"],
     }
 
 
@@ -256,6 +256,25 @@ class Folders(NamedTuple):
 
 def write_quantized(folder: Path, family: str, layout: Layout, **overrides: Any) -> Folders:
     """Write both, of random weights."""
+
+    def make(name: str, array: np.ndarray) -> Made | None:
+        if not is_quantized(name):
+            return None
+        module, made = name.removesuffix(".weight"), layout.make(array)
+        named = {f"{module}.{one}": found for one, found in made.tensors.items()}
+        return Made(named, made.weight)
+
+    return write_folders(folder, family, layout.config, make, **overrides)
+
+
+def write_folders(
+    folder: Path,
+    family: str,
+    config: dict[str, Any],
+    make: Callable[[str, np.ndarray], Made | None],
+    **overrides: Any,
+) -> Folders:
+    """Write both; `make` gives the tensors of quantized ones by their whole names."""
     sizes = {"hidden_size": 32, "intermediate_size": 64, **overrides}
     plain = write_tiny_native(folder / "plain", family, **sizes)
     quantized = folder / "quantized"
@@ -264,25 +283,21 @@ def write_quantized(folder: Path, family: str, layout: Layout, **overrides: Any)
     given = {name: np.array(tensor.read()) for name, tensor in read_header(file).items()}
     stored, stands_for = {}, {}
     for name, array in given.items():
-        if is_quantized(name):
-            made = layout.make(array)
-            module = name.removesuffix(".weight")
-            stored.update({f"{module}.{one}": found for one, found in made.tensors.items()})
-            array = made.weight
-        else:
-            stored[name] = array
-        stands_for[name] = array
+        made = make(name, array)
+        stored.update({name: array} if made is None else made.tensors)
+        stands_for[name] = array if made is None else made.weight
     write_tensors(file, stands_for)
     write_tensors(quantized / "model.safetensors", stored)
-    config = json.loads((plain / "config.json").read_text())
-    config["quantization_config"] = layout.config
-    (quantized / "config.json").write_text(json.dumps(config))
+    written = json.loads((plain / "config.json").read_text())
+    written["quantization_config"] = config
+    (quantized / "config.json").write_text(json.dumps(written))
     return Folders(quantized, plain)
 
 
 def is_quantized(name: str) -> bool:
     """Whether this is the weight of a module that all configs above quantize."""
-    return name.endswith(("proj.weight", "w1.weight", "w2.weight", "w3.weight"))
+    ends = ("proj.weight", "w1.weight", "w2.weight", "w3.weight", "proj_with_mqa.weight")
+    return name.endswith(ends)
 
 
 def write_tensors(file: Path, tensors: Tensors) -> None:

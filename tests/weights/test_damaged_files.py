@@ -124,7 +124,7 @@ def load_or_refuse(folder: Path) -> None:
 
 
 FUZZED = settings(
-    max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 

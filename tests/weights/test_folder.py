@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from jengine.demo import model_path
+from jengine.demo import eagle_path, model_path
 from jengine.errors import CheckpointError
 from jengine.text.tokenizer import load_tokenizer
 from jengine.weights.folder import open_checkpoint, read_model_config
@@ -23,6 +23,7 @@ def test_a_model_is_a_local_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("HOME", str(tmp_path))
     assert resolve_model("~") == tmp_path
     assert resolve_model("demo") == model_path()
+    assert resolve_model("demo-eagle") == eagle_path()
 
 
 @pytest.mark.parametrize("name", ["", "meta-llama/Llama-3.2-1B", "~nobody-here/x", "a\0b"])
@@ -33,17 +34,19 @@ def test_other_names_say_what_to_do(name: str) -> None:
     assert "'demo'" in str(caught.value)
 
 
-def test_a_file_is_no_model(tmp_path: Path) -> None:
-    (tmp_path / "model.gguf").write_bytes(b"GGUF")
-    with pytest.raises(CheckpointError, match=r"is a file.*GGUF files are not read"):
-        resolve_model(tmp_path / "model.gguf")
+def test_a_gguf_file_is_a_model_and_other_files_are_not(tmp_path: Path) -> None:
+    for name in ("model.gguf", "model.bin"):
+        (tmp_path / name).write_bytes(b"GGUF")
+    assert resolve_model(tmp_path / "model.gguf") == tmp_path / "model.gguf"
+    with pytest.raises(CheckpointError, match="is a file"):
+        resolve_model(tmp_path / "model.bin")
 
 
 def test_a_folder_of_gguf_files_is_called_one(tmp_path: Path) -> None:
     (tmp_path / "model-Q4_K_M.gguf").write_bytes(b"GGUF")
-    with pytest.raises(CheckpointError, match=r"holds GGUF files.*Hugging Face format"):
+    with pytest.raises(CheckpointError, match=r"holds GGUF files.*Give the .gguf file itself"):
         read_model_config(tmp_path)
-    with pytest.raises(CheckpointError, match=r"only model-Q4_K_M\.gguf\. GGUF files are not"):
+    with pytest.raises(CheckpointError, match=r"only model-Q4_K_M\.gguf\. Give the .gguf"):
         open_checkpoint(tmp_path)
 
 

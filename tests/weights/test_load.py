@@ -15,8 +15,8 @@ from flax import nnx
 
 from jengine.errors import CheckpointError, ConfigError
 from jengine.models import registry
-from jengine.models.checkpoint import Piece
 from jengine.models.parameter import named_parameters
+from jengine.models.tensors.checkpoint import Piece
 from jengine.weights.abstract import abstract_model
 from jengine.weights.folder import open_checkpoint, read_model_config
 from jengine.weights.safetensors_file import read_header, write_file

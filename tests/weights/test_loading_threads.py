@@ -20,16 +20,21 @@ import pytest
 
 from jengine.errors import CheckpointError
 from jengine.models import registry
-from jengine.models.checkpoint import Piece
 from jengine.models.parameter import named_parameters
+from jengine.models.tensors.checkpoint import Piece
 from jengine.weights import stored_parameter, tile_copy, transfers
 from jengine.weights.abstract import abstract_model
 from jengine.weights.folder import open_checkpoint, read_model_config
 from jengine.weights.safetensors_io import load_model, load_params
 from jengine.weights.stored_parameter import StoredParameter
 from jengine.weights.tile_copy import TILE_ROWS, copy, copy_threads, run_tasks, task_regions
+from tests.marks import slow
 from tests.models.tiny_models import FAMILIES, write_tiny_native
 from tests.weights.test_load import read_tensors, rewrite
+
+# Families whose checkpoints are laid out in different ways: fused, turned, stacked, of experts.
+LAYOUTS = ("llama", "gpt2", "phi3", "mixtral", "deepseek_v3", "gpt_oss", "llama4", "bamba",
+           "qwen3_next", "gpt_neox")  # fmt: skip
 
 
 @pytest.fixture
@@ -57,7 +62,9 @@ def plain_parameters(folder: Path) -> Iterator[tuple[str, np.ndarray]]:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family", [*LAYOUTS, *slow(*(name for name in FAMILIES if name not in LAYOUTS))]
+)
 def test_every_family_loads_as_a_plain_copy_would(
     family: str, dtype: str, tmp_path: Path, many_small_tasks: None
 ) -> None:
@@ -112,7 +119,7 @@ def test_the_first_error_in_order_is_raised_whatever_finishes_first() -> None:
     ended: list[int] = []
 
     def slow() -> None:
-        assert late.wait(5) and begun.wait(5)
+        assert late.wait(60) and begun.wait(60)
         raise CheckpointError("first")
 
     def fast() -> None:
@@ -177,9 +184,9 @@ def test_an_interrupt_ends_loading_and_its_threads(monkeypatch: pytest.MonkeyPat
     sender = threading.Thread(target=interrupt)
     sender.start()
     with pytest.raises(KeyboardInterrupt), copy_threads() as pool:
-        run_tasks([task] * 100, pool)
+        run_tasks([task] * 2000, pool)
     sender.join()
-    assert len(ran) < 50
+    assert len(ran) < 1000
     wait_for_no_loading_threads()
 
 
@@ -188,7 +195,7 @@ def loading_threads() -> list[threading.Thread]:
 
 
 def wait_for_no_loading_threads() -> None:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while loading_threads() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not loading_threads()
@@ -272,7 +279,7 @@ def test_few_files_are_open_at_once() -> None:
             self.queued += 1
             if self.queued == count:
                 self.start.set()
-            return super().submit(lambda: self.start.wait(10) and task())
+            return super().submit(lambda: self.start.wait(60) and task())
 
     count = 400
     parts = tuple(

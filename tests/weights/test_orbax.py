@@ -31,6 +31,7 @@ from jengine.weights.safetensors_io import load_model, save_pretrained
 from jengine.weights.stages import StagePlaces
 from sharding.mesh import one_device_mesh
 from sharding.placement import Placement
+from tests.marks import slow
 from tests.models.tiny_models import write_tiny_native
 from tests.weights.test_load import assert_same_values
 
@@ -211,8 +212,9 @@ def write_classic_tree(folder: Path, trained: Any) -> None:
 
 
 WRITERS = [
-    write_nested, write_state, write_flat, write_below_two_keys, write_steps,
-    write_checkpointables, write_classic_manager, write_classic_parts, write_classic_tree,
+    write_state, write_steps, write_classic_tree,
+    *slow(write_nested, write_flat, write_below_two_keys, write_checkpointables,
+          write_classic_manager, write_classic_parts),
 ]  # fmt: skip
 
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from tqdm import tqdm
 
-from jengine.assembly.args import EngineArgs
 from jengine.assembly.model_source import load_parameters, open_model_source
+from jengine.assembly.settings.args import EngineArgs
 from jengine.models import registry
 from jengine.models.stages import StageLayout, stage_layout
 from jengine.runner.step.leaves import LeafOrder

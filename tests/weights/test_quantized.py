@@ -21,6 +21,7 @@ from jengine.weights.abstract import abstract_model, with_values
 from jengine.weights.live import named_arrays
 from jengine.weights.safetensors_io import load_model
 from jengine.weights.save import save_model, saved_config
+from tests.marks import slow
 from tests.models.plain_logits import plain_logits
 from tests.weights.quantized_models import (
     LAYOUTS,
@@ -29,12 +30,8 @@ from tests.weights.quantized_models import (
     write_quantized,
 )
 
-
-def first_and_slow(*names: str) -> list[Any]:
-    """The first in every run, the others in complete runs."""
-    return [names[0], *(pytest.param(one, marks=pytest.mark.slow) for one in names[1:])]
-
-
+# Formats of every run.
+USUAL = ["W8A16 channel", "FP8 block", "GPTQ 4", "AWQ"]
 TOKENS = [1, 5, 9, 33, 2, 64, 7]
 DOWN = "model.layers.1.mlp.down_proj"
 ENGINE: dict[str, Any] = {
@@ -48,7 +45,7 @@ ENGINE: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name", [*USUAL, *slow(*(name for name in LAYOUTS if name not in USUAL))])
 def test_logits_are_those_of_the_weights_it_stands_for(name: str, tmp_path: Path) -> None:
     layout = LAYOUTS[name]
     folders = write_quantized(tmp_path, "llama", layout)
@@ -60,8 +57,8 @@ def test_logits_are_those_of_the_weights_it_stands_for(name: str, tmp_path: Path
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("family", ["mixtral", "phi3", "qwen2"])
-@pytest.mark.parametrize("name", first_and_slow("W4A16 group, zeros", "FP8 block", "GPTQ 4"))
+@pytest.mark.parametrize("family", ["phi3", *slow("mixtral", "qwen2")])
+@pytest.mark.parametrize("name", ["W4A16 group, zeros", *slow("FP8 block", "GPTQ 4")])
 def test_experts_and_matrices_that_files_hold_as_one(
     family: str, name: str, tmp_path: Path
 ) -> None:
@@ -79,7 +76,8 @@ def test_weights_stay_small_and_the_head_plain(tmp_path: Path) -> None:
     assert declared["head.weight"].dtype == jnp.float32
 
 
-@pytest.mark.parametrize("name", first_and_slow("W4A16 group", "W8A16 int", "FP8 block", "GPTQ 4"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["W4A16 group", *slow("W8A16 int", "FP8 block", "GPTQ 4")])
 def test_an_engine_answers_as_with_the_plain_weights(name: str, tmp_path: Path) -> None:
     folders = write_quantized(tmp_path, "llama", LAYOUTS[name])
     answers = []
@@ -93,7 +91,7 @@ def test_an_engine_answers_as_with_the_plain_weights(name: str, tmp_path: Path) 
     assert answers[0] == answers[1]
 
 
-@pytest.mark.parametrize("name", first_and_slow("int8", "int4", "fp8"))
+@pytest.mark.parametrize("name", ["int8", *slow("int4", "fp8")])
 def test_a_plain_model_is_rounded_at_load_and_at_updates(name: str, tmp_path: Path) -> None:
     folders = write_quantized(tmp_path, "llama", LAYOUTS["FP8 block"])
     greedy = SamplingParams(temperature=0, max_tokens=1, logprobs=3)
@@ -167,9 +165,7 @@ def test_formats_that_differ_in_one_matrix_are_named(tmp_path: Path) -> None:
         load_model(folder)
 
 
-@pytest.mark.parametrize(
-    "name", first_and_slow("GPTQ 4", *(name for name in LAYOUTS if name != "GPTQ 4"))
-)
+@pytest.mark.parametrize("name", ["GPTQ 4", *slow(*(name for name in LAYOUTS if name != "GPTQ 4"))])
 def test_saved_it_loads_as_it_was(name: str, tmp_path: Path) -> None:
     family = "mixtral" if name in ("GPTQ 4", "FP8 of vLLM") else "llama"
     folder = write_quantized(tmp_path, family, LAYOUTS[name]).quantized
@@ -194,7 +190,8 @@ def with_saved_config(model: LanguageModel) -> LanguageModel:
     return with_values(abstract_model(config), dict(named_arrays(model)))
 
 
-@pytest.mark.parametrize("name", first_and_slow("int4", "int8", "fp8"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["int4", *slow("int8", "fp8")])
 def test_a_model_rounded_at_load_is_saved_rounded(name: str, tmp_path: Path) -> None:
     plain = write_quantized(tmp_path, "mixtral", LAYOUTS["W8A16 int"]).plain
     with jengine.LLM(plain, quantization=name, dtype="bfloat16", **ENGINE) as llm:
@@ -225,7 +222,7 @@ def test_orbax_holds_the_plain_weights_of_a_rounded_model(tmp_path: Path) -> Non
     ("quantization", "error", "message"),
     [
         ("bitsandbytes", UnsupportedFeature, "CUDA"),
-        ("gguf", UnsupportedFeature, "GGUF"),
+        ("gguf", ConfigError, "config.json says nothing"),
         ("gptq", ConfigError, "config.json says nothing"),
         ("odd", ConfigError, "'int8'.*'fp8'"),
     ],

@@ -1,0 +1,106 @@
+"""The gated delta rule: a head's state [key dim, value dim] maps keys to values. A token lets it
+decay, and corrects the value that it gives for the token's key by a share beta of the error.
+
+    state = decay * state
+    state = state + key (beta * (value - key^T state))^T        out = query^T state
+
+In a tile, the corrections of tokens depend on those before them; all follow from one triangular
+system (the WY form).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.scipy.linalg import solve_triangular
+
+from jengine.layers.recurrent import StateView, short_convolution
+from jengine.layers.state_scan import EXACT, causal_decay, lower_triangle, scan_states
+
+if TYPE_CHECKING:  # shapes are for readers and type checkers
+    from jaxtyping import Float, Float32
+
+# Under the root of a query's or key's squared length.
+EPS = 1e-6
+
+
+class DeltaRule(NamedTuple):
+    """The recurrence, on tokens {q, k [heads, dim], v [heads, share, value dim], log_decay and beta
+    [heads, share]}: so many heads of values share a query and a key."""
+
+    def step(self, tokens: dict[str, Array], states: Array) -> tuple[Array, Array]:
+        q, k = tokens["q"], tokens["k"]
+        states = states * jnp.exp(tokens["log_decay"])[..., None, None]
+        given = jnp.einsum("rhk,rhskv->rhsv", k, states, precision=EXACT)
+        change = (tokens["v"] - given) * tokens["beta"][..., None]
+        states = states + k[:, :, None, :, None] * change[:, :, :, None, :]
+        return jnp.einsum("rhk,rhskv->rhsv", q, states, precision=EXACT), states
+
+    def within(self, tokens: dict[str, Array]) -> dict[str, Array]:
+        q, k, v, beta = (tokens[name] for name in ("q", "k", "v", "beta"))
+        total = jnp.cumsum(tokens["log_decay"], axis=1)  # [P, tile, heads, share]
+        flat = total.reshape(*total.shape[:2], -1)
+        decay = causal_decay(flat).reshape(
+            *total.shape[:1], *total.shape[2:], *[total.shape[1]] * 2
+        )
+        keys = jnp.einsum("pthk,puhk->phtu", k, k, precision=EXACT)[:, :, None]
+        scores = jnp.einsum("pthk,puhk->phtu", q, k, precision=EXACT)[:, :, None] * decay
+        shares = jnp.transpose(beta, (0, 2, 3, 1))[..., None]  # [P, heads, share, tile, 1]
+        below = jnp.broadcast_to(lower_triangle(total.shape[1], strict=True), decay.shape)
+        system = jnp.where(below, shares * keys * decay, 0.0)
+        values = jnp.transpose(v, (0, 2, 3, 1, 4))  # [P, heads, share, tile, value]
+        reads = jnp.transpose(k, (0, 2, 1, 3))[:, :, None]  # [P, heads, 1, tile, key]
+        reads = reads * jnp.exp(jnp.transpose(total, (0, 2, 3, 1)))[..., None]
+        right = jnp.concatenate([values, reads], axis=-1) * shares
+        solved = solve_triangular(system, right, lower=True, unit_diagonal=True)
+        values, reads = jnp.split(solved, [v.shape[-1]], axis=-1)
+        return {"q": q, "k": k, "total": total, "scores": scores, "v": values, "reads": reads}
+
+    def across(self, tile: dict[str, Array], state: Array) -> tuple[Array, Array]:
+        q, k, total = tile["q"], tile["k"], tile["total"]
+        changes = tile["v"] - jnp.einsum("hstk,hskv->hstv", tile["reads"], state, precision=EXACT)
+        out = jnp.einsum("thk,hskv->thsv", q, state, precision=EXACT) * jnp.exp(total)[..., None]
+        out = out + jnp.einsum("hstu,hsuv->thsv", tile["scores"], changes, precision=EXACT)
+        left = jnp.exp(total[-1:] - total)  # [tile, heads, share]
+        written = jnp.einsum("thk,ths,hstv->hskv", k, left, changes, precision=EXACT)
+        return out, state * jnp.exp(total[-1])[..., None, None] + written
+
+
+class DeltaRuleLayer(NamedTuple):
+    """A convolution of queries, keys and values, then the recurrence. Its states: the inputs of the
+    convolution, and the heads' maps."""
+
+    kernel: Array  # [width, heads, 2 * key dim + share * value dim]
+    rate_logs: Array  # [heads, share]
+    dt_bias: Array  # [heads, share]
+    key_dim: int
+
+    def __call__(
+        self, tokens: dict[str, Array], states: tuple[Array, ...], layer: int, view: StateView
+    ) -> tuple[Float32[Array, "tokens heads share dim"], tuple[Array, ...]]:
+        inputs, before = tokens["qkv"], states[0]
+        qkv, before = short_convolution(inputs, self.kernel, None, before, layer, view)
+        q, k, v = jnp.split(jax.nn.silu(qkv), [self.key_dim, 2 * self.key_dim], axis=-1)
+        share = self.rate_logs.shape[1]
+        rates = -jnp.exp(self.rate_logs.astype(jnp.float32))
+        dt = jax.nn.softplus(tokens["dt"].astype(jnp.float32) + self._bias())
+        recurrent = {
+            "q": unit(q) * self.key_dim**-0.5,
+            "k": unit(k),
+            "v": v.reshape(*v.shape[:2], share, -1),
+            "log_decay": dt * rates[None],
+            "beta": jax.nn.sigmoid(tokens["beta"].astype(jnp.float32)),
+        }
+        out, maps = scan_states(DeltaRule(), recurrent, states[1], layer, view)
+        return out, (before, maps)
+
+    def _bias(self) -> Array:
+        return self.dt_bias.astype(jnp.float32)[None]
+
+
+def unit(x: Float[Array, "*shape dim"]) -> Float[Array, "*shape dim"]:
+    """Vectors of length one."""
+    return x * jax.lax.rsqrt(jnp.sum(jnp.square(x), axis=-1, keepdims=True) + EPS)

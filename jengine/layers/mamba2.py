@@ -1,0 +1,91 @@
+"""The state space recurrence of Mamba-2: a head's state [dim, size] decays by a factor of each
+token and takes in the outer product of its value x and its key b; a result is the state times c.
+
+    state = exp(dt * a) * state + dt * x b^T        out = state c + skip * x
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from jengine.layers.recurrent import StateView, short_convolution
+from jengine.layers.state_scan import EXACT, causal_decay, scan_states
+
+if TYPE_CHECKING:  # shapes are for readers and type checkers
+    from jaxtyping import Float32
+
+
+class StateSpace(NamedTuple):
+    """The recurrence, on tokens {x [heads, dim], keys [2, groups, size], dt [heads]}; heads of a
+    group share b and c."""
+
+    rates: Array  # f32[heads], below 0
+
+    def step(self, tokens: dict[str, Array], states: Array) -> tuple[Array, Array]:
+        x, dt = tokens["x"], tokens["dt"]
+        b, c = (self._of_heads(tokens["keys"][:, part]) for part in (0, 1))
+        decay = jnp.exp(dt * self.rates[None])[..., None, None]
+        states = states * decay + (x * dt[..., None])[..., None] * b[:, :, None]
+        return jnp.einsum("rhps,rhs->rhp", states, c, precision=EXACT), states
+
+    def within(self, tokens: dict[str, Array]) -> dict[str, Array]:
+        x, dt = tokens["x"], tokens["dt"]
+        b, c = tokens["keys"][:, :, 0], tokens["keys"][:, :, 1]  # [P, tile, groups, size]
+        total = jnp.cumsum(dt * self.rates[None, None], axis=1)  # [P, tile, heads]
+        scores = jnp.einsum("ptgn,psgn->pgts", c, b, precision=EXACT)
+        scores = jnp.repeat(scores, self._share(b.shape[2]), axis=1) * causal_decay(total)
+        given = x * dt[..., None]
+        out = jnp.einsum("phts,pshd->pthd", scores, given, precision=EXACT)
+        return {"out": out, "given": given, "total": total, "b": b, "c": c}
+
+    def across(self, tile: dict[str, Array], state: Array) -> tuple[Array, Array]:
+        total = tile["total"]
+        b, c = self._of_heads(tile["b"]), self._of_heads(tile["c"])
+        out = jnp.einsum("thn,hdn->thd", c, state, precision=EXACT)
+        out = tile["out"] + out * jnp.exp(total)[..., None]
+        left = jnp.exp(total[-1:] - total)[..., None]  # of each token at the end of the tile
+        added = jnp.einsum("thd,thn->hdn", tile["given"] * left, b, precision=EXACT)
+        return out, state * jnp.exp(total[-1])[:, None, None] + added
+
+    def _share(self, groups: int) -> int:
+        return self.rates.shape[0] // groups
+
+    def _of_heads(self, x: Array) -> Array:
+        """[..., groups, size] -> [..., heads, size]."""
+        return jnp.repeat(x, self._share(x.shape[-2]), axis=-2)
+
+
+class StateSpaceRule(NamedTuple):
+    """Convolutions of x and of b and c, then the recurrence. Its states: the inputs of both
+    convolutions, and those of the heads."""
+
+    kernels: tuple[Array, Array]  # [width, heads, dim], [width, 2, groups, size]
+    biases: tuple[Array | None, Array | None]
+    rate_logs: Array  # [heads]
+    dt_bias: Array  # [heads]
+    skip: Array  # [heads]
+    limits: tuple[float, float]  # of dt
+
+    def __call__(
+        self, tokens: dict[str, Array], states: tuple[Array, ...], layer: int, view: StateView
+    ) -> tuple[Float32[Array, "tokens heads dim"], tuple[Array, ...]]:
+        convolved = []
+        given = zip((tokens["x"], tokens["keys"]), self.kernels, self.biases, states, strict=False)
+        for x, kernel, bias, state in given:
+            out, state = short_convolution(x, kernel, bias, state, layer, view)
+            convolved.append((jax.nn.silu(out), state))
+        (x, first), (keys, second) = convolved
+        dt = jax.nn.softplus(tokens["dt"].astype(jnp.float32) + _exact(self.dt_bias)[None])
+        dt = jnp.clip(dt, *self.limits)
+        recurrence = StateSpace(-jnp.exp(_exact(self.rate_logs)))
+        inputs = {"x": x, "keys": keys, "dt": dt}
+        out, third = scan_states(recurrence, inputs, states[2], layer, view)
+        return out + _exact(self.skip)[None, :, None] * x, (first, second, third)
+
+
+def _exact(x: Array) -> Array:
+    return x.astype(jnp.float32)

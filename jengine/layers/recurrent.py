@@ -1,0 +1,169 @@
+"""What recurrent layers are made of: where states are read and written, and a short convolution.
+
+A step's tokens are D decode rows, one token of a row each, then P tiles of prefill tokens, each of
+one row; the tiles of a chunk follow each other, and its last one may end in padding. States are
+float32 arrays [layers, units, ...], a unit for each row. All reads come before the writes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from jengine.config import StateSpec
+
+if TYPE_CHECKING:  # shapes are for readers and type checkers
+    from jaxtyping import Bool, Float, Float32, Int32
+
+# Tokens of a tile where whole sequences run at once.
+DENSE_TILE = 64
+NOWHERE = jnp.iinfo(jnp.int32).max
+
+
+class StateView(NamedTuple):
+    """Where the tokens of a step find the states of their rows, and where they leave them."""
+
+    reads: Array  # i32[D + P] unit with the state before the decode's token, or before the chunk
+    writes: Array  # i32[D + P] unit of the state after it; NOWHERE: it is not kept
+    fresh: Array  # bool[D + P] nothing came before: the state is zero
+    firsts: Array  # bool[P] whether a tile is the first of its chunk
+    lengths: Array  # i32[P] tokens of a tile before its padding
+    decodes: int  # D
+    tile: int  # tokens of a tile
+    # Whether decode rows may be several tokens of one row, in order, which run one after the other.
+    in_turn: bool = False
+    # i32[R, 1 + K] the decode rows of each row's last token and drafts: see `drafted_states`. None:
+    # no decode row is a draft.
+    turns: Array | None = None
+
+    def live(self) -> Bool[Array, "tiles tile"]:
+        """Which prefill tokens are no padding."""
+        return jnp.arange(self.tile)[None, :] < self.lengths[:, None]
+
+    def one(self, index: Array) -> StateView:
+        """The view of one decode row."""
+        reads, writes, fresh = (
+            lax.dynamic_slice_in_dim(x, index, 1) for x in (self.reads, self.writes, self.fresh)
+        )
+        return StateView(reads, writes, fresh, self.firsts[:0], self.lengths[:0], 1, self.tile)
+
+
+class Rule(Protocol):
+    """The recurrence of one layer, with its parameters."""
+
+    def __call__(
+        self, tokens: Any, states: tuple[Array, ...], layer: int, view: StateView
+    ) -> tuple[Array, tuple[Array, ...]]:
+        """The results of tokens [D + P * tile, ...], and the arrays with their new states."""
+        ...
+
+
+class RecurrentInputs(NamedTuple):
+    """What a recurrent layer hands to the step that keeps its states."""
+
+    rule: Rule
+    tokens: Any  # a tree of arrays [*tokens, ...]
+    states: tuple[StateSpec, ...]
+
+
+def run_recurrent(
+    inputs: RecurrentInputs, states: tuple[Array, ...], layer: int, view: StateView
+) -> tuple[Array, tuple[Array, ...]]:
+    """Run a layer's recurrence over the tokens of a step."""
+    if not view.in_turn:
+        return inputs.rule(inputs.tokens, states, layer, view)
+
+    def one(states: tuple[Array, ...], index: Array) -> tuple[tuple[Array, ...], Array]:
+        token = jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, index, 1), inputs.tokens)
+        out, states = inputs.rule(token, states, layer, view.one(index))
+        return states, out[0]
+
+    states, out = lax.scan(one, states, jnp.arange(view.decodes, dtype=jnp.int32))
+    return out, states
+
+
+def dense_recurrent(inputs: RecurrentInputs) -> Array:
+    """Run the recurrence over whole sequences [B, T, ...], from zero states."""
+    batch, length = jax.tree.leaves(inputs.tokens)[0].shape[:2]
+    tiles = -(-length // DENSE_TILE)
+    missing = tiles * DENSE_TILE - length
+
+    def flat(x: Array) -> Array:
+        padded = jnp.pad(x, ((0, 0), (0, missing), *[(0, 0)] * (x.ndim - 2)))
+        return padded.reshape(-1, *x.shape[2:])
+
+    index = jnp.tile(jnp.arange(tiles, dtype=jnp.int32), batch)
+    nothing = jnp.zeros_like(index)
+    lengths = jnp.minimum(length - index * DENSE_TILE, DENSE_TILE)
+    view = StateView(nothing, nothing + NOWHERE, index == 0, index == 0, lengths, 0, DENSE_TILE)
+    states = tuple(jnp.zeros((1, 1, *state.shape), jnp.float32) for state in inputs.states)
+    out, _ = inputs.rule(jax.tree.map(flat, inputs.tokens), states, 0, view)
+    return out.reshape(batch, -1, *out.shape[1:])[:, :length]
+
+
+def read_states(
+    states: Float32[Array, "layers units ..."], layer: int, view: StateView
+) -> Float32[Array, "places ..."]:
+    """The state before each decode's token, and before the chunk of each tile."""
+    # Without a barrier XLA's GPU compiler puts this read into the fusion that writes new states,
+    # and then copies the whole array, as a fusion may not write what it reads elsewhere.
+    found = lax.optimization_barrier(states.at[layer, view.reads].get(mode="clip"))
+    return jnp.where(wide(view.fresh, found.ndim), 0.0, found)
+
+
+def write_states(
+    states: Float32[Array, "layers units ..."],
+    layer: int,
+    new: Float32[Array, "places ..."],
+    places: Int32[Array, " places"],
+) -> Float32[Array, "layers units ..."]:
+    """The states with new ones in these units."""
+    return states.at[layer, places].set(new.astype(jnp.float32), mode="drop")
+
+
+def short_convolution(
+    x: Float32[Array, "tokens ..."],
+    kernel: Float[Array, "width ..."],
+    bias: Float[Array, "..."] | None,
+    states: Float32[Array, "layers units before ..."],
+    layer: int,
+    view: StateView,
+) -> tuple[Float32[Array, "tokens ..."], Float32[Array, "layers units before ..."]]:
+    """Each channel's weighted sum of the last `width` tokens of its row; a state holds the inputs
+    of all of them but the newest."""
+    x, kernel, decodes = x.astype(jnp.float32), kernel.astype(jnp.float32), view.decodes
+    before = read_states(states, layer, view)
+    decoded, after = _convolved(jnp.concatenate([before[:decodes], x[:decodes, None]], 1), kernel)
+    after = after[:, : kernel.shape[0] - 1]
+    parts = [decoded[:, 0]]
+    if len(view.lengths):
+        tiles = x[decodes:].reshape(-1, view.tile, *x.shape[1:])
+        last = tiles[:, view.tile - (kernel.shape[0] - 1) :]
+        previous = jnp.concatenate([jnp.zeros_like(last[:1]), last[:-1]])
+        given = jnp.where(wide(view.firsts, last.ndim), before[decodes:], previous)
+        window = jnp.concatenate([given, tiles], axis=1)
+        prefilled, _ = _convolved(window, kernel)
+        parts.append(prefilled.reshape(-1, *x.shape[1:]))
+        index = view.lengths[:, None] + jnp.arange(kernel.shape[0] - 1)[None, :]
+        kept = jnp.take_along_axis(window, wide(index, window.ndim), axis=1)
+        after = jnp.concatenate([after, kept])
+    out = jnp.concatenate(parts)
+    if bias is not None:
+        out = out + bias.astype(jnp.float32)[None]
+    return out, write_states(states, layer, after, view.writes)
+
+
+def _convolved(window: Array, kernel: Array) -> tuple[Array, Array]:
+    """Sums over `width` neighbours of [rows, tokens, ...], and the tokens but the first."""
+    width = kernel.shape[0]
+    count = window.shape[1] - width + 1
+    parts = (window[:, tap : tap + count] * kernel[tap][None, None] for tap in range(width))
+    return sum(parts, start=jnp.float32(0.0)), window[:, 1:]
+
+
+def wide(x: Array, ndim: int) -> Array:
+    """The array with axes of length one behind its own."""
+    return x.reshape(*x.shape, *[1] * (ndim - x.ndim))

@@ -1,0 +1,42 @@
+"""Attention within segments, without a cache and without an order: each token attends to all tokens
+of its own segment, those behind it included.
+
+In: queries, keys and values of packed sequences, and the segment of each token. Out: mixed values.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+if TYPE_CHECKING:  # shapes are for readers and type checkers
+    from jaxtyping import Float, Int
+
+QUERIES_AT_ONCE = 512  # so that the scores of a long sequence need not all be in memory
+
+
+def segment_attention(
+    q: Float[Array, "tokens heads dim"],
+    k: Float[Array, "tokens heads dim"],
+    v: Float[Array, "tokens heads dim"],
+    segments: Int[Array, " tokens"],
+    scale: float | None = None,
+) -> Float[Array, "tokens heads dim"]:
+    """Softmax attention of each token to those with an equal number in `segments`."""
+    tokens, heads, dim = q.shape
+    scale = dim**-0.5 if scale is None else scale
+
+    def some(part: tuple[Array, Array]) -> Array:
+        queries, own = part
+        scores = jnp.einsum("thd,shd->hts", queries, k) * scale
+        seen = jnp.broadcast_to(own[:, None] == segments[None, :], scores.shape)
+        weights = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), axis=-1)
+        return jnp.einsum("hts,shd->thd", weights, v)
+
+    if tokens <= QUERIES_AT_ONCE or tokens % QUERIES_AT_ONCE:
+        return some((q, segments))
+    tiles = (q.reshape(-1, QUERIES_AT_ONCE, heads, dim), segments.reshape(-1, QUERIES_AT_ONCE))
+    return lax.map(some, tiles).reshape(tokens, heads, dim)

@@ -1,0 +1,133 @@
+"""The adapters in a step's slots, on the devices of one replica.
+
+In: adapters of the host's memory and the slots they go to. Out: the arrays that steps take. Writing
+is queued like a step, so that steps queued before still see what was in the slot.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jengine.lora.adapter import Adapter
+from jengine.lora.store import AdapterStore
+from jengine.lora.weights import LowRankWeight
+from sharding.placement import Placement, put
+
+logger = logging.getLogger(__name__)
+Arrays = tuple[jax.Array, ...]
+
+
+class AdapterStacks:
+    """Two arrays per adapted weight, each with a row per slot."""
+
+    def __init__(
+        self,
+        weights: Mapping[str, LowRankWeight],
+        dtype: Any,
+        placement: Placement,
+        store: AdapterStore,
+        implementation: str = "xla",
+    ) -> None:
+        self.weights = weights
+        self.implementation = implementation  # of matmuls with them
+        self.store = store
+        self._dtype = jnp.dtype(dtype)
+        stacks = [stack for weight in weights.values() for stack in weight.stacks]
+        self._shapes = tuple(
+            jax.ShapeDtypeStruct(
+                stack.shape, self._dtype, sharding=placement.sharding(stack.axes, stack.shape)
+            )
+            for stack in stacks
+        )
+        # Of one slot, as it comes from the host.
+        self._slot_shardings = [
+            placement.sharding(stack.axes[1:], stack.shape[1:]) for stack in stacks
+        ]
+        self._everywhere = placement.everywhere
+        self._held: dict[int, str] = {}  # slot -> digest
+        self._write: Any = None
+        shardings = tuple(one.sharding for one in self._shapes)
+        self._make = jax.jit(self._zeros, out_shardings=shardings).lower().compile()
+        self.leaves: Arrays = self._make()
+
+    def drop(self) -> None:
+        """Free the arrays until `fill`, after the steps queued before."""
+        self.leaves = ()
+
+    def fill(self) -> None:
+        """Make dropped arrays again, with the adapters that are still in the host's memory in the
+        slots that they had."""
+        if self.leaves:
+            return
+        self.leaves = self._make()
+        held, self._held = self._held, {}
+        for slot, digest in held.items():
+            if self.store.find(digest) is not None:
+                self.hold(slot, digest)
+
+    def _zeros(self) -> Arrays:
+        return tuple(jnp.zeros(one.shape, one.dtype) for one in self._shapes)
+
+    @property
+    def shapes(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+        """The arrays without data."""
+        return self._shapes
+
+    def hold(self, slot: int, digest: str) -> None:
+        """Have this adapter in a slot, which are numbered from 1 on."""
+        if self._held.get(slot) == digest:
+            return
+        adapter = self.store.find(digest)
+        if adapter is None:
+            # Its rows then fail, as their logits are no numbers; other rows do not see them.
+            logger.error("the LoRA adapter %s is not loaded here; its requests fail", digest[:12])
+        self._write_slot(slot, adapter)
+        self._held[slot] = digest
+
+    def warm_up(self) -> None:
+        """Compile the program that writes a slot."""
+        self._write_slot(1, Adapter(0, {}))
+        self._held.pop(1, None)
+
+    def _write_slot(self, slot: int, adapter: Adapter | None) -> None:
+        arrays = [
+            put(array, sharding)
+            for array, sharding in zip(self._filled(adapter), self._slot_shardings, strict=True)
+        ]
+        if self._write is None:
+            self._write = self._compiled(arrays)
+        self.leaves = self._write(self.leaves, np.int32(slot - 1), tuple(arrays))
+
+    def _filled(self, adapter: Adapter | None) -> list[np.ndarray]:
+        if adapter is None:  # of each pair the first matrix is no number, the second one zero
+            values = (np.nan, 0.0)
+            return [
+                np.full(one.shape[1:], values[index % 2], self._dtype)
+                for index, one in enumerate(self._shapes)
+            ]
+        return [
+            array
+            for path, weight in self.weights.items()
+            for array in weight.filled(adapter.parts.get(path), self._dtype)
+        ]
+
+    def _compiled(self, arrays: list[jax.Array]) -> Any:
+        given = tuple(
+            jax.ShapeDtypeStruct(one.shape, one.dtype, sharding=sharding)
+            for one, sharding in zip(arrays, self._slot_shardings, strict=True)
+        )
+        index = jax.ShapeDtypeStruct((), jnp.int32, sharding=self._everywhere)
+        shardings = tuple(one.sharding for one in self._shapes)
+        jitted = jax.jit(with_slot, donate_argnums=0, out_shardings=shardings)
+        return jitted.lower(self._shapes, index, given).compile()
+
+
+def with_slot(stacks: Arrays, slot: jax.Array, given: Arrays) -> Arrays:
+    """The stacks with these arrays in a slot."""
+    return tuple(stack.at[slot].set(array) for stack, array in zip(stacks, given, strict=True))

@@ -1,0 +1,132 @@
+"""The arrays of a step that hold adapters: for each weight that can be adapted, one of each slot.
+
+In: a model's config. Out: shapes, and an adapter in these shapes. Must not know devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from jengine.config import ModelConfig
+from jengine.errors import ConfigError
+from jengine.lora.adapter import LowRank
+from jengine.lora.peft_files import Place, by_path, owners_of, places_of
+from jengine.quantization.scheme import Axes, WeightShape
+from pallas_kernels.low_rank import COLUMNS
+
+HEAD = "head"  # the path of the output head, which sees other rows than the layers
+
+
+class StackShape(NamedTuple):
+    """One array without data."""
+
+    shape: tuple[int, ...]
+    axes: Axes
+
+
+@dataclass(frozen=True)
+class LowRankWeight:
+    """What adapters add to one weight: x @ down[slot] @ up[slot]."""
+
+    weight: WeightShape
+    rank: int  # the sum over modules of a checkpoint that share the weight
+    slots: int
+    # The number of the module that makes each output, i32 [*outputs].
+    owners: np.ndarray = field(compare=False)
+    inputs_first: bool = False  # whether down is [slots, *inputs, rank]
+    is_table: bool = False  # an embedding: x are tokens, whose rows of down are taken
+
+    @property
+    def module_rank(self) -> int:
+        """The rank of one module."""
+        return self.rank // (int(self.owners.max()) + 1)
+
+    @property
+    def ranges(self) -> np.ndarray:
+        """For each COLUMNS outputs the ranks of the modules that make them, i32 [blocks, 2]."""
+        flat, rank = self.owners.reshape(-1), self.module_rank
+        blocks = [flat[at : at + COLUMNS] for at in range(0, len(flat), COLUMNS)]
+        found = [(one.min() * rank, (one.max() + 1) * rank) for one in blocks]
+        return np.array(found, np.int32)
+
+    @property
+    def stacks(self) -> tuple[StackShape, StackShape]:
+        """down [slots, rank, *inputs] and up [slots, rank, *outputs], sharded as the weight is."""
+        weight, count = self.weight, len(self.weight.inputs)
+        if self.is_table:
+            tokens, hidden = weight.axes
+            return (
+                StackShape((self.slots, *weight.outputs, self.rank), (None, tokens, None)),
+                StackShape((self.slots, self.rank, *weight.inputs), (None, None, hidden)),
+            )
+        inputs, outputs = weight.axes[:count], weight.axes[count:]
+        down = StackShape((self.slots, self.rank, *weight.inputs), (None, None, *inputs))
+        if self.inputs_first:
+            down = StackShape((self.slots, *weight.inputs, self.rank), (None, *inputs, None))
+        return down, StackShape((self.slots, self.rank, *weight.outputs), (None, None, *outputs))
+
+    def filled(self, part: LowRank | None, dtype: Any) -> tuple[np.ndarray, np.ndarray]:
+        """An adapter's part in the shapes of one slot; zeros where it has none."""
+        down, up = (np.zeros(stack.shape[1:], dtype) for stack in self.stacks)
+        if part is None:
+            return down, up
+        places = self._places(part)
+        inputs = self.weight.outputs if self.is_table else self.weight.inputs
+        matrix = part.down.reshape(*inputs, part.rank)
+        if self.inputs_first or self.is_table:
+            down[..., places] = matrix
+        else:
+            down[places] = np.moveaxis(matrix, -1, 0)
+        up[places] = part.up
+        return down, up
+
+    def _places(self, part: LowRank) -> np.ndarray:
+        """Where the ranks of an adapter go: those of each module begin at the module's place."""
+        ranks = part.ranks or (part.rank,)
+        firsts = np.arange(len(ranks)) * self.module_rank
+        return np.concatenate(
+            [first + np.arange(rank) for first, rank in zip(firsts, ranks, strict=True)]
+        )
+
+
+def adapted_weights(
+    config: ModelConfig,
+    rank: int,
+    slots: int,
+    modules: Sequence[str] | None = None,
+    *,
+    inputs_first: bool = False,
+) -> dict[str, LowRankWeight]:
+    """By path of a `Linear`: the weights that adapters of this rank may change. `modules` are the
+    last names of modules of a checkpoint that may be adapted; None: all."""
+    found: dict[str, LowRankWeight] = {}
+    for path, own in by_path(wanted_places(places_of(config), modules)).items():
+        place, owners = own[0], owners_of(own)
+        found[path] = LowRankWeight(
+            place.shape, rank * len(own), slots, owners, inputs_first, place.is_table
+        )
+    return found
+
+
+def wanted_places(places: Mapping[str, Place], modules: Sequence[str] | None) -> dict[str, Place]:
+    """Those of these modules. An error if a name is that of no module."""
+    if modules is None:
+        return dict(places)
+    last = {name: name.rpartition(".")[2] for name in places}
+    unknown = sorted({*modules} - {*last.values()})
+    if unknown:
+        raise ConfigError(
+            f"lora_target_modules has {', '.join(unknown)}; this model's modules that can be "
+            f"adapted are {', '.join(sorted({*last.values()}))}."
+        )
+    return {name: place for name, place in places.items() if last[name] in modules}
+
+
+def stack_dtype(wanted: str, config: ModelConfig) -> Any:
+    """The dtype of the stacks."""
+    return jnp.dtype(config.dtype if wanted == "auto" else wanted)

@@ -1,0 +1,65 @@
+"""Attention to the output of an encoder: keys and values are made once for a request, when its
+encoder has run, and read by every token of it.
+
+In: activations of the decoder, or of the encoder. Out: what is added to the residual stream, or
+keys and values to keep. Must not know where these are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+
+from jengine.config import AttentionConfig
+from jengine.models.context import StepContext
+from jengine.models.linear import Factory, Linear, Norm
+
+if TYPE_CHECKING:  # shapes are for readers and type checkers
+    from jaxtyping import Float, Float32
+
+
+class CrossAttention(nnx.Module):
+    """Queries of the decoder's tokens; keys and values of the encoder's positions."""
+
+    def __init__(self, factory: Factory, config: AttentionConfig, index: int):
+        self.index = index  # among the layers that have one
+        hidden, heads, dim = factory.config.hidden_size, config.num_heads, config.head_dim
+        axes, bias = (None, None, None), config.qkv_bias
+        self.query = Linear(factory, (hidden,), (heads, dim), axes, bias=bias)
+        kv = (2, config.num_kv_heads, dim)
+        self.kv = Linear(factory, (hidden,), kv, (*axes, None), bias=bias)
+        self.out = Linear(factory, (heads, dim), (hidden,), axes, bias=config.output_bias)
+
+    def __call__(
+        self,
+        x: Float[Array, "*tokens hidden"],
+        context: StepContext,
+        *,
+        norm: Norm | None = None,
+        residual: Float[Array, "*tokens hidden"] | None = None,
+    ) -> Float32[Array, "*tokens hidden"]:
+        assert context.cross is not None, "a model with cross attention runs after its encoder"
+        query = self.query(x, norm=norm, live=context.live)
+        with jax.named_scope("attend"):
+            mixed = context.cross(self.index, query)
+        return self.out(mixed.reshape(*mixed.shape[:-2], -1), residual=residual, live=context.live)
+
+    def keys_and_values(
+        self, encoded: Float[Array, "positions hidden"]
+    ) -> Float32[Array, "positions width"]:
+        """What is kept of an encoder's output for this layer."""
+        return self.kv(encoded).reshape(len(encoded), -1)
+
+
+def keys_and_values_of(
+    layers: Iterable[Any], encoded: Float[Array, "positions hidden"]
+) -> Float32[Array, "positions width"]:
+    """What is kept of an encoder's output for all of a decoder's layers, one after the other."""
+    with jax.named_scope("keys_and_values"):
+        found = [layer.cross.keys_and_values(encoded) for layer in layers if layer.has_cross]
+        return jnp.concatenate(found, axis=-1)

@@ -1,0 +1,137 @@
+"""BART: an encoder of text and a decoder, both with learned positions after two unused rows and
+norms after sums."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from flax import nnx
+
+from jengine.config import (
+    LayerConfig,
+    ModelConfig,
+    TextEncoderConfig,
+)
+from jengine.models.reading.fields import Fields
+from jengine.models.reading.hf_config import (
+    MOST_LAYERS,
+    read_architecture,
+    read_bos,
+    read_dtype,
+    read_eos,
+    refuse_unsupported,
+)
+from jengine.models.reading.hf_encoder_decoder import (
+    Usual,
+    read_attention,
+    read_encoder,
+    read_mlp,
+    write_both,
+)
+from jengine.models.tensors.checkpoint import IgnoredTensor, Names, Piece
+from jengine.models.tensors.decoder_pieces import decoder_pieces
+from jengine.models.tensors.speech_pieces import cross_pieces, text_pieces
+from jengine.models.text_encoder import EncoderDecoder
+
+ARCHITECTURES = ("BartForConditionalGeneration",)
+MODELS = "BART"
+NAMES = Names(
+    prefix="model.",
+    embed="shared",
+    positions="decoder.embed_positions",
+    embed_norm="decoder.layernorm_embedding",
+    layers="decoder.layers",
+    after_attention="self_attn_layer_norm",
+    after_mlp="final_layer_norm",
+    attention_out="self_attn.out_proj",
+    gate_up=("fc1",),
+    down="fc2",
+    ignored=(
+        IgnoredTensor(
+            r"model\.(encoder|decoder)\.embed_tokens\.weight", "both share one embedding",
+            same_as="model.shared.weight",
+        ),
+    ),
+)  # fmt: skip
+ENCODER = "model.encoder."
+UNUSED_ROWS = 2
+NORM_EPS = 1e-5
+USUAL = Usual(heads=16, layers=12, ffn_dim=4096, start_token=2)
+# Options with the only supported value; without a tied head there are no such models.
+FIXED = {
+    "tie_word_embeddings": True,
+    "normalize_before": False,
+    "add_final_layer_norm": False,
+    "static_position_embeddings": False,
+}
+
+
+def read_config(hf: Mapping[str, object]) -> ModelConfig:
+    """The decoder and the encoder that a BART config.json describes."""
+    fields = Fields(hf)
+    refuse_unsupported(fields)
+    for key, value in FIXED.items():
+        if fields.flag(key, value) != value:
+            fields.refuse(key, str(value).lower())
+    vocab, hidden = fields.integer("vocab_size", 50265), fields.integer("d_model", 1024)
+    attention = read_attention(fields, hidden, "decoder_attention_heads", USUAL)
+    mlp = read_mlp(fields, USUAL)
+    layers = fields.integer("decoder_layers", USUAL.layers, maximum=MOST_LAYERS)
+    positions = fields.integer("max_position_embeddings", 1024)
+    return ModelConfig(
+        architecture=read_architecture(fields),
+        vocab_size=vocab,
+        hidden_size=hidden,
+        max_position=positions,
+        layers=(LayerConfig(attention, mlp, cross=attention),) * layers,
+        norm_eps=NORM_EPS,
+        norm="layer",
+        norm_places="sums",
+        embed_norm=True,
+        embed_scale=hidden**0.5 if fields.flag("scale_embedding", False) else 1.0,
+        learned_positions=True,
+        position_offset=UNUSED_ROWS,
+        tie_embeddings=True,
+        initializer_range=fields.number("init_std", 0.02, maximum=1.0),
+        dtype=read_dtype(fields),
+        bos_token_id=read_bos(fields, 0, vocab),
+        eos_token_ids=read_eos(fields, 2, vocab),
+        text_encoder=TextEncoderConfig(
+            positions=positions,
+            **read_encoder(fields, hidden, vocab, USUAL),
+            position_offset=UNUSED_ROWS,
+        ),
+    )
+
+
+def write_config(config: ModelConfig) -> dict[str, object]:
+    """The inverse of `read_config`."""
+    return {
+        **write_both(config),
+        "model_type": "bart",
+        "max_position_embeddings": config.max_position,
+        "scale_embedding": config.embed_scale != 1.0,
+        **FIXED,
+    }
+
+
+def build(config: ModelConfig, *, dtype: Any, rngs: nnx.Rngs | None) -> EncoderDecoder:
+    """The model."""
+    return EncoderDecoder(config, dtype=dtype, rngs=rngs)
+
+
+def pieces(config: ModelConfig) -> dict[str, tuple[Piece, ...]]:
+    """The checkpoint tensors of each parameter."""
+    assert config.text_encoder is not None, "read with one"
+    # Files of the bare model have none.
+    bias = Piece("final_logits_bias", (1, config.vocab_size), source=(0,), optional=True)
+    found = {
+        **decoder_pieces(config, NAMES),
+        **text_pieces(config.text_encoder, ENCODER),
+        "logits_bias": (bias,),
+    }
+    for number, layer in enumerate(config.layers):
+        theirs, path = f"{NAMES.prefix}{NAMES.layers}.{number}.", f"layers.{number}."
+        found |= cross_pieces(layer, config.hidden_size, path, theirs, "after", key_bias=True)
+    return found

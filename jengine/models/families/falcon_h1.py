@@ -1,0 +1,128 @@
+"""Falcon-H1: attention and Mamba-2 beside each other in every layer, and factors where a model that
+was tuned at another width needs them (maximal update parametrization)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import cast
+
+from jengine.config import Gate, LayerConfig, Mamba2Config, MlpConfig, ModelConfig, SideBySideConfig
+from jengine.errors import CheckpointError
+from jengine.models.reading.fields import Fields
+from jengine.models.reading.hf_config import (
+    Defaults,
+    read_attention,
+    read_decoder,
+    read_mlp,
+    read_num_layers,
+)
+from jengine.models.reading.hf_mamba import read_mamba2, write_mamba2
+from jengine.models.reading.hf_write import write_decoder
+from jengine.models.tensors.checkpoint import Names
+
+ARCHITECTURES = ("FalconH1ForCausalLM",)
+MODELS = "Falcon-H1"
+NAMES = Names(
+    final_norm="final_layernorm",
+    before_mlp="pre_ff_layernorm",
+    gate_up=("feed_forward.gate_proj", "feed_forward.up_proj"),
+    down="feed_forward.down_proj",
+)
+DEFAULTS = Defaults(
+    vocab_size=128000,
+    hidden_size=4096,
+    intermediate_size=14336,
+    num_layers=32,
+    num_heads=32,
+    num_kv_heads=8,
+    head_dim=None,
+    max_position=8192,
+    norm_eps=1e-5,
+    bos_token_id=1,
+    eos_token_id=2,
+)
+# Our name of a factor, and theirs.
+FACTORS = {
+    "attention_input": "attention_in_multiplier",
+    "attention_keys": "key_multiplier",
+    "attention_output": "attention_out_multiplier",
+    "recurrent_input": "ssm_in_multiplier",
+    "recurrent_output": "ssm_out_multiplier",
+}
+
+
+def read_config(hf: Mapping[str, object]) -> ModelConfig:
+    """The decoder that a Falcon-H1 config.json describes."""
+    fields = Fields(hf)
+    bias = fields.flag("attention_bias", False)
+    attention = read_attention(fields, DEFAULTS, qkv_bias=bias, output_bias=bias)
+    factors = {ours: _factor(fields, theirs) for ours, theirs in FACTORS.items()}
+    mixer = SideBySideConfig(attention, _read_mamba2(fields), **factors)
+    gate, down = _factors(fields, "mlp_multipliers", 2)
+    mlp = replace(
+        read_mlp(fields, DEFAULTS),
+        biases=fields.flag("mlp_bias", False),
+        gate_scale=gate,
+        output_scale=down,
+    )
+    layers = (LayerConfig(mixer, mlp),) * read_num_layers(fields, DEFAULTS)
+    return replace(
+        read_decoder(fields, DEFAULTS, layers),
+        embed_scale=_factor(fields, "embedding_multiplier"),
+        logit_scale=_factor(fields, "lm_head_multiplier"),
+    )
+
+
+def write_config(config: ModelConfig) -> dict[str, object]:
+    """The inverse of `read_config`."""
+    mixer, mlp = config.layers[0].mixer, config.layers[0].ffn
+    if not isinstance(mixer, SideBySideConfig) or not isinstance(mlp, MlpConfig):
+        raise CheckpointError(
+            f"A config.json of {config.architecture} cannot express layers without attention and"
+            " Mamba-2 beside each other, and an MLP."
+        )
+    mamba = mixer.recurrent
+    return {
+        **write_decoder(config),
+        **write_mamba2(config),
+        **{theirs: getattr(mixer, ours) for ours, theirs in FACTORS.items()},
+        "model_type": "falcon_h1",
+        "attention_bias": mixer.attention.qkv_bias,
+        "mlp_bias": mlp.biases,
+        "projectors_bias": mamba.bias,
+        "mamba_expand": 2,
+        "mamba_d_ssm": mamba.num_heads * mamba.head_dim,
+        "mamba_rms_norm": mamba.gate != "alone",
+        "mamba_norm_before_gate": mamba.gate == "after_norm",
+        "ssm_multipliers": list(mamba.scales),
+        "mlp_multipliers": [mlp.gate_scale, mlp.output_scale],
+        "embedding_multiplier": config.embed_scale,
+        "lm_head_multiplier": config.logit_scale,
+    }
+
+
+def _read_mamba2(fields: Fields) -> Mamba2Config:
+    """The recurrent half, whose width may be any."""
+    hidden = fields.integer("hidden_size", DEFAULTS.hidden_size)
+    mamba = read_mamba2(fields, hidden, fields.optional_integer("mamba_d_ssm", 1024))
+    if fields.flag("projectors_bias", False) != mamba.bias:
+        fields.refuse("projectors_bias", f"mamba_proj_bias ({mamba.bias}), as in published models")
+    comes_after = fields.flag("mamba_norm_before_gate", True)
+    gate: Gate = "after_norm" if comes_after else "before_norm"
+    if not fields.flag("mamba_rms_norm", False):
+        gate = "alone"
+    scales = _factors(fields, "ssm_multipliers", 5)
+    return replace(
+        mamba, gate=gate, scales=cast("tuple[float, float, float, float, float]", scales)
+    )
+
+
+def _factor(fields: Fields, key: str) -> float:
+    return fields.number(key, 1.0, above_minimum=True)
+
+
+def _factors(fields: Fields, key: str, count: int) -> tuple[float, ...]:
+    if fields.values.get(key) is None:
+        return (1.0,) * count
+    return fields.numbers(key, count)

@@ -1,0 +1,83 @@
+"""Gemma 3, its text models: as Gemma 2 with normed heads, no soft caps, and two kinds of rotation.
+
+Five layers of six have a sliding window and another rotation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from jengine.config import AttentionConfig, LayerConfig, ModelConfig
+from jengine.models.families.gemma2 import NAMES, read_gemma, read_gemma_attention, write_gemma
+from jengine.models.reading.hf_config import (
+    Defaults,
+    read_mlp,
+    read_num_layers,
+)
+from jengine.models.reading.hf_layers import read_layer_pattern, with_sliding_rope, with_windows
+from jengine.models.reading.hf_rope import read_rope, ropes_by_layer_type
+
+__all__ = ["ARCHITECTURES", "MODELS", "NAMES", "read_config", "write_config"]
+
+ARCHITECTURES = ("Gemma3ForCausalLM",)
+MODELS = "Gemma 3 (text)"
+SLIDING_THETA = 10000.0
+DEFAULTS = Defaults(
+    vocab_size=262208,
+    hidden_size=2304,
+    intermediate_size=9216,
+    num_layers=26,
+    num_heads=8,
+    num_kv_heads=4,
+    head_dim=256,
+    max_position=131072,
+    rope_theta=1000000.0,
+    activation="gelu_pytorch_tanh",
+    activation_key="hidden_activation",
+    tie_embeddings=True,
+    bos_token_id=2,
+    eos_token_id=1,
+)
+
+
+def read_config(hf: Mapping[str, object]) -> ModelConfig:
+    """The decoder that a Gemma 3 config.json describes."""
+    everywhere, sliding = ropes_by_layer_type(hf, "rope_local_base_freq")
+    full_every = everywhere.integer("sliding_window_pattern", 6)
+    num_layers = read_num_layers(everywhere, DEFAULTS)
+    windows = read_layer_pattern(everywhere, num_layers, 4096, full_every)
+    if everywhere.values.get("attn_logit_softcapping") is not None:
+        everywhere.refuse("attn_logit_softcapping", "null, as in all of Gemma 3")
+    attention = read_gemma_attention(everywhere, DEFAULTS, qk_norm="head")
+    layer = LayerConfig(attention, read_mlp(everywhere, DEFAULTS))
+    config = read_gemma(everywhere, DEFAULTS, with_windows(layer, windows))
+    rope = read_rope(sliding, SLIDING_THETA, config.max_position)
+    if everywhere.values.get("use_bidirectional_attention") is True:
+        config = replace(config, layers=tuple(map(seeing_ahead, config.layers)))
+    return replace(
+        config,
+        layers=tuple(with_sliding_rope(each, rope) for each in config.layers),
+        logit_soft_cap=everywhere.optional_number("final_logit_softcapping", None),
+        counts_stretch=True,
+    )
+
+
+def seeing_ahead(layer: LayerConfig) -> LayerConfig:
+    """The layer with attention to later tokens too, half of the window on each side."""
+    mixer = layer.mixer
+    assert isinstance(mixer, AttentionConfig), "all of Gemma's layers have attention"
+    window = None if mixer.window is None else mixer.window // 2 + 1
+    return replace(layer, mixer=replace(mixer, bidirectional=True, window=window))
+
+
+def write_config(config: ModelConfig) -> dict[str, object]:
+    """The inverse of `read_config`."""
+    family: dict[str, object] = {
+        "model_type": "gemma3_text",
+        "final_logit_softcapping": config.logit_soft_cap,
+    }
+    sliding = [layer.mixer.rope for layer in config.layers if layer.mixer.window is not None]
+    if sliding and sliding[0] is not None:
+        family["rope_local_base_freq"] = sliding[0].theta
+    return {**write_gemma(config), **family}

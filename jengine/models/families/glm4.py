@@ -1,0 +1,73 @@
+"""GLM-4 (0414) and the first GLM-4: partly rotated heads, neighbours rotated as pairs.
+
+GLM-4 (0414) has norms around attention and MLP, the first one before them only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from jengine.config import LayerConfig, ModelConfig
+from jengine.models.reading.fields import Fields
+from jengine.models.reading.hf_config import (
+    Defaults,
+    read_attention,
+    read_decoder,
+    read_mlp,
+    read_num_layers,
+)
+from jengine.models.reading.hf_layers import expect_uniform_layers
+from jengine.models.reading.hf_rope import PARTIAL
+from jengine.models.reading.hf_write import write_decoder, written_attention
+from jengine.models.tensors.checkpoint import Names
+
+AROUND = "Glm4ForCausalLM"
+ARCHITECTURES = (AROUND, "GlmForCausalLM")
+MODELS = "GLM-4"
+NAMES = Names(
+    rotates_neighbours=True,
+    gate_up=("mlp.gate_up_proj",),
+    after_attention="post_self_attn_layernorm",
+    after_mlp="post_mlp_layernorm",
+)
+DEFAULTS = Defaults(
+    vocab_size=151552,
+    hidden_size=4096,
+    intermediate_size=13696,
+    num_layers=40,
+    num_heads=32,
+    num_kv_heads=2,
+    head_dim=128,
+    max_position=131072,
+    norm_eps=1.5625e-07,
+    partial_rotary=0.5,
+)
+
+EOS_TOKEN_IDS = (151329, 151336, 151338)
+
+
+def read_config(hf: Mapping[str, object]) -> ModelConfig:
+    """The decoder that a GLM-4 config.json describes."""
+    fields = Fields(hf)
+    num_layers = read_num_layers(fields, DEFAULTS)
+    expect_uniform_layers(fields, num_layers, "full")
+    attention = read_attention(fields, DEFAULTS, qkv_bias=fields.flag("attention_bias", True))
+    layer = LayerConfig(attention, read_mlp(fields, DEFAULTS))
+    config = read_decoder(fields, DEFAULTS, (layer,) * num_layers)
+    if fields.values.get("eos_token_id") is None:
+        known = tuple(token for token in EOS_TOKEN_IDS if token < config.vocab_size)
+        config = replace(config, eos_token_ids=known)
+    return replace(config, norm_places="around") if config.architecture == AROUND else config
+
+
+def write_config(config: ModelConfig) -> dict[str, object]:
+    """The inverse of `read_config`."""
+    written = write_decoder(config)
+    return {
+        **written,
+        PARTIAL: written.get(PARTIAL, 1.0),
+        "model_type": "glm4" if config.architecture == AROUND else "glm",
+        "attention_bias": written_attention(config).qkv_bias,
+        "pad_token_id": None,
+    }

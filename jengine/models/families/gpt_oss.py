@@ -1,0 +1,105 @@
+"""gpt-oss: sinks, every second layer with a window, yarn, biases everywhere, and experts with a
+clamped gate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from jengine.config import ExpertsConfig, LayerConfig, ModelConfig, RoutingConfig
+from jengine.layers.mlp import SWIGLU_ALPHA, SWIGLU_LIMIT
+from jengine.models.reading.fields import Fields
+from jengine.models.reading.hf_config import (
+    Defaults,
+    read_attention,
+    read_decoder,
+    read_experts_count,
+    read_mlp,
+    read_num_layers,
+)
+from jengine.models.reading.hf_layers import read_layer_pattern, with_windows
+from jengine.models.reading.hf_write import (
+    write_decoder,
+    write_layer_types,
+    written_attention,
+    written_experts,
+    written_window,
+)
+from jengine.models.tensors.checkpoint import Names
+
+ARCHITECTURES = ("GptOssForCausalLM",)
+MODELS = "gpt-oss"
+NAMES = Names(
+    router="mlp.router",
+    expert_gate_up=("mlp.experts.gate_up_proj",),
+    expert_down="mlp.experts.down_proj",
+    expert_layout="inputs_first_pairs",
+)
+DEFAULTS = Defaults(
+    vocab_size=201088,
+    hidden_size=2880,
+    intermediate_size=2880,
+    num_layers=36,
+    num_heads=64,
+    num_kv_heads=8,
+    head_dim=64,
+    max_position=131072,
+    norm_eps=1e-5,
+    rope_theta=150000.0,
+)
+YARN = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
+# What published models have and the experts' gate is written for.
+FIXED = {"swiglu_limit": SWIGLU_LIMIT, "swiglu_alpha": SWIGLU_ALPHA}
+
+
+def read_config(hf: Mapping[str, object]) -> ModelConfig:
+    """The decoder that a gpt-oss config.json describes."""
+    if hf.get("rope_parameters") is None and hf.get("rope_scaling") is None:
+        hf = {**hf, "rope_parameters": YARN}
+    fields = Fields(hf)
+    for key, value in FIXED.items():
+        if fields.number(key, value) != value:
+            fields.refuse(key, str(value))
+    windows = read_layer_pattern(fields, read_num_layers(fields, DEFAULTS), 128, full_every=2)
+    bias = fields.flag("attention_bias", True)
+    attention = read_attention(fields, DEFAULTS, qkv_bias=bias, output_bias=bias)
+    mlp = read_mlp(fields, DEFAULTS)
+    if mlp.activation != "silu":
+        fields.refuse("hidden_act", "silu")
+    experts = ExpertsConfig(
+        *read_experts_count(fields, 128, 4, "num_local_experts", "num_experts"),
+        intermediate_size=mlp.intermediate_size,
+        activation="clamped_swiglu",
+        routing=RoutingConfig(logits_bias=True),
+        biases=True,
+    )
+    layer = LayerConfig(replace(attention, sinks=True), experts)
+    return read_decoder(fields, DEFAULTS, with_windows(layer, windows))
+
+
+def write_config(config: ModelConfig) -> dict[str, object]:
+    """The inverse of `read_config`."""
+    experts = written_experts(config)
+    attention = written_attention(config)
+    plain = {"rope_type": "default"}  # without it, yarn is read
+    rope = {} if attention.rope and attention.rope.kind != "default" else {"rope_scaling": plain}
+    return {
+        **write_decoder(config),
+        **rope,
+        "model_type": "gpt_oss",
+        "hidden_act": "silu",
+        "attention_bias": attention.qkv_bias,
+        "layer_types": write_layer_types(config),
+        "sliding_window": written_window(config) or 128,
+        "num_local_experts": experts.num_experts,
+        "num_experts_per_tok": experts.experts_per_token,
+        **FIXED,
+    }

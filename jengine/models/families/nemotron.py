@@ -1,0 +1,68 @@
+"""Nemotron-4 and Minitron: layer norms stored as their distance from one, partly rotated heads, and
+an MLP of squared ReLUs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from jengine.config import LayerConfig, ModelConfig
+from jengine.models.reading.fields import Fields
+from jengine.models.reading.hf_config import (
+    Defaults,
+    read_attention,
+    read_decoder,
+    read_mlp,
+    read_num_layers,
+)
+from jengine.models.reading.hf_layers import expect_uniform_layers
+from jengine.models.reading.hf_rope import PARTIAL
+from jengine.models.reading.hf_write import write_decoder, written_attention, written_biases
+from jengine.models.tensors.checkpoint import Names
+
+ARCHITECTURES = ("NemotronForCausalLM",)
+MODELS = "Nemotron-4, Minitron"
+NAMES = Names(gate_up=("mlp.up_proj",))
+DEFAULTS = Defaults(
+    vocab_size=256000,
+    hidden_size=6144,
+    intermediate_size=24576,
+    num_layers=32,
+    num_heads=48,
+    num_kv_heads=None,
+    head_dim=None,
+    max_position=4096,
+    norm_eps=1e-5,
+    norm_eps_key="norm_eps",
+    partial_rotary=0.5,
+    activation="relu2",
+    initializer_range=0.0134,
+    bos_token_id=2,
+    eos_token_id=3,
+)
+
+
+def read_config(hf: Mapping[str, object]) -> ModelConfig:
+    """The decoder that a Nemotron config.json describes."""
+    fields = Fields(hf)
+    num_layers = read_num_layers(fields, DEFAULTS)
+    expect_uniform_layers(fields, num_layers, "full")
+    bias = fields.flag("attention_bias", False)
+    attention = read_attention(fields, DEFAULTS, qkv_bias=bias, output_bias=bias)
+    biases = fields.flag("mlp_bias", False)
+    mlp = replace(read_mlp(fields, DEFAULTS), gated=False, biases=biases)
+    config = read_decoder(fields, DEFAULTS, (LayerConfig(attention, mlp),) * num_layers)
+    return replace(config, norm="layer_one_plus")
+
+
+def write_config(config: ModelConfig) -> dict[str, object]:
+    """The inverse of `read_config`."""
+    written = write_decoder(config, DEFAULTS.norm_eps_key)
+    return {
+        **written,
+        "model_type": "nemotron",
+        PARTIAL: written.get(PARTIAL, 1.0),
+        "attention_bias": written_attention(config).qkv_bias,
+        "mlp_bias": written_biases(config),
+    }

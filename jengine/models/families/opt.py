@@ -1,0 +1,103 @@
+"""OPT: learned positions after two unused rows, layer norms, ReLUs, biases everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from jengine.config import AttentionConfig, LayerConfig, MlpConfig, ModelConfig
+from jengine.models.reading.fields import Fields
+from jengine.models.reading.hf_config import (
+    MOST_LAYERS,
+    read_activation,
+    read_architecture,
+    read_bos,
+    read_dtype,
+    read_eos,
+    refuse_unsupported,
+)
+from jengine.models.reading.hf_write import write_activation, write_common, written_attention
+from jengine.models.tensors.checkpoint import Names
+
+ARCHITECTURES = ("OPTForCausalLM",)
+MODELS = "OPT (but for 350M)"
+NAMES = Names(
+    prefix="model.decoder.",
+    positions="embed_positions",
+    final_norm="final_layer_norm",
+    before_attention="self_attn_layer_norm",
+    before_mlp="final_layer_norm",
+    attention_out="self_attn.out_proj",
+    gate_up=("fc1",),
+    down="fc2",
+)
+# Options with the only supported value. OPT-350M alone has norms after its blocks.
+FIXED = {
+    "do_layer_norm_before": True,
+    "_remove_final_layer_norm": False,
+    "layer_norm_elementwise_affine": True,
+}
+UNUSED_ROWS = 2
+NORM_EPS = 1e-5
+
+
+def read_config(hf: Mapping[str, object]) -> ModelConfig:
+    """The decoder that an OPT config.json describes."""
+    fields = Fields(hf)
+    refuse_unsupported(fields)
+    for key, value in FIXED.items():
+        if fields.flag(key, value) != value:
+            fields.refuse(key, f"{str(value).lower()}: OPT-350M is not supported")
+    vocab, hidden = fields.integer("vocab_size", 50272), fields.integer("hidden_size", 768)
+    if fields.optional_integer("word_embed_proj_dim", None) not in (None, hidden):
+        fields.refuse("word_embed_proj_dim", f"hidden_size ({hidden}): OPT-350M is not supported")
+    heads = fields.integer("num_attention_heads", 12)
+    if hidden % heads:
+        fields.refuse("hidden_size", f"a multiple of num_attention_heads ({heads})")
+    bias = fields.flag("enable_bias", True)
+    attention = AttentionConfig(
+        heads, heads, hidden // heads, rope=None, qkv_bias=bias, output_bias=bias
+    )
+    mlp = MlpConfig(
+        fields.integer("ffn_dim", 3072),
+        read_activation(fields, "activation_function", "relu"),
+        gated=False,
+        biases=bias,
+    )
+    num_layers = fields.integer("num_hidden_layers", 12, maximum=MOST_LAYERS)
+    return ModelConfig(
+        architecture=read_architecture(fields),
+        vocab_size=vocab,
+        hidden_size=hidden,
+        max_position=fields.integer("max_position_embeddings", 2048),
+        layers=(LayerConfig(attention, mlp),) * num_layers,
+        norm_eps=NORM_EPS,
+        norm="layer",
+        learned_positions=True,
+        position_offset=UNUSED_ROWS,
+        tie_embeddings=fields.flag("tie_word_embeddings", True),
+        initializer_range=fields.number("init_std", 0.02, maximum=1.0),
+        dtype=read_dtype(fields),
+        bos_token_id=read_bos(fields, 2, vocab),
+        eos_token_ids=read_eos(fields, 2, vocab),
+    )
+
+
+def write_config(config: ModelConfig) -> dict[str, object]:
+    """The inverse of `read_config`."""
+    attention, mlp = written_attention(config), config.layers[0].ffn
+    common = write_common(config)
+    return {
+        **common,
+        "model_type": "opt",
+        "hidden_size": config.hidden_size,
+        "word_embed_proj_dim": config.hidden_size,
+        "ffn_dim": mlp.intermediate_size,
+        "num_hidden_layers": len(config.layers),
+        "num_attention_heads": attention.num_heads,
+        "max_position_embeddings": config.max_position,
+        "activation_function": write_activation(config),
+        "enable_bias": attention.qkv_bias,
+        "init_std": common.pop("initializer_range"),
+        "tie_word_embeddings": config.tie_embeddings,
+        **FIXED,
+    }

@@ -1,0 +1,75 @@
+"""Phi-1, Phi-1.5 and Phi-2: attention and MLP read the same norm, biases everywhere, also of the
+logits, and partly rotated heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from jengine.config import LayerConfig, ModelConfig
+from jengine.models.reading.fields import Fields
+from jengine.models.reading.hf_config import (
+    Defaults,
+    read_attention,
+    read_decoder,
+    read_mlp,
+    read_num_layers,
+)
+from jengine.models.reading.hf_layers import expect_uniform_layers
+from jengine.models.reading.hf_rope import PARTIAL
+from jengine.models.reading.hf_write import write_decoder
+from jengine.models.tensors.checkpoint import Names
+
+ARCHITECTURES = ("PhiForCausalLM",)
+MODELS = "Phi-1, Phi-1.5, Phi-2"
+NAMES = Names(
+    final_norm="final_layernorm",
+    attention_out="self_attn.dense",
+    gate_up=("mlp.fc1",),
+    down="mlp.fc2",
+)
+DEFAULTS = Defaults(
+    vocab_size=51200,
+    hidden_size=2048,
+    intermediate_size=8192,
+    num_layers=24,
+    num_heads=32,
+    num_kv_heads=None,
+    head_dim=None,
+    max_position=2048,
+    norm_eps=1e-5,
+    norm_eps_key="layer_norm_eps",
+    partial_rotary=0.5,
+    activation="gelu_new",
+    bos_token_id=1,
+    eos_token_id=2,
+)
+
+
+def read_config(hf: Mapping[str, object]) -> ModelConfig:
+    """The decoder that a Phi config.json describes."""
+    fields = Fields(hf)
+    if fields.flag("qk_layernorm", False):
+        fields.refuse("qk_layernorm", "false, as in all published Phi")
+    if fields.flag("tie_word_embeddings", False):
+        fields.refuse("tie_word_embeddings", "false, as in all published Phi")
+    num_layers = read_num_layers(fields, DEFAULTS)
+    expect_uniform_layers(fields, num_layers, "full")
+    attention = read_attention(fields, DEFAULTS, qkv_bias=True, output_bias=True)
+    mlp = replace(read_mlp(fields, DEFAULTS), gated=False, biases=True)
+    config = read_decoder(fields, DEFAULTS, (LayerConfig(attention, mlp),) * num_layers)
+    return replace(config, norm="layer", block="parallel_one_norm", head_bias=True)
+
+
+def write_config(config: ModelConfig) -> dict[str, object]:
+    """The inverse of `read_config`."""
+    written = write_decoder(config, DEFAULTS.norm_eps_key)
+    # The same function under the name that Phi itself uses.
+    gelu_new = written["hidden_act"] == "gelu_pytorch_tanh"
+    return {
+        **written,
+        "model_type": "phi",
+        PARTIAL: written.get(PARTIAL, 1.0),
+        "hidden_act": "gelu_new" if gelu_new else written["hidden_act"],
+    }

@@ -1,0 +1,99 @@
+"""What heads that guess a model's tokens have in common: how they are described, and what they
+take from the model.
+
+In: config.json of the heads, and the names of the tensors in their file. Out: declarations, and the
+checkpoint tensors that fill them. Must not know files, steps or sampling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+
+from jengine.config import CacheSpec, ModelConfig
+from jengine.errors import CheckpointError
+from jengine.models.families import llama, qwen3
+from jengine.models.linear import Embedding, Factory, Linear
+from jengine.models.tensors.checkpoint import IgnoredTensor, Piece
+
+if TYPE_CHECKING:  # shapes are for readers and type checkers
+    from jaxtyping import Float32, Int
+
+Pieces = dict[str, tuple[Piece, ...]]
+EMBED, HEAD = "embed_tokens.weight", "lm_head.weight"
+# Families that layers of EAGLE heads are of, by `model_type`.
+FAMILIES: dict[str, ModuleType] = {"llama": llama, "qwen3": qwen3}
+# Keys of config.json that say what the heads are, not what their layers are.
+NOT_OF_LAYERS = ("architectures", "tie_word_embeddings", "model_type", "auto_map")
+
+
+class GuessHeads(NamedTuple):
+    """Heads that guess tokens of one model, before their parameters are read."""
+
+    model: nnx.Module  # their declarations
+    pieces: Pieces
+    cache_specs: tuple[CacheSpec, ...] = ()  # of their layers
+    points: tuple[str, ...] = ()  # tap points of the model whose values they read
+    ignored: tuple[IgnoredTensor, ...] = ()  # tensors of their file that fill nothing
+
+
+def read_layers(hf: Mapping[str, Any], config: ModelConfig) -> tuple[ModelConfig, ModuleType]:
+    """The layers that config.json of an EAGLE head describes, and their family."""
+    kind = hf.get("model_type", "llama")
+    if kind not in FAMILIES:
+        raise CheckpointError(
+            f"config.json: model_type={kind!r}: an EAGLE head with layers of another kind than "
+            f"{', '.join(FAMILIES)} is not built."
+        )
+    family = FAMILIES[kind]
+    plain = {key: value for key, value in hf.items() if key not in NOT_OF_LAYERS}
+    described = {**plain, "architectures": list(family.ARCHITECTURES), "tie_word_embeddings": True}
+    own = replace(family.read_config(described), dtype=config.dtype)
+    if own.vocab_size != config.vocab_size:
+        raise another_model("an EAGLE head", "vocab_size", own.vocab_size, config.vocab_size)
+    return own, family
+
+
+def another_model(what: str, name: str, given: int, expected: int) -> CheckpointError:
+    """The error for heads whose sizes are those of another model."""
+    return CheckpointError(
+        f"config.json: {what} with {name}={given} for a model with {expected}: expected a head "
+        "that was trained for this model."
+    )
+
+
+def own_embedding(config: ModelConfig, stored: Collection[str]) -> tuple[Embedding | None, Pieces]:
+    """The embedding that the heads' file holds, or None: they take the model's."""
+    if EMBED not in stored:
+        return None, {}
+    shape = (config.vocab_size, config.hidden_size)
+    table = Embedding(plain_factory(config), config.vocab_size, ("vocab", "embed"))
+    return table, {"embed.weight": (Piece(EMBED, shape),)}
+
+
+def matrix(config: ModelConfig, inputs: int, outputs: int) -> Linear:
+    """A matmul [inputs, outputs] of the heads."""
+    return Linear(plain_factory(config), (inputs,), (outputs,), ("embed", None))
+
+
+def matrix_pieces(name: str, inputs: int, outputs: int) -> tuple[Piece, ...]:
+    """The tensor that fills it."""
+    return (Piece(f"{name}.weight", (outputs, inputs), transpose=True),)
+
+
+def plain_factory(config: ModelConfig) -> Factory:
+    """What modules of the heads are declared with."""
+    return Factory(config, jnp.dtype(config.dtype), None)
+
+
+def embedded(
+    own: Embedding | None, target: Any, tokens: Int[Array, " tokens"]
+) -> Float32[Array, "tokens hidden"]:
+    """The rows of tokens in the heads' embedding, or in that of the model they guess for."""
+    return (target.embed if own is None else own)(tokens)

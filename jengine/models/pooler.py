@@ -1,0 +1,79 @@
+"""The head of a pooling model: some matmuls in float32 behind pooling, as its config lists them.
+
+In: pooled hidden states, or those of single tokens. Out: embeddings or scores of classes. What
+follows (softmax, norm, fewer dimensions) is done on the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+
+from jengine.config import HeadLayer, ModelConfig, PoolingConfig
+from jengine.models.linear import Factory, Linear
+from jengine.models.norms import LayerNorm
+
+if TYPE_CHECKING:  # shapes are for readers and type checkers
+    from jaxtyping import Float, Float32
+
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "tanh": jnp.tanh,
+    "relu": jax.nn.relu,
+    "silu": jax.nn.silu,
+    "gelu": partial(jax.nn.gelu, approximate=False),
+}
+
+
+class PoolerLayer(nnx.Module):
+    """One matmul, with an activation and a norm after it where it has them."""
+
+    def __init__(self, factory: Factory, inputs: int, layer: HeadLayer):
+        self.activation = layer.activation
+        self.linear = Linear(factory, (inputs,), (layer.outputs,), (None, None), bias=layer.bias)
+        self.has_norm = layer.norm is not None
+        if self.has_norm:
+            kind = "layer" if layer.norm_bias else "layer_no_bias"
+            own = replace(factory, config=replace(factory.config, norm=kind))
+            self.norm = LayerNorm(own, (layer.outputs,), (None,))
+
+    def __call__(self, x: Float[Array, "rows inputs"]) -> Float32[Array, "rows outputs"]:
+        x = self.linear(x)
+        if self.activation is not None:
+            x = ACTIVATIONS[self.activation](x)
+        return self.norm(x) if self.has_norm else x
+
+
+class Pooler(nnx.Module):
+    """All matmuls of the head, one after the other; there may be none."""
+
+    def __init__(self, config: ModelConfig, pooling: PoolingConfig, rngs: nnx.Rngs | None):
+        factory = Factory(config, jnp.float32, rngs)
+        widths = (config.hidden_size, *(layer.outputs for layer in pooling.head))
+        self.layers = nnx.List([
+            PoolerLayer(factory, width, layer)
+            for width, layer in zip(widths, pooling.head, strict=False)
+        ])  # fmt: skip
+        self.first_of_tokens, self.end_of_tokens = (
+            (0, len(pooling.head)) if pooling.head_of_tokens is None else pooling.head_of_tokens
+        )
+
+    def __call__(self, x: Float[Array, "rows hidden"]) -> Float32[Array, "rows outputs"]:
+        """What is made of pooled hidden states."""
+        x = x.astype(jnp.float32)
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+    def of_tokens(self, x: Float[Array, "tokens hidden"]) -> Float32[Array, "tokens outputs"]:
+        """What is made of the hidden states of tokens, each alone."""
+        x = x.astype(jnp.float32)
+        for layer in list(self.layers)[self.first_of_tokens : self.end_of_tokens]:
+            x = layer(x)
+        return x

@@ -1,0 +1,199 @@
+"""Reads a Hugging Face config.json into the shared decoder's shape.
+
+In: a mapping as parsed from JSON, in transformers 4 or 5 style. Out: ModelConfig. Every value is
+checked; what cannot be honoured is refused. Must not know families or tensors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, cast
+
+from jengine.config import (
+    Activation,
+    AttentionConfig,
+    LayerConfig,
+    MlpConfig,
+    ModelConfig,
+)
+from jengine.models.reading.fields import Fields
+from jengine.models.reading.hf_rope import read_rope
+
+ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu": "gelu",
+    "relu": "relu",
+    "relu2": "relu_squared",
+}
+DTYPES = {name: name for name in ("float32", "float16", "bfloat16")}
+# The layer count decides how much is built before any tensor is compared, so it needs a limit.
+MOST_LAYERS = 1000
+MOST_EXPERTS = 512
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """What transformers assumes for keys that config.json leaves out; None: derived from others."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int | None
+    head_dim: int | None
+    max_position: int
+    norm_eps: float = 1e-6
+    norm_eps_key: str = "rms_norm_eps"
+    partial_rotary: float | None = None  # the share of a head; None: always whole heads
+    rope_theta: float = 10000.0
+    activation: str = "silu"
+    activation_key: str = "hidden_act"
+    tie_embeddings: bool = False
+    initializer_range: float = 0.02
+    bos_token_id: int | None = None
+    eos_token_id: int | None = None
+
+
+def read_decoder(
+    fields: Fields, defaults: Defaults, layers: tuple[LayerConfig, ...]
+) -> ModelConfig:
+    """The config of the shared decoder with these layers.
+
+    A family sets what only it has with `dataclasses.replace`.
+    """
+    refuse_unsupported(fields, partial=defaults.partial_rotary is not None)
+    vocab = fields.integer("vocab_size", defaults.vocab_size)
+    return ModelConfig(
+        architecture=read_architecture(fields),
+        vocab_size=vocab,
+        hidden_size=fields.integer("hidden_size", defaults.hidden_size),
+        max_position=_read_max_position(fields, defaults),
+        layers=layers,
+        norm_eps=fields.number(defaults.norm_eps_key, defaults.norm_eps, above_minimum=True),
+        tie_embeddings=fields.flag("tie_word_embeddings", defaults.tie_embeddings),
+        initializer_range=fields.number(
+            "initializer_range", defaults.initializer_range, maximum=1.0
+        ),
+        dtype=read_dtype(fields),
+        bos_token_id=read_bos(fields, defaults.bos_token_id, vocab),
+        eos_token_ids=read_eos(fields, defaults.eos_token_id, vocab),
+    )
+
+
+def read_attention(
+    fields: Fields,
+    defaults: Defaults,
+    *,
+    qkv_bias: bool = False,
+    output_bias: bool = False,
+    qk_norm: Literal["head", "whole", "unit"] | None = None,
+) -> AttentionConfig:
+    """Full attention; what differs between families comes as arguments."""
+    heads, kv_heads, head_dim = _read_heads(fields, defaults)
+    rope = read_rope(
+        fields,
+        defaults.rope_theta,
+        _read_max_position(fields, defaults),
+        head_dim=head_dim,
+        partial=defaults.partial_rotary,
+    )
+    return AttentionConfig(
+        heads,
+        kv_heads,
+        head_dim,
+        rope=rope,
+        qkv_bias=qkv_bias,
+        output_bias=output_bias,
+        qk_norm=qk_norm,
+    )
+
+
+def read_mlp(fields: Fields, defaults: Defaults) -> MlpConfig:
+    """A gated MLP."""
+    return MlpConfig(
+        fields.integer("intermediate_size", defaults.intermediate_size),
+        read_activation(fields, defaults.activation_key, defaults.activation),
+    )
+
+
+def read_experts_count(fields: Fields, default: int, per_token: int, *keys: str) -> tuple[int, int]:
+    """How many experts there are, under the first of these keys that is given, and per token."""
+    key = next((key for key in keys if key in fields.values), keys[0])
+    experts = fields.integer(key, default, maximum=MOST_EXPERTS)
+    return experts, fields.integer("num_experts_per_tok", per_token, maximum=experts)
+
+
+def read_architecture(fields: Fields) -> str:
+    """The one class name under `architectures`."""
+    value = fields.values.get("architectures")
+    if not isinstance(value, list | tuple) or len(value) != 1 or not isinstance(value[0], str):
+        fields.refuse("architectures", "a list of one class name")
+    return value[0]
+
+
+def read_num_layers(fields: Fields, defaults: Defaults) -> int:
+    """The number of layers."""
+    return fields.integer("num_hidden_layers", defaults.num_layers, maximum=MOST_LAYERS)
+
+
+def read_activation(fields: Fields, key: str, default: str) -> Activation:
+    """The activation by our name."""
+    return cast(Activation, fields.choice(key, default, ACTIVATIONS))
+
+
+def read_bos(fields: Fields, default: int | None, vocab: int) -> int | None:
+    """The token that begins a text; a default counts only if the vocabulary holds it."""
+    return fields.optional_integer(
+        "bos_token_id", _inside(default, vocab), minimum=0, maximum=vocab - 1
+    )
+
+
+def read_eos(fields: Fields, default: int | None, vocab: int) -> tuple[int, ...]:
+    """The tokens that end a text."""
+    return fields.integers("eos_token_id", _inside(default, vocab), maximum=vocab - 1)
+
+
+def read_dtype(fields: Fields) -> str:
+    """`dtype` (transformers 5) or `torch_dtype` (transformers 4); float32 where neither is said."""
+    given = [key for key in ("dtype", "torch_dtype") if fields.values.get(key) is not None]
+    found = {fields.choice(key, "float32", DTYPES) for key in given}
+    if len(found) > 1:
+        fields.refuse("torch_dtype", "the same as 'dtype'")
+    return found.pop() if found else "float32"
+
+
+def refuse_unsupported(fields: Fields, *, partial: bool = False) -> None:
+    """Keys that change what the weights mean and that no family here can honour."""
+    if not partial and fields.values.get("partial_rotary_factor") not in (None, 1, 1.0):
+        fields.refuse("partial_rotary_factor", "1.0: this architecture rotates whole heads")
+
+
+def _read_max_position(fields: Fields, defaults: Defaults) -> int:
+    return fields.integer("max_position_embeddings", defaults.max_position)
+
+
+def _read_heads(fields: Fields, defaults: Defaults) -> tuple[int, int, int]:
+    heads = fields.integer("num_attention_heads", defaults.num_heads)
+    kv_heads = fields.optional_integer("num_key_value_heads", defaults.num_kv_heads) or heads
+    if heads % kv_heads:
+        fields.refuse("num_key_value_heads", f"a divisor of num_attention_heads ({heads})")
+    head_dim = fields.optional_integer("head_dim", defaults.head_dim)
+    if head_dim is None:
+        hidden = fields.integer("hidden_size", defaults.hidden_size)
+        if hidden % heads:
+            fields.refuse("hidden_size", f"a multiple of num_attention_heads ({heads})")
+        head_dim = hidden // heads
+    if head_dim % 2:
+        key = "head_dim" if fields.values.get("head_dim") is not None else "hidden_size"
+        fields.refuse(key, f"heads of even size, because positions rotate pairs (got {head_dim})")
+    return heads, kv_heads, head_dim
+
+
+def _inside(token_id: int | None, vocab: int) -> int | None:
+    """A family's default id, unless the vocabulary is too small to hold it."""
+    return token_id if token_id is not None and token_id < vocab else None

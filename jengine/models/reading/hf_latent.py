@@ -1,0 +1,80 @@
+"""Reads latent attention from a config.json, and writes it.
+
+In: a mapping as parsed from JSON. Out: LatentConfig. What cannot be honoured is refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from jengine.config import LatentConfig, ModelConfig
+from jengine.errors import CheckpointError
+from jengine.models.reading.fields import Fields
+from jengine.models.reading.hf_config import Defaults
+from jengine.models.reading.hf_rope import read_rope, write_rope_scaling
+from jengine.models.reading.hf_write import write_activation, write_common, written_ffn
+
+
+def read_latent(fields: Fields, defaults: Defaults) -> LatentConfig:
+    """Latent attention, with the sizes of DeepSeek-V2 and V3 as defaults."""
+    if fields.values.get("index_topk") is not None:
+        fields.refuse(
+            "index_topk",
+            "nothing: attention to the tokens that a sparse indexer picks (DeepSeek-V3.2) is not"
+            " built",
+        )
+    heads = fields.integer("num_attention_heads", defaults.num_heads)
+    if (fields.optional_integer("num_key_value_heads", defaults.num_kv_heads) or heads) != heads:
+        fields.refuse("num_key_value_heads", f"num_attention_heads ({heads}) or null")
+    rope_dim = fields.integer("qk_rope_head_dim", 64)
+    if rope_dim % 2:
+        fields.refuse("qk_rope_head_dim", "an even number, because positions rotate pairs")
+    max_position = fields.integer("max_position_embeddings", defaults.max_position)
+    return LatentConfig(
+        num_heads=heads,
+        kv_rank=fields.integer("kv_lora_rank", 512),
+        nope_dim=fields.integer("qk_nope_head_dim", 128),
+        rope_dim=rope_dim,
+        value_dim=fields.integer("v_head_dim", 128),
+        query_rank=fields.optional_integer("q_lora_rank", 1536),
+        rope=read_rope(fields, defaults.rope_theta, max_position, head_dim=rope_dim),
+        interleaved=fields.flag("rope_interleave", True),
+        bias=fields.flag("attention_bias", False),
+    )
+
+
+def write_latent(config: ModelConfig) -> dict[str, object]:
+    """The keys of a config.json that both families share, inverse of `read_latent` included."""
+    latent = config.layers[0].mixer
+    if not isinstance(latent, LatentConfig) or replace(latent, norm_eps=1e-6) != latent:
+        raise CheckpointError(
+            f"A config.json of {config.architecture} cannot express {latent}: expected latent"
+            " attention whose norms have an eps of 1e-6."
+        )
+    return {
+        "hidden_size": config.hidden_size,
+        "intermediate_size": written_ffn(config).intermediate_size,
+        "num_hidden_layers": len(config.layers),
+        "num_attention_heads": latent.num_heads,
+        "num_key_value_heads": latent.num_heads,
+        "kv_lora_rank": latent.kv_rank,
+        "q_lora_rank": latent.query_rank,
+        "qk_nope_head_dim": latent.nope_dim,
+        "qk_rope_head_dim": latent.rope_dim,
+        "v_head_dim": latent.value_dim,
+        "attention_bias": latent.bias,
+        "max_position_embeddings": config.max_position,
+        "rms_norm_eps": config.norm_eps,
+        "rope_theta": latent.rope.theta,
+        "rope_scaling": write_rope_scaling(latent.rope),
+        "hidden_act": write_activation(config),
+        "tie_word_embeddings": config.tie_embeddings,
+        **write_common(config),
+    }
+
+
+def read_dense_layers(fields: Fields, default: int, layers: int) -> int:
+    """How many layers come before those of experts."""
+    if fields.integer("moe_layer_freq", 1) != 1:
+        fields.refuse("moe_layer_freq", "1: experts on every layer after the dense ones")
+    return min(fields.integer("first_k_dense_replace", default, minimum=0), layers)

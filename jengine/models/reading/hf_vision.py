@@ -1,0 +1,121 @@
+"""Reads what the config.json files of vision-language models have in common.
+
+In: a mapping as parsed from JSON. Out: the part of the language model as one mapping, and fields of
+the tower. Must not know families or tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from jengine.config import AttentionConfig, ModelConfig, VisionActivation
+from jengine.models.reading.fields import Fields
+
+# Keys at the top of config.json that speak of the whole model, the language model included.
+WHOLE = ("architectures", "dtype", "torch_dtype", "tie_word_embeddings")
+MOST_VISION_LAYERS = 200
+SECTIONS = "mrope_section"
+ACTIVATIONS: dict[str, VisionActivation] = {
+    "quick_gelu": "quick_gelu",
+    "gelu": "gelu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "silu": "silu",
+    "relu": "relu",
+}
+WRITTEN_ACTIVATIONS = {ours: theirs for theirs, ours in ACTIVATIONS.items()}
+
+
+def text_part(hf: Mapping[str, object]) -> dict[str, object]:
+    """The language model's keys: those under `text_config` (newer files), or at the top."""
+    nested = Fields(hf).part("text_config")
+    if nested is None:
+        return dict(hf)
+    above = {key: hf[key] for key in WHOLE if hf.get(key) is not None}
+    return {**nested.values, **above}
+
+
+def vision_part(hf: Mapping[str, object]) -> Fields:
+    """The tower's keys."""
+    found = Fields(hf).part("vision_config")
+    if found is None:
+        Fields(hf).refuse("vision_config", "the settings of the vision tower")
+    return found
+
+
+def read_vision_activation(
+    fields: Fields, default: str, key: str = "hidden_act"
+) -> VisionActivation:
+    """The tower's activation by our name."""
+    return fields.choice(key, default, ACTIVATIONS)
+
+
+def without_sections(text: Mapping[str, object]) -> tuple[dict[str, object], tuple[int, ...], bool]:
+    """The keys with a plain rotation, and how pairs of a head are divided among the positions of
+    frame, row and column; last, whether they take turns."""
+    plain, sections, interleaved = dict(text), (), False
+    for key in ("rope_scaling", "rope_parameters"):
+        part = Fields(text).part(key)
+        if part is None:
+            continue
+        values = dict(part.values)
+        if SECTIONS in values:
+            sections = part.integers(SECTIONS, None, maximum=4096, each="a number of pairs")
+            if len(sections) != 3:
+                part.refuse(SECTIONS, "three numbers of pairs")
+            del values[SECTIONS]
+        interleaved = interleaved or part.flag("mrope_interleaved", False)
+        values.pop("mrope_interleaved", None)
+        for name in ("rope_type", "type"):
+            if values.get(name) == "mrope":
+                values[name] = "default"
+        plain[key] = values
+    return plain, sections, interleaved
+
+
+def with_sections(
+    config: ModelConfig, sections: tuple[int, ...], *, interleaved: bool = False
+) -> ModelConfig:
+    """The config with a rotation by three positions."""
+    layers = []
+    for layer in config.layers:
+        mixer = layer.mixer
+        assert isinstance(mixer, AttentionConfig) and mixer.rope is not None, (
+            "these families rotate"
+        )
+        rope = replace(mixer.rope, sections=sections, interleaved=interleaved)
+        layers.append(replace(layer, mixer=replace(mixer, rope=rope)))
+    return replace(config, layers=tuple(layers))
+
+
+def write_sections(written: Mapping[str, object], config: ModelConfig) -> dict[str, object]:
+    """A written text config with the sections of its rotation."""
+    rope = config.layers[0].mixer.rope
+    assert rope is not None, "these families rotate"
+    scaling: dict[str, object] = {"rope_type": "default", SECTIONS: list(rope.sections)}
+    if rope.interleaved:
+        scaling["mrope_interleaved"] = True
+    return {**written, "rope_scaling": scaling}
+
+
+def read_width(fields: Fields, key: str, default: int, config: ModelConfig) -> int:
+    """The width of the tower's embeddings, which is the decoder's."""
+    width = fields.integer(key, default)
+    if width != config.hidden_size:
+        fields.refuse(key, f"that of the language model ({config.hidden_size})")
+    return width
+
+
+def as_architecture(text: Mapping[str, object], architecture: str) -> dict[str, object]:
+    """The keys of a language model as those of a model of its own."""
+    return {**text, "architectures": [architecture]}
+
+
+def read_tokens(fields: Fields, vocab: int, **defaults: int) -> dict[str, int]:
+    """The ids of special tokens by our names; each is under `<name>_token_id`."""
+    return {
+        f"{name}_token": fields.integer(
+            f"{name}_token_id", default, minimum=0, maximum=max(vocab - 1, 0)
+        )
+        for name, default in defaults.items()
+    }

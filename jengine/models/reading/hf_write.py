@@ -1,0 +1,125 @@
+"""Writes the shared decoder's shape as the keys of a config.json: the inverse of hf_config.
+
+In: a ModelConfig. Out: keys that transformers 4 and 5 both read. A family adds its own.
+"""
+
+from __future__ import annotations
+
+from jengine.config import (
+    AttentionConfig,
+    ExpertsConfig,
+    FfnConfig,
+    MlpConfig,
+    ModelConfig,
+    SingleMixer,
+)
+from jengine.errors import CheckpointError
+from jengine.models.reading.hf_config import ACTIVATIONS
+from jengine.models.reading.hf_layers import LAYER_TYPES
+from jengine.models.reading.hf_rope import PARTIAL, write_rope_scaling, written_share
+
+
+def write_decoder(config: ModelConfig, norm_eps_key: str = "rms_norm_eps") -> dict[str, object]:
+    """The inverse of `read_decoder`, in the style that transformers 4 and 5 both read."""
+    attention = written_attention(config)
+    ropes = (mixer.rope for mixer in (attention, *_mixers(config)))
+    rope = next((found for found in ropes if found is not None), None)
+    partial = (
+        {}
+        if rope is None or rope.rotated is None
+        else {PARTIAL: written_share(rope, attention.head_dim)}
+    )
+    # A family whose config.json cannot say that nothing is rotated reads back another model, which
+    # `registry.write_config` refuses.
+    rotation = (
+        {} if rope is None else {"rope_theta": rope.theta, "rope_scaling": write_rope_scaling(rope)}
+    )
+    return {
+        "hidden_size": config.hidden_size,
+        "intermediate_size": written_ffn(config).intermediate_size,
+        "num_hidden_layers": len(config.layers),
+        "num_attention_heads": attention.num_heads,
+        "num_key_value_heads": attention.num_kv_heads,
+        "head_dim": attention.head_dim,
+        "max_position_embeddings": config.max_position,
+        norm_eps_key: config.norm_eps,
+        **rotation,
+        **partial,
+        "hidden_act": write_activation(config),
+        "tie_word_embeddings": config.tie_embeddings,
+        **write_common(config),
+    }
+
+
+def written_attention(config: ModelConfig) -> AttentionConfig:
+    """The attention that a config.json describes as that of the model: of a full layer, if any."""
+    mixers = [mixer for mixer in _mixers(config) if isinstance(mixer, AttentionConfig)]
+    return next((mixer for mixer in mixers if mixer.window is None), mixers[0])
+
+
+def written_ffn(config: ModelConfig) -> FfnConfig:
+    """The feed-forward block that a config.json describes: a dense one, if any."""
+    blocks = [layer.ffn for layer in config.layers]
+    blocks = [block for block in blocks if block.active_size] or blocks
+    return next((block for block in blocks if isinstance(block, MlpConfig)), blocks[0])
+
+
+def written_experts(config: ModelConfig) -> ExpertsConfig:
+    """The experts that a config.json describes."""
+    for layer in config.layers:
+        if isinstance(layer.ffn, ExpertsConfig):
+            return layer.ffn
+    raise CheckpointError(
+        f"A config.json of {config.architecture} cannot express a model without experts."
+    )
+
+
+def written_biases(config: ModelConfig) -> bool:
+    """Whether dense feed-forward blocks have biases."""
+    ffn = written_ffn(config)
+    return isinstance(ffn, MlpConfig) and ffn.biases
+
+
+def written_window(config: ModelConfig) -> int | None:
+    """The window of the layers that have one."""
+    return next((mixer.window for mixer in _mixers(config) if mixer.window is not None), None)
+
+
+def write_activation(config: ModelConfig) -> str:
+    """The activation by the first of the names that it is known under."""
+    ours = written_ffn(config).activation
+    return next((theirs for theirs, known in ACTIVATIONS.items() if known == ours), "silu")
+
+
+def write_common(config: ModelConfig) -> dict[str, object]:
+    """Keys that have one name in all families."""
+    eos = config.eos_token_ids
+    return {
+        "architectures": [config.architecture],
+        "vocab_size": config.vocab_size,
+        "initializer_range": config.initializer_range,
+        "torch_dtype": config.dtype,
+        "bos_token_id": config.bos_token_id,
+        "eos_token_id": None if not eos else eos[0] if len(eos) == 1 else list(eos),
+    }
+
+
+def write_layer_windows(config: ModelConfig) -> dict[str, object]:
+    """The inverse of `read_layer_windows`."""
+    window, kinds = written_window(config), write_layer_types(config)
+    return {
+        "use_sliding_window": window is not None,
+        "sliding_window": window,
+        "max_window_layers": len(kinds) if window is None else kinds.index("sliding_attention"),
+        "layer_types": kinds,
+    }
+
+
+def write_layer_types(config: ModelConfig) -> list[str]:
+    """One name per layer."""
+    names = {ours: theirs for theirs, ours in LAYER_TYPES.items()}
+    return [names["full" if mixer.window is None else "sliding"] for mixer in _mixers(config)]
+
+
+def _mixers(config: ModelConfig) -> list[SingleMixer]:
+    return [mixer for layer in config.layers for mixer in layer.mixers]

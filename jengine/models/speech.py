@@ -1,0 +1,97 @@
+"""The shared decoder behind an encoder of speech, whose output its layers attend to.
+
+In: log-mel spectrograms. Out: keys and values of every decoder layer, which are kept for as long as
+a request runs. Must not know files, prompts or caches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+
+from jengine.config import ModelConfig, SpeechConfig
+from jengine.layers.linear import add_bias
+from jengine.layers.mlp import ACTIVATIONS
+from jengine.models.cross_attention import keys_and_values_of
+from jengine.models.decoder import Decoder
+from jengine.models.linear import Factory
+from jengine.models.norms import make_norm
+from jengine.models.parameter import normal, parameter, zeros
+from jengine.models.vision_tower import VisionBlock
+from jengine.quantization.scheme import WeightScheme
+from jengine.quantization.unquantized import UNQUANTIZED
+
+if TYPE_CHECKING:  # shapes are for readers and type checkers
+    from jaxtyping import Float32
+
+TAPS = 3  # frames that a convolution reads at once
+
+
+class Convolution(nnx.Module):
+    """A convolution over frames: each output reads the frame before, its own and the next."""
+
+    def __init__(self, factory: Factory, inputs: int, outputs: int, stride: int):
+        self.stride = stride
+        init = normal(factory.config.initializer_range)
+        shape = (outputs, inputs, TAPS)
+        self.weight = parameter(factory.rngs, shape, (None,) * 3, factory.dtype, init)
+        self.bias = zeros(factory.rngs, (outputs,), (None,), factory.dtype)
+
+    def __call__(self, x: Float32[Array, "frames inputs"]) -> Float32[Array, "outputs_frames out"]:
+        weight = self.weight[...].astype(jnp.float32)
+        padded = jnp.pad(x, ((1, 1), (0, 0)))
+        parts = [padded[tap : tap + len(x) : self.stride] for tap in range(TAPS)]
+        found = jnp.einsum("tfi,oit->fo", jnp.stack(parts), weight)
+        return add_bias(found, self.bias[...])
+
+
+class SpeechEncoder(nnx.Module):
+    """Convolutions, positions, and blocks whose positions attend to all others of their audio."""
+
+    def __init__(self, factory: Factory, speech: SpeechConfig):
+        hidden = speech.hidden_size
+        self.activation = speech.activation
+        factory = replace(factory, config=replace(factory.config, hidden_size=hidden))
+        self.first = Convolution(factory, speech.mels, hidden, 1)
+        self.second = Convolution(factory, hidden, hidden, 2)
+        shape, init = (speech.positions, hidden), normal(factory.config.initializer_range)
+        self.table = parameter(factory.rngs, shape, (None, None), factory.dtype, init)
+        layers = range(speech.num_layers)
+        self.blocks = nnx.List([VisionBlock(factory, speech, layer) for layer in layers])
+        self.norm = make_norm(factory, (hidden,), (None,))
+
+    def __call__(self, mels: Float32[Array, "frames mels"]) -> Float32[Array, "positions hidden"]:
+        act = ACTIVATIONS[self.activation]
+        with jax.named_scope("convolutions"):
+            x = act(self.second(act(self.first(mels))))
+        x = x + self.table[...].astype(jnp.float32)
+        segments = jnp.zeros((2, len(x)), jnp.int32)
+        for layer, block in enumerate(self.blocks):
+            with jax.named_scope(f"speech_{layer}"):
+                x = block(x, segments, None)
+        return self.norm(x)
+
+
+class SpeechDecoder(Decoder):
+    """A decoder and the encoder that its layers attend to."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        dtype: Any = jnp.float32,
+        rngs: nnx.Rngs | None,
+        scheme: WeightScheme = UNQUANTIZED,
+    ):
+        super().__init__(config, dtype=dtype, rngs=rngs, scheme=scheme)
+        assert config.speech is not None, "a family with an encoder reads its config"
+        self.speech = SpeechEncoder(Factory(config, dtype, rngs, scheme), config.speech)
+
+    def encode(self, mels: Float32[Array, "frames mels"]) -> Float32[Array, "positions width"]:
+        """Keys and values of all layers for each position of one audio."""
+        return keys_and_values_of(self.layers, self.speech(mels))

@@ -1,0 +1,62 @@
+"""The supported models as a table, with what their layers are: README.md shows it.
+
+python -m jengine.models.supported
+"""
+
+from __future__ import annotations
+
+import sys
+
+from jengine.config import AttentionConfig, LatentConfig, ModelConfig
+from jengine.models import registry
+from jengine.models.architectures import FAMILIES
+
+# A config.json of every family: each reads what it knows, and its defaults.
+SAMPLE = {
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "image_token_id": 5,
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "num_hidden_layers": 9,
+    "num_experts_per_tok": 2,
+    "hybrid_override_pattern": "M*-" * 3,
+    "vision_config": {"hidden_size": 4096, "out_hidden_size": 4096},
+    "text_config": {"hidden_size": 4096},
+}
+
+
+def markdown_table() -> str:
+    """The rows that README.md has."""
+    rows = [
+        f"| {registry.models_of(name)} | `{name}` | {layers_of(sample(name))} |"
+        for name in FAMILIES
+    ]
+    header = ["| models | `architectures` in config.json | layers |", "|---|---|---|"]
+    return "\n".join([*header, *rows])
+
+
+def sample(architecture: str) -> ModelConfig:
+    """A model of this architecture, as its family reads it by default."""
+    return registry.model_config({**SAMPLE, "architectures": [architecture]})
+
+
+def layers_of(config: ModelConfig) -> str:
+    """What decides which features a model has."""
+    mixers = [layer.mixer for layer in config.layers]
+    kinds = {
+        "recurrent and attention": config.has_recurrent,
+        "attention": not config.has_recurrent and isinstance(mixers[0], AttentionConfig),
+        "latent attention": isinstance(mixers[0], LatentConfig),
+        "experts": config.has_experts,
+        "both ways": config.sees_ahead,
+        "images": config.vision is not None,
+        "audio": config.speech is not None,
+        "an encoder of text": config.text_encoder is not None,
+    }
+    return ", ".join(kind for kind, is_there in kinds.items() if is_there)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(markdown_table() + "\n")

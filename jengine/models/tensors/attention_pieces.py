@@ -1,0 +1,148 @@
+"""The checkpoint tensors of attention: parameter path -> pieces.
+
+The shared attention rotates lane i of a head's first half with lane i of its second half. Where a
+checkpoint rotates neighbours, or only the first lanes of a head, lanes of queries and keys change
+places here, which leaves their scores as they are.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from jengine.config import AttentionConfig
+from jengine.models.tensors.checkpoint import EVERY, Index, Names, Piece
+from jengine.models.tensors.matrix_pieces import Pieces, biases, matrices
+
+
+class Lanes(NamedTuple):
+    """Some lanes of a head: where they are in our parameter, and in the checkpoint."""
+
+    ours: slice
+    theirs: slice
+
+
+ALL_LANES = (Lanes(EVERY, EVERY),)
+
+
+def attention_pieces(
+    hidden: int, config: AttentionConfig, names: Names, layer: str, inputs: int | None = None
+) -> Pieces:
+    """Queries, keys and values share one parameter [inputs, kv, group + 2, dim]; `inputs` is the
+    hidden size unless it is given."""
+    kv, heads = config.num_kv_heads, config.num_heads * config.head_dim
+    pieces: Pieces = {
+        "attention.qkv.weight": _qkv(hidden if inputs is None else inputs, config, names, layer),
+        "attention.out.weight": matrices(
+            names, [layer + names.attention_out], heads, (hidden,), [()]
+        ),
+    }
+    if config.qkv_bias:
+        pieces["attention.qkv.bias"] = _qkv(None, config, names, layer)
+    if config.output_bias:
+        pieces["attention.out.bias"] = biases([layer + names.attention_out], (hidden,), [()])
+    if config.gated:
+        pieces["attention.gate.weight"] = (_gate(hidden, config, names, layer),)
+        if config.qkv_bias:
+            pieces["attention.gate.bias"] = (_gate(None, config, names, layer),)
+    if config.sinks:
+        pieces["attention.sinks"] = (Piece(layer + names.sinks, (config.num_heads,)),)
+    if config.qk_norm in ("head", "whole"):
+        q, k = f"{layer}{names.q_norm}.weight", f"{layer}{names.k_norm}.weight"
+        pieces["attention.q_norm.weight"] = _head_norm(q, (kv, config.group), config, names)
+        pieces["attention.k_norm.weight"] = _head_norm(k, (kv,), config, names)
+    return pieces
+
+
+def rotated_lanes(config: AttentionConfig, names: Names) -> tuple[Lanes, ...]:
+    """The order of lanes in queries and keys."""
+    dim = config.head_dim
+    rotated = dim if config.rope is None or config.rope.rotated is None else config.rope.rotated
+    if config.rope is None or (rotated == dim and not names.rotates_neighbours):
+        return ALL_LANES
+    half, pairs = dim // 2, rotated // 2
+    if names.rotates_neighbours:
+        first, second = slice(0, rotated, 2), slice(1, rotated, 2)
+    else:
+        first, second = slice(0, pairs), slice(pairs, rotated)
+    lanes = (Lanes(slice(0, pairs), first), Lanes(slice(half, half + pairs), second))
+    if rotated == dim:
+        return lanes
+    middle = rotated + half - pairs  # of the lanes that stay as they are
+    return (
+        *lanes,
+        Lanes(slice(pairs, half), slice(rotated, middle)),
+        Lanes(slice(half + pairs, dim), slice(middle, dim)),
+    )
+
+
+def _qkv(
+    hidden: int | None, config: AttentionConfig, names: Names, layer: str
+) -> tuple[Piece, ...]:
+    """The weight, or without `hidden` the bias."""
+    dim, kv, group = config.head_dim, config.num_kv_heads, config.group
+    parts = (slice(0, group), group, group + 1)
+    qkv = [layer + name for name in names.qkv]
+    lanes = rotated_lanes(config, names)
+    if lanes is ALL_LANES and not names.qkv_by_head and not config.gated:
+        sizes = (config.num_heads * dim, kv * dim, kv * dim)
+        if hidden is None:
+            return biases(qkv, sizes, [(EVERY, part) for part in parts])
+        return matrices(names, qkv, hidden, sizes, [(EVERY, EVERY, part) for part in parts])
+    counts = (config.num_heads, kv, kv)
+    pieces = []
+    for number, part in enumerate(parts):
+        for ours, theirs in lanes if number < 2 else ALL_LANES:
+            index: Index = (EVERY, part, ours)
+            name, view, source = _heads(qkv, number, counts, dim, theirs, names.qkv_by_head)
+            if config.gated and number == 0:
+                view, source = (counts[0], 2, dim), (EVERY, 0, theirs)
+            rows = math.prod(view)
+            if hidden is None:
+                pieces.append(Piece(f"{name}.bias", (rows,), index, source=source, view=view))
+            else:
+                index = (EVERY, *index)
+                shape = (rows, hidden)
+                weight = f"{name}.weight"
+                pieces.append(Piece(weight, shape, index, True, source=source, view=view))
+    return tuple(pieces)
+
+
+def _gate(hidden: int | None, config: AttentionConfig, names: Names, layer: str) -> Piece:
+    """The gates, whose tensor has each head's query and then its gate: weight or bias."""
+    view = (config.num_heads, 2, config.head_dim)
+    name, rows, source = layer + names.qkv[0], math.prod(view), (EVERY, 1)
+    if hidden is None:
+        return Piece(f"{name}.bias", (rows,), source=source, view=view)
+    return Piece(f"{name}.weight", (rows, hidden), (), True, source=source, view=view)
+
+
+def _heads(
+    qkv: list[str], number: int, counts: tuple[int, ...], dim: int, lanes: slice, by_head: bool
+) -> tuple[str, tuple[int, ...], Index]:
+    """Lanes of the queries, keys or values in their tensor: its name, its view, and the slice."""
+    if len(qkv) == len(counts):
+        return qkv[number], (counts[number], dim), (EVERY, lanes)
+    [name] = qkv
+    if by_head:
+        return name, (counts[0], len(counts), dim), (EVERY, number, lanes)
+    begin = sum(counts[:number])
+    return name, (sum(counts), dim), (slice(begin, begin + counts[number]), lanes)
+
+
+def _head_norm(
+    name: str, heads: tuple[int, ...], config: AttentionConfig, names: Names
+) -> tuple[Piece, ...]:
+    """The norm of one head, or of all `heads` as one vector."""
+    dim, lanes = config.head_dim, rotated_lanes(config, names)
+    if config.qk_norm == "head":
+        if lanes is ALL_LANES:
+            return (Piece(name, (dim,)),)
+        return tuple(Piece(name, (dim,), (ours,), source=(theirs,)) for ours, theirs in lanes)
+    size, every = math.prod(heads) * dim, (EVERY,) * len(heads)
+    if lanes is ALL_LANES:
+        return (Piece(name, (size,)),)
+    return tuple(
+        Piece(name, (size,), (*every, ours), source=(*every, theirs), view=(*heads, dim))
+        for ours, theirs in lanes
+    )

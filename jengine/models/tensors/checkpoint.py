@@ -1,0 +1,226 @@
+"""Maps checkpoint tensors to parameters: names, shapes, slices, transposed or not.
+
+The same pieces are used to load and to save. The names are Llama's unless a family says otherwise
+in a `Names`. Must not know files or devices.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+import numpy as np
+
+from jengine.config import ModelConfig
+
+T = TypeVar("T")
+Index = tuple[int | slice, ...]
+EVERY = slice(None)
+MOST_DRAFTING_LAYERS = 4
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A checkpoint tensor of `shape`, or its slice `source`, and the slice of a parameter it fills.
+
+    Most checkpoints store a matrix as [outputs, inputs], parameters are [inputs, outputs]
+    (`transpose`); the two axes are then split into those of `parameter[index]`. Where `source`
+    takes lanes of every head, `view` says how the first axis is split for it. All steps are views
+    with an inverse. Of an `optional` tensor that a file leaves out, the parameter has zeros.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    index: Index = ()
+    transpose: bool = False
+    source: Index = ()
+    view: tuple[int, ...] = ()
+    optional: bool = False
+
+    def place(self, shape: tuple[int, ...]) -> list[slice]:
+        """Its slice of a parameter of this shape, one per axis."""
+        index = (*self.index, *[EVERY] * (len(shape) - len(self.index)))
+        return [
+            slice(*one.indices(size)[:2]) if isinstance(one, slice) else slice(one, one + 1)
+            for one, size in zip(index, shape, strict=True)
+        ]
+
+    def turned(self, tensor: np.ndarray) -> np.ndarray:
+        """A view of the checkpoint's tensor with its axes in the parameter's order."""
+        tensor = tensor.reshape(self.viewed_shape)[self.source]
+        return np.moveaxis(tensor, -1, 0) if self.transpose else tensor
+
+    def take(self, parameter: np.ndarray) -> np.ndarray:
+        """The inverse: the checkpoint's tensor, or its slice `source`, out of the parameter."""
+        part = parameter[self.index]
+        if not self.transpose:
+            return part.reshape(self.source_shape)
+        *outputs, inputs = self.source_shape
+        return np.moveaxis(part.reshape(inputs, *outputs), 0, -1)
+
+    @property
+    def viewed_shape(self) -> tuple[int, ...]:
+        """The tensor's shape with its first axis split."""
+        return (*self.view, *self.shape[1:]) if self.view else self.shape
+
+    @property
+    def source_shape(self) -> tuple[int, ...]:
+        """The shape of `source`."""
+        # A broadcast scalar has the tensor's shape and takes no memory.
+        return np.broadcast_to(0, self.viewed_shape)[self.source].shape
+
+
+def take_tensor(parts: Sequence[tuple[np.ndarray, Piece]]) -> np.ndarray:
+    """A checkpoint's tensor out of the parameters, given with its pieces, that it fills."""
+    parameter, first = parts[0]
+    if not first.source:
+        return first.take(parameter)
+    whole = np.empty(first.shape, parameter.dtype)
+    for parameter, piece in parts:
+        whole.reshape(piece.viewed_shape)[piece.source] = piece.take(parameter)
+    return whole
+
+
+@dataclass(frozen=True)
+class IgnoredTensor:
+    """A tensor that a checkpoint may hold although no parameter needs it.
+
+    `same_as` names the tensor whose copy it must be.
+    """
+
+    pattern: str
+    reason: str
+    same_as: str | None = None
+
+    def matches(self, name: str) -> bool:
+        """Whether this rule covers the tensor of that name."""
+        return re.fullmatch(self.pattern, name) is not None
+
+
+# How a checkpoint holds the matrices of experts: each as a tensor, or all in one tensor [experts,
+# outputs, inputs] or [experts, inputs, outputs], with gates before the rest or in pairs. Names of
+# such tensors are whole names.
+ExpertLayout = Literal["apart", "outputs_first", "inputs_first", "inputs_first_pairs"]
+
+FREQUENCIES = IgnoredTensor(
+    r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",
+    "old files store the rotary frequencies, which follow from config.json",
+)
+
+
+@dataclass(frozen=True)
+class DraftingNames:
+    """What the tensors of a layer are called that was trained to guess behind the last one (MTP),
+    and how config.json and its reading of embeddings differ between families."""
+
+    # What all names begin with; empty: what those of a layer after the last one do.
+    root: str = ""
+    layer: str = ""  # what names of the decoder layer's own tensors begin with, behind the root
+    matrix: str = "eh_proj"  # of embedding and hidden state
+    embed_norm: str = "enorm"
+    hidden_norm: str = "hnorm"
+    last_norm: str = "shared_head.norm"
+    count: str = "num_nextn_predict_layers"  # the key of config.json with the number of layers
+    usual: int = 0  # their number where config.json has no such key
+    # Whether the first token's embedding is left out, since none stands before it.
+    skips_first: bool = True
+
+
+@dataclass(frozen=True)
+class Names:
+    """What a family calls its tensors, without '.weight' and '.bias'; in layers, without the layer.
+
+    One name where there could be several means one tensor that holds them one after the other.
+    """
+
+    # Prefix of all names but the head's. Files of a bare model, without a head, omit it.
+    prefix: str = "model."
+    embed: str = "embed_tokens"
+    positions: str = ""
+    types: str = ""
+    embed_norm: str = ""
+    final_norm: str = "norm"
+    head: str = "lm_head"
+    layers: str = "layers"
+    before_attention: str = "input_layernorm"
+    after_attention: str = "post_attention_layernorm"
+    before_mlp: str = "post_attention_layernorm"
+    after_mlp: str = "post_feedforward_layernorm"
+    qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    # Whether one tensor holds each head's query, key and value together.
+    qkv_by_head: bool = False
+    # Whether rotation pairs neighbouring lanes of a head, not lanes of its two halves.
+    rotates_neighbours: bool = False
+    q_norm: str = "self_attn.q_norm"
+    k_norm: str = "self_attn.k_norm"
+    sinks: str = "self_attn.sinks"  # the whole name: there is no ".weight" behind it
+    attention_out: str = "self_attn.o_proj"
+    recurrent: str = "mamba"  # the module of a recurrent layer
+    # Without a gate, only up.
+    gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
+    down: str = "mlp.down_proj"
+    router: str = "mlp.gate"
+    choice_bias: str = "mlp.gate.e_score_correction_bias"  # the whole name
+    experts: str = "mlp.experts"
+    expert_gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
+    expert_down: str = "down_proj"
+    expert_layout: ExpertLayout = "apart"
+    shared_gate_up: tuple[str, ...] = (
+        "mlp.shared_experts.gate_proj",
+        "mlp.shared_experts.up_proj",
+    )
+    shared_down: str = "mlp.shared_experts.down_proj"
+    shared_gate: str = "mlp.shared_expert_gate"
+    # Whether the mixer and the feed-forward block of a layer are two layers in checkpoints.
+    halves_apart: bool = False
+    # Whether checkpoints store matrices as [inputs, outputs], as parameters do.
+    stored_in_out: bool = False
+    ignored: tuple[IgnoredTensor, ...] = (FREQUENCIES,)
+    # Layers after the last one that files may hold, which draft tokens for speculation.
+    drafting: DraftingNames | None = None
+    # Beginnings of names in files of older versions, and what they are now.
+    older: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def embed_weight(self) -> str:
+        """The tensor that a tied head is a copy of."""
+        return f"{self.prefix}{self.embed}.weight"
+
+
+def with_prefix(tensors: Mapping[str, T], names: Names) -> Mapping[str, T]:
+    """The tensors by their full names, also if the file is that of a bare model, or older."""
+    for old, new in names.older:
+        if any(name.startswith(old) for name in tensors):
+            tensors = {
+                new + name.removeprefix(old) if name.startswith(old) else name: found
+                for name, found in tensors.items()
+            }
+    parts = names.prefix.split(".")[:-1]
+    for end in range(len(parts) + 1):  # the prefix without its first names
+        missing = "".join(f"{part}." for part in parts[:end])
+        if names.embed_weight.removeprefix(missing) in tensors:
+            return {missing + name: found for name, found in tensors.items()} if end else tensors
+    return tensors
+
+
+def ignored_in_decoder(config: ModelConfig, names: Names) -> tuple[IgnoredTensor, ...]:
+    """Tensors that old or redundant files of a family hold in addition."""
+    ignored = names.ignored
+    if names.drafting is not None and not names.drafting.root:
+        first = len(config.layers)
+        layers = "|".join(str(first + extra) for extra in range(MOST_DRAFTING_LAYERS))
+        pattern = rf"{re.escape(names.prefix + names.layers)}\.({layers})\..*"
+        ignored = (*ignored, IgnoredTensor(pattern, "layers that draft tokens are not used"))
+    if config.pooling is not None:
+        unused = IgnoredTensor(rf"{re.escape(names.head)}\.(weight|bias)", "pooling has no head")
+        return (*ignored, unused)
+    if not config.tie_embeddings:
+        return ignored
+    head = IgnoredTensor(
+        re.escape(f"{names.head}.weight"),
+        "the head is tied to the embedding, so this is a copy",
+        same_as=names.embed_weight,
+    )
+    return (*ignored, head)

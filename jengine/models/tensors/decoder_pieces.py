@@ -1,0 +1,111 @@
+"""The checkpoint tensors of the shared decoder: parameter path -> pieces.
+
+In: a ModelConfig and a family's Names. Must not know files or devices.
+"""
+
+from __future__ import annotations
+
+from jengine.config import (
+    PLACES,
+    RECURRENT,
+    LatentConfig,
+    LayerConfig,
+    MixerConfig,
+    ModelConfig,
+    SideBySideConfig,
+)
+from jengine.models.tensors.attention_pieces import attention_pieces
+from jengine.models.tensors.checkpoint import Names, Piece
+from jengine.models.tensors.ffn_pieces import ffn_pieces
+from jengine.models.tensors.latent_pieces import latent_pieces
+from jengine.models.tensors.matrix_pieces import Pieces
+from jengine.models.tensors.recurrent_pieces import recurrent_pieces
+
+
+def decoder_pieces(config: ModelConfig, names: Names) -> Pieces:
+    """Parameter path -> pieces, for the shared decoder body."""
+    vocab, hidden = config.vocab_size, config.hidden_size
+    pieces: Pieces = {"embed.weight": (Piece(names.embed_weight, (vocab, hidden)),)}
+    if config.learned_positions:
+        name = f"{names.prefix}{names.positions}.weight"
+        rows = config.max_position + config.position_offset
+        pieces["position_embed.weight"] = (Piece(name, (rows, hidden)),)
+    if config.token_types:
+        name = f"{names.prefix}{names.types}.weight"
+        pieces["type_embed.weight"] = (Piece(name, (config.token_types, hidden)),)
+    if config.embed_norm:
+        pieces |= _norm(config, "embed_norm", f"{names.prefix}{names.embed_norm}", (hidden,))
+    if config.norm_places != "sums":
+        pieces |= _norm(config, "norm", f"{names.prefix}{names.final_norm}", (hidden,))
+    if config.has_own_head:
+        pieces["head.weight"] = (Piece(f"{names.head}.weight", (vocab, hidden), transpose=True),)
+        if config.head_bias:
+            pieces["head.bias"] = (Piece(f"{names.head}.bias", (vocab,)),)
+    number = 0  # of the checkpoint's layer
+    for layer, own in enumerate(config.layers):
+        theirs = f"{names.prefix}{names.layers}.{number}."
+        if names.halves_apart:
+            number += bool(own.ffn.active_size)
+        second = f"{names.prefix}{names.layers}.{number}."
+        pieces |= layer_pieces(config, own, names, f"layers.{layer}.", theirs, second)
+        number += 1
+    return pieces
+
+
+def layer_pieces(
+    config: ModelConfig, own: LayerConfig, names: Names, ours: str, theirs: str,
+    second: str | None = None,
+) -> Pieces:  # fmt: skip
+    """The same for one layer, whose parameters and tensors have these prefixes. `second`: that of
+    its feed-forward block, where another."""
+    second = theirs if second is None else second
+    found = {
+        **_layer_norms(config, own, names, theirs, second),
+        **_mixer(config.hidden_size, own.mixer, names, theirs),
+        **(ffn_pieces(config.hidden_size, own.ffn, names, second) if own.ffn.active_size else {}),
+    }
+    return {ours + path: pieces for path, pieces in found.items()}
+
+
+def _norm(config: ModelConfig, path: str, name: str, shape: tuple[int, ...]) -> Pieces:
+    pieces: Pieces = {f"{path}.weight": (Piece(f"{name}.weight", shape),)}
+    if config.norm in ("layer", "layer_one_plus"):
+        pieces[f"{path}.bias"] = (Piece(f"{name}.bias", shape),)
+    return pieces
+
+
+def _layer_norms(
+    config: ModelConfig, own: LayerConfig, names: Names, layer: str, second: str
+) -> Pieces:
+    pieces: Pieces = {}
+    theirs = {
+        "before": {"before_attention": names.before_attention, "before_mlp": names.before_mlp},
+        "after": {"after_attention": names.after_attention, "after_mlp": names.after_mlp},
+    }
+    for place, found in theirs.items():
+        if place not in PLACES[config.norm_places]:
+            continue
+        for path, name in found.items():
+            of_mlp = path.endswith("mlp")
+            if path == "before_attention" and not own.attention_norm:
+                continue
+            if of_mlp and (config.block == "parallel_one_norm" or not own.ffn.active_size):
+                continue
+            prefix = second if of_mlp else layer
+            pieces |= _norm(config, path, prefix + name, (config.hidden_size,))
+    return pieces
+
+
+def _mixer(hidden: int, config: MixerConfig, names: Names, layer: str) -> Pieces:
+    if isinstance(config, LatentConfig):
+        return latent_pieces(hidden, config, layer)
+    if isinstance(config, SideBySideConfig):
+        parts = {"attention": config.attention, "recurrent": config.recurrent}
+        return {
+            path.replace("attention.", f"attention.{part}.", 1): pieces
+            for part, own in parts.items()
+            for path, pieces in _mixer(hidden, own, names, layer).items()
+        }
+    if isinstance(config, RECURRENT):
+        return recurrent_pieces(hidden, config, f"{layer}{names.recurrent}.")
+    return attention_pieces(hidden, config, names, layer)

@@ -1,0 +1,104 @@
+"""The checkpoint tensors of feed-forward blocks, dense or of experts: parameter path -> pieces."""
+
+from __future__ import annotations
+
+from jengine.config import ExpertsConfig, FfnConfig, MlpConfig
+from jengine.models.tensors.checkpoint import EVERY, Index, Names, Piece
+from jengine.models.tensors.matrix_pieces import Pieces, biases, matrices
+
+
+def ffn_pieces(hidden: int, config: FfnConfig, names: Names, layer: str) -> Pieces:
+    """The tensors of one layer's block."""
+    if isinstance(config, ExpertsConfig):
+        return _experts_mlp(hidden, config, names, layer)
+    up = tuple(layer + name for name in names.gate_up)
+    return _mlp("mlp", hidden, config, names, up, layer + names.down)
+
+
+def _mlp(
+    path: str, hidden: int, config: MlpConfig, names: Names, up: tuple[str, ...], down: str
+) -> Pieces:
+    inner = config.intermediate_size
+    first, sizes = ("gate_up", (inner, inner)) if config.gated else ("up", (inner,))
+    pieces = {
+        f"{path}.down.weight": matrices(names, [down], inner, (hidden,), [()]),
+        f"{path}.{first}.weight": matrices(
+            names, up, hidden, sizes, [(EVERY, 0), (EVERY, 1)] if config.gated else [()]
+        ),
+    }
+    if config.biases:
+        ours: list[Index] = [(0,), (1,)] if config.gated else [()]
+        pieces[f"{path}.{first}.bias"] = biases(up, sizes, ours)
+        pieces[f"{path}.down.bias"] = biases([down], (hidden,), [()])
+    return pieces
+
+
+def _experts_mlp(hidden: int, config: ExpertsConfig, names: Names, layer: str) -> Pieces:
+    """The router, the experts, and the MLP that all tokens take."""
+    count, router = config.num_experts, layer + names.router
+    pieces: Pieces = {
+        "mlp.router.weight": matrices(names, [router], hidden, (count,), [()]),
+        **(_apart if names.expert_layout == "apart" else _stacked)(hidden, config, names, layer),
+    }
+    if config.routing.logits_bias:
+        pieces["mlp.router.bias"] = biases([router], (count,), [()])
+    if config.routing.choice_bias:
+        pieces["mlp.choice_bias"] = (Piece(layer + names.choice_bias, (count,)),)
+    if config.shared_size:
+        shared = MlpConfig(config.shared_size, config.activation)
+        up, down = (layer + name for name in names.shared_gate_up), layer + names.shared_down
+        pieces |= _mlp("mlp.shared", hidden, shared, names, tuple(up), down)
+    if config.shared_gate:
+        gate = [layer + names.shared_gate]
+        pieces["mlp.shared_gate.weight"] = matrices(names, gate, hidden, (1,), [()])
+    return pieces
+
+
+def _apart(hidden: int, config: ExpertsConfig, names: Names, layer: str) -> Pieces:
+    """Each expert's matrices are one slice of [experts, hidden, inner, 2] and the like."""
+    inner = config.intermediate_size
+    gate_up: list[Piece] = []
+    down: list[Piece] = []
+    for expert in range(config.num_experts):
+        theirs = f"{layer}{names.experts}.{expert}."
+        both = [theirs + name for name in names.expert_gate_up]
+        parts: list[Index] = [(expert, EVERY, EVERY, 0), (expert, EVERY, EVERY, 1)]
+        gate_up += matrices(names, both, hidden, (inner, inner), parts)
+        down += matrices(names, [theirs + names.expert_down], inner, (hidden,), [(expert,)])
+    return {"mlp.gate_up.weight": tuple(gate_up), "mlp.down.weight": tuple(down)}
+
+
+def _stacked(hidden: int, config: ExpertsConfig, names: Names, layer: str) -> Pieces:
+    """The matrices of all experts are one tensor of each kind."""
+    inner, count = config.intermediate_size, config.num_experts
+    [name] = names.expert_gate_up
+    up, down = layer + name, layer + names.expert_down
+    halves = slice(0, inner), slice(inner, 2 * inner)
+    if names.expert_layout == "outputs_first":
+        return {
+            "mlp.gate_up.weight": tuple(
+                Piece(up, (count, 2 * inner, hidden), (expert, EVERY, EVERY, half), True, source)
+                for expert in range(count)
+                for half, source in enumerate((expert, rows) for rows in halves)
+            ),
+            "mlp.down.weight": tuple(
+                Piece(down, (count, hidden, inner), (expert,), True, (expert,))
+                for expert in range(count)
+            ),
+        }
+    shape = (count, hidden, 2 * inner)
+    if names.expert_layout == "inputs_first_pairs":
+        both = (Piece(up, shape),)
+    else:
+        both = tuple(
+            Piece(up, shape, (EVERY, EVERY, EVERY, half), source=(EVERY, EVERY, columns))
+            for half, columns in enumerate(halves)
+        )
+    pieces: Pieces = {
+        "mlp.gate_up.weight": both,
+        "mlp.down.weight": (Piece(down, (count, inner, hidden)),),
+    }
+    if config.biases:
+        pieces["mlp.gate_up.bias"] = (Piece(f"{up}_bias", (count, 2 * inner)),)
+        pieces["mlp.down.bias"] = (Piece(f"{down}_bias", (count, hidden)),)
+    return pieces

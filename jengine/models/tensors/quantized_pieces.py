@@ -1,0 +1,154 @@
+"""The tensors of quantized modules in a checkpoint: which there are, and what they fill.
+
+In: a Quantization, and the pieces of the plain model. Out: modules of the checkpoint, and pieces of
+quantized tensors under the names of `QuantizedWeights`. Must not know files or schemes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+from jengine.errors import CheckpointError
+from jengine.models.tensors.checkpoint import Piece
+from jengine.weight_formats import Layout, Quantization, StoredFormat, WeightFormat
+
+Pieces = Mapping[str, tuple[Piece, ...]]
+WEIGHT = ".weight"
+ROUTER = "router"
+METHODS: dict[Layout, str] = {
+    "int": "compressed-tensors",
+    "float": "compressed-tensors",
+    "packed": "compressed-tensors",
+    "mxfp4": "compressed-tensors",
+    "gptq": "gptq",
+    "awq": "awq",
+    "fp8": "fp8",
+    "gpt_oss": "mxfp4",
+    "gguf": "gguf",
+}
+# Routers are quantized only by methods that list all modules.
+ROUTERS = ("compressed-tensors",)
+
+# Quantized in files, and multiplied from both sides in a step, so they are plain there.
+DEQUANTIZED = "kv_up"
+
+
+class QuantizedModule(NamedTuple):
+    """A module of the checkpoint with a quantized weight [outputs, inputs]."""
+
+    name: str
+    outputs: int
+    inputs: int
+    stored: StoredFormat
+    experts: int | None = None  # how many such weights one tensor holds
+    dequantized: bool = False  # whether the model declares the plain weight
+
+
+def stored_formats(quantization: Quantization, pieces: Pieces) -> dict[str, StoredFormat]:
+    """Path of a `Linear` of ours -> the format of the modules that it is made of."""
+    found: dict[str, StoredFormat] = {}
+    for path, parts in pieces.items():
+        if not path.endswith(WEIGHT):
+            continue
+        names = list(dict.fromkeys(piece.name.removesuffix(WEIGHT) for piece in parts))
+        formats = [quantization.format_of(name) for name in names]
+        if all(_is_stacked(piece) for piece in parts):
+            formats = [one if one and one.layout == "gpt_oss" else None for one in formats]
+        elif not all(is_matrix(piece) for piece in parts):
+            continue
+        if path.endswith(f".{ROUTER}{WEIGHT}"):
+            formats = [one if one and METHODS[one.layout] in ROUTERS else None for one in formats]
+        if any(one != formats[0] for one in formats):
+            odd = next(name for name, one in zip(names, formats, strict=True) if one != formats[0])
+            raise CheckpointError(
+                f"config.json: quantization_config: {names[0]!r} and {odd!r} have different "
+                "formats, but they are multiplied as one matrix."
+            )
+        if formats[0] is not None:
+            found[path.removesuffix(WEIGHT)] = formats[0]
+    return found
+
+
+def stored_modules(quantization: Quantization, pieces: Pieces) -> Iterator[QuantizedModule]:
+    """The checkpoint's quantized modules, whose plain pieces these are."""
+    seen: set[str] = set()
+    for path, stored in stored_formats(quantization, pieces).items():
+        for piece in pieces[path + WEIGHT]:
+            name = piece.name.removesuffix(WEIGHT)
+            if name in seen:
+                continue
+            seen.add(name)
+            if _is_stacked(piece):
+                experts, inputs, outputs = piece.shape
+                yield QuantizedModule(name, outputs, inputs, stored, experts)
+            else:
+                outputs, inputs = piece.shape
+                yield QuantizedModule(name, outputs, inputs, stored)
+    for path, parts in pieces.items():
+        for piece in parts if is_dequantized(path) else ():
+            name = piece.name.removesuffix(WEIGHT)
+            format = quantization.format_of(name)
+            if format is not None:
+                outputs, inputs = piece.shape
+                yield QuantizedModule(name, outputs, inputs, format, dequantized=True)
+
+
+def quantized_pieces(quantization: Quantization, pieces: Pieces) -> dict[str, tuple[Piece, ...]]:
+    """The pieces of the quantized model, whose tensors have the names of `QuantizedWeights`."""
+    formats = {} if quantization.on_load else stored_formats(quantization, pieces)
+    found: dict[str, tuple[Piece, ...]] = {}
+    for path, parts in pieces.items():
+        stored = formats.get(path.removesuffix(WEIGHT)) if path.endswith(WEIGHT) else None
+        if stored is None:
+            found[path] = parts
+            continue
+        module = path.removesuffix(WEIGHT)
+        for name in tensor_names(stored.weights):
+            found[f"{module}.{name}"] = tuple(
+                made for one in parts for made in _pieces(one, name, stored.weights)
+            )
+    return found
+
+
+def tensor_names(format: WeightFormat) -> tuple[str, ...]:
+    """The tensors of a weight of this format, as `QuantizedWeights` names them."""
+    zero = ("zero",) if format.zeros else ()
+    return ("weight", "scale", *zero, *(("input_scale",) if format.static else ()))
+
+
+def columns(name: str, format: WeightFormat, inputs: int) -> int:
+    """The second dimension of such a tensor [outputs, ...]."""
+    if name == "weight":
+        return inputs * format.bits // 8
+    return 1 if name == "input_scale" else format.groups(inputs)
+
+
+def is_dequantized(path: str) -> bool:
+    """Whether a parameter is plain although files may hold it quantized."""
+    return path.removesuffix(WEIGHT).rpartition(".")[2] == DEQUANTIZED
+
+
+def _pieces(piece: Piece, name: str, format: WeightFormat) -> Iterator[Piece]:
+    """The pieces of a quantized tensor, out of that of the plain weight."""
+    module = piece.name.removesuffix(WEIGHT)
+    if _is_stacked(piece):
+        experts, inputs, outputs = piece.shape
+        shape = experts, outputs, columns(name, format, inputs)
+        for expert in range(experts):
+            yield Piece(f"{module}.{name}", shape, (expert,), True, (expert,))
+        return
+    outputs, inputs = piece.shape
+    # Groups of inputs stand where the inputs do. A slice of a weight takes all its inputs, which
+    # are one dimension there, so it is a slice of the scales too.
+    yield replace(piece, name=f"{module}.{name}", shape=(outputs, columns(name, format, inputs)))
+
+
+def is_matrix(piece: Piece) -> bool:
+    return len(piece.shape) == 2 and piece.transpose
+
+
+def _is_stacked(piece: Piece) -> bool:
+    """Whether a tensor holds all experts' matrices, each [inputs, outputs]."""
+    return len(piece.shape) == 3 and not (piece.transpose or piece.source or piece.index)

@@ -1,0 +1,139 @@
+"""The checkpoint tensors of recurrent layers: parameter path -> pieces.
+
+In: a layer's config, and what the names of its tensors begin with. A tensor may fill several
+parameters: one matmul of theirs is several of ours, which are sharded in different ways.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+from jengine.config import DeltaConfig, Mamba2Config, RecurrentConfig, ShortConvConfig
+from jengine.models.tensors.checkpoint import EVERY, Index, Piece
+from jengine.models.tensors.matrix_pieces import Pieces
+
+
+def recurrent_pieces(hidden: int, config: RecurrentConfig, theirs: str) -> Pieces:
+    """The tensors of one layer's mixer."""
+    if isinstance(config, ShortConvConfig):
+        return _short_conv(hidden, config, theirs)
+    if isinstance(config, DeltaConfig):
+        return _delta(hidden, config, theirs)
+    return _mamba2(hidden, config, theirs)
+
+
+def rows(
+    name: str, shape: tuple[int, ...], begin: int, end: int, index: Index = ()
+) -> tuple[Piece, ...]:
+    """Rows of a matrix or of a convolution's kernel, whose last axis comes first in ours."""
+    return (Piece(name, shape, index, len(shape) > 1, (slice(begin, end),)),)
+
+
+def _short_conv(hidden: int, config: ShortConvConfig, theirs: str) -> Pieces:
+    channels = config.channels
+    kernel = Piece(f"{theirs}conv.weight", (channels, 1, config.width), transpose=True)
+    pieces: Pieces = {
+        "attention.gates.weight": (
+            Piece(f"{theirs}in_proj.weight", (3 * channels, hidden), transpose=True),
+        ),
+        "attention.conv.weight": (kernel,),
+        "attention.out.weight": (
+            Piece(f"{theirs}out_proj.weight", (hidden, channels), transpose=True),
+        ),
+    }
+    if config.bias:
+        pieces["attention.gates.bias"] = (Piece(f"{theirs}in_proj.bias", (3 * channels,)),)
+        pieces["attention.conv.bias"] = (Piece(f"{theirs}conv.bias", (channels,)),)
+        pieces["attention.out.bias"] = (Piece(f"{theirs}out_proj.bias", (hidden,)),)
+    return pieces
+
+
+def _mamba2(hidden: int, config: Mamba2Config, theirs: str) -> Pieces:
+    heads, inner = config.num_heads, config.num_heads * config.head_dim
+    convolved = inner + 2 * config.groups * config.state_size
+    total = inner + convolved + heads
+    weights = {"weight": (hidden,), **({"bias": ()} if config.bias else {})}
+    pieces: Pieces = {}
+    for kind, inputs in weights.items():
+        name, shape = f"{theirs}in_proj.{kind}", (total, *inputs)
+        every = (EVERY,) * len(inputs)
+        pieces[f"attention.gate_x.{kind}"] = (
+            *rows(name, shape, 0, inner, (*every, EVERY, 0)),
+            *rows(name, shape, inner, 2 * inner, (*every, EVERY, 1)),
+        )
+        pieces[f"attention.keys.{kind}"] = rows(name, shape, 2 * inner, inner + convolved)
+        pieces[f"attention.dt.{kind}"] = rows(name, shape, inner + convolved, total)
+    kernels = {"weight": (1, config.width), **({"bias": ()} if config.conv_bias else {})}
+    for kind, rest in kernels.items():
+        name, shape = f"{theirs}conv1d.{kind}", (convolved, *rest)
+        pieces[f"attention.conv_x.{kind}"] = rows(name, shape, 0, inner)
+        pieces[f"attention.conv_keys.{kind}"] = rows(name, shape, inner, convolved)
+    if config.gate != "alone":
+        pieces["attention.norm_weight"] = (Piece(f"{theirs}norm.weight", (inner,)),)
+    for ours, name in (("rate_logs", "A_log"), ("dt_bias", "dt_bias"), ("skip", "D")):
+        pieces[f"attention.{ours}"] = (Piece(theirs + name, (heads,)),)
+    out = Piece(f"{theirs}out_proj.weight", (hidden, inner), transpose=True)
+    pieces["attention.out.weight"] = (out,)
+    if config.bias:
+        pieces["attention.out.bias"] = (Piece(f"{theirs}out_proj.bias", (hidden,)),)
+    return pieces
+
+
+def _delta(hidden: int, config: DeltaConfig, theirs: str) -> Pieces:
+    heads, share = config.key_heads, config.share
+    values, numbers = share * config.value_dim, heads * share
+    sizes = heads * config.key_dim, heads * config.key_dim, heads * values
+    ends = list(itertools.accumulate(sizes))
+    lanes = (
+        slice(0, config.key_dim),
+        slice(config.key_dim, 2 * config.key_dim),
+        slice(2 * config.key_dim, config.convolved),
+    )
+    kernel = f"{theirs}conv1d.weight", (ends[-1], 1, config.width)
+    parts = [(end - size, end, lane) for size, end, lane in zip(sizes, ends, lanes, strict=True)]
+    out = Piece(f"{theirs}out_proj.weight", (hidden, heads * values), transpose=True)
+    return {
+        **(_split_delta if config.split else _fused_delta)(hidden, config, theirs, parts),
+        "attention.conv.weight": tuple(
+            piece
+            for begin, end, lane in parts
+            for piece in rows(*kernel, begin, end, (EVERY, EVERY, lane))
+        ),
+        "attention.rate_logs": (Piece(f"{theirs}A_log", (numbers,)),),
+        "attention.dt_bias": (Piece(f"{theirs}dt_bias", (numbers,)),),
+        "attention.norm_weight": (Piece(f"{theirs}norm.weight", (config.value_dim,)),),
+        "attention.out.weight": (out,),
+    }
+
+
+Part = tuple[int, int, slice]  # rows of queries, keys or values, and their lanes in a head of ours
+
+
+def _fused_delta(hidden: int, config: DeltaConfig, theirs: str, parts: list[Part]) -> Pieces:
+    """Two matrices, with everything of a head of keys together."""
+    inner = config.key_heads * (config.convolved + config.share * config.value_dim)
+    both = 2 * config.key_heads * config.share
+    qkv_gate, beta_dt = f"{theirs}in_proj_qkvz.weight", f"{theirs}in_proj_ba.weight"
+    return {
+        "attention.qkv_gate.weight": (Piece(qkv_gate, (inner, hidden), transpose=True),),
+        "attention.beta_dt.weight": (Piece(beta_dt, (both, hidden), transpose=True),),
+    }
+
+
+def _split_delta(hidden: int, config: DeltaConfig, theirs: str, parts: list[Part]) -> Pieces:
+    """Four matrices, each with its heads one after the other."""
+    numbers, values = config.key_heads * config.share, config.share * config.value_dim
+    qkv, shape = f"{theirs}in_proj_qkv.weight", (parts[-1][1], hidden)
+    gates = slice(config.convolved, config.convolved + values)
+    found = [
+        piece
+        for begin, end, lane in parts
+        for piece in rows(qkv, shape, begin, end, (EVERY, EVERY, lane))
+    ]
+    gate = f"{theirs}in_proj_z.weight", (config.key_heads * values, hidden)
+    found.append(Piece(*gate, (EVERY, EVERY, gates), transpose=True))
+    beta_dt = tuple(
+        Piece(f"{theirs}in_proj_{name}.weight", (numbers, hidden), (EVERY, EVERY, part), True)
+        for part, name in enumerate("ba")
+    )
+    return {"attention.qkv_gate.weight": tuple(found), "attention.beta_dt.weight": beta_dt}

@@ -1,0 +1,91 @@
+"""The shared decoder behind an encoder of text, whose output its layers attend to.
+
+In: packed token ids of any number of texts. Out: keys and values of every decoder layer, which are
+kept for as long as a request runs. Must not know prompts or caches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+
+from jengine.config import ModelConfig, TextEncoderConfig
+from jengine.layers.linear import add_bias
+from jengine.models.cross_attention import keys_and_values_of
+from jengine.models.decoder import Decoder
+from jengine.models.linear import Embedding, Factory
+from jengine.models.norms import make_norm
+from jengine.models.parameter import zeros
+from jengine.models.vision_tower import VisionBlock
+from jengine.quantization.scheme import WeightScheme
+from jengine.quantization.unquantized import UNQUANTIZED
+
+if TYPE_CHECKING:  # shapes are for readers and type checkers
+    from jaxtyping import Float, Float32, Int
+
+
+class TextInput(NamedTuple):
+    """Packed texts."""
+
+    ids: Array  # i32[tokens]
+    positions: Array  # i32[tokens] in the text
+    segments: Array  # i32[tokens] which text it is of; -1 for padding
+
+
+class TextEncoder(nnx.Module):
+    """Positions, a norm, and blocks whose tokens attend to all others of their text."""
+
+    def __init__(self, factory: Factory, encoder: TextEncoderConfig):
+        hidden = encoder.hidden_size
+        self.offset = encoder.position_offset
+        factory = replace(factory, config=replace(factory.config, hidden_size=hidden))
+        self.position_embed = Embedding(factory, encoder.positions + self.offset, (None, None))
+        self.embed_norm = make_norm(factory, (hidden,), (None,))
+        layers = range(encoder.num_layers)
+        self.blocks = nnx.List([VisionBlock(factory, encoder, layer) for layer in layers])
+
+    def __call__(
+        self, x: Float32[Array, "tokens hidden"], given: TextInput
+    ) -> Float32[Array, "tokens hidden"]:
+        x = self.embed_norm(x + self.position_embed(given.positions + self.offset))
+        for layer, block in enumerate(self.blocks):
+            with jax.named_scope(f"encoder_{layer}"):
+                x = block(x, given.segments[None], None)
+        return x
+
+
+class EncoderDecoder(Decoder):
+    """A decoder and the encoder that its layers attend to, over one vocabulary. A bias is added to
+    the logits."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        dtype: Any = jnp.float32,
+        rngs: nnx.Rngs | None,
+        scheme: WeightScheme = UNQUANTIZED,
+    ):
+        super().__init__(config, dtype=dtype, rngs=rngs, scheme=scheme)
+        assert config.text_encoder is not None, "a family with an encoder reads its config"
+        self.encoder = TextEncoder(Factory(config, dtype, rngs, scheme), config.text_encoder)
+        self.logits_bias = zeros(rngs, (config.vocab_size,), ("vocab",), dtype)
+
+    def encode(self, given: TextInput) -> Float32[Array, "tokens width"]:
+        """Keys and values of all layers for each token of these texts."""
+        encoded = self.encoder(self.scaled(self.embed(given.ids)), given)
+        return keys_and_values_of(self.layers, encoded)
+
+    def adapted_logits(
+        self,
+        hidden: Float[Array, "*tokens hidden"],
+        live: Int[Array, "*tokens"] | None,
+        added: Float32[Array, "*tokens vocab"] | None,
+    ) -> Float32[Array, "*tokens vocab"]:
+        """`live_logits` with what adapters add to the output head's matmul."""
+        return add_bias(super().adapted_logits(hidden, live, added), self.logits_bias[...])

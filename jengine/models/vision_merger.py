@@ -1,0 +1,51 @@
+"""Merges the patches of a vision tower into embeddings of a language model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+
+from jengine.config import MergerConfig
+from jengine.layers.mlp import ACTIVATIONS
+from jengine.models.linear import Factory, Linear
+from jengine.models.norms import make_norm
+
+if TYPE_CHECKING:  # shapes are for readers and type checkers
+    from jaxtyping import Float32
+
+
+class PatchMerger(nnx.Module):
+    """Each square of patches becomes one vector; its config says how."""
+
+    def __init__(self, factory: Factory, config: MergerConfig, hidden: int):
+        self.config = config
+        merged = hidden * config.patches
+        own = replace(factory.config, norm=config.norm, norm_eps=config.norm_eps)
+        factory = replace(factory, config=own)
+        if config.kind != "none":
+            width = merged if config.kind == "norm_merged" else hidden
+            self.norm = make_norm(factory, (width,), (None,))
+        axes = (None, None)
+        if config.kind == "average":
+            self.out = Linear(factory, (hidden,), (config.width,), axes)
+            return
+        self.up = Linear(factory, (merged,), (config.inner,), axes, bias=config.bias)
+        self.down = Linear(factory, (config.inner,), (config.width,), axes, bias=config.bias)
+
+    def __call__(self, x: Float32[Array, "patches hidden"]) -> Float32[Array, "tokens width"]:
+        config = self.config
+        with jax.named_scope("merge"):
+            if config.kind == "average":
+                squares = x.reshape(-1, config.patches, x.shape[-1])
+                return self.out(self.norm(jnp.mean(squares, axis=1)))
+            if config.kind == "norm_each":
+                x = self.norm(x)
+            merged = x.reshape(-1, config.patches * x.shape[-1])
+            if config.kind == "norm_merged":
+                merged = self.norm(merged)
+            return self.down(ACTIVATIONS[config.activation](self.up(merged)))

@@ -1,0 +1,204 @@
+"""How tokens reach the devices that have their experts, and how the sums come back.
+
+In, on each device: all tokens, the experts that each has picked, and what mixes the tokens that
+picked the device's own. Out, on each device: the sums of all tokens. No token is ever dropped:
+places are reserved for the case that all tokens go to one device. Must not know weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from jengine.layers.moe import Picked
+
+if TYPE_CHECKING:  # shapes are for readers and type checkers
+    from jaxtyping import Bool, Float, Int
+
+# Tokens of a device below which an exchange costs more than sums of all tokens.
+FEWEST_TOKENS = 8
+# x [tokens, hidden], with experts numbered on this device (-1: not here), and `live`, to sums.
+Mix = Callable[[Array, Picked, Array | None], Array]
+
+
+class Spread(NamedTuple):
+    """How experts are spread: inside a function that is mapped over the devices."""
+
+    apart: tuple[str, ...]  # mesh axes of devices with different tokens: replicas
+    alike: tuple[str, ...]  # those of devices with the same tokens
+    devices: int  # along all these axes
+    experts: int  # of each device
+    is_cpu: bool
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The mesh axes, in the order in which experts are spread."""
+        return self.apart + self.alike
+
+    @property
+    def number_alike(self) -> Array | int:
+        """This device's number among those with the same tokens."""
+        return lax.axis_index(self.alike) if self.alike else 0
+
+    @property
+    def devices_alike(self) -> int:
+        """How many devices have the same tokens."""
+        return lax.axis_size(self.alike) if self.alike else 1
+
+    def own(self, experts: Int[Array, "tokens chosen"]) -> Int[Array, "tokens chosen"]:
+        """This device's numbers of its experts; -1 for the others."""
+        mine = experts - lax.axis_index(self.names) * self.experts
+        return jnp.where((mine >= 0) & (mine < self.experts), mine, -1)
+
+
+class Exchange(Protocol):
+    """One way to exchange tokens, or sums alone."""
+
+    def __call__(
+        self, mix: Mix, x: Array, picked: Picked, live: Array | None, spread: Spread
+    ) -> Array: ...
+
+
+def exchange_sums(
+    mix: Mix, x: Array, picked: Picked, live: Array | None, spread: Spread
+) -> Float[Array, "tokens hidden"]:
+    """Each device mixes what it can of every token, and sums are exchanged.
+
+    Where tokens are on every device already, one all-reduce adds the parts up. Those of replicas
+    are gathered first, and a reduce-scatter brings each replica the sums of its own.
+    """
+    if not spread.apart:
+        own = picked._replace(experts=spread.own(picked.experts))
+        return lax.psum(mix(x, own, live), spread.alike)
+    experts = picked.experts if live is None else jnp.where(live[:, None] < 0, -1, picked.experts)
+
+    def gathered(values: Array) -> Array:
+        return lax.all_gather(values, spread.apart, tiled=True)
+
+    own = Picked(gathered(picked.weights), spread.own(gathered(experts)))
+    made = mix(gathered(x), own, None)
+    sums = lax.psum_scatter(made, spread.apart, tiled=True)
+    return lax.psum(sums, spread.alike) if spread.alike else sums
+
+
+def exchange_tokens(
+    mix: Mix, x: Array, picked: Picked, live: Array | None, spread: Spread
+) -> Float[Array, "tokens hidden"]:
+    """Each device sends its share of the tokens to the devices that have their experts, once to
+    each, and adds up what comes back; small batches exchange sums alone."""
+    tokens, devices = len(x), spread.devices_alike
+    if tokens < FEWEST_TOKENS * devices:
+        return exchange_sums(mix, x, picked, live, spread)
+    experts = picked.experts if live is None else jnp.where(live[:, None] < 0, -1, picked.experts)
+    share = -(-tokens // devices)
+    first = spread.number_alike * share
+
+    def own_share(values: Array, filler: float) -> Array:
+        padding = ((0, share * devices - tokens), (0, 0))
+        whole = jnp.pad(values, padding, constant_values=filler)
+        return lax.dynamic_slice_in_dim(whole, first, share)
+
+    own = Picked(own_share(picked.weights, 0), own_share(experts, -1))
+    sums = dispatch_and_combine(mix, own_share(x, 0), own, spread)
+    if spread.alike:
+        sums = lax.all_gather(sums, spread.alike, tiled=True)
+    return sums[:tokens]
+
+
+def dispatch_and_combine(
+    mix: Mix, x: Float[Array, "share hidden"], picked: Picked, spread: Spread
+) -> Float[Array, "share hidden"]:
+    """The sums of this device's tokens, which no other device has."""
+    share = len(x)
+    owner = jnp.where(picked.experts < 0, -1, picked.experts // spread.experts)
+    goes = jnp.any(owner[None] == jnp.arange(spread.devices)[:, None, None], axis=-1)
+    route = Route.of(goes, spread)
+    weights = lax.bitcast_convert_type(picked.weights.astype(jnp.float32), jnp.int32)
+    notes = jnp.concatenate([picked.experts, weights], axis=1)  # in one message
+    there = route.sent(x, 0)
+    experts, weights = jnp.split(route.sent(notes, -1), 2, axis=1)
+    weights = lax.bitcast_convert_type(weights, jnp.float32)
+    made = mix(there, Picked(weights, spread.own(experts)), None)
+    parts = route.returned(made)
+    # By gathers, in the order of the devices: a scatter would add up in any order.
+    place = jnp.cumsum(goes.reshape(-1)).reshape(goes.shape) - 1
+    back = jnp.where(goes[..., None], parts[jnp.where(goes, place, 0)], 0)
+    assert back.shape[:2] == (spread.devices, share), "a part of each device and token"
+    return jnp.sum(back, axis=0)
+
+
+@dataclass(frozen=True)
+class Route:
+    """The rows that this device sends: by receiver, then by token. On each receiver, every sender
+    has a place for each of its tokens."""
+
+    tokens: Array  # i32[rows]: the token of each row
+    starts: Array  # i32[devices]: where the rows for each receiver begin
+    sizes: Array  # i32[devices]: how many there are
+    received: Array  # i32[devices]: how many come from each sender
+    share: int
+    spread: Spread
+
+    @classmethod
+    def of(cls, goes: Bool[Array, "devices share"], spread: Spread) -> Route:
+        """The route of tokens that go to these devices."""
+        share = goes.shape[1]
+        order = jnp.argsort(~goes.reshape(-1), stable=True)
+        sizes = jnp.sum(goes, axis=1, dtype=jnp.int32)
+        received = lax.all_to_all(sizes, spread.names, 0, 0, tiled=True)
+        starts = jnp.cumsum(sizes) - sizes
+        return cls(order % share, starts, sizes, received, share, spread)
+
+    def sent(self, values: Array, filler: float) -> Array:
+        """[share, ...] here to [devices * share, ...] on the receivers, `filler` in free places."""
+        devices, share = self.spread.devices, self.share
+        free = jnp.full((devices * share, *values.shape[1:]), filler, values.dtype)
+        mine = jnp.full(devices, lax.axis_index(self.spread.names) * share, jnp.int32)
+        return self._ragged(values[self.tokens], free, self.starts, self.sizes, mine, self.received)
+
+    def returned(self, made: Array) -> Array:
+        """[devices * share, ...] on the receivers to the rows that this device has sent."""
+        places = jnp.arange(self.spread.devices, dtype=jnp.int32) * self.share
+        theirs = lax.all_to_all(self.starts, self.spread.names, 0, 0, tiled=True)
+        free = jnp.zeros_like(made)
+        return self._ragged(made, free, places, self.received, theirs, self.sizes)
+
+    def _ragged(
+        self, values: Array, into: Array, starts: Array, sizes: Array, places: Array, come: Array
+    ) -> Array:
+        """`lax.ragged_all_to_all`, of slices with up to `share` rows."""
+        names = self.spread.names
+        if self.spread.is_cpu:
+            return padded_all_to_all(values, into, starts, sizes, places, come, names, self.share)
+        return lax.ragged_all_to_all(values, into, starts, sizes, places, come, axis_name=names)
+
+
+def padded_all_to_all(
+    values: Array,
+    into: Array,
+    starts: Array,
+    sizes: Array,
+    places: Array,
+    come: Array,
+    names: tuple[str, ...],
+    most: int,
+) -> Array:
+    """`lax.ragged_all_to_all`, which XLA has not for CPUs, by exchanging `most` rows of each pair
+    of devices."""
+    each = jnp.arange(most)[None]
+    rows = jnp.where(each < sizes[:, None], starts[:, None] + each, 0)
+    got = lax.all_to_all(values[rows], names, 0, 0, tiled=True)
+    begins = lax.all_to_all(places, names, 0, 0, tiled=True)
+    nowhere = len(into)  # past the end: dropped
+    where = jnp.where(each < come[:, None], begins[:, None] + each, nowhere)
+    return into.at[where].set(got, mode="drop")
+
+
+EXCHANGES: dict[str, Exchange] = {
+    "allgather_reducescatter": exchange_sums,
+    "all_to_all": exchange_tokens,
+}

@@ -1,0 +1,274 @@
+"""Quantized weights on NVIDIA GPUs whose codes become numbers in registers of Triton kernels.
+
+XLA would write a plain copy of such a weight in every step. Prepared: codes as [*outputs, inputs],
+scales and zeros as they are declared, with one dimension for all inputs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.sharding import PartitionSpec
+
+from jengine.layers.initializer import Initializer
+from jengine.layers.moe import Picked
+from jengine.quantization.codes import paired, rounded, scale_of, unpaired
+from jengine.quantization.gpu_experts import ExpertsLayer, mixed_on_devices
+from jengine.quantization.repacked import Repacked
+from jengine.quantization.scheme import (
+    Around,
+    Specs,
+    Stored,
+    Tensors,
+    TensorSpec,
+    WeightShape,
+    finished,
+)
+from jengine.weight_formats import WeightFormat
+from pallas_kernels.quantized_matmul import CodedWeight, multiply_coded, multiply_float8
+from pallas_kernels.quantized_matmul.coded import (
+    exponents,
+    packed,
+    part_for,
+    powers_of_two,
+    unpacked,
+)
+from sharding.placement import Placement
+
+# What tensor cores multiply numbers of codes in.
+NARROW = ("bfloat16", "float16")
+# The least inputs of a scale of FP8 by FP8, which are multiplied at once, and the most.
+FLOAT8_GROUPS = (32, 64, 128)
+
+
+@dataclass(frozen=True)
+class GpuCodes(Repacked):
+    """Each device multiplies with its shard of a weight. Parts of sums are exchanged in bfloat16,
+    unless sums are `exact`. With `float8` devices multiply FP8 by FP8."""
+
+    placement: Placement
+    exact: bool = False
+    float8: bool = False
+
+    def fits(self, weight: WeightShape) -> bool:
+        """Whether kernels multiply by shards of this weight, and better than XLA."""
+        format = self.format
+        if self.given.dtype not in NARROW or weight.outputs_first:
+            return False
+        if weight.groups is None and format.bits == 8 and not self._is_grouped(weight):
+            return False  # XLA converts it in the matmul
+        first, others = self._input_axes(weight)
+        ways = self.placement.ways_of(first, weight.inputs[0])
+        if any(self.placement.ways_of(axis, size) > 1 for axis, size in others):
+            return False
+        # Rounding of activations needs all inputs of a row, and one scale for all experts.
+        apart = format.static or (ways > 1 and not format.activation_groups)
+        if weight.groups is not None and format.activations is not None and apart:
+            return False
+        inputs, groups = weight.matrix[0], self.format.groups(weight.matrix[0])
+        if self.placement.ways_of(first, inputs * self.format.bits // 8) != ways:
+            return False  # codes would be sharded further than the inputs
+        whole = ways == 1 or groups == 1 or inputs // ways % self._group(weight) == 0
+        return whole and self._part(weight, inputs // ways) is not None
+
+    def prepared(self, weight: WeightShape, dtype: Any) -> Specs:
+        """Codes [*outputs, inputs], and scales [groups of inputs, *outputs]."""
+        specs, lead = dict(self.quantized.prepared(weight, dtype)), leading(weight)
+        (axis, _), outputs = self._input_axes(weight), weight.axes[-len(weight.outputs) :]
+        axes = weight.axes[: len(lead)]
+        width = weight.matrix[0] * self.format.bits // 8
+        old = specs["weight"]
+        specs["weight"] = TensorSpec(
+            (*lead, *weight.outputs, width), (*axes, *outputs, axis), old.dtype, Initializer()
+        )
+        for name in {"scale", "zero"} & specs.keys():
+            old = specs[name]
+            own = axis if old.shape[len(lead)] > 1 else None
+            kind = jnp.uint8 if self.format.values == "fp4" else old.dtype
+            specs[name] = replace(old, axes=(*axes, own, *outputs), dtype=kind)
+        return specs
+
+    def prepare(self, weight: WeightShape, tensors: Tensors) -> Tensors:
+        """Rounded, if they are not yet, and laid out for the kernels."""
+        found, lead = dict(self.rounded(weight, tensors)), leading(weight)
+        flat = found["weight"].reshape(*lead, -1, weight.matrix[1])
+        if self.format.bits == 4:
+            flat = unpaired(flat, len(lead))
+        codes = jnp.swapaxes(flat, -1, -2)
+        if self.format.bits == 4:
+            codes = packed(codes, self._part_of(weight))
+        found["weight"] = codes.reshape(*lead, *weight.outputs, -1)
+        if self.format.values == "fp4":
+            found["scale"] = exponents(found["scale"])
+        return found
+
+    def unpack(self, weight: WeightShape, tensors: Tensors) -> Tensors:
+        """The tensors of the quantized weight."""
+        found, lead = dict(tensors), leading(weight)
+        codes = found["weight"].reshape(*lead, weight.matrix[1], -1)
+        if self.format.bits == 4:
+            codes = unpacked(codes, self._part_of(weight))
+        flat = jnp.swapaxes(codes, -1, -2)
+        if self.format.bits == 4:
+            flat = paired(flat, len(lead))
+        shape = self.quantized.prepared(weight, self.given.dtype)["weight"].shape
+        found["weight"] = flat.reshape(shape)
+        if self.format.values == "fp4":
+            found["scale"] = powers_of_two(found["scale"])
+        return found
+
+    def multiply(self, weight: WeightShape, x: Array, tensors: Tensors) -> Array:
+        """One matmul of each device."""
+        return self._multiplied(weight, x, tensors, "float32").astype(jnp.float32)
+
+    def apply(self, weight: WeightShape, x: Array, tensors: Tensors, around: Around) -> Array:
+        """One after the other; inner results are bfloat16 in memory, as of plain weights."""
+        normed = x if around.norm is None else self.normalize(around.norm, x)
+        narrow = self.given.dtype == "bfloat16" and (
+            weight.inner or (self._summed(weight) is not None and not self.exact)
+        )
+        made = self._multiplied(weight, normed, tensors, "bfloat16" if narrow else "float32")
+        made = finished(weight, made.astype(jnp.float32), around)
+        return made.astype(jnp.bfloat16) if narrow and weight.inner else made
+
+    def multiply_groups(
+        self,
+        weight: WeightShape,
+        x: Array,
+        tensors: Tensors,
+        sizes: Array,
+        activation: str | None = None,
+    ) -> Array:
+        """In XLA; `mix_experts` does not use it."""
+        tensors = self.unpack(weight, tensors)
+        return self.quantized.multiply_groups(weight, x, tensors, sizes, activation)
+
+    def mix_experts(
+        self,
+        gate_up: Stored,
+        down: Stored,
+        x: Array,
+        picked: Picked,
+        activation: str,
+        live: Array | None,
+    ) -> Array:
+        """Kernels that sort tokens by expert and multiply them."""
+        rounds = self.format.activations is not None
+        specs = self._specs(gate_up.shape), self._specs(down.shape)
+        layer = ExpertsLayer(
+            gate_up, down, specs, self._matrices, activation,
+            rounded=(lambda inside: self._as_few_bits(inside, down.shape)) if rounds else None,
+        )  # fmt: skip
+        if rounds:
+            x = self._as_few_bits(x, gate_up.shape)
+        return mixed_on_devices(layer, x, picked, live, self.placement, exact=self.exact)
+
+    def _multiplied(self, weight: WeightShape, x: Array, tensors: Tensors, dtype: str) -> Array:
+        """x, whose inputs are one dimension, to [*tokens, *outputs] of this dtype."""
+        summed, use = self._summed(weight), {"dtype": dtype, "implementation": "triton"}
+        as_float8 = self.float8 and self._multiplies_float8(weight)
+        if self.format.activations is not None and not as_float8:
+            x = self.quantized.rounded_inputs(weight, x, tensors)
+
+        def own(x: Array, tensors: Tensors) -> Array:
+            matrix = self._matrices(weight, tensors)
+            rows = x.reshape(-1, x.shape[-1])
+            if as_float8:
+                made = multiply_float8(*float8_rows(rows, self._group(weight)), matrix, **use)
+            else:
+                made = multiply_coded(rows, matrix, **use)
+            outputs = tensors["weight"].shape[:-1]
+            made = made.reshape(*x.shape[:-1], *outputs)
+            return made if summed is None else lax.psum(made, summed)
+
+        tokens, specs = [None] * (x.ndim - 1), self._specs(weight)
+        given = PartitionSpec(*tokens, summed), specs
+        results = PartitionSpec(*tokens, *specs["weight"][:-1])
+        run = self.placement.on_each_device(own, given, results)
+        return run(x, {name: tensors[name] for name in specs})
+
+    def _matrices(self, weight: WeightShape, tensors: Tensors) -> CodedWeight:
+        """The tensors of one device as the kernels take them."""
+        lead = tensors["weight"].shape[: len(leading(weight))]
+        codes = tensors["weight"].reshape(*lead, -1, tensors["weight"].shape[-1])
+        inputs = codes.shape[-1] * 8 // self.format.bits
+        part = self._part(weight, inputs)
+        assert part is not None, "this weight does not fit"
+        scale, zero = (
+            None if one is None else one.reshape(*lead, -1, codes.shape[-2])
+            for one in (tensors["scale"], tensors.get("zero"))
+        )
+        assert scale is not None
+        group = min(self._group(weight), inputs)
+        return CodedWeight(
+            codes, scale, self.format.values, group, part, jnp.dtype(self.given.dtype), zero
+        )
+
+    def _as_few_bits(self, x: Array, weight: WeightShape) -> Array:
+        """Rows of x after a trip through few bits."""
+        return self.quantized.rounded_inputs(weight, x, {})
+
+    def _multiplies_float8(self, weight: WeightShape) -> bool:
+        format = self.format
+        return (
+            format.values == "fp8" == format.activations
+            and format.activation_groups
+            and not format.static
+            and format.group in FLOAT8_GROUPS
+            and weight.matrix[0] % format.group == 0
+        )
+
+    def _specs(self, weight: WeightShape) -> dict[str, PartitionSpec]:
+        """How the tensors that kernels take are sharded."""
+        return {
+            name: self.placement.spec(spec.axes, spec.shape)
+            for name, spec in self.prepared(weight, self.given.dtype).items()
+            if name != "input_scale"
+        }
+
+    def _summed(self, weight: WeightShape) -> Any:
+        """The mesh axes over which each device has a part of a sum, or None."""
+        return self._specs(weight)["weight"][-1]
+
+    def _input_axes(self, weight: WeightShape) -> tuple[str | None, list[tuple[str | None, int]]]:
+        """The logical axis of the inputs' first dimension; those of the others, with sizes."""
+        first = len(leading(weight))
+        own = weight.axes[first : first + len(weight.inputs)]
+        return own[0], list(zip(own[1:], weight.inputs[1:], strict=True))
+
+    def _is_grouped(self, weight: WeightShape) -> bool:
+        return self.format.zeros or self.format.groups(weight.matrix[0]) > 1
+
+    def _group(self, weight: WeightShape) -> int:
+        return self.format.group or weight.matrix[0]
+
+    def _part_of(self, weight: WeightShape) -> int:
+        """The part of the inputs by which codes are packed, on one device or several."""
+        axis, _ = self._input_axes(weight)
+        ways = self.placement.ways_of(axis, weight.inputs[0])
+        part = self._part(weight, weight.matrix[0] // ways)
+        assert part is not None, "this weight does not fit"
+        return part
+
+    def _part(self, weight: WeightShape, inputs: int) -> int | None:
+        return part_for(self.format.values, inputs, min(self._group(weight), inputs))
+
+
+def leading(weight: WeightShape) -> tuple[int, ...]:
+    """The dimension of matrices of a weight that has several."""
+    return () if weight.groups is None else (weight.groups,)
+
+
+def float8_rows(x: Array, group: int) -> tuple[Array, Array]:
+    """Rows in FP8, and their scales [rows, groups of inputs]."""
+    parts = x.astype(jnp.float32).reshape(x.shape[0], -1, group)
+    scale = scale_of(parts, "fp8", -1)
+    return rounded(parts / scale, "fp8").reshape(x.shape), scale[..., 0]
+
+
+def codes_take(format: WeightFormat) -> bool:
+    """Whether the kernels know these codes: integers with zeros or without, and numbers."""
+    return not format.zeros or format.values in ("int4", "int8")

@@ -1,0 +1,124 @@
+"""A layer of experts on NVIDIA GPUs: Triton kernels on each device's part of every expert.
+
+They sort tokens by expert, multiply them, and put addends back in order. What a weight's matrices
+are, plain numbers or codes, its scheme says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.sharding import PartitionSpec
+
+from jengine.layers.mlp import gated
+from jengine.layers.moe import Picked
+from jengine.quantization.scheme import Stored, Tensors, WeightShape
+from pallas_kernels.grouped_matmul import (
+    ACTIVATIONS,
+    Groups,
+    combine_rows,
+    multiply_tokens,
+    sort_by_group,
+)
+from pallas_kernels.quantized_matmul import CodedWeight
+from sharding.placement import Placement
+
+EVERYWHERE = PartitionSpec()
+Specs = Mapping[str, PartitionSpec]
+# One matrix [inputs, columns] for each expert.
+Matrices = Array | CodedWeight
+
+
+class ExpertsLayer(NamedTuple):
+    """The weights of a layer's experts, and how they become matrices."""
+
+    gate_up: Stored
+    down: Stored
+    specs: tuple[Specs, Specs]  # of both weights' tensors
+    matrices: Callable[[WeightShape, Tensors], Matrices]  # of one device's tensors
+    activation: str
+    # What the second matmul's rows become before it, where they are rounded.
+    rounded: Callable[[Array], Array] | None = None
+
+
+def mixed_on_devices(
+    layer: ExpertsLayer,
+    x: Array,
+    picked: Picked,
+    live: Array | None,
+    placement: Placement,
+    *,
+    exact: bool,
+) -> Array:
+    """`WeightScheme.mix_experts`. Experts are sharded inside, so each device has a part of every
+    token's sum; they exchange these in the weights' dtype, unless sums are `exact`."""
+    gate_up, down = layer.gate_up, layer.down
+    count, use = gate_up.shape.groups, {"implementation": "triton"}
+    assert count is not None, "the weights of experts have groups"
+    weights, experts = picked
+    if live is not None:
+        experts = jnp.where(live[:, None] < 0, -1, experts)
+    weight_spec = placement.spec(down.shape.axes, down.shape.shape)
+    summed = weight_spec[1]  # the mesh axes of down's inputs
+
+    def own(
+        x: Array,
+        weights: Array,
+        experts: Array,
+        first: Tensors,
+        second: Tensors,
+        bias: Array | None,
+    ) -> Array:
+        matrices = layer.matrices(gate_up.shape, first), layer.matrices(down.shape, second)
+        x = x.astype(matrices[0].dtype)
+        groups = sort_by_group(experts.reshape(-1), count, **use)
+        inside = multiply_gated(x, matrices[0], bias, experts, groups, layer.activation)
+        if layer.rounded is not None:
+            inside = layer.rounded(inside)
+        made = combine_rows(inside, matrices[1], groups, weights, **use)
+        if summed is None:
+            return made
+        narrow = matrices[1].dtype == jnp.bfloat16 and not exact
+        parts = made.astype(jnp.bfloat16) if narrow else made
+        return lax.psum(parts, summed).astype(jnp.float32)
+
+    bias_spec = EVERYWHERE
+    if gate_up.bias is not None:
+        spec = placement.spec(gate_up.shape.axes, gate_up.shape.shape)
+        bias_spec = PartitionSpec(None, *spec[2:])
+    given = (*[EVERYWHERE] * 3, *map(dict, layer.specs), bias_spec)
+    run = placement.on_each_device(own, given, EVERYWHERE)
+    made = run(x, weights, experts, dict(gate_up.tensors), dict(down.tensors), gate_up.bias)
+    return made if down.bias is None else made + weighted_biases(down.bias, weights, experts)
+
+
+def multiply_gated(
+    x: Array, matrices: Matrices, bias: Array | None, experts: Array, groups: Groups,
+    activation: str,
+) -> Array:  # fmt: skip
+    """The gated matmul of each token with its experts, in the order of `groups`; columns are pairs
+    of a gate and what it multiplies. Where there is a bias, or the kernel lacks the activation, XLA
+    does what comes after the matmul."""
+    fused = activation if bias is None and activation in ACTIVATIONS else None
+    made = multiply_tokens(x, matrices, groups, activation=fused, implementation="triton")
+    if fused is not None:
+        return made
+    pairs = made.astype(jnp.float32).reshape(made.shape[0], -1, 2)
+    if bias is not None:
+        pairs += bias.astype(jnp.float32)[jnp.maximum(experts.reshape(-1), 0)[groups.order]]
+    return gated(pairs, activation, axis=-1)
+
+
+def weighted_biases(bias: Array, weights: Array, experts: Array) -> Array:
+    """The weighted sum of the biases [experts, hidden] of each token's experts; an expert of -1 has
+    none."""
+    total = jnp.zeros((experts.shape[0], bias.shape[1]))
+    for choice in range(experts.shape[1]):
+        expert = experts[:, choice]
+        addend = bias.astype(jnp.float32)[jnp.maximum(expert, 0)]
+        weight = jnp.where(expert < 0, 0.0, weights[:, choice])
+        total += jnp.broadcast_to(weight[:, None], addend.shape) * addend
+    return total

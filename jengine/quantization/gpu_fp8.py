@@ -1,0 +1,102 @@
+"""FP8 weights and activations on NVIDIA GPUs that multiply them: cuBLASLt, one call for a matmul.
+
+XLA makes that call of a matmul of converted operands, if both are contracted along their last
+dimension; otherwise it would transpose the weight in every step. So weights are prepared as
+[outputs, inputs].
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array
+
+from jengine.layers.initializer import Initializer
+from jengine.quantization.repacked import Repacked
+from jengine.quantization.scheme import Around, Specs, Tensors, TensorSpec, WeightShape
+from jengine.quantization.unquantized import OUTPUTS
+from jengine.weight_formats import WeightFormat
+from sharding.placement import Placement
+
+# Ada, the first that multiplies FP8.
+OLDEST_CAPABILITY = 8.9
+
+
+@dataclass(frozen=True)
+class GpuFloat8(Repacked):
+    """A scale for each output, and for each token or for all of them."""
+
+    def fits(self, weight: WeightShape) -> bool:
+        """Not the weights of experts, for which there is no such call."""
+        return weight.groups is None
+
+    def prepared(self, weight: WeightShape, dtype: Any) -> Specs:
+        """Values [*outputs, *inputs], and scales as they are declared."""
+        specs = dict(self.quantized.prepared(weight, dtype))
+        old, order = specs["weight"], outputs_first(weight)
+        shape, axes = tuple(old.shape[at] for at in order), tuple(old.axes[at] for at in order)
+        specs["weight"] = TensorSpec(shape, axes, old.dtype, Initializer())
+        return specs
+
+    def prepare(self, weight: WeightShape, tensors: Tensors) -> Tensors:
+        """Rounded, if they are not yet, and transposed."""
+        found = dict(self.rounded(weight, tensors))
+        return {**found, "weight": jnp.transpose(found["weight"], outputs_first(weight))}
+
+    def unpack(self, weight: WeightShape, tensors: Tensors) -> Tensors:
+        """Transposed again."""
+        count, order = len(weight.inputs) + len(weight.outputs), outputs_first(weight)
+        back = tuple(order.index(at) for at in range(count))
+        return {**tensors, "weight": jnp.transpose(tensors["weight"], back)}
+
+    def multiply(self, weight: WeightShape, x: Array, tensors: Tensors) -> Array:
+        """One matmul, whose result is multiplied by both scales."""
+        few, x_scale = self.quantized.few_bits(x, tensors)
+        values = tensors["weight"].reshape(*weight.outputs, -1)
+        letters = OUTPUTS[: len(weight.outputs)]
+        # XLA multiplies FP8 where it finds both operands converted from it.
+        operands = few.astype(jnp.bfloat16), values.astype(jnp.bfloat16)
+        made = jnp.einsum(
+            f"...i,{letters}i->...{letters}", *operands, preferred_element_type=jnp.float32
+        )
+        x_scale = x_scale.reshape(*x_scale.shape[:-1], *[1] * len(weight.outputs))
+        return made * x_scale * jnp.broadcast_to(tensors["scale"][0], made.shape)
+
+    def multiply_groups(
+        self,
+        weight: WeightShape,
+        x: Array,
+        tensors: Tensors,
+        sizes: Array,
+        activation: str | None = None,
+    ) -> Array:
+        """Experts keep the scheme that is declared."""
+        raise AssertionError("a weight of experts does not fit this scheme")
+
+    def apply(self, weight: WeightShape, x: Array, tensors: Tensors, around: Around) -> Array:
+        """One after the other; inner results are bfloat16 in memory, as of plain weights."""
+        made = super().apply(weight, x, tensors, around)
+        narrow = weight.inner and self.quantized.dtype == "bfloat16"
+        return made.astype(jnp.bfloat16) if narrow else made
+
+
+def outputs_first(weight: WeightShape) -> tuple[int, ...]:
+    """The declared dimensions, inputs first, in the order of a step."""
+    inputs, outputs = len(weight.inputs), len(weight.outputs)
+    return (*range(inputs, inputs + outputs), *range(inputs))
+
+
+def float8_takes(format: WeightFormat, placement: Placement) -> bool:
+    """Whether this format is multiplied so, on these devices."""
+    is_float8 = format.values == "fp8" == format.activations and format.group is None
+    return is_float8 and knows_float8(placement)
+
+
+def knows_float8(placement: Placement) -> bool:
+    """Whether tensor cores of these devices multiply FP8."""
+    return all(
+        float(getattr(device, "compute_capability", 0)) >= OLDEST_CAPABILITY
+        for device in placement.mesh.devices.flat
+    )

@@ -1,0 +1,134 @@
+"""Numbers out of the blocks that GGUF packs them in.
+
+In: the bytes of rows. Out: float32, or integers and their scales. Must not know files. K-quants
+have blocks of 256 numbers with scales of their own for 16 or 32 of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import ml_dtypes
+import numpy as np
+
+from jengine.weights.gguf.header import PackedTensor
+
+PLAIN = {
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+}
+
+
+def plain_array(tensor: PackedTensor) -> np.ndarray:
+    """The tensor in its own type where that is plain, and in float32 otherwise."""
+    data = tensor.bytes()
+    if tensor.type.name in PLAIN:
+        return data.view(PLAIN[tensor.type.name]).reshape(tensor.shape)
+    blocks = data.reshape(-1, tensor.type.size)
+    return DEQUANTIZE[tensor.type.name](blocks).reshape(tensor.shape)
+
+
+def q8_values(tensor: PackedTensor) -> np.ndarray:
+    """The int8 [rows, inputs] of Q8_0."""
+    rows = tensor.bytes().reshape(tensor.shape[0], -1, tensor.type.size)
+    return rows[:, :, 2:].view(np.int8).reshape(tensor.shape)
+
+
+def q8_scales(tensor: PackedTensor) -> np.ndarray:
+    """The float16 [rows, blocks] of Q8_0."""
+    rows = tensor.bytes().reshape(tensor.shape[0], -1, tensor.type.size)
+    return _half(rows, 0)[..., 0]
+
+
+def _half(blocks: np.ndarray, at: int) -> np.ndarray:
+    """A float16 of each block, [..., 1]."""
+    return np.ascontiguousarray(blocks[..., at : at + 2]).view("<f2")
+
+
+def _single(blocks: np.ndarray, at: int) -> np.ndarray:
+    return _half(blocks, at).astype(np.float32)
+
+
+def _nibbles(codes: np.ndarray) -> np.ndarray:
+    """The low halves of all bytes of a block, and then their high halves."""
+    return np.concatenate([codes & 15, codes >> 4], axis=-1)
+
+
+def _fifth_bits(blocks: np.ndarray, at: int) -> np.ndarray:
+    """The fifth bits of 32 numbers."""
+    return np.unpackbits(blocks[:, at : at + 4], axis=-1, bitorder="little") << 4
+
+
+def _q8_0(blocks: np.ndarray) -> np.ndarray:
+    return _single(blocks, 0) * blocks[:, 2:].view(np.int8)
+
+
+def _q4_0(blocks: np.ndarray) -> np.ndarray:
+    return _single(blocks, 0) * (_nibbles(blocks[:, 2:]).astype(np.int8) - np.int8(8))
+
+
+def _q4_1(blocks: np.ndarray) -> np.ndarray:
+    return _single(blocks, 0) * _nibbles(blocks[:, 4:]) + _single(blocks, 2)
+
+
+def _q5_0(blocks: np.ndarray) -> np.ndarray:
+    codes = _nibbles(blocks[:, 6:]) | _fifth_bits(blocks, 2)
+    return _single(blocks, 0) * (codes.astype(np.int8) - np.int8(16))
+
+
+def _q5_1(blocks: np.ndarray) -> np.ndarray:
+    codes = _nibbles(blocks[:, 8:]) | _fifth_bits(blocks, 4)
+    return _single(blocks, 0) * codes + _single(blocks, 2)
+
+
+def _scales_and_least(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Scales and offsets [blocks, 8] of Q4_K and Q5_K: six bits each, in twelve bytes."""
+    given = blocks[:, 4:16]
+    first, second, third = given[:, :4], given[:, 4:8], given[:, 8:]
+    scales = np.concatenate([first & 63, third & 15 | (first >> 6) << 4], axis=1)
+    least = np.concatenate([second & 63, third >> 4 | (second >> 6) << 4], axis=1)
+    return _single(blocks, 0) * scales, _single(blocks, 2) * least
+
+
+def _in_groups(blocks: np.ndarray, codes: np.ndarray) -> np.ndarray:
+    """Codes [blocks, 8, 32] with the scales and offsets of their groups."""
+    scales, least = _scales_and_least(blocks)
+    return scales[..., None] * codes - least[..., None]
+
+
+def _q4_k(blocks: np.ndarray) -> np.ndarray:
+    return _in_groups(blocks, _group_nibbles(blocks[:, 16:]))
+
+
+def _q5_k(blocks: np.ndarray) -> np.ndarray:
+    fifth = blocks[:, None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None] & 1
+    return _in_groups(blocks, _group_nibbles(blocks[:, 48:]) | fifth << 4)
+
+
+def _group_nibbles(codes: np.ndarray) -> np.ndarray:
+    """[blocks, 8, 32]: the low halves of 32 bytes are a group, their high halves the next."""
+    return _nibbles(codes.reshape(len(codes), 4, 32)).reshape(len(codes), 8, 32)
+
+
+def _q6_k(blocks: np.ndarray) -> np.ndarray:
+    """Each half of a block: four quarters of 32 numbers, with two scales each."""
+    low = blocks[:, :128].reshape(-1, 2, 64)
+    high = blocks[:, 128:192].reshape(-1, 2, 1, 32)
+    shifts = np.arange(0, 8, 2, dtype=np.uint8)[:, None]
+    codes = _nibbles(low).reshape(-1, 2, 4, 32) | (high >> shifts & 3) << 4
+    scales = blocks[:, 192:208].view(np.int8).astype(np.float32) * _single(blocks, 208)
+    values = (codes.astype(np.int8) - np.int8(32)).reshape(-1, 16, 16)
+    return scales[..., None] * values
+
+
+DEQUANTIZE: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "Q4_0": _q4_0,
+    "Q4_1": _q4_1,
+    "Q5_0": _q5_0,
+    "Q5_1": _q5_1,
+    "Q8_0": _q8_0,
+    "Q4_K": _q4_k,
+    "Q5_K": _q5_k,
+    "Q6_K": _q6_k,
+}

@@ -1,0 +1,200 @@
+"""The header of a GGUF file: metadata, and where each tensor is. Every length is checked.
+
+In: a file. Out: its metadata and its tensors. Must not know models nor how numbers are packed.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jengine.errors import CheckpointError, lfs_advice
+
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)
+MOST_DIMENSIONS = 4
+MOST_NESTED = 2  # arrays of arrays
+# Types of metadata by number: how struct reads them.
+NUMBERS = {
+    0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?",
+    10: "<Q", 11: "<q", 12: "<d",
+}  # fmt: skip
+STRING, ARRAY = 8, 9
+
+
+@dataclass(frozen=True)
+class PackedType:
+    """A type of tensors: numbers along a row in blocks of `numbers` and `size` bytes."""
+
+    name: str
+    numbers: int
+    size: int
+
+
+# By number. Those without blocks here are named when they are refused.
+TYPES = {
+    0: PackedType("F32", 1, 4),
+    1: PackedType("F16", 1, 2),
+    2: PackedType("Q4_0", 32, 18),
+    3: PackedType("Q4_1", 32, 20),
+    6: PackedType("Q5_0", 32, 22),
+    7: PackedType("Q5_1", 32, 24),
+    8: PackedType("Q8_0", 32, 34),
+    12: PackedType("Q4_K", 256, 144),
+    13: PackedType("Q5_K", 256, 176),
+    14: PackedType("Q6_K", 256, 210),
+    30: PackedType("BF16", 1, 2),
+}
+NOT_READ = {
+    9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS",
+    19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 29: "IQ1_M", 34: "TQ1_0",
+    35: "TQ2_0", 39: "MXFP4",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class PackedTensor:
+    """One tensor's type, shape and byte range. Rows are packed one after the other."""
+
+    file: Path
+    name: str
+    type: PackedType
+    shape: tuple[int, ...]
+    start: int
+    size: int
+
+    def bytes(self) -> np.ndarray:
+        """A read-only, memory-mapped view of its bytes."""
+        if self.size == 0:
+            return np.empty(0, np.uint8)
+        try:
+            return np.memmap(self.file, np.uint8, "r", self.start, (self.size,))
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{self.file}: {self.name!r}: cannot be read: {error}") from error
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a file says of itself, but for long lists, and its tensors by name."""
+
+    file: Path
+    metadata: Mapping[str, Any]
+    tensors: Mapping[str, PackedTensor]
+
+
+def read_header(file: Path) -> Header:
+    """The header, with all lengths checked against the file."""
+    try:
+        with (
+            file.open("rb") as stream,
+            mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as at,
+        ):
+            return _parse(file, _Reader(file, at))
+    except (OSError, ValueError) as error:  # an empty file cannot be mapped
+        raise CheckpointError(f"{file}: cannot be read: {error}{lfs_advice(file)}") from error
+
+
+class _Reader:
+    """Reads one value after the other."""
+
+    def __init__(self, file: Path, memory: mmap.mmap) -> None:
+        self.file = file
+        self.memory = memory
+        self.at = 0
+
+    def refuse(self, why: str) -> CheckpointError:
+        return CheckpointError(f"{self.file}: no GGUF file that can be read: {why}.")
+
+    def take(self, size: int) -> bytes:
+        if size > len(self.memory) - self.at:
+            raise self.refuse(f"{size} bytes are missing at its end")
+        self.at += size
+        return self.memory[self.at - size : self.at]
+
+    def number(self, form: str) -> Any:
+        found = struct.unpack(form, self.take(struct.calcsize(form)))[0]
+        # 1e-6 is meant where float32 holds 9.99999997e-7.
+        return float(str(np.float32(found))) if form == "<f" else found
+
+    def string(self) -> str:
+        try:
+            return self.take(self.number("<Q")).decode()
+        except UnicodeDecodeError as error:
+            raise self.refuse(f"a name is not UTF-8 at byte {self.at}") from error
+
+    def value(self, kind: int, depth: int = 0) -> Any:
+        """A value; of a list of texts only how many there are, as vocabularies are not used."""
+        if kind in NUMBERS:
+            return self.number(NUMBERS[kind])
+        if kind == STRING:
+            return self.string()
+        if kind != ARRAY or depth == MOST_NESTED:
+            raise self.refuse(f"metadata of type {kind}, expected 0 to 12")
+        inner, count = self.number("<I"), self.number("<Q")
+        if inner in NUMBERS:
+            data = self.take(count * struct.calcsize(NUMBERS[inner]))
+            return np.frombuffer(data, NUMBERS[inner])
+        if count > len(self.memory):
+            raise self.refuse(f"a list of {count} values is longer than the file")
+        if inner != STRING:
+            return [self.value(inner, depth + 1) for _ in range(count)]
+        for _ in range(count):
+            self.take(self.number("<Q"))
+        return count
+
+
+def _parse(file: Path, reader: _Reader) -> Header:
+    magic = reader.take(4)
+    if magic != MAGIC:
+        raise reader.refuse(f"it begins with {magic!r}, expected {MAGIC!r}")
+    version = reader.number("<I")
+    if version not in VERSIONS:
+        raise reader.refuse(f"version {version}, expected {' or '.join(map(str, VERSIONS))}")
+    tensors, values = reader.number("<Q"), reader.number("<Q")
+    metadata = {}
+    for _ in range(values):
+        name = reader.string()
+        metadata[name] = reader.value(reader.number("<I"))
+    described = [_described(reader) for _ in range(tensors)]
+    alignment = metadata.get("general.alignment", 32)
+    if not isinstance(alignment, int) or alignment <= 0 or alignment % 8:
+        raise reader.refuse(f"general.alignment is {alignment!r}, expected a multiple of 8")
+    start = -(-reader.at // alignment) * alignment
+    found = {one[0]: _placed(reader, *one, start) for one in described}
+    if len(found) < tensors:
+        raise reader.refuse("two tensors have one name")
+    return Header(file, metadata, found)
+
+
+def _described(reader: _Reader) -> tuple[str, tuple[int, ...], int, int]:
+    """Name, shape, type and offset of a tensor."""
+    name, dimensions = reader.string(), reader.number("<I")
+    if dimensions > MOST_DIMENSIONS:
+        raise reader.refuse(f"{name!r} has {dimensions} dimensions, at most {MOST_DIMENSIONS}")
+    shape = tuple(reader.number("<Q") for _ in range(dimensions))[::-1]
+    return name, shape, reader.number("<I"), reader.number("<Q")
+
+
+def _placed(
+    reader: _Reader, name: str, shape: tuple[int, ...], kind: int, offset: int, start: int
+) -> PackedTensor:
+    if kind not in TYPES:
+        known = ", ".join(one.name for one in TYPES.values())
+        raise CheckpointError(
+            f"{reader.file}: {name!r} is packed as {NOT_READ.get(kind, f'type {kind}')}, which is"
+            f" not built. Read are {known}."
+        )
+    packed, count = TYPES[kind], math.prod(shape)
+    if shape and shape[-1] % packed.numbers:
+        raise reader.refuse(f"{name!r} has rows of {shape[-1]}, no blocks of {packed.numbers}")
+    size = count // packed.numbers * packed.size
+    if offset > len(reader.memory) or size > len(reader.memory) - start - offset:
+        raise reader.refuse(f"{name!r} ends after the end of the file")
+    return PackedTensor(reader.file, name, packed, shape, start + offset, size)

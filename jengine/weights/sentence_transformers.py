@@ -1,0 +1,125 @@
+"""What sentence-transformers keeps beside a model: its modules, pooling and prompts. No jax.
+
+In: a folder with modules.json. Out: plain facts. Classes that the files name are never imported.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jengine.errors import CheckpointError
+from jengine.models.reading.fields import Fields
+from jengine.weights.generation_config import read_json
+
+# What pooling configs of either style call the ways that exist here.
+MODES = {
+    "cls": "CLS",
+    "pooling_mode_cls_token": "CLS",
+    "mean": "MEAN",
+    "pooling_mode_mean_tokens": "MEAN",
+    "lasttoken": "LAST",
+    "pooling_mode_lasttoken": "LAST",
+}
+WIDEST = 2**20
+
+
+@dataclass(frozen=True)
+class DenseModule:
+    """One matmul behind pooling, in a folder of its own."""
+
+    folder: str
+    outputs: int
+    bias: bool
+    activation: str  # the class of torch's, without its module
+
+
+@dataclass(frozen=True)
+class SentenceModel:
+    """What the modules say."""
+
+    pooling: str | None  # CLS, MEAN or LAST; None: tokens are not pooled
+    normalizes: bool
+    dense: tuple[DenseModule, ...]
+    prompts: tuple[tuple[str, str], ...] = ()
+    max_length: int | None = None
+    lower_case: bool = False
+
+
+def read_sentence_model(folder: Path) -> SentenceModel | None:
+    """The folder's modules; None where there is no modules.json."""
+    file = folder / "modules.json"
+    if not file.is_file():
+        return None
+    modules = [(_kind(file, one), str(one.get("path") or "")) for one in _listed(file)]
+    found: dict[str, list[str]] = {}
+    for kind, path in modules:
+        found.setdefault(kind, []).append(checked_path(file, path))
+    pooling = _pooling(folder / found["Pooling"][0]) if found.get("Pooling") else None
+    dense = tuple(_dense(folder, path) for path in found.get("Dense", []))
+    config = _optional(folder / "config_sentence_transformers.json")
+    body = _optional(folder / "sentence_bert_config.json")
+    prompts = config.part("prompts")
+    return SentenceModel(
+        pooling,
+        bool(found.get("Normalize")),
+        dense,
+        tuple((name, str(text)) for name, text in prompts.values.items()) if prompts else (),
+        body.optional_integer("max_seq_length", None),
+        body.flag("do_lower_case", False),
+    )
+
+
+def _listed(file: Path) -> list[dict[str, Any]]:
+    try:
+        parsed = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{file}: cannot be read as JSON: {error}.") from error
+    if not isinstance(parsed, list) or not all(isinstance(one, dict) for one in parsed):
+        raise CheckpointError(f"{file}: expected a JSON list of objects.")
+    return parsed
+
+
+def _kind(file: Path, module: dict[str, Any]) -> str:
+    """The last part of a module's class."""
+    name = module.get("type")
+    if not isinstance(name, str):
+        raise CheckpointError(f"{file}: a module without a 'type'.")
+    return name.rpartition(".")[2]
+
+
+def checked_path(file: Path, path: str) -> str:
+    """A folder inside the model's own."""
+    if Path(path).is_absolute() or ".." in Path(path).parts or "\0" in path:
+        raise CheckpointError(f"{file}: the path {path[:100]!r} leads out of the folder.")
+    return path
+
+
+def _optional(file: Path) -> Fields:
+    return Fields(read_json(file) if file.is_file() else {}, str(file))
+
+
+def _pooling(folder: Path) -> str:
+    file = folder / "config.json"
+    fields = Fields(read_json(file), str(file))
+    given = fields.values.get("pooling_mode")
+    names = [given] if isinstance(given, str) else []
+    names += [key for key in fields.values if key.startswith("pooling_mode_")]
+    chosen = [name for name in names if name == given or fields.values[name] is True]
+    if len(chosen) != 1 or chosen[0] not in MODES:
+        raise CheckpointError(
+            f"{file}: pooling {', '.join(map(str, chosen)) or 'nothing'}; expected one of "
+            f"{', '.join(MODES)}."
+        )
+    return MODES[str(chosen[0])]
+
+
+def _dense(folder: Path, path: str) -> DenseModule:
+    file = folder / path / "config.json"
+    fields = Fields(read_json(file), str(file))
+    name = fields.values.get("activation_function", "torch.nn.modules.activation.Tanh")
+    outputs = fields.integer("out_features", None, maximum=WIDEST)
+    activation = str(name).rpartition(".")[2]
+    return DenseModule(path, outputs, fields.flag("bias", True), activation)

@@ -1,0 +1,238 @@
+"""Traces tiny models: over whole sequences, in steps through the paged cache, and their towers.
+
+In: configs, buckets and features. Out: nothing but the calls while models are traced: parameters,
+caches and inputs are shapes alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jengine.config import (
+    CacheConfig,
+    CacheGroup,
+    ExpertsConfig,
+    ModelConfig,
+    cache_groups,
+)
+from jengine.lora.weights import adapted_weights
+from jengine.models import registry
+from jengine.models.decoder import Decoder
+from jengine.models.guess_heads.eagle import Eagle
+from jengine.models.guess_heads.eagle3 import Eagle3, Form
+from jengine.models.guess_heads.medusa import Medusa
+from jengine.models.guess_heads.mtp import Mtp
+from jengine.models.reading.pooling import PoolingFacts, read_pooling
+from jengine.runner.build import cross_packer
+from jengine.runner.programs.encoders import encoding
+from jengine.runner.step import second_half as halves
+from jengine.runner.step.across import CrossInput
+from jengine.runner.step.attention_backend import cache_dtype
+from jengine.runner.step.guessers import METHODS, ParallelDraftModel
+from jengine.runner.step.multi_step import multi_step
+from jengine.runner.step.patches import pack_patches
+from jengine.runner.step.program import AdapterProgram, GuesserProgram, Program
+from jengine.runner.step.state import StepState, empty_state
+from jengine.runner.step.step import MediaInput, step, step_across, step_with_embeds
+from jengine.runner.step.step_input import packed_size
+from jengine.runner.variants.buckets import Bucket, ChosenExperts, StepShapes
+from jengine.runner.variants.features import Features
+from sharding.mesh import one_device_mesh
+from sharding.placement import Placement
+from tests.media.tiny_bart import CONFIG as BART
+from tests.media.tiny_vision import CONFIGS
+from tests.media.tiny_whisper import CONFIG as WHISPER
+from tests.models.split import split_model
+from tests.models.tiny_models import FAMILIES, tiny_settings
+
+GUESSERS = {**METHODS, "parallel": partial(ParallelDraftModel, mask=5)}
+# Sizes that no other test has, so that functions jitted by themselves are traced again here.
+SIZES = {"vocab_size": 89, "hidden_size": 40, "intermediate_size": 52}
+GUESSES, MAX_ROWS, MAX_LENGTH, BLOCK = 2, 4, 128, 8
+KEPT_EMBEDDINGS = 11
+
+
+def tiny(family: str) -> ModelConfig:
+    """A decoder."""
+    # A share of heads of 10 dimensions that is even.
+    settings = {"architectures": [FAMILIES[family]], "dtype": "bfloat16"} | (
+        {"partial_rotary_factor": 0.4} if family == "bamba" else {}
+    )
+    return registry.model_config({**tiny_settings(family, **SIZES), **settings})
+
+
+def tiny_pooling(architecture: str, **settings: Any) -> ModelConfig:
+    """A model that makes vectors of prompts."""
+    sizes = {"num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 512}
+    hf = {"architectures": [architecture], **sizes, **SIZES, **settings}
+    config = registry.model_config(hf)
+    pooling = read_pooling(hf, config, PoolingFacts(), registry.own_pooling(config, hf))
+    return replace(config, pooling=pooling)
+
+
+def tiny_vision(family: str) -> ModelConfig:
+    """A decoder beside a tower for images."""
+    name, settings = CONFIGS[family]
+    return registry.model_config({
+        "architectures": [f"{name}ForConditionalGeneration"], "dtype": "bfloat16", **settings,
+    })  # fmt: skip
+
+
+def tiny_speech() -> ModelConfig:
+    """A decoder behind an encoder of audio."""
+    architectures = ["WhisperForConditionalGeneration"]
+    return registry.model_config({"architectures": architectures, **WHISPER, "vocab_size": 91})
+
+
+def tiny_text() -> ModelConfig:
+    """A decoder behind an encoder of text."""
+    architectures = ["BartForConditionalGeneration"]
+    return registry.model_config({"architectures": architectures, **BART, "vocab_size": 91})
+
+
+def abstract_model(config: ModelConfig) -> tuple[Any, Callable[..., Any]]:
+    """A model without data: its parameters' shapes, and the function that rebuilds it."""
+    return split_model(registry.build(config, dtype=jnp.bfloat16, rngs=None))
+
+
+def trace_scores(config: ModelConfig) -> None:
+    """Trace the model over whole sequences."""
+    leaves, rebuild = abstract_model(config)
+    tokens = jax.ShapeDtypeStruct((2, 9), jnp.int32)
+    jax.eval_shape(lambda leaves, tokens: rebuild(leaves).score(tokens), leaves, tokens)
+
+
+def trace_tower(config: ModelConfig, patches: int) -> None:
+    """Trace the encoder of images."""
+    leaves, rebuild = abstract_model(config)
+    assert config.vision is not None
+    packed = pack_patches([], config.vision, patches, KEPT_EMBEDDINGS)
+    jax.eval_shape(encoding(rebuild), leaves, kept_embeddings(config), packed)
+
+
+def trace_encoder(config: ModelConfig) -> None:
+    """Trace the encoder whose output layers attend to."""
+    leaves, rebuild = abstract_model(config)
+    assert config.cross_encoder is not None
+    packer = cross_packer(config)
+    kept = jax.ShapeDtypeStruct((KEPT_EMBEDDINGS, packer.width), jnp.float32)
+    packed = packer.pack([], config.cross_encoder.positions, KEPT_EMBEDDINGS)
+    jax.eval_shape(encoding(rebuild), leaves, kept, packed)
+
+
+def kept_embeddings(config: ModelConfig) -> jax.ShapeDtypeStruct:
+    """The array that keeps what the encoder makes."""
+    assert config.vision is not None
+    return jax.ShapeDtypeStruct((KEPT_EMBEDDINGS, config.vision.width), jnp.float32)
+
+
+def guesser_of(method: str | None, config: ModelConfig) -> Any:
+    """A model without data that guesses in this way."""
+    match method:
+        case "draft_model" | "parallel":
+            return Decoder(config, dtype=jnp.bfloat16, rngs=None)
+        case "eagle":
+            return Eagle(config)
+        case "eagle3":
+            return Eagle3(config, Form((0, 1), config.vocab_size - 1), config)
+        case "medusa":
+            return Medusa(config, 2, 1, bias=False)
+        case "mtp":
+            return Mtp(replace(config, layers=config.layers[-1:]))
+    return None
+
+
+def trace_step(
+    config: ModelConfig, bucket: Bucket, features: Features, *, stored: str | None = None,
+    method: str | None = None, is_split: bool = False,
+    slots: int = 0,
+) -> None:  # fmt: skip
+    """Trace a step through the paged cache, which may guess, with a model of its own or heads. A
+    step of a model with a tower takes embeddings of images, one of a mixture returns experts."""
+    guesser = guesser_of(method, config)
+    own_config = getattr(guesser, "config", None)
+    own_specs = () if own_config is None else own_config.layer_specs
+    groups = cache_groups(config.layer_specs + own_specs)
+    runs_drafts = not features.pooling
+    shapes = StepShapes(
+        groups, BLOCK, 8, max_rows=MAX_ROWS, max_model_len=MAX_LENGTH, attention="xla",
+        most_drafts=2 if runs_drafts else 0, draft_window=4 if runs_drafts else 0,
+        makes_guesses=guesser is not None, adapter_slots=slots, experts=chosen_experts(config),
+        most_ahead=0 if config.vision is None else config.vision.most_ahead,
+    )  # fmt: skip
+    leaves, rebuild = abstract_model(config)
+    program_of_guesser = None
+    if method is not None:
+        own, rebuild_guesser = split_model(guesser)
+        program_of_guesser = GuesserProgram(
+            GUESSERS[method], rebuild_guesser, len(leaves), len(config.layers),
+            getattr(guesser, "points", ()),
+        )  # fmt: skip
+        leaves += own
+    held = cache_dtype("bfloat16", "xla", stored)
+    state = abstract_state(config, groups, held, guesses=GUESSES if program_of_guesser else 0)
+    program = Program(
+        bucket, replace(features, drafts=runs_drafts), shapes, rebuild,
+        Placement(one_device_mesh()), guesser=program_of_guesser, is_split=is_split,
+        adapters=adapters_of(config, slots) if slots else None,
+    )  # fmt: skip
+    leaves += program.adapters.leaves if program.adapters else ()
+    packed: Any = jax.ShapeDtypeStruct((packed_size(bucket, shapes),), jnp.int32)
+    run = multi_step if bucket.is_multi_step else step
+    if config.vision is not None:
+        run, packed = step_with_embeds, with_images(config, bucket, packed)
+    if config.cross_encoder is not None:
+        run, packed = step_across, across(config, config.cross_encoder.positions, packed)
+    state, half = jax.eval_shape(partial(run, program=program), leaves, state, packed)
+    if is_split:
+        given = (packed, half.logits, half.positions, half.logits)
+        jax.eval_shape(partial(halves.second_half, program=program), state, *given)
+
+
+def abstract_state(
+    config: ModelConfig, groups: tuple[CacheGroup, ...], held: Any, *, guesses: int
+) -> StepState:
+    """The shapes of what a device keeps between steps."""
+    cache = CacheConfig(groups, BLOCK, tuple(30 for _ in groups))
+    sums = config.pooling is not None and config.pooling.sums_tokens
+    return jax.eval_shape(
+        lambda: empty_state(
+            cache, held, MAX_ROWS, config.vocab_size, MAX_LENGTH, guesses=guesses,
+            offsets=config.rotates_by_planes, summed=config.hidden_size if sums else 0,
+        )
+    )  # fmt: skip
+
+
+def chosen_experts(config: ModelConfig) -> ChosenExperts | None:
+    """The experts that steps of a mixture return."""
+    found = [one.ffn for one in config.layers if isinstance(one.ffn, ExpertsConfig)]
+    most = max((one.experts_per_token for one in found), default=0)
+    return ChosenExperts(len(config.layers), most, "uint8") if found else None
+
+
+def with_images(config: ModelConfig, bucket: Bucket, packed: Any) -> MediaInput:
+    """A plan some of whose tokens stand for embeddings of images."""
+    index, planes = (
+        jax.ShapeDtypeStruct((*shape, bucket.num_tokens), jnp.int32) for shape in ((), (3,))
+    )
+    return MediaInput(packed, kept_embeddings(config), index, planes, index)
+
+
+def across(config: ModelConfig, positions: int, packed: Any) -> CrossInput:
+    """A plan whose rows read an encoder's output."""
+    kept = jax.ShapeDtypeStruct((KEPT_EMBEDDINGS, config.cross_width), jnp.float32)
+    return CrossInput(packed, kept, jax.ShapeDtypeStruct((MAX_ROWS, positions), jnp.int32))
+
+
+def adapters_of(config: ModelConfig, slots: int) -> AdapterProgram:
+    """Arrays of adapters for all weights of a model."""
+    weights = adapted_weights(config, 8, slots)
+    stacks = [stack for weight in weights.values() for stack in weight.stacks]
+    shapes = tuple(jax.ShapeDtypeStruct(one.shape, jnp.bfloat16) for one in stacks)
+    return AdapterProgram(weights, shapes, "xla")
