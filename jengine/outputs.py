@@ -13,10 +13,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import numpy as np
 
+from jengine.adapters import LoRARequest
 from jengine.counts import Counts as Counts
 from jengine.counts import RequestTimes
 from jengine.logprobs import LogprobTables, StepLogprobs, Table
 from jengine.pictures.request_html import request_html
+from jengine.pooling_outputs import ClassificationOutput as ClassificationOutput
+from jengine.pooling_outputs import ClassificationRequestOutput as ClassificationRequestOutput
+from jengine.pooling_outputs import EmbeddingOutput as EmbeddingOutput
+from jengine.pooling_outputs import EmbeddingRequestOutput as EmbeddingRequestOutput
+from jengine.pooling_outputs import PoolingOutput as PoolingOutput
+from jengine.pooling_outputs import PoolingRequestOutput as PoolingRequestOutput
+from jengine.pooling_outputs import ScoringOutput as ScoringOutput
+from jengine.pooling_outputs import ScoringRequestOutput as ScoringRequestOutput
 from jengine.vllm_names import missing_name
 
 SampleLogprobs = Sequence[Table]
@@ -31,6 +40,8 @@ NO_TOKEN = -3
 NO_SUCH_TOKEN = -2
 # Stands for a token that the row's grammar refuses. It ends the request.
 REFUSED = -4
+# The token of an entry whose row wants hidden states pooled, and no token. It ends the request.
+POOLED = -5
 
 
 class StepOutput(NamedTuple):
@@ -46,9 +57,19 @@ class StepOutput(NamedTuple):
     prompt_logprobs: StepLogprobs | None = None  # of the token after each one of a prefill chunk
     # Number of a set of taps -> tap point -> f32[tokens, width].
     captured: dict[int, dict[str, Any]] = {}
+    experts: Any = None  # u8 or u16 [tokens, layers, chosen]: those that each token has picked
     messages: dict[int, str] = {}  # item of a refused token -> why; made on the host
     # Item -> tokens that a grammar forces behind the sampled ones; made on the host.
     forced: dict[int, list[int]] = {}
+    # Of the first half of a step that is split: f32[slots, vocab], and i32[slots].
+    logits: Any = None
+    positions: Any = None
+    # Numbers of the fetches that have ended since the plan before, and whether each has succeeded.
+    transfers_done: dict[int, bool] = {}
+    pooled: Any = None  # f32[entries, width]: what a pooling model makes of each row
+    pooled_tokens: Any = None  # f32[tokens of prefill chunks, width]: and of each token
+    # i32[rows, drafts], by row: guesses of the step at what follows its last token, -1: none.
+    guesses: Any = None
 
 
 class TokenDelta(msgspec.Struct, kw_only=True, gc=False):
@@ -61,12 +82,16 @@ class TokenDelta(msgspec.Struct, kw_only=True, gc=False):
     logprobs: Any = None  # StepLogprobs of the new tokens
     prompt_logprobs: Any = None  # StepLogprobs of the whole prompt, with the first token's output
     captured: Any = None  # tap point -> f32 [tokens, width] of tokens not yet delivered
+    # u8 or u16 [tokens, layers, chosen]: experts of tokens whose have not been delivered yet.
+    routed_experts: Any = None
+    pooled: Any = None  # f32[width], or f32[prompt, width]: what a pooling model made of it
     num_cached_tokens: int = 0
     weights_version: int = 0
     message: str | None = None
     engine_lost: bool = False  # why it ended: another engine may answer the same request
     refused: bool = False  # by the core, before it ran: `message` is a RequestError's
     times: RequestTimes | None = None  # with the first tokens, and with the end
+    kv_transfer: dict[str, Any] | None = None  # with the end: where its blocks are
 
 
 @dataclass
@@ -80,9 +105,12 @@ class CompletionOutput:
     logprobs: SampleLogprobs | StepLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
-    lora_request: None = None
+    lora_request: LoRARequest | None = None
     # Tap point -> f32 [tokens that ran, width]: prompt and answer but for its last token.
     captured: dict[str, np.ndarray] | None = None
+    # u8 or u16 [tokens that ran, layers, chosen], once it is complete: the experts that each token
+    # picked, from `routed_experts_prompt_start` on; zeros for layers without experts.
+    routed_experts: np.ndarray | None = None
 
     def finished(self) -> bool:
         """Whether the answer is complete."""
@@ -140,15 +168,16 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     finished: bool
     metrics: RequestMetrics = field(default_factory=RequestMetrics)
-    lora_request: None = None
+    lora_request: LoRARequest | None = None
     encoder_prompt: None = None
     encoder_prompt_token_ids: None = None
     num_cached_tokens: int = 0
-    kv_transfer_params: None = None
+    kv_transfer_params: dict[str, Any] | None = None  # at the end: for the engine that goes on
     weight_version: int = 0
     error: str | None = None
     engine_lost: bool = False  # the error: another engine may answer the same request
     refused: bool = False  # the error says what is wrong with the request, which never ran
+    pooled: np.ndarray | None = None  # what a pooling model made of it, as the device gave it
 
     @property
     def captured(self) -> dict[str, np.ndarray] | None:

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
+from jengine.media_spans import MediaSpan
 from jengine.structured_outputs import GrammarSpec
+
+# What a row may want in place of a token: one vector, or one per token of its prompt.
+POOLED_AS = ("", "vectors", "tokens")
 
 
 class RowSampling(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,6 +41,9 @@ class RowSampling(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: int | None = None
     grammar: GrammarSpec | None = None  # what the answer must follow
     processors: int = 0  # number of a set of logits processors; 0: none
+    extra_args: dict[str, Any] | None = None  # for processors that run on the host
+    # What is wanted in place of a sampled token: see `POOLED_AS`. 0: nothing.
+    pools: int = 0
 
     @property
     def adjusts_logits(self) -> bool:
@@ -73,6 +80,12 @@ class NewRow(msgspec.Struct, frozen=True, array_like=True):
     # Where the sampler keeps what adjusts the row's logits: 0: nothing does; otherwise 1 + its row
     # in the pool of such state.
     sampler_row: int = 0
+    # Which of the step's adapter slots the row uses, from 1 on, and the digest of the adapter that
+    # must be there; 0: no adapter.
+    adapter_slot: int = 0
+    adapter: str = ""
+    embeds: bytes | None = None  # f32[prompt_length, hidden]: the prompt's tokens stand for these
+    media: list[MediaSpan] = []  # images and videos in its prompt, without their values
 
 
 class NewBlocks(msgspec.Struct, frozen=True, array_like=True):
@@ -96,7 +109,7 @@ class KnownTokens(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Wanted(IntEnum):
-    """The result wanted of an entry. Pooled vectors and scores will be further members."""
+    """The result wanted of an entry: nothing, or what its row makes of its last token."""
 
     NOTHING = 0  # a prefill chunk that does not reach the end of what is known
     TOKENS = 1
@@ -172,9 +185,11 @@ class Entries(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TokenMasks(msgspec.Struct, frozen=True, array_like=True):
-    """Which tokens rows with a grammar may sample next. They hold until they are replaced."""
+    """Which tokens rows with a grammar may sample next, and after each of their drafts. They hold
+    until they are replaced."""
 
     sampler_rows: bytes  # i32[masks]: where each is kept, as `NewRow.sampler_row`
+    drafts_before: bytes  # i32[masks]: after how many of the row's drafts each holds
     words: bytes  # i32[masks, vocabulary / 32]: a bit per token, the lowest first; 1: allowed
 
     @property
@@ -183,12 +198,18 @@ class TokenMasks(msgspec.Struct, frozen=True, array_like=True):
         return np.frombuffer(self.sampler_rows, np.int32) - 1
 
     @property
+    def after(self) -> np.ndarray:
+        """i32[masks]: after how many of its row's drafts each holds."""
+        return np.frombuffer(self.drafts_before, np.int32)
+
+    @property
     def bits(self) -> np.ndarray:
         """i32[masks, words], read-only."""
         return np.frombuffer(self.words, np.int32).reshape(len(self.sampler_rows) // 4, -1)
 
 
 NO_ENTRIES = Entries(b"")
+NO_GUESSER = -1  # in place of a number of guesses
 
 
 class Drafts(msgspec.Struct, frozen=True, array_like=True):
@@ -199,6 +220,38 @@ class Drafts(msgspec.Struct, frozen=True, array_like=True):
     first: int  # the position of the first one: the earliest at which the row can go on
     # Where they end too early, the row gets fewer drafts. Empty: the step before has made them.
     token_ids: list[int]
+
+
+class BlockCopies(msgspec.Struct, frozen=True, array_like=True):
+    """Blocks of one cache group, each copied to or from a slot in the memory of the host."""
+
+    group: int
+    blocks: list[int]
+    slots: list[int]
+    # Of saves: names of the contents, for connectors that keep them in places further away.
+    keys: list[bytes] = []
+
+
+class Fetch(msgspec.Struct, frozen=True, array_like=True):
+    """A content that a connector brings from further away into a slot of the host's memory."""
+
+    number: int  # by which `StepOutput.transfers_done` reports it
+    group: int
+    slot: int
+    key: bytes
+    source: str = ""  # where it is, if the request says so
+
+
+class Transfers(msgspec.Struct, frozen=True, array_like=True):
+    """The copies of blocks that go with a plan: loads run before its step, saves after it.
+
+    Fetches only begin. A plan without entries runs no step, only these.
+    """
+
+    loads: list[BlockCopies] = []
+    saves: list[BlockCopies] = []
+    fetches: list[Fetch] = []
+    reset: bool = False  # first: no slot holds anything, and fetches in progress are forgotten
 
 
 class Plan(msgspec.Struct, frozen=True, array_like=True):
@@ -224,8 +277,11 @@ class Plan(msgspec.Struct, frozen=True, array_like=True):
     masks: TokenMasks | None = None  # those that are new
     known: list[KnownTokens] = []  # run by the prefill chunks of rows that are not new
     drafts: list[Drafts] = []
-    # Tokens that the step itself guesses, at its end, for each row that it samples.
+    # Tokens that the step itself guesses, at its end, for each row that it samples; NO_GUESSER: the
+    # model that guesses does not even read the step's tokens.
     guesses: int = 0
+    transfers: Transfers | None = None
+    encode: list[MediaSpan] = []  # images to encode before the step
 
     @property
     def num_decode_rows(self) -> int:

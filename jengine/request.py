@@ -7,11 +7,14 @@ in flight (that sample for it and are not back). The rest is derived or saves lo
 from __future__ import annotations
 
 from enum import Enum, auto
+from typing import Any
 
 import msgspec
 
-from jengine.outputs import NO_SUCH_TOKEN, NOT_FINITE, REFUSED
+from jengine.media_spans import MediaSpan
+from jengine.outputs import NO_SUCH_TOKEN, NOT_FINITE, POOLED, REFUSED
 from jengine.plan import RowSampling
+from jengine.repetition_detection import RepetitionDetectionParams
 
 
 class WireRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,31 +26,40 @@ class WireRequest(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int
     stop_token_ids: list[int] = []
     eos_token_ids: list[int] = []
+    repetition: RepetitionDetectionParams | None = None
     priority: int = 0
     arrival: float = 0.0
     drawn_seed: bool = False  # the seed is not the user's: the engine drew it
     cache_salt: str | None = None
     skip_reading_prefix_cache: bool = False
+    embeds: bytes | None = None  # f32[prompt, hidden]: the prompt's tokens only stand for these
     taps: int = 0  # number of a set of taps that the runner knows; 0: none
+    replica: int | None = None  # the data-parallel replica that is to run it; None: any
+    adapter: str = ""  # digest of the LoRA adapter's content; "": none
+    kv_transfer: dict[str, Any] | None = None  # what other engines say of its blocks, and may ask
+    routed_experts_start: int = 0  # experts of tokens before this position are not wanted
+    media: list[MediaSpan] = []  # images and videos in the prompt, in their order
 
 
 class Status(Enum):
     """Where a request is. Everything after PREEMPTED is finished."""
 
     WAITING = auto()
+    LOADING = auto()  # it waits for blocks from outside of the device
     RUNNING = auto()
     PREEMPTED = auto()
     FINISHED = auto()
 
 
 # Looking a member up in its class takes longer than all else that a step does for a request.
-WAITING, RUNNING, PREEMPTED, FINISHED = Status
+WAITING, LOADING, RUNNING, PREEMPTED, FINISHED = Status
 
 
 class Request:
     """A request inside the engine core. Only the scheduler and the cache coordinator change it."""
 
     __slots__ = (
+        "adapter_slot",
         "admission_order",
         "block_hashes",
         "cap",
@@ -59,12 +71,14 @@ class Request:
         "num_cached_tokens",
         "num_computed",
         "num_in_flight",
+        "num_outside_tokens",
         "num_preemptions",
         "num_processed",
         "prompt_length",
         "publish_at",
         "queued_at",
         "reads_each_token",
+        "records",
         "request_id",
         "row",
         "sampler_row",
@@ -82,6 +96,7 @@ class Request:
         self.status = WAITING
         self.row = -1
         self.sampler_row = 0  # 1 + its row in the sampler's pool, while it runs and needs one
+        self.adapter_slot = 0  # where the step has its adapter, while it runs and needs one
         self.token_ids: list[int] = list(wire.prompt_token_ids)
         self.prompt_length = len(wire.prompt_token_ids)
         self.num_computed = 0
@@ -90,8 +105,10 @@ class Request:
         self.cap = min(max_model_len, self.prompt_length + wire.max_tokens)
         self.admission_order = admission_order
         self.block_hashes: list[bytes] = []
+        self.records: Any = None  # what steps say of its tokens: see kvcache.token_records
         self.num_preemptions = 0
         self.num_cached_tokens = -1
+        self.num_outside_tokens = -1  # loaded from outside of the device; -1: not looked up there
         self.weights_version = 0
         # Computed tokens whose step has been committed: what no step in flight still has to do.
         self.num_processed = 0
@@ -107,7 +124,7 @@ class Request:
         self.reads_each_token = wire.sampling.grammar is not None
         # Sampled tokens that end it.
         self.ending_ids = frozenset(
-            [NOT_FINITE, NO_SUCH_TOKEN, REFUSED, *wire.eos_token_ids, *wire.stop_token_ids]
+            [NOT_FINITE, NO_SUCH_TOKEN, REFUSED, POOLED, *wire.eos_token_ids, *wire.stop_token_ids]
         )
 
     @property

@@ -19,10 +19,19 @@ In: GrammarSpecs, plans and sampled tokens. Out: token masks in the plan. The de
   samples for the row gets a mask.
 - **One step in flight**: the scheduler plans a row with a grammar only once its last token is read
   (`Request.reads_each_token`); all other rows keep their overlap. Such a row joins no multi-step
-  decode and gets no drafts. Rows with grammars wait for each other, so that they run in the same
-  steps, and a core queues their next step before the tokens of the last one become text.
+  decode. Rows with grammars wait for each other, so that they run in the same steps, and a core
+  queues their next step before the tokens of the last one become text.
+- **Drafts**: as nothing of such a row is in flight when it is planned, its drafts follow its known
+  tokens. Before they are planned, `GrammarRows.checked` walks a copy of the matcher along them and
+  cuts them at the first token that the grammar refuses, or that ends the answer; where the grammar
+  forces tokens, those are the drafts. The plan brings a mask for the row's next token and for the
+  one after each draft, so every slot samples as it would without drafts. When the step is read, the
+  copy behind the last accepted draft is the row's matcher. Guesses that a device makes itself are
+  read with the tokens of the step that has made them (`StepOutput.guesses`), in time for the next
+  plan, and cut in the same way; there tokens that the grammar forces are no drafts.
 - **The mask's way to the device**: a row with a grammar has a row in the sampler's pool, as one
-  with penalties has, and the pool keeps the row's mask (i32[V / 32], one bit per token).
+  with penalties has, and the pool keeps the row's masks (i32[1 + K, V / 32], one bit per token, K:
+  the most drafts).
   `Plan.masks` brings the masks that changed; a small donated program writes them before the step
   (`runner/programs/token_masks.py`), as block tables are written. So only rows with a grammar cost
   a transfer, of V / 8 bytes, and no step program, bucket or variant is added: these rows need the
@@ -30,6 +39,10 @@ In: GrammarSpecs, plans and sampled tokens. Out: token masks in the plan. The de
   (`SamplingInput.beyond_mask`). The mask applies to raw logits, before bias, penalties and filters,
   and after functions of the caller's (`sampling/processors.py`); raw log-probabilities are those of
   the masked logits.
+- **When masks are filled**: as soon as a row's token is read, for all rows together (`masks.py`).
+  A mask of one token then shows where the grammar forces some, and one that equals the row's last
+  mask is not sent. What cannot be hidden is the step itself: a row's next mask follows from its
+  last token, so its steps do not overlap with the host's work on them, but for making text.
 - **Ends**: the end-of-sequence token and the request's stop ids are allowed exactly where the
   grammar may end. A token that the grammar refuses, or a mask that exceeds llguidance's limits,
   ends the request with finish_reason "error" (`outputs.REFUSED`, `StepOutput.messages`).

@@ -13,12 +13,13 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from typing import TYPE_CHECKING
 
 from jengine.errors import CapacityError, JengineError, RequestError
-from jengine.grammar.sources import llguidance_grammar
 from jengine.structured_outputs import NAME, GrammarSpec
+
+if TYPE_CHECKING:  # imported when the first grammar is compiled
+    from llguidance import LLMatcher, LLTokenizer
 
 DEADLINE = 5.0  # seconds of compiling one grammar
 PATIENCE = 30.0  # seconds that one may wait for its turn
@@ -28,11 +29,6 @@ GRAMMAR_BYTES, TEXT_BYTES = 64 << 10, 32
 CACHE_BYTES = 256 << 20
 LONGEST_MESSAGE = 400
 _KEYWORDS = re.compile(r"Unimplemented keys: \[(.*?)\]")
-
-
-def limits() -> LLParserLimits:
-    """llguidance's bounds. Messages do not show the state of a parser."""
-    return LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
 
 
 class Compilation:
@@ -145,16 +141,12 @@ class GrammarCompiler:
                 self._bytes -= kept.bytes
 
     def _compile(self, job: Compilation) -> LLMatcher | None:
+        from jengine.grammar import guidance  # llguidance with it
+
         tokenizer = self.tokenizer
         job.began = time.monotonic()
         try:
-            grammar = llguidance_grammar(job.spec)
-            if tokenizer is None:
-                wrong, found = LLMatcher.validate_grammar_with_warnings(grammar, limits=limits())
-                matcher, problem = None, found[0] if wrong else ""
-            else:
-                matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=limits())
-                problem = matcher.get_error()
+            matcher, problem = guidance.compiled(job.spec, tokenizer)
         except JengineError:
             raise
         except Exception as error:  # noqa: BLE001 - a user's grammar must not end anything

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-from llguidance import LLMatcher
 
 from jengine.structured_outputs import NAME
+
+if TYPE_CHECKING:  # imported when the first grammar is compiled
+    from llguidance import LLMatcher
 
 ANY_TOKEN = np.int32(-1)  # 32 tokens that are all allowed
 
@@ -74,13 +77,31 @@ class Matcher:
         elif not self._grammar.consume_token(token):
             self._fail(f"refuses token {token}")
 
+    def copy(self) -> Matcher:
+        """One that stands at the same place, and goes on alone."""
+        other = Matcher.__new__(Matcher)
+        for name in self.__slots__:
+            setattr(other, name, getattr(self, name))
+        other._grammar = self._grammar.deep_copy()
+        other._latest = self._latest.copy()
+        return other
+
+    @property
+    def deciding(self) -> LLMatcher | None:
+        """What says which tokens may follow; None where any may."""
+        return None if self.is_terminated or self.error or self._begins_after else self._grammar
+
     def fill(self, mask: np.ndarray) -> None:
         """Write which tokens may follow, i32[words], one bit per token."""
-        if self.is_terminated or self.error or not self.has_begun:
+        if self.deciding is None:
             mask.fill(ANY_TOKEN)
             return
         assert mask.flags.c_contiguous and mask.dtype == np.int32, "one row of a mask array"
         self._grammar.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        self.settle(mask)
+
+    def settle(self, mask: np.ndarray) -> None:
+        """Finish a mask that was computed by `deciding`: stop ids, and any token after an error."""
         if self._grammar.is_error():
             self._fail("cannot go on")
             mask.fill(ANY_TOKEN)
@@ -102,9 +123,7 @@ class Matcher:
 
     def forced(self) -> list[int]:
         """The tokens that must follow, as far as the grammar leaves no choice."""
-        if self.is_terminated or self.error or not self.has_begun:
-            return []
-        return self._grammar.compute_ff_tokens()
+        return [] if self.deciding is None else self._grammar.compute_ff_tokens()
 
     def _fail(self, what: str) -> None:
         reason = " ".join(self._grammar.get_error().split())[:200]
@@ -123,9 +142,14 @@ class FailedMatcher:
         """Refuse every token."""
         return False
 
-    def fill(self, mask: np.ndarray) -> None:
-        """Allow every token: none will count."""
-        mask.fill(ANY_TOKEN)
+    def copy(self) -> FailedMatcher:
+        """The same."""
+        return self
+
+    deciding = None  # any token may follow: none will count
+
+    def settle(self, mask: np.ndarray) -> None:
+        """Nothing is left to do."""
 
     def forced(self) -> list[int]:
         """None."""

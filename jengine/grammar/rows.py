@@ -2,53 +2,55 @@
 
 In: plans, and the tokens that were sampled. Out: plans with token masks, and messages about tokens
 that a grammar refused. A row has at most one step in flight, so its matcher stands where its
-answer does when its next step is planned.
+answer does when its next step is planned: then guesses at its next tokens are checked as well.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
 from jengine.errors import JengineError
 from jengine.grammar.compiler import GrammarCompiler
+from jengine.grammar.masks import Follower, MaskFiller, leaves_no_choice
 from jengine.grammar.matcher import FailedMatcher, Matcher
 from jengine.outputs import NO_TOKEN, REFUSED, StepOutput
 from jengine.plan import NewRow, Plan, RowSampling, TokenMasks
 
-# Fewer forced tokens are sampled: a prefill chunk is computed in whole tiles.
-LEAST_JUMP = 8
+# Fewer forced tokens are sampled. A prefill chunk is computed in whole tiles, but it saves steps.
+LEAST_JUMP = 2
 
 
-class Follower(Protocol):
-    """A matcher, or what stands for one."""
-
-    error: str
-
-    def advance(self, tokens: Sequence[int]) -> bool: ...
-
-    def fill(self, mask: np.ndarray) -> None: ...
-
-    def forced(self) -> list[int]: ...
-
-
-class MaskedRow(NamedTuple):
+@dataclass(slots=True)
+class MaskedRow:
     """A row with a grammar."""
 
-    matcher: Follower
+    number: int
+    matcher: Follower  # where the answer is, as far as it is read
     sampler_row: int  # where the device keeps its mask: 1 + its row in the sampler's pool
     jumps: bool = False  # whether forced tokens may be appended without sampling
+    mask: bytes | None = None  # for its next token, i32[words]; None: not computed yet
+    sent: bytes | None = None  # the one that the device has
+    guesses: Sequence[int] = ()  # of its last step, at what follows; -1: none
+
+
+class CheckedDraft(NamedTuple):
+    """A draft that the grammar takes, and the matcher behind it."""
+
+    token: int
+    matcher: Follower
 
 
 class MaskedEntry(NamedTuple):
     """One entry of a plan in flight, whose tokens a grammar is waiting for."""
 
     item: int  # among the entries that want tokens
-    matcher: Follower
-    jumps: bool
+    row: MaskedRow
+    ahead: Sequence[Follower] = ()  # behind each of its drafts
 
 
 class GrammarRows:
@@ -56,8 +58,27 @@ class GrammarRows:
 
     def __init__(self, compiler: GrammarCompiler, vocab_size: int) -> None:
         self._compiler = compiler
+        self._filler = MaskFiller(compiler)
         self._words = -(-vocab_size // 32)
         self._rows: dict[int, MaskedRow] = {}
+        self._drafts: dict[int, list[CheckedDraft]] = {}  # of rows in the plan being made
+
+    def checked(self, row: int, guesses: Sequence[int] | None, most: int) -> list[int]:
+        """The drafts that a row may run, at most so many: the tokens that its grammar forces, else
+        the guesses up to the first one that it refuses or that ends the answer. Without guesses
+        they are those of the row's last step, which the device runs whatever is forced."""
+        masked = self._rows.get(row)
+        if masked is None:
+            return []
+        ahead, found = masked.matcher.copy(), list[CheckedDraft]()
+        given = masked.guesses if guesses is None else ahead.forced() or guesses
+        for token in given[:most]:
+            ahead = ahead.copy()
+            if token < 0 or not ahead.advance([token]) or ahead.is_terminated:
+                break
+            found.append(CheckedDraft(token, ahead))
+        self._drafts[row] = found
+        return [one.token for one in found]
 
     def mask(self, plan: Plan) -> tuple[Plan, list[MaskedEntry]]:
         """The plan with masks for its entries that need one, and those entries."""
@@ -67,27 +88,96 @@ class GrammarRows:
             self._rows.pop(new.row, None)
             if new.sampling.grammar is not None:
                 self._rows[new.row] = MaskedRow(
-                    self._matcher_of(new), new.sampler_row, may_jump(new.sampling)
+                    new.row, self._matcher_of(new), new.sampler_row, may_jump(new.sampling)
                 )
         if not self._rows:
             return plan, []
-        sampled = plan.entries.rows[plan.entries.wants_tokens].tolist()
-        found = [(i, self._rows[row]) for i, row in enumerate(sampled) if row in self._rows]
-        if not found:
-            return plan, []
-        masks = self._filled([row for _, row in found])
-        entries = [MaskedEntry(item, row.matcher, row.jumps) for item, row in found]
-        return msgspec.structs.replace(plan, masks=masks), entries
+        entries = self._entries(plan)
+        masks = self._masks(entries) if entries else None
+        return (msgspec.structs.replace(plan, masks=masks) if masks else plan), entries
 
-    def _filled(self, rows: Sequence[MaskedRow]) -> TokenMasks:
-        tokenizer = self._compiler.tokenizer
-        assert tokenizer is not None, "a core's compiler has a tokenizer"
-        own = -(-tokenizer.vocab_size // 32)  # at least that of the logits
-        masks = np.empty((len(rows), own), np.int32)
-        for mask, row in zip(masks, rows, strict=True):
-            row.matcher.fill(mask)
-        places = np.array([row.sampler_row for row in rows], np.int32)
-        return TokenMasks(places.tobytes(), np.ascontiguousarray(masks[:, : self._words]).tobytes())
+    def _entries(self, plan: Plan) -> list[MaskedEntry]:
+        """The entries of a plan that sample for a row with a grammar."""
+        wanted, drafts, self._drafts = plan.entries.wants_tokens, self._drafts, {}
+        sampled, lengths = plan.entries.rows[wanted].tolist(), plan.entries.lengths[wanted].tolist()
+        entries = []
+        for item, (row, length) in enumerate(zip(sampled, lengths, strict=True)):
+            own = self._rows.get(row)
+            if own is None:
+                continue
+            # Decodes come first, and all of them want tokens.
+            count = length - 1 if item < plan.num_decodes else 0
+            ahead = [one.matcher for one in drafts.get(row, ())[:count]]
+            assert len(ahead) == count, f"row {row} runs drafts that were not checked"
+            entries.append(MaskedEntry(item, own, ahead))
+        return entries
+
+    def _masks(self, entries: Sequence[MaskedEntry]) -> TokenMasks | None:
+        """The masks of entries that the device does not have yet; None if it has all."""
+        self._fill([one.row for one in entries if one.row.mask is None])
+        places, masks = list[tuple[int, int]](), list[bytes]()
+        for _, row, _ in entries:
+            assert row.mask is not None, "filled"
+            if row.mask != row.sent:
+                places.append((row.sampler_row, 0))
+                masks.append(row.mask)
+                row.sent = row.mask
+        drafted = [one for one in entries if one.ahead]
+        if drafted:
+            filled = self._filler.filled([one for entry in drafted for one in entry.ahead])
+            masks.append(filled[:, : self._words].tobytes())
+            for entry in drafted:
+                places += [(entry.row.sampler_row, 1 + place) for place in range(len(entry.ahead))]
+        if not places:
+            return None
+        rows, after = np.array(places, np.int32).T
+        return TokenMasks(rows.tobytes(), after.tobytes(), b"".join(masks))
+
+    def _fill(self, rows: Sequence[MaskedRow]) -> np.ndarray:
+        """The next masks of rows, which they keep."""
+        masks = self._filler.filled([row.matcher for row in rows])
+        for row, mask in zip(rows, masks, strict=True):
+            row.mask = mask[: self._words].tobytes()
+        return masks
+
+    def followed(self, output: StepOutput, entries: Sequence[MaskedEntry]) -> StepOutput:
+        """The output after its tokens were taken by their matchers; refused tokens are marked."""
+        refused: dict[int, int] = {}  # item -> place of the refused token
+        going: list[MaskedEntry] = []
+        tokens, guesses = output.tokens.tolist(), output.guesses
+        for entry in entries:
+            item, row, ahead = entry
+            row.guesses = () if guesses is None else guesses[row.number].tolist()
+            sampled = [token for token in tokens[item] if token != NO_TOKEN]
+            if len(sampled) > 1:  # all but the last one are drafts
+                row.matcher = ahead[len(sampled) - 2]
+            row.mask = None
+            if not row.matcher.advance(sampled[-1:]):
+                refused[item] = len(sampled) - 1
+            elif sampled[-1] >= 0 and not row.matcher.is_terminated:
+                going.append(entry)
+        if forced := self._jumped(going):
+            output = output._replace(forced=forced)
+        if not refused:
+            return output
+        marked = np.array(output.tokens)  # the original may be read-only
+        marked[list(refused), list(refused.values())] = REFUSED
+        errors = {item: row.matcher.error for item, row, _ in entries if item in refused}
+        return output._replace(tokens=marked, messages=errors)
+
+    def _jumped(self, entries: Sequence[MaskedEntry]) -> dict[int, list[int]]:
+        """Item -> tokens that a grammar forces. Every other row has its next mask now."""
+        if not entries:
+            return {}
+        forced: dict[int, list[int]] = {}
+        no_choice = leaves_no_choice(self._fill([one.row for one in entries])).tolist()
+        for (item, row, _), is_forced in zip(entries, no_choice, strict=True):
+            tokens = row.matcher.forced() if is_forced and row.jumps else ()
+            if len(tokens) >= LEAST_JUMP:
+                forced[item] = list(tokens)
+                row.matcher.advance(tokens)
+                row.mask = None
+        return forced
 
     def _matcher_of(self, new: NewRow) -> Follower:
         """A matcher that has taken what the row's answer has so far."""
@@ -103,27 +193,6 @@ class GrammarRows:
         )
         matcher.advance(new.token_ids[new.prompt_length :])
         return matcher
-
-
-def followed(output: StepOutput, entries: Sequence[MaskedEntry]) -> StepOutput:
-    """The output after its tokens were taken by their matchers; refused tokens are marked."""
-    messages: dict[int, str] = {}
-    forced: dict[int, list[int]] = {}
-    for item, matcher, jumps in entries:
-        sampled = [token for token in output.tokens[item].tolist() if token != NO_TOKEN]
-        if not matcher.advance(sampled):
-            messages[item] = matcher.error
-        elif jumps and min(sampled) >= 0 and len(tokens := matcher.forced()) >= LEAST_JUMP:
-            forced[item] = tokens
-            matcher.advance(tokens)
-    if forced:
-        output = output._replace(forced=forced)
-    if not messages:
-        return output
-    marked = np.array(output.tokens)  # the original may be read-only
-    marked[list(messages)] = NO_TOKEN
-    marked[list(messages), 0] = REFUSED
-    return output._replace(tokens=marked, messages=messages)
 
 
 def may_jump(sampling: RowSampling) -> bool:

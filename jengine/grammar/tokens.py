@@ -15,6 +15,7 @@ from llguidance import LLTokenizer, TokenizerWrapper
 from tokenizers import Tokenizer as Backend
 
 from jengine.errors import UnsupportedFeature
+from jengine.grammar.tokenizer_check import check_tokenizer
 from jengine.structured_outputs import NAME
 from jengine.text.tokenizer import Tokenizer
 
@@ -65,16 +66,3 @@ class PlainTokens:
         """Its token ids."""
         plain = text if isinstance(text, str) else text.decode("utf-8", "replace")
         return self._backend.encode(plain, add_special_tokens=False).ids
-
-
-def check_tokenizer(tokenizer: Tokenizer | None) -> None:
-    """Refuse tokenizers whose tokens' bytes are not known."""
-    if tokenizer is None:
-        raise UnsupportedFeature(
-            f"{NAME} needs a tokenizer (skip_tokenizer_init=True was given). Leave it out."
-        )
-    if tokenizer.backend is None:
-        raise UnsupportedFeature(
-            f"{NAME} needs a fast tokenizer, whose tokens' bytes are known; this one is a "
-            f"{type(tokenizer.hf).__name__}. Convert it to tokenizer.json, or leave {NAME} out."
-        )

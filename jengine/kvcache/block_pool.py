@@ -6,16 +6,21 @@ In: counts, block ids, content keys. Out: block ids. Must not know requests or t
         ▲      └──────► unowned, no key  ("free")     ── reused before any cached block
         └──allocate (drops the key) / touch (keeps it)
 
+A pin is an owner as well: a copy to or from the host, until it has ended. Blocks that no table
+owns, only pins, are "pinned" and not "used".
+
 A table gets neighbouring blocks where it can: memory is read faster in long runs. So the free
 blocks behind one that begins a run are handed to others last.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from jengine.errors import ConfigError
 from jengine.kvcache.content_journal import ContentJournal
+from jengine.kvcache.event_log import EventLog
+from jengine.kvcache.outbox import Outbox
 from jengine.kvcache.residency import BlockResidency
 
 NULL_BLOCK = 0
@@ -41,6 +46,9 @@ class BlockPool:
         self._blocks_of: dict[bytes, dict[int, None]] = {}
         self.journal: ContentJournal | None = None  # of keys that become findable, or cease to be
         self.residency: BlockResidency | None = None  # watches some of the blocks
+        self.events: EventLog | None = None  # tells others of the same
+        self.outbox: Outbox | None = None  # of blocks to be copied away
+        self._pins: dict[int, int] = {}
         # Unowned blocks form a ring through these two lists, past two marks: where free ones end
         # and cached ones begin, and where all end.
         self._cached, self._end = num_blocks, num_blocks + 1
@@ -49,8 +57,13 @@ class BlockPool:
 
     @property
     def num_used(self) -> int:
-        """Blocks with an owner."""
-        return self.total - self.num_unowned
+        """Blocks that a table owns."""
+        return self.total - self.num_unowned - self.num_pinned
+
+    @property
+    def num_pinned(self) -> int:
+        """Blocks that only copies own."""
+        return sum(self._owners[block] == pins for block, pins in self._pins.items())
 
     @property
     def num_free(self) -> int:
@@ -100,6 +113,29 @@ class BlockPool:
             if self._owners[block] == 0:
                 self._enter_ring(block)
 
+    def pin(self, block: int) -> None:
+        """Keep a block, with its content, until its copy has ended."""
+        self.touch((block,))
+        self._pins[block] = self._pins.get(block, 0) + 1
+
+    def pin_new(self, count: int) -> list[int]:
+        """Take so many blocks for contents that are copied into them."""
+        blocks = self.allocate(count)
+        for block in blocks:
+            self._pins[block] = 1
+        return blocks
+
+    def unpin(self, block: int) -> None:
+        """A copy has ended."""
+        left = self._pins.pop(block) - 1
+        if left:
+            self._pins[block] = left
+        self.free((block,))
+
+    def holds(self, block: int, key: bytes) -> bool:
+        """Whether a block can be found by this key."""
+        return self._keys[block] == key
+
     def find(self, key: bytes) -> int | None:
         """A block with this content, or None."""
         blocks = self._blocks_of.get(key)
@@ -110,9 +146,13 @@ class BlockPool:
         assert self._owners[block] > 0, f"block {block} is published but has no owner"
         assert self._keys[block] is None, f"block {block} is published twice"
         self._keys[block] = key
-        if self.journal is not None and key not in self._blocks_of:
-            self.journal.stored(key)
+        if key not in self._blocks_of:
+            for log in (self.journal, self.events):
+                if log is not None:
+                    log.stored(key)
         self._blocks_of.setdefault(key, {})[block] = None
+        if self.outbox is not None:
+            self.outbox.published(block, key)
 
     def forget(self, key: bytes) -> None:
         """Make a content unfindable in every block that holds it."""
@@ -123,11 +163,38 @@ class BlockPool:
                 self._enter_ring(block)
             else:
                 self._drop_key(block)
+        if self.outbox is not None:
+            self.outbox.forgotten(key)
 
     def forget_all(self) -> None:
         """Make every content unfindable."""
         for key in list(self._blocks_of):
             self.forget(key)
+        if self.outbox is not None:
+            self.outbox.forgotten_all()
+
+    def resized(self, num_blocks: int) -> BlockPool:
+        """A pool of so many blocks that finds the contents of those that are left. None has an
+        owner."""
+        assert self.num_unowned == self.total, f"{self.total - self.num_unowned} have owners"
+        pool = BlockPool(num_blocks)
+        pool.residency, pool.outbox, pool.events = self.residency, self.outbox, self.events
+        block = self._after[self._cached]
+        while block != self._end:  # the least recently used first, as they will be reused
+            if block < num_blocks:
+                pool._adopt(block, self._keys[block])
+            block = self._after[block]
+        pool.journal = self.journal
+        for key in self._blocks_of.keys() - pool._blocks_of.keys():
+            self._tell_removed(key)
+        return pool
+
+    def _adopt(self, block: int, key: bytes | None) -> None:
+        assert key is not None, f"block {block} is cached and has no key"
+        self._leave_ring(block)
+        self._keys[block] = key
+        self._blocks_of.setdefault(key, {})[block] = None
+        self._enter_ring(block)
 
     def check(self) -> None:
         """Assert what must hold between any two calls."""
@@ -137,10 +204,20 @@ class BlockPool:
         found = [(key, b) for key, blocks in self._blocks_of.items() for b in blocks]
         assert len(ring) == len(set(ring)) and set(ring) == unowned, "ring is not the unowned set"
         assert self.num_unowned == len(unowned) and self.num_cached == len(cached), "counts drifted"
-        assert self.num_free + self.num_used + self.num_cached == self.total, "blocks were lost"
+        counted = self.num_free + self.num_used + self.num_pinned + self.num_cached
+        assert counted == self.total, "blocks were lost"
+        assert all(0 < n <= self._owners[b] for b, n in self._pins.items()), "a pin is no owner"
         assert all(self._keys[b] == key for key, b in found), "a found block has another key"
         assert len(found) == sum(key is not None for key in self._keys), "a key is not findable"
         assert min(self._owners) == 0 == self._owners[NULL_BLOCK], "owner counts are off"
+
+    def check_owners(self, held: Mapping[int, int]) -> None:
+        """`check`, and assert that each block has as many owners as `held` counts holders."""
+        self.check()
+        for block in range(1, self.total + 1):
+            owners = self._owners[block] - self._pins.get(block, 0)
+            holders = held.get(block, 0)
+            assert owners == holders, f"block {block}: {owners} owners, {holders} held"
 
     def _ring(self) -> list[int]:
         blocks, block = [], self._after[self._end]
@@ -200,5 +277,9 @@ class BlockPool:
         del self._blocks_of[key][block]
         if not self._blocks_of[key]:
             del self._blocks_of[key]
-            if self.journal is not None:
-                self.journal.removed(key)
+            self._tell_removed(key)
+
+    def _tell_removed(self, key: bytes) -> None:
+        for log in (self.journal, self.events):
+            if log is not None:
+                log.removed(key)

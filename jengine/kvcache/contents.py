@@ -28,5 +28,5 @@ class Contents:
         for index in range(len(hashes), num_blocks):
             parent = hashes[-1] if hashes else self._root
             tokens = request.token_ids[index * size : (index + 1) * size]
-            hashes.append(block_hash(parent, tokens, extra_keys(request.wire, index)))
+            hashes.append(block_hash(parent, tokens, extra_keys(request.wire, index, size)))
         return hashes

@@ -1,50 +1,31 @@
 """The cache as the scheduler sees it: room for a request's tokens, and prefixes already computed.
 
 In: requests and token counts. Out: NewBlocks per cache group, hit lengths. Nothing is changed when
-something does not fit. Must not know: kinds of groups, why a request runs, arrays.
+something does not fit. `prefix_lookup` finds prefixes, `holdings` knows who holds what,
+`content_listeners` are told. Must not know: kinds of groups, why a request runs, arrays.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
-from itertools import cycle
-from operator import gt
-from typing import NamedTuple
+from dataclasses import replace
 
 from jengine.config import CacheConfig
 from jengine.counts import BlockTimes
 from jengine.errors import ConfigError
-from jengine.kvcache.content_journal import ContentJournal
-from jengine.kvcache.contents import Contents
-from jengine.kvcache.group_cache import GroupCache, Reach
+from jengine.kvcache.content_listeners import ContentListeners
+from jengine.kvcache.group_cache import Elsewhere, GroupCache, Reach, nowhere
+from jengine.kvcache.holdings import Holdings
 from jengine.kvcache.kinds import blocks_needed, group_cache
+from jengine.kvcache.last_refusal import LastRefusal, any_lacks
+from jengine.kvcache.prefix_lookup import PrefixLookup
 from jengine.kvcache.prefix_stats import PrefixStats
 from jengine.kvcache.residency import BlockResidency
+from jengine.kvcache.token_records import TokenRecords
 from jengine.plan import NewBlocks
 from jengine.request import Request
 
 NEVER = 2**62
-
-
-class Holding:
-    """What the coordinator records of one running request; its units belong to the groups."""
-
-    __slots__ = ("findable", "holder")
-
-    def __init__(self, holder: int, findable: bool) -> None:
-        self.holder = holder
-        self.findable = findable  # whether its blocks may be published at all
-
-
-class Refused(NamedTuple):
-    """A new request for which there was no room, and what it would have taken in each group."""
-
-    request: Request
-    num_known: int
-    weights_version: int
-    hit: int
-    demands: list[int]
 
 
 class CacheCoordinator:
@@ -70,17 +51,19 @@ class CacheCoordinator:
         if self._block_times is not None:
             for group in self.groups:
                 group.measure(BlockResidency(config.measured_blocks, self._block_times))
-        self._contents = Contents(config.block_size, weights_version, config.stored_as)
-        self._holdings: dict[str, Holding] = {}
-        self._next_holder = 0
-        self._refused: Refused | None = None
-        # Holders whose requests have ended, by the step that must end before they give back.
-        self._pinned: deque[tuple[int, int]] = deque()
+        # What steps say of each token besides tokens; None: nothing is kept.
+        self.records: TokenRecords | None = None
+        if config.keeps_records:
+            self.records = TokenRecords(config.block_size, max(config.num_blocks))
+        self._prefixes = PrefixLookup(config, self.groups, self.records, weights_version)
+        self.listeners = ContentListeners(config, self.groups)
+        self._holdings = Holdings()
+        self._refusal = LastRefusal(self.groups, self._prefixes)
 
     @property
     def weights_version(self) -> int:
         """The version of the weights whose blocks can be found."""
-        return self._contents.weights_version
+        return self._prefixes.weights_version
 
     @property
     def usage(self) -> float:
@@ -92,12 +75,6 @@ class CacheCoordinator:
         """How long blocks stay, if that is measured."""
         return None if self._block_times is None else self._block_times.copy()
 
-    def record(self) -> ContentJournal:
-        """A journal of the contents of the first group, from now on."""
-        journal = ContentJournal()
-        self.groups[0].record(journal)
-        return journal
-
     def can_ever_hold(self, num_tokens: int, max_chunk: int) -> bool:
         """Whether one request of this length fits in the empty cache."""
         return all(
@@ -106,29 +83,30 @@ class CacheCoordinator:
             for one, group in zip(self.config.groups, self.groups, strict=True)
         )
 
-    def find_prefix(self, request: Request) -> int:
+    def find_prefix(self, request: Request, elsewhere: Elsewhere = nowhere) -> int:
         """Tokens of a request without blocks that are cached already, in whole blocks.
 
-        The last known token is never among them: it must run again to give logits.
+        `elsewhere` says what could be brought here from outside of the device.
         """
-        if not self.config.enable_prefix_caching or request.wire.skip_reading_prefix_cache:
-            return 0
-        blocks = (request.num_known - 1) // self.block_size
-        contents = self._contents.of(request, blocks)
-        agreeing = 0
-        for group in cycle(self.groups):  # to a fixed point: a group can only shorten the hit
-            found = group.longest_hit(contents, blocks)
-            agreeing = agreeing + 1 if found == blocks else 1
-            blocks = found
-            if agreeing == len(self.groups):
-                break
-        return blocks * self.block_size
+        return self._prefixes.find(request, elsewhere)
+
+    def read_by_hit(self, request: Request, hit: int) -> list[list[bytes]]:
+        """Per group the keys of what a request reads that begins after so many cached tokens."""
+        return self._prefixes.read_by_hit(request, hit)
+
+    def prefix_is_coming(self, request: Request) -> bool:
+        """Whether more of a request without blocks is found once the planned steps have run."""
+        return self._prefixes.is_coming(request)
 
     def chunk_end(self, start: int, end: int) -> int:
         """Where a chunk from `start` on may end at the latest, at most at `end`."""
         for group in self.groups:
             end = group.chunk_end(start, end)
         return end
+
+    def drafts_end(self, start: int, end: int) -> int:
+        """Where a decode from `start` on with drafts may end at the latest, at most at `end`."""
+        return min(group.drafts_end(start, end) for group in self.groups)
 
     def allocate(
         self, request: Request, num_new_tokens: int, hit: int = 0
@@ -137,20 +115,16 @@ class CacheCoordinator:
 
         `hit` is what `find_prefix` said, for a request that holds nothing yet.
         """
-        holding = self._holdings.get(request.request_id)
-        end = request.num_computed + hit + num_new_tokens + self._lookahead
-        found = []
-        if holding is None:
-            blocks = hit // self.block_size
-            found = self._contents.of(request, blocks)[:blocks]
-        holder = self._next_holder if holding is None else holding.holder
-        reach = Reach(holder, end, request.num_processed, found)
+        holding = self._holdings.get(request)
+        start = request.num_computed + hit
+        end = start + num_new_tokens + self._lookahead
+        found = self._prefixes.contents_of_hit(request, hit) if holding is None else []
+        holder = self._holdings.next_holder if holding is None else holding.holder
+        reach = Reach(holder, end, request.num_processed, found, start, self._lookahead)
         demands = [group.demand(reach) for group in self.groups]
-        if any(map(gt, demands, (group.num_free for group in self.groups))):
+        if any_lacks(self.groups, demands):
             if holding is None:
-                self._refused = Refused(
-                    request, request.num_known, self.weights_version, hit, demands
-                )
+                self._refusal.note(request, hit, demands)
             return None
         if holding is None:
             self._begin(request, hit)
@@ -164,25 +138,12 @@ class CacheCoordinator:
         return added
 
     def still_lacks_room(self, request: Request) -> bool:
-        """Whether a new request that `allocate` has refused would be refused again.
-
-        So that a long prompt is not looked up at every step while it waits: its demand can only
-        have become less if the block after its prefix hit can be found now.
-        """
-        last = self._refused
-        if last is None or last.request is not request:
-            return False
-        if (last.num_known, last.weights_version) != (request.num_known, self.weights_version):
-            return False
-        if not any(map(gt, last.demands, (group.num_free for group in self.groups))):
-            return False
-        return not self.hit_has_grown(request, last.hit)
+        """Whether a new request that `allocate` has refused would be refused again."""
+        return self._refusal.still_holds(request)
 
     def hit_has_grown(self, request: Request, hit: int) -> bool:
         """Whether the block after the prefix hit of a request without blocks can be found now."""
-        blocks = hit // self.block_size
-        follows = request.block_hashes[blocks : blocks + 1]
-        return any(group.longest_hit(follows, len(follows)) for group in self.groups)
+        return self._prefixes.has_grown(request, hit)
 
     def has_room(self, requests: Sequence[Request], num_new_tokens: int) -> bool:
         """Whether all of these running requests can take so many more tokens.
@@ -192,9 +153,11 @@ class CacheCoordinator:
         """
         reaches = [
             Reach(
-                self._holdings[request.request_id].holder,
+                self._holdings.of(request).holder,
                 request.num_computed + num_new_tokens + self._lookahead,
                 request.num_processed,
+                start=request.num_computed,
+                ahead=self._lookahead,
             )
             for request in requests
         ]
@@ -205,14 +168,17 @@ class CacheCoordinator:
 
     def publish(self, request: Request, up_to: int) -> None:
         """Let others find the full blocks among the first `up_to` tokens that are known."""
-        holding = self._holdings[request.request_id]
+        holding = self._holdings.of(request)
         if not holding.findable:
             request.publish_at = NEVER
             return
         full = min(up_to, request.num_known) // self.block_size
-        contents = self._contents.of(request, full)
+        contents = self._prefixes.contents(request, full)
         for group in self.groups:
             group.publish(holding.holder, contents, full)
+        self.listeners.explain(request)
+        if self.records is not None:
+            self.records.publish(request, contents, full)
         request.publish_at = max(request.publish_at, (full + 1) * self.block_size)
 
     def free(self, request: Request, after_step: int | None = None) -> None:
@@ -220,20 +186,20 @@ class CacheCoordinator:
 
         Published ones can be found until they are reused.
         """
-        holder = self._holdings.pop(request.request_id).holder
+        holder = self._holdings.end(request)
         request.capacity = 0
         if after_step is None:
             self._release(holder)
         else:
-            self._pinned.append((after_step, holder))
+            self._holdings.pin(holder, after_step)
 
     def step_ended(self, step: int) -> None:
         """Give back the blocks that waited for this step, or an earlier one."""
-        if self._pinned:
-            due = [holder for last, holder in self._pinned if last <= step]
-            self._pinned = deque(pinned for pinned in self._pinned if pinned[0] > step)
-            for holder in due:
-                self._release(holder)
+        for group in self.groups:
+            group.step_ended()
+        self.listeners.step_ended()
+        for holder in self._holdings.due(step):
+            self._release(holder)
 
     def distrust(self, request: Request) -> None:
         """Make sure that nothing this request has computed is found again, by content.
@@ -243,8 +209,7 @@ class CacheCoordinator:
         for content in request.block_hashes:
             for group in self.groups:
                 group.forget(content)
-        if request.request_id in self._holdings:
-            self._holdings[request.request_id].findable = False
+        self._holdings.hide(request)
 
     def set_weights_version(self, version: int) -> None:
         """Blocks of other weights are no longer found and age out.
@@ -253,21 +218,30 @@ class CacheCoordinator:
         """
         if version == self.weights_version:
             return
-        self._contents = Contents(self.block_size, version, self.config.stored_as)
-        for holding in self._holdings.values():
-            holding.findable = False
+        self._prefixes.set_weights_version(version)
+        self._holdings.hide_all()
 
     def reset_prefix_cache(self) -> bool:
         """Forget every content; False, and nothing changed, while any block is in use."""
-        if self._holdings or self._pinned:
+        if self._holdings:
             return False
         for group in self.groups:
             group.forget_all()
+        self.listeners.cleared()
         return True
+
+    def resize(self, num_blocks: Sequence[int]) -> None:
+        """Have so many blocks in each group, with the contents of those that are left. Only while
+        no request holds any."""
+        assert not self._holdings, "requests hold blocks"
+        for group, count in zip(self.groups, num_blocks, strict=True):
+            group.resize(count)
+        self.config = replace(self.config, num_blocks=tuple(num_blocks))
+        self._refusal.forget()
 
     def table(self, request: Request, group: int) -> list[int]:
         """A copy of a request's block table, empty if it holds none."""
-        holding = self._holdings.get(request.request_id)
+        holding = self._holdings.get(request)
         return self.groups[group].table(holding.holder) if holding else []
 
     def check(self) -> None:
@@ -276,10 +250,10 @@ class CacheCoordinator:
             group.check()
 
     def _begin(self, request: Request, hit: int) -> None:
-        findable = self.config.enable_prefix_caching
-        self._holdings[request.request_id] = Holding(self._next_holder, findable)
-        self._next_holder += 1
+        self._holdings.begin(request, findable=self.config.enable_prefix_caching)
         request.publish_at = hit + self.block_size
+        if self.records is not None:
+            self.records.begin(request, request.block_hashes[: hit // self.block_size])
         self.stats.count(request, hit)
 
     def _release(self, holder: int) -> None:

@@ -6,10 +6,11 @@ In: how far a request is to run. Out: unit ids for the device. Must not know the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from jengine.config import CacheSpec
+from jengine.kvcache.block_pool import BlockPool
 from jengine.kvcache.content_journal import ContentJournal
 from jengine.kvcache.residency import BlockResidency
 
@@ -21,6 +22,8 @@ class Reach(NamedTuple):
     end: int  # tokens
     settled: int  # tokens before this position are not computed again by any step in flight
     hit: Sequence[bytes] = ()  # of a new holder: contents of the cached blocks it begins with
+    start: int = 0  # position of the first token that is to run
+    ahead: int = 0  # tokens up to `end` that do not run: a guesser writes its guesses there
 
 
 class NewUnits(NamedTuple):
@@ -30,8 +33,19 @@ class NewUnits(NamedTuple):
     units: list[int]
 
 
+# Whether a content key can be found outside of the device.
+Elsewhere = Callable[[bytes], bool]
+
+
+def nowhere(key: bytes) -> bool:
+    """There is nothing outside of the device."""
+    return False
+
+
 class GroupCache(Protocol):
     """One cache group. Contents are block hashes; a request's full blocks have one each."""
+
+    pool: BlockPool
 
     @property
     def num_free(self) -> int:
@@ -45,11 +59,29 @@ class GroupCache(Protocol):
     def num_units(self) -> int:
         """Units that there are."""
 
-    def longest_hit(self, contents: Sequence[bytes], most: int) -> int:
-        """How many of the first `most` blocks of these contents need not be computed again."""
+    @property
+    def holds_back(self) -> bool:
+        """Whether some published contents are found only once the planned steps have run."""
+
+    def longest_hit(
+        self, contents: Sequence[bytes], most: int, elsewhere: Elsewhere = nowhere
+    ) -> int:
+        """How many of the first `most` blocks of these contents need not be computed again, if
+        what can be found elsewhere is brought here."""
+
+    def read_by_hit(self, contents: Sequence[bytes]) -> list[bytes]:
+        """The keys of what a request reads that begins after these contents."""
+
+    def coming_hit(self, contents: Sequence[bytes], most: int) -> int:
+        """What `longest_hit` may say once the steps that are planned have run; 0: no more than
+        now."""
 
     def chunk_end(self, start: int, end: int) -> int:
         """Where a chunk from `start` on may end at the latest: after `start`, at most at `end`."""
+
+    def drafts_end(self, start: int, end: int) -> int:
+        """Where a decode from `start` on with drafts, of which some may not count, may end at the
+        latest: after `start`, at most at `end`."""
 
     def demand(self, reach: Reach) -> int:
         """Free units that `reserve` takes, less those it gives back; may be negative."""
@@ -66,6 +98,9 @@ class GroupCache(Protocol):
     def publish(self, holder: int, contents: Sequence[bytes], count: int) -> None:
         """Let other requests find what the holder has of its first `count` full blocks."""
 
+    def step_ended(self) -> None:
+        """Steps planned from now on run after all whose contents have been published so far."""
+
     def free(self, holder: int) -> None:
         """Give back all units of a holder. Published contents are found until they are reused."""
 
@@ -74,6 +109,9 @@ class GroupCache(Protocol):
 
     def forget_all(self) -> None:
         """Make every content unfindable."""
+
+    def resize(self, num_units: int) -> None:
+        """Have so many units, with the contents of those that are left. No request holds any."""
 
     def record(self, journal: ContentJournal) -> None:
         """Note in a journal which contents become findable, and which cease to be."""

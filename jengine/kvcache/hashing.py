@@ -9,10 +9,14 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from hashlib import sha256
+from os import urandom
 
 from jengine.request import WireRequest
 
 ExtraKey = tuple[str, ...]
+# Hashes are the same in every process, so that blocks may be kept for other ones; but for what has
+# a meaning in this one alone.
+THIS_PROCESS = urandom(16).hex()
 
 
 def root_hash(weights_version: int, stored_as: str = "") -> bytes:
@@ -28,20 +32,35 @@ def block_hash(parent: bytes, token_ids: Sequence[int], extra: Sequence[ExtraKey
     return sha256(encoded).digest()
 
 
-def extra_keys(wire: WireRequest, block_index: int) -> list[ExtraKey]:
+def extra_keys(wire: WireRequest, block_index: int, block_size: int) -> list[ExtraKey]:
     """Inputs besides tokens that change a block's content; the chain hands them to later blocks."""
     keys: list[ExtraKey] = []
     if wire.cache_salt is not None and block_index == 0:
         keys.append(("cache_salt", wire.cache_salt))
     if wire.taps and block_index == 0:
         # Interventions change keys and values, by functions that have no name of their own.
-        keys.append(("taps", str(wire.taps)))
+        keys.append(("taps", str(wire.taps), THIS_PROCESS))
+    if wire.adapter and block_index == 0:
+        keys.append(("lora", wire.adapter))
+    if wire.embeds is not None and block_index * block_size < len(wire.prompt_token_ids):
+        row = len(wire.embeds) // len(wire.prompt_token_ids)  # bytes of one token
+        rows = wire.embeds[block_index * block_size * row : (block_index + 1) * block_size * row]
+        keys.append(("prompt_embeds", sha256(rows).hexdigest()))
+    first, end = block_index * block_size, (block_index + 1) * block_size
+    for span in wire.media:
+        if span.offset < end and span.end > first:
+            keys.append(("mm", span.key, str(span.offset - first)))
     return keys
 
 
 def group_suffix(group: int) -> bytes:
     """Appended to a block hash: the key of that content in one cache group."""
     return group.to_bytes(4, "little")
+
+
+def group_of(key: bytes) -> int:
+    """The cache group of a key."""
+    return int.from_bytes(key[-4:], "little")
 
 
 def _encode_keys(keys: Sequence[ExtraKey]) -> bytes:

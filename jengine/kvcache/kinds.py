@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from jengine.config import CacheGroup, CacheKind, CacheSpec
-from jengine.errors import UnsupportedFeature
 from jengine.kvcache.group_cache import GroupCache, KindOfGroup
 from jengine.kvcache.paged_group import PagedGroup
+from jengine.kvcache.recurrent_group import RecurrentGroup
+from jengine.kvcache.whole_group import WholeGroup
 
 KINDS: dict[CacheKind, KindOfGroup] = {
     "full": PagedGroup,
     "sliding": PagedGroup,
     "latent": PagedGroup,  # its blocks hold other arrays, and have the same rules
+    "recurrent": RecurrentGroup,
+    "whole": WholeGroup,
 }
 
 
 def kind_of(spec: CacheSpec) -> KindOfGroup:
     """The class of this spec's groups."""
-    if spec.kind not in KINDS:
-        raise UnsupportedFeature(
-            f"cache kind {spec.kind!r} is not built yet; built are: {', '.join(KINDS)}."
-        )
     return KINDS[spec.kind]
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from jengine.config import CacheSpec
 from jengine.kvcache.block_pool import NULL_BLOCK, BlockPool
 from jengine.kvcache.content_journal import ContentJournal
-from jengine.kvcache.group_cache import NewUnits, Reach
+from jengine.kvcache.group_cache import Elsewhere, NewUnits, Reach, nowhere
 from jengine.kvcache.hashing import group_suffix
 from jengine.kvcache.residency import BlockResidency
 from jengine.kvcache.specs import rules_for
@@ -50,6 +50,10 @@ class PagedGroup:
     def num_units(self) -> int:
         return self.pool.total
 
+    @property
+    def holds_back(self) -> bool:
+        return False
+
     @staticmethod
     def units_needed(spec: CacheSpec, num_tokens: int, block_size: int, max_chunk: int) -> int:
         return rules_for(spec, block_size).blocks_needed(num_tokens, max_chunk)
@@ -58,10 +62,26 @@ class PagedGroup:
         """A block with this content, or None."""
         return self.pool.find(content + self._suffix)
 
-    def longest_hit(self, contents: Sequence[bytes], most: int) -> int:
-        return self.rules.longest_hit(lambda i: self.find(contents[i]) is not None, most)
+    def longest_hit(
+        self, contents: Sequence[bytes], most: int, elsewhere: Elsewhere = nowhere
+    ) -> int:
+        def present(index: int) -> bool:
+            key = contents[index] + self._suffix
+            return self.pool.find(key) is not None or elsewhere(key)
+
+        return self.rules.longest_hit(present, most)
+
+    def read_by_hit(self, contents: Sequence[bytes]) -> list[bytes]:
+        skipped = min(self.rules.skippable(len(contents) * self._block_size), len(contents))
+        return [content + self._suffix for content in contents[skipped:]]
+
+    def coming_hit(self, contents: Sequence[bytes], most: int) -> int:
+        return 0  # what is planned can be found at once
 
     def chunk_end(self, start: int, end: int) -> int:
+        return end
+
+    def drafts_end(self, start: int, end: int) -> int:
         return end
 
     def demand(self, reach: Reach) -> int:
@@ -102,6 +122,9 @@ class PagedGroup:
                 self.pool.publish(block, contents[index] + self._suffix)
         table.published = max(table.published, count)
 
+    def step_ended(self) -> None:
+        """Nothing: a step writes what it publishes before any of its rows reads."""
+
     def free(self, holder: int) -> None:
         blocks = self._tables.pop(holder).blocks
         self.pool.free(block for block in reversed(blocks) if block != NULL_BLOCK)
@@ -111,6 +134,9 @@ class PagedGroup:
 
     def forget_all(self) -> None:
         self.pool.forget_all()
+
+    def resize(self, num_units: int) -> None:
+        self.pool = self.pool.resized(num_units)
 
     def record(self, journal: ContentJournal) -> None:
         self.pool.journal = journal
@@ -122,11 +148,8 @@ class PagedGroup:
         return list(self._tables[holder].blocks)
 
     def check(self) -> None:
-        self.pool.check()
         held = Counter(block for table in self._tables.values() for block in table.blocks)
-        for block in range(1, self.pool.total + 1):
-            owners = self.pool.owners(block)
-            assert owners == held[block], f"block {block}: {owners} owners, {held[block]} held"
+        self.pool.check_owners(held)
 
     def _hit_blocks(self, hit: Sequence[bytes]) -> list[int]:
         """The table of a prefix hit: null blocks where no token to come reads."""

@@ -10,22 +10,41 @@ from flax import nnx
 
 from jengine.config import CacheConfig, ModelConfig
 from jengine.errors import UnsupportedFeature
+from jengine.logits_processor import ProcessorConfig
+from jengine.lora.stacks import AdapterStacks
+from jengine.lora.store import AdapterStore
+from jengine.lora.weights import adapted_weights, stack_dtype
+from jengine.runner.cross_runner import CrossRunner
+from jengine.runner.embeds_runner import EmbedsRunner
 from jengine.runner.guesser import LoadedGuesser
+from jengine.runner.host_processors import HostProcessors
+from jengine.runner.joint_runner import JointGroup, JointRunner
 from jengine.runner.loaded_model import LoadedModel
+from jengine.runner.media_runner import MediaRunner
 from jengine.runner.pipeline_runner import PipelineRunner
 from jengine.runner.programs.background import BackgroundWarmUp
 from jengine.runner.programs.compiler import StepCompiler
+from jengine.runner.programs.encoders import Encoders, Packer
 from jengine.runner.programs.ledger import CompileLedger
 from jengine.runner.programs.programs import Programs
 from jengine.runner.programs.warm_up import ProgressBar, warm_up
+from jengine.runner.resize import Resizing
 from jengine.runner.runner import PlanRunner, Runner
 from jengine.runner.runner_config import RunnerConfig
 from jengine.runner.sizing import Sizing
+from jengine.runner.split_runner import SplitRunner
+from jengine.runner.step.adapters import implementation_of
+from jengine.runner.step.joined import JoinedReplicas
 from jengine.runner.step.leaves import LeafOrder, Leaves
+from jengine.runner.step.mels import MelPacker
+from jengine.runner.step.patches import PatchPacker
+from jengine.runner.step.texts import TextPacker
 from jengine.runner.variants.tap_sets import TapSet, TapSets
 from jengine.sampling.admission import history_length
 from jengine.sampling.processor_sets import ProcessorSets
 from jengine.sampling.processors import check_processor
+from pallas_kernels.low_rank import inputs_first
+from sharding.placement import Placement
 
 
 def build_runners(
@@ -44,14 +63,21 @@ def build_runners(
     available to this process into those available to all. `guesser` makes the drafts of steps.
     """
     own_leaves, sizings = [], []
-    for part in order.places.whole.replicas:
-        own_leaves.append(tuple(map(part.part, leaves)))
+    make_stacks = stacks_for(model_config, config)
+    whole = order.places.whole
+    joint = order if whole.joint else None
+    for number, part in enumerate(whole.replicas):
+        # Where replicas run each step together, the first one has the parameters of all.
+        own_leaves.append(tuple(map(part.part, leaves)) if joint is None else leaves * (not number))
         is_all = part == order.places.whole
         own = (
             order if is_all else LeafOrder(model, replace(order.places, whole=part), order.backend)
         )
         own_guesser = None if guesser is None else guesser.on(part)
-        sizings.append(Sizing(model_config, config, own, agree_on_bytes, own_guesser))
+        stacks = make_stacks(part)
+        sizings.append(
+            Sizing(model_config, config, own, agree_on_bytes, own_guesser, stacks, joint)
+        )
     cache, first = sizings[0].settle([one.device for one in sizings])
     programs = replica_programs([one.compiler(cache) for one in sizings], config)
     programs[0].keep(*first)
@@ -59,28 +85,89 @@ def build_runners(
     processors = processors_of(programs[0], model_config.vocab_size)
     models = tuple(
         LoadedModel(
-            leaves, sizing.made_state(cache), compiled, config.ladders, model_config.vocab_size,
-            taps, processors, sizing.order,
-            () if sizing.guesser is None else sizing.guesser.leaves,
+            leaves, sizing.state_maker(cache), compiled, config.ladders, model_config.vocab_size,
+            taps, processors, joint or sizing.order,
+            () if sizing.guesser is None else sizing.guesser.leaves, sizing.adapters,
         )
         for leaves, sizing, compiled in zip(own_leaves, sizings, programs, strict=True)
     )  # fmt: skip
+    for loaded, sizing in zip(models, sizings, strict=True):
+        loaded.resizing = Resizing(sizing, cache)
+    running = programs if joint is None else programs[:1]
     if config.warm_up:
         wanted = config.programs
-        warm_up(programs, wanted.first if config.early_start else wanted.all, bar)
+        warm_up(running, wanted.first if config.early_start else wanted.all, bar)
         for loaded in models:
             loaded.warm_up(admission=any(tier.sampling.adjust for tier in config.tiers))
     if config.early_start:
-        background = BackgroundWarmUp(programs, config.programs.later)
+        background = BackgroundWarmUp(running, config.programs.later)
         for loaded in models:
             loaded.background = background
         background.start()
-    return tuple(map(runner_for, models)), cache
+    if joint is not None:
+        group = JointGroup(models, JoinedReplicas(whole))
+        return tuple(JointRunner(group, i, loaded) for i, loaded in enumerate(models)), cache
+    return tuple(runner_for(loaded, config, model_config) for loaded in models), cache
 
 
-def runner_for(loaded: LoadedModel) -> PlanRunner:
-    """The runner for the model: with stages, a pipeline runner."""
-    return Runner(loaded) if loaded.placement.num_stages == 1 else PipelineRunner(loaded)
+def stacks_for(
+    model: ModelConfig, config: RunnerConfig
+) -> Callable[[Placement], AdapterStacks | None]:
+    """What makes the adapters' arrays of a replica; replicas share what is in the host's memory."""
+    wanted = config.adapters
+    if wanted is None:
+        return lambda placement: None
+    store = AdapterStore(model, wanted.most_rank, wanted.modules)
+
+    def made(placement: Placement) -> AdapterStacks:
+        implementation = implementation_of(config.shapes, placement)
+        weights = adapted_weights(
+            model, wanted.rank, wanted.slots, wanted.modules,
+            inputs_first=inputs_first(implementation),
+        )  # fmt: skip
+        dtype = stack_dtype(wanted.dtype, model)
+        return AdapterStacks(weights, dtype, placement, store, implementation)
+
+    return made
+
+
+def encoders_of(
+    loaded: LoadedModel, config: RunnerConfig, packer: Packer, *, warm_up: bool
+) -> Encoders:
+    """The encoder's programs; `warm_up`: compiled now."""
+    programs = loaded.programs
+    encoders = Encoders(
+        programs.compiler, packer, config.encoder_tokens, config.patch_sizes, programs.ledger
+    )
+    if warm_up:
+        encoders.warm_up()
+    return encoders
+
+
+def runner_for(loaded: LoadedModel, config: RunnerConfig, model: ModelConfig) -> PlanRunner:
+    """The runner for the model: with stages, a pipeline runner; with processors on the host, one
+    that splits its steps; with images or prompts of embeddings, one that brings those."""
+    if loaded.placement.num_stages > 1:
+        return PipelineRunner(loaded)
+    if model.vision is not None:
+        ready, images = config.warm_up and config.takes_images, PatchPacker(model.vision)
+        return MediaRunner(loaded, encoders_of(loaded, config, images, warm_up=ready))
+    if model.cross_encoder is not None:
+        encoders = encoders_of(loaded, config, cross_packer(model), warm_up=config.warm_up)
+        return CrossRunner(loaded, encoders, model.cross_encoder.positions)
+    if config.given_embeds:
+        return EmbedsRunner(loaded, config.given_embeds)
+    if not config.host_processors:
+        return Runner(loaded)
+    shapes = config.shapes
+    limits = ProcessorConfig(loaded.vocab_size, shapes.max_rows, shapes.max_model_len)
+    return SplitRunner(loaded, HostProcessors(config.host_processors, limits))
+
+
+def cross_packer(model: ModelConfig) -> Packer:
+    """What packs the encoder's input of a model whose layers attend to its output."""
+    width = model.cross_width
+    return TextPacker(width) if model.speech is None else MelPacker(model.speech, width)
 
 
 def replica_programs(compilers: Iterable[StepCompiler], config: RunnerConfig) -> list[Programs]:

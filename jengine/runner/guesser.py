@@ -21,6 +21,7 @@ class LoadedGuesser(NamedTuple):
     order: LeafOrder
     leaves: Leaves
     first_layer: int  # the number of its first layer among all layers with a cache
+    points: tuple[str, ...] = ()  # tap points of the model whose values it reads
 
     def on(self, part: Placement) -> LoadedGuesser:
         """The same on the devices of one replica."""
@@ -33,4 +34,6 @@ class LoadedGuesser(NamedTuple):
 
     def program(self, first_leaf: int) -> GuesserProgram:
         """What a program knows of it."""
-        return GuesserProgram(self.method, self.order.rebuild, first_leaf, self.first_layer)
+        return GuesserProgram(
+            self.method, self.order.rebuild, first_leaf, self.first_layer, self.points
+        )

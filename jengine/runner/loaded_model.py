@@ -6,14 +6,16 @@ beyond their new rows and blocks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
 from jengine.counts import ProgramTotals
-from jengine.errors import ConfigError
+from jengine.errors import ConfigError, UnsupportedFeature
+from jengine.lora.stacks import AdapterStacks
+from jengine.lora.store import AdapterStore
 from jengine.outputs import StepOutput
 from jengine.plan import NewRow, TokenMasks
 from jengine.runner.programs.admission import RowAdmission
@@ -23,6 +25,7 @@ from jengine.runner.programs.compiler import Compiled
 from jengine.runner.programs.programs import Programs
 from jengine.runner.programs.token_masks import MaskWriter
 from jengine.runner.report_types import ProgramCounts
+from jengine.runner.sleep import Asleep, take_weights
 from jengine.runner.step.leaves import LeafOrder, Leaves
 from jengine.runner.step.state import StepState
 from jengine.runner.variants.buckets import Ladders, StepShapes
@@ -31,6 +34,9 @@ from jengine.sampling.processor_sets import ProcessorSets
 from sharding.mesh import steps_may_queue
 from sharding.placement import Placement
 
+if TYPE_CHECKING:  # it sizes what this runs
+    from jengine.runner.resize import Resizing
+
 
 class LoadedModel:
     """Runs compiled steps one after the other: each takes the state that the last one returned."""
@@ -38,7 +44,7 @@ class LoadedModel:
     def __init__(
         self,
         leaves: Leaves,
-        state: StepState,
+        make_state: Callable[[], StepState],
         programs: Programs,
         ladders: Ladders,
         vocab_size: int,
@@ -46,10 +52,17 @@ class LoadedModel:
         processors: ProcessorSets,
         order: LeafOrder,
         guesser_leaves: Leaves = (),
+        adapters: AdapterStacks | None = None,
     ) -> None:
         self.leaves = leaves
         self.guesser_leaves = guesser_leaves  # of a model that guesses the drafts of steps
-        self.state = state
+        self.adapters = adapters
+        self._make_state = make_state
+        self._state: StepState | None = make_state()
+        self.asleep = Asleep()
+        self.resizing: Resizing | None = None  # the sizes that its cache may have
+        # Reads the parameters from the model's folder again, into the memory of old ones.
+        self.read_weights: Callable[[Leaves | None], Leaves] | None = None
         self.programs = programs
         self.ladders = ladders
         self.vocab_size = vocab_size
@@ -60,6 +73,7 @@ class LoadedModel:
         self._blocks = BlockWriter(programs.compiler)
         self._masks = MaskWriter(programs.compiler)
         self.background: BackgroundWarmUp | None = None  # compiles programs while steps run
+        self.closing: list[Callable[[], None]] = []  # called once no step runs any more
         self._may_queue = steps_may_queue(self.placement.mesh)
 
     @property
@@ -72,16 +86,59 @@ class LoadedModel:
         """Which devices hold which part of an array."""
         return self.programs.compiler.placement
 
-    def run(self, program: Compiled, packed: Any) -> StepOutput:
-        """Queue a step. Waits for it only where devices cannot queue steps."""
-        self.state, output = program(self.leaves + self.guesser_leaves, self.state, packed)
+    @property
+    def state(self) -> StepState:
+        """What the device keeps between steps."""
+        assert self._state is not None, "the KV cache sleeps"
+        return self._state
+
+    @state.setter
+    def state(self, state: StepState) -> None:
+        self._state = state
+
+    def drop_state(self) -> None:
+        """Free the KV cache and the state of all rows, until the next `make_state`."""
+        self._state = None
+
+    def make_state(self) -> None:
+        """Make the state, empty, by the program that made the first one."""
+        self._state = self._make_state()
+
+    def use_maker(self, make_state: Callable[[], StepState]) -> None:
+        """Make states of another size from now on."""
+        self._make_state = make_state
+
+    @property
+    def adapter_store(self) -> AdapterStore:
+        """The adapters in this process's memory; an error if steps take none."""
+        if self.adapters is None:
+            raise UnsupportedFeature("LoRA adapters: create the engine with enable_lora=True.")
+        return self.adapters.store
+
+    def run(self, program: Compiled, packed: Any, *, adapters: bool = False) -> StepOutput:
+        """Queue a step; `adapters`: of a program that takes them. Waits for it only where devices
+        cannot queue steps."""
+        leaves = self.leaves + self.guesser_leaves
+        if adapters and self.adapters is not None:
+            leaves += self.adapters.leaves
+        self.state, output = program(leaves, self.state, packed)
         if not self._may_queue:
             jax.block_until_ready(self.state.last_token)
         return output
 
-    def admit(self, new_rows: Iterable[NewRow]) -> None:
-        """Write the sampler's state of new rows, after the steps queued before."""
+    def finish(
+        self, second: Compiled, packed: Any, half: StepOutput, logits: np.ndarray
+    ) -> StepOutput:
+        """Queue the second half of a split step, with logits that the host has changed."""
+        self.state, output = second(self.state, packed, half.logits, half.positions, logits)
+        return output
+
+    def admit(self, new_rows: Sequence[NewRow]) -> None:
+        """Write the sampler's state and the adapters of new rows, after the steps queued before."""
         self.state = self._admission.admit(self.state, new_rows)
+        for new in new_rows:
+            if new.adapter_slot and self.adapters is not None:
+                self.adapters.hold(new.adapter_slot, new.adapter)
 
     def mask(self, masks: TokenMasks | None) -> None:
         """Write a plan's token masks, after the steps queued before."""
@@ -102,6 +159,8 @@ class LoadedModel:
         if self.state.tables is not None:
             tables = self._blocks.warm_up(self.state.tables)
             self.state = self.state._replace(tables=tables)
+        if self.adapters is not None:
+            self.adapters.warm_up()
         if admission:
             self.state = self._admission.warm_up(self.state)
             rows = self.state.rows
@@ -119,7 +178,7 @@ class LoadedModel:
     def update_parameters(self, values: Mapping[str, jax.Array]) -> None:
         """Use other parameters, placed as these are. What a step takes in another form is written
         where the old ones are, after the steps queued before."""
-        self.leaves = self.order.leaves(values.items(), into=self.leaves)
+        take_weights(self, self.order.leaves(values.items(), into=self.leaves or None))
 
     def check_leaves(self) -> None:
         """Refuse to run on parameters that were donated to another computation."""
@@ -145,3 +204,5 @@ class LoadedModel:
         """Stop compiling in the background. Replicas share that thread."""
         if self.background is not None:
             self.background.stop()
+        while self.closing:
+            self.closing.pop()()

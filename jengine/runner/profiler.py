@@ -33,6 +33,11 @@ class Profiler:
         self.active = False
         jax.profiler.stop_trace()
 
+    @staticmethod
+    def memory() -> bytes:
+        """What is in the devices' memory and which code put it there, in the format of pprof."""
+        return jax.profiler.device_memory_profile()
+
     def step(self, number: int, bucket: Bucket) -> AbstractContextManager[None]:
         """Around the call of a compiled step."""
         if not self.active:

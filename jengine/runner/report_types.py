@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
+# The parts of an engine that sleep and wake: vLLM's tags.
+WEIGHTS, CACHE = "weights", "kv_cache"
+SLEEPERS = (WEIGHTS, CACHE)
+
 
 class DeviceMemory(msgspec.Struct, frozen=True):
     """Bytes on the first device of a process; None where the device does not report them."""

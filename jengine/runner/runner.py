@@ -14,11 +14,13 @@ from jengine.outputs import StepOutput
 from jengine.plan import Plan
 from jengine.runner.loaded_model import LoadedModel
 from jengine.runner.plans.needed_features import needed
-from jengine.runner.plans.packing import bucket_for, pack
+from jengine.runner.plans.packing import PackedStep, bucket_for, pack
 from jengine.runner.plans.results import PendingStep
 from jengine.runner.plans.rows import Rows
 from jengine.runner.profiler import PROFILER
 from jengine.runner.programs.block_tables import block_entries
+from jengine.runner.programs.compiler import Compiled
+from jengine.runner.variants.features import Features
 
 
 class StepHandle(Protocol):
@@ -58,7 +60,7 @@ class Runner:
         """Queue the step of this plan. Waits for no step."""
         loaded, rows, programs = self.loaded, self._rows, self.loaded.programs
         rows.apply(plan)
-        features = needed(plan, rows, loaded.vocab_size, loaded.taps, loaded.processors)
+        features = self._needed(plan)
         smallest = bucket_for(plan, loaded.shapes, loaded.ladders)
         bucket = programs.bucket_for(smallest, features)
         program, entry = programs.find(bucket, features)
@@ -69,9 +71,20 @@ class Runner:
         loaded.admit(plan.new_rows)
         loaded.mask(plan.masks)
         with PROFILER.step(plan.step, bucket):
-            output = loaded.run(program, packed.buffer)
+            output = self._run(plan, packed, program, adapters=entry.features.adapters)
         entry.count(plan.num_tokens, plan.repeats, plan.num_prompt_tokens)
         return PendingStep(plan, packed, output)
+
+    def _needed(self, plan: Plan) -> Features:
+        """The features of the plan's rows, which are up to date."""
+        loaded = self.loaded
+        return needed(plan, self._rows, loaded.vocab_size, loaded.taps, loaded.processors)
+
+    def _run(
+        self, plan: Plan, packed: PackedStep, program: Compiled, *, adapters: bool
+    ) -> StepOutput:
+        """Queue the program of a packed plan; `adapters`: whether it takes any."""
+        return self.loaded.run(program, packed.buffer, adapters=adapters)
 
     def update_parameters(self, values: Mapping[str, jax.Array]) -> None:
         """Use these parameters for later plans; shapes and dtypes were checked before."""

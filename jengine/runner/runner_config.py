@@ -5,10 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from jengine.logits_processor import LogitsProcessor
 from jengine.runner.programs.compiler_options import CompilerChoices
 from jengine.runner.variants.buckets import Ladders, StepShapes
 from jengine.runner.variants.features import Features
 from jengine.runner.variants.program_list import ProgramList
+
+
+@dataclass(frozen=True)
+class AdapterConfig:
+    """The arrays for LoRA adapters in a step."""
+
+    slots: int
+    rank: int  # that the arrays have room for
+    most_rank: int  # that an adapter may have
+    dtype: str  # auto: the model's
+    modules: tuple[str, ...] | None = None  # that may be adapted; None: all
 
 
 @dataclass(frozen=True)
@@ -31,9 +43,18 @@ class RunnerConfig:
     # Whether steps run once the largest program is compiled, and the others in the background.
     early_start: bool = False
     strict: bool = False
+    # Classes of logits processors that run on the host; with any, steps are split.
+    host_processors: tuple[type[LogitsProcessor], ...] = ()
+    # Width of embeddings that prompts may be given as; 0: they may not.
+    given_embeds: int = 0
+    # Embeddings of images that the device keeps, and patches that programs of the encoder take.
+    encoder_tokens: int = 0
+    patch_sizes: tuple[int, ...] = ()
+    takes_images: bool = False  # whether prompts may have images, whose programs are compiled
     choices: CompilerChoices = field(default_factory=CompilerChoices)
+    adapters: AdapterConfig | None = None  # None: requests have none
 
     @property
     def programs(self) -> ProgramList:
         """What is compiled."""
-        return ProgramList(self.ladders, self.tiers, self.shapes.one_segment)
+        return ProgramList(self.ladders, self.tiers, self.shapes.one_segment, self.takes_images)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
 
 import jengine
 from jengine.config import CacheConfig, ModelConfig
+from jengine.lora.stacks import AdapterStacks
 from jengine.runner.disk.size_record import SizeRecord
 from jengine.runner.guesser import LoadedGuesser
 from jengine.runner.memory.cache_size import (
@@ -28,12 +29,13 @@ from jengine.runner.programs.compiler import Compiled, StepCompiler
 from jengine.runner.programs.ledger import LedgerEntry
 from jengine.runner.runner_config import RunnerConfig
 from jengine.runner.step.attention_backend import cache_dtype_name
+from jengine.runner.step.group_arrays import block_bytes_on_each
+from jengine.runner.step.joined import JoinedReplicas
 from jengine.runner.step.leaves import LeafOrder
-from jengine.runner.step.program import Stages
+from jengine.runner.step.program import AdapterProgram, Stages
 from jengine.runner.step.state import (
     Held,
     StepState,
-    block_bytes,
     empty_state,
     placed_state,
     state_bytes,
@@ -51,6 +53,8 @@ class Sizing:
     order: LeafOrder
     agree_on_bytes: Callable[[int], int]
     guesser: LoadedGuesser | None = None
+    adapters: AdapterStacks | None = None
+    joint: LeafOrder | None = None  # of all replicas, if they run each step together
 
     @property
     def placement(self) -> Placement:
@@ -87,6 +91,19 @@ class Sizing:
             record.write(blocks)
         return cache, first
 
+    def without_weights(self) -> Sizing:
+        """The same, which keeps no parameters in memory."""
+        guesser = self.guesser
+        return replace(self, guesser=None if guesser is None else guesser._replace(leaves=()))
+
+    def cache_for(self, num_bytes: int, held: int) -> CacheConfig:
+        """A cache of so many bytes, in place of one that holds `held` on all devices together."""
+        demands = self._demands()
+        asked = blocks_for(demands, num_bytes)
+        free = free_on_each([self.device]) + held // self.placement.mesh.size
+        refuse_more_than(free, demands, asked)
+        return self._cache(asked)
+
     def _asked_for(self, demands: list[BlockDemand]) -> tuple[int, ...] | None:
         """The blocks that the user asked for, if any."""
         if self.config.num_gpu_blocks_override is not None:
@@ -102,6 +119,7 @@ class Sizing:
             (jengine.__version__, jax.__version__, self.device.device_kind, dict(mesh.shape)),
             (self.model, config.shapes, str(config.cache_dtype), config.demands),
             (config.memory_share, config.enable_prefix_caching),
+            sorted(self.order.places.on_host),
         )
 
     def _agreed(self, recorded: tuple[int, ...] | None) -> tuple[int, ...] | None:
@@ -113,14 +131,16 @@ class Sizing:
     def _estimated_scratch(self) -> int:
         largest = self.config.ladders.largest
         slots = self.config.shapes.num_slots(largest)
-        return scratch_bytes(self.model, largest.num_tokens, slots, self.placement.ways("mlp"))
+        ways = self.placement.ways("mlp")
+        activations = scratch_bytes(self.model, largest.num_tokens, slots, ways)
+        return activations + self.order.arriving_bytes
 
     def _demands(self) -> list[BlockDemand]:
-        shapes, split = self.config.shapes, self.placement.ways("kv_heads")
+        shapes, dtype = self.config.shapes, self.config.cache_dtype
         return [
             BlockDemand(
                 group,
-                block_bytes(group, shapes.block_size, self.config.cache_dtype) // split,
+                block_bytes_on_each(group, shapes.block_size, dtype, self.placement),
                 *wanted,
             )
             for group, wanted in zip(shapes.groups, self.config.demands, strict=True)
@@ -131,6 +151,7 @@ class Sizing:
         return CacheConfig(
             shapes.groups, shapes.block_size, blocks, self.config.enable_prefix_caching,
             stored_as=cache_dtype_name(self.config.cache_dtype), lookahead=shapes.lookahead,
+            keeps_records=shapes.experts is not None and shapes.experts.returned,
         )  # fmt: skip
 
     def _largest(self, cache: CacheConfig) -> tuple[Compiled, LedgerEntry]:
@@ -138,30 +159,46 @@ class Sizing:
 
     def compiler(self, cache: CacheConfig) -> StepCompiler:
         """Compiles steps for a cache of this size."""
-        leaves, guesser = self.order.shapes(), self.guesser
+        running, guesser = self.joint or self.order, self.guesser
+        leaves, cross = running.shapes(), self.model.cross_encoder
         return StepCompiler(
             self.config.shapes,
-            self.order.rebuild,
+            running.rebuild,
             leaves + (() if guesser is None else guesser.order.shapes()),
             self.state(cache),
             self.placement,
             stages_of(self.order, self.config.ladders),
-            self.config.choices,
+            replace(self.config.choices, arriving=running.arriving),
             None if guesser is None else guesser.program(len(leaves)),
+            splits=bool(self.config.host_processors),
+            hidden=self.config.given_embeds,
+            encoder=encoder_shape(self.model, self.config.encoder_tokens),
+            cross_positions=0 if cross is None else cross.positions,
+            adapters=self._adapter_program(),
+            joined=None if self.joint is None else JoinedReplicas(self.joint.places.whole),
+        )
+
+    def _adapter_program(self) -> AdapterProgram | None:
+        if self.adapters is None:
+            return None
+        return AdapterProgram(
+            self.adapters.weights, self.adapters.shapes, self.adapters.implementation
         )
 
     def state(self, cache: CacheConfig) -> StepState:
         """The shapes of the state for a cache of this size, with shardings."""
-        return placed_state(jax.eval_shape(lambda: self.empty_state(cache)), self.placement)
+        empty = jax.eval_shape(lambda: self.empty_state(cache))
+        return placed_state(empty, self.placement, cache.groups)
 
-    def made_state(self, cache: CacheConfig) -> StepState:
-        """The empty state, on the devices."""
+    def state_maker(self, cache: CacheConfig) -> Callable[[], StepState]:
+        """A program that makes the empty state on the devices, compiled once."""
         shardings = jax.tree.map(lambda x: x.sharding, self.state(cache))
-        return jax.jit(lambda: self.empty_state(cache), out_shardings=shardings)()
+        made = jax.jit(lambda: self.empty_state(cache), out_shardings=shardings)
+        return made.lower().compile()
 
     def empty_state(self, cache: CacheConfig) -> StepState:
         """An empty state with a cache of this size."""
-        shapes = self.config.shapes
+        shapes, pooling = self.config.shapes, self.model.pooling
         return empty_state(
             cache,
             jnp.dtype(self.config.cache_dtype),
@@ -172,7 +209,17 @@ class Sizing:
             shapes.max_adjusted,
             None if self.placement.is_split else shapes.attention,
             shapes.most_drafts if shapes.makes_guesses else 0,
+            shapes.most_drafts,
+            self.model.rotates_by_planes,
+            self.model.hidden_size if pooling is not None and pooling.sums_tokens else 0,
         )
+
+
+def encoder_shape(model: ModelConfig, tokens: int) -> tuple[int, int] | None:
+    """The shape of the array with the encoder's embeddings; None: there is no encoder."""
+    if model.cross_encoder is not None:
+        return tokens, model.cross_width
+    return None if model.vision is None else (tokens, model.vision.width)
 
 
 def stages_of(order: LeafOrder, ladders: Ladders) -> Stages | None:

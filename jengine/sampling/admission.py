@@ -43,9 +43,10 @@ def mask_words(vocab: int) -> int:
     return -(-vocab // 32)
 
 
-def row_bytes(vocab: int, max_len: int) -> int:
-    """Bytes of one row of the sampler's pool."""
-    words = 2 * vocab + mask_words(vocab) + history_length(max_len) + 3 * MAX_BAD_WORD_TOKENS
+def row_bytes(vocab: int, max_len: int, masked_drafts: int = 0) -> int:
+    """Bytes of one row of the sampler's pool, with masks for so many drafts."""
+    masks = (1 + masked_drafts) * mask_words(vocab)
+    words = 2 * vocab + masks + history_length(max_len) + 3 * MAX_BAD_WORD_TOKENS
     return words * np.dtype(np.int32).itemsize
 
 

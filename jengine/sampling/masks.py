@@ -1,7 +1,8 @@
 """Token masks: logits → logits that are -inf for tokens that a row may not sample.
 
-In: float32 logits, and a bit per token for each row of the sampler's pool. Rows without a mask have
-ones everywhere. Must not know grammars, or who made the masks.
+In: float32 logits, and a bit per token for each row of the sampler's pool: for its next token, and
+for the one after each of its drafts. Rows without a mask have ones everywhere. Must not know
+grammars, or who made the masks.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from jengine.sampling.acceptance import Drafted
 from jengine.sampling.inputs import SamplingInput
 from jengine.sampling.state import RowState
 
@@ -20,11 +22,15 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 
 def allowed_logits(
-    logits: Float32[Array, "slots vocab"], state: RowState, inputs: SamplingInput
+    logits: Float32[Array, "slots vocab"],
+    state: RowState,
+    inputs: SamplingInput,
+    drafts: Drafted | None = None,
 ) -> Float32[Array, "slots vocab"]:
     """The logits, -inf where a slot's mask forbids the token; others are returned bit for bit."""
     with jax.named_scope("token_masks"):
-        words = state.mask.at[inputs.adjusted - 1].get(mode="clip")  # [S, W]
+        after = 0 if drafts is None else drafts.offsets
+        words = state.mask.at[inputs.adjusted - 1, after].get(mode="clip")  # [S, W]
         bits = (
             words[:, :, None] >> jnp.arange(32, dtype=jnp.int32)[None, None, :]
         ) & 1  # [S, W, 32]
@@ -33,7 +39,10 @@ def allowed_logits(
 
 
 def with_masks(
-    masks: Int32[Array, "rows words"], rows: Int32[Array, " new"], words: Int32[Array, "new words"]
-) -> Int32[Array, "rows words"]:
-    """The pool's masks with new ones; rows out of range write nothing."""
-    return masks.at[rows].set(words, mode="drop")
+    masks: Int32[Array, "rows drafts words"],
+    rows: Int32[Array, " new"],
+    after: Int32[Array, " new"],
+    words: Int32[Array, "new words"],
+) -> Int32[Array, "rows drafts words"]:
+    """The pool's masks with new ones, each after so many drafts; rows out of range write none."""
+    return masks.at[rows, after].set(words, mode="drop")

@@ -50,29 +50,31 @@ def sample(
     key_data: UInt32[Array, "2"],
     implementation: str | None = None,
     drafts: Drafted | None = None,
+    changed: Float[Array, "slots vocab"] | None = None,
 ) -> tuple[SampleOutput, RowState | None]:
     """Sample one token per slot.
 
-    With `drafts` a slot counts only if all drafts before it were sampled as well.
+    With `drafts` a slot counts only if all drafts before it were sampled as well. `changed` are the
+    logits after processors of the host, which come before those of the step.
     key_data is the engine seed (`seed_words`). The state is updated if `features.adjust`, else
     returned unchanged. `implementation` names one of `sample_tokens` or of `row_operations`, which
     need unsharded logits; None: plain XLA, whose logits may be sharded over the vocabulary.
     """
     kept = _state_in_use(state, features)
     raw = logits.astype(jnp.float32)
-    allowed = processed = raw
+    allowed, processed = raw, raw if changed is None else changed
     if kept is not None:
-        allowed = allowed_logits(raw, kept, inputs)
-        changed = allowed
-        if features.processors:  # before masks, which hold whatever functions do
-            changed = processed_logits(raw, kept, inputs, features.processors)
-            changed = allowed_logits(changed, kept, inputs)
+        allowed = allowed_logits(raw, kept, inputs, drafts)
+        given = allowed
+        if features.processors or changed is not None:  # before masks, which hold whatever they do
+            given = processed_logits(processed, kept, inputs, features.processors)
+            given = allowed_logits(given, kept, inputs, drafts)
         with jax.named_scope("adjust"):
             # Not where token masks are all: it reads several times as much as they do.
             wanted = jnp.any((inputs.adjusted > 0) & (inputs.beyond_mask > 0))
             earlier = None if drafts is None else drafts.earlier
             processed = lax.cond(
-                wanted, adjust, lambda logits, *_: logits, changed, kept, inputs, earlier
+                wanted, adjust, lambda logits, *_: logits, given, kept, inputs, earlier
             )
     rows = row_operations(implementation)
     if features.random and implementation in DRAWN and not _shows_filtered(features):

@@ -33,11 +33,13 @@ class RowState(NamedTuple):
     bad_words: Array  # i32[A, 1024] the tokens of all bad words, one word after the other
     bad_word_of: Array  # i32[A, 1024] which word an entry belongs to, -1 = none
     bad_word_distance: Array  # i32[A, 1024] tokens from an entry to the end of its word
-    mask: Array  # i32[A, W] a bit per token that may be sampled; W: `mask_words`
+    # i32[A, 1 + K, W] a bit per token that may be sampled next, and after each of K drafts; W:
+    # `mask_words`
+    mask: Array
 
 
-def empty_row_state(rows: int, vocab: int, max_len: int) -> RowState:
-    """An empty pool of so many rows."""
+def empty_row_state(rows: int, vocab: int, max_len: int, masked_drafts: int = 0) -> RowState:
+    """An empty pool of so many rows, with masks for as many drafts of each."""
     flat = (rows, MAX_BAD_WORD_TOKENS)
     return RowState(
         marks=jnp.zeros((rows, vocab), jnp.int32),
@@ -46,7 +48,7 @@ def empty_row_state(rows: int, vocab: int, max_len: int) -> RowState:
         bad_words=jnp.full(flat, -1, jnp.int32),
         bad_word_of=jnp.full(flat, -1, jnp.int32),
         bad_word_distance=jnp.full(flat, -1, jnp.int32),
-        mask=jnp.full((rows, mask_words(vocab)), -1, jnp.int32),
+        mask=jnp.full((rows, 1 + masked_drafts, mask_words(vocab)), -1, jnp.int32),
     )
 
 

@@ -37,15 +37,26 @@ draft in flight is rejected the window is most likely wrong, and that step gives
 **Cache.** Blocks are reserved up to the upper bound. Keys and values of rejected drafts stand
 beyond the row's length: no query reads them before they are overwritten. A window gives blocks
 back by committed tokens, never by the upper bound. Only committed tokens are published. A group
-that cannot forget tokens (recurrent layers) needs a snapshot per draft and takes none until then.
+that cannot forget tokens (recurrent layers) has drafts run on copies of its states, and the tokens
+that count run again on the states themselves (`layers/drafted_states.py`). Its drafts end where a
+snapshot is kept, and tokens behind it write to another unit. A draft model with such layers
+is refused: its guesses would change its states.
 
 **Sampling.** Penalties, bad words and min_tokens see the drafts before a slot as if they had been
 sampled (`SamplingInput.earlier`); accepted tokens alone are counted in the state. Log-probabilities
 are those of each slot. Stop ids, the length cap and failed rows are found at commit, token by
 token, within the accepted run; stop strings where text is made, which aborts the request.
 
-**Who gets how many.** `DraftLength` per row, from what was accepted; no drafts while a prompt runs,
-beyond the length cap, or where they would preempt a request.
+**Who gets how many.** `DraftLength` per row, from what was accepted of it and, at first, of the
+requests before it; no drafts while a prompt runs, beyond the length cap, or where they would
+preempt a request. A step of decodes that has no drafts and makes no guesses runs in a program
+without any of this (`Features.drafts`). So it is where no guess can pay in so large a batch, and
+where all rows have given up for long; then a guesser with a cache misses tokens, and its next
+guesses are worse until the next request.
+
+**Grammars** say which guesses run (`scheduler.guesses.CheckDrafts`), and bring a mask for each slot
+(`jengine.grammar`). Guesses of the device are read for that with the tokens of their step, for
+which rows with a grammar wait anyway.
 
 **Multi-step decode** is the loop of the same step without a proposer: each run gives one token.
 With a device proposer the runs of the loop give up to 1 + K tokens each; tokens of an entry are
@@ -60,9 +71,13 @@ parameters follow the model's as further leaves, its layers are numbered after t
 they keep is in cache groups like any other: allocated, found by prefix and given back together. A
 guesser writes into its cache beyond the row's length, so a request holds blocks for as many
 positions more (`CacheConfig.lookahead`). A draft model runs whatever the step ran, rejected drafts
-included, and then decodes K times from the last token. It draws each guess with the noise that the
-token will be drawn with, so that a good model is right about drawn tokens as well. EAGLE and Medusa
-heads (`runner/step/guessers.py`) read the hidden states in its place.
+included, and then decodes K times from the last token; one that was trained for it reads mask
+tokens in place of its own guesses, and makes all of them in one pass (`parallel_drafting`). It
+draws each guess with the noise that the token will be drawn with, so that a good model is right
+about drawn tokens as well. Heads (`models/guess_heads`: EAGLE, EAGLE-3, MTP, Medusa) read the
+hidden states in its place: those after the last norm or, EAGLE-3, those that passed certain tap
+points, which the step's context keeps. Under an adapter these are the adapted model's; guesses are
+never made with adapters of their own.
 
 **Pipelines** pack positions with each plan and refuse drafts.
 """

@@ -10,19 +10,23 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from jengine.config import SpeculativeConfig
+from jengine.config import MODEL_METHODS, SpeculativeConfig
 from jengine.errors import ConfigError, UnsupportedFeature, nearest_name
 
 HOST_METHODS = ("ngram", "suffix")
-# Methods whose guesses come from a model on the device.
-MODEL_METHODS = ("draft_model", "eagle", "medusa")
 METHODS = (*HOST_METHODS, *MODEL_METHODS)
+# Parts of a model's name that say its method, where none is given; as in vLLM.
+NAMED = (("eagle3", "eagle3"), ("eagle-", "eagle"), ("demo-eagle", "eagle"))
+# Older names of vLLM for "mtp": the model says which kind it has.
+MTP_NAMES = ("deepseek_mtp", "glm4_moe_mtp", "qwen3_next_mtp", "qwen3_5_mtp")
 # Methods of vLLM that are not built.
-UNBUILT_METHODS = ("eagle3", "mlp_speculator", "mtp")
+UNBUILT_METHODS = (
+    "mlp_speculator", "dflash", "dspark", "extract_hidden_states", "ngram_gpu", "custom_class",
+)  # fmt: skip
 # Keys of vLLM that say how a draft model is loaded or run.
 DRAFT_MODEL_KEYS = (
     "quantization", "revision", "code_revision", "draft_tensor_parallel_size",
-    "tensor_parallel_size", "max_model_len", "parallel_drafting", "draft_load_config",
+    "tensor_parallel_size", "max_model_len", "draft_load_config",
     "draft_sample_method", "moe_backend", "attention_backend", "kv_cache_dtype",
 )  # fmt: skip
 
@@ -73,8 +77,14 @@ def check_values(config: SpeculativeConfig) -> None:
     factor, least = config.suffix_decoding_max_spec_factor, config.suffix_decoding_min_token_prob
     expect_number("suffix_decoding_max_spec_factor", factor, 0.0, float("inf"))
     expect_number("suffix_decoding_min_token_prob", least, 0.0, 1.0)
-    if not isinstance(config.adaptive, bool):
-        raise ConfigError(f"adaptive={config.adaptive!r} must be true or false.")
+    for name in ("adaptive", "parallel_drafting"):
+        if not isinstance(value := getattr(config, name), bool):
+            raise ConfigError(f"{name}={value!r} must be true or false.")
+    if config.parallel_drafting and config.method != "draft_model":
+        raise UnsupportedFeature(
+            f"parallel_drafting=True with method={config.method!r} is not built: expected "
+            "method='draft_model', with a model that was trained to guess in one pass."
+        )
 
 
 def method_of(keys: Mapping[str, Any]) -> str:
@@ -84,9 +94,12 @@ def method_of(keys: Mapping[str, Any]) -> str:
         method = model
     if method == "[ngram]":
         method = "ngram"
+    if method in MTP_NAMES:
+        method = "mtp"
     if method is None and model is not None:
-        method = "draft_model"
-    if method in UNBUILT_METHODS:
+        name = Path(str(model)).name.lower()
+        method = next((one for part, one in NAMED if part in name), "draft_model")
+    if method in UNBUILT_METHODS or str(method).endswith("_mtp"):
         raise UnsupportedFeature(
             f"speculative_config with method={method!r}: this method is not built. "
             f"Built are: {', '.join(METHODS)}."
@@ -96,7 +109,8 @@ def method_of(keys: Mapping[str, Any]) -> str:
             f"speculative_config with method={method!r}, expected one of {', '.join(METHODS)}."
             f"{nearest_name(str(method), METHODS)}"
         )
-    if method in MODEL_METHODS and not isinstance(model, str | Path):
+    own_layer = method == "mtp" and model is None
+    if method in MODEL_METHODS and not own_layer and not isinstance(model, str | Path):
         raise ConfigError(
             f"speculative_config with method={method!r} and model={model!r}: expected the folder "
             "of the model that guesses."

@@ -6,7 +6,8 @@ drafts are the tokens after it. Where the text ends, they go on from their own b
 repeats with a period is expected to go on with it.
 
 A lookup compares the whole text with its last token once, which numpy does at several tokens per
-nanosecond, and then only the places that agree.
+nanosecond, and then only the places that agree. In a short text that is done only if the shortest
+n-gram was found: steps of a small model are as short as such calls.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from jengine.speculative.proposer import NO_DRAFTS, TokenText
+
+SHORT_TEXT = 4096  # tokens
 
 
 class NgramProposer:
@@ -41,8 +44,10 @@ class NgramRow:
         self._text.extend(tokens)
 
     def propose(self, count: int, ahead: int = 0) -> np.ndarray:
-        tokens = self._text.tokens
-        start = after_match(tokens, self._settings.least, self._settings.most)
+        tokens, least = self._text.tokens, self._settings.least
+        if len(tokens) <= SHORT_TEXT and not self._text.repeats(least):
+            return NO_DRAFTS
+        start = after_match(tokens, least, self._settings.most)
         return NO_DRAFTS if start is None else np.resize(tokens[start:], ahead + count)
 
     def close(self) -> None:

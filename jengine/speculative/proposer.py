@@ -42,7 +42,7 @@ class TokenText:
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self._length = len(tokens)
-        self._room = np.empty(max(2 * self._length, 256), np.int32)
+        self._bytes, self._room = room_for(max(2 * self._length, 256))
         self._room[: self._length] = tokens
 
     def __len__(self) -> int:
@@ -57,11 +57,29 @@ class TokenText:
         """Append tokens."""
         end = self._length + len(tokens)
         if end > len(self._room):
-            larger = np.empty(2 * end, np.int32)
-            larger[: self._length] = self.tokens
-            self._room = larger
+            larger, numbers = room_for(2 * end)
+            numbers[: self._length] = self.tokens
+            self._bytes, self._room = larger, numbers
         self._room[self._length : end] = tokens
         self._length = end
+
+    def repeats(self, count: int) -> bool:
+        """Whether the last `count` tokens stand earlier in the text as well. In a text of some
+        thousand tokens at most, a search of bytes is much faster than numpy."""
+        if count >= self._length:
+            return False
+        end, place = 4 * self._length, -1
+        last = self._bytes[end - 4 * count : end]
+        while (place := self._bytes.find(last, place + 1, end - 4)) >= 0:
+            if place % 4 == 0:
+                return True
+        return False
+
+
+def room_for(tokens: int) -> tuple[bytearray, np.ndarray]:
+    """Memory for so many tokens, as bytes and as i32."""
+    room = bytearray(4 * tokens)
+    return room, np.frombuffer(room, np.int32)
 
 
 NO_DRAFTS = np.zeros(0, np.int32)

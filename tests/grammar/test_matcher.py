@@ -7,9 +7,12 @@ import random
 
 import msgspec
 import numpy as np
+import pytest
 
+from jengine.grammar.masks import Follower, MaskFiller, leaves_no_choice
+from jengine.grammar.matcher import ANY_TOKEN, FailedMatcher, Matcher
 from jengine.structured_outputs import StructuredOutputsParams
-from tests.grammar.letters import EOS, VOCAB, allowed, ids, matcher, regex
+from tests.grammar.letters import EOS, VOCAB, allowed, compiler, ids, matcher, regex
 from tests.server.serving import letters
 
 
@@ -92,3 +95,26 @@ def test_random_answers_of_a_schema_are_valid() -> None:
             assert one.advance(answer[-1:]), one.error
         value = json.loads(letters().decode(answer))
         assert 3 <= value["n"] <= 40 and value["k"] in "xy" and len(value) == 2
+
+
+def test_masks_of_many_are_those_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few are computed one by one, many in one call."""
+    monkeypatch.setattr("jengine.grammar.masks.LEAST_PROCESSORS", 1)
+    made = compiler()
+    filler = MaskFiller(made)
+    texts = ["[a-c]{4}", "x|yz", "ab", "[0-9]+", "q[a-z]*"] * 4
+    matchers: list[Follower] = [matcher(regex(text)) for text in texts]
+    begins = StructuredOutputsParams(regex="a").spec()
+    matchers += [
+        matcher(msgspec.structs.replace(begins, begins_after=(5, 6))),  # all tokens, so far
+        FailedMatcher("no grammar"),
+    ]
+    for count in (len(matchers), 3):
+        masks = filler.filled(matchers[:count])
+        for mask, one in zip(masks, matchers, strict=False):
+            alone = np.full(len(mask), ANY_TOKEN)
+            if isinstance(one, Matcher):
+                one.fill(alone)
+            assert np.array_equal(mask, alone)
+    forced = leaves_no_choice(filler.filled(matchers)).tolist()
+    assert forced == [text[0] in "aq" for text in texts] + [False, False]

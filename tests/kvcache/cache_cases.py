@@ -17,6 +17,11 @@ def sliding(window: int) -> CacheGroup:
     return CacheGroup(CacheSpec("sliding", 1, 8, window), (1,))
 
 
+def recurrent(every: int | None) -> CacheGroup:
+    """A group of one recurrent layer, whose state is kept after each multiple of so many tokens."""
+    return CacheGroup(CacheSpec("recurrent", 0, 0, window=2, snapshot_every=every), (2,))
+
+
 def make_cache(
     *groups: CacheGroup, blocks: int | tuple[int, ...] = 11, block_size: int = 4, **more: Any
 ) -> CacheCoordinator:

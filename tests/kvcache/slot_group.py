@@ -11,7 +11,7 @@ from collections import Counter
 from jengine.config import CacheSpec
 from jengine.kvcache.block_pool import BlockPool
 from jengine.kvcache.content_journal import ContentJournal
-from jengine.kvcache.group_cache import NewUnits, Reach
+from jengine.kvcache.group_cache import Elsewhere, NewUnits, Reach, nowhere
 from jengine.kvcache.hashing import group_suffix
 from jengine.kvcache.residency import BlockResidency
 
@@ -55,19 +55,33 @@ class SlotGroup:
     def num_units(self) -> int:
         return self.pool.total
 
+    @property
+    def holds_back(self) -> bool:
+        return False
+
     @staticmethod
     def units_needed(spec: CacheSpec, num_tokens: int, block_size: int, max_chunk: int) -> int:
         return 2 + num_tokens // (EVERY * block_size)
 
-    def longest_hit(self, contents: list[bytes], most: int) -> int:
+    def longest_hit(self, contents: list[bytes], most: int, elsewhere: Elsewhere = nowhere) -> int:
         for blocks in range(most // EVERY * EVERY, 0, -EVERY):
-            if self.pool.find(contents[blocks - 1] + self._suffix) is not None:
+            key = contents[blocks - 1] + self._suffix
+            if self.pool.find(key) is not None or elsewhere(key):
                 return blocks
+        return 0
+
+    def read_by_hit(self, contents: list[bytes]) -> list[bytes]:
+        return [content + self._suffix for content in contents[-1:]]
+
+    def coming_hit(self, contents: list[bytes], most: int) -> int:
         return 0
 
     def chunk_end(self, start: int, end: int) -> int:
         every = EVERY * self._block_size
         return min(end, (start // every + 1) * every)
+
+    def drafts_end(self, start: int, end: int) -> int:
+        return end
 
     def _keeps(self, reach: Reach) -> bool:
         kept = self.held[reach.holder].snapshots if reach.holder in self.held else {}
@@ -103,6 +117,9 @@ class SlotGroup:
             if blocks <= count and blocks not in held.published:
                 self.pool.publish(snapshot, contents[blocks - 1] + self._suffix)
                 held.published.add(blocks)
+
+    def step_ended(self) -> None:
+        pass
 
     def free(self, holder: int) -> None:
         self.pool.free(reversed(self.held.pop(holder).units))

@@ -8,6 +8,7 @@ import pytest
 
 from jengine.errors import ConfigError
 from jengine.kvcache.block_pool import RUN, BlockPool
+from jengine.kvcache.content_journal import ContentJournal
 
 
 def key(n: int) -> bytes:
@@ -124,3 +125,24 @@ def test_double_free_is_an_error():
     pool.free(block)
     with pytest.raises(AssertionError, match="no owner"):
         pool.free(block)
+
+
+def test_another_size_keeps_what_fits_and_the_order_of_reuse() -> None:
+    pool = BlockPool(9)
+    pool.journal = ContentJournal()
+    blocks = pool.allocate(6)
+    for block in blocks:
+        pool.publish(block, bytes([block]))
+    pool.free([blocks[2], blocks[0], blocks[5], *blocks[3:5], blocks[1]])
+    pool.journal.take()
+    small = pool.resized(5)
+    small.check()
+    assert (small.total, small.num_cached, small.num_free) == (4, 4, 0)
+    assert [small.find(bytes([block])) for block in range(1, 7)] == [1, 2, 3, 4, None, None]
+    assert len(small.journal.take()) == 2, "two contents have gone"  # type: ignore[union-attr]
+    assert small.allocate(2) == [1, 3], "the least recently used"
+    small.free([1, 3])
+    large = small.resized(20)
+    large.check()
+    assert (large.num_cached, large.num_free) == (2, 17)
+    assert large.find(bytes([2])) == 2 and large.find(bytes([4])) == 4

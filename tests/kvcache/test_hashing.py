@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jengine.kvcache.hashing import block_hash, extra_keys, group_suffix, root_hash
+from jengine.kvcache.hashing import THIS_PROCESS, block_hash, extra_keys, group_suffix, root_hash
 from tests.kvcache.cache_cases import make_request
 
 
@@ -49,13 +49,13 @@ def test_text_that_is_not_valid_unicode_is_hashed():
 
 def test_the_salt_is_in_the_first_block_only():
     wire = make_request([1], cache_salt="s", taps=3).wire
-    assert extra_keys(wire, 0) == [("cache_salt", "s"), ("taps", "3")]
-    assert extra_keys(wire, 1) == []
-    assert extra_keys(make_request([1]).wire, 0) == []
+    assert extra_keys(wire, 0, 4) == [("cache_salt", "s"), ("taps", "3", THIS_PROCESS)]
+    assert extra_keys(wire, 1, 4) == []
+    assert extra_keys(make_request([1]).wire, 0, 4) == []
 
 
 def test_an_empty_salt_is_still_a_salt():
-    assert extra_keys(make_request([1], cache_salt="").wire, 0) == [("cache_salt", "")]
+    assert extra_keys(make_request([1], cache_salt="").wire, 0, 4) == [("cache_salt", "")]
 
 
 def test_groups_have_different_keys():

@@ -4,23 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from jengine.config import CacheGroup, CacheSpec
-from jengine.errors import ConfigError, UnsupportedFeature
+from jengine.config import CacheSpec
+from jengine.errors import ConfigError
 from jengine.kvcache.kinds import blocks_needed
 from jengine.kvcache.specs import rules_for
-from tests.kvcache.cache_cases import make_cache
 
 
 def rules(kind, window=None, block_size=4):
     return rules_for(CacheSpec(kind, 1, 8, window), block_size)
-
-
-@pytest.mark.parametrize("kind", ["recurrent"])
-def test_kinds_that_are_not_built_are_named(kind):
-    with pytest.raises(UnsupportedFeature, match=kind):
-        blocks_needed(CacheSpec(kind, 1, 8), 5, 4, 4)
-    with pytest.raises(UnsupportedFeature, match=kind):
-        make_cache(CacheGroup(CacheSpec(kind, 1, 8), (0,)))
 
 
 @pytest.mark.parametrize("window", [None, 0])

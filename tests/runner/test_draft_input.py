@@ -49,9 +49,13 @@ def ran(inputs: StepInput, length: int) -> tuple[list[int], list[int], list[list
     last = jnp.zeros(ROWS, jnp.int32).at[jnp.array([4, 1])].set(jnp.array([LAST[4], LAST[1]]))
     tables = jnp.zeros((2, ROWS, SHAPES.max_pages), jnp.int32)
     state = StepState((), last, lengths, jax.eval_shape(lambda: empty_row_state(1, 1, 1)), tables)
-    drafts = run_drafts(inputs.drafts, row_lengths(inputs, state), None, BUCKET, DRAFTED)
+    lengths = row_lengths(inputs, state)
+    drafts = run_drafts(inputs.drafts, lengths, None, DRAFTED, runs_any=True)
     tokens = input_tokens(inputs.tokens, state, drafts)[: BUCKET.decode_rows]
-    positions = batch_of(inputs, state, BUCKET, DRAFTED, drafts).positions[: BUCKET.decode_rows]
+    batch = batch_of(inputs, state, BUCKET, DRAFTED, drafts)
+    assert batch.offsets is not None, "recurrent layers see which decode rows are drafts"
+    assert batch.offsets.tolist() == [0, 1, 2, 3, 0, 0, 0, 0]
+    positions = batch.positions[: BUCKET.decode_rows]
     slots = slot_drafts(drafts, DRAFTED.num_slots(BUCKET), 3)
     assert slots is not None
     return tokens.tolist(), positions.tolist(), slots.earlier.tolist()
@@ -107,4 +111,5 @@ def test_engines_without_drafts_pack_none() -> None:
     assert sum(part.size for part in inputs.drafts) == 0
     bursts = replace(BUCKET, prefill_tokens=0, repeats=4)
     assert packed_size(bursts, DRAFTED) == packed_size(bursts, SHAPES)
-    assert run_drafts(inputs.drafts, jnp.zeros(8, jnp.int32), None, BUCKET, SHAPES) is None
+    lengths = jnp.zeros(8, jnp.int32)
+    assert run_drafts(inputs.drafts, lengths, None, SHAPES, runs_any=False) is None

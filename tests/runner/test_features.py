@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from jengine.config import CacheGroup, CacheSpec
-from jengine.plan import Entries, Entry, NewRow, Plan, RowSampling, Wanted
-from jengine.runner.plans.needed_features import needed
+from jengine.plan import (
+    NO_GUESSER,
+    Drafts,
+    Entries,
+    Entry,
+    NewRow,
+    Plan,
+    RowSampling,
+    Wanted,
+)
+from jengine.runner.plans.needed_features import needed, runs_drafts
 from jengine.runner.plans.rows import Rows
 from jengine.runner.variants.buckets import StepShapes
 from jengine.runner.variants.features import Features, holds, variants
@@ -90,6 +100,39 @@ def test_each_variant_covers_those_before_it() -> None:
         "random+adjust+logprobs=20",
         "random+adjust+logprobs=20+prompt_logprobs=20",
     ]
+
+
+def test_with_drafts_common_variants_come_in_two_kinds() -> None:
+    """Steps without drafts run the programs of an engine that has none."""
+    known = variants(20, "raw_logprobs", drafts=True)
+    assert list(known) == [
+        "greedy", "greedy+drafts", "sampled", "sampled+drafts", "adjusted", "full", "scored",
+    ]  # fmt: skip
+    without = variants(20, "raw_logprobs")
+    assert known["greedy"] == without["greedy"] and known["sampled"] == without["sampled"]
+    assert all(known["scored"].covers(one) for one in known.values())
+    assert not known["sampled"].covers(known["greedy+drafts"])
+
+
+@pytest.mark.parametrize(
+    ("plan", "on_device", "runs"),
+    [
+        ({}, False, False),
+        ({"drafts": [Drafts(0, 1, [3])]}, False, True),
+        ({"num_decodes": 0}, False, True),  # prompts always do
+        ({"guesses": 2}, True, True),
+        ({"guesses": 0}, True, True),  # the model that guesses reads the step
+        ({"guesses": NO_GUESSER}, True, False),
+    ],
+)
+def test_which_steps_need_a_program_with_drafts(
+    plan: dict[str, Any], on_device: bool, runs: bool
+) -> None:
+    made = Plan(0, Entries.of([Entry(0, 0, 1)]), **{"num_decodes": 1, **plan})
+    window = 0 if on_device else 4
+    shapes = replace(SHAPES, most_drafts=2, draft_window=window, makes_guesses=on_device)
+    assert runs_drafts(made, shapes) == runs
+    assert not runs_drafts(made, SHAPES)
 
 
 def test_enough_log_probabilities() -> None:

@@ -130,6 +130,7 @@ def started(program: str, **environment: str) -> list[str]:
     return [line for line in done.stdout.splitlines() if line.startswith(("started", "left"))]
 
 
+@pytest.mark.slow
 def test_an_engine_starts_jax_with_a_pool_for_its_share(tmp_path: Path) -> None:
     folder = write_tiny_native(tmp_path, "llama", num_hidden_layers=1, hidden_size=16)
     settings = "skip_tokenizer_init=True, max_num_seqs=2, enforce_eager=True"
@@ -137,6 +138,7 @@ def test_an_engine_starts_jax_with_a_pool_for_its_share(tmp_path: Path) -> None:
     assert lines[0] == "started with 0.9485" and lines[-1] == "left None"
 
 
+@pytest.mark.slow
 def test_a_pool_that_was_chosen_or_is_there_is_left_alone() -> None:
     claim = "from jengine.runner.memory.memory_pool import start_devices; start_devices(0.92)"
     chosen = started(f"{claim}; import jax; jax.devices()", XLA_CLIENT_MEM_FRACTION="0.5")

@@ -31,8 +31,9 @@ from jengine.runner.variants.buckets import Bucket, StepShapes
 from jengine.runner.variants.features import variants
 from sharding.mesh import one_device_mesh
 from sharding.placement import Placement
+from tests.marks import slow
 from tests.models.split import split_model
-from tests.pallas_kernels.implementations import CPU, slow
+from tests.pallas_kernels.implementations import CPU
 
 VOCAB = 64
 BLOCKS = 20_000
@@ -59,7 +60,7 @@ def compiled_step(
     cache = CacheConfig(config.groups, 16, (BLOCKS, BLOCKS // 2))
     placement = Placement(one_device_mesh())
     empty = jax.eval_shape(lambda: empty_state(cache, cache_dtype(dtype, attention), 8, VOCAB, 256))
-    state = placed_state(empty, placement)
+    state = placed_state(empty, placement, cache.groups)
     abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), leaves)
     compiler = StepCompiler(shapes, rebuild, abstract, state, placement)
     return (
@@ -85,6 +86,7 @@ def test_the_cache_is_never_copied(name: str, variant: str, dtype: str) -> None:
     check_cache_is_never_copied(*compiled_step(BUCKETS[name], variant, dtype))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mixed", *slow("decode")])
 def test_entries_of_latent_attention_are_written_in_place(name: str) -> None:
     step = compiled_step(BUCKETS[name], "greedy", "float32", mixer=LATENT)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from jengine.assembly.args import EngineArgs
-from jengine.assembly.device_defaults import DEVICE_DEFAULTS
-from jengine.assembly.schedule_sizes import schedule_config
-from jengine.assembly.step_sizes import runner_config
-from jengine.errors import ConfigError
-from jengine.models.published import PUBLISHED
+from jengine.assembly.settings.args import EngineArgs
+from jengine.assembly.sizes.device_defaults import DEVICE_DEFAULTS, DeviceDefaults
+from jengine.assembly.sizes.schedule_sizes import schedule_config
+from jengine.assembly.sizes.step_sizes import runner_config
+from jengine.errors import ConfigError, UnexpectedCompile
+from jengine.models.reading.published import PUBLISHED
 from jengine.models.registry import model_config
 from jengine.planning.device_memory import Memory
 from jengine.planning.layout import Layout
@@ -60,6 +61,19 @@ def test_an_engine_compiles_few_programs(
     assert len(wanted.later) == programs - 1
 
 
+@pytest.mark.parametrize(("device", "rows", "more"), [("cpu", 8, 4), ("gpu", 256, 4)])
+def test_drafts_add_few_programs(device: str, rows: int, more: int) -> None:
+    """Decodes without drafts have programs of their own, prompts have not."""
+    ngram = {"method": "ngram", "num_speculative_tokens": 3}
+    programs = defaults(device, speculative_config=ngram).programs
+    plain = [(bucket, tier) for bucket, tier in programs.all if not tier.drafts]
+    assert len(plain) == more
+    assert {bucket.prefill_tokens for bucket, _ in plain} == {0}
+    assert max(bucket.decode_rows for bucket, _ in plain) == rows
+    assert programs.first[0][1].drafts
+    assert {*programs.first, *programs.later} == set(programs.all)
+
+
 def test_tiles_of_prompts_fill_a_program_of_attention() -> None:
     """128 queries of one KV head on GPUs, in short tiles where the kernel joins them; the CPU's
     kernels take tiles of any length."""
@@ -80,6 +94,23 @@ def test_tiles_of_prompts_fill_a_program_of_attention() -> None:
         assert schedule_config(exact, config, gpu).prefill_tile == 1
 
 
+def test_decodes_read_together_on_gpus_unless_that_is_turned_off() -> None:
+    gpu = DEVICE_DEFAULTS["gpu"]
+
+    def settings(device: DeviceDefaults = gpu, **given: Any) -> tuple[int, bool]:
+        args = EngineArgs("any", **given)
+        schedule = schedule_config(args, LARGE, device)
+        shapes = runner_config(args, LARGE, schedule, {}, defaults=device).shapes
+        return schedule.shared_blocks, shapes.reads_together
+
+    assert settings() == (16, True), "256 tokens"
+    assert settings(block_size=48) == (6, True)
+    for off in ("deterministic", "disable_cascade_attn"):
+        assert settings(**{off: True}) == (0, False)
+    assert settings(attention_backend="xla") == (0, False)
+    assert settings(DEVICE_DEFAULTS["cpu"]) == (0, False)
+
+
 def test_collectives_are_captured_where_that_is_asked_for() -> None:
     assert not defaults("gpu").choices.capture_collectives
     asked = {"compilation_config": {"capture_collectives": True}}
@@ -90,8 +121,17 @@ def test_collectives_are_captured_where_that_is_asked_for() -> None:
     assert {*captured} - {*usual} == {"xla_gpu_enable_command_buffer"}
     assert captured["xla_gpu_enable_command_buffer"].endswith(",COLLECTIVES")
     assert CompilerChoices(True).options(SimpleNamespace(platform="cpu"), 8) is None
+    # Parameters that come from the host, all of a layer at once.
+    arriving = CompilerChoices(arriving=6).options(device, 8)
+    assert arriving == {**usual, "xla_gpu_experimental_parallel_async_compute_limit": 6}
+    assert usual["xla_gpu_graph_min_graph_size"] == 2
+    long = defaults("gpu", compilation_config={"short_graphs": False}).choices.options(device, 8)
+    assert long is not None
+    assert {*usual} - {*long} == {"xla_gpu_graph_min_graph_size"}
     with pytest.raises(ConfigError, match="capture_collectives"):
         EngineArgs("any", compilation_config={"capture_collectives": "yes"})
+    with pytest.raises(ConfigError, match="short_graphs"):
+        EngineArgs("any", compilation_config={"short_graphs": 5})
 
 
 def test_matmuls_run_in_the_library_that_the_table_names() -> None:
@@ -115,7 +155,10 @@ def counted(programs: ProgramList) -> dict[str, int]:
 
 def test_rare_variants_have_fewer_buckets() -> None:
     every = ProgramList(LADDERS, tuple(KNOWN.values()))
-    assert counted(every) == {"greedy": 13, "sampled": 13, "adjusted": 4, "full": 4, "scored": 2}
+    assert counted(every) == {"greedy": 13, "sampled": 13, "adjusted": 13, "full": 4, "scored": 2}
+    # Where steps are filled up to a size, padding costs little.
+    gpu = ProgramList(replace(LADDERS, full_step=256), tuple(KNOWN.values()))
+    assert counted(gpu)["adjusted"] < counted(gpu)["sampled"]
     # A variant that is alone is the common one.
     alone = ProgramList(LADDERS, (KNOWN["full"], KNOWN["scored"]))
     assert counted(alone) == {"full": 13, "scored": 2}
@@ -140,13 +183,37 @@ def test_a_rare_step_is_rounded_up_to_a_bucket_that_has_its_variant() -> None:
     decode, mixed = Bucket(8, 0, 4), Bucket(8, 256, 4)
     assert programs.bucket_for(decode, KNOWN["greedy"]) == decode
     assert programs.bucket_for(mixed, KNOWN["sampled"]) == mixed
-    assert programs.bucket_for(decode, KNOWN["adjusted"]) == Bucket(32, 0, 4)
+    assert programs.bucket_for(decode, KNOWN["adjusted"]) == decode
+    assert programs.bucket_for(decode, KNOWN["full"]) == Bucket(32, 0, 4)
     assert programs.bucket_for(Bucket(128, 0, 4), KNOWN["full"]) == Bucket(256, 0, 4)
     assert programs.bucket_for(mixed, KNOWN["full"]) == Bucket(256, 1024, 4)
     # What no planned program can do is compiled in the step's own bucket.
     tapped = Features(taps=(TapSet(1, ("layers.0.out",), ()),))
     for needed in (KNOWN["scored"], tapped):
         assert programs.bucket_for(decode, needed) == decode
+
+
+def test_prompts_with_images_find_planned_programs() -> None:
+    names = "greedy", "sampled", "full"
+    plain = ProgramList(LADDERS, tuple(KNOWN[name] for name in names))
+    wanted = replace(plain, takes_images=True)
+    added = wanted.all[len(plain.all) :]
+    assert wanted.all[: len(plain.all)] == plain.all and wanted.first == plain.first
+    assert {bucket.prefill_tokens > 0 for bucket, _ in added} == {True}
+    assert {features for _, features in added} == {
+        replace(KNOWN[name], embeds=True) for name in ("sampled", "full")
+    }
+    programs, mixed = programs_of(wanted), Bucket(8, 256, 4)
+    keep(programs, *wanted.all)
+    programs.strict = True
+    programs.end_warm_up()
+    for name in names:
+        needed = replace(KNOWN[name], embeds=True)
+        bucket = programs.bucket_for(mixed, needed)
+        entry = programs.find(bucket, needed)[1]
+        assert entry.features.embeds and entry.features.covers(needed)
+    with pytest.raises(UnexpectedCompile):
+        programs.find(mixed, replace(KNOWN["scored"], embeds=True))
 
 
 def test_every_step_finds_a_planned_program() -> None:

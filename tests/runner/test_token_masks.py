@@ -12,16 +12,19 @@ from jengine.structured_outputs import GrammarSpec
 
 def test_masks_travel_with_the_plan() -> None:
     words = np.arange(6, dtype=np.int32).reshape(2, 3) - 3
-    masks = TokenMasks(np.array([4, 9], np.int32).tobytes(), words.tobytes())
+    masks = TokenMasks(
+        np.array([4, 9], np.int32).tobytes(), np.array([0, 2], np.int32).tobytes(), words.tobytes()
+    )
     plan = Plan(0, NO_ENTRIES, 0, masks=masks)
     read = msgspec.msgpack.decode(msgspec.msgpack.encode(plan), type=Plan)
     assert read == plan and read.masks is not None
-    assert read.masks.rows.tolist() == [3, 8] and np.array_equal(read.masks.bits, words)
+    assert read.masks.rows.tolist() == [3, 8] and read.masks.after.tolist() == [0, 2]
+    assert np.array_equal(read.masks.bits, words)
 
 
 def test_padding_is_out_of_range_and_allows_everything() -> None:
-    rows, words = padded(np.array([3]), np.array([[5, 6]]), SIZES[0])
-    assert rows.tolist()[0] == 3 and min(rows.tolist()[1:]) > 10**6
+    rows, after, words = padded(np.array([3]), np.array([1]), np.array([[5, 6]]), SIZES[0])
+    assert rows.tolist()[0] == 3 and min(rows.tolist()[1:]) > 10**6 and after[0] == 1
     assert words[0].tolist() == [5, 6] and (words[1:] == -1).all()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -14,12 +15,14 @@ from jengine.sampling import (
     pack_admission,
     sample,
 )
+from jengine.sampling.acceptance import drafted
 from jengine.sampling.masks import allowed_logits, with_masks
 from tests.sampling.oracle import KEY, make_inputs
 
 R, S, V, L = 4, 3, 70, 16
 WORDS = 3
 MASKED = 1  # the row with a mask
+NOW = np.array([0])  # after no draft
 ROWS, POSITIONS = [0, MASKED, 2], [5, 5, 5]
 jit_allowed, jit_with, jit_admit = jax.jit(allowed_logits), jax.jit(with_masks), jax.jit(admit)
 jit_sample = jax.jit(sample, static_argnames=("features", "implementation"))
@@ -36,7 +39,8 @@ def masked_state(*tokens: int) -> RowState:
     """A pool whose row MASKED allows these tokens, and the others all."""
     state = empty_row_state(R, V, L)
     state = jit_admit(state, np.int32(MASKED), pack_admission([1, 2], 1, vocab=V, max_len=L))
-    return state._replace(mask=jit_with(state.mask, np.array([MASKED]), words_of(*tokens)[None]))
+    words = words_of(*tokens)[None]
+    return state._replace(mask=jit_with(state.mask, np.array([MASKED]), NOW, words))
 
 
 def logits() -> np.ndarray:
@@ -60,7 +64,7 @@ def test_a_slot_that_is_not_adjusted_has_no_mask() -> None:
 def test_rows_out_of_range_write_nothing_and_admission_allows_everything() -> None:
     state = masked_state(7)
     beyond = np.array([np.iinfo(np.int32).max])
-    assert np.array_equal(jit_with(state.mask, beyond, words_of(1)[None]), state.mask)
+    assert np.array_equal(jit_with(state.mask, beyond, NOW, words_of(1)[None]), state.mask)
     again = jit_admit(state, np.int32(MASKED), pack_admission([1], 1, vocab=V, max_len=L))
     assert (np.asarray(again.mask[MASKED]) == -1).all()
 
@@ -105,7 +109,7 @@ def test_penalties_apply_to_what_the_mask_leaves() -> None:
     known = [1, best]  # generated once
     state = jit_admit(state, np.int32(MASKED), pack_admission(known, 1, vocab=V, max_len=L))
     words = words_of(3, 40)[None]
-    state = state._replace(mask=jit_with(state.mask, np.array([MASKED]), words))
+    state = state._replace(mask=jit_with(state.mask, np.array([MASKED]), NOW, words))
     inputs = make_inputs(ROWS, POSITIONS, adjusted=[0, 1, 0], presence=[0, 100, 0])
     features = SamplingFeatures(adjust=True)
     output, _ = jit_sample(logits(), state, inputs, features=features, key_data=KEY)
@@ -132,8 +136,25 @@ def test_a_grammar_takes_precedence_over_allowed_ids() -> None:
     inputs = make_inputs(ROWS, POSITIONS, adjusted=[0, 1, 0])
     features = SamplingFeatures(adjust=True)
     for tokens, expected in (((3, 40), 40), ((3,), 3)):
-        mask = jit_with(state.mask, np.array([MASKED]), words_of(*tokens)[None])
+        mask = jit_with(state.mask, np.array([MASKED]), NOW, words_of(*tokens)[None])
         output, _ = jit_sample(
             logits(), state._replace(mask=mask), inputs, features=features, key_data=KEY
         )
         assert output.tokens.tolist()[1] == expected
+
+
+def test_each_draft_has_a_mask_behind_it() -> None:
+    state = empty_row_state(R, V, L, masked_drafts=2)
+    rows, after = np.array([MASKED, MASKED]), np.array([0, 1])
+    words = np.stack([words_of(3), words_of(40)])
+    state = state._replace(mask=jit_with(state.mask, rows, after, words))
+    # Slots of one row: after its last token, and after two drafts.
+    drafts = drafted(jnp.array([9, 3, 40]), jnp.array([0, 1, 2]), 2)
+    inputs = make_inputs([MASKED] * 3, [5, 6, 7], adjusted=[1] * 3)
+    found = np.asarray(jit_allowed(logits(), state, inputs, drafts))
+    allowed = [np.flatnonzero(np.isfinite(row)).tolist() for row in found]
+    assert allowed == [[3], [40], list(range(V))]
+    output, _ = jit_sample(
+        logits(), state, inputs, features=SamplingFeatures(adjust=True), key_data=KEY, drafts=drafts
+    )
+    assert output.tokens.tolist()[:2] == [3, 40] and output.counts.tolist() == [True] * 3

@@ -20,6 +20,7 @@ from jengine.sampling import (
 )
 from jengine.sampling.features import LogprobsMode
 from jengine.sampling.noise import gumbel, row_keys
+from tests.marks import slow
 from tests.sampling.oracle import KEY, descending, jit_sample, log_softmax, make_inputs
 
 # Few shapes, used again and again: most of the time goes into compiling.
@@ -64,7 +65,7 @@ def test_greedy_rows_ignore_filters_and_temperatures_of_others() -> None:
 
 
 @pytest.mark.parametrize("features", [GREEDY, SamplingFeatures(random=True, adjust=True)])
-@pytest.mark.parametrize("poison", ["nan", "inf", "all -inf"])
+@pytest.mark.parametrize("poison", ["nan", "all -inf", *slow("inf")])
 @pytest.mark.parametrize("vocab", [101, 5000])  # XLA reduces long rows by other code
 def test_a_row_that_is_not_finite_answers_minus_one_alone(
     features: SamplingFeatures, poison: str, vocab: int

@@ -38,6 +38,24 @@ def test_other_names_of_ngram(given: dict[str, Any]) -> None:
     assert config.method == "ngram"
 
 
+@pytest.mark.parametrize(
+    ("given", "method"),
+    [
+        ({"method": "mtp"}, "mtp"),
+        ({"method": "deepseek_mtp"}, "mtp"),
+        ({"method": "qwen3_next_mtp"}, "mtp"),
+        ({"model": "their/EAGLE3-LLaMA3.1-8B"}, "eagle3"),
+        ({"model": "their/EAGLE-LLaMA3-8B"}, "eagle"),
+        ({"model": "their/small"}, "draft_model"),
+    ],
+)
+def test_methods_with_a_model(given: dict[str, Any], method: str) -> None:
+    config = speculative_config({**given, "num_speculative_tokens": 2})
+    assert config.method == method
+    assert config.on_device
+    assert config.lookahead == 2
+
+
 def test_suffix_takes_its_depth_as_the_most_drafts() -> None:
     assert speculative_config({"method": "suffix"}).num_speculative_tokens == 24
     keys = {"method": "suffix", "suffix_decoding_max_tree_depth": 9}
@@ -90,10 +108,10 @@ def test_anything_but_a_dict_is_refused() -> None:
 @pytest.mark.parametrize(
     "given",
     [
-        {"method": "eagle3", "model": "some/head", "num_speculative_tokens": 3},
-        {"method": "mtp", "num_speculative_tokens": 1},
+        {"method": "mlp_speculator", "model": "some/head", "num_speculative_tokens": 3},
+        {"method": "mimo_mtp", "num_speculative_tokens": 1},
         {"method": "ngram", "num_speculative_tokens": 3, "draft_tensor_parallel_size": 1},
-        {"model": "a/draft", "num_speculative_tokens": 3, "parallel_drafting": True},
+        {"method": "eagle", "model": "a", "num_speculative_tokens": 3, "parallel_drafting": True},
     ],
 )
 def test_what_is_not_built_is_refused_by_name(given: dict[str, Any]) -> None:

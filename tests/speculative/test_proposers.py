@@ -13,7 +13,7 @@ from jengine.speculative.past_outputs import PastOutputs, pair_hashes
 from jengine.speculative.proposer import TokenText
 from jengine.speculative.suffix import SuffixProposer, walk
 
-QUICK = settings(derandomize=True, deadline=None, max_examples=300)
+QUICK = settings(derandomize=True, deadline=None, max_examples=80)
 TEXTS = st.lists(st.integers(0, 2), min_size=1, max_size=40)
 
 
@@ -42,6 +42,14 @@ def test_the_longest_ngram_is_found_where_it_stands_first(
 ) -> None:
     expected = first_occurrence(tokens, least, least + more)
     assert after_match(array_of(tokens), least, least + more) == expected
+
+
+@QUICK
+@given(st.lists(st.sampled_from([0, 1, 256, 65536]), min_size=2, max_size=30), st.integers(1, 4))
+def test_a_search_of_bytes_finds_whole_tokens(tokens: list[int], count: int) -> None:
+    """Bytes of these tokens are alike where the tokens are not."""
+    text, expected = TokenText(tokens), first_occurrence(tokens, count, count)
+    assert text.repeats(count) == (expected is not None)
 
 
 @QUICK

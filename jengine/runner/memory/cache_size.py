@@ -95,14 +95,18 @@ def blocks_for(demands: Sequence[BlockDemand], budget: int) -> tuple[int, ...]:
 
 
 def overridden_blocks(demands: Sequence[BlockDemand], count: int) -> tuple[int, ...]:
-    """`num_gpu_blocks_override` in every group, the null block included."""
+    """`num_gpu_blocks_override` in every group, the null block included. Recurrent groups get no
+    more states than are useful, which are much larger than blocks."""
     least = max(demand.at_least + 1 for demand in demands)
     if count < least:
         raise ConfigError(
             f"num_gpu_blocks_override={count}: one request as long as the context needs {least} "
             "blocks, the null block included. Raise it, or lower max_model_len."
         )
-    return (count,) * len(demands)
+    return tuple(
+        min(count, wished) if demand.group.spec.kind == "recurrent" else count
+        for demand, wished in zip(demands, wished_blocks(demands), strict=True)
+    )
 
 
 def refuse_more_than(present: int, demands: Sequence[BlockDemand], blocks: tuple[int, ...]) -> None:

@@ -20,6 +20,12 @@ logger = logging.getLogger(__name__)
 # deprecated; with both set JAX refuses to start.
 POOL_VARIABLE = "XLA_CLIENT_MEM_FRACTION"
 POOL_VARIABLES = (POOL_VARIABLE, "XLA_PYTHON_CLIENT_MEM_FRACTION")
+# What allocates; "platform" has no pool.
+ALLOCATOR_VARIABLE = "XLA_PYTHON_CLIENT_ALLOCATOR"
+# GB of the host's memory that devices may copy from and to the fastest, allocated as needed: for
+# sleeping weights and layers that stay on the host. XLA's default.
+HOST_LIMIT_VARIABLE = "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB"
+HOST_LIMIT = 64
 # JAX's default.
 JAX_POOL_SHARE = 0.75
 # The part of the pool that the engine fills. The rest is for step inputs and outputs, XLA's
@@ -54,17 +60,27 @@ def pool_share(share: float) -> float:
 def start_devices(share: float) -> None:
     """Start JAX's devices with a memory pool for `share` of each. Call before their first use.
 
-    Does nothing if the user has chosen a size or JAX is up already. The variable is set only while
-    JAX starts, so that child processes do not inherit it.
+    Does nothing if the user has chosen a size or JAX is up already. Variables are set only while
+    JAX starts, so that child processes do not inherit them.
     """
     if backend_is_up() or chosen_share() is not None:
         return
-    os.environ[POOL_VARIABLE] = f"{pool_share(share):.4f}"
+    settings = {POOL_VARIABLE: f"{pool_share(share):.4f}"}
+    if HOST_LIMIT_VARIABLE not in os.environ:
+        settings[HOST_LIMIT_VARIABLE] = str(host_limit())
+    os.environ.update(settings)
     try:
         jax.local_devices()
         STARTED_WITH.append(pool_share(share))
     finally:
-        del os.environ[POOL_VARIABLE]
+        for name in settings:
+            del os.environ[name]
+
+
+def host_limit() -> int:
+    """GB of the host's memory that the devices' copies may take: all of it, where that is more
+    than XLA's default."""
+    return max(HOST_LIMIT, psutil.virtual_memory().total // 2**30)
 
 
 def available_bytes(device: jax.Device, share: float) -> int:
@@ -106,6 +122,17 @@ def chosen_share() -> float | None:
 def configured_share() -> float:
     """The share of a device that JAX's pool takes."""
     return chosen_share() or next(iter(STARTED_WITH), JAX_POOL_SHARE)
+
+
+def tell_what_sleep_frees(platform: str) -> None:
+    """Log to whom an accelerator's memory goes while the engine sleeps."""
+    if platform == "cpu" or os.environ.get(ALLOCATOR_VARIABLE) == "platform":
+        return
+    logger.info(
+        "sleep() gives memory back to JAX's pool, which serves this process alone. For other "
+        "processes set %s=platform before the program first uses JAX, and kv_cache_memory_bytes; "
+        "every allocation is then one of the driver's, which takes longer.", ALLOCATOR_VARIABLE,
+    )  # fmt: skip
 
 
 def tell_small_pool(limit: int, wanted: int, usable: int, share: float) -> None:

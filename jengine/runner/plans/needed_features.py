@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from jengine.plan import Plan
+from jengine.plan import NO_GUESSER, POOLED_AS, Plan
 from jengine.runner.plans.rows import Rows
+from jengine.runner.variants.buckets import StepShapes
 from jengine.runner.variants.features import Features
 from jengine.runner.variants.tap_sets import TapSets
 from jengine.sampling.features import SamplingFeatures
@@ -34,7 +35,19 @@ def needed(
         ),
         prompt_logprobs=most_wanted(settings["prompt_logprobs"][prefill], vocab_size),
         taps=() if taps is None else taps.of(settings["taps"][owners]),
+        adapters=bool(settings["adapter"][owners].any()),
+        drafts=runs_drafts(plan, rows.shapes),
+        pooling=POOLED_AS[int(settings["pools"][owners].max(initial=0))],
     )
+
+
+def runs_drafts(plan: Plan, shapes: StepShapes) -> bool:
+    """Whether a step needs a program that can run drafts. Those with prompts use it always, so
+    that there need not be two programs for each of their sizes."""
+    if not shapes.most_drafts:
+        return False
+    guesses = shapes.makes_guesses and plan.guesses != NO_GUESSER
+    return guesses or bool(plan.drafts) or plan.num_decodes < len(plan.entries)
 
 
 def most_wanted(columns: np.ndarray, vocab_size: int) -> int | None:

@@ -210,10 +210,12 @@ def _pack_tiles(
     positions: np.ndarray,
     shapes: StepShapes,
 ) -> None:
-    """The tap sets of tiles and, in a pipeline, what they read of their rows' block tables: under a
-    window these begin at the first block in view."""
+    """The tap sets and adapters of tiles and, in a pipeline, what they read of their rows' block
+    tables: under a window these begin at the first block in view."""
     tiles = slice(first_tile, first_tile + len(owners))
     inputs.tiles.taps[tiles] = rows.settings["taps"][owners]
+    if shapes.adapter_slots:
+        inputs.adapters.slots[tiles] = rows.settings["adapter"][owners]
     if not shapes.packed_tables:
         return
     for group, table, known in zip(shapes.groups, inputs.blocks.tables, rows.tables, strict=True):

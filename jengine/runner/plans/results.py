@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import numpy as np
@@ -39,17 +40,23 @@ class PendingStep:
         """Wait for the step and read its results."""
         output, packed = self.output, self.packed
         prompt_logprobs = scores_of(output.prompt_logprobs, lambda x: x[packed.chunk_tokens])
-        captured = {}
-        if output.captured:
+        captured, experts = {}, None
+        if output.captured or output.experts is not None:
             decodes = np.arange(self.plan.num_decode_rows)
             tokens = np.concatenate([decodes, packed.chunk_base + packed.chunk_tokens])
             for number, values in output.captured.items():
                 captured[number] = {name: np.asarray(x)[tokens] for name, x in values.items()}
+            if output.experts is not None:
+                experts = np.asarray(output.experts)[tokens]
         return StepOutput(
             self._filled(self._by_entry(np.asarray(output.tokens))),
             scores_of(output.logprobs, self._by_entry),
             prompt_logprobs,
             captured,
+            experts,
+            pooled=pooled_of(output.pooled, packed.slots),
+            pooled_tokens=pooled_of(output.pooled_tokens, packed.chunk_tokens),
+            guesses=None if output.guesses is None else np.asarray(output.guesses),
         )
 
     def _by_entry(self, found: np.ndarray) -> np.ndarray:
@@ -69,6 +76,11 @@ class PendingStep:
         if widths is not None:
             tokens[np.arange(tokens.shape[1]) >= widths[:, None]] = NO_TOKEN
         return tokens
+
+
+def pooled_of(rows: Any, places: np.ndarray) -> np.ndarray | None:
+    """The rows of a pooling model at these places, on the host."""
+    return None if rows is None else np.asarray(rows)[places]
 
 
 def scores_of(

@@ -38,6 +38,8 @@ SETTINGS: dict[str, RowSetting] = {
     ),
     "endings": RowSetting("int32", ending_ids, (ENDINGS,)),
     "taps": RowSetting("int32", lambda new: new.taps),  # ids of tap sets; 0: none
+    "pools": RowSetting("int32", lambda new: new.sampling.pools),  # index in POOLED_AS
+    "adapter": RowSetting("int32", lambda new: new.adapter_slot),  # 0: none
 }
 
 
@@ -45,6 +47,7 @@ class Rows:
     """Per-row arrays; `apply(plan)` brings them up to date before the plan is packed."""
 
     def __init__(self, shapes: StepShapes) -> None:
+        self.shapes = shapes
         rows = shapes.max_rows
         # One more column: the target after the last token, for prompt log-probabilities.
         self.tokens = np.zeros((rows, shapes.max_model_len + 1), np.int32)

@@ -38,8 +38,9 @@ class RowAdmission:
     def _packed(self, new: NewRow) -> Admission:
         sampling = new.sampling
         return pack_admission(
-            new.token_ids,
-            new.prompt_length,
+            # Tokens that stand for embeddings are no tokens: penalties do not count them.
+            new.token_ids if new.embeds is None else new.token_ids[new.prompt_length :],
+            new.prompt_length if new.embeds is None else 0,
             vocab=self._vocab_size,
             max_len=self._compiler.shapes.max_model_len,
             logit_bias=sampling.logit_bias,

@@ -2,6 +2,11 @@
 
 In: the programs of every replica and the keys still to compile. Out: programs, one at a time, those
 that most steps have asked for first. Must not know steps or requests.
+
+JAX compiles and loads a program in one call, and a loaded program makes XLA drop its CUDA graphs,
+which the next launches make again. To load several together would take a part of JAX that is not
+public (`Client.compile`, whose result nothing public can run) or pickle (`serialize_executable`).
+With `compilation_config={"wait_for": "all"}` all are loaded before the first request.
 """
 
 from __future__ import annotations

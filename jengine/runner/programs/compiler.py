@@ -11,15 +11,25 @@ from typing import Any
 import jax
 import numpy as np
 
+from jengine.outputs import StepOutput
 from jengine.runner.memory.freed_memory import give_back_freed_memory
 from jengine.runner.programs.compiler_options import CompilerChoices
 from jengine.runner.programs.ledger import LedgerEntry
+from jengine.runner.step.across import CrossInput
+from jengine.runner.step.joined import JoinedReplicas
 from jengine.runner.step.leaves import Leaves
 from jengine.runner.step.multi_step import multi_step
 from jengine.runner.step.pipeline_step import PACKED_AXES, pipeline_step
-from jengine.runner.step.program import GuesserProgram, Program, Stages
+from jengine.runner.step.program import AdapterProgram, GuesserProgram, Program, Stages
+from jengine.runner.step.second_half import Halves, second_half
 from jengine.runner.step.state import StepState
-from jengine.runner.step.step import step
+from jengine.runner.step.step import (
+    EmbedsInput,
+    MediaInput,
+    step,
+    step_across,
+    step_with_embeds,
+)
 from jengine.runner.step.step_input import packed_size
 from jengine.runner.variants.buckets import Bucket, StepShapes
 from jengine.runner.variants.features import Features
@@ -40,15 +50,28 @@ class StepCompiler:
     stages: Stages | None = None  # None: no pipeline
     choices: CompilerChoices = field(default_factory=CompilerChoices)
     guesser: GuesserProgram | None = None  # None: steps make no guesses
+    hidden: int = 0  # width of embeddings that are given
+    splits: bool = False  # whether steps are split, for logits processors of the host
+    adapters: AdapterProgram | None = None  # None: rows have none
+    encoder: tuple[int, int] | None = None  # shape of the encoder's array; None: there is none
+    # Positions that a row may read of it by cross attention; 0: its rows are embeddings.
+    cross_positions: int = 0
+    # The replicas that run each step together; None: the step is of one. `leaves` are of all, what
+    # else is said here of one.
+    joined: JoinedReplicas | None = None
 
     def compile(self, bucket: Bucket, features: Features) -> tuple[Compiled, LedgerEntry]:
         """The executable and what it cost."""
         began = time.perf_counter()
         device = self.placement.mesh.devices.flat[0]
         options = self.choices.options(device, bucket.num_tokens)
-        compiled = self.lower(bucket, features).compile(compiler_options=options)
+        lowered = self.lower(bucket, features)
+        compiled = first = lowered.compile(compiler_options=options)
+        if self.splits:
+            second = self.lower_second(bucket, features, lowered.out_info[1])
+            compiled = Halves(first, second.compile(compiler_options=options))
         give_back_freed_memory()
-        memory = compiled.memory_analysis()
+        memory = first.memory_analysis()
         return compiled, LedgerEntry(
             bucket,
             features,
@@ -59,22 +82,75 @@ class StepCompiler:
 
     def lower(self, bucket: Bucket, features: Features) -> jax.stages.Lowered:
         """The lowered program. Its text names no devices, so it is equal for all replicas."""
-        program = Program(
-            bucket, features, self.shapes, self.rebuild, self.placement, self.stages, self.guesser
-        )
-        everywhere = self.placement.everywhere
-        jitted = jax.jit(
-            partial(self._body(bucket), program=program),
-            donate_argnums=1,
-            # The state keeps its shardings, so that the next step takes it as it is.
-            out_shardings=(jax.tree.map(lambda x: x.sharding, self.state), everywhere),
-        )
-        return jitted.lower(self.leaves, self.state, self._packed(bucket))
+        body = partial(self._body(bucket, features), program=self._program(bucket, features))
+        leaves, state = self.leaves, self.state
+        if self.joined is not None:
+            body = self.joined.mapped(body, leaves)
+            state = jax.tree.map(self.joined.shape, state)
+        jitted = jax.jit(body, donate_argnums=1, out_shardings=self._kept)
+        if features.adapters and self.adapters is not None:
+            leaves += self.adapters.leaves
+        return jitted.lower(leaves, state, self._input(bucket, features))
 
-    def _body(self, bucket: Bucket) -> Callable[..., Any]:
+    def lower_second(
+        self, bucket: Bucket, features: Features, half: StepOutput
+    ) -> jax.stages.Lowered:
+        """The lowered second half of a step whose first one has results of these shapes."""
+        body = partial(second_half, program=self._program(bucket, features))
+        jitted = jax.jit(body, donate_argnums=0, out_shardings=self._kept)
+        logits, positions = (
+            jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self.placement.everywhere)
+            for x in (half.logits, half.positions)
+        )
+        return jitted.lower(self.state, self._packed(bucket), logits, positions, logits)
+
+    def _program(self, bucket: Bucket, features: Features) -> Program:
+        return Program(
+            bucket, features, self.shapes, self.rebuild, self._running, self.stages, self.guesser,
+            self.splits, self.adapters if features.adapters else None,
+        )  # fmt: skip
+
+    @property
+    def _running(self) -> Placement:
+        """The placement that a step sees."""
+        return self.placement if self.joined is None else self.joined.placement.in_replica()
+
+    @property
+    def _kept(self) -> tuple[Any, Any]:
+        """The state keeps its shardings, so that the next step takes it as it is."""
+        if self.joined is not None:
+            whole = jax.tree.map(self.joined.shape, self.state)
+            return jax.tree.map(lambda x: x.sharding, whole), self.joined.by_replica
+        return jax.tree.map(lambda x: x.sharding, self.state), self.placement.everywhere
+
+    def _body(self, bucket: Bucket, features: Features) -> Callable[..., Any]:
+        if self.cross_positions:
+            return step_across
+        if features.embeds:
+            return step_with_embeds
         if self.stages is not None:
             return pipeline_step
         return multi_step if bucket.is_multi_step else step
+
+    def _input(
+        self, bucket: Bucket, features: Features
+    ) -> jax.ShapeDtypeStruct | EmbedsInput | MediaInput | CrossInput:
+        packed, tokens = self._packed(bucket), bucket.num_tokens
+        if self.cross_positions:
+            assert self.encoder is not None, "cross attention reads an encoder's array"
+            places = self._everywhere((self.shapes.max_rows, self.cross_positions), np.int32)
+            return CrossInput(packed, self._everywhere(self.encoder, np.float32), places)
+        if not features.embeds:
+            return packed
+        if self.encoder is None:
+            rows = self._everywhere((tokens, self.hidden), np.float32)
+            return EmbedsInput(packed, rows, self._everywhere((tokens,), bool))
+        kept = self._everywhere(self.encoder, np.float32)
+        index, planes = (self._everywhere(shape, np.int32) for shape in ((tokens,), (3, tokens)))
+        return MediaInput(packed, kept, index, planes, ahead=index)
+
+    def _everywhere(self, shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=self.placement.everywhere)
 
     def _packed(self, bucket: Bucket) -> jax.ShapeDtypeStruct:
         """The packed input; in a pipeline, one row per stage, ending with the stage's index."""
@@ -82,4 +158,5 @@ class StepCompiler:
         shape = (size,) if self.stages is None else (self.placement.num_stages, size + 1)
         axes = PACKED_AXES[-len(shape) :]
         where = self.placement.sharding(axes, shape)
-        return jax.ShapeDtypeStruct(shape, np.int32, sharding=where)
+        packed = jax.ShapeDtypeStruct(shape, np.int32, sharding=where)
+        return packed if self.joined is None else self.joined.shape(packed)

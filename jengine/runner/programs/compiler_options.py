@@ -24,6 +24,12 @@ WITHOUT_TRITON = "xla_gpu_enable_triton_gemm"
 # collective; with them XLA records the graph again at every step, which has been slower
 # (openxla/xla#35360), and steps have hung.
 GRAPHS_WITH_COLLECTIVES = "FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,COLLECTIVES"
+# The fewest launches of a graph. Between two all-reduces of a sharded layer there are four, and by
+# default XLA launches fewer than five one by one.
+FEWEST_IN_GRAPH = {"xla_gpu_graph_min_graph_size": 2}
+# What may be under way beside kernels: by default two copies of the parameters of a layer that
+# comes from the host's memory, and kernels would wait for the others.
+MOST_UNDER_WAY = "xla_gpu_experimental_parallel_async_compute_limit"
 
 
 @dataclass(frozen=True)
@@ -32,12 +38,18 @@ class CompilerChoices:
 
     capture_collectives: bool = False  # in CUDA graphs
     matmuls: str = "auto"  # or the library of all programs, see `pallas_kernels.xla_matmul`
+    short_graphs: bool = True  # whether CUDA graphs may hold few launches
+    arriving: int = 0  # the most parameters of a layer that comes from the host's memory
 
     def options(self, device: Any, tokens: int) -> dict[str, Any] | None:
         """XLA's options for a program of so many tokens, None for the defaults."""
         if device.platform != "gpu":
             return None
         options = dict(GPU_OPTIONS)
+        if self.short_graphs:
+            options |= FEWEST_IN_GRAPH
+        if self.arriving:
+            options[MOST_UNDER_WAY] = self.arriving
         if self.capture_collectives:
             options["xla_gpu_enable_command_buffer"] = GRAPHS_WITH_COLLECTIVES
         library = self.matmuls

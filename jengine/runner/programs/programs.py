@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from jengine.errors import UnexpectedCompile
 from jengine.runner.programs.compiler import Compiled, StepCompiler
@@ -64,7 +65,7 @@ class Programs:
         It is that of the smallest planned program that covers the step, since rare variants have
         fewer buckets; while that program is not compiled, of the smallest compiled one.
         """
-        if needed.own_functions:  # no planned program has any
+        if needed.is_rare:  # no planned program is
             return bucket
         asked = (bucket, needed)
         if asked not in self._smallest:
@@ -82,13 +83,27 @@ class Programs:
         able = [key for key in keys if key[0].covers(bucket) and key[1].covers(needed)]
 
         def size(key: Key) -> tuple[int, int, int]:
-            return key[0].num_tokens, key[0].pages, self.tiers.index(key[1])
+            tier = replace(key[1], embeds=False)
+            return key[0].num_tokens, key[0].pages, self.tiers.index(tier)
 
         return min(able, key=size, default=None)
 
     def missing(self, wanted: Iterable[Key]) -> list[Key]:
         """Those that are not compiled yet."""
         return [key for key in wanted if key not in self._compiled]
+
+    def compiled_by(self, compiler: StepCompiler) -> dict[Key, tuple[Compiled, LedgerEntry]]:
+        """The programs that there are, compiled anew for other shapes."""
+        return {key: compiler.compile(*key) for key in self._compiled}
+
+    def use(
+        self, compiler: StepCompiler, programs: dict[Key, tuple[Compiled, LedgerEntry]]
+    ) -> None:
+        """Have these in place of all programs."""
+        self.compiler = compiler
+        self._compiled.clear()
+        for program in programs.values():
+            self.keep(*program)
 
     def end_warm_up(self) -> None:
         """Treat programs that are compiled from now on as late: a step waits for them."""
@@ -97,8 +112,8 @@ class Programs:
     def find(self, bucket: Bucket, needed: Features) -> tuple[Compiled, LedgerEntry]:
         """The cheapest compiled program that can run this step; if none can, it is compiled now."""
         tiers = self.tiers
-        if needed.own_functions:  # no tier has any: these are compiled when first needed
-            tiers = [tier.with_functions_of(needed) for tier in tiers]
+        if needed.is_rare or needed.embeds:  # no tier has either
+            tiers = [tier.with_rare_of(needed) for tier in tiers]
         for tier in tiers:
             if tier.covers(needed) and (bucket, tier) in self._compiled:
                 return self._compiled[bucket, tier], self.ledger.entries[bucket, tier]
@@ -122,7 +137,7 @@ class Programs:
             raise UnexpectedCompile(
                 f"strict mode: step {bucket} with features {features} was not compiled in warm-up. "
                 "Add its variant to compilation_config['variants'], or use strict=False, which "
-                "capture and intervene always need."
+                "capture, intervene and prompt_embeds always need."
             )
         if self._warm:  # said before, as a large model's program takes a minute
             logger.warning(

@@ -27,38 +27,38 @@ class MaskWriter:
 
     def write(self, kept: Array, masks: TokenMasks) -> Array:
         """The pool's masks with these in them, any number. The given array is donated."""
-        rows, words = masks.rows, masks.bits
+        rows, after, words = masks.rows, masks.after, masks.bits
         begin = 0
         while begin < len(rows):
             size = next((one for one in SIZES if one >= len(rows) - begin), SIZES[-1])
             part = slice(begin, begin + size)
-            kept = self._run(kept, *padded(rows[part], words[part], size))
+            kept = self._run(kept, *padded(rows[part], after[part], words[part], size))
             begin += size
         return kept
 
     def warm_up(self, kept: Array) -> Array:
         """Compile the programs and run each once, on padding."""
         for size in SIZES:
-            nothing = np.zeros((0, kept.shape[1]), np.int32)
-            kept = self._run(kept, *padded(np.zeros(0, np.int32), nothing, size))
+            none, nothing = np.zeros(0, np.int32), np.zeros((0, kept.shape[2]), np.int32)
+            kept = self._run(kept, *padded(none, none, nothing, size))
         return kept
 
-    def _run(self, kept: Array, rows: np.ndarray, words: np.ndarray) -> Array:
-        size = len(rows)
+    def _run(self, kept: Array, *given: np.ndarray) -> Array:
+        size = len(given[0])
         if size not in self._programs:
             where = self._compiler.placement.everywhere
             state = self._compiler.state.rows.mask
-            given = [
-                jax.ShapeDtypeStruct(one.shape, jnp.int32, sharding=where) for one in (rows, words)
-            ]
+            shapes = [jax.ShapeDtypeStruct(one.shape, jnp.int32, sharding=where) for one in given]
             jitted = jax.jit(with_masks, donate_argnums=0, out_shardings=state.sharding)
-            self._programs[size] = jitted.lower(state, *given).compile()
-        return self._programs[size](kept, rows, words)
+            self._programs[size] = jitted.lower(state, *shapes).compile()
+        return self._programs[size](kept, *given)
 
 
-def padded(rows: np.ndarray, words: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """So many rows and masks; padding has rows out of range."""
-    places = np.full(size, np.iinfo(np.int32).max, np.int32)
+def padded(
+    rows: np.ndarray, after: np.ndarray, words: np.ndarray, size: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """So many rows, numbers of drafts and masks; padding has rows out of range."""
+    places = np.full((2, size), np.iinfo(np.int32).max, np.int32)
     masks = np.full((size, words.shape[1]), -1, np.int32)
-    places[: len(rows)], masks[: len(rows)] = rows, words
-    return places, masks
+    places[:, : len(rows)], masks[: len(rows)] = (rows, after), words
+    return places[0], places[1], masks

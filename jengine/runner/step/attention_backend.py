@@ -33,11 +33,6 @@ def attention_backend(wanted: str, groups: tuple[CacheGroup, ...], codes: str | 
             f"kv_cache_dtype={codes!r}: the vectors that latent attention caches are not stored in"
             " codes yet. Leave it out."
         )
-    if codes is not None and chosen == "triton":
-        raise ConfigError(
-            f"kv_cache_dtype={codes!r}: the Triton kernels do not read such a cache yet. Leave it "
-            "out, or use attention_backend='xla', which is slower."
-        )
     if problem:
         logger.warning("Attention and matmuls run on XLA, which is slower: %s", problem)
     logger.info("Attention backend: %s", chosen)

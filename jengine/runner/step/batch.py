@@ -26,6 +26,10 @@ class Batch(NamedTuple):
     table_starts: tuple[Array, ...]  # per group: i32[tiles] position of the table's first token
     runs: Array  # i32[R + 1] see TileInput
     tile_rows: Array  # i32[prefill tiles] the row of each; a row has one chunk, of adjacent tiles
+    # i32[D + T] to how many later tokens of its image a token attends; None: to none.
+    ahead: Array | None = None
+    # i32[D] see DraftInput; None: the program runs no drafts.
+    offsets: Array | None = None
 
 
 def row_lengths(inputs: StepInput, state: StepState) -> Int32[Array, " decodes"]:
@@ -64,7 +68,8 @@ def batch_of(
         )
         starts = tuple(first * shapes.block_size for first in firsts)
         positions = token_positions(decodes, tiles, shapes)
-        return Batch(positions, tables, starts, tiles.runs, tiles.rows)
+        offsets = None if drafts is None else drafts.offsets
+        return Batch(positions, tables, starts, tiles.runs, tiles.rows, offsets=offsets)
 
 
 def stage_batch(inputs: StepInput, shapes: StepShapes) -> Batch:

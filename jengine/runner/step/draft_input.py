@@ -53,12 +53,13 @@ def run_drafts(
     inputs: DraftInput,
     lengths: Int32[Array, " decodes"],
     guesses: Int32[Array, "decodes drafts"] | None,
-    bucket: Bucket,
     shapes: StepShapes,
+    *,
+    runs_any: bool,
 ) -> RunDrafts | None:
     """The drafts, given the length of each decode row's row, and what the row's last step has
     guessed if steps do. None: the program runs none."""
-    if not shapes.has_drafts(bucket):
+    if not runs_any:
         return None
     if guesses is None:
         return RunDrafts(inputs.offsets, planned_drafts(inputs, lengths, shapes))

@@ -1,4 +1,5 @@
-"""The methods of guessing: a draft model, an EAGLE head, Medusa heads.
+"""The methods of guessing: a draft model, which decodes on or guesses in one pass, heads that
+decode on (EAGLE, MTP), Medusa heads.
 
 In: what a step ran and sampled. Out: guesses at the tokens that follow, and the caches.
 """
@@ -44,16 +45,41 @@ class DraftModel:
 
 
 @dataclass(frozen=True)
-class EagleHead:
-    """A decoder layer on the model's hidden states. The place of a hidden state is that of its
-    token; beside it stands the token after that one."""
+class ParallelDraftModel:
+    """A smaller language model that was trained to guess several tokens in one pass (PARD): it
+    reads `mask` in place of each token after the last one."""
+
+    model: Any
+    mask: int
+
+    def __call__(self, given: Guessing) -> Guesses:
+        """The guesses for each row, and the caches."""
+        context = given.again(given.state.caches)
+        self.model(given.ran.tokens, context)
+        tokens = jnp.full((len(given.ends.tokens), given.most), self.mask, jnp.int32)
+        tokens = tokens.at[:, 0].set(given.ends.tokens)
+        # What is cached of masks is overwritten by the tokens that come to stand there.
+        positions = jnp.stack([given.wanted(index) for index in range(given.most)], axis=1)
+        context = given.decode(positions.reshape(-1), context.caches)
+        hidden = self.model(tokens.reshape(-1), context)
+        logits = self.model.live_logits(hidden, positions.reshape(-1))
+        logits = logits.reshape(*positions.shape, -1)
+        guesses = [given.draw(logits[:, index], index) for index in range(given.most)]
+        return jnp.stack(guesses, axis=1), context.caches
+
+
+@dataclass(frozen=True)
+class DecodingHead:
+    """Decoder layers on the model's hidden states (EAGLE, EAGLE-3, MTP). The place of a hidden
+    state is that of its token; beside it stands the token after that one."""
 
     model: Any
 
     def __call__(self, given: Guessing) -> Guesses:
         """The guesses for each row, and the caches."""
-        context = given.again(given.state.caches)
-        states = self.model(given.next_tokens(), given.ran.hidden, context)
+        context, target = given.again(given.state.caches), given.hidden.model
+        read = self.model.states(given.ran.hidden, given.ran.kept, context.live)
+        states = self.model(given.next_tokens(), read, context, target)
         caches, guesses = context.caches, []
         # After the last token that was computed: the hidden state of the one that was sampled.
         hidden = states[given.hidden.heads.logit_index[given.ends.slots]]
@@ -63,9 +89,9 @@ class EagleHead:
                 # One place before the token, as its hidden state is guessed from there.
                 positions = jnp.where(live > 0, live - 1, -1)
                 context = given.decode(positions, caches)
-                hidden = self.model(jnp.maximum(guesses[-1], 0), hidden, context)
+                hidden = self.model(jnp.maximum(guesses[-1], 0), hidden, context, target)
                 caches = context.caches
-            logits = given.hidden.model.live_logits(hidden, live)
+            logits = self.model.logits(hidden, live, target)
             guesses.append(given.draw(logits, index))
         return jnp.stack(guesses, axis=1), caches
 
@@ -88,6 +114,8 @@ class MedusaHeads:
 
 METHODS: dict[str, Callable[[Any], Guesser]] = {
     "draft_model": DraftModel,
-    "eagle": EagleHead,
+    "eagle": DecodingHead,
+    "eagle3": DecodingHead,
     "medusa": MedusaHeads,
+    "mtp": DecodingHead,
 }

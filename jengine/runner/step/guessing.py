@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from jengine.models.context import Mixer, MixInputs, StepContext
+from jengine.plan import NO_GUESSER
 from jengine.runner.step.batch import Batch, first_pages, tables_of
 from jengine.runner.step.hidden import Hidden, Ran
 from jengine.runner.step.paged import paged_attention
@@ -83,19 +84,28 @@ class Guessing:
         return found.tokens
 
     def again(self, caches: tuple[Array, ...]) -> StepContext:
-        """The context of all tokens that the step ran, for the guesser's own layers."""
-        positions, rows = self.ran.batch.positions, self.ran.token_rows
-        mixer = shifted(self.ran.mixer, self.first_layer)
-        return StepContext(jnp.maximum(positions, 0), rows, mixer, caches, None, positions)
+        """The context of all tokens that the step ran, for the guesser's own layers. Where the
+        plan wants none of its work they are all padding, most of whose work kernels leave out."""
+        batch, rows, mixer = self.ran.batch, self.ran.token_rows, self.ran.mixer
+        program = self.program
+        if not program.bucket.prefill_tokens:  # prompts are always read
+            positions = jnp.where(self.count == NO_GUESSER, -1, batch.positions)
+            batch = batch._replace(positions=positions)
+            mixer = paged_attention(batch, program.bucket, program.shapes, program.placement)
+        mixer, live = shifted(mixer, self.first_layer), batch.positions
+        longest = program.shapes.max_model_len
+        return StepContext(jnp.maximum(live, 0), rows, mixer, longest, caches, None, live)
 
-    def decode(self, positions: Int32[Array, " rows"], caches: tuple[Array, ...]) -> StepContext:
-        """The context of one token of each row, at these positions."""
+    def decode(self, positions: Int32[Array, " tokens"], caches: tuple[Array, ...]) -> StepContext:
+        """The context of one token of each row, at these positions; or of several, each row's after
+        each other."""
         shapes, program = self.program.shapes, self.program
+        owners = jnp.repeat(self.ends.rows, len(positions) // len(self.ends.rows))
         bucket = Bucket(len(positions), 0, program.bucket.pages)
         firsts = [first_pages(group, positions, shapes) for group in shapes.groups]
         assert self.state.tables is not None, "in a pipeline there are no guesses"
         tables = tuple(
-            tables_of(self.state.tables, index, shapes, bucket, self.ends.rows, first)
+            tables_of(self.state.tables, index, shapes, bucket, owners, first)
             for index, first in enumerate(firsts)
         )
         starts = tuple(first * shapes.block_size for first in firsts)
@@ -104,7 +114,8 @@ class Guessing:
         mixer = paged_attention(batch, bucket, shapes, program.placement)
         rows = jnp.arange(len(positions), dtype=jnp.int32)
         shift = shifted(mixer, self.first_layer)
-        return StepContext(jnp.maximum(positions, 0), rows, shift, caches, None, positions)
+        places = jnp.maximum(positions, 0)
+        return StepContext(places, rows, shift, shapes.max_model_len, caches, None, positions)
 
     @property
     def first_layer(self) -> int:
@@ -123,7 +134,7 @@ class Guesser(Protocol):
 
 def with_guesses(
     state: StepState,
-    sampled: Int32[Array, " slots"],
+    sampled: Int32[Array, " slots"] | None,
     hidden: Hidden,
     ran: Ran,
     guess: Guesser | None,
@@ -131,7 +142,7 @@ def with_guesses(
     program: Program,
 ) -> StepState:
     """The state with guesses for the next step, where the program makes any."""
-    if guess is None or state.guesses is None:
+    if guess is None or sampled is None or state.guesses is None:
         return state
     with jax.named_scope("guess"):
         ends = ends_of(hidden.sampling, state, program)

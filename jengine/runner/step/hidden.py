@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from jax import Array
 
 from jengine.models.context import Mixer
+from jengine.models.language_model import LanguageModel
+from jengine.runner.step.adapters import HeadAdapters
 from jengine.runner.step.batch import Batch
 from jengine.runner.step.step_input import HeadInput
 from jengine.sampling import SamplingInput
@@ -22,6 +25,23 @@ class Hidden(NamedTuple):
     heads: HeadInput
     sampling: SamplingInput  # with every position known
     drafts: Drafted | None = None
+    adapters: HeadAdapters | None = None  # of the output head
+    batch: Batch | None = None
+
+    @property
+    def end_logits(self) -> Array:
+        """f32 [S, vocab]."""
+        return self.logits(self.ends, None, self.heads.logit_index)
+
+    def logits(self, rows: Array, live: Array | None, tokens: Array) -> Array:
+        """Logits of these hidden states, which are those of `tokens` of the step. Rows where
+        `live` is -1 may be left out."""
+        model = self.model
+        if self.adapters is not None:
+            return model.adapted_logits(rows, live, self.adapters.added(rows, tokens))
+        if live is None or not isinstance(model, LanguageModel):
+            return model.logits(rows)
+        return model.live_logits(rows, live)
 
 
 class Ran(NamedTuple):
@@ -32,3 +52,4 @@ class Ran(NamedTuple):
     batch: Batch
     token_rows: Array  # i32[D + T] the query tile of each token
     mixer: Mixer  # attention among them and what the cache holds
+    kept: Mapping[str, Array]  # tap point -> f32[D + T, hidden], those that the guesser reads

@@ -7,6 +7,7 @@ first axis: each device's shard is the array of its stage's layer, so that is no
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -20,9 +21,10 @@ from jengine.errors import UnsupportedFeature
 from jengine.models.decoder import Decoder
 from jengine.models.parameter import named_variables
 from jengine.models.stages import LAYER_PATH
+from jengine.runner.step.arrivals import Arrivals
 from jengine.weights.abstract import NamedArray, declaration
 from jengine.weights.prepared import PreparedForm
-from jengine.weights.stages import StagePlaces
+from jengine.weights.stages import StagePlaces, layer_of
 from sharding.axes import STAGES
 
 Leaves = tuple[jax.Array, ...]
@@ -55,7 +57,33 @@ class LeafOrder:
 
     def rebuild(self, leaves: Any) -> Any:
         """The model, or the layers of one stage, with these leaves."""
-        return nnx.merge(self._graph, jax.tree.unflatten(self._tree, leaves))
+        model = nnx.merge(self._graph, jax.tree.unflatten(self._tree, leaves))
+        if self.places.on_host:
+            assert isinstance(model, Decoder), "layers arrive in the loop of decoders"
+            model.arrived = Arrivals(model.layers, self.places.on_host).arrived
+        return model
+
+    def layer_bytes(self) -> dict[int, int]:
+        """What the parameters of each layer take on one of the devices that have it."""
+        found: dict[int, int] = {}
+        for name, one in zip(self.names, self.shapes(), strict=True):
+            layer = layer_of(name)
+            if layer is not None:
+                size = math.prod(one.sharding.shard_shape(one.shape)) * one.dtype.itemsize
+                found[layer] = found.get(layer, 0) + size
+        return found
+
+    @property
+    def arriving(self) -> int:
+        """The most parameters of a layer that comes from the host while a step runs."""
+        layers = [layer_of(name) for name in self.names]
+        return max((layers.count(layer) for layer in self.places.on_host), default=0)
+
+    @property
+    def arriving_bytes(self) -> int:
+        """What a device holds, at most, of layers that come from the host while a step runs."""
+        sizes = self.layer_bytes() if self.places.on_host else {}
+        return 2 * max((sizes[layer] for layer in self.places.on_host), default=0)
 
     def leaves(self, values: Iterable[NamedArray], into: Leaves | None = None) -> Leaves:
         """The leaves of declared parameters that are placed as `places` says.

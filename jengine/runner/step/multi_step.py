@@ -40,8 +40,8 @@ def multi_step(
     leaves: Leaves, state: StepState, packed: Array, *, program: Program
 ) -> tuple[StepState, StepOutput]:
     """Run the packed plan as many times as it says."""
-    model = program.rebuild(leaves)
     inputs = StepInput.over(packed, program.bucket, program.shapes)
+    models = program.models(leaves, inputs)
     state = extended(state, inputs)
     rows, endings = inputs.sampling.rows, inputs.multi_step.endings
     last = state.last_token.at[rows].get(mode="clip")
@@ -51,7 +51,7 @@ def multi_step(
 
     def once(progress: Progress) -> Progress:
         count = progress.count
-        state, output = run(model, inputs, progress.state, program)
+        state, output = run(models, inputs, progress.state, program)
         outputs = jax.tree.map(
             lambda all_runs, own: lax.dynamic_update_index_in_dim(all_runs, own, count, 0),
             progress.outputs,
@@ -64,7 +64,7 @@ def multi_step(
         jnp.int32(0),
         (rows < program.shapes.max_rows) & ~ended(last, endings),
         state,
-        nothing(jax.eval_shape(lambda: run(model, inputs, state, program)[1]), program),
+        nothing(jax.eval_shape(lambda: run(models, inputs, state, program)[1]), program),
     )
     end = lax.while_loop(wanted, once, begin)
     return end.state, end.outputs

@@ -6,57 +6,100 @@ before any row reads, which makes blocks shared within one step safe.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
+import jax.numpy as jnp
 from jax import Array
 from jax.sharding import PartitionSpec
 
 from jengine.config import AttentionConfig
+from jengine.layers.alibi import alibi_slopes
 from jengine.layers.attention import AttentionInputs, score_options
 from jengine.layers.latent import LatentInputs
+from jengine.layers.recurrent import RecurrentInputs, StateView
 from jengine.models.context import Mixer, MixInputs
+from jengine.runner.step.ahead import Later, with_later
 from jengine.runner.step.batch import Batch
+from jengine.runner.step.block_share import BlockShare, scattered_dimension
+from jengine.runner.step.group_arrays import attention_axes
 from jengine.runner.step.paged_latent import latent_mixer
-from jengine.runner.step.state import CACHE_AXES
+from jengine.runner.step.recurrent import HeldStates, recurrent_mixer, state_view
 from jengine.runner.step.views import GroupView, group_view
+from jengine.runner.step.whole import reach_of, step_blocks, whole_view
 from jengine.runner.variants.buckets import Bucket, StepShapes
 from pallas_kernels.cache_write import rotate_and_write
-from pallas_kernels.layout import held_dtype
+from pallas_kernels.layout import has_scales, held_dtype
 from pallas_kernels.mixed_attention import mixed_attention
+from sharding.context import merged
 from sharding.placement import Placement
 
-Caches = tuple[Array, ...]
+Caches = tuple[Any, ...]
 # Logical axes of the fused projection's output and of queries.
 QKV_AXES = (None, "kv_heads", None, None)
 QUERY_AXES = (None, "kv_heads", "queries_of_kv_head", None)
+KEY_AXES = (None, "kv_heads", None)
+# Of queries that read a part of each block: the same on all devices that divide a block.
+READ_AXES = (None, "kv_heads", "queries_of_block", None)
 Rotation = tuple[Array, Array] | None
+OfHeads = dict[str, Array | None]  # numbers of each head: [kv_heads, group]
 
 
 def paged_attention(
-    batch: Batch, bucket: Bucket, shapes: StepShapes, placement: Placement
+    batch: Batch,
+    bucket: Bucket,
+    shapes: StepShapes,
+    placement: Placement,
+    held: HeldStates | None = None,
 ) -> Mixer:
     """The mixer of one step: write a layer's keys and values, then attend to the cache.
 
-    Each device attends with its heads, without collectives.
+    Each device attends with its heads, without collectives. `held` is told of recurrent layers.
     """
     place = {
-        layer: (group_index, index)
+        (layer, group.spec.kind == "recurrent"): (group_index, index)
         for group_index, group in enumerate(shapes.groups)
         for index, layer in enumerate(group.layers)
     }
-    views = [group_view(batch, group, bucket, shapes) for group in range(len(shapes.groups))]
+    views: dict[int, GroupView] = {}
+    state_views: dict[int, StateView] = {}
+    for index, group in enumerate(shapes.groups):
+        if group.spec.kind == "whole":
+            views[index] = whole_view(batch, bucket, shapes)
+        elif group.spec.kind == "recurrent":
+            state_views[index] = state_view(batch, index, bucket, shapes)
+        else:
+            views[index] = group_view(batch, index, bucket, shapes)
 
     def attend(caches: Caches, layer: int, inputs: MixInputs) -> tuple[Array, Caches]:
-        group, index = place[layer]
-        cache, view = caches[group], views[group]
-        if isinstance(inputs, LatentInputs):
+        group, index = place[layer, isinstance(inputs, RecurrentInputs)]
+        cache = caches[group]
+        if isinstance(inputs, RecurrentInputs):
+            states = state_views[group]
+            mixed, cache = recurrent_mixer(cache, index, inputs, states, placement)
+            if held is not None:
+                held.hold(group, index, inputs, states)
+        elif isinstance(inputs, LatentInputs):
+            view = views[group]
             mixed, cache = latent_mixer(cache, index, inputs, view, bucket, shapes, placement)
+        elif inputs.config.bidirectional:
+            blocks = step_blocks(inputs.config, bucket, shapes)
+            mixed, _ = _write_and_attend(blocks, 0, inputs, views[group], bucket, shapes, placement)
         else:
-            q, cache = _write(cache, index, inputs, view.slots, shapes, placement)
-            mixed = _attend(q, cache, index, inputs, view, bucket, shapes, placement)
+            view = views[group]
+            mixed, cache = _write_and_attend(cache, index, inputs, view, bucket, shapes, placement)
         return mixed, (*caches[:group], cache, *caches[group + 1 :])
 
     return attend
+
+
+def _write_and_attend(
+    cache: Array, layer: int, inputs: AttentionInputs, view: GroupView, bucket: Bucket,
+    shapes: StepShapes, placement: Placement,
+) -> tuple[Array, Array]:  # fmt: skip
+    """What the step's queries read, [T, heads, dim], and the cache with its keys and values."""
+    q, cache = _write(cache, layer, inputs, view.slots, shapes, placement)
+    return _attend(q, cache, layer, inputs, view, bucket, shapes, placement), cache
 
 
 def _write(
@@ -64,6 +107,8 @@ def _write(
     placement: Placement,
 ) -> tuple[Array, Array]:  # fmt: skip
     """Store keys and values; queries [T, kv_heads, group, dim], ready for scores, and the cache."""
+    axes = attention_axes(inputs.config.cache)
+    share = BlockShare.of(axes, shapes, placement)
     if inputs.config.qk_norm == "whole" and placement.ways("kv_heads") > 1:
         inputs = inputs.normalized()  # over all heads, which are sharded
     norms = inputs.norms
@@ -74,7 +119,7 @@ def _write(
         cache: Array, qkv: Array, slots: Array, rotation: Rotation, weights: Rotation
     ) -> tuple[Array, Array]:
         q, cache = rotate_and_write(
-            cache, layer, qkv, slots, rotation=rotation, norms=weights,
+            cache, layer, qkv, share.slots(slots), rotation=rotation, norms=weights,
             implementation=shapes.attention, **options,
         )  # fmt: skip
         return q.reshape(*qkv.shape[:2], -1, qkv.shape[-1]), cache
@@ -82,7 +127,7 @@ def _write(
     # Sharded by KV head only: sharded further, q would need an all-to-all.
     qkv = placement.held(inputs.qkv, QKV_AXES)
     q_shape = (*qkv.shape[:2], qkv.shape[2] - 2, qkv.shape[3])
-    cache_spec = placement.spec(CACHE_AXES, cache.shape)
+    cache_spec = placement.spec(axes, cache.shape)
     run = placement.on_each_device(
         own_heads,
         (cache_spec, placement.spec(QKV_AXES, qkv.shape), *[PartitionSpec()] * 3),
@@ -95,31 +140,62 @@ def _attend(
     q: Array, cache: Array, layer: int, inputs: AttentionInputs, view: GroupView, bucket: Bucket,
     shapes: StepShapes, placement: Placement,
 ) -> Array:  # fmt: skip
-    """Attend q to the cache: [T, heads, dim]."""
-    config, sinks = inputs.config, inputs.sinks
+    """Attend q to the cache, and tokens of images to later ones: [T, heads, dim]."""
+    config, slopes = inputs.config, alibi_slopes(inputs.config)
+    of_heads = {"sinks": inputs.sinks, "slopes": None if slopes is None else jnp.asarray(slopes)}
+    axes = attention_axes(config.cache)
+    share = BlockShare.of(axes, shapes, placement)
+    query_axes = QUERY_AXES if share.is_whole else READ_AXES
+    scattered = scattered_dimension(q.shape, QUERY_AXES, query_axes, placement)
 
-    def own_heads(q: Array, cache: Array, view: GroupView, sinks: Array | None) -> Array:
+    def own_heads(
+        q: Array, cache: Array, view: GroupView, of_heads: OfHeads, later: Later | None
+    ) -> Array:
         flat = q.reshape(q.shape[0], -1, config.head_dim)
-        given = {**score_options(config), "sinks": None if sinks is None else sinks.reshape(-1)}
-        mixed = _read(flat, cache, layer, view, config, bucket, shapes, given)
-        return mixed.reshape(q.shape)
+        read = partial(_read, flat, cache, layer, config=config, bucket=bucket, shapes=shapes)
+        # The dtype of the output matmul, so that no conversion comes in between. A cache of codes
+        # says nothing of it.
+        dtype = q.dtype if has_scales(cache.dtype) else held_dtype(cache)
+        if share.is_whole:
+            given: dict[str, Any] = {
+                name: None if x is None else x.reshape(-1) for name, x in of_heads.items()
+            }
+            read = partial(read, view, dtype=dtype, **given)
+            if later is None:
+                return read().reshape(q.shape)
+            earlier = read(return_lse=True)
+            return with_later(flat, earlier, later, config, shapes.most_ahead).reshape(q.shape)
+        assert slopes is None, "slopes count whole blocks"
+        own, seen = share.view(view)
+        part, lse = read(own, return_lse=True)
+        part, lse = part.reshape(q.shape), lse.reshape(q.shape[:-1])
+        return merged(part, lse, seen, of_heads["sinks"], scattered)[0].astype(dtype)
 
-    query_spec = placement.spec(QUERY_AXES, q.shape)
-    cache_spec = placement.spec(CACHE_AXES, cache.shape)
-    sink_spec = PartitionSpec() if sinks is None else placement.spec(QUERY_AXES[1:3], sinks.shape)
-    specs = (query_spec, cache_spec, PartitionSpec(), sink_spec)
-    mixed = placement.on_each_device(own_heads, specs, query_spec)(q, cache, view, sinks)
+    query_spec, result_spec = (placement.spec(given, q.shape) for given in (query_axes, QUERY_AXES))
+    cache_spec = placement.spec(axes, cache.shape)
+    head_specs = {
+        name: PartitionSpec() if x is None else placement.spec(query_axes[1:3], x.shape)
+        for name, x in of_heads.items()
+    }
+    later, later_spec = None, None
+    if view.ahead is not None:
+        _, keys, values = inputs.heads()
+        specs: list[Any] = [*[placement.spec(KEY_AXES, keys.shape)] * 2, PartitionSpec()]
+        later, later_spec = Later(keys, values, view.ahead), Later(*specs)
+    given = (query_spec, cache_spec, PartitionSpec(), head_specs, later_spec)
+    mixed = placement.on_each_device(own_heads, given, result_spec)(q, cache, view, of_heads, later)
     return mixed.reshape(mixed.shape[0], config.num_heads, config.head_dim)
 
 
 def _read(
-    q: Array, cache: Array, layer: int, view: GroupView, config: AttentionConfig, bucket: Bucket,
-    shapes: StepShapes, scores: dict[str, Any],
-) -> Array:  # fmt: skip
+    q: Array, cache: Array, layer: int, view: GroupView, *, config: AttentionConfig,
+    bucket: Bucket, shapes: StepShapes, **options: Any,
+) -> Any:  # fmt: skip
+    reach = reach_of(view, config, bucket, shapes)
     return mixed_attention(
-        q, cache, layer, view.tables, view.table_starts, view.positions,
-        rows=bucket.decode_rows, head_dim=config.head_dim, window=config.window,
+        q, cache, layer, view.tables, view.table_starts, reach.positions,
+        rows=bucket.decode_rows, head_dim=config.head_dim, window=reach.window, ends=reach.ends,
         runs=view.runs if view.runs.size else None, joined=shapes.joined_tiles,
-        # The dtype of the output matmul, so that no conversion comes in between.
-        dtype=held_dtype(cache), implementation=shapes.attention, **scores,
+        reads_together=shapes.reads_together, implementation=shapes.attention,
+        **score_options(config), **options,
     )  # fmt: skip

@@ -7,6 +7,7 @@ are merged. Where a kernel reads entries, prefill chunks do all of it as decodes
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -14,15 +15,19 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec
 
 from jengine.layers.latent import LatentInputs
-from jengine.runner.step.state import ENTRIES_AXES
+from jengine.runner.step.block_share import BlockShare, scattered_dimension
+from jengine.runner.step.group_arrays import Axes, attention_axes
 from jengine.runner.step.views import GroupView
 from jengine.runner.variants.buckets import Bucket, StepShapes
 from pallas_kernels.latent_attention import chunk_attention, latent_attention
 from pallas_kernels.layout import held_dtype, write_entries
+from sharding.context import merged
 from sharding.placement import Placement
 
 # Logical axes of queries, keys, values and results, of which each device has those of its heads.
 HEADS_AXES = (None, "heads", None)
+# Of queries that read a part of each block: the same on all devices that divide a block.
+READ_AXES = (None, "heads_of_block", None)
 EVERYWHERE = PartitionSpec()
 
 
@@ -33,8 +38,10 @@ def latent_mixer(
     """Store a layer's entries, then attend to the cache: [T, heads, value], and the cache."""
     q, entries = inputs.rotated()
     q = placement.held(q, HEADS_AXES)
-    cache = _write(cache, layer, entries, view, placement)
-    reader = _Reader(cache, layer, inputs, shapes.attention, placement)
+    axes = attention_axes(inputs.config.cache)
+    share = BlockShare.of(axes, shapes, placement)
+    cache = _write(cache, layer, entries, view, axes, share, placement)
+    reader = _Reader(cache, layer, inputs, shapes.attention, axes, share, placement)
     rows, positions = bucket.decode_rows, view.positions
     decoded = reader.entries(q[:rows], view.tables[:rows], view.table_starts[:rows],
                              positions[:rows], positions[:rows] + 1)  # fmt: skip
@@ -67,11 +74,11 @@ class _Reader:
 
     def __init__(
         self, cache: Array, layer: int, inputs: LatentInputs, implementation: str | None,
-        placement: Placement,
+        axes: Axes, share: BlockShare, placement: Placement,
     ) -> None:  # fmt: skip
         self.cache, self.layer, self.inputs = cache, layer, inputs
         self.config, self.implementation = inputs.config, implementation
-        self.placement = placement
+        self.axes, self.share, self.placement = axes, share, placement
 
     def entries(
         self, q: Array, tables: Array, starts: Array, positions: Array, ends: Array
@@ -109,19 +116,33 @@ class _Reader:
         if window is not None:
             begins = jnp.maximum(positions - window + 1, 0)
 
-        def own_heads(q: Array, cache: Array, *where: Array) -> tuple[Array, Array]:
-            return latent_attention(
-                q, cache, self.layer, *where, rank=config.kv_rank, scale=config.scale,
-                # That of the matmul that follows, so that no conversion comes in between.
-                dtype=held if dtype is None else dtype, implementation=self.implementation,
-            )  # fmt: skip
+        # That of the matmul that follows, so that no conversion comes in between.
+        dtype = held if dtype is None else dtype
+        read_axes = HEADS_AXES if self.share.is_whole else READ_AXES
+        scattered = scattered_dimension(absorbed.shape, HEADS_AXES, read_axes, self.placement)
 
-        absorbed = self.placement.held(absorbed, HEADS_AXES)
-        heads = self.placement.spec(HEADS_AXES, absorbed.shape)
-        cache = self.placement.spec(ENTRIES_AXES, self.cache.shape)
-        run = self.placement.on_each_device(
-            own_heads, (heads, cache, *[EVERYWHERE] * 4), (heads, PartitionSpec(*heads[:2]))
+        def own_heads(
+            q: Array, cache: Array, tables: Array, starts: Array, begins: Array, ends: Array
+        ) -> tuple[Array, Array]:
+            read = partial(
+                latent_attention, q, cache, self.layer, tables, starts, rank=config.kv_rank,
+                scale=config.scale, implementation=self.implementation,
+            )  # fmt: skip
+            if self.share.is_whole:
+                return read(begins, ends, dtype=dtype)
+            own = self.share.counts(ends)
+            part, lse = read(begins, own, dtype=jnp.float32)
+            mixed, lse = merged(part, lse, own > 0, None, scattered)
+            return mixed.astype(dtype), lse
+
+        heads, read_heads = (
+            self.placement.spec(axes, absorbed.shape) for axes in (HEADS_AXES, read_axes)
         )
+        cache = self.placement.spec(self.axes, self.cache.shape)
+        run = self.placement.on_each_device(
+            own_heads, (read_heads, cache, *[EVERYWHERE] * 4), (heads, PartitionSpec(*heads[:2]))
+        )
+        absorbed = self.placement.held(absorbed, read_axes)
         return run(absorbed, self.cache, tables, starts, begins, ends)
 
     def chunks(
@@ -145,13 +166,14 @@ class _Reader:
 
 
 def _write(
-    cache: Array, layer: int, entries: Array, view: GroupView, placement: Placement
-) -> Array:
-    """Store entries, on every device: all heads share them."""
+    cache: Array, layer: int, entries: Array, view: GroupView, axes: Axes, share: BlockShare,
+    placement: Placement,
+) -> Array:  # fmt: skip
+    """Store entries, on every device that has their place: all heads share them."""
 
     def own_copy(cache: Array, entries: Array, slots: Array) -> Array:
-        return write_entries(cache, layer, entries, slots)
+        return write_entries(cache, layer, entries, share.slots(slots))
 
-    spec = placement.spec(ENTRIES_AXES, cache.shape)
+    spec = placement.spec(axes, cache.shape)
     run = placement.on_each_device(own_copy, (spec, EVERYWHERE, EVERYWHERE), spec)
     return run(cache, placement.held(entries, (None, None)), view.slots)

@@ -97,7 +97,8 @@ def _stage(
     positions = jnp.maximum(batch.positions, 0)
     attention = paged_attention(batch, bucket, program.shapes, placement)
     rows = tile_of_token(bucket, program.shapes)
-    context = StepContext(positions, rows, attention, caches, _left_out(stages, stage))
+    longest = program.shapes.max_model_len
+    context = StepContext(positions, rows, attention, longest, caches, _left_out(stages, stage))
     model = program.rebuild(_with_gaps(leaves, stages.staged))
     x = model.through_layers(x, context)
     ends, prompts = x[inputs.heads.logit_index], x[bucket.decode_rows :]

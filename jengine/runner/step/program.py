@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+from jengine.lora.weights import LowRankWeight
 from jengine.models.stages import StageLayout
+from jengine.runner.step.adapters import HeadAdapters, add_adapters, token_slots
 from jengine.runner.step.leaves import Leaves
+from jengine.runner.step.step_input import StepInput
 from jengine.runner.variants.buckets import Bucket, StepShapes
 from jengine.runner.variants.features import Features
 from sharding.placement import Placement
@@ -31,6 +34,25 @@ class GuesserProgram:
     rebuild: Callable[[Leaves], Any]  # its leaves -> the model
     first_leaf: int
     first_layer: int  # the number of its first layer among all layers with a cache
+    points: tuple[str, ...] = ()  # tap points of the model whose values it reads
+
+
+@dataclass(frozen=True)
+class AdapterProgram:
+    """The arrays of adapters, which follow all other leaves of programs that take them."""
+
+    # By path of a `Linear`: what adds a token's adapter to its matmul.
+    weights: Mapping[str, LowRankWeight]
+    leaves: Any  # abstract: the arrays of all weights, two of each
+    implementation: str  # of matmuls with them
+
+
+class Models(NamedTuple):
+    """What a step runs, made while it is traced."""
+
+    model: Any
+    guess: Any = None  # what guesses its tokens
+    head_adapters: HeadAdapters | None = None  # what adapters add to its logits
 
 
 @dataclass(frozen=True)
@@ -44,15 +66,33 @@ class Program:
     placement: Placement
     stages: Stages | None = None  # None: no pipeline
     guesser: GuesserProgram | None = None  # None: steps make no guesses
+    is_split: bool = False  # it ends with logits, and `second_half` samples
+    adapters: AdapterProgram | None = None  # None: rows have none
 
-    def models(self, leaves: Leaves) -> tuple[Any, Any]:
-        """The model, and what guesses its tokens, which may be None."""
-        if self.guesser is None:
-            return self.rebuild(leaves), None
-        first = self.guesser.first_leaf
-        return self.rebuild(leaves[:first]), self.guesser.method(
-            self.guesser.rebuild(leaves[first:])
-        )
+    def models(self, leaves: Leaves, inputs: StepInput) -> Models:
+        """The models of a step with these leaves and inputs."""
+        own = leaves[: len(leaves) - (0 if self.adapters is None else len(self.adapters.leaves))]
+        first = len(own) if self.guesser is None else self.guesser.first_leaf
+        model, head, guess = self.rebuild(own[:first]), None, None
+        if self.adapters is not None:
+            slots = token_slots(inputs.adapters.slots, self.bucket, self.shapes)
+            head = add_adapters(
+                model, self.adapters.weights, leaves[len(own) :], slots,
+                self.adapters.implementation,
+            )  # fmt: skip
+        if self.guesser is not None and self.features.drafts:
+            guess = self.guesser.method(self.guesser.rebuild(own[first:]))
+        return Models(model, guess, head)
+
+    @property
+    def kept_points(self) -> tuple[str, ...]:
+        """Tap points of the model whose values the step keeps for its guesser."""
+        return self.guesser.points if self.guesser is not None and self.features.drafts else ()
+
+    @property
+    def has_drafts(self) -> bool:
+        """Whether decode rows may be drafts."""
+        return self.features.drafts and self.shapes.has_drafts(self.bucket)
 
     @property
     def sampler(self) -> str | None:

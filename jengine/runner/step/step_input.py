@@ -110,6 +110,18 @@ def multi_step_fields(bucket: Bucket, shapes: StepShapes) -> Fields:
     }
 
 
+class AdapterInput(NamedTuple):
+    """Which adapter each query tile's row has: D decode rows, then P prefill tiles."""
+
+    slots: Any  # i32[D + P] from 1 on; 0: none. Of length 0 in engines without adapters
+
+
+def adapter_fields(bucket: Bucket, shapes: StepShapes) -> Fields:
+    """The layout of AdapterInput."""
+    tiles = bucket.decode_rows + shapes.num_tiles(bucket) if shapes.adapter_slots else 0
+    return {"slots": Field((tiles,))}
+
+
 class HeadInput(NamedTuple):
     """Which hidden states the heads read."""
 
@@ -137,6 +149,7 @@ class StepInput(NamedTuple):
     blocks: BlockInput
     multi_step: MultiStepInput
     drafts: DraftInput
+    adapters: AdapterInput
     heads: HeadInput
     sampling: SamplingInput
 
@@ -160,6 +173,7 @@ SECTIONS: dict[str, tuple[Callable[..., Any], Callable[[Bucket, StepShapes], Fie
     "blocks": (BlockInput, block_fields),
     "multi_step": (MultiStepInput, multi_step_fields),
     "drafts": (DraftInput, draft_fields),
+    "adapters": (AdapterInput, adapter_fields),
     "heads": (HeadInput, head_fields),
     "sampling": (SamplingInput, sampling_fields),
 }

@@ -24,6 +24,9 @@ class GroupView(NamedTuple):
     table_starts: Array  # i32 [tiles]
     runs: Array  # i32 [R + 1] first tiles of runs that attention joins, or empty
     chunk_starts: Array  # i32 [T] index of the first prefill token of each one's chunk
+    ends: Array  # i32 [tiles] tokens of the tile's row so far, this step's included; or empty
+    # i32 [D + T] to how many later tokens of its image a token attends; None: to none.
+    ahead: Array | None = None
 
 
 def token_slots(
@@ -48,6 +51,8 @@ def group_view(batch: Batch, group: int, bucket: Bucket, shapes: StepShapes) -> 
         batch.table_starts[group],
         batch.runs,
         chunk_starts(batch, bucket, shapes),
+        jnp.zeros(0, jnp.int32),
+        batch.ahead,
     )
 
 

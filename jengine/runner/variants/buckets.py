@@ -56,6 +56,16 @@ class Bucket:
 
 
 @dataclass(frozen=True)
+class ChosenExperts:
+    """The experts that steps return for each token, [layers, chosen]; zeros for other layers."""
+
+    layers: int
+    chosen: int  # the most of any layer
+    dtype: str  # the smallest in which every expert has a number
+    returned: bool = True  # to whoever made a request
+
+
+@dataclass(frozen=True)
 class StepShapes:
     """What all buckets of one engine have in common."""
 
@@ -81,10 +91,21 @@ class StepShapes:
     # Tiles that follow each other in a chunk and that prefill attention takes as one, where its
     # kernel can: then tiles are short, so that little of them is padding.
     joined_tiles: int = 1
+    # Whether attention may read the blocks with which neighbouring decode rows begin once for
+    # several of them. Then a row's bits depend on its neighbours.
+    reads_together: bool = False
     # Whether each step guesses the drafts of the next one, with a model of its own.
     makes_guesses: bool = False
     # Positions after a row's last token at which that model writes into its cache.
     lookahead: int = 0
+    # Slots for LoRA adapters; 0: rows have none.
+    adapter_slots: int = 0
+    # Dtype of keys and values that steps keep to themselves, where prompts see ahead.
+    uncached: str = "float32"
+    # Steps return the experts that each token has picked; None: they do not.
+    experts: ChosenExperts | None = None
+    # To how many later tokens of its image a token attends at most.
+    most_ahead: int = 0
 
     def has_drafts(self, bucket: Bucket) -> bool:
         """Whether decode rows of this bucket may be drafts."""
@@ -144,6 +165,8 @@ class Ladders:
     full_step: int = 0
     # The most decode rows of a step with prompts, which has few drafts or none. None: any.
     mixed_rows: int | None = None
+    # Whether every step runs prompts: models that write nothing have no decodes.
+    prompts_only: bool = False
 
     def __post_init__(self) -> None:
         for name in ("decode_rows", "prefill_tokens", "pages", "repeats"):
@@ -156,7 +179,7 @@ class Ladders:
     def buckets(self) -> Iterator[Bucket]:
         """Every bucket, smallest first."""
         for pages in self.pages:
-            for rows in self.decode_rows:
+            for rows in () if self.prompts_only else self.decode_rows:
                 for repeats in self.repeats:
                     yield Bucket(rows, 0, pages, repeats)
             for tokens in self.prefill_tokens:
@@ -166,7 +189,7 @@ class Ladders:
     def rare_buckets(self) -> Iterator[Bucket]:
         """The fewer, larger buckets of variants that few steps need."""
         for pages in self.pages:
-            for rows in thinned(self.decode_rows, 2):
+            for rows in () if self.prompts_only else thinned(self.decode_rows, 2):
                 for repeats in self.repeats:
                     yield Bucket(rows, 0, pages, repeats)
             short = sum(tokens < self.full_step for tokens in self.prefill_tokens[:-1])

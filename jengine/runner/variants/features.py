@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from jengine.plan import POOLED_AS
 from jengine.runner.variants.tap_sets import TapSet
 from jengine.sampling.features import LogprobsMode, SamplingFeatures
 from jengine.sampling.processor_sets import ProcessorSet
@@ -14,15 +15,24 @@ from jengine.sampling.processor_sets import ProcessorSet
 
 @dataclass(frozen=True)
 class Features:
-    """The sampler's features, prompt log-probabilities per token (None: none), and taps."""
+    """The sampler's features, prompt log-probabilities per token (None: none), taps, and whether
+    rows may have LoRA adapters, rows run drafts and tokens come as embeddings."""
 
     sampling: SamplingFeatures = field(default_factory=SamplingFeatures)
     prompt_logprobs: int | None = None
     taps: tuple[TapSet, ...] = ()
+    adapters: bool = False
+    drafts: bool = False  # decode rows may be drafts, and a model that guesses reads the step
+    embeds: bool = False  # some tokens come as embeddings
+    encoder: bool = False  # no step at all, but images to embeddings
+    # What it makes of hidden states in place of tokens, one of POOLED_AS.
+    pooling: str = ""
 
     @property
     def heads(self) -> tuple[str, ...]:
         """The heads that run on the step's hidden states (see `step/heads.py`)."""
+        if self.pooling:
+            return ("pooled",)
         return ("sampled",) if self.prompt_logprobs is None else ("sampled", "prompt_logprobs")
 
     @property
@@ -30,10 +40,15 @@ class Features:
         """Functions of the caller's. A step with any is compiled when it is first needed."""
         return (*self.taps, *self.sampling.processors)
 
-    def with_functions_of(self, other: Features) -> Features:
-        """These features, with the functions of others."""
+    @property
+    def is_rare(self) -> bool:
+        """Whether no variant that is compiled ahead has them."""
+        return bool(self.own_functions)
+
+    def with_rare_of(self, other: Features) -> Features:
+        """These features, with the functions of others and their input of embeddings."""
         sampling = replace(self.sampling, processors=other.sampling.processors)
-        return replace(self, sampling=sampling, taps=other.taps)
+        return replace(self, sampling=sampling, taps=other.taps, embeds=other.embeds)
 
     def covers(self, other: Features) -> bool:
         """Whether a step with these features can run a plan that needs `other`."""
@@ -43,15 +58,24 @@ class Features:
             and mine.adjust >= theirs.adjust
             and holds(mine.logprobs, theirs.logprobs)
             and holds(self.prompt_logprobs, other.prompt_logprobs)
+            and self.adapters >= other.adapters
+            and self.drafts >= other.drafts
             and self.own_functions == other.own_functions
+            and self.embeds == other.embeds
+            and POOLED_AS.index(self.pooling) >= POOLED_AS.index(other.pooling)
         )
 
     @property
     def is_plain(self) -> bool:
         """Whether steps sample without adjusted logits, log-probabilities and taps."""
-        sampling = self.sampling
-        extra = (sampling.logprobs, self.prompt_logprobs)
-        return not sampling.adjust and extra == (None, None) and not self.taps
+        unusual = self.sampling.adjust or self.pooling == "tokens"
+        return self.gives_tokens_only and not unusual
+
+    @property
+    def gives_tokens_only(self) -> bool:
+        """Whether steps sample without log-probabilities and taps."""
+        extra = (self.sampling.logprobs, self.prompt_logprobs)
+        return extra == (None, None) and not self.taps
 
     def __str__(self) -> str:
         parts = {
@@ -59,7 +83,12 @@ class Features:
             "adjust": self.sampling.adjust,
             f"logprobs={self.sampling.logprobs}": self.sampling.logprobs is not None,
             f"prompt_logprobs={self.prompt_logprobs}": self.prompt_logprobs is not None,
+            "drafts": self.drafts,
+            "adapters": self.adapters,
             **{str(one): True for one in self.own_functions},
+            "embeds": self.embeds,
+            "encoder": self.encoder,
+            f"pooled {self.pooling}": bool(self.pooling),
         }
         return "+".join(name for name, used in parts.items() if used) or "greedy"
 
@@ -69,8 +98,53 @@ def holds(have: int | None, want: int | None) -> bool:
     return want is None or (have is not None and have >= want)
 
 
-def variants(max_logprobs: int, mode: LogprobsMode) -> dict[str, Features]:
-    """The variants an engine may compile, cheapest first; each covers the ones before it."""
+def with_adapters(name: str) -> str:
+    """The name of a variant whose rows may have adapters."""
+    return f"{name}+adapters"
+
+
+def with_drafts(name: str) -> str:
+    """The name of a variant whose rows may run drafts."""
+    return f"{name}+drafts"
+
+
+def variants(
+    max_logprobs: int, mode: LogprobsMode, *, adapters: bool = False, drafts: bool = False
+) -> dict[str, Features]:
+    """The variants an engine may compile, cheapest first; the last one covers all others.
+
+    Each covers the ones before it, but with `adapters` there are two of each: one of them is for
+    batches without any, which pay nothing for adapters. With `drafts` there are two of those that
+    most steps need, one of which runs none; the others may always run drafts.
+    """
+    known = plain_variants(max_logprobs, mode)
+    if drafts:
+        known = {
+            name: features
+            for own, value in known.items()
+            for name, features in (
+                *([(own, value)] if value.is_plain else []),
+                (with_drafts(own) if value.is_plain else own, replace(value, drafts=True)),
+            )
+        }
+    if not adapters:
+        return known
+    both = {name: replace(features, adapters=True) for name, features in known.items()}
+    return {
+        name: features
+        for own, value in known.items()
+        for name, features in ((own, value), (with_adapters(own), both[own]))
+    }
+
+
+def pooling_variants(*, by_token: bool) -> dict[str, Features]:
+    """Those of a pooling model; `by_token`: whether its requests want a row for each token."""
+    found = {name: Features(pooling=name) for name in POOLED_AS[1:]}
+    return {"tokens": found["tokens"]} if by_token else found
+
+
+def plain_variants(max_logprobs: int, mode: LogprobsMode) -> dict[str, Features]:
+    """Those without adapters."""
     greedy = Features(SamplingFeatures(logprobs_mode=mode))
     sampled = Features(replace(greedy.sampling, random=True))
     adjusted = Features(replace(sampled.sampling, adjust=True))

@@ -1,0 +1,173 @@
+"""A connector that keeps contents as files of a folder: a disk tier, or storage that engines share.
+
+Files are named by namespace and content key, appear when they are complete and carry a checksum, so
+they survive restarts, and any number of engines may use a folder. What is damaged is removed. With
+a limit the files that were not read for the longest time go first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import tempfile
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from jengine.request import WireRequest
+
+MAGIC = b"jengine KV 1\n"
+DIGEST_BYTES = 32
+SUFFIX = ".kv"
+# Of a folder that is full so much is freed at a time.
+FREED = 0.1
+
+
+def folder_of(root: str | Path, namespace: str) -> Path:
+    """Where the files of a namespace are."""
+    return Path(root) / namespace
+
+
+def file_of(folder: Path, key: bytes) -> Path:
+    """The file of a content."""
+    name = key.hex()
+    return folder / name[:2] / (name + SUFFIX)
+
+
+def digest_of(key: bytes, data: bytes | memoryview) -> bytes:
+    """The checksum of a content under its name."""
+    digest = blake2b(key, digest_size=DIGEST_BYTES)
+    digest.update(data)
+    return digest.digest()
+
+
+class FolderIndex:
+    """The scheduler's half: which files there are."""
+
+    def __init__(self, root: str | Path, namespace: str) -> None:
+        self._folder = folder_of(root, namespace)
+        self._valid_since = 0.0  # seconds of the epoch: older files are not used
+
+    def source(self, wire: WireRequest) -> str | None:
+        """Anywhere: every request may use the folder."""
+        return ""
+
+    def holds(self, key: bytes, source: str) -> bool:
+        """Whether there is a file, written since the last reset."""
+        try:
+            return os.stat(file_of(self._folder, key)).st_mtime >= self._valid_since
+        except OSError:
+            return False
+
+    def lost(self, key: bytes, source: str) -> None:
+        """The file was damaged or has gone; the next look tells."""
+
+    def forget(self, key: bytes) -> None:
+        """Remove a content's file."""
+        with contextlib.suppress(OSError):  # it was not there
+            os.unlink(file_of(self._folder, key))
+
+    def finished(self, wire: WireRequest, num_tokens: int) -> Mapping[str, Any]:
+        """Nothing: what is in the folder is found by content."""
+        return {}
+
+    def reset(self) -> None:
+        """Files written until now are not used any more by this engine."""
+        self._valid_since = time.time()
+
+
+class FolderStore:
+    """The worker's half: reads and writes files."""
+
+    def __init__(self, root: str | Path, namespace: str, most_bytes: int | None = None) -> None:
+        self._folder = folder_of(root, namespace)
+        self._most_bytes = most_bytes
+        self._lock = threading.Lock()
+        self._sizes: OrderedDict[Path, int] = OrderedDict()  # the least recently used first
+        self._total = 0
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for path, size in found_files(self._folder):
+            self._sizes[path] = size
+            self._total += size
+
+    def read(self, key: bytes, source: str) -> bytes | memoryview | None:
+        """The content of a file, mapped into memory; a damaged one is removed. Nobody writes to a
+        file that is there, and one that is removed stays mapped."""
+        path = file_of(self._folder, key)
+        try:
+            with path.open("rb") as file:
+                status = os.fstat(file.fileno())
+                found = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        except (OSError, ValueError):  # it is not there, or empty
+            return None
+        begin = len(MAGIC) + DIGEST_BYTES
+        data = found[begin:]
+        if found[:begin] != MAGIC + digest_of(key, data):
+            self._remove(path)
+            return None
+        with contextlib.suppress(OSError):  # another engine has removed it
+            os.utime(path, ns=(time.time_ns(), status.st_mtime_ns))
+        with self._lock:
+            if path in self._sizes:
+                self._sizes.move_to_end(path)
+        return data
+
+    def write(self, key: bytes, data: bytes) -> None:
+        """Write a file, which appears when it is complete."""
+        path, size = file_of(self._folder, key), len(MAGIC) + DIGEST_BYTES + len(data)
+        if self._most_bytes is not None:
+            if size > self._most_bytes:
+                return
+            self._make_room(size)
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        number, temporary = tempfile.mkstemp(dir=path.parent)
+        try:
+            with os.fdopen(number, "wb") as file:
+                file.write(MAGIC + digest_of(key, data))
+                file.write(data)
+            os.replace(temporary, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
+        with self._lock:
+            self._total += size - self._sizes.pop(path, 0)
+            self._sizes[path] = size
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    @property
+    def total(self) -> int:
+        """Bytes of all files, as far as this engine knows."""
+        return self._total
+
+    def _make_room(self, size: int) -> None:
+        assert self._most_bytes is not None
+        if self._total + size <= self._most_bytes:
+            return
+        least = min(self._most_bytes - size, int(self._most_bytes * (1 - FREED)))
+        while self._total > least and self._sizes:
+            self._remove(next(iter(self._sizes)))
+
+    def _remove(self, path: Path) -> None:
+        with contextlib.suppress(OSError):  # another engine was first
+            path.unlink()
+        with self._lock:
+            self._total -= self._sizes.pop(path, 0)
+
+
+def found_files(folder: Path) -> Iterator[tuple[Path, int]]:
+    """The files of a folder and their sizes, the least recently used first."""
+    found = []
+    for path in folder.glob(f"*/*{SUFFIX}"):
+        with contextlib.suppress(OSError):
+            status = path.stat()
+            found.append((status.st_atime_ns, path, status.st_size))
+    for _, path, size in sorted(found):
+        yield path, size

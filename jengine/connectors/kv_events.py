@@ -1,0 +1,195 @@
+"""Publishes which blocks a cache has begun and ceased to hold, for routers outside, as vLLM does.
+
+In: events. Out: batches in msgpack over a ZMQ PUB socket, `topic, number, batch`, and the last ones
+again for who asks at the replay address. Structs and frames are vLLM's.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from itertools import count
+from typing import Any
+
+import msgspec
+import zmq
+
+from jengine.connectors.settings import known_keys
+from jengine.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+KEYS = {
+    "enable_kv_cache_events": "whether events are published",
+    "publisher": "zmq, or null for none",
+    "endpoint": "address of the PUB socket",
+    "replay_endpoint": "address at which missed batches are sent again",
+    "buffer_steps": "batches that are kept for that",
+    "hwm": "messages that may wait for one subscriber",
+    "max_queue_size": "batches that may wait to be published",
+    "topic": "topic of every batch",
+}
+END = (-1).to_bytes(8, "big", signed=True)
+# Seconds between two looks at the replay socket.
+GLANCE = 0.05
+
+
+class BlockStored(msgspec.Struct, omit_defaults=True, tag=True, frozen=True):
+    """Neighbouring blocks of one request can be found from now on."""
+
+    block_hashes: list[int]
+    parent_block_hash: int | None
+    token_ids: list[int]
+    block_size: int
+    lora_id: int | None
+    medium: str | None
+    lora_name: str | None
+    extra_keys: list[tuple[str, ...] | None] | None = None
+    group_idx: int | None = None
+
+
+class BlockRemoved(msgspec.Struct, omit_defaults=True, tag=True, frozen=True):
+    """Blocks cannot be found any more."""
+
+    block_hashes: list[int]
+    medium: str | None
+    group_idx: int | None = None
+
+
+class AllBlocksCleared(msgspec.Struct, omit_defaults=True, tag=True, frozen=True):
+    """No block can be found any more."""
+
+
+Event = BlockStored | BlockRemoved | AllBlocksCleared
+
+
+class EventBatch(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True):
+    """What has happened since the last batch."""
+
+    ts: float
+    events: list[Event]
+    data_parallel_rank: int | None = None
+
+
+class EventSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Where events are published."""
+
+    endpoint: str = "tcp://*:5557"
+    replay_endpoint: str | None = None
+    buffer_steps: int = 10_000
+    hwm: int = 100_000
+    max_queue_size: int = 100_000
+    topic: str = ""
+
+
+def event_settings(given: Mapping[str, Any] | None) -> EventSettings | None:
+    """The settings of `kv_events_config`; None: nothing is published."""
+    if not given:
+        return None
+    known_keys("kv_events_config", given, KEYS)
+    enabled = given.get("enable_kv_cache_events", False)
+    publisher = given.get("publisher") or ("zmq" if enabled else "null")
+    if publisher not in ("zmq", "null") or not isinstance(enabled, bool):
+        raise ConfigError(
+            f"kv_events_config={dict(given)!r}: expected enable_kv_cache_events true or false, and "
+            "publisher 'zmq' or 'null'."
+        )
+    if not enabled or publisher == "null":
+        return None
+    names = EventSettings.__struct_fields__
+    try:
+        return msgspec.convert(
+            {name: value for name, value in given.items() if name in names}, EventSettings
+        )
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"kv_events_config: {error}.") from error
+
+
+def with_rank(endpoint: str, rank: int) -> str:
+    """The address of a data-parallel rank: each has a port of its own."""
+    if not rank:
+        return endpoint
+    if endpoint.startswith("inproc"):
+        return f"{endpoint}_dp{rank}"
+    base, _, port = endpoint.rpartition(":")
+    return f"{base}:{int(port) + rank}" if port.isdecimal() and int(port) else endpoint
+
+
+class EventPublisher:
+    """A thread that publishes batches in their order."""
+
+    def __init__(self, settings: EventSettings, rank: int = 0) -> None:
+        self._settings = settings
+        self._rank = rank
+        self._queue: queue.Queue[EventBatch | None] = queue.Queue(settings.max_queue_size)
+        self._sent: deque[tuple[bytes, bytes]] = deque(maxlen=settings.buffer_steps)
+        self._topic = settings.topic.encode()
+        self._context = zmq.Context()
+        self._publisher = self._opened(zmq.PUB, with_rank(settings.endpoint, rank))
+        self._replay = None
+        if settings.replay_endpoint is not None:
+            self._replay = self._opened(zmq.ROUTER, with_rank(settings.replay_endpoint, rank))
+        self.dropped = 0  # batches for which there was no room
+        self._thread = threading.Thread(target=self._run, daemon=True, name="kv-events")
+        self._thread.start()
+
+    def publish(self, events: list[Event]) -> None:
+        """Publish a batch, soon. Waits for nobody: what has no room is dropped."""
+        try:
+            self._queue.put_nowait(EventBatch(time.time(), events, self._rank))
+        except queue.Full:
+            self.dropped += 1
+            if self.dropped == 1:
+                logger.warning("KV events are dropped, as too many wait to be published.")
+
+    def close(self) -> None:
+        """Publish what waits, and end."""
+        self._queue.put(None)
+        self._thread.join()
+        self._context.destroy(linger=200)
+
+    def _opened(self, kind: int, endpoint: str) -> zmq.Socket[bytes]:
+        socket = self._context.socket(kind)
+        socket.set_hwm(self._settings.hwm)
+        try:
+            if "*" in endpoint or kind == zmq.ROUTER or not endpoint.startswith("tcp"):
+                socket.bind(endpoint)
+            else:
+                socket.connect(endpoint)
+        except zmq.ZMQError as error:
+            self._context.destroy(linger=0)
+            raise ConfigError(
+                f"kv_events_config: {endpoint} cannot be used ({error}). Give each engine an "
+                "address of its own, such as 'tcp://*:5557'."
+            ) from error
+        return socket
+
+    def _run(self) -> None:
+        encoder, numbers = msgspec.msgpack.Encoder(), count()
+        while True:
+            if self._replay is not None and self._replay.poll(0):
+                self._send_again(self._replay)
+            try:
+                batch = self._queue.get(timeout=GLANCE if self._replay is not None else None)
+            except queue.Empty:
+                continue
+            if batch is None:
+                return
+            number, data = next(numbers).to_bytes(8, "big"), encoder.encode(batch)
+            self._publisher.getsockopt(zmq.EVENTS)  # takes up subscriptions, as sending may not
+            self._publisher.send_multipart((self._topic, number, data))
+            self._sent.append((number, data))
+
+    def _send_again(self, socket: zmq.Socket[bytes]) -> None:
+        sender, *frames = socket.recv_multipart()
+        if len(frames) != 2:
+            logger.warning("A question for KV events has %d frames; expected 3.", len(frames) + 1)
+            return
+        first = int.from_bytes(frames[1], "big")
+        for number, data in self._sent:
+            if int.from_bytes(number, "big") >= first:
+                socket.send_multipart((sender, b"", self._topic, number, data))
+        socket.send_multipart((sender, b"", b"", END, b""))

@@ -1,0 +1,246 @@
+"""What users say of blocks outside of the device: vLLM's `kv_offloading_size` and
+`kv_transfer_config`, checked. No jax.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from jengine.connectors.curve import checked_secret
+from jengine.errors import ConfigError, UnsupportedFeature, nearest_name
+
+GIB = 2**30
+# Memory that blocks pass through where a connector is given, and no size.
+PASSING = GIB // 4
+USUAL_PORT = 14579
+SECRET_VARIABLE = "JENGINE_KV_SECRET"  # noqa: S105 - a name
+ROLES = {
+    "kv_producer": (True, False), "kv_consumer": (False, True), "kv_both": (True, True),
+    "producer": (True, False), "consumer": (False, True), "both": (True, True),
+}  # fmt: skip
+OFFLOADING = "OffloadingConnector"
+PEER = "ZmqConnector"
+FOLDERS = ("SharedStorageConnector", "ExampleConnector")
+KEYS = {
+    "kv_connector": f"{OFFLOADING}, {PEER}, {', '.join(FOLDERS)}, or a class of the module",
+    "kv_role": "kv_producer (saves), kv_consumer (loads) or kv_both",
+    "engine_id": "name of this engine for the others",
+    "kv_ip": f"address at which {PEER} serves other engines",
+    "kv_port": "port there, of this engine alone",
+    "kv_connector_extra_config": "settings of the connector",
+    "kv_connector_module_path": "module of a connector that is not one of these",
+    "kv_load_failure_policy": "recompute: blocks that cannot be fetched are computed",
+}
+EXTRA_KEYS = {
+    "cpu_bytes_to_use": "bytes of the host's memory",
+    "eviction_policy": "lru",
+    "spec_name": "CPUOffloadingSpec or TieringOffloadingSpec: which is meant is seen by the tiers",
+    "secondary_tiers": "list with {'type': 'fs', 'root_dir': FOLDER, 'max_bytes': N}",
+    "shared_storage_path": "folder that engines share",
+    "max_bytes": "most bytes of that folder's files, or of what is kept for other engines",
+    "secret": "text of at least 16 bytes that engines share",
+    "peers": "list of 'host:port': the only engines that requests may name",
+    "timeout_seconds": "seconds in which another engine must answer",
+    "namespace": "name of the model, where the files of its folder do not tell",
+}
+TIER_KEYS = ("type", "root_dir", "max_bytes")
+
+
+@dataclass(frozen=True)
+class FolderSettings:
+    """A folder for blocks."""
+
+    path: str
+    most_bytes: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeerSettings:
+    """Where this engine is reached by others, and how it asks them."""
+
+    host: str
+    port: int
+    engine_id: str
+    secret: bytes = field(repr=False)
+    serves: bool
+    most_bytes: int  # of contents that it keeps for others
+    seconds: float  # that it waits for an answer
+    peers: tuple[str, ...] = ()  # "host:port" of those that requests may name; empty: any
+
+
+@dataclass(frozen=True)
+class TransferSettings:
+    """Where blocks are kept outside of the device."""
+
+    host_bytes: int
+    saves: bool = True
+    loads: bool = True
+    folder: FolderSettings | None = None
+    peer: PeerSettings | None = None
+    module: str | None = None  # package.module:Class of a user's connector
+    namespace: str | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_far(self) -> bool:
+        """Whether there is more than the host's memory."""
+        return any(one is not None for one in (self.folder, self.peer, self.module))
+
+
+def named_engine(config: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """The config with a name of this engine for the others."""
+    if not config or config.get("engine_id"):
+        return config
+    return {**config, "engine_id": str(uuid.uuid4())}
+
+
+def transfer_settings(
+    offloading_size: float | None, backend: str, config: Mapping[str, Any] | None
+) -> TransferSettings | None:
+    """The settings; None: blocks stay on the device."""
+    if offloading_size is not None and not (
+        isinstance(offloading_size, (int, float)) and offloading_size > 0
+    ):
+        raise ConfigError(
+            f"kv_offloading_size={offloading_size!r}: expected GiB of the host's memory, above 0."
+        )
+    if backend != "native":
+        raise UnsupportedFeature(
+            f"kv_offloading_backend={backend!r}: only 'native' is built in. Connectors of other "
+            "projects plug in with kv_transfer_config={'kv_connector': CLASS, "
+            "'kv_connector_module_path': MODULE, ...}."
+        )
+    size = None if offloading_size is None else int(offloading_size * GIB)
+    if not config:
+        return None if size is None else TransferSettings(size)
+    return configured(size, config)
+
+
+def configured(size: int | None, config: Mapping[str, Any]) -> TransferSettings:
+    """The settings of `kv_transfer_config`."""
+    known_keys("kv_transfer_config", config, KEYS)
+    name, role = config.get("kv_connector"), config.get("kv_role")
+    if role not in ROLES:
+        raise ConfigError(
+            f"kv_transfer_config['kv_role']={role!r}: expected one of {', '.join(ROLES)}."
+        )
+    policy = config.get("kv_load_failure_policy", "recompute")
+    if policy != "recompute":
+        raise UnsupportedFeature(
+            f"kv_transfer_config['kv_load_failure_policy']={policy!r}: what cannot be fetched is "
+            "always computed. Use 'recompute', or leave it out."
+        )
+    extra = config.get("kv_connector_extra_config") or {}
+    saves, loads = ROLES[role]
+    module = config.get("kv_connector_module_path")
+    if module is None:
+        known_keys("kv_connector_extra_config", extra, EXTRA_KEYS)
+    folder = None if module else folder_settings(name, extra)
+    policy = extra.get("eviction_policy", "lru")
+    if not module and policy != "lru":
+        raise UnsupportedFeature(f"eviction_policy={policy!r}: blocks leave in the order 'lru'.")
+    bytes_given = extra.get("cpu_bytes_to_use")
+    if bytes_given is not None and not (isinstance(bytes_given, int) and bytes_given > 0):
+        raise ConfigError(f"cpu_bytes_to_use={bytes_given!r}: expected a number of bytes above 0.")
+    if size is not None and bytes_given is not None:
+        raise ConfigError("kv_offloading_size and cpu_bytes_to_use mean the same; give one.")
+    size = size or bytes_given
+    if size is None and name == OFFLOADING:
+        raise ConfigError(
+            f"{OFFLOADING}: expected kv_connector_extra_config={{'cpu_bytes_to_use': BYTES}}, or "
+            "kv_offloading_size."
+        )
+    engine_id = str(config.get("engine_id") or "")
+    peer = None
+    if name == PEER and not module:
+        peer = peer_settings(config, extra, engine_id, serves=saves)
+    return TransferSettings(
+        size or PASSING,
+        saves,
+        loads,
+        folder,
+        peer,
+        f"{module}:{name}" if module else None,
+        extra.get("namespace"),
+        dict(extra),
+    )
+
+
+def peer_settings(
+    config: Mapping[str, Any], extra: Mapping[str, Any], engine_id: str, *, serves: bool
+) -> PeerSettings:
+    """The settings of the connector between engines."""
+    port, seconds = config.get("kv_port", USUAL_PORT), extra.get("timeout_seconds", 5.0)
+    if not isinstance(port, int) or not 0 < port < 2**16:
+        raise ConfigError(f"kv_port={port!r}: expected the number of a port, 1 to 65535.")
+    if not isinstance(seconds, (int, float)) or seconds <= 0:
+        raise ConfigError(f"timeout_seconds={seconds!r}: expected a number above 0.")
+    peers = extra.get("peers") or ()
+    if not isinstance(peers, (list, tuple)) or not all(isinstance(one, str) for one in peers):
+        raise ConfigError(f"peers={peers!r}: expected a list of 'host:port'.")
+    secret = extra.get("secret") or os.environ.get(SECRET_VARIABLE)
+    return PeerSettings(
+        host=str(config.get("kv_ip", "127.0.0.1")),
+        port=port,
+        engine_id=engine_id,
+        secret=checked_secret(f"kv_connector_extra_config['secret'], or {SECRET_VARIABLE}", secret),
+        serves=serves,
+        most_bytes=most_bytes(extra.get("max_bytes")) or GIB,
+        seconds=float(seconds),
+        peers=tuple(peers),
+    )
+
+
+def folder_settings(name: Any, extra: Mapping[str, Any]) -> FolderSettings | None:
+    """The folder of one of our own connectors, if it has one."""
+    if name in FOLDERS:
+        path = extra.get("shared_storage_path")
+        if not isinstance(path, str) or not path:
+            raise ConfigError(
+                f"{name}: expected kv_connector_extra_config={{'shared_storage_path': FOLDER}}."
+            )
+        return FolderSettings(path, most_bytes(extra.get("max_bytes")))
+    if name == PEER:
+        return None
+    known = (OFFLOADING, PEER, *FOLDERS)
+    if name != OFFLOADING:
+        raise UnsupportedFeature(
+            f"kv_transfer_config['kv_connector']={name!r}: built in are "
+            f"{', '.join(known)}.{nearest_name(str(name), known)}"
+            " For another one give its class as kv_connector and its module as "
+            "kv_connector_module_path."
+        )
+    tiers = extra.get("secondary_tiers") or []
+    if not isinstance(tiers, (list, tuple)) or len(tiers) > 1:
+        raise UnsupportedFeature(f"secondary_tiers={tiers!r}: expected a list of one tier.")
+    for tier in tiers:
+        if not isinstance(tier, Mapping) or tier.get("type") != "fs" or not tier.get("root_dir"):
+            raise UnsupportedFeature(
+                f"secondary_tiers={tiers!r}: expected {{'type': 'fs', 'root_dir': FOLDER}}."
+            )
+        known_keys("secondary_tiers", tier, TIER_KEYS)
+        return FolderSettings(str(tier["root_dir"]), most_bytes(tier.get("max_bytes")))
+    return None
+
+
+def most_bytes(given: Any) -> int | None:
+    """A limit in bytes, or None."""
+    if given is not None and not (isinstance(given, int) and given > 0):
+        raise ConfigError(f"max_bytes={given!r}: expected a number of bytes above 0.")
+    return given
+
+
+def known_keys(name: str, given: Any, known: Any) -> None:
+    """Refuse what is no mapping, or has a key that is not known."""
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{name}={given!r}: expected a dict with keys of {', '.join(known)}.")
+    for key in given:
+        if key not in known:
+            raise ConfigError(
+                f"{name} has no key {key!r}. Known: {', '.join(known)}."
+                f"{nearest_name(str(key), known)}"
+            )

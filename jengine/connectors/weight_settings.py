@@ -1,0 +1,77 @@
+"""What users say of weights that engines take from each other: `model_loader_extra_config`.
+
+In: the setting and the load format. Out: where this engine serves its weights, and where it takes
+them from. No jax.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from jengine.connectors.curve import checked_secret, tcp
+from jengine.connectors.settings import known_keys
+from jengine.errors import ConfigError
+
+NAME = "model_loader_extra_config"
+SECRET_VARIABLE = "JENGINE_WEIGHTS_SECRET"  # noqa: S105 - a name
+KEYS = {
+    "peer": "'host:port' of an engine that serves its weights; for load_format='peer'",
+    "serve": "'host:port' at which this engine serves its weights",
+    "secret": "text of at least 16 bytes that both know",
+    "readers": "connections that read at a time",
+    "timeout_seconds": "seconds in which the other engine must answer",
+}
+ADDRESS = re.compile(r"\[?([^\[\]]+)\]?:(\d{1,5})")
+PEER = "peer"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightSettings:
+    """Addresses of ZMQ, and what both sides know."""
+
+    secret: bytes = field(repr=False)
+    peer: str | None = None  # where weights are taken from
+    serve: str | None = None  # where they are served
+    readers: int = 4
+    seconds: float = 60.0
+
+
+def weight_settings(load_format: str, config: Mapping[str, Any] | None) -> WeightSettings | None:
+    """The settings; None: weights stay in this engine, and come from its folder."""
+    config = config or {}
+    known_keys(NAME, config, KEYS)
+    if (load_format == PEER) != ("peer" in config):
+        raise ConfigError(
+            f"load_format={load_format!r} and {NAME}={dict(config)!r}: weights come from another "
+            f"engine with load_format='peer' and {NAME}={{'peer': 'host:port'}}. Give both or "
+            "neither."
+        )
+    if not config:
+        return None
+    readers, seconds = config.get("readers", 4), config.get("timeout_seconds", 60.0)
+    if not isinstance(readers, int) or not 1 <= readers <= 64:
+        raise ConfigError(f"{NAME}['readers']={readers!r}: expected a number from 1 to 64.")
+    if not isinstance(seconds, (int, float)) or seconds <= 0:
+        raise ConfigError(f"{NAME}['timeout_seconds']={seconds!r}: expected a number above 0.")
+    secret = config.get("secret") or os.environ.get(SECRET_VARIABLE)
+    return WeightSettings(
+        secret=checked_secret(f"{NAME}['secret'], or {SECRET_VARIABLE}", secret),
+        peer=address("peer", config.get("peer")),
+        serve=address("serve", config.get("serve")),
+        readers=readers,
+        seconds=float(seconds),
+    )
+
+
+def address(key: str, given: Any) -> str | None:
+    """ZMQ's form of 'host:port'."""
+    if given is None:
+        return None
+    found = ADDRESS.fullmatch(given) if isinstance(given, str) else None
+    if found is None or not 0 < int(found[2]) < 2**16:
+        raise ConfigError(f"{NAME}[{key!r}]={given!r}: expected 'host:port'.")
+    return tcp(found[1], int(found[2]))

@@ -1,0 +1,83 @@
+"""Token masks of many answers at once.
+
+In: matchers. Out: a bit mask over the vocabulary for each. Where there are processors for it, many
+are computed in one call, on llguidance's own threads and without the GIL. Must not know plans or
+rows.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from jengine.grammar.compiler import GrammarCompiler
+from jengine.grammar.matcher import ANY_TOKEN
+
+if TYPE_CHECKING:  # imported when the first grammar is compiled
+    from llguidance import LLExecutor, LLMatcher
+
+# Fewer masks, or on fewer processors, are computed on the calling thread: waking others takes as
+# long.
+LEAST_PARALLEL, LEAST_PROCESSORS = 16, 4
+
+
+class Follower(Protocol):
+    """A matcher, or what stands for one."""
+
+    error: str
+    is_terminated: bool
+
+    @property
+    def deciding(self) -> LLMatcher | None: ...
+
+    def advance(self, tokens: Sequence[int]) -> bool: ...
+
+    def copy(self) -> Follower: ...
+
+    def settle(self, mask: np.ndarray) -> None: ...
+
+    def forced(self) -> list[int]: ...
+
+
+class MaskFiller:
+    """Fills masks for the vocabulary of a compiler's tokenizer."""
+
+    def __init__(self, compiler: GrammarCompiler) -> None:
+        self._compiler = compiler
+        self._threads: LLExecutor | None = None
+        self._least = LEAST_PARALLEL if (os.cpu_count() or 1) >= LEAST_PROCESSORS else 1 << 30
+
+    def filled(self, matchers: Sequence[Follower]) -> np.ndarray:
+        """i32[matchers, words]: which tokens may follow, one bit per token."""
+        tokenizer = self._compiler.tokenizer
+        assert tokenizer is not None, "a core's compiler has a tokenizer"
+        masks = np.full((len(matchers), -(-tokenizer.vocab_size // 32)), ANY_TOKEN, np.int32)
+        deciding = [
+            (grammar, place)
+            for place, one in enumerate(matchers)
+            if (grammar := one.deciding) is not None
+        ]
+        self._compute(deciding, masks)
+        for _, place in deciding:
+            matchers[place].settle(masks[place])
+        return masks
+
+    def _compute(self, grammars: list[tuple[LLMatcher, int]], masks: np.ndarray) -> None:
+        begin, size = masks.ctypes.data, masks.strides[0]
+        if len(grammars) < self._least:
+            for grammar, place in grammars:
+                grammar.unsafe_compute_mask_ptr(begin + place * size, size)
+            return
+        if self._threads is None:
+            from jengine.grammar import guidance  # which a matcher has imported
+
+            self._threads = guidance.mask_threads()
+        self._threads.unsafe_compute_mask_ptr(grammars, begin, size, len(masks))
+
+
+def leaves_no_choice(masks: np.ndarray) -> np.ndarray:
+    """bool[masks]: whether a mask allows one token only."""
+    return np.bitwise_count(masks.view(np.uint32)).sum(axis=1) == 1

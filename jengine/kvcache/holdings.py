@@ -1,0 +1,75 @@
+"""Who holds units of the cache: running requests, and ended ones that a step in flight still uses.
+
+In: requests that begin and end, steps that end. Out: holders' numbers, under which groups keep the
+units. Must not know groups, or what they keep.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from jengine.request import Request
+
+
+class Holding:
+    """What is recorded of one running request; its units belong to the groups."""
+
+    __slots__ = ("findable", "holder")
+
+    def __init__(self, holder: int, findable: bool) -> None:
+        self.holder = holder
+        self.findable = findable  # whether its blocks may be published at all
+
+
+class Holdings:
+    """The holders of all units. A number is never given twice."""
+
+    def __init__(self) -> None:
+        self.next_holder = 0  # the number of the next request that begins
+        self._running: dict[str, Holding] = {}
+        # Holders whose requests have ended, by the step that must end before they give back.
+        self._pinned: deque[tuple[int, int]] = deque()
+
+    def __bool__(self) -> bool:
+        """Whether anybody holds units."""
+        return bool(self._running or self._pinned)
+
+    def get(self, request: Request) -> Holding | None:
+        """What a request holds; None: nothing yet."""
+        return self._running.get(request.request_id)
+
+    def of(self, request: Request) -> Holding:
+        """What a running request holds."""
+        return self._running[request.request_id]
+
+    def begin(self, request: Request, *, findable: bool) -> None:
+        """A request holds units from now on."""
+        self._running[request.request_id] = Holding(self.next_holder, findable)
+        self.next_holder += 1
+
+    def end(self, request: Request) -> int:
+        """A request has ended. Its number, to release the units or to `pin` them."""
+        return self._running.pop(request.request_id).holder
+
+    def pin(self, holder: int, step: int) -> None:
+        """Keep the units of an ended request until this step has ended."""
+        self._pinned.append((step, holder))
+
+    def due(self, step: int) -> list[int]:
+        """The holders that waited for this step or an earlier one; they are kept no longer."""
+        if not self._pinned:
+            return []
+        due = [holder for last, holder in self._pinned if last <= step]
+        self._pinned = deque(pinned for pinned in self._pinned if pinned[0] > step)
+        return due
+
+    def hide(self, request: Request) -> None:
+        """Publish no more blocks of a request, if it holds any."""
+        holding = self.get(request)
+        if holding is not None:
+            holding.findable = False
+
+    def hide_all(self) -> None:
+        """Publish no more blocks of the requests that run now."""
+        for holding in self._running.values():
+            holding.findable = False

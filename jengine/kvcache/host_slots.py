@@ -1,0 +1,80 @@
+"""Which slot of the host's memory holds which block's content, least recently used first.
+
+In: content keys of one cache group. Out: slot numbers. Decides alone, so that all processes that
+have such memory agree. Must not know blocks, requests or memory.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+
+class HostSlots:
+    """Slots, each with at most one content. A pinned one keeps it until the copies have ended."""
+
+    def __init__(self, count: int) -> None:
+        self.total = count
+        self._slots: OrderedDict[bytes, int] = OrderedDict()  # the least recently used first
+        self._free = list(range(count - 1, -1, -1))
+        self._pins: dict[int, int] = {}
+        self._forgotten: set[int] = set()  # pinned slots whose content cannot be found any more
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def find(self, key: bytes) -> int | None:
+        """The slot with this content, or None."""
+        return self._slots.get(key)
+
+    def touch(self, key: bytes) -> None:
+        """A content is in use: it is forgotten last."""
+        self._slots.move_to_end(key)
+
+    def take(self, key: bytes) -> int | None:
+        """A slot for a new content, if need be that of the content that was not used for the
+        longest time. None: all are pinned."""
+        assert key not in self._slots, "a content is kept twice"
+        slot = self._free.pop() if self._free else self._evicted()
+        if slot is not None:
+            self._slots[key] = slot
+        return slot
+
+    def pin(self, slot: int) -> None:
+        """A copy from or to this slot is planned."""
+        self._pins[slot] = self._pins.get(slot, 0) + 1
+
+    def unpin(self, slot: int) -> None:
+        """A copy has ended."""
+        left = self._pins.pop(slot) - 1
+        if left:
+            self._pins[slot] = left
+        elif slot in self._forgotten:
+            self._forgotten.discard(slot)
+            self._free.append(slot)
+
+    def forget(self, key: bytes) -> None:
+        """Make a content unfindable, if it is there."""
+        slot = self._slots.pop(key, None)
+        if slot is None:
+            return
+        if slot in self._pins:
+            self._forgotten.add(slot)
+        else:
+            self._free.append(slot)
+
+    def forget_all(self) -> None:
+        """Make every content unfindable."""
+        for key in list(self._slots):
+            self.forget(key)
+
+    def check(self) -> None:
+        """Assert what must hold between any two calls."""
+        slots = [*self._slots.values(), *self._free, *self._forgotten]
+        assert sorted(slots) == list(range(self.total)), "slots were lost or have two contents"
+        assert self._forgotten <= self._pins.keys(), "a forgotten slot waits for no copy"
+        assert min(self._pins.values(), default=1) > 0, "a pin without a copy"
+        assert not self._pins.keys() & set(self._free), "a copy uses a free slot"
+
+    def _evicted(self) -> int | None:
+        found = next((key for key, slot in self._slots.items() if slot not in self._pins), None)
+        return None if found is None else self._slots.pop(found)

@@ -1,0 +1,59 @@
+"""The last new request that had no room, so that it is not looked up at every step while it waits.
+
+In: a refusal, and what each group has free. Out: whether the same request would be refused again.
+Must not know how demands are found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import gt
+from typing import NamedTuple
+
+from jengine.kvcache.group_cache import GroupCache
+from jengine.kvcache.prefix_lookup import PrefixLookup
+from jengine.request import Request
+
+
+class Refused(NamedTuple):
+    """A new request for which there was no room, and what it would have taken in each group."""
+
+    request: Request
+    num_known: int
+    weights_version: int
+    hit: int
+    demands: list[int]
+
+
+def any_lacks(groups: Sequence[GroupCache], demands: Sequence[int]) -> bool:
+    """Whether a group has less free than is demanded of it."""
+    return any(map(gt, demands, (group.num_free for group in groups)))
+
+
+class LastRefusal:
+    """Remembers one request."""
+
+    def __init__(self, groups: Sequence[GroupCache], prefixes: PrefixLookup) -> None:
+        self._groups, self._prefixes = groups, prefixes
+        self._last: Refused | None = None
+
+    def note(self, request: Request, hit: int, demands: list[int]) -> None:
+        """This request had no room."""
+        version = self._prefixes.weights_version
+        self._last = Refused(request, request.num_known, version, hit, demands)
+
+    def forget(self) -> None:
+        """The room is another now."""
+        self._last = None
+
+    def still_holds(self, request: Request) -> bool:
+        """Whether this request would be refused again: its demand can only have become less if the
+        block after its prefix hit can be found now."""
+        last, version = self._last, self._prefixes.weights_version
+        if last is None or last.request is not request:
+            return False
+        if (last.num_known, last.weights_version) != (request.num_known, version):
+            return False
+        if not any_lacks(self._groups, last.demands):
+            return False
+        return not self._prefixes.has_grown(request, last.hit)

@@ -1,0 +1,95 @@
+"""What the cache holds already of a request's tokens: its prefix hit, in whole blocks.
+
+In: requests that hold nothing yet. Out: hit lengths, and what a hit reads. All groups must agree to
+a hit. Changes nothing; must not know room, or what requests hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import cycle
+
+from jengine.config import CacheConfig
+from jengine.kvcache.contents import Contents
+from jengine.kvcache.group_cache import Elsewhere, GroupCache, nowhere
+from jengine.kvcache.token_records import TokenRecords
+from jengine.request import Request
+
+
+class PrefixLookup:
+    """Asks every group what it holds of a prompt, under one version of the weights."""
+
+    def __init__(
+        self,
+        config: CacheConfig,
+        groups: Sequence[GroupCache],
+        records: TokenRecords | None,
+        weights_version: int,
+    ) -> None:
+        """`records`: what is kept of each token besides; a hit must have these too."""
+        self._enabled = config.enable_prefix_caching
+        self._block_size, self._stored_as = config.block_size, config.stored_as
+        self._groups, self._records = groups, records
+        self._contents = Contents(config.block_size, weights_version, config.stored_as)
+
+    @property
+    def weights_version(self) -> int:
+        """The version of the weights whose blocks can be found."""
+        return self._contents.weights_version
+
+    def set_weights_version(self, version: int) -> None:
+        """Find only blocks of these weights from now on."""
+        self._contents = Contents(self._block_size, version, self._stored_as)
+
+    def contents(self, request: Request, num_blocks: int) -> list[bytes]:
+        """The hashes of a request's known blocks, at least the first `num_blocks`."""
+        return self._contents.of(request, num_blocks)
+
+    def find(self, request: Request, elsewhere: Elsewhere = nowhere) -> int:
+        """Tokens of a request without blocks that are cached already, in whole blocks.
+
+        The last known token is never among them: it must run again to give logits. `elsewhere`
+        says what could be brought here from outside of the device.
+        """
+        if not self._may_read(request):
+            return 0
+        blocks = (request.num_known - 1) // self._block_size
+        contents = self.contents(request, blocks)
+        if self._records is not None:
+            blocks = self._records.longest_hit(contents, blocks)
+        agreeing = 0
+        for group in cycle(self._groups):  # to a fixed point: a group can only shorten the hit
+            found = group.longest_hit(contents, blocks, elsewhere)
+            agreeing = agreeing + 1 if found == blocks else 1
+            blocks = found
+            if agreeing == len(self._groups):
+                break
+        return blocks * self._block_size
+
+    def contents_of_hit(self, request: Request, hit: int) -> list[bytes]:
+        """The hashes of the blocks in so many cached tokens."""
+        blocks = hit // self._block_size
+        return self.contents(request, blocks)[:blocks]
+
+    def read_by_hit(self, request: Request, hit: int) -> list[list[bytes]]:
+        """Per group the keys of what a request reads that begins after so many cached tokens."""
+        contents = self.contents_of_hit(request, hit)
+        return [group.read_by_hit(contents) for group in self._groups]
+
+    def is_coming(self, request: Request) -> bool:
+        """Whether more of a request without blocks is found once the planned steps have run."""
+        if not self._may_read(request) or not any(group.holds_back for group in self._groups):
+            return False
+        blocks = (request.num_known - 1) // self._block_size
+        contents = self.contents(request, blocks)
+        coming = max(group.coming_hit(contents, blocks) for group in self._groups)
+        return coming * self._block_size > (self.find(request) if coming else 0)
+
+    def has_grown(self, request: Request, hit: int) -> bool:
+        """Whether the block after the prefix hit of a request without blocks can be found now."""
+        blocks = hit // self._block_size
+        follows = request.block_hashes[blocks : blocks + 1]
+        return any(group.longest_hit(follows, len(follows)) for group in self._groups)
+
+    def _may_read(self, request: Request) -> bool:
+        return self._enabled and not request.wire.skip_reading_prefix_cache

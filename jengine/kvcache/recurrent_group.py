@@ -1,0 +1,256 @@
+"""A group of recurrent layers: the states of requests, and copies that stay for equal prefixes.
+
+A unit holds one state. A request's block table names, for each block, the unit with the state after
+the block's tokens: a step reads the unit of the token before its first one and writes that of its
+last one, mostly the same. Where a step ends at a multiple of `snapshot_every` tokens, the next one
+writes to a new unit, and the old one stays as a snapshot that others find by content.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from jengine.config import CacheSpec
+from jengine.kvcache.block_pool import NULL_BLOCK, BlockPool
+from jengine.kvcache.content_journal import ContentJournal
+from jengine.kvcache.group_cache import Elsewhere, NewUnits, Reach, nowhere
+from jengine.kvcache.hashing import group_suffix
+from jengine.kvcache.residency import BlockResidency
+
+
+class Span(NamedTuple):
+    """A unit, and the first block that it stands for: up to the next span's first, or to the end
+    of the table."""
+
+    first: int
+    unit: int
+
+
+class Unwritten(NamedTuple):
+    """A snapshot that cannot be found yet."""
+
+    holder: int
+    unit: int
+    key: bytes
+
+
+class StateTable:
+    """The units of one holder."""
+
+    __slots__ = ("ahead", "blocks", "kept", "published", "spans")
+
+    def __init__(self, blocks: list[int], spans: list[Span], ahead: int) -> None:
+        self.blocks = blocks
+        self.ahead = ahead  # tokens behind the blocks that a guesser may write: no state does
+        self.spans = spans
+        self.kept: dict[int, int] = {}  # tokens in blocks -> unit with the state after them
+        self.published = len(blocks)  # leading blocks for which a snapshot was published, or not
+
+    def grow(self, length: int, unit: int) -> None:
+        """Let a unit stand for the blocks up to `length`."""
+        if not self.spans or self.spans[-1].unit != unit:
+            self.spans.append(Span(len(self.blocks), unit))
+        self.blocks += [unit] * (length - len(self.blocks))
+
+    def unread(self, settled: int, block_size: int) -> list[Span]:
+        """Leading spans that no step will read again, if tokens before `settled` are not computed
+        again."""
+        read_from = max(settled - 1, 0) // block_size
+        ends = [span.first for span in self.spans[1:]]
+        return [span for span, end in zip(self.spans, ends, strict=False) if end <= read_from]
+
+
+class RecurrentGroup:
+    """One unit for each running request, one more while it goes on from a snapshot, and snapshots
+    that no request holds until the units are needed."""
+
+    def __init__(self, index: int, spec: CacheSpec, block_size: int, num_units: int) -> None:
+        self.pool = BlockPool(num_units)
+        self._block_size = block_size
+        self._every = spec.snapshot_every
+        self._suffix = group_suffix(index)
+        self._tables: dict[int, StateTable] = {}
+        # Published snapshots that the plan at hand may still have to write.
+        self._unwritten: list[Unwritten] = []
+
+    @property
+    def num_free(self) -> int:
+        return self.pool.num_unowned
+
+    @property
+    def num_used(self) -> int:
+        return self.pool.num_used
+
+    @property
+    def num_units(self) -> int:
+        return self.pool.total
+
+    @property
+    def holds_back(self) -> bool:
+        return bool(self._unwritten)
+
+    @staticmethod
+    def units_needed(spec: CacheSpec, num_tokens: int, block_size: int, max_chunk: int) -> int:
+        every = spec.snapshot_every
+        return 1 if every is None or num_tokens <= every else 2
+
+    def longest_hit(
+        self, contents: Sequence[bytes], most: int, elsewhere: Elsewhere = nowhere
+    ) -> int:
+        if self._every is None:
+            return 0
+        step = self._every // self._block_size
+        for blocks in range(most // step * step, 0, -step):
+            key = contents[blocks - 1] + self._suffix
+            if self.pool.find(key) is not None or elsewhere(key):
+                return blocks
+        return 0
+
+    def read_by_hit(self, contents: Sequence[bytes]) -> list[bytes]:
+        return [content + self._suffix for content in contents[-1:]]
+
+    def coming_hit(self, contents: Sequence[bytes], most: int) -> int:
+        keys = {waiting.key for waiting in self._unwritten}
+        return next(
+            (most - i for i in range(most) if contents[most - i - 1] + self._suffix in keys), 0
+        )
+
+    def chunk_end(self, start: int, end: int) -> int:
+        """At the last multiple of `snapshot_every` in the chunk, if there is one."""
+        if self._every is None:
+            return end
+        last = end // self._every * self._every
+        return last if last > start else end
+
+    def drafts_end(self, start: int, end: int) -> int:
+        """At the next multiple of `snapshot_every`: a token behind it writes to another unit."""
+        if self._every is None:
+            return end
+        return min(end, (start // self._every + 1) * self._every)
+
+    def demand(self, reach: Reach) -> int:
+        table = self._tables.get(reach.holder)
+        if table is None:
+            is_taken = bool(reach.hit) and self.pool.owners(self._snapshot(reach.hit)) == 0
+            return 1 + is_taken
+        if self._length(reach) <= len(table.blocks):
+            return 0
+        leaving = table.unread(reach.settled, self._block_size)
+        fresh = int(self._leaves_snapshot(table, reach.start))
+        return fresh - sum(self.pool.owners(span.unit) == 1 for span in leaving)
+
+    def reserve(self, reach: Reach) -> NewUnits | None:
+        length = self._length(reach)
+        table = self._tables.get(reach.holder)
+        if table is None:
+            table = self._tables[reach.holder] = self._start(reach)
+            table.grow(length, self.pool.allocate(1)[0])
+            return NewUnits(0, list(table.blocks))
+        first = len(table.blocks)
+        if length <= first:
+            return None
+        self._release(table, table.unread(reach.settled, self._block_size))
+        unit = table.spans[-1].unit
+        if self._leaves_snapshot(table, reach.start):
+            table.kept[first] = unit
+            unit = self.pool.allocate(1)[0]
+        table.grow(length, unit)
+        return NewUnits(first, table.blocks[first:])
+
+    def capacity(self, holder: int) -> int:
+        table = self._tables[holder]
+        return len(table.blocks) * self._block_size + table.ahead
+
+    def publish(self, holder: int, contents: Sequence[bytes], count: int) -> None:
+        """Publish the snapshots in the first `count` blocks. That of a table's last block is one
+        already, since a step that goes on from there will write to another unit."""
+        table = self._tables[holder]
+        found = {tokens: unit for tokens, unit in table.kept.items() if tokens <= count}
+        if count == len(table.blocks) and self._is_due(count):
+            found[count] = table.spans[-1].unit
+        for blocks, unit in found.items():
+            table.kept.pop(blocks, None)
+            if blocks > table.published:
+                key = contents[blocks - 1] + self._suffix
+                self._unwritten.append(Unwritten(holder, unit, key))
+        table.published = max(table.published, count)
+
+    def step_ended(self) -> None:
+        """Snapshots are read by later steps only: a step reads all states before it writes any."""
+        self._let_find(self._unwritten)
+
+    def free(self, holder: int) -> None:
+        # What it has published is written by steps planned before.
+        self._let_find([waiting for waiting in self._unwritten if waiting.holder == holder])
+        table = self._tables.pop(holder)
+        self.pool.free(span.unit for span in reversed(table.spans))
+
+    def forget(self, content: bytes) -> None:
+        key = content + self._suffix
+        self._unwritten = [waiting for waiting in self._unwritten if waiting.key != key]
+        self.pool.forget(key)
+
+    def forget_all(self) -> None:
+        self._unwritten.clear()
+        self.pool.forget_all()
+
+    def resize(self, num_units: int) -> None:
+        self.pool = self.pool.resized(num_units)
+
+    def record(self, journal: ContentJournal) -> None:
+        self.pool.journal = journal
+
+    def measure(self, residency: BlockResidency) -> None:
+        self.pool.residency = residency
+
+    def table(self, holder: int) -> list[int]:
+        return list(self._tables[holder].blocks)
+
+    def check(self) -> None:
+        held = Counter(span.unit for table in self._tables.values() for span in table.spans)
+        self.pool.check_owners(held)
+        for table in self._tables.values():
+            units = {span.unit for span in table.spans}
+            assert units >= set(table.kept.values()), "a snapshot was given back"
+
+    def _let_find(self, snapshots: list[Unwritten]) -> None:
+        for snapshot in snapshots:
+            self.pool.publish(snapshot.unit, snapshot.key)
+        self._unwritten = [one for one in self._unwritten if one not in snapshots]
+
+    def _length(self, reach: Reach) -> int:
+        """Blocks of the tokens that run."""
+        return -(-(reach.end - reach.ahead) // self._block_size)
+
+    def _is_due(self, blocks: int) -> bool:
+        return self._every is not None and blocks * self._block_size % self._every == 0
+
+    def _leaves_snapshot(self, table: StateTable, start: int) -> bool:
+        """Whether the state before `start` is to stay as it is."""
+        blocks = len(table.blocks)
+        return blocks * self._block_size == start and self._is_due(blocks)
+
+    def _release(self, table: StateTable, spans: list[Span]) -> None:
+        units = {span.unit for span in spans}
+        # No step in flight writes them any more, so they can be found at once.
+        self._let_find([waiting for waiting in self._unwritten if waiting.unit in units])
+        table.kept = {blocks: unit for blocks, unit in table.kept.items() if unit not in units}
+        self.pool.free(span.unit for span in reversed(spans))
+        del table.spans[: len(spans)]
+
+    def _find(self, content: bytes) -> int | None:
+        return self.pool.find(content + self._suffix)
+
+    def _snapshot(self, hit: Sequence[bytes]) -> int:
+        found = self._find(hit[-1])
+        assert found is not None, "a prefix hit vanished between lookup and allocation"
+        return found
+
+    def _start(self, reach: Reach) -> StateTable:
+        if not reach.hit:
+            return StateTable([], [], reach.ahead)
+        snapshot, last = self._snapshot(reach.hit), len(reach.hit) - 1
+        self.pool.touch([snapshot])
+        return StateTable([NULL_BLOCK] * last + [snapshot], [Span(last, snapshot)], reach.ahead)

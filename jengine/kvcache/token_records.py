@@ -1,0 +1,133 @@
+"""What steps say of each token besides tokens, such as its experts, kept by content like blocks.
+
+In: rows of tokens as steps are read, and which blocks requests share. Out: the rows of a request,
+those of its cached prefix included. Steps are read in the order of their plans, so the rows of a
+cached block are there before anybody takes them. Must not know what a row means.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import numpy as np
+
+from jengine.request import Request
+
+
+class BlockRecord:
+    """The rows of one block's tokens. None until the step that computes them has been read."""
+
+    __slots__ = ("rows",)
+
+    def __init__(self) -> None:
+        self.rows: np.ndarray | None = None
+
+
+class RequestRecords:
+    """The rows of one request, by position, and the blocks that it shares with others."""
+
+    __slots__ = ("blocks", "hit", "next", "read", "rows", "taken")
+
+    def __init__(self, taken: int) -> None:
+        self.rows: np.ndarray | None = None
+        self.read = 0  # the end of the rows that steps have brought
+        self.next = 0  # where the decode after the steps that were read begins
+        self.blocks: list[BlockRecord] = []
+        self.hit = 0  # of these so many first ones were computed by others, and are not copied yet
+        self.taken = taken  # rows before this position were given out or are not wanted
+
+    def add(self, start: int, rows: np.ndarray) -> None:
+        """Rows from position `start` on, over those that were there."""
+        end = start + len(rows)
+        self._reserve(end, rows)
+        assert self.rows is not None
+        self.rows[start:end] = rows
+        self.read = max(self.read, end)
+
+    def copy_hit(self, size: int) -> None:
+        """Copy the rows of the blocks that others computed."""
+        for index in range(self.hit):
+            rows = self.blocks[index].rows
+            assert rows is not None, f"block {index} was found before its step was planned"
+            self.add(index * size, rows)
+        self.hit = 0
+
+    def _reserve(self, end: int, like: np.ndarray) -> None:
+        have = 0 if self.rows is None else len(self.rows)
+        if end <= have:
+            return
+        grown = np.zeros((max(end, 2 * have), *like.shape[1:]), like.dtype)
+        if self.rows is not None:
+            grown[:have] = self.rows
+        self.rows = grown
+
+
+class TokenRecords:
+    """The rows of all requests, and of up to `most` blocks that can be found in the cache.
+
+    A prefix hit ends before the first block whose rows are not here.
+    """
+
+    def __init__(self, block_size: int, most: int) -> None:
+        self._size = block_size
+        self._most = most
+        self._blocks: OrderedDict[bytes, BlockRecord] = OrderedDict()  # least recently used first
+
+    def longest_hit(self, contents: Sequence[bytes], most: int) -> int:
+        """How many of the first `most` contents have rows here, or will when steps are read."""
+        known = self._blocks
+        return next((i for i, one in enumerate(contents[:most]) if one not in known), most)
+
+    def begin(self, request: Request, hit: Sequence[bytes]) -> None:
+        """A request is admitted whose first blocks have these contents in the cache."""
+        own = request.records
+        if own is None:
+            own = request.records = RequestRecords(request.wire.routed_experts_start)
+        own.blocks, own.hit = [self._blocks[content] for content in hit], len(hit)
+        for content in hit:
+            self._blocks.move_to_end(content)
+
+    def publish(self, request: Request, contents: Sequence[bytes], count: int) -> None:
+        """The first `count` blocks of a request can be found from now on."""
+        own = request.records
+        assert own is not None, "requests are admitted before they publish"
+        for index in range(len(own.blocks), count):
+            block = self._blocks.setdefault(contents[index], BlockRecord())
+            self._blocks.move_to_end(contents[index])
+            own.blocks.append(block)
+            if (index + 1) * self._size <= own.read:
+                self._fill(own, index)
+        while len(self._blocks) > self._most:
+            self._blocks.popitem(last=False)
+
+    def add(self, request: Request, start: int | None, rows: np.ndarray, count: int) -> None:
+        """A step was read that ran these tokens of a request from `start` on; None: a decode. The
+        first `count` of them are the request's, the others drafts that were rejected."""
+        own = request.records
+        assert own is not None, "only admitted requests run"
+        start, rows = own.next if start is None else start, rows[:count]
+        own.add(start, rows)
+        own.next = start + count
+        last = min((start + len(rows)) // self._size, len(own.blocks))
+        for index in range(start // self._size, last):
+            self._fill(own, index)
+
+    def take(self, request: Request, end: int) -> np.ndarray | None:
+        """The rows before position `end` that were not taken yet; None: there are none."""
+        own = request.records
+        if own is None or own.taken >= end:
+            return None
+        own.copy_hit(self._size)
+        assert own.read >= end and own.rows is not None, "tokens that are known have run"
+        first, own.taken = own.taken, end
+        return own.rows[first:end].copy()
+
+    def forget(self) -> None:
+        """Drop the blocks of steps that will never be read."""
+        for content in [one for one, block in self._blocks.items() if block.rows is None]:
+            del self._blocks[content]
+
+    def _fill(self, own: RequestRecords, index: int) -> None:
+        assert own.rows is not None, "rows were added"
+        own.blocks[index].rows = own.rows[index * self._size : (index + 1) * self._size].copy()

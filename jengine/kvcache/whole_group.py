@@ -1,0 +1,99 @@
+"""A group of layers that cache nothing: their tokens attend to those of the same step alone.
+
+Prompts run whole, so a request needs no unit, and none of its prefix is ever found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jengine.config import CacheSpec
+from jengine.kvcache.block_pool import BlockPool
+from jengine.kvcache.content_journal import ContentJournal
+from jengine.kvcache.group_cache import Elsewhere, NewUnits, Reach, nowhere
+from jengine.kvcache.residency import BlockResidency
+
+NO_LIMIT = 2**62
+
+
+class WholeGroup:
+    """Takes any request."""
+
+    def __init__(self, index: int, spec: CacheSpec, block_size: int, num_units: int) -> None:
+        self.pool = BlockPool(max(num_units, 2))  # of which nothing is ever taken
+
+    @property
+    def num_free(self) -> int:
+        return self.pool.total
+
+    @property
+    def num_used(self) -> int:
+        return 0
+
+    @property
+    def num_units(self) -> int:
+        return self.pool.total
+
+    @property
+    def holds_back(self) -> bool:
+        return False
+
+    @staticmethod
+    def units_needed(spec: CacheSpec, num_tokens: int, block_size: int, max_chunk: int) -> int:
+        return 0
+
+    def longest_hit(
+        self, contents: Sequence[bytes], most: int, elsewhere: Elsewhere = nowhere
+    ) -> int:
+        return 0
+
+    def read_by_hit(self, contents: Sequence[bytes]) -> list[bytes]:
+        return []
+
+    def coming_hit(self, contents: Sequence[bytes], most: int) -> int:
+        return 0
+
+    def chunk_end(self, start: int, end: int) -> int:
+        return end
+
+    def drafts_end(self, start: int, end: int) -> int:
+        return end
+
+    def demand(self, reach: Reach) -> int:
+        return 0
+
+    def reserve(self, reach: Reach) -> NewUnits | None:
+        return None
+
+    def capacity(self, holder: int) -> int:
+        return NO_LIMIT
+
+    def publish(self, holder: int, contents: Sequence[bytes], count: int) -> None:
+        """Nothing: there is no content."""
+
+    def step_ended(self) -> None:
+        """Nothing: no unit waits for a step."""
+
+    def free(self, holder: int) -> None:
+        """Nothing: no unit is held."""
+
+    def forget(self, content: bytes) -> None:
+        """Nothing: there is no content."""
+
+    def forget_all(self) -> None:
+        """Nothing: there is no content."""
+
+    def resize(self, num_units: int) -> None:
+        self.pool = self.pool.resized(max(num_units, 2))
+
+    def record(self, journal: ContentJournal) -> None:
+        """Nothing: no content becomes findable."""
+
+    def measure(self, residency: BlockResidency) -> None:
+        """Nothing: no content stays."""
+
+    def table(self, holder: int) -> list[int]:
+        return []
+
+    def check(self) -> None:
+        """Nothing: no unit has an owner."""

@@ -1,0 +1,89 @@
+"""Where images and videos stand in a prompt, and what the encoder needs to know of each. Audio and
+text that a decoder attends to stand beside the prompt: every token of the request reads them.
+
+Integers and bytes only, so that spans travel in requests and plans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+MediaKind = Literal["image", "video", "audio", "text"]
+BESIDE = ("audio", "text")  # kinds that stand beside a prompt
+FOREVER = 2**31 - 1
+
+
+class MediaSpan(msgspec.Struct, frozen=True, array_like=True):
+    """Tokens of a prompt that stand for embeddings of one image or video; or audio or text beside
+    the prompt."""
+
+    offset: int  # of the first token
+    length: int  # tokens; beside a prompt, positions of the encoder's output
+    key: str  # digest of the content and of everything else that its embeddings depend on
+    kind: MediaKind
+    grid: tuple[int, int, int]  # frames, rows and columns of patches
+    # Frames, rows and columns of tokens, by which positions of rotation are counted.
+    steps: tuple[int, int, int]
+    interval: float = 1.0  # positions from one frame to the next
+    # f32[patches, numbers of a patch], i32[tokens] of text; left out in the plan's new rows
+    values: bytes = b""
+    rows: bytes = b""  # i32[length] where the device keeps its embeddings; empty: unread
+    is_whole: bool = False  # its tokens attend to each other, so that one step runs all of them
+
+    @property
+    def end(self) -> int:
+        """The position after the last token that reads it."""
+        return FOREVER if self.kind in BESIDE else self.offset + self.length
+
+    @property
+    def places(self) -> np.ndarray:
+        """i32[length]: where the device keeps its embeddings."""
+        return np.frombuffer(self.rows, np.int32)
+
+    @property
+    def without_values(self) -> MediaSpan:
+        """The same without its content."""
+        return msgspec.structs.replace(self, values=b"")
+
+
+def end_beside_images(spans: Sequence[MediaSpan], start: int, end: int, most: int) -> int:
+    """Where a chunk from `start` ends that should end at `end`, and at `most` at the latest: not
+    within what must run whole. `start`: it has to wait."""
+    for span in spans:
+        if span.is_whole and span.offset < end < span.end:
+            if span.offset > start:
+                return span.offset
+            return span.end if span.end <= most else start
+    return end
+
+
+def planes_of(spans: Sequence[MediaSpan], length: int) -> np.ndarray:
+    """i32[3, length]: positions of a row's tokens by frame, row and column of an image.
+
+    Outside of images all three are the same and grow by one. Behind an image they go on after the
+    largest number within it.
+    """
+    planes = np.empty((3, max(length, spans[-1].end if spans else 0)), np.int32)
+    end = position = 0
+    for span in spans:
+        text = max(span.offset - end, 0)
+        planes[:, end : end + text] = position + np.arange(text)
+        position += text
+        frames, rows, columns = np.indices(span.steps).reshape(3, -1)
+        times = (frames.astype(np.float32) * np.float32(span.interval)).astype(np.int32)
+        within = np.stack([times, rows, columns])
+        planes[:, span.offset : span.end] = position + within
+        position += int(within.max()) + 1
+        end = span.end
+    planes[:, end:] = position + np.arange(planes.shape[1] - end)
+    return planes[:, :length]
+
+
+def offset_after(spans: Sequence[MediaSpan]) -> int:
+    """What a token behind all spans adds to its position to get that of rotation."""
+    end = spans[-1].end if spans else 0
+    return int(planes_of(spans, end + 1)[0, -1]) - end

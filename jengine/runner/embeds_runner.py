@@ -1,0 +1,68 @@
+"""A runner for prompts that are given as embeddings: their rows go into the step beside its input.
+
+Only steps with such tokens run another variant, which is compiled when it is first needed; all
+others run as they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jengine.outputs import StepOutput
+from jengine.plan import Plan
+from jengine.runner.loaded_model import LoadedModel
+from jengine.runner.plans.packing import PackedStep
+from jengine.runner.runner import Runner
+from jengine.runner.step.step import EmbedsInput
+from jengine.runner.variants.features import Features
+
+
+class Chunk(NamedTuple):
+    """The tokens of one prefill chunk whose embeddings were given."""
+
+    first: int  # among the tokens of all chunks
+    rows: np.ndarray  # f32[tokens, hidden]
+
+
+class EmbedsRunner(Runner):
+    """Keeps the embeddings of rows until they hold another request."""
+
+    def __init__(self, loaded: LoadedModel, hidden: int) -> None:
+        super().__init__(loaded)
+        self._hidden = hidden
+        self._given: dict[int, np.ndarray] = {}  # row -> f32[prompt, hidden]
+
+    def _needed(self, plan: Plan) -> Features:
+        for row in plan.released:
+            self._given.pop(row, None)
+        for new in plan.new_rows:
+            self._given.pop(new.row, None)
+            if new.embeds is not None:
+                given = np.frombuffer(new.embeds, np.float32)
+                self._given[new.row] = given.reshape(-1, self._hidden)
+        features = super()._needed(plan)
+        return replace(features, embeds=bool(self._chunks(plan)))
+
+    def _chunks(self, plan: Plan) -> list[Chunk]:
+        """The chunks of the plan with given embeddings."""
+        found, first = list[Chunk](), 0
+        for row, start, length, _ in plan.entries.columns.T[plan.num_decodes :].tolist():
+            given = self._given.get(row)
+            if given is not None and start < len(given):
+                found.append(Chunk(first, given[start : start + length]))
+            first += length
+        return found
+
+    def _run(self, plan: Plan, packed: PackedStep, program: Any, *, adapters: bool) -> StepOutput:
+        chunks = self._chunks(plan)
+        if not chunks:
+            return super()._run(plan, packed, program, adapters=adapters)
+        tokens = packed.bucket.num_tokens
+        rows, mask = np.zeros((tokens, self._hidden), np.float32), np.zeros(tokens, bool)
+        for first, given in chunks:
+            places = packed.chunk_base + packed.chunk_tokens[first : first + len(given)]
+            rows[places], mask[places] = given, True
+        return self.loaded.run(program, EmbedsInput(packed.buffer, rows, mask), adapters=adapters)

@@ -1,0 +1,196 @@
+"""Runners of replicas that run every step together, as one program of all devices.
+
+In: a plan of each replica; one that has none runs an empty step. Out: each replica's results. A
+round of plans is queued when all have come, when somebody asks for a result, or on `launch`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import jax
+
+from jengine.outputs import StepOutput
+from jengine.plan import NO_ENTRIES, Plan
+from jengine.runner.loaded_model import LoadedModel
+from jengine.runner.plans.needed_features import needed
+from jengine.runner.plans.packing import bucket_for, pack
+from jengine.runner.plans.results import PendingStep
+from jengine.runner.plans.rows import Rows
+from jengine.runner.profiler import PROFILER
+from jengine.runner.programs.block_tables import block_entries
+from jengine.runner.runner import PlanRunner
+from jengine.runner.step.joined import JoinedReplicas
+from jengine.runner.variants.buckets import Bucket
+from jengine.runner.variants.features import Features
+from jengine.runner.variants.tap_sets import TapSet
+from jengine.sampling.processor_sets import ProcessorSet
+from sharding.mesh import steps_may_queue
+
+Numbered = TypeVar("Numbered", TapSet, ProcessorSet)
+
+
+class JointStep:
+    """A plan of one replica, in a round that may have to be queued yet."""
+
+    def __init__(self, group: JointGroup) -> None:
+        self._group = group
+        self.pending: PendingStep | None = None
+
+    @property
+    def ready(self) -> bool:
+        """Whether the step has run."""
+        return self._queued().ready
+
+    @property
+    def has_left(self) -> bool:
+        """Whether it is queued."""
+        return self.pending is not None
+
+    def result(self) -> StepOutput:
+        """Wait for the step and read its results."""
+        return self._queued().result()
+
+    def _queued(self) -> PendingStep:
+        if self.pending is None:
+            self._group.launch()
+        assert self.pending is not None, "a round has the plans of all its steps"
+        return self.pending
+
+
+class JointGroup:
+    """All replicas: their models, and the round of plans that is being gathered."""
+
+    def __init__(self, models: Sequence[LoadedModel], joined: JoinedReplicas) -> None:
+        self._models = models
+        self._joined = joined
+        self._rows = [Rows(loaded.shapes) for loaded in models]
+        self._round: dict[int, tuple[Plan, JointStep]] = {}
+        self._may_queue = steps_may_queue(joined.placement.mesh)
+
+    def submit(self, replica: int, plan: Plan) -> JointStep:
+        """Add a replica's plan to the round, or begin the next one with it."""
+        if replica in self._round:
+            self.launch()
+        step = JointStep(self)
+        self._round[replica] = plan, step
+        if len(self._round) == len(self._models):
+            self.launch()
+        return step
+
+    def launch(self) -> None:
+        """Queue the round, if it has a plan."""
+        if not self._round:
+            return
+        taken, self._round = self._round, {}
+        number = max(plan.step for plan, _ in taken.values())
+        idle = Plan(number, NO_ENTRIES, 0)
+        plans = [taken[i][0] if i in taken else idle for i in range(len(self._models))]
+        for replica, pending in enumerate(self._run(plans)):
+            if replica in taken:
+                taken[replica][1].pending = pending
+
+    def _run(self, plans: Sequence[Plan]) -> list[PendingStep]:
+        """Queue one step with a plan of each replica."""
+        models, joined = self._models, self._joined
+        first = models[0]
+        for rows, plan in zip(self._rows, plans, strict=True):
+            rows.apply(plan)
+        features = together([
+            needed(plan, rows, first.vocab_size, first.taps, first.processors)
+            for plan, rows in zip(plans, self._rows, strict=True)
+        ])  # fmt: skip
+        smallest = largest([bucket_for(plan, first.shapes, first.ladders) for plan in plans])
+        fitting = first.ladders.smallest_for(
+            smallest.decode_rows, smallest.prefill_tokens, smallest.pages
+        )
+        bucket = first.programs.bucket_for(fitting, features)
+        program, entry = first.programs.find(bucket, features)
+        packed = []
+        for loaded, rows, plan in zip(models, self._rows, plans, strict=True):
+            blocks = block_entries(plan.new_blocks)
+            with PROFILER.pack():
+                packed.append(pack(plan, rows, bucket, loaded.shapes, blocks))
+            loaded.add_blocks(blocks[loaded.shapes.num_new_blocks(bucket) :])
+            loaded.admit(plan.new_rows)
+            loaded.mask(plan.masks)
+        state = jax.tree.map(lambda *own: joined.join(own), *(one.state for one in models))
+        buffers = joined.packed([one.buffer for one in packed])
+        with PROFILER.step(max(plan.step for plan in plans), bucket):
+            state, output = program(first.leaves, state, buffers)
+        if not self._may_queue:
+            jax.block_until_ready(state.last_token)
+        for loaded, own in zip(models, self._parted(state), strict=True):
+            loaded.state = own
+        for plan in plans:
+            entry.count(plan.num_tokens, plan.repeats, plan.num_prompt_tokens)
+        outputs = self._parted(output)
+        return [PendingStep(*one) for one in zip(plans, packed, outputs, strict=True)]
+
+    def _parted(self, whole: Any) -> list[Any]:
+        """Each replica's part of a tree of joined arrays."""
+        arrays, tree = jax.tree.flatten(whole)
+        parts = zip(*map(self._joined.parts, arrays), strict=True)
+        return [jax.tree.unflatten(tree, part) for part in parts]
+
+
+class JointRunner:
+    """One replica of a group, as a runner of its own."""
+
+    def __init__(self, group: JointGroup, replica: int, loaded: LoadedModel) -> None:
+        self.group = group
+        self.loaded = loaded
+        self._replica = replica
+
+    def submit(self, plan: Plan) -> JointStep:
+        """Add the plan to the round of all replicas."""
+        return self.group.submit(self._replica, plan)
+
+    def update_parameters(self, values: Mapping[str, jax.Array]) -> None:
+        """Use these parameters for later plans. They are arrays of all replicas, and the first one
+        takes them for all."""
+        if self._replica == 0:
+            self.loaded.update_parameters(values)
+
+
+def launch_of(runners: Sequence[PlanRunner]) -> Callable[[], None]:
+    """What queues the plans that the replicas have; nothing if each queues its own."""
+    first = runners[0]
+    return first.group.launch if isinstance(first, JointRunner) else lambda: None
+
+
+def together(each: Sequence[Features]) -> Features:
+    """Features that cover all of these."""
+    sampling = each[0].sampling
+
+    def most(counts: list[int | None]) -> int | None:
+        return max((count for count in counts if count is not None), default=None)
+
+    return Features(
+        replace(
+            sampling,
+            random=any(one.sampling.random for one in each),
+            adjust=any(one.sampling.adjust for one in each),
+            logprobs=most([one.sampling.logprobs for one in each]),
+            processors=by_number([one.sampling.processors for one in each]),
+        ),
+        prompt_logprobs=most([one.prompt_logprobs for one in each]),
+        taps=by_number([one.taps for one in each]),
+    )
+
+
+def by_number(each: Iterable[Iterable[Numbered]]) -> tuple[Numbered, ...]:
+    """All these sets, each once, in the order of their numbers."""
+    found = {one.number: one for sets in each for one in sets}
+    return tuple(found[number] for number in sorted(found))
+
+
+def largest(buckets: Sequence[Bucket]) -> Bucket:
+    """A size that holds plans of all these."""
+    return Bucket(
+        max(one.decode_rows for one in buckets),
+        max(one.prefill_tokens for one in buckets),
+        max(one.pages for one in buckets),
+    )

@@ -1,0 +1,90 @@
+"""A runner for models with an encoder: encodes a plan's images before its step, and tells the step
+which tokens stand for which of their embeddings, and by which positions they are rotated.
+
+Steps whose prefill chunks touch no prompt with images run as they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+
+from jengine.media_spans import MediaSpan, offset_after, planes_of
+from jengine.outputs import StepOutput
+from jengine.plan import NewRow, Plan
+from jengine.runner.loaded_model import LoadedModel
+from jengine.runner.plans.packing import PackedStep
+from jengine.runner.programs.encoders import Encoders
+from jengine.runner.runner import Runner
+from jengine.runner.step.step import MediaInput
+from jengine.runner.variants.features import Features
+
+
+class MediaRunner(Runner):
+    """Keeps the images of rows until they hold another request."""
+
+    def __init__(self, loaded: LoadedModel, encoders: Encoders) -> None:
+        super().__init__(loaded)
+        self._encoders = encoders
+        self._spans: dict[int, list[MediaSpan]] = {}  # by row
+        self._offsets = np.zeros(loaded.shapes.max_rows, np.int32)
+
+    def _needed(self, plan: Plan) -> Features:
+        self._encoders.encode(self.loaded.leaves, plan.encode)
+        for row in plan.released:
+            self._spans.pop(row, None)
+        self._start(plan.new_rows)
+        chunks = plan.entries.rows[plan.num_decodes :].tolist()
+        has_images = any(row in self._spans for row in chunks)
+        return replace(super()._needed(plan), embeds=has_images)
+
+    def _start(self, new_rows: list[NewRow]) -> None:
+        """Note the images of new rows, and by how much later tokens of theirs are rotated less."""
+        changed = False
+        for new in new_rows:
+            self._spans.pop(new.row, None)
+            if new.media:
+                self._spans[new.row] = new.media
+            offset = offset_after(new.media)
+            changed |= bool(offset or self._offsets[new.row])
+            self._offsets[new.row] = offset
+        state = self.loaded.state
+        if changed and state.offsets is not None:
+            given = jax.device_put(self._offsets.copy(), state.offsets.sharding)
+            self.loaded.state = state._replace(offsets=given)
+
+    def _run(self, plan: Plan, packed: PackedStep, program: Any, *, adapters: bool) -> StepOutput:
+        if not any(row in self._spans for row in plan.entries.rows[plan.num_decodes :].tolist()):
+            return super()._run(plan, packed, program, adapters=adapters)
+        tokens = packed.bucket.num_tokens
+        index, planes = np.full(tokens, -1, np.int32), np.full((3, tokens), -1, np.int32)
+        ahead = np.zeros(tokens, np.int32)
+        first = 0
+        for row, start, length, _ in plan.entries.columns.T[plan.num_decodes :].tolist():
+            spans = self._spans.get(row)
+            if spans is not None:
+                places = packed.chunk_base + packed.chunk_tokens[first : first + length]
+                index[places], ahead[places] = self._embeddings(spans, start, length)
+                planes[:, places] = planes_of(spans, start + length)[:, start:]
+            first += length
+        given = MediaInput(packed.buffer, self._encoders.rows, index, planes, ahead)
+        return self.loaded.run(program, given, adapters=adapters)
+
+    def _embeddings(
+        self, spans: list[MediaSpan], start: int, length: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """i32[length]: the row of each token's embedding in the encoder's array, -1 for text; and
+        to how many later tokens of its image it attends."""
+        found, end = np.full(length, -1, np.int32), start + length
+        ahead = np.zeros(length, np.int32)
+        for span in spans:
+            first, last = max(span.offset, start), min(span.end, end)
+            if first < last:
+                inside = slice(first - span.offset, last - span.offset)
+                found[first - start : last - start] = span.places[inside]
+                if span.is_whole:
+                    ahead[first - start : last - start] = span.end - 1 - np.arange(first, last)
+        return found, ahead

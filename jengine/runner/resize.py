@@ -1,0 +1,60 @@
+"""Gives a loaded model a KV cache of another size, with the contents of the blocks that are left.
+
+In: bytes. Out: the blocks of each group. Only programs whose shapes hold the cache's size are
+compiled: the steps, and the program that makes the empty state. Called between steps, when no
+request has blocks; with an error nothing has changed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import jax
+from jax import Array
+
+from jengine.config import CacheConfig
+from jengine.runner.sizing import Sizing
+
+if TYPE_CHECKING:
+    from jengine.runner.loaded_model import LoadedModel
+
+
+class Resizing:
+    """The sizes of one replica's cache."""
+
+    def __init__(self, sizing: Sizing, cache: CacheConfig) -> None:
+        self._sizing = sizing.without_weights()
+        self.cache = cache
+
+    def resize(self, loaded: LoadedModel, num_bytes: int) -> list[int]:
+        """Use so many bytes for the cache."""
+        loaded.wait_until_warm()
+        sizing = self._sizing
+        cache = sizing.cache_for(num_bytes, held=sum(x.nbytes for x in arrays_of(loaded)))
+        if cache.num_blocks != self.cache.num_blocks:
+            compiler = sizing.compiler(cache)
+            programs = loaded.programs.compiled_by(compiler)
+            maker = sizing.state_maker(cache)
+            made = maker()
+            kept = jax.tree.map(with_blocks_of, made.caches, loaded.state.caches)
+            loaded.state = made._replace(caches=kept)
+            loaded.programs.use(compiler, programs)
+            loaded.use_maker(maker)
+            self.cache = cache
+        return list(cache.num_blocks)
+
+
+def arrays_of(loaded: LoadedModel) -> list[Array]:
+    """The arrays of the cache."""
+    return jax.tree.leaves(loaded.state.caches)
+
+
+def with_blocks_of(made: Array, old: Array) -> Array:
+    """The new array with the old one's content, as far as both go."""
+    return jax.jit(copied, donate_argnums=0, out_shardings=made.sharding)(made, old)
+
+
+def copied(made: Array, old: Array) -> Array:
+    """One array in the other's first places."""
+    common = tuple(slice(min(sizes)) for sizes in zip(made.shape, old.shape, strict=True))
+    return made.at[common].set(old[common])

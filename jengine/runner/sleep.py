@@ -1,0 +1,115 @@
+"""A loaded model asleep: its parameters on the host or dropped, its step state dropped.
+
+In: what is to sleep or to wake. Out: what sleeps now. Compiled programs stay, so waking compiles
+nothing. Called between steps, when no request has blocks of the KV cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+import jax
+
+from jengine.errors import RequestError
+from jengine.runner.report_types import CACHE, WEIGHTS
+from sharding.placement import HOST
+
+if TYPE_CHECKING:
+    from jengine.runner.loaded_model import LoadedModel
+    from jengine.runner.step.leaves import Leaves
+
+
+class Kept(NamedTuple):
+    """Parameters in host memory, and the shardings that steps take them with."""
+
+    leaves: Leaves
+    shardings: tuple[jax.sharding.Sharding, ...]
+
+    @classmethod
+    def of(cls, leaves: Leaves) -> Kept:
+        """Copies in host memory, sharded as before. A CPU's memory is the host's: none there."""
+        shardings = tuple(leaf.sharding for leaf in leaves)
+        if not leaves or is_host(leaves[0]):
+            return cls(leaves, shardings)
+        return cls(moved(leaves, [one.with_memory_kind(HOST) for one in shardings]), shardings)
+
+    def on_devices(self) -> Leaves:
+        """The parameters as steps take them."""
+        return moved(self.leaves, self.shardings)
+
+
+@dataclass
+class Asleep:
+    """What of a loaded model sleeps, and what of it is kept on the host."""
+
+    tags: set[str] = field(default_factory=set)
+    weights: Kept | None = None  # None: they were dropped, or do not sleep
+    guesser: Kept | None = None
+
+
+def put_to_sleep(loaded: LoadedModel, level: int, tags: Collection[str]) -> list[str]:
+    """Free what these tags name. Level 1 keeps parameters on the host, level 2 drops them."""
+    asleep = loaded.asleep
+    if WEIGHTS in tags and WEIGHTS not in asleep.tags:
+        asleep.weights = Kept.of(loaded.leaves)
+        # Updates do not bring a guesser's weights: those are kept at every level. Adapters are in
+        # the host's memory anyway.
+        asleep.guesser = Kept.of(loaded.guesser_leaves)
+        if loaded.adapters is not None:
+            loaded.adapters.drop()
+        loaded.leaves, loaded.guesser_leaves = (), ()
+        asleep.tags.add(WEIGHTS)
+    if WEIGHTS in tags and level >= 2:
+        asleep.weights = None
+    if CACHE in tags and CACHE not in asleep.tags:
+        loaded.drop_state()
+        asleep.tags.add(CACHE)
+    return sorted(asleep.tags)
+
+
+def wake(loaded: LoadedModel, tags: Collection[str]) -> list[str]:
+    """Bring back what these tags name. Parameters that were dropped sleep until others come."""
+    asleep = loaded.asleep
+    if WEIGHTS in tags and asleep.weights is not None:
+        take_weights(loaded, asleep.weights.on_devices())
+    if CACHE in tags and CACHE in asleep.tags:
+        loaded.make_state()
+        asleep.tags.discard(CACHE)
+    return sorted(asleep.tags)
+
+
+def take_weights(loaded: LoadedModel, leaves: Leaves) -> None:
+    """Use these parameters, asleep or not; a guesser's and adapters wake with them."""
+    asleep = loaded.asleep
+    loaded.leaves = leaves
+    if asleep.guesser is not None:
+        loaded.guesser_leaves = asleep.guesser.on_devices()
+    if loaded.adapters is not None:
+        loaded.adapters.fill()
+    asleep.weights = asleep.guesser = None
+    asleep.tags.discard(WEIGHTS)
+
+
+def reload(loaded: LoadedModel) -> list[str]:
+    """Read the parameters from the model's folder again."""
+    if loaded.read_weights is None:
+        raise RequestError(
+            "reload_weights: this engine was made of live parameters, so there is no folder to "
+            "read them from. Give new ones with update_params."
+        )
+    take_weights(loaded, loaded.read_weights(loaded.leaves or None))
+    return sorted(loaded.asleep.tags)
+
+
+def is_host(leaf: jax.Array) -> bool:
+    """Whether an array is in the host's memory already."""
+    return next(iter(leaf.devices())).platform == "cpu"
+
+
+def moved(leaves: Leaves, shardings: Collection[jax.sharding.Sharding]) -> Leaves:
+    """The arrays in these places, once they are there: what they were copied from can be freed."""
+    found = tuple(jax.device_put(leaf, to) for leaf, to in zip(leaves, shardings, strict=True))
+    jax.block_until_ready(found)
+    return found

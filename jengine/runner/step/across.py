@@ -1,0 +1,79 @@
+"""What a step's tokens read of an encoder's output: keys and values that were written once, when
+the encoder of their request ran, and that nothing masks.
+
+In: the array that the encoder's programs fill, and which of its rows belong to each row of the
+step. Out: a reader for the layers of a model.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from jengine.models.context import CrossReader
+from jengine.runner.step.step_input import StepInput
+from jengine.runner.variants.buckets import Bucket, StepShapes
+
+if TYPE_CHECKING:  # shapes are for readers and type checkers
+    from jaxtyping import Float, Float32, Int
+
+NOWHERE = -1e30  # the score of a position that a row does not have
+
+
+class CrossInput(NamedTuple):
+    """A packed plan, and where the rows of the step find their encoder's output."""
+
+    packed: Any  # i32[...]
+    kept: Any  # f32[capacity, layers * (keys + values)] the encoder's array
+    places: Any  # i32[rows, positions] which of its rows each row of the step reads, -1: none
+
+
+def cross_reader(
+    given: CrossInput, inputs: StepInput, bucket: Bucket, shapes: StepShapes, width: int
+) -> CrossReader:
+    """The reader of this step. Keys are read once for a decode, and once for a tile of a prompt;
+    `width`: keys and values of one layer."""
+    decodes, tile = bucket.decode_rows, shapes.prefill_tile
+    tables = [
+        given.places.at[rows].get(mode="fill", fill_value=-1)
+        for rows in (inputs.tokens.decode_rows, inputs.tiles.rows)
+    ]
+
+    def attend(layer: int, queries: Array) -> Array:
+        heads, dim = queries.shape[-2:]
+        kept = given.kept.reshape(len(given.kept), -1, width)
+        parts = (queries[:decodes, None], queries[decodes:].reshape(-1, tile, heads, dim))
+        found = [
+            attended(part, of_rows(kept, table, layer, dim), table).reshape(-1, heads, dim)
+            for part, table in zip(parts, tables, strict=True)
+            if part.size
+        ]
+        return jnp.concatenate(found)
+
+    return attend
+
+
+def of_rows(
+    kept: Float[Array, "capacity layers width"], table: Int[Array, "rows positions"], layer: int,
+    dim: int,
+) -> Float32[Array, "rows positions two kv_heads dim"]:  # fmt: skip
+    """Keys and values of one layer that each row may read."""
+    found = kept.at[jnp.maximum(table, 0), layer].get(mode="clip").astype(jnp.float32)
+    return found.reshape(*table.shape, 2, -1, dim)
+
+
+def attended(
+    queries: Float[Array, "rows tokens heads dim"],
+    both: Float[Array, "rows positions two kv_heads dim"],
+    table: Int[Array, "rows positions"],
+) -> Float[Array, "rows tokens heads dim"]:
+    """Softmax attention of each row's queries to the positions in its table."""
+    group = queries.shape[2] // both.shape[3]
+    keys, values = (jnp.repeat(both[:, :, part], group, axis=2) for part in (0, 1))
+    scores = jnp.einsum("rthd,rphd->rhtp", queries, keys) * queries.shape[-1] ** -0.5
+    exists = jnp.broadcast_to((table >= 0)[:, None, None, :], scores.shape)
+    weights = jax.nn.softmax(jnp.where(exists, scores, NOWHERE), axis=-1)
+    return jnp.einsum("rhtp,rphd->rthd", weights, values)

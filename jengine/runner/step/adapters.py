@@ -1,0 +1,137 @@
+"""Adapters in a step while it is traced: which slot each token has, and what its adapter adds.
+
+In: the slot of each query tile, and the matrices of all slots. Out: a model whose layers add what
+the adapters of the tokens' rows make. The rows of a batch may have different adapters, or none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from jengine.lora.weights import HEAD, LowRankWeight
+from jengine.models.linear import Embedding, Linear
+from jengine.runner.step.step_input import tile_of_token
+from jengine.runner.variants.buckets import Bucket, StepShapes
+from jengine.weights.prepared import weighted
+from pallas_kernels.low_rank import SlotOrder, multiply_low_rank, slot_order
+from sharding.placement import Placement
+
+if TYPE_CHECKING:  # shapes are for readers and type checkers
+    from jaxtyping import Float, Float32, Int
+
+Added = Callable[[Array, Array | None], Array]
+
+
+class AdapterRows:
+    """The adapters of some rows of activations, such as a step's tokens."""
+
+    def __init__(self, slots: Int[Array, " rows"], most: int, implementation: str) -> None:
+        self._order: SlotOrder = slot_order(slots, most, implementation=implementation)
+        self._implementation = implementation
+
+    def added(
+        self,
+        weight: LowRankWeight,
+        down: Float[Array, "..."],
+        up: Float[Array, "..."],
+        x: Float[Array, "..."],
+        base: Float[Array, "..."] | None = None,
+    ) -> Float32[Array, "..."]:
+        """base + what the rows' adapters add to x @ weight: f32 [*rows, *outputs]."""
+        inputs, outputs = weight.weight.matrix[0], weight.weight.outputs
+        with jax.named_scope("adapters"):
+            sizes = (inputs, weight.rank) if weight.inputs_first else (weight.rank, inputs)
+            made = multiply_low_rank(
+                x.reshape(-1, inputs),
+                down.reshape(weight.slots, *sizes),
+                up,
+                self._order,
+                ranges=jnp.asarray(weight.ranges),
+                base=None if base is None else base.reshape(-1, *outputs),
+                implementation=self._implementation,
+            )
+        return made.reshape(*x.shape[:-1], *outputs)
+
+    def looked_up(
+        self,
+        weight: LowRankWeight,
+        down: Float[Array, "slots tokens rank"],
+        up: Float[Array, "slots rank hidden"],
+        tokens: Int[Array, " rows"],
+        base: Float[Array, "rows hidden"],
+    ) -> Float32[Array, "rows hidden"]:
+        """base + what the rows' adapters add to these tokens' embeddings."""
+        slots = self._order.slots
+        with jax.named_scope("adapters"):
+            inner = down[jnp.maximum(slots - 1, 0), tokens]
+            inner = jnp.where(slots[:, None] > 0, inner, 0)
+            same = jnp.eye(weight.rank, dtype=up.dtype)
+            same = jnp.broadcast_to(same, (weight.slots, *same.shape))
+            return multiply_low_rank(
+                inner, same, up, self._order, base=base, implementation=self._implementation
+            )
+
+
+class HeadAdapters:
+    """What adapters add to the logits of some of a step's tokens."""
+
+    def __init__(
+        self, weight: LowRankWeight, stacks: Sequence[Array], slots: Array, implementation: str
+    ) -> None:
+        self._weight = weight
+        self._down, self._up = stacks
+        self._slots = slots  # i32 [tokens]
+        self._implementation = implementation
+
+    def added(
+        self, rows: Float[Array, "rows hidden"], tokens: Int[Array, " rows"]
+    ) -> Float32[Array, "rows vocab"]:
+        """For the hidden states of these tokens."""
+        own = AdapterRows(self._slots[tokens], self._weight.slots, self._implementation)
+        return own.added(self._weight, self._down, self._up, rows)
+
+
+def token_slots(
+    slots: Int[Array, " tiles"], bucket: Bucket, shapes: StepShapes
+) -> Int[Array, " tokens"]:
+    """The slot of each token, given those of the query tiles."""
+    return jnp.asarray(slots)[tile_of_token(bucket, shapes)]
+
+
+def implementation_of(shapes: StepShapes, placement: Placement) -> str:
+    """Which kernels run: those of the attention backend on one device; on several XLA shards
+    adapters as their weights."""
+    return str(shapes.attention) if placement.mesh.size == 1 else "xla"
+
+
+def add_adapters(
+    model: Any,
+    weights: Mapping[str, LowRankWeight],
+    leaves: tuple[Array, ...],
+    slots: Int[Array, " tokens"],
+    implementation: str,
+) -> HeadAdapters | None:
+    """Have the layers of a model, which this trace has built, add the adapters of these tokens.
+    Returns those of the head, which sees other rows."""
+    modules, head = weighted(model), None
+    most = next(iter(weights.values())).slots
+    rows = AdapterRows(slots, most, implementation)
+    for index, (path, weight) in enumerate(weights.items()):
+        stacks = leaves[2 * index : 2 * index + 2]
+        if path == HEAD:
+            head = HeadAdapters(weight, stacks, slots, implementation)
+            continue
+        module = modules[path]
+        assert isinstance(module, (Linear, Embedding)), "adapters are for these alone"
+        made = rows.looked_up if weight.is_table else rows.added
+        module.adapters = _closure(made, weight, *stacks)
+    return head
+
+
+def _closure(made: Callable[..., Array], weight: LowRankWeight, down: Array, up: Array) -> Added:
+    return lambda x, base: made(weight, down, up, x, base)

@@ -1,0 +1,69 @@
+"""The tokens of each block of the KV cache that a device has.
+
+In: a step's view of a cache group. Out: slots, counts and the view that kernels take on a device.
+Without decode context parallelism a device has all tokens. Must not know how results are merged.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import Array
+
+from jengine.runner.step.group_arrays import Axes
+from jengine.runner.step.views import GroupView
+from jengine.runner.variants.buckets import StepShapes
+from sharding.context import own_count, own_slots
+from sharding.placement import Placement
+
+
+class BlockShare(NamedTuple):
+    """How the tokens of a block are divided."""
+
+    own: int  # tokens of a block on each device
+    ways: int  # devices that have different ones
+
+    @classmethod
+    def of(cls, axes: Axes, shapes: StepShapes, placement: Placement) -> BlockShare:
+        """The share of a cache array with these logical axes."""
+        ways = 1
+        if "block_tokens" in axes:
+            ways = placement.ways_of("block_tokens", shapes.block_size)
+        return cls(shapes.block_size // ways, ways)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether each device has all tokens."""
+        return self.ways == 1
+
+    def slots(self, slots: Array) -> Array:
+        """Where this device puts tokens; out of range for those that others have."""
+        return slots if self.is_whole else own_slots(slots, self.own, self.ways)
+
+    def counts(self, tokens: Array) -> Array:
+        """How many of the first `tokens` of a sequence this device has."""
+        return own_count(tokens, self.own, self.ways)
+
+    def view(self, view: GroupView) -> tuple[GroupView, Array]:
+        """The view of this device's tokens as a shorter sequence, and which queries see any.
+
+        Kernels expect that a query sees a key, so those that see none are given the first slot.
+        """
+        count = self.counts(view.positions + 1)
+        positions = jnp.where(view.positions < 0, -1, jnp.maximum(count - 1, 0))
+        return view._replace(positions=positions), count > 0
+
+
+def scattered_dimension(
+    shape: tuple[int, ...], axes: Axes, read_axes: Axes, placement: Placement
+) -> int | None:
+    """The dimension of results that is divided further than that of queries, if one is.
+
+    A device reads its tokens for the queries of all devices that divide a block, so queries come by
+    `read_axes`; results leave by `axes`.
+    """
+    for dimension, (size, axis, read) in enumerate(zip(shape, axes, read_axes, strict=True)):
+        if placement.ways_of(axis, size) > placement.ways_of(read, size):
+            return dimension
+    return None

@@ -1,0 +1,100 @@
+"""The arrays of a cache group: shapes, logical axes and sizes.
+
+A group of attention layers has one array, the layers first. One of recurrent layers has an array
+for each part of its state, float32, in which a unit holds the state of one row.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from jengine.config import CacheGroup, CacheSpec
+from pallas_kernels.cache_write import empty_cache
+from pallas_kernels.layout import cache_shape, entries_shape
+from sharding.placement import Placement
+
+STATE_AXES = ("stage", None)  # of recurrent layers, before those of a state
+
+# Kinds whose group is a tuple of arrays: of a state's parts, or, where nothing is kept, of none.
+OF_PARTS = ("recurrent", "whole")
+
+Axes = tuple[str | None, ...]
+
+
+def group_shape(
+    group: CacheGroup, num_blocks: int, block_size: int, dtype: Any, stages: int = 1
+) -> tuple[int, ...]:
+    """Shape of the array of a group of attention, whose layers are those of one stage."""
+    spec, layers = group.spec, stages * len(group.layers)
+    if spec.kind == "latent":
+        return entries_shape(layers, num_blocks, block_size, spec.head_dim)
+    return cache_shape(layers, num_blocks, block_size, spec.kv_heads, spec.head_dim, dtype)
+
+
+def state_shapes(group: CacheGroup, units: int, stages: int = 1) -> tuple[tuple[int, ...], ...]:
+    """Shapes of the arrays of a group of recurrent layers."""
+    layers = stages * len(group.layers)
+    return tuple((layers, units, *state.shape) for state in group.spec.states)
+
+
+def empty_group(
+    group: CacheGroup, units: int, block_size: int, dtype: Any, stages: int, kernels: str | None
+) -> Any:
+    """Zeros: one array, or the tuple of a recurrent group."""
+    if group.spec.kind in OF_PARTS:
+        return tuple(jnp.zeros(shape, jnp.float32) for shape in state_shapes(group, units, stages))
+    return empty_cache(group_shape(group, units, block_size, dtype, stages), dtype, kernels)
+
+
+def group_axes(group: CacheGroup) -> Any:
+    """Logical axes of a group's array, or a tuple of those of its arrays."""
+    if group.spec.kind in OF_PARTS:
+        return tuple((*STATE_AXES, *state.axes) for state in group.spec.states)
+    return attention_axes(group.spec)
+
+
+def attention_axes(spec: CacheSpec) -> Axes:
+    """Logical axes of an array of attention layers; the KV heads follow each other in its last
+    dimension. What a window keeps is small: each device has all tokens of it."""
+    tokens = "block_tokens" if spec.keeps_all else None
+    if spec.kind == "latent":  # its heads share everything
+        return ("stage", None, tokens, None)
+    return ("stage", None, None, tokens, "kv_heads")
+
+
+def block_bytes(group: CacheGroup, block_size: int, dtype: Any) -> int:
+    """Bytes that one block, or other unit, of a group takes over all its layers (of one stage)."""
+    if group.spec.kind in OF_PARTS:
+        return sum(map(math.prod, state_shapes(group, 1))) * np.dtype(np.float32).itemsize
+    return math.prod(group_shape(group, 1, block_size, dtype)) * np.dtype(jnp.dtype(dtype)).itemsize
+
+
+def block_bytes_on_each(
+    group: CacheGroup, block_size: int, dtype: Any, placement: Placement
+) -> int:
+    """What of these bytes is on each device."""
+    if group.spec.kind not in OF_PARTS:
+        ways = placement.ways("kv_heads")
+        if group.spec.keeps_all:
+            ways *= placement.ways("block_tokens")
+        return block_bytes(group, block_size, dtype) // ways
+    sizes = placement.in_stage()  # the layers are those of one stage
+    found = 0
+    for shape, axes in zip(state_shapes(group, 1), group_axes(group), strict=True):
+        ways = math.prod(
+            sizes.sizes[name]
+            for names in sizes.spec(axes, shape)
+            for name in ((names,) if isinstance(names, str) else names or ())
+        )
+        found += math.prod(shape) // ways
+    return found * np.dtype(np.float32).itemsize
+
+
+def each_array(cache: Any) -> tuple[Array, ...]:
+    """The arrays of a group."""
+    return cache if isinstance(cache, tuple) else (cache,)

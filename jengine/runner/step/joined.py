@@ -1,0 +1,96 @@
+"""Steps of replicas that run together, as one program of all their devices.
+
+Each replica keeps state, input and results of its own; joined, they are one array along the first
+axis, whose shards are the replicas' own memory. So joining and parting copy nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax import Array
+from jax.sharding import NamedSharding, PartitionSpec
+
+from sharding.axes import DATA
+from sharding.placement import Placement
+
+EVERYWHERE, BY_REPLICA = PartitionSpec(), PartitionSpec(DATA)
+
+
+@dataclass(frozen=True)
+class JoinedReplicas:
+    """The replicas of a joint placement."""
+
+    placement: Placement
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return self.placement.mesh.shape[DATA]
+
+    def mapped(self, body: Callable[..., Any], leaves: Sequence[Any]) -> Callable[..., Any]:
+        """A step (leaves, state, packed) of one replica, as a step of all."""
+        given = tuple(BY_REPLICA if is_apart(leaf.sharding) else EVERYWHERE for leaf in leaves)
+        return self.placement.on_each_replica(
+            body, (given, BY_REPLICA, BY_REPLICA), (BY_REPLICA, BY_REPLICA)
+        )
+
+    def shape(self, own: Any) -> jax.ShapeDtypeStruct:
+        """The shape of joined arrays that are like this one of a replica."""
+        whole = (self.count * own.shape[0], *own.shape[1:])
+        return jax.ShapeDtypeStruct(whole, own.dtype, sharding=self._sharding(own))
+
+    @property
+    def by_replica(self) -> NamedSharding:
+        """The sharding of joined arrays of which each replica's devices have its part whole."""
+        return NamedSharding(self.placement.mesh, BY_REPLICA)
+
+    def join(self, own: Sequence[Array]) -> Array:
+        """The replicas' arrays as one, in the same memory."""
+        like = self.shape(own[0])
+        shards = [shard.data for array in own for shard in array.addressable_shards]
+        return jax.make_array_from_single_device_arrays(
+            like.shape, self._sharding(own[0]), shards, dtype=like.dtype
+        )
+
+    def packed(self, own: Sequence[np.ndarray]) -> Array:
+        """The replicas' packed inputs as one."""
+        return jax.device_put(np.concatenate(own), self.by_replica)
+
+    def parts(self, whole: Array) -> list[Array]:
+        """Each replica's part of a joined array, in the same memory."""
+        assert isinstance(whole.sharding, NamedSharding), "steps return named shardings"
+        first, *others = whole.sharding.spec
+        names = tuple(name for name in axes_of(first) if name != DATA)
+        spec = PartitionSpec(names or None, *others)
+        shape = (whole.shape[0] // self.count, *whole.shape[1:])
+        data = {shard.device: shard.data for shard in whole.addressable_shards}
+        return [
+            jax.make_array_from_single_device_arrays(
+                shape,
+                NamedSharding(replica.mesh, spec),
+                [data[device] for device in replica.mesh.devices.flat],
+                dtype=whole.dtype,
+            )
+            for replica in self.placement.replicas
+        ]
+
+    def _sharding(self, own: Any) -> NamedSharding:
+        first, *others = own.sharding.spec or (None,)
+        return NamedSharding(self.placement.mesh, PartitionSpec((DATA, *axes_of(first)), *others))
+
+
+def axes_of(entry: Any) -> tuple[str, ...]:
+    """The mesh axes that one entry of a partition spec names."""
+    if entry is None:
+        return ()
+    return (entry,) if isinstance(entry, str) else tuple(entry)
+
+
+def is_apart(sharding: NamedSharding) -> bool:
+    """Whether replicas have different shards of an array."""
+    return bool(sharding.spec) and DATA in axes_of(sharding.spec[0])

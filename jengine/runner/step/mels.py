@@ -1,0 +1,42 @@
+"""Packs audio for one run of an encoder of speech. Pure numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jengine.config import SpeechConfig
+from jengine.media_spans import MediaSpan
+
+
+class PackedMels(NamedTuple):
+    """The spectrogram of one audio, and where keys and values of its positions go."""
+
+    values: Any  # f32[frames, mels]
+    rows: Any  # i32[positions] out of range for those that nothing reads
+
+    @property
+    def given(self) -> Any:
+        """What the model's encoder takes."""
+        return self.values
+
+
+class MelPacker:
+    """Packs one audio at a time: all have the same length."""
+
+    def __init__(self, speech: SpeechConfig, width: int) -> None:
+        self.speech = speech
+        self.width = width
+
+    def places_taken(self, span: MediaSpan) -> int:
+        """Positions of an audio."""
+        return self.speech.positions
+
+    def pack(self, spans: Sequence[MediaSpan], size: int, capacity: int) -> PackedMels:
+        """The audio in a run of `size` positions, for an array that keeps `capacity`."""
+        shape = (self.speech.frames, self.speech.mels)
+        for span in spans:
+            return PackedMels(np.frombuffer(span.values, np.float32).reshape(shape), span.places)
+        return PackedMels(np.zeros(shape, np.float32), np.full(size, capacity, np.int32))

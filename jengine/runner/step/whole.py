@@ -1,0 +1,82 @@
+"""Attention that sees ahead: every token of a prompt attends to all of it; nothing is cached.
+
+A step writes keys and values of its prompt tokens, which are packed in whole tiles, to blocks of
+its own, one for each tile, and then attends to these as to a cache. So a prompt costs by its own
+length, whatever else runs, and its bits are the same in any batch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import jax.numpy as jnp
+from jax import Array
+
+from jengine.config import AttentionConfig
+from jengine.runner.step.batch import Batch
+from jengine.runner.step.step_input import tile_of_token
+from jengine.runner.step.views import GroupView, chunk_starts
+from jengine.runner.variants.buckets import Bucket, StepShapes
+from pallas_kernels.cache_write import empty_cache
+from pallas_kernels.layout import cache_shape
+
+if TYPE_CHECKING:  # shapes are for readers and type checkers
+    from jaxtyping import Int32, Shaped
+
+
+def whole_view(batch: Batch, bucket: Bucket, shapes: StepShapes) -> GroupView:
+    """The step's view of the blocks of `step_blocks`: tile i of the prompts is block i."""
+    decodes, count = bucket.decode_rows, bucket.prefill_tokens
+    tiles, tile = shapes.num_tiles(bucket), shapes.prefill_tile
+    positions = batch.positions[decodes:].reshape(tiles, tile)
+    firsts = jnp.arange(tiles, dtype=jnp.int32) - jnp.maximum(positions[:, 0], 0) // tile
+    used = jnp.sum((positions >= 0).astype(jnp.int32), axis=1)
+    ends = jnp.zeros(tiles, jnp.int32).at[firsts].add(used)[firsts]
+    pages = min(tiles, -(-shapes.max_model_len // tile))
+    tables = jnp.minimum(
+        firsts[:, None] + jnp.arange(pages, dtype=jnp.int32)[None, :], max(tiles - 1, 0)
+    )
+    places = jnp.arange(-decodes, count, dtype=jnp.int32)
+    return GroupView(
+        slots=jnp.where(batch.positions >= 0, places, jnp.iinfo(jnp.int32).max),
+        positions=batch.positions,
+        tables=jnp.pad(tables, ((decodes, 0), (0, 0))),
+        table_starts=jnp.zeros(decodes + tiles, jnp.int32),
+        runs=batch.runs,
+        chunk_starts=chunk_starts(batch, bucket, shapes),
+        ends=jnp.pad(ends, (decodes, 0)),
+    )
+
+
+def step_blocks(
+    config: AttentionConfig, bucket: Bucket, shapes: StepShapes
+) -> Shaped[Array, "1 2 tiles tile width"]:
+    """Empty blocks for one layer's keys and values."""
+    blocks = max(shapes.num_tiles(bucket), 1)
+    sizes = cache_shape(1, blocks, shapes.prefill_tile, config.num_kv_heads, config.head_dim)
+    return empty_cache(sizes, jnp.dtype(shapes.uncached), shapes.attention)
+
+
+class Reach(NamedTuple):
+    """What each query attends to, in the words of causal attention."""
+
+    positions: Array  # i32 [D + T] of the last key in view, which need not exist
+    window: int | None
+    ends: Array | None  # i32 [tiles] keys that exist, where positions do not say it
+
+
+def reach_of(view: GroupView, config: AttentionConfig, bucket: Bucket, shapes: StepShapes) -> Reach:
+    """A query that sees ahead is one at the position of the last key that it sees."""
+    if not config.bidirectional:
+        return Reach(view.positions, config.window, None)
+    if config.window is None:
+        last = last_of(view, bucket, shapes)
+        return Reach(jnp.where(view.positions >= 0, last, -1), None, None)
+    ahead = config.window - 1
+    moved = jnp.where(view.positions >= 0, view.positions + ahead, -1)
+    return Reach(moved, config.window + ahead, view.ends)
+
+
+def last_of(view: GroupView, bucket: Bucket, shapes: StepShapes) -> Int32[Array, " tokens"]:
+    """The last position of each token's prompt."""
+    return view.ends[tile_of_token(bucket, shapes)] - 1

@@ -1,0 +1,97 @@
+"""Small programs that read blocks from a group's cache, and write blocks into it.
+
+In: the arrays of a group, block numbers. Out: blocks first, `[blocks, layers, ...]`; or the same
+arrays, donated, with other blocks. One program per number of blocks, of a few.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jengine.config import CacheGroup
+
+T = TypeVar("T")
+COUNTS = (4, 16, 64, 256)
+# Where a padded write goes: outside of every cache, so it is dropped.
+OUTSIDE = np.iinfo(np.int32).max
+
+
+def parts(blocks: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Where each run of a program begins and ends among these blocks."""
+    for begin in range(0, len(blocks), COUNTS[-1]):
+        yield begin, min(begin + COUNTS[-1], len(blocks))
+
+
+def padded_count(count: int) -> int:
+    """The smallest number of blocks that there is a program for."""
+    return next(size for size in COUNTS if size >= count)
+
+
+class BlockPrograms:
+    """The programs of one group, compiled when they are first used."""
+
+    def __init__(self, group: CacheGroup, arrays: Sequence[Array]) -> None:
+        self.axis = 1 if group.spec.kind in ("latent", "recurrent") else 2
+        self.shapes = [without(array.shape, self.axis) for array in arrays]
+        self.dtypes = [np.dtype(array.dtype) for array in arrays]
+        self.shardings = [blocks_first(array.sharding, array.ndim, self.axis) for array in arrays]
+        self._read = jax.jit(self._taken, out_shardings=tuple(self.shardings))
+        self._write = jax.jit(
+            self._put, donate_argnums=0, out_shardings=tuple(array.sharding for array in arrays)
+        )
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block in all of its arrays, on all devices."""
+        return sum(
+            int(np.prod(shape)) * dtype.itemsize
+            for shape, dtype in zip(self.shapes, self.dtypes, strict=True)
+        )
+
+    def read(self, arrays: tuple[Array, ...], blocks: Sequence[int]) -> tuple[Array, ...]:
+        """Copies of at most COUNTS[-1] blocks, and of any others up to a padded number."""
+        numbers = np.zeros(padded_count(len(blocks)), np.int32)
+        numbers[: len(blocks)] = blocks
+        return self._read(arrays, numbers)
+
+    def write(
+        self, arrays: tuple[Array, ...], blocks: Sequence[int], values: tuple[Array, ...]
+    ) -> tuple[Array, ...]:
+        """The arrays with these blocks; `values` are padded. The given arrays are donated."""
+        numbers = np.full(values[0].shape[0], OUTSIDE, np.int32)
+        numbers[: len(blocks)] = blocks
+        return self._write(arrays, numbers, values)
+
+    def _taken(self, arrays: tuple[Array, ...], blocks: Array) -> tuple[Array, ...]:
+        return tuple(
+            jnp.moveaxis(jnp.take(array, blocks, axis=self.axis, mode="clip"), self.axis, 0)
+            for array in arrays
+        )
+
+    def _put(
+        self, arrays: tuple[Array, ...], blocks: Array, values: tuple[Array, ...]
+    ) -> tuple[Array, ...]:
+        where = (*(slice(None),) * self.axis, blocks)
+        return tuple(
+            array.at[where].set(jnp.moveaxis(value, 0, self.axis), mode="drop")
+            for array, value in zip(arrays, values, strict=True)
+        )
+
+
+def without(shape: tuple[T, ...], axis: int) -> tuple[T, ...]:
+    """A shape without one of its dimensions."""
+    return (*shape[:axis], *shape[axis + 1 :])
+
+
+def blocks_first(sharding: jax.sharding.Sharding, ndim: int, axis: int) -> NamedSharding:
+    """The sharding of an array whose blocks, which are never split, come first."""
+    assert isinstance(sharding, NamedSharding), "caches have a named sharding"
+    spec = (*sharding.spec, *(None,) * (ndim - len(sharding.spec)))
+    return NamedSharding(sharding.mesh, PartitionSpec(None, *without(spec, axis)))

@@ -1,0 +1,164 @@
+"""Threads that copy blocks within the host, beside the thread that queues steps.
+
+In: blocks on their way from the devices, contents to fetch. Out: slots that are filled, and which
+fetches have ended. One thread writes slots, in the order of the plans, so that a slot never gets an
+older content after a newer one; others wait for a connector.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from jax import Array
+
+from jengine.connectors.protocol import WorkerHalf
+from jengine.plan import BlockCopies, Fetch
+from jengine.runner.transfers.host_memory import HostMemory
+
+logger = logging.getLogger(__name__)
+READERS = 8
+# Bytes that may wait to be written out; what comes while there are more is not kept further away.
+MOST_UNWRITTEN = 512 * 2**20
+
+
+class HostCopies:
+    """The slots of all groups, and the connector's half that reads and writes beyond them."""
+
+    def __init__(self, memories: Sequence[HostMemory], far: WorkerHalf | None) -> None:
+        self._memories = memories
+        self._far = far
+        self._slots = ThreadPoolExecutor(1, "kv-slots")
+        self._readers = ThreadPoolExecutor(READERS, "kv-read") if far else None
+        self._writer = ThreadPoolExecutor(1, "kv-write") if far else None
+        self._saving: dict[tuple[int, int], Future[None]] = {}
+        self._epoch = 0
+        self._fetching: set[tuple[int, int]] = set()  # epoch and number
+        self._ended: dict[int, bool] = {}
+        self._changed = threading.Condition()
+        self._unwritten = 0
+        self.dropped = 0  # contents that were not written out, as too many waited
+
+    def save(self, copies: BlockCopies, arrays: Sequence[Array]) -> None:
+        """Fill slots with these blocks once they are there, and write them out."""
+        future = self._slots.submit(self._keep, copies, arrays)
+        for slot in copies.slots:
+            self._saving[copies.group, slot] = future
+
+    def num_slots(self, group: int, most: int) -> int:
+        """How many slots a group has, at most so many."""
+        return min(self._memories[group].num_slots, most)
+
+    def keep(self, group: int, slots: Sequence[int], arrays: Sequence[Array]) -> None:
+        """Fill slots at once."""
+        self._memories[group].keep(slots, arrays)
+
+    def wait_for(self, group: int, slots: Sequence[int]) -> None:
+        """Return when these slots are filled. Raises if that has failed."""
+        for slot in slots:
+            future = self._saving.pop((group, slot), None)
+            if future is not None:
+                future.result()
+
+    def staged(self, group: int, slots: Sequence[int]) -> tuple[Array, ...]:
+        """What filled slots hold, on its way to the devices."""
+        return self._memories[group].staged(slots)
+
+    def fetch(self, fetches: Sequence[Fetch]) -> None:
+        """Begin to bring contents into slots."""
+        if not fetches:
+            return
+        assert self._readers is not None, "a plan fetches, and there is no connector"
+        with self._changed:
+            self._fetching.update((self._epoch, fetch.number) for fetch in fetches)
+        for begin in range(min(READERS, len(fetches))):  # so many threads, each some of them
+            self._readers.submit(self._read, fetches[begin::READERS], self._epoch)
+
+    def ended(self, wait: float = 0.0) -> dict[int, bool]:
+        """The fetches that have ended since the last call, and whether they succeeded. Waits at
+        most so many seconds for those on their way."""
+        if not (self._fetching or self._ended):
+            return {}
+        with self._changed:
+            if wait:
+                self._changed.wait_for(lambda: not self._fetching, wait)
+            ended, self._ended = self._ended, {}
+        return ended
+
+    def reset(self) -> None:
+        """Forget the fetches in progress: their slots will have other contents."""
+        with self._changed:
+            self._epoch += 1
+            self._fetching.clear()
+            self._ended.clear()
+        for slot in list(self._saving):
+            self._saving.pop(slot).result()
+
+    def tidy(self) -> None:
+        """Drop what is known to have ended."""
+        for slot in [slot for slot, future in self._saving.items() if future.done()]:
+            self._saving.pop(slot).result()
+
+    def close(self) -> None:
+        """End the threads, once what is to be written out has been."""
+        self._slots.shutdown()
+        for pool in (self._readers, self._writer):
+            if pool is not None:
+                pool.shutdown(cancel_futures=pool is self._readers)
+        if self._far is not None:
+            self._far.close()
+
+    def _keep(self, copies: BlockCopies, arrays: Sequence[Array]) -> None:
+        memory = self._memories[copies.group]
+        memory.keep(copies.slots, arrays)
+        if self._far is None or self._writer is None:
+            return
+        for slot, key in zip(copies.slots, copies.keys, strict=False):
+            data = memory.whole(slot)
+            with self._changed:
+                if self._unwritten + len(data) > MOST_UNWRITTEN:
+                    self.dropped += 1
+                    continue
+                self._unwritten += len(data)
+            self._writer.submit(self._write, key, data)
+
+    def _write(self, key: bytes, data: bytes) -> None:
+        assert self._far is not None
+        try:
+            self._far.write(key, data)
+        except Exception:
+            logger.exception("A block of the KV cache could not be written out; it is not kept.")
+        finally:
+            with self._changed:
+                self._unwritten -= len(data)
+
+    def _read(self, fetches: Sequence[Fetch], epoch: int) -> None:
+        assert self._far is not None
+        found: list[tuple[Fetch, bytes | memoryview | None]] = []
+        for fetch in fetches:
+            data = None
+            try:
+                data = self._far.read(fetch.key, fetch.source)
+            except Exception:
+                logger.exception(
+                    "A block of the KV cache could not be fetched; it is computed again."
+                )
+            found.append((fetch, data))
+        self._slots.submit(self._fill, found, epoch)
+
+    def _fill(self, found: Sequence[tuple[Fetch, bytes | memoryview | None]], epoch: int) -> None:
+        """Write what was read to its slots, unless there was a reset since."""
+        with self._changed:
+            if epoch != self._epoch:
+                return
+        ended = {
+            fetch.number: data is not None and self._memories[fetch.group].put(fetch.slot, data)
+            for fetch, data in found
+        }
+        with self._changed:
+            if epoch == self._epoch:
+                self._fetching.difference_update((epoch, number) for number in ended)
+                self._ended.update(ended)
+                self._changed.notify_all()

@@ -1,0 +1,167 @@
+"""A runner around a runner: queues a plan's loads before its step and its saves after it.
+
+In: plans. Out: steps whose outputs say which fetches have ended. Blocks leave and enter the cache
+in the order of the devices' queue, so a step sees what was loaded before it, and what is saved is
+what the steps until then have written, whatever later ones do with those blocks.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+import jax
+import numpy as np
+
+from jengine.connectors.protocol import WorkerHalf
+from jengine.outputs import StepOutput
+from jengine.plan import BlockCopies, Plan
+from jengine.runner.loaded_model import LoadedModel
+from jengine.runner.runner import PlanRunner, StepHandle
+from jengine.runner.step.group_arrays import each_array
+from jengine.runner.transfers.device_blocks import COUNTS, BlockPrograms, parts
+from jengine.runner.transfers.host_copies import HostCopies
+from jengine.runner.transfers.host_memory import HostMemory, on_host
+
+# Seconds that a plan without anything to run waits for fetches.
+REST = 5e-3
+MEASURED = 3  # copies, of which the fastest counts
+NO_TOKENS = np.zeros((0, 1), np.int32)
+
+
+class TransferStep:
+    """A step and the fetches that had ended when it was queued; without a step only those."""
+
+    __slots__ = ("_done", "_step")
+
+    def __init__(self, step: StepHandle | None, done: dict[int, bool]) -> None:
+        self._step = step
+        self._done = done
+
+    @property
+    def ready(self) -> bool:
+        """Whether `result` returns without waiting."""
+        return self._step is None or self._step.ready
+
+    @property
+    def has_left(self) -> bool:
+        """Whether nothing more has to be queued before it can be read."""
+        return self._step is None or self._step.has_left
+
+    def result(self) -> StepOutput:
+        """Wait for the step."""
+        output = StepOutput(NO_TOKENS) if self._step is None else self._step.result()
+        return output._replace(transfers_done=self._done)
+
+
+class TransferRunner:
+    """Runs plans with transfers."""
+
+    def __init__(
+        self, runner: PlanRunner, programs: Sequence[BlockPrograms], copies: HostCopies
+    ) -> None:
+        self.loaded: LoadedModel = runner.loaded
+        self._runner = runner
+        self._programs = programs
+        self._copies = copies
+        self.loaded.closing.append(copies.close)
+
+    def submit(self, plan: Plan) -> TransferStep:
+        """Queue the plan's loads, its step and its saves."""
+        transfers, copies = plan.transfers, self._copies
+        if transfers is not None:
+            if transfers.reset:
+                copies.reset()
+            for loads in transfers.loads:
+                self._load(loads)
+        runs = transfers is None or len(plan.entries) > 0
+        step = self._runner.submit(plan) if runs else None
+        if transfers is not None:
+            copies.tidy()
+            for saves in transfers.saves:
+                self._save(saves)
+            copies.fetch(transfers.fetches)
+        return TransferStep(step, copies.ended(0.0 if runs else REST))
+
+    def update_parameters(self, values: Mapping[str, jax.Array]) -> None:
+        """Use these parameters for later plans."""
+        self._runner.update_parameters(values)
+
+    def warm_up(self) -> None:
+        """Compile the programs, by writing what the null blocks hold to where they are."""
+        for group, programs in enumerate(self._programs):
+            for count in COUNTS:
+                arrays = self._arrays(group)
+                values = programs.read(arrays, [0] * count)
+                self._use(group, programs.write(arrays, [0], values))
+
+    def load_seconds(self) -> tuple[float, ...]:
+        """Seconds that the copy of a block of each group from the host's memory takes, one of many.
+
+        Measured with what the null block holds; every program must have been compiled. Slots hold
+        nothing else yet.
+        """
+        return tuple(
+            min(self._timed_load(group) for _ in range(MEASURED))
+            for group in range(len(self._programs))
+        )
+
+    def _timed_load(self, group: int) -> float:
+        arrays = self._arrays(group)
+        count = self._copies.num_slots(group, most=COUNTS[2])
+        blocks, slots = [0] * count, list(range(count))
+        self._copies.keep(group, slots, on_host(self._programs[group].read(arrays, blocks)))
+        jax.block_until_ready(arrays)
+        began = time.perf_counter()
+        values = self._copies.staged(group, slots)
+        arrays = self._programs[group].write(arrays, blocks, values)
+        jax.block_until_ready(arrays)
+        self._use(group, arrays)
+        return (time.perf_counter() - began) / count
+
+    def _load(self, copies: BlockCopies) -> None:
+        self._copies.wait_for(copies.group, copies.slots)
+        programs = self._programs[copies.group]
+        for begin, end in parts(copies.blocks):
+            values = self._copies.staged(copies.group, copies.slots[begin:end])
+            arrays = self._arrays(copies.group)
+            self._use(copies.group, programs.write(arrays, copies.blocks[begin:end], values))
+
+    def _save(self, copies: BlockCopies) -> None:
+        programs = self._programs[copies.group]
+        for begin, end in parts(copies.blocks):
+            arrays = programs.read(self._arrays(copies.group), copies.blocks[begin:end])
+            own = BlockCopies(
+                copies.group,
+                copies.blocks[begin:end],
+                copies.slots[begin:end],
+                copies.keys[begin:end],
+            )
+            self._copies.save(own, on_host(arrays))
+
+    def _arrays(self, group: int) -> tuple[jax.Array, ...]:
+        return each_array(self.loaded.state.caches[group])
+
+    def _use(self, group: int, arrays: tuple[jax.Array, ...]) -> None:
+        state = self.loaded.state
+        caches = list(state.caches)
+        caches[group] = arrays if isinstance(caches[group], tuple) else arrays[0]
+        self.loaded.state = state._replace(caches=tuple(caches))
+
+
+def with_transfers(
+    runner: PlanRunner, slots: Sequence[int], far: WorkerHalf | None
+) -> TransferRunner:
+    """The runner with so many slots per group in the host's memory."""
+    programs = programs_of(runner.loaded)
+    memories = [HostMemory(own, count) for own, count in zip(programs, slots, strict=True)]
+    return TransferRunner(runner, programs, HostCopies(memories, far))
+
+
+def programs_of(loaded: LoadedModel) -> list[BlockPrograms]:
+    """The programs for each group of a model's cache."""
+    groups = loaded.shapes.groups
+    return [
+        BlockPrograms(group, each_array(cache))
+        for group, cache in zip(groups, loaded.state.caches, strict=True)
+    ]

@@ -1,0 +1,137 @@
+"""Blocks from one engine to another over ZMQ: found, waited for, missing, refused, bounded."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import zmq
+
+from jengine.connectors import peers
+from jengine.connectors.peers import PeerIndex, PeerStore
+from jengine.connectors.settings import PeerSettings
+from jengine.errors import ConfigError
+from tests.scheduler.scheduler_loop import make_wire
+
+KEY, OTHER = b"k" * 36, b"o" * 36
+SECRET = b"a secret that both engines know"
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+def settings(**more: object) -> PeerSettings:
+    usual = PeerSettings(
+        host="127.0.0.1", port=free_port(), engine_id="producer", secret=SECRET, serves=True,
+        most_bytes=1000, seconds=60.0,
+    )  # fmt: skip
+    return replace(usual, **more)
+
+
+@pytest.fixture
+def producer() -> Iterator[PeerStore]:
+    store = PeerStore(settings(), "model")
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def consumer() -> Iterator[PeerStore]:
+    store = PeerStore(settings(serves=False), "model")
+    yield store
+    store.close()
+
+
+def source_of(producer: PeerStore) -> str:
+    return f"tcp://127.0.0.1:{producer._settings.port}"
+
+
+def test_a_content_arrives_also_if_it_is_saved_only_then(
+    producer: PeerStore, consumer: PeerStore
+) -> None:
+    producer.write(KEY, b"block")
+    assert consumer.read(KEY, source_of(producer)) == b"block"
+    threading.Timer(0.1, producer.write, (OTHER, b"later")).start()
+    assert consumer.read(OTHER, source_of(producer)) == b"later"
+
+
+def test_what_is_not_there_is_a_miss(producer: PeerStore) -> None:
+    quick = PeerStore(settings(serves=False, seconds=0.4), "model")
+    other = PeerStore(settings(serves=False, seconds=0.4), "another model")
+    producer.write(OTHER, b"block")
+    assert quick.read(KEY, source_of(producer)) is None
+    assert other.read(OTHER, source_of(producer)) is None
+    quick.close()
+    other.close()
+
+
+def test_a_producer_that_does_not_answer_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    silent = PeerStore(settings(serves=False, seconds=0.1), "model")
+    asked: list[str] = []
+    socket_to = silent._socket
+
+    def counted(source: str) -> zmq.Socket[bytes]:
+        asked.append(source)
+        return socket_to(source)
+
+    monkeypatch.setattr(silent, "_socket", counted)
+    monkeypatch.setattr(peers, "SILENCE", 600.0)
+    first, second = (f"tcp://127.0.0.1:{free_port()}" for _ in range(2))
+    assert silent.read(KEY, first) is None
+    assert [silent.read(KEY, second) for _ in range(50)] == [None] * 50
+    assert asked == [first, second]
+    silent.close()
+
+
+def test_who_does_not_know_the_secret_gets_nothing(producer: PeerStore) -> None:
+    producer.write(KEY, b"block")
+    stranger = PeerStore(
+        settings(serves=False, secret=b"another secret of 16", seconds=0.3), "model"
+    )
+    assert stranger.read(KEY, source_of(producer)) is None
+    stranger.close()
+    with zmq.Context() as context, context.socket(zmq.DEALER) as plain:
+        plain.setsockopt(zmq.LINGER, 0)
+        plain.connect(source_of(producer))
+        plain.send(b"\x94\x01\xa5model\xc4\x01k\xca\x00\x00\x00\x00")
+        assert not plain.poll(200)
+
+
+def test_what_is_kept_for_others_is_bounded(producer: PeerStore, consumer: PeerStore) -> None:
+    for number in range(8):
+        producer.write(bytes([number]) * 36, b"x" * 300)
+    quick = PeerStore(settings(serves=False, seconds=0.2), "model")
+    assert quick.read(bytes([0]) * 36, source_of(producer)) is None
+    assert consumer.read(bytes([7]) * 36, source_of(producer)) == b"x" * 300
+    quick.close()
+
+
+def test_an_address_in_use_is_refused(producer: PeerStore) -> None:
+    with pytest.raises(ConfigError, match="kv_port of its own"):
+        PeerStore(settings(port=producer._settings.port), "model")
+
+
+def test_what_requests_and_answers_say() -> None:
+    own = settings()
+    index = PeerIndex(own)
+    asked = make_wire(3, kv_transfer={"do_remote_decode": True})
+    said = index.finished(asked, 9)
+    assert said["remote_port"] == own.port and said["remote_num_tokens"] == 9
+    assert said["do_remote_prefill"] and not said["do_remote_decode"]
+    assert index.finished(make_wire(3), 9) == {}
+    goes_on = make_wire(3, kv_transfer=dict(said))
+    source = index.source(goes_on)
+    assert source == f"tcp://127.0.0.1:{own.port}"
+    assert index.holds(KEY, source)
+    index.lost(KEY, source)
+    assert not index.holds(KEY, source)
+    assert index.source(make_wire(3)) is None
+    assert index.source(make_wire(3, kv_transfer={**said, "remote_port": "1"})) is None
+    fenced = PeerIndex(settings(peers=("10.0.0.1:5",)))
+    assert fenced.source(goes_on) is None
