@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jengine.assembly.args import EngineArgs
+from jengine.assembly.settings.args import EngineArgs
 from jengine.config import CacheConfig, ModelConfig, ScheduleConfig
-from jengine.engine.client import EngineClient, InProcessClient
+from jengine.engine.client import EngineClient
+from jengine.engine.in_process import InProcessClient
 from jengine.engine.session import Session
 from jengine.errors import UnsupportedFeature
 from jengine.executor.calls import decoded_answers, encoded_arguments

@@ -6,23 +6,39 @@ In: settings, what is known of the model, a client. Out: an Engine, wherever its
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from itertools import count as count_from
 from pathlib import Path
 from typing import Any
 
-from jengine.assembly.args import EngineArgs
 from jengine.assembly.engine import DeviceSide, Engine
-from jengine.assembly.model_facts import ModelSource
-from jengine.assembly.processors import numbering
-from jengine.assembly.structured_settings import structured_outputs_defaults
-from jengine.config import CacheConfig, ScheduleConfig
-from jengine.engine.client import EngineClient, InProcessClient
+from jengine.assembly.model_facts import ModelSource, image_settings, video_settings
+from jengine.assembly.processors import RequestProcessors
+from jengine.assembly.settings.args import EngineArgs
+from jengine.assembly.settings.structured_settings import structured_outputs_defaults
+from jengine.config import CacheConfig, ScheduleConfig, VisionConfig
+from jengine.engine.client import EngineClient
+from jengine.engine.in_process import InProcessClient
 from jengine.engine.input_processor import InputProcessor
 from jengine.engine.limits import Limits
+from jengine.engine.pooling_input import PoolingInput
 from jengine.engine.session import Session
+from jengine.engine.source_renderer import Sources
+from jengine.errors import ConfigError, RequestError
 from jengine.grammar.compiler import GrammarCompiler
+from jengine.media.options import checked_limits, checked_options
+from jengine.media.processor import MediaProcessor
+from jengine.media.sources import MediaSources
+from jengine.media.speech import SpeechProcessor
 from jengine.metrics.stats_log import StatsLog
 from jengine.metrics.tracing import Tracer
 from jengine.sampling_params import SamplingParams
+from jengine.weights.generation_config import FORCED
+
+# A request of embeddings must fit in one message to a core in another process.
+# Texts of tokens that stand around an image, where config.json does not name them.
+AROUND_IMAGES = {"internvl": ("<img>", "</img>")}
+MOST_EMBEDS_BYTES = 32 * 2**20
 
 
 def engine_of(
@@ -41,6 +57,11 @@ def engine_of(
         args.max_logprobs,
         source.eos_token_ids,
         source.stop_token_ids,
+        source.config.hidden_size if args.enable_prompt_embeds else None,
+        source.config.token_types,
+        schedule.answer_room,
+        source.config.pooling is not None and source.config.pooling.lower_case,
+        None if isinstance(client, InProcessClient) else MOST_EMBEDS_BYTES,
     )
     log = None
     if not args.disable_log_stats:
@@ -55,10 +76,17 @@ def engine_of(
     grammars = devices.grammars if devices else GrammarCompiler() if shared else None
     structured = structured_outputs_defaults(args.reasoning_parser, args.structured_outputs_config)
     inputs = InputProcessor(
-        limits, source.tokenizer, args.seed or 0, grammars, structured, numbering(args, devices)
+        limits,
+        source.tokenizer,
+        args.seed or 0,
+        grammars,
+        structured,
+        RequestProcessors(args, devices),
+        media_processor(args, source),
+        pooling_input(args, source),
     )
     return Engine(
-        session=Session(inputs, client, log, tracer),
+        session=Session(inputs, client, log, tracer, args.adapter_limits),
         client=client,
         args=args,
         folder=source.folder,
@@ -70,6 +98,87 @@ def engine_of(
         devices=devices,
         platform=platform,
     )
+
+
+def media_processor(
+    args: EngineArgs, source: ModelSource
+) -> MediaProcessor | SpeechProcessor | Sources | None:
+    """What puts images into prompts, or audio or text beside them; None: the model takes none."""
+    given = {"limit_mm_per_prompt": args.limit_mm_per_prompt,
+             "mm_processor_kwargs": args.mm_processor_kwargs}  # fmt: skip
+    vision = source.config.vision
+    if vision is None:
+        for name in [name for name, value in given.items() if value]:
+            raise ConfigError(
+                f"{name}={given[name]!r}: {source.config.architecture} takes no images. Leave it "
+                "out."
+            )
+        speech, encoder = source.config.speech, source.config.text_encoder
+        if encoder is not None:
+            return Sources(encoder, forced_token(source))
+        return None if speech is None else SpeechProcessor(speech)
+    try:
+        options = checked_options(args.mm_processor_kwargs)
+        limits = checked_limits(args.limit_mm_per_prompt)
+    except RequestError as error:
+        raise ConfigError(str(error)) from None
+    own = image_settings(source.folder)
+    if vision.family in AROUND_IMAGES:  # transformers cuts tiles whatever this file says
+        own.pop("crop_to_patches", None)
+    settings = {**own, **options}
+    tokenizer = source.tokenizer
+    return MediaProcessor(
+        wrapped(vision, source),
+        settings,
+        limits,
+        media_sources(args),
+        of_videos={**video_settings(source.folder), **options},
+        encode=None if tokenizer is None else lambda text: tokenizer.encode(text, False),
+    )
+
+
+def forced_token(source: ModelSource) -> int | None:
+    """`forced_bos_token_id` of the model's generation config, if that is used."""
+    forced, vocab = source.generation.get(FORCED), source.config.vocab_size
+    if forced is None or forced < vocab:
+        return forced
+    raise ConfigError(
+        f"generation_config.json: {FORCED} is {forced}; expected a token id from 0 to "
+        f"{vocab - 1}. Correct it, or give generation_config='vllm'."
+    )
+
+
+def wrapped(vision: VisionConfig, source: ModelSource) -> VisionConfig:
+    """The config with the tokens that a family puts around images, which its tokenizer knows."""
+    if source.tokenizer is None:
+        return vision
+    known = source.tokenizer.hf.get_vocab()
+    if vision.family == "gemma3":
+        longest = next(count for count in count_from(1) if "\n" * count not in known)
+        return replace(vision, line_breaks=tuple(known["\n" * n] for n in range(1, longest)))
+    if vision.family not in AROUND_IMAGES:
+        return vision
+    start, end = (known.get(token) for token in AROUND_IMAGES[vision.family])
+    return replace(vision, start_token=start, end_token=end, wraps=True)
+
+
+def media_sources(args: EngineArgs) -> MediaSources:
+    """What URLs of images may lead to."""
+    domains, folder = args.allowed_media_domains or (), args.allowed_local_media_path
+    if isinstance(domains, str) or not all(isinstance(one, str) for one in domains):
+        raise ConfigError(f"allowed_media_domains={domains!r}: expected a list of host names.")
+    if folder and not Path(folder).is_dir():
+        raise ConfigError(f"allowed_local_media_path={str(folder)!r}: expected a folder.")
+    return MediaSources(tuple(one.lower() for one in domains), Path(folder) if folder else None)
+
+
+def pooling_input(args: EngineArgs, source: ModelSource) -> PoolingInput | None:
+    """What checks requests of a pooling model; None: the model writes."""
+    config, pooling = source.config, source.config.pooling
+    if pooling is None:
+        return None
+    width = pooling.head[-1].outputs if pooling.head else config.hidden_size
+    return PoolingInput(pooling, width, config.vocab_size, Path(str(args.model)).name)
 
 
 def _default_params(generation: Mapping[str, Any]) -> dict[str, Any]:

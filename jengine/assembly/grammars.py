@@ -8,19 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from llguidance import LLTokenizer
-
-from jengine.assembly.args import EngineArgs
 from jengine.assembly.model_facts import ModelSource, tokenizer_of
+from jengine.assembly.settings.args import EngineArgs
 from jengine.executor.grammar_masks import GrammarMasks
 from jengine.executor.protocol import Executor
 from jengine.grammar.compiler import GrammarCompiler
 from jengine.grammar.rows import GrammarRows
-from jengine.grammar.tokens import check_tokenizer, llguidance_tokenizer
+from jengine.grammar.tokenizer_check import check_tokenizer
 from jengine.scheduler.gates import AdmissionGate, GrammarReady
 from jengine.structured_outputs import GrammarSpec
+
+if TYPE_CHECKING:  # imported when the first grammar is compiled
+    from llguidance import LLTokenizer
 
 
 class CoreGrammars(NamedTuple):
@@ -28,7 +29,7 @@ class CoreGrammars(NamedTuple):
 
     compiler: GrammarCompiler
     gate: AdmissionGate
-    around: Callable[[Executor], Executor]
+    around: Callable[[Executor], GrammarMasks]
 
 
 def core_grammars(args: EngineArgs, source: ModelSource) -> CoreGrammars:
@@ -39,7 +40,7 @@ def core_grammars(args: EngineArgs, source: ModelSource) -> CoreGrammars:
         job = compiler.begin(spec)
         return job.wait(seconds) if seconds else job.is_over
 
-    def around(executor: Executor) -> Executor:
+    def around(executor: Executor) -> GrammarMasks:
         return GrammarMasks(executor, GrammarRows(compiler, source.config.vocab_size))
 
     return CoreGrammars(compiler, GrammarReady(ready_within), around)
@@ -47,6 +48,8 @@ def core_grammars(args: EngineArgs, source: ModelSource) -> CoreGrammars:
 
 def core_tokenizer(args: EngineArgs, source: ModelSource) -> LLTokenizer:
     """The model's tokenizer, which a core in a process of its own reads for its first grammar."""
+    from jengine.grammar.tokens import llguidance_tokenizer  # llguidance with it
+
     tokenizer = source.tokenizer
     if tokenizer is None and source.folder is not None:
         given = args.tokenizer if isinstance(args.tokenizer, (str, Path)) else None

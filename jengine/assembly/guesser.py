@@ -7,30 +7,45 @@ cache specs, and its parameters in place. Must not know steps or sizes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from flax import nnx
 
-from jengine.assembly.args import EngineArgs
+from jengine.assembly.model_facts import ModelSource
+from jengine.assembly.settings.args import EngineArgs
 from jengine.config import CacheSpec, ModelConfig, ScheduleConfig, SpeculativeConfig
-from jengine.errors import ConfigError
-from jengine.models.eagle import read_eagle
-from jengine.models.medusa import read_medusa
+from jengine.errors import CheckpointError, ConfigError, UnsupportedFeature
+from jengine.models import registry
+from jengine.models.guess_heads.eagle import read_eagle
+from jengine.models.guess_heads.eagle3_file import OFFSETS, PLACES, read_eagle3
+from jengine.models.guess_heads.heads import GuessHeads
+from jengine.models.guess_heads.medusa import Medusa, read_medusa
+from jengine.models.guess_heads.mtp import COPIES, layer_prefix, read_mtp
+from jengine.models.language_model import LanguageModel
 from jengine.models.parameter import named_parameters
 from jengine.runner.guesser import LoadedGuesser
-from jengine.runner.step.guessers import METHODS
+from jengine.runner.step.guessers import METHODS, ParallelDraftModel
 from jengine.runner.step.leaves import LeafOrder
 from jengine.weights.abstract import NamedArray, abstract_model, with_dtype
+from jengine.weights.draft_places import DraftPlaces
 from jengine.weights.dummy import dummy_arrays
-from jengine.weights.folder import read_model_config
+from jengine.weights.folder import open_checkpoint, read_model_config
 from jengine.weights.generation_config import read_json
 from jengine.weights.resolve import resolve_model
-from jengine.weights.safetensors_io import Pieces, load_params, open_model
+from jengine.weights.safetensors_file import StoredTensor
+from jengine.weights.safetensors_io import Tensors, check_tensors, is_copy, open_model, stream
 from jengine.weights.stages import StagePlaces
 
+# What a step does besides takes as long as reading so many numbers; it is all but nothing beside
+# models of a useful size.
+OF_A_STEP = 2_000_000
+# In config.json, the token that stands for those that are guessed in one pass.
+MASK_KEYS = ("pard_token", "ptd_token_id")
+READERS = {"eagle": read_eagle, "eagle3": read_eagle3, "medusa": read_medusa}
 Values = Iterable[NamedArray]
 
 
@@ -41,55 +56,110 @@ class GuesserSource(NamedTuple):
     model: nnx.Module  # its declarations
     cache_specs: tuple[CacheSpec, ...]  # of its layers
     read: Callable[[StagePlaces], Values]
+    points: tuple[str, ...] = ()  # tap points of the model it guesses for whose values it reads
 
-    def load(self, places: StagePlaces, backend: str | None, first_layer: int) -> LoadedGuesser:
-        """Its parameters, prepared for steps."""
+    def load(
+        self,
+        places: StagePlaces,
+        backend: str | None,
+        first_layer: int,
+        noted: Callable[[Values], Values],
+    ) -> LoadedGuesser:
+        """Its parameters, prepared for steps. `noted` sees each as it is read."""
         order = LeafOrder(self.model, places, backend)
-        leaves = order.leaves(self.read(places))
-        return LoadedGuesser(self.method, self.model, order, leaves, first_layer)
+        leaves = order.leaves(noted(self.read(places)))
+        return LoadedGuesser(self.method, self.model, order, leaves, first_layer, self.points)
 
 
 def open_guesser(
-    args: EngineArgs, config: ModelConfig, speculative: SpeculativeConfig | None
+    args: EngineArgs, source: ModelSource, speculative: SpeculativeConfig | None
 ) -> GuesserSource | None:
     """The model that the settings name; None: guesses are made without one."""
-    if speculative is None or speculative.model is None:
+    if speculative is None or not speculative.on_device:
         return None
-    folder = resolve_model(speculative.model).absolute()
-    if speculative.method == "draft_model":
-        return draft_model(args, config, folder)
-    hf = read_json(folder / "config.json")
-    if speculative.method == "eagle":
-        eagle, pieces = read_eagle(hf, config)
-        return heads_of("eagle", args, folder, eagle, pieces, eagle.config.cache_specs)
-    medusa, pieces = read_medusa(hf, config)
-    if len(medusa.heads) < speculative.num_speculative_tokens:
+    config = source.config
+    if speculative.model is not None:
+        folder = resolve_model(speculative.model).absolute()
+    elif source.folder is not None:
+        folder = source.folder
+    else:
         raise ConfigError(
-            f"num_speculative_tokens={speculative.num_speculative_tokens}, but {folder} has "
-            f"{len(medusa.heads)} Medusa heads, each of which guesses one token."
+            f"speculative_config with method={speculative.method!r} for a live model: expected "
+            "model, the folder that holds the layer that guesses."
         )
-    return heads_of("medusa", args, folder, medusa, pieces, ())
+    if speculative.method == "draft_model":
+        return draft_model(args, config, folder, speculative)
+    tensors: Tensors = {} if args.load_format == "dummy" else open_checkpoint(folder)
+    hf = read_json(folder / "config.json")
+    if speculative.method == "mtp":
+        heads, tensors = mtp_layer(hf, config, tensors)
+    else:
+        heads = READERS[speculative.method](hf, config, tensors)
+    most = speculative.num_speculative_tokens
+    if isinstance(heads.model, Medusa) and len(heads.model.heads) < most:
+        raise ConfigError(
+            f"num_speculative_tokens={most}, but {folder} has "
+            f"{len(heads.model.heads)} Medusa heads, each of which guesses one token."
+        )
+    return heads_of(speculative.method, args, folder, heads, tensors)
+
+
+def mtp_layer(
+    hf: Mapping[str, Any], config: ModelConfig, tensors: Tensors
+) -> tuple[GuessHeads, Tensors]:
+    """The MTP layer of a model, and its tensors by their names within the layer."""
+    if config.quantization is not None and not config.quantization.on_load:
+        raise UnsupportedFeature(
+            "speculative_config with method='mtp' for a quantized checkpoint: its MTP layer is "
+            "quantized in another way than is read. Use another method, or a plain checkpoint."
+        )
+    names = registry.tensor_names(config)
+    tensors = registry.full_names(config, tensors) if tensors else tensors
+    prefix = layer_prefix(config, names)
+    own = {
+        name.removeprefix(prefix): one for name, one in tensors.items() if name.startswith(prefix)
+    }
+    whole = names.embed_weight, f"{names.head}.weight"
+    for copy, original in zip(COPIES, whole, strict=True):
+        if copy in own and original in tensors and is_copy(own[copy], tensors[original]):
+            del own[copy]
+    return read_mtp(hf, config, names, own), own
 
 
 def heads_of(
-    method: str,
-    args: EngineArgs,
-    folder: Path,
-    model: nnx.Module,
-    pieces: Pieces,
-    cache_specs: tuple[CacheSpec, ...],
+    method: str, args: EngineArgs, folder: Path, heads: GuessHeads, tensors: Tensors
 ) -> GuesserSource:
     """Heads on the model's hidden states, trained for this very model."""
+    if PLACES in {piece.name for found in heads.pieces.values() for piece in found}:
+        tensors = with_places(folder, heads, tensors)
 
     def read(places: StagePlaces) -> Values:
         if args.load_format == "dummy":
-            return dummy_arrays(model, seed=args.seed or 0, place=places)
-        return load_params(folder, model, pieces, place=places).items()
+            return dummy_arrays(heads.model, seed=args.seed or 0, place=places)
+        check_tensors(folder, tensors, heads.pieces, heads.ignored)
+        return stream(tensors, heads.model, heads.pieces, places)
 
-    return GuesserSource(METHODS[method], model, cache_specs, read)
+    return GuesserSource(METHODS[method], heads.model, heads.cache_specs, read, heads.points)
 
 
-def draft_model(args: EngineArgs, config: ModelConfig, folder: Path) -> GuesserSource:
+def with_places(folder: Path, heads: GuessHeads, tensors: Tensors) -> Tensors:
+    """The tensors of a head that knows a part of the vocabulary, its offsets as places."""
+    if not tensors:  # random weights
+        return tensors
+    offsets = tensors.get(OFFSETS)
+    if not isinstance(offsets, StoredTensor):
+        raise CheckpointError(
+            f"{folder}: draft_vocab_size is less than the model's vocabulary, but there is no "
+            f"{OFFSETS!r} that says which tokens the head knows."
+        )
+    [(piece, *_)] = [found for found in heads.pieces.values() if found[0].name == PLACES]
+    rest = {name: one for name, one in tensors.items() if name != OFFSETS}
+    return {**rest, PLACES: DraftPlaces(PLACES, offsets, piece.shape[0])}
+
+
+def draft_model(
+    args: EngineArgs, config: ModelConfig, folder: Path, speculative: SpeculativeConfig
+) -> GuesserSource:
     """A whole language model with the same tokenizer."""
     own = with_dtype(read_model_config(folder), config.dtype)  # one dtype for all caches
     if own.vocab_size != config.vocab_size:
@@ -105,20 +175,53 @@ def draft_model(args: EngineArgs, config: ModelConfig, folder: Path) -> GuesserS
             return dummy_arrays(declared, seed=args.seed or 0, place=places)
         return open_model(folder, dtype=config.dtype, place=places)[1]
 
-    return GuesserSource(METHODS["draft_model"], declared, own.cache_specs, read)
+    method = METHODS["draft_model"]
+    if speculative.parallel_drafting:
+        method = partial(ParallelDraftModel, mask=mask_token(folder, config.vocab_size))
+    return GuesserSource(method, declared, own.cache_specs, read)
+
+
+def mask_token(folder: Path, vocab_size: int) -> int:
+    """The token that a model reads in place of those that it guesses in one pass."""
+    hf = read_json(folder / "config.json")
+    found = next((hf[name] for name in MASK_KEYS if hf.get(name) is not None), None)
+    if type(found) is not int or not 0 <= found < vocab_size:
+        raise CheckpointError(
+            f"{folder}: speculative_config has parallel_drafting, but config.json has "
+            f"{' or '.join(MASK_KEYS)} = {found!r}: expected a token id below {vocab_size}, as "
+            "models have that were trained to guess in one pass. Leave parallel_drafting out for "
+            "others."
+        )
+    return found
 
 
 def with_guess_cost(
     schedule: ScheduleConfig, guesser: GuesserSource | None, config: ModelConfig
 ) -> ScheduleConfig:
-    """The limits of a step, with what a guess costs: the share that the guesser's parameters are of
-    the model's, since a step of few tokens takes as long as reading them."""
+    """The limits of a step, with what a guess costs: the share that the numbers it reads are of
+    the model's, since a step of few tokens takes about as long as reading them."""
     if guesser is None or schedule.speculative is None:
         return schedule
-    share = num_parameters(guesser.model) / num_parameters(abstract_model(config))
+    step = numbers_read(abstract_model(config)) + OF_A_STEP
+    share = numbers_of_a_guess(guesser.model, config) / step
+    if schedule.speculative.parallel_drafting:
+        share /= schedule.speculative.num_speculative_tokens
     return replace(schedule, speculative=replace(schedule.speculative, guess_cost=share))
 
 
-def num_parameters(model: nnx.Module) -> int:
-    """Numbers in all parameters of a model."""
-    return sum(math.prod(parameter.shape) for _, parameter in named_parameters(model))
+def numbers_of_a_guess(model: nnx.Module, config: ModelConfig) -> float:
+    """Numbers that one more guess reads."""
+    if isinstance(model, Medusa):
+        return numbers_read(model) / len(model.heads)
+    if isinstance(model, LanguageModel) or getattr(model, "head", None) is not None:
+        return numbers_read(model)
+    return numbers_read(model) + config.vocab_size * config.hidden_size  # the model's head
+
+
+def numbers_read(model: nnx.Module) -> int:
+    """Numbers in all parameters of a model but an embedding that is only looked up."""
+    numbers = sum(math.prod(parameter.shape) for _, parameter in named_parameters(model))
+    embed = getattr(model, "embed", None)
+    if embed is None or embed.is_head:
+        return numbers
+    return numbers - math.prod(embed.shape.shape)

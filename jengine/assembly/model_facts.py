@@ -11,16 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jengine.assembly.args import EngineArgs
+from jengine.assembly.settings.args import EngineArgs
 from jengine.config import ModelConfig
 from jengine.errors import ConfigError, nearest_name
-from jengine.text.tokenizer import Tokenizer, load_tokenizer, wrap_tokenizer
+from jengine.text.tokenizer import Tokenizer, has_tokenizer, load_tokenizer, wrap_tokenizer
 from jengine.weights.generation_config import (
     GENERATION_KEYS,
     generation_settings,
     read_generation_config,
+    read_json,
 )
-from jengine.weights.resolve import resolve_model
+from jengine.weights.resolve import is_gguf, resolve_model
 
 
 @dataclass(frozen=True)
@@ -83,4 +84,38 @@ def tokenizer_of(args: EngineArgs, folder: Path | None) -> Tokenizer | None:
             "a live model comes without a tokenizer: give tokenizer=..., or "
             "skip_tokenizer_init=True and token ids as prompts."
         )
-    return load_tokenizer(folder)
+    return load_tokenizer(tokenizer_folder(folder))
+
+
+def image_settings(folder: Path | None) -> dict[str, Any]:
+    """How the model wants images to be resized and scaled, as its folder says; {}: nothing."""
+    if folder is None or not folder.is_dir():
+        return {}
+    own, whole = folder / "preprocessor_config.json", folder / "processor_config.json"
+    if own.is_file():
+        return dict(read_json(own))
+    found = read_json(whole).get("image_processor") if whole.is_file() else None
+    return dict(found) if isinstance(found, Mapping) else {}
+
+
+def video_settings(folder: Path | None) -> dict[str, Any]:
+    """What of `image_settings` is otherwise for videos."""
+    if folder is None or not folder.is_dir():
+        return {}
+    own, whole = folder / "video_preprocessor_config.json", folder / "processor_config.json"
+    if own.is_file():
+        return dict(read_json(own))
+    found = read_json(whole).get("video_processor") if whole.is_file() else None
+    return dict(found) if isinstance(found, Mapping) else {}
+
+
+def tokenizer_folder(folder: Path) -> Path:
+    """Where the tokenizer of a model is. That of a GGUF file may be beside it."""
+    if not is_gguf(folder):
+        return folder
+    if not has_tokenizer(folder.parent):
+        raise ConfigError(
+            f"{folder}: the vocabulary in GGUF files is not read, and there is no tokenizer.json"
+            " beside it. Give tokenizer=FOLDER, that of the model it was made of."
+        )
+    return folder.parent

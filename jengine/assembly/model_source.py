@@ -14,22 +14,32 @@ from typing import Any
 import jax
 from flax import nnx
 
-from jengine.assembly.args import EngineArgs
 from jengine.assembly.model_facts import (
     ModelSource,
     generation_of,
     generation_override,
     tokenizer_of,
 )
+from jengine.assembly.peer_weights import check_peer, peer_parameters
+from jengine.assembly.pooling_source import with_pooling
+from jengine.assembly.settings.args import EngineArgs
 from jengine.config import ModelConfig
 from jengine.errors import ConfigError
+from jengine.models import registry
 from jengine.models.quantized import with_quantization, with_schemes
+from jengine.text.tokenizer import Tokenizer
 from jengine.weights.abstract import NamedArray, abstract_model, declaration, with_dtype
 from jengine.weights.dummy import dummy_arrays
-from jengine.weights.folder import INDEX_FILE, SINGLE_FILE, read_model_config
+from jengine.weights.folder import (
+    INDEX_FILE,
+    SINGLE_FILE,
+    read_config_file,
+    read_model_config,
+    register_imported,
+)
 from jengine.weights.live import fitting_arrays, named_arrays
 from jengine.weights.orbax_folder import is_orbax
-from jengine.weights.resolve import resolve_model
+from jengine.weights.resolve import is_gguf, resolve_model
 from jengine.weights.safetensors_io import open_model
 from jengine.weights.stages import StagePlaces
 
@@ -46,9 +56,24 @@ def open_model_source(args: EngineArgs) -> ModelSource:
     # Absolute, so that it is still found after the program has changed its working directory.
     folder = resolve_model(args.model).absolute()
     generation = generation_of(args, folder)
-    config = with_dtype(read_model_config(folder), args.dtype)
+    tokenizer = tokenizer_of(args, folder)
+    if args.model_impl == "generic":
+        register_imported(folder, args.hf_overrides)
+    config = with_dtype(used_config(args, folder, tokenizer), args.dtype)
     config = with_quantization(config, args.quantization)
-    return ModelSource(config, folder, tokenizer_of(args, folder), generation)
+    return ModelSource(config, folder, tokenizer, generation)
+
+
+def used_config(args: EngineArgs, folder: Path, tokenizer: Tokenizer | None) -> ModelConfig:
+    """The config of the model in a folder as the settings want it."""
+    if is_gguf(folder):
+        if args.runner == "pooling" or args.hf_overrides:
+            raise ConfigError(
+                f"{folder} is a GGUF file: pooling and hf_overrides need a folder with config.json."
+            )
+        return read_model_config(folder)
+    hf = read_config_file(folder, args.hf_overrides)
+    return with_pooling(args, registry.model_config(hf), hf, folder, lambda: tokenizer)
 
 
 def check_model(model: Any) -> None:
@@ -83,7 +108,7 @@ def load_parameters(
     if source.folder is None:
         values = fitting_arrays(args.model, args.model, place)
         return live_declaration(args.model, source.config), values.items()
-    is_stored = args.params is None and args.load_format != "dummy"
+    is_stored = args.params is None and args.load_format not in ("dummy", "peer")
     if is_stored and stored_format(args.load_format, source.folder) == "safetensors":
 
         def progress(label: str, total: int) -> Any:
@@ -91,11 +116,16 @@ def load_parameters(
 
         return open_model(
             source.folder, dtype=args.dtype, quantization=args.quantization, place=place,
-            progress=progress,
+            progress=progress, config=source.config,
         )  # fmt: skip
     declared = abstract_model(source.config)
     if args.params is not None:
         return declared, fitting_arrays(declared, args.params, place).items()
+    if args.load_format == "peer":
+        settings = args.weight_settings
+        assert settings is not None, "the settings of a peer were checked"
+        check_peer(source.config, args.quantization)
+        return declared, peer_parameters(settings, declared, place, bar)
     if args.load_format == "dummy":
         return declared, dummy_arrays(declared, seed=args.seed or 0, place=place)
     # Importing Orbax takes two seconds, so only those who use it do.

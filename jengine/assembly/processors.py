@@ -1,58 +1,98 @@
 """Logits processors of an engine, and how requests' own are numbered. No jax.
 
-In: functions, or names of functions that every process can import. Out: functions; the numbers of
-sets of them. Must not know how a step applies them.
+In: functions, classes, or names of them that every process can import; what installed packages
+bring. Out: JAX functions, which run in steps, with the numbers of sets of them; classes of
+processors that run on the host. Must not know how a step applies them.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import reduce
+from typing import Any
 
-from jengine.assembly.args import EngineArgs
 from jengine.assembly.engine import DeviceSide
-from jengine.errors import ConfigError, UnsupportedFeature
+from jengine.assembly.processor_plugins import installed_processors
+from jengine.assembly.settings.args import EngineArgs
+from jengine.errors import ConfigError, JengineError, RequestError, UnsupportedFeature
+from jengine.logits_processor import LogitsProcessor
 from jengine.sampling.processor_sets import Processor
-
-Numbering = Callable[[Sequence[Processor]], int]
+from jengine.sampling_params import SamplingParams
 
 
 def engine_processors(args: EngineArgs) -> list[Processor]:
-    """The functions that all requests of an engine use."""
-    return [resolved(one) if isinstance(one, str) else one for one in args.logits_processors or ()]
+    """The JAX functions that all requests of an engine use."""
+    return [one for one in _resolved(args) if not isinstance(one, type)]
 
 
-def resolved(path: str) -> Processor:
-    """The function that `package.module:name` names."""
+def host_processors(args: EngineArgs) -> tuple[type[LogitsProcessor], ...]:
+    """The classes of processors that run on the host, for all requests of an engine."""
+    return tuple(one for one in _resolved(args) if isinstance(one, type))
+
+
+def _resolved(args: EngineArgs) -> list[Any]:
+    given = args.logits_processors or ()
+    named = [resolved(one) if isinstance(one, str) else one for one in given]
+    return [*(one for one in installed_processors(checked) if one not in named), *named]
+
+
+def resolved(path: str) -> Any:
+    """The function or class that `package.module:name` names."""
     module, _, name = path.partition(":")
     try:
-        found = getattr(importlib.import_module(module), name)
+        found = reduce(getattr, name.split("."), importlib.import_module(module))
     except (ImportError, AttributeError) as error:
         raise ConfigError(
             f"logits_processors: {path!r} cannot be imported ({error}). Expected "
-            "'package.module:function', in a package that every process of the engine finds."
+            "'package.module:name', in a package that every process of the engine finds."
         ) from error
-    if isinstance(found, type) or not callable(found):
-        raise ConfigError(
-            f"logits_processors: {path!r} is a {type(found).__name__}; expected a JAX function "
-            "f(logits) or f(ids, logits)."
-        )
-    return found
+    return checked(found, repr(path))
 
 
-def numbering(args: EngineArgs, devices: DeviceSide | None) -> Numbering:
-    """Gives the functions of requests, behind those of the engine, numbers that steps know."""
-    if devices is not None:
-        usual, sets = engine_processors(args), devices.runners[0].loaded.processors
-        return lambda functions: sets.number_of([*usual, *functions])
+def checked(found: Any, named: str) -> Any:
+    """A function or class, by the words that name it in errors."""
+    is_class = isinstance(found, type)
+    if issubclass(found, LogitsProcessor) if is_class else callable(found):
+        return found
+    what = f"the class {found.__name__}" if is_class else f"a {type(found).__name__}"
+    raise ConfigError(
+        f"logits_processors: {named} is {what}; expected a JAX function f(logits) or "
+        "f(ids, logits), or a class derived from jengine.LogitsProcessor."
+    )
 
-    def number_elsewhere(functions: Sequence[Processor]) -> int:
+
+class RequestProcessors:
+    """What an engine's processors make of the parameters of its requests."""
+
+    def __init__(self, args: EngineArgs, devices: DeviceSide | None) -> None:
+        self._usual = engine_processors(args)
+        self._classes = host_processors(args)
+        self._sets = None if devices is None else devices.runners[0].loaded.processors
+
+    def number(self, functions: Sequence[Processor]) -> int:
+        """The number by which steps know these functions, behind those of the engine."""
+        if self._sets is not None:
+            return self._sets.number_of([*self._usual, *functions])
         if functions:
             raise UnsupportedFeature(
                 "SamplingParams(logits_processors=...) with steps in another process: functions "
                 "cannot be sent there. Give the engine logits_processors=['package.module:name'], "
                 "or leave multiprocess out."
             )
-        return 1 if args.logits_processors else 0  # the set that each core makes first
+        return 1 if self._usual else 0  # the set that each core makes first
 
-    return number_elsewhere
+    def check(self, params: SamplingParams) -> None:
+        """Raise a RequestError about parameters that a processor of the host refuses."""
+        for one in self._classes:
+            try:
+                one.validate_params(params)
+            except JengineError:
+                raise
+            except ValueError as error:
+                raise RequestError(f"{one.__name__}: {error}") from error
+        if params.processor_args and not self._classes:
+            raise RequestError(
+                f"extra_args={params.extra_args!r:.80}: this engine has no logits processor that "
+                "reads them. Give it logits_processors=['package.module:Class'], or leave them out."
+            )

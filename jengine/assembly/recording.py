@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 
 import jengine
-from jengine.assembly.args import EngineArgs
 from jengine.assembly.model_source import ModelSource
+from jengine.assembly.settings.args import EngineArgs
 from jengine.config import CacheConfig, ScheduleConfig
 from jengine.errors import ConfigError
 from jengine.executor.flight_recorder import FlightRecorder
@@ -23,8 +23,10 @@ from jengine.executor.recording import Origin, Recording
 
 # Settings that an engine needs to run the same plans; sizes are added as they turned out.
 KEPT = (
-    "tensor_parallel_size", "pipeline_parallel_size", "load_format", "seed", "attention_backend",
-    "pack_weights", "quantization", "kv_cache_dtype", "deterministic", "compilation_config",
+    "tensor_parallel_size", "enable_expert_parallel", "all2all_backend", "pipeline_parallel_size",
+    "load_format", "model_impl", "seed", "attention_backend", "disable_cascade_attn",
+    "pack_weights",
+    "quantization", "kv_cache_dtype", "deterministic", "compilation_config",
     "enable_chunked_prefill", "num_scheduler_steps", "speculative_config", "max_logprobs",
     "logprobs_mode",
 )  # fmt: skip

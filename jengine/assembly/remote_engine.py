@@ -6,8 +6,8 @@ Starts no device in this process.
 
 from __future__ import annotations
 
-from jengine.assembly.args import EngineArgs
-from jengine.assembly.plain_settings import plain_settings, refuse_arrays
+from jengine.assembly.settings.args import EngineArgs
+from jengine.assembly.settings.plain_settings import plain_settings, refuse_arrays
 from jengine.errors import ConfigError, UnsupportedFeature
 from jengine.executor.protocol import Capacity, EngineJob, StartedExecutor
 
@@ -18,7 +18,8 @@ NOT_FOR_WORKERS = (
     "executor", "executor_options", "generation_config", "disable_log_stats", "show_progress",
     "trust_remote_code", "dtype", "multiprocess", "data_parallel_backend", "flight_recorder",
     "flight_recorder_steps", "otlp_traces_endpoint", "kv_cache_metrics",
-    "kv_cache_metrics_sample", "reasoning_parser", "structured_outputs_config",
+    "kv_cache_metrics_sample", "reasoning_parser", "structured_outputs_config", "nnodes",
+    "node_rank", "master_addr", "master_port",
 )  # fmt: skip
 
 
@@ -26,8 +27,8 @@ def job_of(args: EngineArgs, folder: str, dtype: str) -> EngineJob:
     """The job for the workers, as plain data."""
     if (args.data_parallel_size or 1) > 1:
         raise UnsupportedFeature(
-            f"executor={args.executor!r} with data_parallel_size={args.data_parallel_size}: data "
-            "parallelism over workers is not built yet; make an engine for each replica."
+            f"executor={args.executor!r} with data_parallel_size={args.data_parallel_size}: "
+            "replicas are in processes of their own: data_parallel_backend='process', or 'ray'."
         )
     if (args.pipeline_parallel_size or 1) > 1:
         raise UnsupportedFeature(

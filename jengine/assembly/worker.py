@@ -6,24 +6,26 @@ follow it. Must not know who started this process.
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 import jax
 import msgspec
 
-from jengine.assembly.args import EngineArgs
-from jengine.assembly.build import device_side
+from jengine.assembly.device_side import device_side
 from jengine.assembly.engine import DeviceSide
 from jengine.assembly.model_source import open_model_source
 from jengine.assembly.progress import progress_factory
+from jengine.assembly.settings.args import EngineArgs
 from jengine.distributed.follower import FollowingCore
-from jengine.distributed.leader import LeadingCore
 from jengine.engine.core import EngineCore
 from jengine.errors import EngineDead, JengineError, UnexpectedCompile
-from jengine.executor.local import LocalExecutor
 from jengine.executor.multihost.connection import connect
+from jengine.executor.multihost.directing import DirectingExecutor, Direction
+from jengine.executor.multihost.ending import end_process
 from jengine.executor.multihost.settings import MultihostSettings
 from jengine.executor.protocol import Capacity
 from jengine.executor.remote.job import Ended, Job, ended_with
-from jengine.executor.remote.server import OneWorker, PlanServer, SeveralWorkers
+from jengine.executor.remote.server import ExecutorWorkers, PlanServer
 from jengine.plugin_loading import load_plugins
 from jengine.runner.disk.compile_cache import enable_compile_cache
 
@@ -49,36 +51,40 @@ def work(job: Job) -> None:
     # A driver asks its workers nothing about programs that are still to come.
     args.compilation_config = {**(args.compilation_config or {}), "wait_for": "all"}
     enable_compile_cache((args.compilation_config or {}).get("cache_dir"))
-    side = device_side(args, open_model_source(args), progress_factory(False))
+    direction = Direction()
+    source = open_model_source(args)
+    side = device_side(args, source, progress_factory(False), direction)
     if isinstance(side.core, FollowingCore):
         follow(side.core)
     else:
-        lead(job, side)
+        lead(job, side, direction)
 
 
-def follow(core: FollowingCore) -> None:
-    """Run the first worker's plans until it leaves."""
-    while core.failure is None:
+def follow(core: FollowingCore) -> str:
+    """Run the first worker's plans until it leaves. Returns why it left."""
+    while True:
         try:
             core.step()
         except UnexpectedCompile:
             continue  # the first worker met the same, and tells the driver
-        except EngineDead:
-            break
-    core.shutdown()
+        except EngineDead as error:
+            core.shutdown()
+            return str(error)
 
 
-def lead(job: Job, side: DeviceSide) -> None:
+def lead(job: Job, side: DeviceSide, direction: Direction) -> None:
     """Serve the driver."""
     settings = MultihostSettings.checked(job.multihost)
     address = (job.driver, job.port)
     server = PlanServer(connect(address, job.rank, job.secret, settings.silence), settings)
-    core = side.core
-    if isinstance(core, LeadingCore):
-        workers = SeveralWorkers(core.executor, core.channel, server.tell_end)
-    else:
-        assert isinstance(core, EngineCore), f"a worker cannot lead a {type(core).__name__}"
-        assert isinstance(core.executor, LocalExecutor)
-        workers = OneWorker(core.executor, server.tell_end)
+    direction.observers.append(server.tell_end)
+    assert isinstance(side.core, EngineCore), f"a worker cannot lead a {type(side.core).__name__}"
+    executor = side.core.executor
+
+    def end_alone(reason: str) -> NoReturn:
+        server.tell_end(reason)
+        end_process(f"process {job.rank} stops: {reason}")
+
+    end = executor.end_all if isinstance(executor, DirectingExecutor) else end_alone
     capacity = Capacity(side.schedule, side.cache, side.depth, jax.default_backend())
-    server.serve(workers, capacity)
+    server.serve(ExecutorWorkers(executor, end), capacity)

@@ -15,6 +15,7 @@ from jengine.counts import Counts, together
 from jengine.distributed.router import Placed, Router
 from jengine.engine.core import EngineCore
 from jengine.errors import EngineDead, RequestError
+from jengine.executor.calls import CALLS
 from jengine.executor.protocol import WorkerHealth
 from jengine.outputs import TokenDelta
 from jengine.request import Request, WireRequest
@@ -32,11 +33,14 @@ class DataParallelCore:
         names: Sequence[str],
         split: Callable[[Any], Sequence[Any]],
         in_turn: bool,
+        launch: Callable[[], None] = lambda: None,
     ) -> None:
         self.replicas = replicas
         self.names = names  # for errors
         self.split = split  # parameters -> those of each replica
         self.in_turn = in_turn
+        # Queues what the replicas have planned, where they run each step together.
+        self.launch = launch
         block_size = replicas[0].scheduler.cache.block_size
         self.router = Router(len(replicas), block_size)
         self.undelivered: list[TokenDelta] = []  # deltas that no step has returned yet
@@ -62,7 +66,8 @@ class DataParallelCore:
         self.replicas[0].check(wire)
 
     def add(self, wire: WireRequest) -> None:
-        """Queue a request in the replica that caches its prefix, or in the least loaded one."""
+        """Queue a request in the replica that it names, that caches its prefix, or in the least
+        loaded one."""
         self.check_alive()
         if wire.request_id in self.router:
             raise RequestError(f"request_id={wire.request_id!r} is being answered already.")
@@ -70,7 +75,9 @@ class DataParallelCore:
         length = len(wire.prompt_token_ids)
         request = Request(wire, length, 0)
         found = [one.scheduler.cache.find_prefix(request) for one in self.replicas]
-        chosen = self.router.replica_for(found, request.block_hashes)
+        chosen = wire.replica
+        if chosen is None:
+            chosen = self.router.replica_for(found, request.block_hashes)
         self.replicas[chosen].add(wire, request.block_hashes)
         self.router.enter(wire.request_id, Placed(chosen, length, request.block_hashes))
 
@@ -87,8 +94,12 @@ class DataParallelCore:
         self.check_alive()
         for index in range(len(self.replicas)):
             self._step(index, read=self.in_turn)
+        self._launch()
         for index in () if self.in_turn else self._readable():
             self._step(index, read=True)
+        return self._delivered()
+
+    def _delivered(self) -> list[TokenDelta]:
         deltas, self.undelivered = self.undelivered, []
         for delta in deltas:
             self.router.note(delta)
@@ -101,6 +112,16 @@ class DataParallelCore:
     def _step(self, index: int, read: bool) -> None:
         with self._naming(index):
             self.undelivered += self.replicas[index].step(read=read)
+
+    def _launch(self) -> None:
+        """Queue the step of all replicas, if they run each step together."""
+        try:
+            self.launch()
+        except Exception as error:
+            self.failure = EngineDead(
+                f"a step of all replicas failed: {type(error).__name__}: {error}"
+            )
+            raise self.failure from error
 
     def _readable(self) -> list[int]:
         """The replicas to read now that all have their steps: those whose oldest step has run.
@@ -148,9 +169,26 @@ class DataParallelCore:
         return together([replica.counts() for replica in self.replicas])
 
     def call_workers(self, method: str, arguments: bytes) -> list[bytes]:
-        """The result of a call in this one process, for its first replica."""
+        """The result of a call in this one process, for its first replica or for each."""
         self.check_alive()
-        return self.replicas[0].call_workers(method, arguments)
+        asked = self.replicas if CALLS[method].each_replica else self.replicas[:1]
+        return [one for replica in asked for one in replica.call_workers(method, arguments)]
+
+    def resize_cache(self, num_bytes: int) -> list[TokenDelta]:
+        """Have caches of so many bytes in every replica."""
+        self.check_alive()
+        for index, replica in enumerate(self.replicas):
+            with self._naming(index):
+                self.undelivered += replica.resize_cache(num_bytes)
+        return self._delivered()
+
+    def drain(self) -> list[TokenDelta]:
+        """Read every step in flight in every replica."""
+        self.check_alive()
+        for index, replica in enumerate(self.replicas):
+            with self._naming(index):
+                self.undelivered += replica.drain()
+        return self._delivered()
 
     def health(self) -> list[WorkerHealth]:
         """This one process."""

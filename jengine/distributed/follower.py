@@ -13,7 +13,13 @@ from typing import Any
 import msgspec
 
 from jengine.distributed.request_digest import ParameterNotes, digests_of
-from jengine.errors import ConfigError, EngineDead, RequestError, UnexpectedCompile
+from jengine.errors import (
+    ConfigError,
+    EngineDead,
+    RequestError,
+    UnexpectedCompile,
+    UnsupportedFeature,
+)
 from jengine.executor.multihost.channel import FollowerChannel, failing_together, reports
 from jengine.executor.multihost.executors import FollowingExecutor
 from jengine.executor.multihost.messages import (
@@ -109,6 +115,19 @@ class FollowingCore:
         if isinstance(outcome, Exception):
             raise outcome
         return [self._own(delta) for delta in outcome if delta.request_id in self._open]
+
+    def resize_cache(self, num_bytes: int) -> list[TokenDelta]:
+        """Refused."""
+        raise UnsupportedFeature(
+            "resize_cache: an engine over several processes keeps the size of its cache. Create it "
+            "with another kv_cache_memory_bytes."
+        )
+
+    def drain(self) -> list[TokenDelta]:
+        """Run what the leader has planned, and read it as the leader does; `step` returns it."""
+        self.check_alive()
+        self._agree("a pause", [])
+        return []
 
     def run_ahead(self) -> list[TokenDelta]:
         """Nothing: the leader plans."""

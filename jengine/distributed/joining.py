@@ -14,9 +14,10 @@ from collections.abc import Callable, Mapping
 import msgspec
 import zmq
 
-from jengine.engine.process.messages import UNREADABLE, Progress
+from jengine.engine.process.encoding import UNREADABLE
 from jengine.engine.process.network import Door, tcp
 from jengine.engine.process.socket_loop import Parts, SocketLoop
+from jengine.engine.process.to_front import Progress
 from jengine.errors import ConfigError, EngineDead
 
 logger = logging.getLogger(__name__)
@@ -25,8 +26,10 @@ STAGE = "Joining cores of other hosts"
 # attempts.
 COMING_AGAIN = 20.0
 AGAIN = 0.5
-# Seconds between two lines of the log about ranks that are missing.
+# Seconds between two lines of the log about ranks that are missing, and between two looks for what
+# keeps them away.
 REMIND = 30.0
+LOOK = 1.0
 
 
 class Join(msgspec.Struct, frozen=True, tag=True):
@@ -94,8 +97,16 @@ class JoinDesk:
         """The ranks that have not joined."""
         return [rank for rank in self._ranks if rank not in self._addresses]
 
-    def wait(self, tell: Callable[[Progress], None], seconds: float) -> list[str]:
-        """The addresses of all ranks, in their order; ConfigError if they do not come in time."""
+    def wait(
+        self,
+        tell: Callable[[Progress], None],
+        seconds: float,
+        check: Callable[[], None] = lambda: None,
+    ) -> list[str]:
+        """The addresses of all ranks, in their order; ConfigError if they do not come in time.
+
+        `check` is called from time to time, and raises what keeps them from coming.
+        """
         end, reminded = time.monotonic() + seconds, -REMIND
         while True:
             with self._changed:
@@ -104,6 +115,7 @@ class JoinDesk:
                     raise EngineDead(f"the port for other hosts has failed: {self._failure}.")
                 if not missing:
                     return [self._addresses[rank] for rank in self._ranks]
+            check()
             now = time.monotonic()
             if now >= end:
                 raise ConfigError(
@@ -117,7 +129,7 @@ class JoinDesk:
             with self._changed:
                 self._changed.wait_for(
                     lambda before=missing: self._failure or self.missing != before,
-                    min(end - now, REMIND),
+                    min(end - now, LOOK),
                 )
 
     def when_back(self, tell: Callable[[int, str], None]) -> None:

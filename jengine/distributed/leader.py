@@ -10,7 +10,7 @@ from typing import Any
 
 from jengine.distributed.request_digest import ParameterNotes, digests_of
 from jengine.engine.core import EngineCore
-from jengine.errors import ConfigError, RequestError, UnexpectedCompile
+from jengine.errors import ConfigError, RequestError, UnexpectedCompile, UnsupportedFeature
 from jengine.executor.multihost.channel import LeaderChannel, failing_together, reports
 from jengine.executor.multihost.executors import LeadingExecutor
 from jengine.executor.multihost.messages import RequestAborted, StepDone, StepRead
@@ -73,6 +73,22 @@ class LeadingCore:
             deltas = self._step()
         self.executor.compare_samples()
         self.channel.broadcast(StepDone(self.executor.read, deltas, self.counts()))
+        return deltas
+
+    def resize_cache(self, num_bytes: int) -> list[TokenDelta]:
+        """Refused."""
+        raise UnsupportedFeature(
+            "resize_cache: an engine over several processes keeps the size of its cache. Create it "
+            "with another kv_cache_memory_bytes."
+        )
+
+    def drain(self) -> list[TokenDelta]:
+        """Read every step in flight, and tell the others to."""
+        with self.channel.inside_step(), failing_together(self.channel):
+            deltas = self.core.drain()
+        self.executor.compare_samples()
+        self.channel.broadcast(StepDone(self.executor.read, deltas, self.counts()))
+        self.channel.agree(reports("a pause", []), self._serve)
         return deltas
 
     def run_ahead(self) -> list[TokenDelta]:

@@ -20,9 +20,11 @@ from jengine.distributed.leader import LeadingCore
 from jengine.engine.core import EngineCore
 from jengine.engine.protocol import Core
 from jengine.errors import ConfigError
+from jengine.executor.grammar_masks import GrammarMasks
 from jengine.executor.local import LocalExecutor
 from jengine.executor.multihost.agreement import digest_of, listed, plural
-from jengine.executor.multihost.channel import Channel, FollowerChannel, reports
+from jengine.executor.multihost.channel import Channel, FollowerChannel, LeaderChannel, reports
+from jengine.executor.multihost.directing import DirectingExecutor, Direction
 from jengine.executor.multihost.executors import FollowingExecutor, LeadingExecutor
 from jengine.executor.multihost.messages import Message, Report, Verdict
 from jengine.executor.multihost.parameter_digests import ParameterDigests
@@ -36,8 +38,11 @@ from jengine.scheduler.gates import AdmissionGate
 from jengine.scheduler.recorder import Recorder
 from jengine.scheduler.refusal import refuse_impossible
 from jengine.scheduler.scheduler import Scheduler
+from jengine.scheduler.transfers import BlockTransfers
 from jengine.weights.abstract import NamedArray
 from sharding.placement import Placement
+
+ProgramSource = Callable[[], ProgramTotals]
 
 
 @dataclass(frozen=True)
@@ -51,29 +56,37 @@ class CoreParts:
     depth: int
     stages: int
     in_turn: bool  # replicas must not compute at the same time
-    watched: Callable[[Executor], Executor]  # puts recorders and grammars around an executor
+    watched: Callable[[Executor], GrammarMasks]  # puts recorders and grammars around an executor
     gates: tuple[AdmissionGate, ...] = ()  # of every scheduler
+    # Makes what copies blocks of a cache to other memory; None: they stay on the device.
+    # The number is the replica's.
+    transfers: Callable[[CacheCoordinator, int], BlockTransfers | None] = lambda *_: None
+    launch: Callable[[], None] = lambda: None  # queues the steps of replicas that step together
 
-    def scheduler(self, replica: int = 0) -> Scheduler:
-        """The scheduler, where there is one."""
-        return Scheduler(
+    def core(self, executor: Executor, programs: ProgramSource, replica: int = 0) -> EngineCore:
+        """The core whose steps this executor runs."""
+        watched = self.watched(executor)
+        cache = CacheCoordinator(self.cache)
+        scheduler = Scheduler(
             self.schedule,
-            CacheCoordinator(self.cache),
+            cache,
             depth=self.depth,
             spacing=self.stages,
             gates=self.gates,
+            check_drafts=watched.checked_drafts,
             recorder=Recorder(replica),
+            transfers=self.transfers(cache, replica),
         )
+        return EngineCore(scheduler, watched, self.depth, programs)
 
     def local_core(self) -> Core:
         """The core of an engine that is this process alone."""
         cores = [
-            EngineCore(
-                self.scheduler(replica),
-                self.watched(LocalExecutor(runner)),
-                self.depth,
+            self.core(
+                LocalExecutor(runner),
                 # Replicas share their programs, which are counted once.
                 ProgramTotals if replica else runner.loaded.program_totals,
+                replica,
             )
             for replica, runner in enumerate(self.runners)
         ]
@@ -87,12 +100,14 @@ class CoreParts:
         ]
 
         def split(values: Mapping[str, jax.Array]) -> list[dict[str, jax.Array]]:
+            if self.placement.joint:
+                return [dict(values)] * len(self.runners)
             places = [runner.loaded.order.places for runner in self.runners]
             return [
                 {path: own.of(path).part(value) for path, value in values.items()} for own in places
             ]
 
-        return DataParallelCore(cores, names, split, self.in_turn)
+        return DataParallelCore(cores, names, split, self.in_turn, self.launch)
 
 
 class ProcessGroup(Protocol):
@@ -128,9 +143,14 @@ class ProcessGroup(Protocol):
 
 
 @contextmanager
-def process_group_of(placement: Placement, settings: MultihostSettings) -> Iterator[ProcessGroup]:
-    """The group of the processes whose devices these are. Who fails inside tells the others."""
-    group = _gathered(placement.processes, settings)
+def process_group_of(
+    placement: Placement, settings: MultihostSettings, direction: Direction | None
+) -> Iterator[ProcessGroup]:
+    """The group of the processes whose devices these are. Who fails inside tells the others.
+
+    With a direction the first of several alone has requests.
+    """
+    group = _gathered(placement.processes, settings, direction)
     try:
         yield group
     except BaseException as error:
@@ -138,7 +158,9 @@ def process_group_of(placement: Placement, settings: MultihostSettings) -> Itera
         raise
 
 
-def _gathered(processes: list[int], settings: MultihostSettings) -> ProcessGroup:
+def _gathered(
+    processes: list[int], settings: MultihostSettings, direction: Direction | None
+) -> ProcessGroup:
     own = jax.process_index()
     if own not in processes:
         raise ConfigError(
@@ -148,7 +170,7 @@ def _gathered(processes: list[int], settings: MultihostSettings) -> ProcessGroup
         )
     if processes == [own]:
         return SingleProcess()
-    return SeveralProcesses(meet(processes, settings), settings)
+    return SeveralProcesses(meet(processes, settings), settings, direction)
 
 
 class SingleProcess:
@@ -179,9 +201,14 @@ class SingleProcess:
 class SeveralProcesses:
     """One of several processes. The protocol above describes the methods."""
 
-    def __init__(self, channel: Channel, settings: MultihostSettings) -> None:
+    def __init__(
+        self, channel: Channel, settings: MultihostSettings, direction: Direction | None
+    ) -> None:
         self._channel = channel
         self._settings = settings
+        self._is_directed = direction is not None
+        if direction is not None and isinstance(channel, LeaderChannel):
+            channel.observers = direction.observers
         self._digests = ParameterDigests()
 
     def observed(self, placement: Placement) -> Placement:
@@ -214,13 +241,10 @@ class SeveralProcesses:
 
             following = FollowingExecutor(local, channel, every)
             return FollowingCore(following, channel, self._digests, check)
-        leading = LeadingExecutor(local, channel, every)
-        core = EngineCore(
-            parts.scheduler(),
-            parts.watched(leading),
-            parts.depth,
-            runner.loaded.program_totals,
-        )
+        leading, programs = LeadingExecutor(local, channel, every), runner.loaded.program_totals
+        if self._is_directed:
+            return parts.core(DirectingExecutor(leading, channel), programs)
+        core = parts.core(leading, programs)
         return LeadingCore(core, leading, channel, self._digests)
 
     def leave(self, reason: str) -> None:

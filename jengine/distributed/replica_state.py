@@ -24,6 +24,7 @@ class Part(NamedTuple):
     state: CoreState  # as it said last
     open_requests: int  # of this front
     death: EngineDead | None
+    retired: bool = False  # taken out of service, by somebody's wish
 
     @property
     def counts(self) -> Counts:
@@ -44,7 +45,7 @@ def whole_state(parts: Sequence[Part]) -> CoreState:
         paused=any(one.paused for one in living),
         dropped_frames=sum(one.state.dropped_frames for one in parts),
         age=max((one.age for one in living), default=0.0),
-        parts=tuple(_named(one, len(parts)) for one in parts),
+        parts=tuple(_named(one, len(parts)) for one in parts if not one.retired),
     )
 
 
@@ -64,7 +65,7 @@ def whole_health(
 ) -> list[WorkerHealth]:
     """The processes of all cores, by what those said that answered; the others are dead."""
     found: list[WorkerHealth] = []
-    for part in parts:
+    for part in (one for one in parts if not one.retired):
         dead = WorkerHealth(0, f"dead: {part.death}", part.state.steps, part.state.age)
         for one in told.get(part.index, [dead]):
             where = f"core {part.index}, {one.where}"

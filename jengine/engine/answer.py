@@ -9,8 +9,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+from jengine.adapters import LoRARequest
 from jengine.engine.completion import Completion
 from jengine.engine.timing import Arrival
 from jengine.logprobs import LogprobTables, StepLogprobs
@@ -35,6 +37,7 @@ class Answer:
         self.reader = reader  # is told when there is something to take
         self.metrics = RequestMetrics(arrival_time=time.time() - (time.monotonic() - arrival.at))
         self.finished = False  # every completion has ended
+        self.lora_request: LoRARequest | None = None  # the adapter that answers it
         self.discarded = False  # its reader is gone, so it is never completed
         self.error: BaseException | None = None
         self.num_cached_tokens = 0
@@ -43,6 +46,7 @@ class Answer:
         self.arrival = arrival
         self._prompt_logprobs: LogprobTables | StepLogprobs | None = None
         self._weights_version = 0
+        self._kv_transfer: dict[str, Any] | None = None
         self._ended = 0  # completions
         self._tokens = 0  # of all completions
         self._shown_tokens = 0
@@ -96,14 +100,22 @@ class Answer:
             prompt=self._text,
             prompt_token_ids=self.prompt_token_ids,
             prompt_logprobs=self._prompt_logprobs,
-            outputs=[item.output(delta) for item in self.completions],
+            outputs=[
+                replace(item.output(delta), lora_request=self.lora_request)
+                if self.lora_request
+                else item.output(delta)
+                for item in self.completions
+            ],
+            lora_request=self.lora_request,
             finished=self.finished,
             metrics=self.metrics,
             num_cached_tokens=self.num_cached_tokens,
+            kv_transfer_params=self._kv_transfer,
             weight_version=self._weights_version,
             error=next((item.error for item in self.completions if item.error), None),
             engine_lost=any(item.engine_lost for item in self.completions),
             refused=any(item.refused for item in self.completions),
+            pooled=self.completions[0].pooled,
         )
 
     def _note(self, completion: Completion, delta: TokenDelta) -> None:
@@ -111,6 +123,7 @@ class Answer:
         self._measure(completion, delta)
         self.num_cached_tokens = delta.num_cached_tokens
         self._weights_version = delta.weights_version
+        self._kv_transfer = delta.kv_transfer or self._kv_transfer
         if delta.prompt_logprobs is not None and self._prompt_logprobs is None:
             self._prompt_logprobs = self._tables(delta.prompt_logprobs)
 

@@ -37,6 +37,8 @@ class Completion:
         self.engine_lost = False
         self.refused = False
         self.captured: list[dict[str, np.ndarray]] = []
+        self._experts: list[np.ndarray] = []  # of tokens, in their order
+        self.pooled: np.ndarray | None = None
         self.transcript = Transcript(
             tokenizer,
             wire.prompt_token_ids,
@@ -70,8 +72,12 @@ class Completion:
             self._tokens += new
             self._scores.append(delta.logprobs.cut(0, len(new)))
             self._cumulative += float(delta.logprobs.values[: len(new), 0].sum())
+        if delta.pooled is not None:
+            self.pooled = delta.pooled
         if delta.captured is not None:
             self.captured.append(delta.captured)
+        if delta.routed_experts is not None:
+            self._experts.append(delta.routed_experts)
         return cut_short
 
     def output(self, delta: bool) -> CompletionOutput:
@@ -92,6 +98,7 @@ class Completion:
             finish_reason=transcript.finish_reason,
             stop_reason=transcript.stop_reason,
             captured=self._all_captured() if self.captured else None,
+            routed_experts=self._all_experts() if transcript.finished else None,
         )
 
     def _logprobs_from(self, first: int) -> LogprobTables | StepLogprobs:
@@ -102,8 +109,19 @@ class Completion:
 
     def _all_captured(self) -> dict[str, np.ndarray]:
         """Values of every token that ran, which are all but the last: that was only sampled."""
-        end = len(self.wire.prompt_token_ids) + max(len(self.transcript.token_ids) - 1, 0)
         return {
-            name: np.concatenate([part[name] for part in self.captured])[:end]
+            name: np.concatenate([part[name] for part in self.captured])[: self._tokens_run]
             for name in self.captured[0]
         }
+
+    def _all_experts(self) -> np.ndarray | None:
+        """The experts of every token that ran, from the position on that was asked for."""
+        if not self._experts:
+            return None
+        wanted = max(self._tokens_run - self.wire.routed_experts_start, 0)
+        return np.concatenate(self._experts)[:wanted]
+
+    @property
+    def _tokens_run(self) -> int:
+        """The tokens of the prompt and of the completion, but its last one."""
+        return len(self.wire.prompt_token_ids) + max(len(self.transcript.token_ids) - 1, 0)

@@ -13,6 +13,7 @@ from typing import Any
 
 from jengine.counts import Counts, ProgramTotals
 from jengine.errors import EngineDead, UnexpectedCompile
+from jengine.executor.calls import decoded_answers, encoded_arguments
 from jengine.executor.protocol import Executor, PendingOutput, WorkerHealth
 from jengine.outputs import TokenDelta
 from jengine.plan import Plan
@@ -89,6 +90,16 @@ class EngineCore:
         one become text. Not without overlap, where each step begins after the one before."""
         return [] if self.in_flight or not self.depth else self.step(read=False)
 
+    def drain(self) -> list[TokenDelta]:
+        """Read every step in flight, so that nothing runs any more."""
+        self.check_alive()
+        with self._failing():
+            while self.in_flight:
+                done, pending = self.in_flight.popleft()
+                self.undelivered += self.scheduler.commit(done, pending.result())
+        deltas, self.undelivered = self.undelivered, []
+        return deltas
+
     @contextmanager
     def _failing(self) -> Iterator[None]:
         """A step that fails ends the engine; one that never ran ends its requests."""
@@ -119,6 +130,18 @@ class EngineCore:
         version = self.weights_version + 1
         self.scheduler.set_weights_version(version)
         return version
+
+    def resize_cache(self, num_bytes: int) -> list[TokenDelta]:
+        """Have a KV cache of so many bytes from now on. Cached prefixes stay as far as they fit,
+        and running requests start anew from them. With an error only that has happened."""
+        self.undelivered = self.drain()
+        self.scheduler.preempt_all()
+        arguments = encoded_arguments("resize_cache", {"num_bytes": num_bytes})
+        answers = self.call_workers("resize_cache", arguments)
+        (blocks, *_) = decoded_answers("resize_cache", answers)
+        self.scheduler.cache.resize(blocks)
+        deltas, self.undelivered = self.undelivered, []
+        return deltas
 
     def reset(self) -> list[TokenDelta]:
         """Abort every request and forget what is in flight and in the prefix cache."""
@@ -163,5 +186,6 @@ class EngineCore:
         self.in_flight.clear()
         self.undelivered.clear()
         self.scheduler.reset()
+        self.scheduler.cache.listeners.close()
         self.executor.shutdown()
         self.failure = self.failure or EngineDead("this engine was shut down.")

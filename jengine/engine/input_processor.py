@@ -9,18 +9,24 @@ from __future__ import annotations
 import itertools
 import random
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import msgspec
 
 from jengine.engine.limits import Limits
-from jengine.engine.prompt_renderer import PromptRenderer
+from jengine.engine.pooling_input import PoolingInput
+from jengine.engine.renderers import renderer_for
+from jengine.engine.source_renderer import Sources
 from jengine.errors import RequestError, UnsupportedFeature
 from jengine.grammar.compiler import GrammarCompiler
-from jengine.grammar.tokens import check_tokenizer
+from jengine.grammar.tokenizer_check import check_tokenizer
+from jengine.media.processor import MediaProcessor
+from jengine.media.speech import SpeechProcessor
 from jengine.plan import RowSampling
+from jengine.pooling_params import PoolingParams
 from jengine.prompts import TokensPrompt
+from jengine.repetition_detection import checked_repetition_detection
 from jengine.request import WireRequest
 from jengine.sampling_checks import integer
 from jengine.sampling_params import SamplingParams
@@ -38,6 +44,17 @@ MAX_BAD_WORD_TOKENS = 1024
 REPETITION_LIMITS = (1e-30, 1e30)
 SMALLEST_TOP_P = 1e-30
 USUAL = StructuredOutputsDefaults()
+AnyParams = SamplingParams | PoolingParams
+
+
+class Processors(Protocol):
+    """The logits processors of an engine."""
+
+    def number(self, functions: Sequence[Any]) -> int:
+        """The number by which steps know a request's functions."""
+
+    def check(self, params: SamplingParams) -> None:
+        """Raise a RequestError about parameters that a processor refuses."""
 
 
 class InputProcessor:
@@ -50,20 +67,41 @@ class InputProcessor:
         seed: int,
         grammars: GrammarCompiler | None = None,
         structured: StructuredOutputsDefaults = USUAL,
-        number_processors: Callable[[Sequence[Any]], int] | None = None,
+        processors: Processors | None = None,
+        media: MediaProcessor | SpeechProcessor | Sources | None = None,
+        pooling: PoolingInput | None = None,
     ) -> None:
         self.limits = limits
         self.tokenizer = tokenizer
         self.structured = structured
-        self._number_processors = number_processors  # None: this engine has no step to run them
+        self._processors = processors  # None: this engine has no step to run them
+        self.pooling = pooling  # None: the model writes
         self._grammars = grammars  # None: the core cannot have this tokenizer
-        self.prompts = PromptRenderer(limits, tokenizer)
+        self.prompts = renderer_for(limits, tokenizer, media)
         # Requests without a seed draw one here, so an engine's seed fixes a whole run.
         self._seeds = random.Random(seed)  # noqa: S311 - not for secrets
         self._numbers = itertools.count()
 
-    def own_params(self, params: SamplingParams) -> SamplingParams:
+    def own_params(self, params: AnyParams) -> AnyParams:
         """The parameters as the engine keeps them, which later changes by the user do not reach."""
+        if isinstance(params, PoolingParams):
+            return self._pooling_input("PoolingParams").own_params(params)
+        if self.pooling is not None:
+            raise RequestError(
+                "LLM.generate() is only supported for generative models. Try passing "
+                "`--runner generate` to use the model as a generative model."
+            )
+        return self._own_sampling(params)
+
+    def _pooling_input(self, what: str) -> PoolingInput:
+        if self.pooling is None:
+            raise RequestError(
+                f"{what}: only supported for pooling models. Try passing `--runner pooling` to "
+                "use the model as a pooling model."
+            )
+        return self.pooling
+
+    def _own_sampling(self, params: SamplingParams) -> SamplingParams:
         if not isinstance(params, SamplingParams):
             raise RequestError(
                 f"sampling_params is a {type(params).__name__}; expected SamplingParams."
@@ -73,19 +111,41 @@ class InputProcessor:
                 "stop strings need a tokenizer (skip_tokenizer_init=True was given); use "
                 "stop_token_ids instead."
             )
+        if self._processors is not None:
+            self._processors.check(params)
+        elif params.processor_args:
+            raise UnsupportedFeature("extra_args need logits processors. Leave them out.")
         return params.settled()
 
     def wires(
-        self, prompt: TokensPrompt, params: SamplingParams, priority: int = 0, taps: int = 0
+        self,
+        prompt: TokensPrompt,
+        params: AnyParams,
+        priority: int = 0,
+        taps: int = 0,
+        adapter: str = "",
     ) -> tuple[WireRequest, ...]:
-        """One wire request per completion of a rendered prompt.
+        """One wire request per completion of a rendered prompt; `adapter` is the digest of one.
 
         Each gets an id that is never used again, so that tokens still on their way to a request
         that was discarded cannot reach a later one.
         """
         priority = integer("priority", priority, -(2**31), 2**31 - 1)
+        if isinstance(params, PoolingParams):
+            return (self._pooled_wire(prompt, params, priority, adapter),)
         seed = self._seeds.getrandbits(62) if params.seed is None else params.seed
         arrival = time.monotonic()
+        if params.prompt_logprobs is not None and "prompt_embeds" in prompt:
+            raise RequestError(
+                "prompt_logprobs with prompt_embeds: embeddings are no tokens, so they have no "
+                "log-probabilities. Leave prompt_logprobs out."
+            )
+        start, length = params.routed_experts_prompt_start, len(prompt["prompt_token_ids"])
+        if start > length:
+            raise RequestError(
+                f"routed_experts_prompt_start={start} must be between 0 and the prompt length "
+                f"({length}), inclusive."
+            )
         sampling = self._sampling(params, prompt)
         stop_ids = self._stop_ids(params)
         return tuple(
@@ -96,6 +156,7 @@ class InputProcessor:
                 max_tokens=self.limits.at_most_the_context(params.max_tokens),
                 stop_token_ids=stop_ids,
                 eos_token_ids=self._eos(params),
+                repetition=checked_repetition_detection(params.repetition_detection),
                 priority=priority,
                 arrival=arrival,
                 drawn_seed=params.seed is None,
@@ -103,8 +164,29 @@ class InputProcessor:
                 # Every token of a tapped request runs: a cached one would not pass the taps.
                 skip_reading_prefix_cache=bool(params.skip_reading_prefix_cache or taps),
                 taps=taps,
+                adapter=adapter,
+                kv_transfer=params.kv_transfer_params,
+                embeds=prompt.get("prompt_embeds"),
+                routed_experts_start=start,
+                media=prompt.get("media", []),
             )
             for index in range(params.n)
+        )
+
+    def _pooled_wire(
+        self, prompt: TokensPrompt, params: PoolingParams, priority: int, adapter: str
+    ) -> WireRequest:
+        pooling = self._pooling_input("PoolingParams")
+        return WireRequest(
+            request_id=str(next(self._numbers)),
+            prompt_token_ids=pooling.typed_ids(prompt),
+            sampling=pooling.sampling(params),
+            max_tokens=1,
+            priority=priority,
+            arrival=time.monotonic(),
+            cache_salt=prompt.get("cache_salt"),
+            skip_reading_prefix_cache=pooling.runs_every_token(params),
+            adapter=adapter,
         )
 
     def _eos(self, params: SamplingParams) -> list[int]:
@@ -135,7 +217,8 @@ class InputProcessor:
             logprobs=self._logprob_count("logprobs", params.logprobs),
             prompt_logprobs=self._logprob_count("prompt_logprobs", params.prompt_logprobs),
             grammar=self._grammar_after(prompt, params.structured_outputs),
-            processors=self._processors(params.logits_processors or []),
+            processors=self._number_of(params.logits_processors or []),
+            extra_args=params.processor_args,
         )
 
     def grammar(self, params: StructuredOutputsParams | None) -> GrammarSpec | None:
@@ -152,6 +235,11 @@ class InputProcessor:
         spec = self.structured.applied(params).spec()
         self._grammars.compiled(spec)
         return self._beginning_after(spec, params.begins_after)
+
+    def required_grammars(self) -> GrammarCompiler:
+        """What compiles grammars; `grammar` has refused a request where there is none."""
+        assert self._grammars is not None, "refused before"
+        return self._grammars
 
     def _grammar_after(
         self, prompt: TokensPrompt, params: StructuredOutputsParams | None
@@ -174,9 +262,9 @@ class InputProcessor:
         ids = tokenizer.encode(text, add_special_tokens=False)
         return msgspec.structs.replace(spec, begins_after=tuple(ids))
 
-    def _processors(self, functions: Sequence[Any]) -> int:
-        if self._number_processors is not None:
-            return self._number_processors(functions)
+    def _number_of(self, functions: Sequence[Any]) -> int:
+        if self._processors is not None:
+            return self._processors.number(functions)
         if functions:
             raise UnsupportedFeature("logits_processors need a model's steps. Leave them out.")
         return 0

@@ -17,6 +17,11 @@ class Limits:
     max_logprobs: int  # -1: the whole vocabulary
     eos_token_ids: tuple[int, ...]  # ends an answer without a stop reason
     stop_token_ids: tuple[int, ...] = ()  # the model's other ending ids, which are stop reasons
+    embeds_width: int | None = None  # of prompts as embeddings; None: there are none
+    token_types: int = 0  # kinds of tokens that a prompt may have; 0: one
+    answer_room: int = 1  # tokens that the context must have left for an answer
+    lower_case: bool = False  # whether texts are lower-cased before they are tokenized
+    most_embeds_bytes: int | None = None  # where a request must travel to another process
 
     @property
     def most_logprobs(self) -> int:

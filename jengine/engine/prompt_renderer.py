@@ -7,35 +7,62 @@ Must not know sampling parameters or requests.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, Protocol
 
+from jengine.engine.embeds import rendered_embeds
 from jengine.engine.limits import Limits
 from jengine.errors import ContextOverflow, RequestError, UnsupportedFeature, nearest_name
+from jengine.media.processor import MediaProcessor
+from jengine.media_spans import MediaSpan
 from jengine.prompts import TokensPrompt
 from jengine.sampling_checks import token_ids
+from jengine.text.chat_images import ImagePart, without_images
+from jengine.text.plain_marks import PlainMarks
 from jengine.text.tokenization import AS_USUAL, Tokenization
 from jengine.text.tokenizer import Tokenizer
 
-PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
-LATER_PROMPT_KEYS = {
-    "prompt_embeds": "input of embeddings",
-    "multi_modal_data": "multimodal input",
-    "multi_modal_uuids": "multimodal input",
-    "mm_processor_kwargs": "multimodal input",
-    "encoder_prompt": "input of an encoder",
-    "decoder_prompt": "input of an encoder",
-}
+PROMPT_KEYS = (
+    "prompt", "prompt_token_ids", "prompt_embeds", "cache_salt", "multi_modal_data",
+    "mm_processor_kwargs", "media", "token_type_ids", "encoder_prompt", "decoder_prompt",
+)  # fmt: skip
+LATER_PROMPT_KEYS = {"multi_modal_uuids": "names of images"}
 LONGEST_SALT = 1024
 # Characters that a token stands for at most, on average over a prompt.
 LONGEST_TOKEN = 64
 
 
+class Expands(Protocol):
+    """Puts what an encoder reads into prompts."""
+
+    def expanded(
+        self, ids: list[int], data: Any, options: Mapping[str, Any] | None = None
+    ) -> tuple[list[int], list[MediaSpan]]:
+        """The prompt's ids with room for it, and where it is."""
+        ...
+
+
 class PromptRenderer:
     """Tokenizes prompts and checks their ids against the model's limits."""
 
-    def __init__(self, limits: Limits, tokenizer: Tokenizer | None) -> None:
+    # Whether texts get the special tokens that the tokenizer puts around them.
+    adds_special_tokens = True
+
+    def __init__(
+        self,
+        limits: Limits,
+        tokenizer: Tokenizer | None,
+        images: MediaProcessor | None = None,
+    ) -> None:
         self.limits = limits
         self.tokenizer = tokenizer
+        self.images = images  # None: the model takes none
+        self._marks = PlainMarks(self._media_words)
+
+    @property
+    def media(self) -> Expands | None:
+        """What puts images or audio into prompts; None: the model takes neither."""
+        return self.images
 
     def render(self, given: Any, how: Tokenization = AS_USUAL) -> TokensPrompt:
         """A string, a sequence of ids, or a dict with one of them, as checked token ids."""
@@ -45,10 +72,68 @@ class PromptRenderer:
             return self._from_text(given, how)
         return {"prompt_token_ids": self._checked_ids(given, how)}
 
-    def render_chat(self, text: str, how: Tokenization = AS_USUAL) -> TokensPrompt:
-        """A conversation as its template wrote it, which already contains the special tokens."""
-        ids = self._encoded(text, how, add_special_tokens=False)
-        return {"prompt": text, "prompt_token_ids": self._checked_ids(ids, how)}
+    def render_chat(
+        self,
+        text: str,
+        how: Tokenization = AS_USUAL,
+        images: Sequence[ImagePart] = (),
+        options: Mapping[str, Any] | None = None,
+    ) -> TokensPrompt:
+        """A conversation as its template wrote it, which already contains the special tokens, and
+        its images; `options` say how these are resized and scaled."""
+        ids = list[int]()
+        for part, is_plain in self._marks.parts(text):
+            if is_plain:
+                ids += self.required_tokenizer().encode_plain(part)
+            else:
+                own = how if not ids else replace(how, add_special_tokens=False)
+                ids += self._encoded(part, own, add_special_tokens=False)
+        prompt = TokensPrompt(
+            prompt=self._marks.shown(text), prompt_token_ids=self._checked_ids(ids, how)
+        )
+        if not images:
+            return prompt
+        assert self.images is not None, "images are taken out of messages for models with a tower"
+        data: dict[str, list[Any]] = {}
+        for part in images:
+            data.setdefault(part.kind, []).append(part)
+        for kind, parts in data.items():
+            self.images.check_count(len(parts), kind)
+        opened = {
+            kind: [self.images.opened(part.given, part.where) for part in parts]
+            for kind, parts in data.items()
+        }
+        return self.with_media(prompt, opened, options)
+
+    def without_images(self, messages: Any) -> tuple[Any, list[ImagePart]]:
+        """The messages with a mark in place of each image, if the model takes any, and of each
+        word that would be taken for one."""
+        if self.images is None:
+            return messages, []
+        marked, images = without_images(messages)
+        return self._marks.hidden(marked), images
+
+    @property
+    def _media_words(self) -> list[str]:
+        """The texts of special tokens that stand for media, or around them."""
+        if self.images is None or self.tokenizer is None:
+            return []
+        vision = self.images.vision
+        ids = {vision.placeholder, vision.image_token, vision.video_token, vision.start_token,
+               vision.end_token} - {None}  # fmt: skip
+        known = self.tokenizer.added_tokens
+        return [known[one] for one in ids if one in known]
+
+    @property
+    def image_text(self) -> str | None:
+        """The text that stands for an image; None: the model takes none."""
+        if self.images is None:
+            return None
+        vision = self.images.vision
+        tokens = (vision.start_token, vision.image_token, vision.end_token)
+        tokens = (vision.placeholder,) if vision.wraps else tokens
+        ids = [one for one in tokens if one is not None]
+        return "".join(map(str, self.required_tokenizer().hf.convert_ids_to_tokens(ids)))
 
     def required_tokenizer(self) -> Tokenizer:
         """The tokenizer, or a RequestError where the engine has none."""
@@ -68,11 +153,17 @@ class PromptRenderer:
                     f"a prompt has no key {key!r}; known: {', '.join(PROMPT_KEYS)}."
                     f"{nearest_name(str(key), PROMPT_KEYS)}"
                 )
+        if given.get("encoder_prompt") is not None or given.get("decoder_prompt") is not None:
+            raise RequestError(
+                "encoder_prompt and decoder_prompt: this model has no encoder. Give 'prompt'."
+            )
         salt = given.get("cache_salt")
         if salt is not None and (not isinstance(salt, str) or not 0 < len(salt) <= LONGEST_SALT):
             raise RequestError(f"cache_salt: expected a string of 1 to {LONGEST_SALT} characters.")
         text, ids = given.get("prompt"), given.get("prompt_token_ids")
-        if ids is None:
+        if given.get("prompt_embeds") is not None:
+            prompt = self._from_embeds(given["prompt_embeds"], text, ids)
+        elif ids is None:
             prompt = self._from_text(text, how)
         elif text is None:
             prompt = TokensPrompt(prompt_token_ids=self._checked_ids(ids, how))
@@ -82,6 +173,77 @@ class PromptRenderer:
             raise RequestError(f"prompt is a {type(text).__name__}; expected a string.")
         if salt is not None:
             prompt["cache_salt"] = salt
+        if given.get("token_type_ids") is not None:
+            count = len(prompt["prompt_token_ids"])
+            prompt["token_type_ids"] = self._checked_types(given["token_type_ids"], count)
+        if given.get("media"):  # rendered before
+            prompt["media"] = given["media"]
+        elif given.get("multi_modal_data"):
+            data, options = given["multi_modal_data"], given.get("mm_processor_kwargs")
+            return self.with_media(prompt, data, options)
+        return prompt
+
+    def with_media(
+        self, prompt: TokensPrompt, data: Any, options: Mapping[str, Any] | None = None
+    ) -> TokensPrompt:
+        """The prompt with images in place of their placeholders."""
+        if self.media is None:
+            raise RequestError(
+                "multi_modal_data: this model takes no images and no audio. Leave it out, or load "
+                "a model with an encoder."
+            )
+        if "prompt_embeds" in prompt:
+            raise RequestError("multi_modal_data with prompt_embeds: give one of them.")
+        ids, spans = self.media.expanded(prompt["prompt_token_ids"], data, options)
+        prompt["prompt_token_ids"] = self._checked_ids(ids, AS_USUAL)
+        prompt["media"] = spans
+        self._check_bytes(spans)
+        return prompt
+
+    def _check_bytes(self, spans: list[MediaSpan]) -> None:
+        size, most = sum(len(span.values) for span in spans), self.limits.most_embeds_bytes
+        if most is not None and size > most:
+            raise RequestError(
+                f"images and audio of the prompt take {size} bytes; expected at most {most} "
+                "where the engine core is in another process. Give fewer or smaller ones."
+            )
+
+    def render_pair(self, first: str, second: str, how: Tokenization = AS_USUAL) -> TokensPrompt:
+        """Two texts as a model that reads pairs of them was trained to see them."""
+        tokenizer, limit = (
+            self.required_tokenizer(),
+            how.longest(self.limits.max_model_len, self.limits.answer_room),
+        )
+        most_chars = LONGEST_TOKEN * self.limits.max_model_len
+        if limit is None and len(first) + len(second) > most_chars:
+            raise ContextOverflow(self.limits.max_model_len, "has too many characters")
+        cut = {} if limit is None else {"truncation": True, "max_length": limit}
+        found = tokenizer.hf(first[:most_chars], second[:most_chars], **cut)
+        prompt = TokensPrompt(prompt_token_ids=self._checked_ids(found["input_ids"], AS_USUAL))
+        if self.limits.token_types and found.get("token_type_ids") is not None:
+            prompt["token_type_ids"] = list(found["token_type_ids"])
+        return prompt
+
+    def _checked_types(self, given: Any, count: int) -> list[int]:
+        types = plain_ints(given)
+        if not self.limits.token_types:
+            raise RequestError("token_type_ids: the tokens of this model are of one type.")
+        if len(types) != count or not all(0 <= one < self.limits.token_types for one in types):
+            raise RequestError(
+                f"token_type_ids: expected one number from 0 to {self.limits.token_types - 1} for "
+                f"each of {count} tokens."
+            )
+        return types
+
+    def _from_embeds(self, given: Any, text: Any, ids: Any) -> TokensPrompt:
+        if isinstance(given, bytes):  # rendered before
+            prompt = TokensPrompt(prompt_token_ids=ids, prompt_embeds=given)
+        elif ids is not None:
+            raise RequestError("prompt_token_ids and prompt_embeds were both given; give one.")
+        else:
+            prompt = rendered_embeds(given, self.limits)
+        if text is not None:
+            prompt["prompt"] = text
         return prompt
 
     def _from_text(self, text: Any, how: Tokenization) -> TokensPrompt:
@@ -90,7 +252,7 @@ class PromptRenderer:
                 f"a prompt is a {type(text).__name__}; expected a string, a list of token ids, or "
                 "a dict with 'prompt' or 'prompt_token_ids'."
             )
-        ids = self._encoded(text, how, add_special_tokens=True)
+        ids = self._encoded(text, how, add_special_tokens=self.adds_special_tokens)
         return {"prompt": text, "prompt_token_ids": self._checked_ids(ids, how)}
 
     def _encoded(self, text: str, how: Tokenization, *, add_special_tokens: bool) -> list[int]:
@@ -98,13 +260,13 @@ class PromptRenderer:
         # A text of more than this many characters per token of context does not fit. It is refused
         # or cut before it is tokenized, since tokenizing it would take long for nothing.
         most_chars = LONGEST_TOKEN * self.limits.max_model_len
-        limit = how.longest(self.limits.max_model_len)
+        limit = how.longest(self.limits.max_model_len, self.limits.answer_room)
         if limit is not None:
             text = how.cut(text, most_chars, tokenizer.truncation_side)
         if how.add_special_tokens is not None:
             add_special_tokens = how.add_special_tokens
         return tokenizer.encode(
-            text.lower() if how.do_lower_case else text,
+            text.lower() if how.do_lower_case or self.limits.lower_case else text,
             add_special_tokens,
             max_chars=most_chars,
             # With a side of the caller's own, _checked_ids cuts.
@@ -113,12 +275,12 @@ class PromptRenderer:
 
     def _checked_ids(self, given: Any, how: Tokenization) -> list[int]:
         ids = plain_ints(given)
-        limit = how.longest(self.limits.max_model_len)
+        limit = how.longest(self.limits.max_model_len, self.limits.answer_room)
         if limit is not None:
             ids = how.cut(ids, limit, self.tokenizer.truncation_side if self.tokenizer else "right")
         if not ids:
             raise RequestError("the prompt is empty; at least one token is needed.")
-        if len(ids) >= self.limits.max_model_len:
+        if len(ids) > self.limits.max_model_len - self.limits.answer_room:
             raise ContextOverflow(self.limits.max_model_len, f"contains {len(ids)} input tokens")
         return self.limits.in_vocabulary("prompt_token_ids", ids)
 

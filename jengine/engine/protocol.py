@@ -55,6 +55,14 @@ class Core(Protocol):
         """Queue a step if none is in flight, so that the device works while tokens are read."""
         ...
 
+    def resize_cache(self, num_bytes: int) -> list[TokenDelta]:
+        """Have a KV cache of so many bytes, with as much of its contents as fits."""
+        ...
+
+    def drain(self) -> list[TokenDelta]:
+        """Read every step in flight, so that nothing runs any more."""
+        ...
+
     def update_weights(self, values: Any) -> int:
         """Use other parameters from the next step on. Returns the new version of the weights."""
         ...

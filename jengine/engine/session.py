@@ -14,17 +14,21 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import msgspec
+
+from jengine.adapters import AdapterLimits, LoRARequest
+from jengine.engine.adapters import Adapters
 from jengine.engine.answer import Answer
 from jengine.engine.client import EngineClient
-from jengine.engine.input_processor import InputProcessor
+from jengine.engine.input_processor import AnyParams, InputProcessor
 from jengine.engine.output_processor import OutputProcessor
 from jengine.engine.timing import Arrival
-from jengine.errors import RequestError
+from jengine.errors import EngineAsleep, RequestError
 from jengine.metrics.front_stats import FrontStats
 from jengine.metrics.stats_log import StatsLog
 from jengine.metrics.tracing import Tracer
 from jengine.outputs import TokenDelta
-from jengine.sampling_params import SamplingParams
+from jengine.request import WireRequest
 
 
 class Session:
@@ -36,6 +40,7 @@ class Session:
         client: EngineClient,
         log: StatsLog | None = None,
         tracer: Tracer | None = None,
+        adapters: AdapterLimits | None = None,
     ) -> None:
         self.input_processor = input_processor
         self.client = client
@@ -44,8 +49,10 @@ class Session:
         self._answers = OutputProcessor(input_processor.tokenizer, self.stats, tracer)
         self._numbers = itertools.count()
         self._lock = threading.Lock()  # around `_answers`
+        self._refusal: str | None = None  # why no new requests are taken
         self._entry = threading.Lock()  # held to keep new requests out
         self._discarded: deque[Answer] = deque()
+        self.adapters = Adapters(client.call, adapters, self._adapters_in_use)
         self._unread: deque[tuple[float, list[TokenDelta]]] = deque()  # with the time of receipt
 
     @property
@@ -62,36 +69,58 @@ class Session:
     def submit(
         self,
         prompt: Any,
-        params: SamplingParams,
+        params: AnyParams,
         *,
         request_id: str | None = None,
         priority: int = 0,
         taps: int = 0,
+        lora_request: LoRARequest | None = None,
         reader: Any = None,
         arrival: Arrival | None = None,
     ) -> Answer:
         """Queue a prompt. With an error, nothing of it is queued.
 
-        `taps` is the number of a set of taps. `reader` is kept in the answer, for the caller of
-        `process` to tell it that there is something to take. `arrival` is when the request came,
-        if it waited before this call.
+        `taps` is the number of a set of taps, `lora_request` an adapter. `reader` is kept in the
+        answer, for the caller of `process` to tell it that there is something to take. `arrival`
+        is when the request came, if it waited before this call.
         """
         arrival = arrival or Arrival(time.monotonic())
         self.client.check_alive()
+        if self._refusal is not None:
+            raise EngineAsleep(self._refusal)
         if request_id is not None and (not isinstance(request_id, str) or not request_id):
             raise RequestError(f"request_id={request_id!r}: expected a string that is not empty.")
         params = self.input_processor.own_params(params)
         rendered = self.input_processor.prompts.render(prompt)
-        wires = self.input_processor.wires(rendered, params, priority, taps)
-        with self._entry:
-            with self._opened() as answers:
-                request_id = self._unused_id(answers) if request_id is None else request_id
-                if request_id in answers:
-                    raise RequestError(f"request_id={request_id!r} is being answered already.")
-                text = rendered.get("prompt")
-                answer = answers.open(request_id, text, params, wires, reader, arrival)
-            self._add(answer)
+        text = rendered.get("prompt")
+        with self.adapters.held(lora_request) as adapter:
+            wires = self.input_processor.wires(rendered, params, priority, taps, adapter)
+            if arrival.replica is not None:
+                wires = self._for_replica(arrival.replica, wires)
+            with self._entry:
+                with self._opened() as answers:
+                    request_id = self._unused_id(answers) if request_id is None else request_id
+                    if request_id in answers:
+                        raise RequestError(f"request_id={request_id!r} is being answered already.")
+                    answer = answers.open(request_id, text, params.reading, wires, reader, arrival)
+                    answer.lora_request = lora_request
+                self._add(answer)
         return answer
+
+    def _for_replica(self, replica: int, wires: Sequence[WireRequest]) -> tuple[WireRequest, ...]:
+        """The requests, to be run by the replica of this number."""
+        count = len(self.client.state().counts.each)
+        if not 0 <= replica < count:
+            raise RequestError(f"data_parallel_rank {replica} is out of range [0, {count}).")
+        return tuple(msgspec.structs.replace(wire, replica=replica) for wire in wires)
+
+    def _adapters_in_use(self) -> set[str]:
+        """The digests of the adapters of open requests."""
+        return {
+            completion.wire.adapter
+            for answer in self.open_answers
+            for completion in answer.completions
+        }
 
     def _add(self, answer: Answer) -> None:
         try:
@@ -174,6 +203,10 @@ class Session:
                 answer.fail(error)
                 self._abort(answer)
         return failed
+
+    def refuse_new(self, reason: str | None) -> None:
+        """Take no new requests from now on, for this reason; take them again for None."""
+        self._refusal = reason
 
     def close(self) -> None:
         """Send what is left of traces. The client is shut down by its owner."""

@@ -15,10 +15,11 @@ from jengine.outputs import TokenDelta
 
 
 class Arrival(NamedTuple):
-    """When a request came, on this process's monotonic clock, and the span that it belongs to."""
+    """When a request came, on this process's monotonic clock, and what its caller says of it."""
 
     at: float
-    traceparent: str | None = None  # W3C header of its caller
+    traceparent: str | None = None  # W3C header: the span that it belongs to
+    replica: int | None = None  # the data-parallel replica that is to answer; None: any
 
 
 class Timing:

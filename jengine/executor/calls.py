@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from jengine.adapters import AdapterReport
 from jengine.errors import ConfigError, RequestError, nearest_name
 from jengine.runner.report_types import DeviceMemory, ProgramCounts
 
@@ -26,6 +27,54 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     folder: str
 
 
+class Sleep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is to sleep, and whether parameters stay on the host (1) or are dropped (2)."""
+
+    level: int
+    tags: list[str]
+
+
+class Wake(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is to wake."""
+
+    tags: list[str]
+
+
+class MatrixBytes(msgspec.Struct, frozen=True, array_like=True):
+    """A float32 matrix by name."""
+
+    name: str
+    shape: tuple[int, ...]
+    data: bytes
+
+
+class AddAdapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A LoRA adapter: a folder with PEFT's files on the worker's host, or a trainer's matrices."""
+
+    folder: str
+    matrices: list[MatrixBytes] = []
+    alpha: float | None = None  # of the matrices; None: they are scaled already
+    use_rslora: bool = False
+
+
+class DropAdapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An adapter that no request uses any more."""
+
+    digest: str
+
+
+class Resize(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The bytes of the KV cache."""
+
+    num_bytes: int
+
+
+class PlaceExperts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The expert of each slot, by layer with experts."""
+
+    layers: list[list[int]]
+
+
 @dataclass(frozen=True)
 class WorkerCall:
     """The types of one call that workers answer, and what a plugin's call runs."""
@@ -33,6 +82,9 @@ class WorkerCall:
     arguments: Any
     result: Any
     run: Callable[[Any, Any], Any] | None = None
+    each_replica: bool = False  # of a process, not only its first one
+    seconds: float = 120.0  # in which workers must answer it, between two steps
+    by: str | None = None  # the method that makes this call once nothing runs; users cannot
 
 
 CALLS = {
@@ -41,6 +93,19 @@ CALLS = {
     "write_recording": WorkerCall(Nothing, str),
     "start_profile": WorkerCall(Profile, None),
     "stop_profile": WorkerCall(Nothing, None),
+    "memory_profile": WorkerCall(Nothing, bytes),
+    # Each returns the tags of what sleeps now.
+    "sleep": WorkerCall(Sleep, list[str], each_replica=True, seconds=600, by="sleep"),
+    "wake_up": WorkerCall(Wake, list[str], each_replica=True, seconds=600, by="wake_up"),
+    "resize_cache": WorkerCall(Resize, list[int], by="resize_cache"),
+    "reload_weights": WorkerCall(
+        Nothing, list[str], each_replica=True, seconds=3600, by="reload_weights"
+    ),
+    # Returns the placement before.
+    "place_experts": WorkerCall(PlaceExperts, list[list[int]]),
+    "expert_placement": WorkerCall(Nothing, list[list[int]]),
+    "add_adapter": WorkerCall(AddAdapter, AdapterReport),
+    "drop_adapter": WorkerCall(DropAdapter, bool),
 }
 
 

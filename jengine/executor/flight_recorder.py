@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import deque
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import numpy as np
 from jengine.errors import UnexpectedCompile
 from jengine.executor.calls import encoded_answer
 from jengine.executor.protocol import Executor, PendingOutput, WorkerHealth
+from jengine.executor.read_step import ReadStep
 from jengine.executor.recording import Origin, RecordedStep, Recording, write_recording
 from jengine.outputs import StepOutput
 from jengine.plan import Plan
@@ -26,39 +28,6 @@ WRITE = "write_recording"  # the call that it answers itself
 MOST_BYTES = 64 * 2**20
 # Estimates of the memory that a step takes: for itself, and per token of a new row.
 STEP_BYTES, TOKEN_BYTES = 2048, 8
-
-
-class WatchedOutput:
-    """A step that has been queued, whose tokens are kept when they are read."""
-
-    __slots__ = ("_pending", "_recorder", "_step")
-
-    def __init__(
-        self, pending: PendingOutput, step: RecordedStep, recorder: FlightRecorder
-    ) -> None:
-        self._pending = pending
-        self._step = step
-        self._recorder = recorder
-
-    @property
-    def ready(self) -> bool:
-        """Whether `result` returns without waiting."""
-        return self._pending.ready
-
-    @property
-    def has_left(self) -> bool:
-        """Whether nothing more has to be queued before it can be read."""
-        return self._pending.has_left
-
-    def result(self) -> StepOutput:
-        """Wait for the step, and keep what it sampled or why it failed."""
-        try:
-            output = self._pending.result()
-        except Exception as error:
-            self._recorder.failed(self._step, error)
-            raise
-        self._step.tokens = np.asarray(output.tokens, np.int32).tobytes()
-        return output
 
 
 class FlightRecorder:
@@ -74,15 +43,25 @@ class FlightRecorder:
         self._dropped = 0
         self._written = 0
 
-    def submit(self, plan: Plan) -> WatchedOutput:
+    def submit(self, plan: Plan) -> PendingOutput:
         """Keep the plan and queue its step."""
         step = RecordedStep(plan)
         self._keep(step)
         try:
-            return WatchedOutput(self.executor.submit(plan), step, self)
+            return ReadStep(self.executor.submit(plan), partial(self._read, step))
         except Exception as error:
-            self.failed(step, error)
+            self._failed(step, error)
             raise
+
+    def _read(self, step: RecordedStep, pending: PendingOutput) -> StepOutput:
+        """Wait for a step, and keep what it sampled or why it failed."""
+        try:
+            output = pending.result()
+        except Exception as error:
+            self._failed(step, error)
+            raise
+        step.tokens = np.asarray(output.tokens, np.int32).tobytes()
+        return output
 
     def _keep(self, step: RecordedStep) -> None:
         size = STEP_BYTES + 2 * len(step.plan.entries.table)
@@ -100,7 +79,7 @@ class FlightRecorder:
         too_many = len(self._steps) > self.most_steps or self._bytes > MOST_BYTES
         return too_many and len(self._steps) > 1
 
-    def failed(self, step: RecordedStep, error: Exception) -> None:
+    def _failed(self, step: RecordedStep, error: Exception) -> None:
         """A step failed: write down what led to it. A compile that strict mode forbids is none."""
         step.problem = f"{type(error).__name__}: {error}"
         if isinstance(error, UnexpectedCompile):

@@ -11,33 +11,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from jengine.executor.protocol import Executor, PendingOutput, WorkerHealth
-from jengine.grammar.rows import GrammarRows, MaskedEntry, followed
-from jengine.outputs import StepOutput
+from jengine.executor.read_step import ReadStep
+from jengine.grammar.rows import GrammarRows
 from jengine.plan import Plan
-
-
-class MaskedOutput:
-    """A queued step with tokens that matchers are waiting for."""
-
-    __slots__ = ("_entries", "_pending")
-
-    def __init__(self, pending: PendingOutput, entries: Sequence[MaskedEntry]) -> None:
-        self._pending = pending
-        self._entries = entries
-
-    @property
-    def ready(self) -> bool:
-        """Whether `result` returns without waiting."""
-        return self._pending.ready
-
-    @property
-    def has_left(self) -> bool:
-        """Whether nothing more has to be queued before it can be read."""
-        return self._pending.has_left
-
-    def result(self) -> StepOutput:
-        """Wait for the step, and advance the matchers by its tokens. Called once."""
-        return followed(self._pending.result(), self._entries)
 
 
 class GrammarMasks:
@@ -47,11 +23,18 @@ class GrammarMasks:
         self.executor = executor
         self._rows = rows
 
+    def checked_drafts(self, row: int, guesses: Sequence[int] | None, most: int) -> list[int]:
+        """The drafts, at most so many, that a row with a grammar may run in the next plan: of these
+        guesses, or, without any, of those that its last step has made."""
+        return self._rows.checked(row, guesses, most)
+
     def submit(self, plan: Plan) -> PendingOutput:
         """Queue the plan's step, with masks where its rows have a grammar."""
         plan, entries = self._rows.mask(plan)
         pending = self.executor.submit(plan)
-        return MaskedOutput(pending, entries) if entries else pending
+        if not entries:
+            return pending
+        return ReadStep(pending, lambda step: self._rows.followed(step.result(), entries))
 
     def update_weights(self, values: Any) -> None:
         """Use these parameters for later plans."""

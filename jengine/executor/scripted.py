@@ -7,16 +7,20 @@ wrote. For tests and benchmarks. Must not know requests, the scheduler, jax.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
 
 from jengine.config import CacheConfig
-from jengine.executor.scripted_rows import MirrorRow, next_token
+from jengine.executor.scripted_cache import ScriptedCache
+from jengine.executor.scripted_rows import MirrorRow, guesses_by_row, next_token
 from jengine.executor.scripted_rows import scripted_tokens as scripted_tokens
-from jengine.outputs import NO_TOKEN, StepLogprobs, StepOutput
+from jengine.executor.scripted_scores import filled, joined, prompt_scores, sampled_scores
+from jengine.executor.scripted_states import ScriptedStates
+from jengine.executor.scripted_transfers import ScriptedTransfers
+from jengine.outputs import StepOutput
 from jengine.plan import Entries, Entry, Plan, Wanted
 
 
@@ -53,10 +57,11 @@ class ScriptedExecutor:
         self._breaks = breaks  # texts after which the logits are not finite
         self._guess = guess  # what a device proposer guesses after a text; None: there is none
         self._rows: dict[int, MirrorRow] = {}
-        # Per group: (block, offset) -> mark of the text up to the token cached there.
-        self._cached: list[dict[tuple[int, int], int]] = [{} for _ in cache.groups]
-        # Sampler row -> which tokens may be sampled.
-        self._masks: dict[int, np.ndarray] = {}
+        self._cache = ScriptedCache(cache)
+        self._states = ScriptedStates(cache)
+        self.transfers = ScriptedTransfers(cache, self._cache.cached, self._states)
+        # Sampler row -> which tokens may be sampled after each of its drafts.
+        self._masks: dict[int, dict[int, np.ndarray]] = {}
         self._last_step = -1
 
     def submit(self, plan: Plan) -> ScriptedResult:
@@ -65,9 +70,10 @@ class ScriptedExecutor:
         self._last_step = plan.step
         self._update_rows(plan)
         self._check_shape(plan)
-        if plan.repeats > 1:
-            return ScriptedResult(self._run_repeatedly(plan))
-        return ScriptedResult(self._run(plan))
+        done = self.transfers.before(plan.transfers)
+        output = self._run_repeatedly(plan) if plan.repeats > 1 else self._run(plan)
+        self.transfers.after(plan.transfers)
+        return ScriptedResult(output._replace(transfers_done=done))
 
     def _run_repeatedly(self, plan: Plan) -> StepOutput:
         """All runs of a multi-step decode, which ends when every row has ended."""
@@ -95,17 +101,24 @@ class ScriptedExecutor:
                 is_decode = index < plan.num_decodes
                 start, length = self._place(entry, is_decode)
                 self._check_entry(entry, start, length, is_decode)
-                self._write(mirror, start, length)
-        for entry in plan.entries:
-            if not self._rows[entry.row].lost:
-                self._read(entry.row)
-        prompt_logprobs = self._prompt_logprobs(list(plan.entries)[plan.num_decodes :])
+                self._cache.write(mirror, start, length)
+        ran = [entry.row for entry in plan.entries if not self._rows[entry.row].lost]
+        for row in ran:
+            self._cache.check(row, self._rows[row])
+        self._states.read([self._rows[row] for row in ran])
+        chunks = list(plan.entries)[plan.num_decodes :]
+        prompts = prompt_scores([self._rows[one.row] for one in chunks], chunks, self.vocab_size)
         sampled = [entry.row for entry in plan.entries if entry.wanted is Wanted.TOKENS]
         tokens = [self._sample_all(row) for row in sampled]
-        logprobs = self._logprobs(sampled, tokens)
+        self._states.write([self._rows[row] for row in ran])
+        logprobs = sampled_scores([self._rows[row] for row in sampled], tokens, self.vocab_size)
         for row in sampled:
-            self._make_guesses(row, plan.guesses)
-        return StepOutput(filled(tokens), logprobs, prompt_logprobs)
+            self._make_guesses(row, max(plan.guesses, 0))
+        return StepOutput(filled(tokens), logprobs, prompts, guesses=self._made_guesses())
+
+    def _made_guesses(self) -> np.ndarray | None:
+        """What the last step of each row has guessed."""
+        return None if self._guess is None else guesses_by_row(self._rows)
 
     def _make_guesses(self, row: int, count: int) -> None:
         """What the step guesses of the row's next tokens, which it runs behind the last one."""
@@ -117,7 +130,9 @@ class ScriptedExecutor:
         if mirror.lost or mirror.computed is None:
             return
         assert count <= self.cache.lookahead, f"row {row}: no blocks for {count} guesses"
-        for table in mirror.tables:
+        for table, group in zip(mirror.tables, self.cache.groups, strict=True):
+            if group.spec.kind == "recurrent":
+                continue  # no state is written for a guess
             reserved = len(table) * self.cache.block_size
             assert mirror.computed + self.cache.lookahead <= reserved, f"row {row} lacks blocks"
 
@@ -176,10 +191,13 @@ class ScriptedExecutor:
     def _update_masks(self, plan: Plan) -> None:
         if plan.masks is None:
             return
-        for row, words in zip(plan.masks.rows.tolist(), plan.masks.bits, strict=True):
+        masks = plan.masks
+        for row, after, words in zip(
+            masks.rows.tolist(), masks.after.tolist(), masks.bits, strict=True
+        ):
             bits = np.unpackbits(words.view(np.uint8), bitorder="little")[: self.vocab_size]
             assert bits.any(), "a mask without any token"
-            self._masks[row + 1] = bits
+            self._masks.setdefault(row + 1, {})[after] = bits
 
     def _check_shape(self, plan: Plan) -> None:
         rows = {entry.row for entry in plan.entries}
@@ -203,35 +221,6 @@ class ScriptedExecutor:
         for table in mirror.tables:
             assert len(table) * self.cache.block_size >= end, f"row {row} has too few blocks"
 
-    def _write(self, mirror: MirrorRow, start: int, length: int) -> None:
-        """Cache the marks of the tokens that run; all rows write before any reads."""
-        size = self.cache.block_size
-        mirror.computed = start + length - len(mirror.drafts)
-        mirror.ran = start, start + length
-        mirror.mark_up_to(mirror.computed)
-        marks = mirror.run_marks()
-        for cached, table in zip(self._cached, mirror.tables, strict=True):
-            for position in range(start, start + length):
-                block = table[position // size]
-                assert block != 0, "a token is written to the null block"
-                cached[block, position % size] = marks[position]
-
-    def _read(self, row: int) -> None:
-        """Every position that the tokens just run attend to must hold this row's own text."""
-        size = self.cache.block_size
-        mirror = self._rows[row]
-        (start, end), marks = mirror.ran, mirror.run_marks()
-        for index, group in enumerate(self.cache.groups):
-            window = group.spec.window
-            first = 0 if window is None else max(0, start - window + 1)
-            for position in range(first, end):
-                place = mirror.tables[index][position // size], position % size
-                found = self._cached[index].get(place)
-                assert found == marks[position], (
-                    f"row {row}, group {index}: position {position} in block {place[0]} holds "
-                    "another text"
-                )
-
     def _sample_all(self, row: int) -> list[int]:
         """The token after the last one, and after each draft that is the token sampled there."""
         mirror = self._rows[row]
@@ -242,10 +231,11 @@ class ScriptedExecutor:
             assert mirror.computed is not None
             mirror.computed += 1
             mirror.mark_up_to(mirror.computed)
-            tokens.append(self._sample(row))
+            tokens.append(self._sample(row, len(tokens)))
         return tokens
 
-    def _sample(self, row: int) -> int:
+    def _sample(self, row: int, after: int = 0) -> int:
+        """The token after so many drafts."""
         mirror = self._rows[row]
         if self._breaks is not None and self._breaks(mirror.token_ids):
             mirror.failed = True
@@ -255,7 +245,7 @@ class ScriptedExecutor:
         if len(mirror.token_ids) - mirror.prompt_length < mirror.sampling.min_tokens:
             while token in mirror.sampling.stop_ids:
                 token = (token + 1) % self.vocab_size
-        allowed = self._masks.get(mirror.sampler_row)
+        allowed = self._masks.get(mirror.sampler_row, {}).get(after)
         while allowed is not None and not allowed[token]:
             token = (token + 1) % self.vocab_size
         mirror.token_ids.append(token)
@@ -264,59 +254,3 @@ class ScriptedExecutor:
     def _next_token(self, mirror: MirrorRow) -> int:
         """The token that follows what a row holds; subclasses may have texts of their own."""
         return next_token(mirror.marks[-1], self.vocab_size)
-
-    def _logprobs(self, rows: list[int], tokens: list[list[int]]) -> StepLogprobs | None:
-        """Of the tokens just sampled, if any row wants them: [rows, tokens, columns]."""
-        mirrors = [self._rows[row] for row in rows]
-        most = self._most_columns(mirror.sampling.logprobs for mirror in mirrors)
-        if most is None:
-            return None
-        widest = max(map(len, tokens))
-        found = [
-            scores(own + [0] * (widest - len(own)), len(mirror.token_ids) - len(own), most)
-            for mirror, own in zip(mirrors, tokens, strict=True)
-        ]
-        return StepLogprobs(*(np.stack(arrays) for arrays in zip(*found, strict=True)))
-
-    def _prompt_logprobs(self, chunks: list[Entry]) -> StepLogprobs | None:
-        """Of the tokens after each of the chunks' tokens, if any row wants them."""
-        mirrors = [self._rows[chunk.row] for chunk in chunks]
-        most = self._most_columns(mirror.sampling.prompt_logprobs for mirror in mirrors)
-        if most is None:
-            return None
-        found = []
-        for mirror, chunk in zip(mirrors, chunks, strict=True):
-            first = chunk.start + 1
-            tokens = mirror.token_ids[first : first + chunk.length]
-            unknown = [0] * (chunk.length - len(tokens))
-            found.append(scores(tokens + unknown, first, most))
-        return joined(found)
-
-    def _most_columns(self, wanted: Iterable[int | None]) -> int | None:
-        """The number of columns beside the chosen token's that is enough for all rows."""
-        counts = [count for count in wanted if count is not None]
-        return max((self.vocab_size if count == -1 else count for count in counts), default=None)
-
-
-def scores(tokens: list[int], first: int, columns: int) -> StepLogprobs:
-    """Made-up numbers that depend on token and position only; tokens from position `first`."""
-    positions = np.arange(first, first + len(tokens))
-    ids = np.tile(np.arange(-1, columns, dtype=np.int32), (len(tokens), 1))
-    ids[:, 0] = tokens
-    values = -positions.astype(np.float32)[:, None] - ids.astype(np.float32) / 1024
-    return StepLogprobs(values, ids, positions.astype(np.int32) % 7)
-
-
-def filled(tokens: list[list[int]]) -> np.ndarray:
-    """The tokens of each entry, i32[entries, most], with NO_TOKEN where it has fewer."""
-    array = np.full((len(tokens), max(map(len, tokens), default=1)), NO_TOKEN, np.int32)
-    for row, own in zip(array, tokens, strict=True):
-        row[: len(own)] = own
-    return array
-
-
-def joined(parts: list[StepLogprobs], axis: int = 0) -> StepLogprobs | None:
-    """Parts one after the other, if there are any."""
-    if not parts:
-        return None
-    return StepLogprobs(*(np.concatenate(arrays, axis) for arrays in zip(*parts, strict=True)))

@@ -4,7 +4,9 @@ row is what a device would know of one row.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+import numpy as np
 
 from jengine.plan import NewRow, RowSampling
 
@@ -81,3 +83,12 @@ class MirrorRow:
         for token in self.drafts:
             marks.append(advance(marks[-1], token))
         return marks
+
+
+def guesses_by_row(rows: Mapping[int, MirrorRow]) -> np.ndarray:
+    """The guesses of rows, i32[rows, drafts], -1 where there is none."""
+    most = max((len(mirror.guesses) for mirror in rows.values()), default=0)
+    found = np.full((1 + max(rows, default=0), most), -1, np.int32)
+    for row, mirror in rows.items():
+        found[row, : len(mirror.guesses)] = mirror.guesses
+    return found

@@ -23,11 +23,11 @@ def waiting_by_reason(counts: Counts) -> Values:
 
 
 def prompt_tokens_by_source(counts: Counts) -> Values:
-    """Prompt tokens; they add up to `prompt_tokens`. Nothing is transferred from outside yet."""
+    """Prompt tokens; they add up to `prompt_tokens`."""
     return {
         "local_compute": counts.prompt_tokens - counts.cached_prompt_tokens,
-        "local_cache_hit": counts.cached_prompt_tokens,
-        "external_kv_transfer": 0,
+        "local_cache_hit": counts.cached_prompt_tokens - counts.outside_prompt_tokens,
+        "external_kv_transfer": counts.outside_prompt_tokens,
     }
 
 
@@ -44,13 +44,19 @@ def padding_share(counts: Counts) -> float:
     return 1 - programs.useful_tokens / programs.computed_tokens
 
 
-# Engines neither sleep nor have caches outside themselves or of images yet.
+def sleep_state(counts: Counts) -> Values:
+    """One of three states is 1."""
+    states = ("awake", "weights_offloaded", "discard_all")
+    return {name: int(counts.sleep_level == level) for level, name in enumerate(states)}
+
+
+# The cache of images is not counted yet.
 FROM_COUNTS: dict[str, Callable[[Counts], Values]] = {
     "num_requests_running": lambda counts: plain(counts.running),
     "num_requests_waiting": lambda counts: plain(counts.waiting),
     "num_requests_waiting_by_reason": waiting_by_reason,
     "kv_cache_usage_perc": lambda counts: plain(counts.cache_usage),
-    "engine_sleep_state": lambda _: {"awake": 1, "weights_offloaded": 0, "discard_all": 0},
+    "engine_sleep_state": sleep_state,
     "last_step_age_seconds": lambda counts: plain(counts.last_step_age),
     "weight_version": lambda counts: plain(counts.weights_version),
     "padding_waste_ratio": lambda counts: plain(padding_share(counts)),
@@ -61,8 +67,8 @@ FROM_COUNTS: dict[str, Callable[[Counts], Values]] = {
     "num_preemptions": lambda counts: plain(counts.preemptions),
     "prefix_cache_queries": lambda counts: plain(counts.prefix_queries),
     "prefix_cache_hits": lambda counts: plain(counts.prefix_hits),
-    "external_prefix_cache_queries": lambda _: plain(0),
-    "external_prefix_cache_hits": lambda _: plain(0),
+    "external_prefix_cache_queries": lambda counts: plain(counts.outside_queries),
+    "external_prefix_cache_hits": lambda counts: plain(counts.outside_hits),
     "mm_cache_queries": lambda _: plain(0),
     "mm_cache_hits": lambda _: plain(0),
     "corrupted_requests": lambda counts: plain(counts.corrupted),

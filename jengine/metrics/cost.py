@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jengine.config import ExpertsConfig, LayerConfig, ModelConfig
+from jengine.config import CacheSpec, ExpertsConfig, LayerConfig, ModelConfig
 from jengine.counts import Counts
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -42,21 +42,23 @@ class CostModel:
         operations = 2.0 * logits * counts.generation_tokens
         read, written = float(size * logits * counts.steps), 0.0
         for layer in config.layers:
-            mixer = layer.mixer
-            # A window bounds what a token attends to; most contexts are longer.
-            most = counts.query_tokens * mixer.window if mixer.window else None
-            attended = within(counts.attended_tokens, most)
-            loaded = within(counts.loaded_tokens, most)
             operations += 2 * active_weights(layer, config.hidden_size) * counts.query_tokens
-            operations += mixer.operations * attended
-            spec = mixer.cache
-            head = spec.head_dim + 2 if self.has_codes else spec.head_dim * size
-            kept = spec.vectors * spec.kv_heads * head
-            read += kept * loaded
             weights = read_weights(layer, config.hidden_size, per_step)
             read += weight_size * weights * counts.steps
-            written += kept * counts.query_tokens
+            for mixer in layer.mixers:
+                # A window bounds what a token attends to; most contexts are longer.
+                most = counts.query_tokens * mixer.window if mixer.window else None
+                operations += mixer.operations * within(counts.attended_tokens, most)
+                kept = self._kept(mixer.cache, size)
+                read += kept * within(counts.loaded_tokens, most)
+                written += kept * counts.query_tokens
         return StepCost(operations / self.devices, read / self.devices, written / self.devices)
+
+    def _kept(self, spec: CacheSpec, size: int) -> int:
+        """Bytes that a layer's cache has of a token."""
+        head = spec.head_dim + 2 if self.has_codes else spec.head_dim * size
+        # A token reads and writes a recurrent layer's whole state, which is float32.
+        return 4 * spec.state_size or spec.vectors * spec.kv_heads * head
 
 
 def within(count: int, most: int | None) -> int:

@@ -6,6 +6,7 @@ server or for `reader`. Values are read when they are asked for, not copied from
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -36,6 +37,15 @@ class EngineFacts:
     cost: CostModel | None = None
 
 
+@dataclass(frozen=True)
+class AdapterUse:
+    """The LoRA adapters of open requests by name: of those that write, and of those that wait."""
+
+    most: int  # that a step may use at once
+    running: Sequence[str]
+    waiting: Sequence[str]
+
+
 class Exporter:
     """The metrics of one engine, as one front sees it: a collector of prometheus-client."""
 
@@ -45,8 +55,10 @@ class Exporter:
         counts: Callable[[], Counts],
         facts: EngineFacts,
         prefix: str = "jengine",
+        adapters: Callable[[], AdapterUse] | None = None,
     ) -> None:
         self.prefix = prefix
+        self._adapters = adapters  # None: this engine has none
         self._stats = stats
         self._counts = counts
         self._facts = facts
@@ -67,6 +79,8 @@ class Exporter:
         yield self._histogram(step_seconds, [counts.step_seconds for counts in each])
         yield from self._of_blocks(each)
         yield from self._of_the_front()
+        if self._adapters is not None:
+            yield self._adapter_info(self._adapters())
         yield self._cache_config(len(each))
 
     def _numbers(self, metric: catalog.Metric, values: Sequence[Values]) -> Metric:
@@ -127,6 +141,16 @@ class Exporter:
         )
         dropped.add_metric([model], stats.dropped_frames)
         return rejections, ignored, dropped, updates
+
+    def _adapter_info(self, use: AdapterUse) -> Metric:
+        family = GaugeMetricFamily(
+            self._name("lora_requests_info"),
+            "LoRA adapters of open requests, as labels.",
+            labels=["max_lora", "waiting_lora_adapters", "running_lora_adapters"],
+        )
+        labels = [str(use.most), ",".join(use.waiting), ",".join(use.running)]
+        family.add_metric(labels, time.time())
+        return family
 
     def _cache_config(self, engines: int) -> Metric:
         facts = self._facts

@@ -20,17 +20,23 @@ INTERVAL = 10.0
 class StatsLog:
     """Call `tick` as often as you like, from any thread; it logs once per interval."""
 
-    def __init__(self, counts: Callable[[], Counts], device: str) -> None:
+    def __init__(
+        self,
+        counts: Callable[[], Counts],
+        device: str,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.counts = counts
+        self._clock = clock
         self.device = device.upper()
         self._last: tuple[Counts, ...] = ()  # of each engine, when the last line was logged
         self._was_idle: list[bool] = []
-        self._began = time.monotonic()
+        self._began = clock()
         self._ticking = threading.Lock()
 
     def tick(self) -> None:
         """Log a line for each engine if the interval is over."""
-        if time.monotonic() - self._began < INTERVAL or not self._ticking.acquire(blocking=False):
+        if self._clock() - self._began < INTERVAL or not self._ticking.acquire(blocking=False):
             return
         try:
             self._log()
@@ -38,7 +44,7 @@ class StatsLog:
             self._ticking.release()
 
     def _log(self) -> None:
-        now, each = time.monotonic(), self.counts().each
+        now, each = self._clock(), self.counts().each
         before = self._last if len(self._last) == len(each) else (Counts(),) * len(each)
         before = tuple(start_of(*pair) for pair in zip(before, each, strict=True))
         was_idle = self._was_idle if len(self._was_idle) == len(each) else [False] * len(each)
@@ -68,6 +74,9 @@ class StatsLog:
         parts.append(f"{self.device} KV cache usage: {now.cache_usage:.1%}")
         if now.prefix_queries:
             parts.append(f"Prefix cache hit rate: {now.prefix_hits / now.prefix_queries:.1%}")
+        if now.outside_queries:
+            share = now.outside_hits / now.outside_queries
+            parts.append(f"External prefix cache hit rate: {share:.1%}")
         if now.drafts.drafted > before.drafts.drafted:
             parts += drafts_in_words(before.drafts, now.drafts)
         if corrupted:

@@ -9,24 +9,31 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import cast
+from functools import cached_property, lru_cache
+from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
-from jengine.assembly.device_defaults import OVERLAP_DEPTH
-from jengine.config import CacheConfig, CacheGroup, ModelConfig, ScheduleConfig
+from jengine.assembly.sizes.device_defaults import OVERLAP_DEPTH
+from jengine.config import AttentionConfig, CacheConfig, CacheGroup, ModelConfig, ScheduleConfig
 from jengine.kvcache.kinds import blocks_needed
 from jengine.models.parameter import named_parameters
+from jengine.models.quantized import as_rounded
 from jengine.models.stages import stage_layout
 from jengine.planning.layout import Layout
 from jengine.runner.memory.cache_size import scratch_bytes
-from jengine.runner.step.state import block_bytes, empty_state, placed_state, state_bytes
+from jengine.runner.step.attention_backend import CODES
+from jengine.runner.step.group_arrays import block_bytes_on_each
+from jengine.runner.step.state import empty_state, placed_state, state_bytes
 from jengine.weights.abstract import abstract_model
+from jengine.weights.spared import layers_to_spare
+from pallas_kernels.decode_attention import least_shared, rows_of_a_team, shared_multiple
 from sharding.mesh import mesh_sizes
 from sharding.placement import Placement
+
+SCALES = ("scale", "zero", "input_scale")  # of quantized weights
 
 
 @dataclass(frozen=True)
@@ -37,6 +44,7 @@ class Part:
     axes: tuple[str | None, ...]
     elements: int
     itemsize: int
+    weights: int  # numbers that activations are multiplied with; two in a byte of four bits each
 
     @property
     def bytes(self) -> int:
@@ -59,6 +67,8 @@ class Memory:
     schedule: ScheduleConfig
     block_size: int
     usable: int  # bytes of one device that the engine may take
+    codes: str | None = None  # what the cache holds in place of plain numbers
+    spared: float = 0  # GiB of layers that stay in the host's memory
 
     @cached_property
     def placement(self) -> Placement:
@@ -72,10 +82,14 @@ class Memory:
     def all_parts(self) -> list[Part]:
         """Every parameter as a device that has it holds it."""
         parts = []
-        for path, parameter in named_parameters(abstract_model(self.config)):
-            axes = parameter.get_metadata()["axes"]
-            shape = self.placement.sharding(axes, parameter.shape).shard_shape(parameter.shape)
-            parts.append(Part(path, axes, math.prod(shape), jnp.dtype(parameter.dtype).itemsize))
+        for path, axes, whole, dtype in declared(self.config):
+            shape = self.placement.sharding(axes, whole).shard_shape(whole)
+            count = math.prod(shape)
+            if self.layout.ep and "experts" in axes:
+                count = math.prod(whole) // self.layout.ep
+            scales = path.rpartition(".")[2] in SCALES
+            weights = 0 if scales else count * (2 if dtype == jnp.uint8 else 1)
+            parts.append(Part(path, axes, count, dtype.itemsize, weights))
         return parts
 
     @cached_property
@@ -98,8 +112,27 @@ class Memory:
 
     @property
     def weights(self) -> int:
-        """Bytes of parameters."""
-        return sum(part.bytes for part in self.parts)
+        """Bytes of parameters that stay on the device."""
+        return sum(part.bytes for part in self.parts) - self.on_host
+
+    @cached_property
+    def _layer_bytes(self) -> dict[int, int]:
+        return {layer: sum(p.bytes for p in self._parts_in([layer])) for layer in self.stage}
+
+    @property
+    def on_host(self) -> int:
+        """Bytes of the layers in the host's memory, which every step copies to the device."""
+        return sum(map(self._layer_bytes.__getitem__, self.host_layers))
+
+    @cached_property
+    def host_layers(self) -> list[int]:
+        """The layers in the host's memory."""
+        return layers_to_spare(self._layer_bytes, self.spared)
+
+    @property
+    def arriving(self) -> int:
+        """Bytes of the layers that a step holds on their way: one that runs and the next."""
+        return 2 * max(map(self._layer_bytes.__getitem__, self.host_layers), default=0)
 
     @property
     def row_state(self) -> int:
@@ -116,7 +149,7 @@ class Memory:
             # Pipelines pack block tables with each plan.
             return state if self.layout.pp == 1 else state._replace(tables=None)
 
-        return state_bytes(placed_state(jax.eval_shape(empty), self.placement))
+        return state_bytes(placed_state(jax.eval_shape(empty), self.placement, cache.groups))
 
     @property
     def scratch(self) -> int:
@@ -126,23 +159,29 @@ class Memory:
     @property
     def cache(self) -> int:
         """Bytes that are left for the cache; below 0 if the model does not fit."""
-        return self.usable - self.weights - self.row_state - self.scratch
+        return self.usable - self.weights - self.arriving - self.row_state - self.scratch
 
     @cached_property
     def groups(self) -> list[tuple[CacheGroup, int]]:
         """The cache groups of the stage, with the bytes of one block on one device."""
-        ways = self.placement.ways("kv_heads")
         found = []
         for group in self.config.groups:
             layers = tuple(layer for layer in group.layers if layer in self.stage)
             own = CacheGroup(group.spec, layers)
-            found.append((own, block_bytes(own, self.block_size, self.config.dtype) // ways))
+            size = block_bytes_on_each(own, self.block_size, self.cache_dtype, self.placement)
+            found.append((own, size))
         return [(group, size) for group, size in found if group.layers]
 
     @property
+    def cache_dtype(self) -> jnp.dtype:
+        """The type of the cache's arrays on a GPU."""
+        return CODES[self.codes] if self.codes else jnp.dtype(self.config.dtype)
+
+    @property
     def token_bytes(self) -> int:
-        """Cache of one more token, inside all windows."""
-        return sum(size for _, size in self.groups) // self.block_size
+        """Cache of one more token, inside all windows. States of recurrent layers do not grow."""
+        growing = [size for group, size in self.groups if group.spec.kind != "recurrent"]
+        return sum(growing) // self.block_size
 
     def request_bytes(self, tokens: int) -> int:
         """The most cache that one request of this length holds."""
@@ -155,9 +194,54 @@ class Memory:
     def read_bytes(self, tokens: int) -> int:
         """Cache that a request with so many tokens reads for its next one."""
         return sum(
-            size * min(tokens, group.spec.window or tokens) // self.block_size
+            size
+            if group.spec.kind == "recurrent"
+            else size * min(tokens, group.spec.window or tokens) // self.block_size
             for group, size in self.groups
         )
+
+    def held_once(self, tokens: int) -> int:
+        """Cache of so many leading tokens that requests share: whole blocks without a window."""
+        blocks = tokens // self.block_size
+        return sum(size * blocks for group, size in self.groups if group.spec.keeps_all)
+
+    def read_once(self, rows: int, tokens: int) -> int:
+        """Cache that a step does not read because rows read so many leading tokens together, as
+        many rows as have room in one tile of queries. Latent vectors are read for each row."""
+        tokens = tokens // shared_multiple() * shared_multiple()
+        if tokens < least_shared():
+            return 0
+        saved, tp = 0, self.layout.tp
+        for group, size in self.groups:
+            mixers = self.config.layers[group.layers[0]].mixers
+            mixer = next((one for one in mixers if isinstance(one, AttentionConfig)), None)
+            if not group.spec.keeps_all or mixer is None:
+                continue
+            group_heads = mixer.num_heads // tp // max(mixer.num_kv_heads // tp, 1)
+            teams = -(-rows // rows_of_a_team(max(group_heads, 1)))
+            saved += (rows - teams) * size * tokens // self.block_size
+        return saved
+
+
+class Declared(NamedTuple):
+    """One parameter of a model, on any devices."""
+
+    path: str
+    axes: tuple[str | None, ...]
+    shape: tuple[int, ...]
+    dtype: jnp.dtype
+
+
+@lru_cache(maxsize=2)
+def declared(config: ModelConfig) -> tuple[Declared, ...]:
+    """Every parameter as it is stored. Many layouts of a model are tried, and its modules are made
+    once: seconds for a large one."""
+    model = abstract_model(config)
+    as_rounded(model)
+    return tuple(
+        Declared(path, one.get_metadata()["axes"], tuple(one.shape), jnp.dtype(one.dtype))
+        for path, one in named_parameters(model)
+    )
 
 
 def largest_step(schedule: ScheduleConfig) -> tuple[int, int]:

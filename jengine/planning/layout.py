@@ -20,6 +20,12 @@ class Layout:
     pp: int = 1
     dp: int = 1
     hosts: int = 1
+    ep: int = 0  # devices that share the experts, each with some whole; 0: as other weights
+
+    @property
+    def expert_ranks(self) -> int:
+        """Replicas whose tokens meet at each device's experts."""
+        return max(self.ep // self.tp, 1)
 
     @property
     def devices(self) -> int:
@@ -42,19 +48,24 @@ class Layout:
         return self.pp > 1 and self.tp * self.pp > self.devices_a_host
 
 
-def checked_layout(tp: int, pp: int, dp: int, hosts: int | None) -> Layout:
+def checked_layout(tp: int, pp: int, dp: int, hosts: int | None, ep: int = 0) -> Layout:
     """A layout that real hosts can have. Without a number of hosts: eight devices on each."""
     for name, value in (("tp", tp), ("pp", pp), ("dp", dp), ("hosts", hosts)):
         if value is not None and value < 1:
             raise ConfigError(f"--{name} {value}: expected 1 or more.")
     devices = tp * pp * dp
+    if ep and (pp > 1 or ep < 0 or ep % tp or (tp * dp) % ep):
+        raise ConfigError(
+            f"--ep {ep} with tp {tp} x pp {pp} x dp {dp}: expected one stage, and a multiple of tp "
+            f"that divides the {devices} devices."
+        )
     hosts = hosts or -(-devices // DEVICES_A_HOST)
     if devices % hosts:
         raise ConfigError(
             f"{devices} devices (tp {tp} x pp {pp} x dp {dp}) on {hosts} hosts: expected the same "
             "number on each. Give another --hosts."
         )
-    layout = Layout(tp, pp, dp, hosts)
+    layout = Layout(tp, pp, dp, hosts, ep)
     here = layout.devices_a_host
     if tp % here and here % tp:
         raise ConfigError(

@@ -12,12 +12,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from jengine.assembly.args import EngineArgs
-from jengine.assembly.device_defaults import BLOCK_SIZE, DEVICE_DEFAULTS
-from jengine.assembly.schedule_sizes import schedule_config
-from jengine.config import ModelConfig
-from jengine.errors import CheckpointError, ConfigError, nearest_name
-from jengine.models.published import PUBLISHED
+from jengine.assembly.settings.args import EngineArgs
+from jengine.assembly.sizes.device_defaults import DEVICE_DEFAULTS, block_tokens
+from jengine.assembly.sizes.schedule_sizes import schedule_config
+from jengine.config import ExpertsConfig, ModelConfig
+from jengine.errors import CheckpointError, ConfigError, UnsupportedFeature, nearest_name
+from jengine.models.quantized import with_quantization
+from jengine.models.reading.published import PUBLISHED
 from jengine.models.registry import model_config
 from jengine.planning.accelerators import Accelerator
 from jengine.planning.device_memory import Memory
@@ -54,9 +55,10 @@ class Paper:
     @cached_property
     def smallest_tp(self) -> int | None:
         """The smallest --tp of the usual ones with which the work fits, if some does."""
+        old = self.memory.layout
         for tp in USUAL_TP:
             try:
-                layout = checked_layout(tp, self.memory.layout.pp, self.memory.layout.dp, None)
+                layout = checked_layout(tp, old.pp, old.dp, None, old.ep)
             except ConfigError:  # no hosts can have it
                 continue
             memory = dataclasses.replace(self.memory, layout=layout)
@@ -67,8 +69,11 @@ class Paper:
 
     @property
     def requests(self) -> int:
-        """Requests of the average length that have room in a replica."""
-        return max(self.memory.cache, 0) // self.memory.request_bytes(self.work.context)
+        """Requests of the average length that have room in a replica, which holds what they share
+        once."""
+        once = self.memory.held_once(self.work.shared)
+        each = self.memory.request_bytes(self.work.context) - once
+        return max(self.memory.cache - once, 0) // each
 
 
 def paper_plan(
@@ -78,11 +83,13 @@ def paper_plan(
     sizes: tuple[int, int, int, int | None],
     work: tuple[int, int | None],
     network: float,
+    ep: int = 0,
+    shared: int = 0,
 ) -> Paper:
     """Calculate for a folder or a published shape.
 
     `work` is the requests of a replica and the tokens of each. Without a number of tokens: the
-    usual one, or what the model takes if that is less.
+    usual one, or what the model takes if that is less. `shared` leading tokens are the same in all.
     """
     batch, given = work
     context = USUAL_CONTEXT if given is None else given
@@ -90,7 +97,7 @@ def paper_plan(
         if value < 1:
             raise ConfigError(f"--{name} {value}: expected 1 or more.")
     args = EngineArgs.checked("jengine", model=model, **settings)
-    config = with_dtype(config_of(model), args.dtype)
+    config = with_quantization(with_dtype(config_of(model), args.dtype), args.quantization)
     schedule = schedule_config(args, config, DEVICE_DEFAULTS["gpu"])
     if given is None:
         context = min(context, schedule.max_model_len)
@@ -98,15 +105,38 @@ def paper_plan(
         raise ConfigError(
             f"--context {context}: this model takes at most {schedule.max_model_len} tokens."
         )
+    if not 0 <= shared < context:
+        raise ConfigError(
+            f"--shared {shared}: expected fewer tokens than the {context:,} of a request."
+        )
     schedule = dataclasses.replace(schedule, max_num_seqs=max(batch, schedule.max_num_seqs))
-    layout = checked_layout(*sizes)
+    layout = checked_layout(*sizes, ep)
+    check_experts(config, ep)
     if layout.pp > len(config.layers):
         raise ConfigError(f"--pp {layout.pp}: this model has only {len(config.layers)} layers.")
     usable = int(device.memory * args.gpu_memory_utilization)
-    memory = Memory(config, layout, schedule, args.block_size or BLOCK_SIZE, usable)
+    block_size = block_tokens(args)
+    if args.cpu_offload_gb and layout.pp > 1:
+        raise UnsupportedFeature(
+            f"--cpu-offload-gb with --pp {layout.pp}: stages keep their layers on their devices."
+        )
+    memory = Memory(
+        config, layout, schedule, block_size, usable, args.cache_codes, args.cpu_offload_gb
+    )
     assumed = Assumptions(network=network * GIGA / BITS_A_BYTE)
     prefill = schedule.largest_chunk
-    return Paper(model, Timing(memory, device, assumed), Work(batch, context, prefill))
+    return Paper(model, Timing(memory, device, assumed), Work(batch, context, prefill, shared))
+
+
+def check_experts(config: ModelConfig, ep: int) -> None:
+    """Refuse to spread experts that are not there, or not evenly."""
+    counts = {layer.ffn.num_experts for layer in config.layers
+              if isinstance(layer.ffn, ExpertsConfig)}  # fmt: skip
+    if ep and (not counts or any(count % ep for count in counts)):
+        found = ", ".join(map(str, sorted(counts))) or "no"
+        raise ConfigError(
+            f"--ep {ep}: this model has {found} experts in a layer, and each device gets as many."
+        )
 
 
 def config_of(model: str) -> ModelConfig:

@@ -28,6 +28,8 @@ def as_json(paper: Paper) -> dict[str, Any]:
         "bytes_a_device": {
             "usable": memory.usable,
             "weights": memory.weights,
+            "on_host": memory.on_host,
+            "arriving": memory.arriving,
             "row_state": memory.row_state,
             "scratch": memory.scratch,
             "cache": memory.cache,
@@ -62,11 +64,13 @@ def heading(paper: Paper) -> Iterator[str]:
     device = paper.timing.device
     shape = f"{config.architecture}, {len(config.layers)} layers, {config.dtype}"
     yield f"{paper.name} ({shape}) on {layout.devices} x {device.name}"
+    spread = f", experts over {layout.ep} devices" if layout.ep else ""
     hosts = "1 host" if layout.hosts == 1 else f"{layout.hosts} hosts"
     yield (
-        f"tp {layout.tp} x pp {layout.pp} x dp {layout.dp}, {hosts} of "
+        f"tp {layout.tp} x pp {layout.pp} x dp {layout.dp}{spread}, {hosts} of "
         f"{layout.devices_a_host}; {paper.work.batch} requests per replica, "
         f"{paper.work.context:,} tokens each"
+        + (f", of which the first {paper.work.shared:,} are the same" if paper.work.shared else "")
     )
 
 
@@ -79,6 +83,10 @@ def memory_rows(paper: Paper) -> Iterator[str]:
     yield row("usable", gigabytes(memory.usable), f"{share:.0%} of {gigabytes(device.memory)}")
     detail = f"layers {memory.stage[0]} to {memory.stage[-1]}" * (memory.layout.pp > 1)
     yield row("weights", gigabytes(memory.weights), detail)
+    if memory.on_host:
+        count, layers = len(memory.host_layers), len(memory.stage)
+        detail = f"of {gigabytes(memory.on_host)} in the host's memory, {count} of {layers} layers"
+        yield row("arriving", gigabytes(memory.arriving), detail)
     rows = memory.schedule.sampler_rows
     detail = f"penalties, biases and masks of {rows} requests"
     yield row("row state", gigabytes(memory.row_state), detail)
@@ -146,6 +154,11 @@ def assumptions(paper: Paper) -> Iterator[str]:
         f"(python -m jengine.bench.gpu_proof); {assumed.between_launches * 1e6:g} us between two, "
         "which is not measured"
     )
+    if paper.memory.on_host:
+        yield (
+            f"layers in the host's memory: copied at {device.host_link / GIGA:g} GB/s (PCIe), "
+            f"{assumed.bandwidth_share:.0%} of which are reached, while others run"
+        )
     yield "scratch: 6 hidden states and 3 MLP widths per token, 3 rows of logits, in float32"
     if layout.tp > 1:
         yield (
@@ -158,6 +171,14 @@ def assumptions(paper: Paper) -> Iterator[str]:
         yield (
             f"network: {assumed.network / GIGA:g} GB/s one way for each device, "
             f"{assumed.network_latency * 1e6:g} us; replicas exchange nothing in a step"
+            + " but tokens with experts"
+            * (layout.ep > 0)
+        )
+    if layout.ep:
+        yield (
+            "experts on all devices: every replica sends as many tokens at the same time, in "
+            "bfloat16, to devices chosen evenly; no step waits for a slower replica, and nothing "
+            "overlaps with the exchange"
         )
     if layout.pp > 1:
         yield (
@@ -188,6 +209,10 @@ def step_rows(title: str, step: StepTime) -> Iterator[str]:
     read = f"{gigabytes(step.weights_read)} of weights, {gigabytes(step.cache_read)} of cache"
     why = f"read {read}" if step.memory_bound else f"{step.operations / 1e12:,.1f} TFLOP"
     yield row("floor", milliseconds(step.floor), why)
+    if step.host_read:
+        yield row("", "", f"{gigabytes(step.host_read)} of weights come from the host meanwhile")
+    if step.cache_saved:
+        yield row("", "", f"{gigabytes(step.cache_saved)} of cache less, as requests read together")
     yield row("launches", milliseconds(step.launches))
     for one in step.exchanges:
         detail = f"{one.count} {one.what}, {gigabytes(one.bytes)} sent per device, {one.link}"

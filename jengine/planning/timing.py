@@ -13,6 +13,7 @@ from jengine.planning.accelerators import Accelerator
 from jengine.planning.device_memory import Memory, Part
 
 FLOAT32 = 4
+EXCHANGED = 2  # bytes of a number that tokens have on their way to experts and back
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class Work:
     batch: int  # requests that decode
     context: int  # tokens of each of them, on average
     prefill: int  # prompt tokens of a prefill step
+    shared: int = 0  # leading tokens that all of them have in common
 
 
 @dataclass(frozen=True)
@@ -62,8 +64,11 @@ class StepTime:
     tokens: int
     weights_read: int
     cache_read: int
+    cache_saved: int  # that would be read too if rows did not read together what they share
+    host_read: int  # weights that are copied from the host's memory
     operations: float
-    floor: float  # memory or arithmetic at the data sheet's rates, whichever takes longer
+    # Memory, arithmetic or copies from the host at the data sheet's rates, whichever takes longest.
+    floor: float
     memory_bound: bool
     expected: float  # with the shares that are reached, launches and exchanges
     launches: float
@@ -81,17 +86,18 @@ class Timing:
     def decode(self, work: Work) -> StepTime:
         """One token for each request of one plan; there are as many plans as stages."""
         rows = -(-work.batch // self.memory.layout.pp)
-        read = sum(round(part.bytes * self._touched(part, rows)) for part in self.memory.parts)
-        cache = rows * self.memory.read_bytes(work.context)
-        operations = rows * (self._operations(head=True) + self._attention(work.context))
-        return self._step(rows, read, cache, operations, self.assumed.decode_launches)
+        read = self.weights_read(rows)
+        saved = self.memory.read_once(rows, min(work.shared, work.context - 1))
+        cache = rows * self.memory.read_bytes(work.context) - saved
+        operations = rows * (self.operations(head=True) + self.attention(work.context))
+        return self._step(rows, read, cache, operations, self.assumed.decode_launches, saved)
 
     def prefill(self, work: Work) -> StepTime:
         """A prefill-only step, from the middle of prompts of the context's length."""
         tokens = work.prefill
-        read = sum(round(part.bytes * self._touched(part, tokens)) for part in self.memory.parts)
+        read = self.weights_read(tokens)
         prompts = -(-tokens // work.context)
-        operations = tokens * (self._operations(head=False) + self._attention(work.context // 2))
+        operations = tokens * (self.operations(head=False) + self.attention(work.context // 2))
         cache = prompts * self.memory.read_bytes(work.context)
         return self._step(tokens, read, cache, operations, self.assumed.prefill_launches)
 
@@ -101,25 +107,37 @@ class Timing:
         return self.memory.layout.dp * rows / seconds
 
     def _step(
-        self, tokens: int, weights: int, cache: int, operations: float, launches_per_layer: float
-    ) -> StepTime:
+        self, tokens: int, weights: int, cache: int, operations: float, launches_per_layer: float,
+        saved: int = 0,
+    ) -> StepTime:  # fmt: skip
         assumed = self.assumed
         reading = (weights + cache) / self.device.bandwidth
         computing = operations / self.device.flops
+        copying = self.memory.on_host / self.device.host_link
         launches = len(self.memory.stage) * launches_per_layer * assumed.between_launches
-        exchanges = tuple(self._exchanges(tokens))
-        busy = max(reading / assumed.bandwidth_share, computing / assumed.flops_share)
+        exchanges = tuple(self.exchanges(tokens))
+        busy = max(
+            reading / assumed.bandwidth_share,
+            computing / assumed.flops_share,
+            copying / assumed.bandwidth_share,
+        )
         return StepTime(
             tokens=tokens,
             weights_read=weights,
             cache_read=cache,
+            cache_saved=saved,
+            host_read=self.memory.on_host,
             operations=operations,
-            floor=max(reading, computing),
+            floor=max(reading, computing, copying),
             memory_bound=reading >= computing,
             expected=busy + launches + sum(exchange.seconds for exchange in exchanges),
             launches=launches,
             exchanges=exchanges,
         )
+
+    def weights_read(self, tokens: int) -> int:
+        """Bytes of parameters that a step of so many tokens reads."""
+        return sum(round(part.bytes * self._touched(part, tokens)) for part in self.memory.parts)
 
     def _touched(self, part: Part, tokens: int) -> float:
         """The share of a parameter that a step of so many tokens reads."""
@@ -128,6 +146,8 @@ class Timing:
             part.path == "embed.weight" and config.tie_embeddings
         ):
             return 0.0  # one row per token
+        if part.layer is not None and "experts" in part.axes:
+            tokens *= self.memory.layout.expert_ranks
         return 1 - (1 - self._share_of_a_token(part)) ** tokens
 
     def _share_of_a_token(self, part: Part) -> float:
@@ -138,7 +158,7 @@ class Timing:
         assert isinstance(ffn, ExpertsConfig), f"{part.path}: experts without a config"
         return ffn.experts_per_token / ffn.num_experts
 
-    def _operations(self, *, head: bool) -> float:
+    def operations(self, *, head: bool) -> float:
         """Operations of the matmuls with parameters, per token on one device."""
         config = self.memory.config
         head_path = "embed.weight" if config.tie_embeddings else "head.weight"
@@ -146,18 +166,21 @@ class Timing:
         for part in self.memory.parts:
             if part.layer is None and not (head and part.path == head_path):
                 continue
-            total += 2 * part.elements * self._share_of_a_token(part)
+            ranks = self.memory.layout.expert_ranks if "experts" in part.axes else 1
+            total += 2 * part.weights * self._share_of_a_token(part) * ranks
         return total
 
-    def _attention(self, context: int) -> float:
+    def attention(self, context: int) -> float:
         """Operations of attention scores and weighted values, per token on one device."""
-        mixers = [self.memory.config.layers[layer].mixer for layer in self.memory.stage]
+        layers = [self.memory.config.layers[layer] for layer in self.memory.stage]
+        mixers = [mixer for layer in layers for mixer in layer.mixers]
         return sum(
             mixer.operations / self.memory.layout.tp * min(context, mixer.window or context)
             for mixer in mixers
         )  # fmt: skip
 
-    def _exchanges(self, tokens: int) -> list[Exchange]:
+    def exchanges(self, tokens: int) -> list[Exchange]:
+        """What the devices send each other in a step of so many tokens."""
         layout = self.memory.layout
         hidden = tokens * self.memory.config.hidden_size * FLOAT32
         found = []
@@ -168,6 +191,8 @@ class Timing:
             found.append(
                 self._all_reduces("all-reduces within a layer", count, sums, layout.tp, True)
             )
+        if layout.ep > 1:
+            found.append(self._to_experts_and_back(tokens))
         if layout.pp > 1:
             found += [self._to_next_stage(hidden), self._last_results(hidden)]
         return found
@@ -185,6 +210,22 @@ class Timing:
             rate, link = min(rate, ports * assumed.network), f"{link} and network"
             latency += assumed.network_latency
         return Exchange(what, link, count, count * sent, count * (sent / rate + latency))
+
+    def _to_experts_and_back(self, tokens: int) -> Exchange:
+        """Each device sends its tokens to the devices of their experts, and gets results back."""
+        layout, assumed, config = self.memory.layout, self.assumed, self.memory.config
+        experts = [config.layers[layer].ffn for layer in self.memory.stage]
+        picks = [ffn.experts_per_token for ffn in experts if isinstance(ffn, ExpertsConfig)]
+        each = -(-tokens // layout.tp) * config.hidden_size * EXCHANGED
+        elsewhere = (layout.ep - 1) / layout.ep
+        sent = sum(2 * round(each * elsewhere * min(pick, layout.ep)) for pick in picks)
+        rate, latency, link = self.device.link, assumed.link_latency, self.device.link_name
+        if layout.ep > layout.devices_a_host:
+            rate, link = min(rate, assumed.network), f"{link} and network"
+            latency += assumed.network_latency
+        count = 2 * len(picks)
+        seconds = sent / rate + count * latency
+        return Exchange("tokens to experts and back", link, count, sent, seconds)
 
     def _to_next_stage(self, size: int) -> Exchange:
         """Each device sends hidden states to the device of its rank in the next stage."""

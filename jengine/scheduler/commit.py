@@ -5,6 +5,8 @@ In: a flight and its StepOutput. Out: TokenDeltas. Must not know who runs next.
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from jengine.kvcache.coordinator import CacheCoordinator
@@ -13,15 +15,22 @@ from jengine.outputs import (
     NO_SUCH_TOKEN,
     NO_TOKEN,
     NOT_FINITE,
+    POOLED,
     REFUSED,
     StepOutput,
     TokenDelta,
 )
+from jengine.repetition_detection import RepetitionDetectionParams
 from jengine.request import FINISHED, RUNNING, Request
 from jengine.scheduler.flights import Flight
 from jengine.scheduler.lengthening import Lengthening
 from jengine.scheduler.lifecycle import Lifecycle
 from jengine.scheduler.recorder import Recorder
+from jengine.scheduler.transfers import BlockTransfers
+
+# The token that ends a request, or why it ends without one: a negative number, or REPEATED.
+Ending = int | str | None
+REPEATED = "repetition_detected"
 
 
 class Committer:
@@ -34,8 +43,10 @@ class Committer:
         lengthening: Lengthening,
         recorder: Recorder,
         vocab_size: int,
+        transfers: BlockTransfers,
     ) -> None:
         self._cache = cache
+        self._transfers = transfers
         self._requests = requests
         self._lengthening = lengthening
         self._recorder = recorder
@@ -93,6 +104,8 @@ class Committer:
         """
         request.num_in_flight -= 1
         taken, ending = counted_tokens(request, tokens)
+        if request.wire.repetition is not None:
+            taken, ending = cut_at_repetition(request, request.wire.repetition, taken, ending)
         request.token_ids += taken
         delta = TokenDelta(
             request_id=request.request_id,
@@ -100,8 +113,9 @@ class Committer:
             num_cached_tokens=request.num_cached_tokens,
             weights_version=version,
         )
-        if ending is not None and ending < 0:
-            self._fail(request, ending, delta, message)
+        if isinstance(ending, int) and ending < 0:
+            end = self._pool if ending == POOLED else partial(self._fail, ending, message)
+            end(request, delta)
             return delta
         known = len(request.token_ids)
         computed, complete = request.num_computed, known - (ending is not None)
@@ -122,18 +136,29 @@ class Committer:
             request.known_at_admission = request.num_known
             request.sent = request.num_processed = request.num_known - count - 1
 
-    def _stop(self, request: Request, ending: int | None, delta: TokenDelta) -> None:
-        """End of sequence, then stop ids, then the length cap."""
+    def _stop(self, request: Request, ending: Ending, delta: TokenDelta) -> None:
+        """End of sequence, then stop ids, then the length cap, then a repetition."""
         delta.finish_reason = "length" if ending is None else "stop"
-        if ending is not None and ending not in request.wire.eos_token_ids:
+        if ending == REPEATED:
+            delta.finish_reason = "repetition"
+        if ending not in request.wire.eos_token_ids:
             delta.stop_reason = ending
         delta.times = self._recorder.times(request)
+        delta.kv_transfer = self._transfers.finished(request)
         self._requests.finish(request)
 
-    def _fail(self, request: Request, ending: int, delta: TokenDelta, message: str | None) -> None:
+    def _pool(self, request: Request, delta: TokenDelta) -> None:
+        """End a request that wanted hidden states pooled: they come with its delta."""
+        self._recorder.ended_without_token()
+        delta.times = self._recorder.times(request)
+        delta.finish_reason = "stop"
+        self._requests.side_results.deliver(request, delta)
+        self._requests.finish(request)
+
+    def _fail(self, ending: int, message: str | None, request: Request, delta: TokenDelta) -> None:
         """End one request without a token; after a defect its blocks are never found again."""
         if ending == REFUSED:
-            self._recorder.refused_one()
+            self._recorder.ended_without_token()
         else:
             self._cache.distrust(request)
             self._recorder.corrupted_one()
@@ -145,6 +170,11 @@ class Committer:
 
     def _reason(self, request: Request, ending: int) -> str:
         """What the missing token means."""
+        if ending == NOT_FINITE and request.wire.sampling.pools:
+            return (
+                "The hidden states of the prompt were not finite, so nothing was made of them. "
+                "Other requests are not affected; check the weights and the dtype."
+            )
         if ending == NOT_FINITE:
             return (
                 f"The logits at position {request.num_known} were not finite, so no token could "
@@ -164,7 +194,7 @@ def without_gaps(tokens: list[int]) -> list[int]:
     return [token for token in tokens if token != NO_TOKEN]
 
 
-def counted_tokens(request: Request, tokens: list[int]) -> tuple[list[int], int | None]:
+def counted_tokens(request: Request, tokens: list[int]) -> tuple[list[int], Ending]:
     """The tokens up to the one that ends the request, which is returned if there is one.
 
     It is one of them, unless it is negative and says why there is none.
@@ -173,6 +203,19 @@ def counted_tokens(request: Request, tokens: list[int]) -> tuple[list[int], int 
         return tokens, None
     count, ending = next(item for item in enumerate(tokens) if item[1] in request.ending_ids)
     return tokens[: count + (ending >= 0)], ending
+
+
+def cut_at_repetition(
+    request: Request, rule: RepetitionDetectionParams, tokens: list[int], ending: Ending
+) -> tuple[list[int], Ending]:
+    """The counted tokens up to the one that completes a repetition, if another end is not first."""
+    known, least = request.num_known, request.prompt_length + request.wire.sampling.min_tokens
+    answer = request.token_ids[max(request.prompt_length, known - rule.longest) :]
+    for count, token in enumerate(tokens, 1):
+        answer.append(token)
+        if token != ending and least <= known + count < request.cap and rule.found_in(answer):
+            return tokens[:count], REPEATED
+    return tokens, ending
 
 
 def logprobs_of(

@@ -11,48 +11,29 @@ and that. The host's guesses of a plan cover the drafts after each of these leng
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+from jengine.config import FREE_TOKENS
 from jengine.counts import DraftCounts
 from jengine.kvcache.coordinator import CacheCoordinator
-from jengine.plan import Drafts
+from jengine.plan import NO_GUESSER, Drafts
 from jengine.request import FINISHED, RUNNING, Request
 from jengine.scheduler.flights import Flight
-from jengine.scheduler.guesses import Guesses, RowGuesses
+from jengine.scheduler.guesses import Guesses
 from jengine.scheduler.plan_builder import PlanBuilder
-from jengine.speculative.draft_length import DraftLength, best_size, token_cost
+from jengine.scheduler.row_drafts import RowDrafts
+from jengine.speculative.draft_length import (
+    FIRST_ESTIMATE,
+    FORGETTING_REQUESTS,
+    DraftLength,
+    best_size,
+    may_pay,
+    token_cost,
+)
 
-# About as many on a CPU. On a GPU `ScheduleConfig.full_step` says it.
-FREE_TOKENS = 10
 # After so many steps, drafts are tried that do not seem to pay: what is accepted may have changed.
 # In a large batch such a step may take three times as long as another.
 TRIAL_EVERY = 256
-
-
-class RowDrafts:
-    """One request's guesses, and its number of drafts.
-
-    The host's drafts of steps up to `stale_until` were guessed before it knew that one before them
-    was rejected, so they say little about the proposer.
-    """
-
-    __slots__ = ("goes_stale", "guesses", "length", "request", "stale_until")
-
-    def __init__(
-        self, request: Request, guesses: RowGuesses, length: DraftLength, *, goes_stale: bool
-    ) -> None:
-        self.request = request
-        self.guesses = guesses
-        self.length = length
-        self.goes_stale = goes_stale
-        self.stale_until = -1
-
-    def observe(self, step: int, drafted: int, accepted: int) -> None:
-        """A step was read: of so many drafts the first `accepted` were accepted."""
-        is_stale = step <= self.stale_until
-        self.length.observe(0 if is_stale else drafted, accepted)
-        if accepted < drafted and self.goes_stale and not is_stale:
-            self.stale_until = self.request.last_step
 
 
 class Drafting:
@@ -82,13 +63,15 @@ class Drafting:
         self.most = most
         self.most_rows = most_rows
         self.mixed_rows = most_rows if mixed_rows is None else mixed_rows
-        self.sizes = sizes
+        self._sizes = tuple(size for size in sizes if size <= most_rows)
         self.adaptive = adaptive
         self._plans = 0
         self._cache = cache
         self._free_tokens = free_tokens
         self._guess_cost = guess_cost
         self._rows: dict[str, RowDrafts] = {}
+        self._has_old_guesses = False  # rows may count on guesses of steps before their last one
+        self._usual = FIRST_ESTIMATE  # what was accepted of the requests that have ended
         self._drafts = 0
         self._drafted_at = [0] * most
         self._accepted_at = [0] * most
@@ -100,51 +83,93 @@ class Drafting:
         return DraftCounts(self._drafts, sum(drafted), sum(accepted), drafted, accepted)
 
     def lengthen(self, builder: PlanBuilder, num_waiting: int) -> None:
-        """Drafts for each decode, as far as budget and free blocks allow."""
-        self._close_finished()
+        """Drafts for each decode, as far as budget and free blocks allow. Where no guess can pay,
+        or none is tried, the model that guesses does not run at all."""
+        self._close_finished(builder)
         self._plans += 1
         cost = token_cost(len(builder.decodes) + builder.prompt_tokens, self._free_tokens)
         cost += self._guess_cost
+        if self._is_too_large(builder):
+            # Without a look at the rows, which in a large batch takes a share of the step.
+            builder.guesses = 0 if builder.chunks else NO_GUESSER
+            self._has_old_guesses = True
+            return
+        if self._has_old_guesses:
+            self._drop_guesses(self._rows.values())
         rows = [self._row(request) for request in builder.decodes]
         wanted = [self._wanted(row, cost) for row in rows]
-        room = self._room(builder, rows, wanted)
-        for row, count in zip(rows, wanted, strict=True):
-            most = min(room, builder.budget)
-            if most <= 0:
-                break
-            room -= self._add(row, min(most, count), builder)
+        if self._leaves_guesser_out(builder, rows, wanted):
+            builder.guesses = NO_GUESSER
+            self._drop_guesses(rows)
+            return
+        if any(wanted):
+            self._add_drafts(builder, rows, wanted)
         if self.source.on_device:
             builder.guesses = self._expect_guesses(builder, cost)
 
     def settle(self, flight: Flight, tokens: Sequence[Sequence[int]]) -> None:
         """Count what was accepted, and take back what was reserved for the rest."""
         plan = flight.plan
+        if not plan.drafts:
+            return
         lengths = plan.entries.lengths[: plan.num_decodes].tolist()
         # Decodes come first, and all of them want tokens.
         for request, length, found in zip(flight.requests, lengths, tokens, strict=False):
             drafted, accepted = length - 1, len(found) - 1
+            if not drafted:
+                continue
             assert 0 <= accepted <= drafted, f"{len(found)} tokens of a decode of {length}"
             if request.status is RUNNING:
                 request.num_computed -= drafted - accepted
             row = self._rows.get(request.request_id)
             if row is not None and row.request is request:
                 row.observe(plan.step, drafted, accepted)
-            if drafted:
-                self._drafts += 1
-                for index in range(drafted):
-                    self._drafted_at[index] += 1
-                    self._accepted_at[index] += index < accepted
+            self._drafts += 1
+            for index in range(drafted):
+                self._drafted_at[index] += 1
+                self._accepted_at[index] += index < accepted
+
+    def _is_too_large(self, builder: PlanBuilder) -> bool:
+        """Whether no guess of the device could pay in a step that decodes as many rows."""
+        if not (self.source.on_device and self.adaptive):
+            return False
+        rows = len(builder.decodes) + len(builder.chunks)
+        return not may_pay(token_cost(rows, self._free_tokens) + self._guess_cost)
+
+    def _leaves_guesser_out(
+        self, builder: PlanBuilder, rows: list[RowDrafts], wanted: list[int]
+    ) -> bool:
+        """Whether the model that guesses does not even read the step. What it has not read makes
+        later guesses worse, so it always reads prompts, which others may share."""
+        source = self.source
+        if any(wanted) or builder.chunks or not (source.on_device and self.adaptive):
+            return False
+        return not source.has_cache or all(row.has_given_up for row in rows)
+
+    def _drop_guesses(self, rows: Iterable[RowDrafts]) -> None:
+        """The last steps of these rows have made no guesses."""
+        self._has_old_guesses = False
+        for row in rows:
+            row.guesses.expect(0)
+
+    def _add_drafts(self, builder: PlanBuilder, rows: list[RowDrafts], wanted: list[int]) -> None:
+        """Drafts for the decodes' rows, which want so many."""
+        room = self._room(builder, rows, wanted)
+        for row, count in zip(rows, wanted, strict=True):
+            most = min(room, builder.budget)
+            if most <= 0:
+                break
+            room -= self._add(row, min(most, count), builder)
 
     def _room(self, builder: PlanBuilder, rows: list[RowDrafts], wanted: list[int]) -> int:
         """The most drafts of the step, of which the decodes' rows want so many."""
         decodes = len(builder.decodes)
         if builder.prompt_tokens:
             return self.mixed_rows - decodes
-        if not (self.adaptive and self.sizes) or self._plans % TRIAL_EVERY == 0:
+        if not (self.adaptive and self._sizes) or self._plans % TRIAL_EVERY == 0:
             return self.most_rows - decodes
         gain = sum(row.length.gain(count) for row, count in zip(rows, wanted, strict=True))
-        sizes = [size for size in self.sizes if decodes <= size <= self.most_rows]
-        return best_size(decodes, sum(wanted), gain, sizes, self._free_tokens) - decodes
+        return best_size(decodes, sum(wanted), gain, self._sizes, self._free_tokens) - decodes
 
     def _expect_guesses(self, builder: PlanBuilder, cost: float) -> int:
         """How many tokens the step guesses for each of its rows: as many as one of them wants."""
@@ -157,19 +182,24 @@ class Drafting:
 
     def _wanted(self, row: RowDrafts, cost: float) -> int:
         """Drafts that are worth running."""
-        if not takes_drafts(row.request):
+        if not row.takes_any:
             return 0
-        return min(self.most, row.length.count(cost)) if self.adaptive else self.most
+        if not self.adaptive:
+            return self.most
+        tokens = row.request.num_known
+        return 0 if tokens < row.look_at else min(self.most, row.length.count(cost, tokens))
 
     def _add(self, row: RowDrafts, most: int, builder: PlanBuilder) -> int:
         """Drafts for one decode; returns how many."""
         request = row.request
         # The last draft's token is at most the last but one that the request may get.
-        count = min(most, request.cap - 2 - request.num_computed)
+        start = request.num_computed
+        count = min(most, request.cap - 2 - start)
+        count = self._cache.drafts_end(start, start + 1 + count) - 1 - start if count > 0 else 0
         if count <= 0:
             return 0
         surely = request.num_known + request.num_in_flight  # tokens that it has at least
-        count, window = row.guesses.window(request, count)
+        count, window = row.window(count)
         blocks = self._cache.allocate(request, count + 1) if count else None
         if blocks is None:
             return 0
@@ -180,24 +210,16 @@ class Drafting:
     def _row(self, request: Request) -> RowDrafts:
         row = self._rows.get(request.request_id)
         if row is None or row.request is not request:
-            row = RowDrafts(
-                request,
-                self.source.begin(request),
-                DraftLength(self.most),
-                goes_stale=not self.source.on_device,
-            )
+            row = RowDrafts(request, self.source, DraftLength(self.most, self._usual))
             self._rows[request.request_id] = row
         return row
 
-    def _close_finished(self) -> None:
+    def _close_finished(self, builder: PlanBuilder) -> None:
+        if len(self._rows) <= len(builder.decodes):
+            return  # all of them run
         ended = [row for row in self._rows.values() if row.request.status is FINISHED]
         for row in ended:
             row.guesses.close(row.request)
+            if row.length.was_tried:
+                self._usual += FORGETTING_REQUESTS * (row.length.estimate - self._usual)
             del self._rows[row.request.request_id]
-
-
-def takes_drafts(request: Request) -> bool:
-    """Whether a request may have drafts: captured values are by token that counts, a grammar has a
-    mask for the next token alone, and logits processors see the tokens that count."""
-    wire = request.wire
-    return not (wire.taps or wire.sampling.processors or request.reads_each_token)

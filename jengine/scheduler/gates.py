@@ -11,8 +11,12 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.request import Request
+from jengine.scheduler.adapter_slots import AdapterSlots
+from jengine.scheduler.encoder_cache import EncoderCache
 from jengine.scheduler.flights import Flights
+from jengine.scheduler.transfers import BlockTransfers
 from jengine.structured_outputs import GrammarSpec
 
 # Seconds that a gate may wait for a grammar, and between the ends of two such waits.
@@ -34,6 +38,50 @@ class NotInFlight:
 
     def is_open(self, request: Request) -> bool:
         return request.last_step <= self._flights.committed
+
+
+class AdapterFits:
+    """A request waits until the step has a slot for its adapter."""
+
+    def __init__(self, slots: AdapterSlots) -> None:
+        self._slots = slots
+
+    def is_open(self, request: Request) -> bool:
+        return self._slots.have_room(request)
+
+
+class ImagesFit:
+    """A request waits until the embeddings of its images fit on the device."""
+
+    def __init__(self, images: EncoderCache, cache: CacheCoordinator) -> None:
+        self._images = images
+        self._cache = cache
+
+    def is_open(self, request: Request) -> bool:
+        return self._images.have_room(request, self._cache.weights_version)
+
+
+class PrefixWritten:
+    """A request waits while a step that is planned writes more of its prefix than can be found:
+    states of recurrent layers, which only later steps read."""
+
+    def __init__(self, cache: CacheCoordinator) -> None:
+        self._cache = cache
+
+    def is_open(self, request: Request) -> bool:
+        return not self._cache.prefix_is_coming(request)
+
+
+class BlocksLoaded:
+    """A request that could get a row waits for the blocks that it lacks on the device and can get
+    from elsewhere."""
+
+    def __init__(self, transfers: BlockTransfers, has_row: Callable[[Request], bool]) -> None:
+        self._transfers = transfers
+        self._has_row = has_row
+
+    def is_open(self, request: Request) -> bool:
+        return not self._has_row(request) or self._transfers.is_open(request)
 
 
 class GrammarReady:

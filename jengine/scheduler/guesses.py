@@ -6,10 +6,15 @@ Must not know budgets, blocks, or what comes of drafts.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from jengine.request import Request
 from jengine.speculative.proposer import Proposer, RowProposer
+
+# Row, guesses at the tokens that follow its known ones (None: those that its last step has made),
+# and the most drafts -> the drafts that its grammar lets it run.
+CheckDrafts = Callable[[int, Sequence[int] | None, int], list[int]]
 
 
 class RowGuesses(Protocol):
@@ -31,30 +36,45 @@ class Guesses(Protocol):
 
     # Whether each step guesses for the next one, at its end and so never from a rejected draft.
     on_device: bool
+    # Whether a step that the model that guesses has not read makes its later guesses worse.
+    has_cache: bool
+
+    def serves(self, request: Request) -> bool:
+        """Whether it guesses for this request."""
 
     def begin(self, request: Request) -> RowGuesses:
         """A request that runs."""
 
 
 class HostGuesses:
-    """A proposer's guesses, from the tokens that the host knows."""
+    """A proposer's guesses, from the tokens that the host knows. `check` is asked about those of
+    requests with a grammar; without it they get none."""
 
-    on_device = False
+    on_device = has_cache = False
 
-    def __init__(self, proposer: Proposer) -> None:
+    def __init__(self, proposer: Proposer, check: CheckDrafts | None = None) -> None:
         self.proposer = proposer
+        self._check = check
+
+    def serves(self, request: Request) -> bool:
+        """All but those with a grammar that nobody here follows."""
+        return self._check is not None or not request.reads_each_token
 
     def begin(self, request: Request) -> HostRow:
         """A request that runs."""
-        return HostRow(request, self.proposer.begin(request.token_ids, request.prompt_length))
+        row = self.proposer.begin(request.token_ids, request.prompt_length)
+        return HostRow(request, row, self._check if request.reads_each_token else None)
 
 
 class HostRow:
     """One request's proposer, and how much of its text it has seen."""
 
-    __slots__ = ("_proposer", "_seen")
+    __slots__ = ("_check", "_proposer", "_seen")
 
-    def __init__(self, request: Request, proposer: RowProposer) -> None:
+    def __init__(
+        self, request: Request, proposer: RowProposer, check: CheckDrafts | None = None
+    ) -> None:
+        self._check = check
         self._proposer = proposer
         self._seen = request.num_known
 
@@ -66,6 +86,8 @@ class HostRow:
         self._catch_up(request)
         guesses = self._proposer.propose(count, request.num_in_flight + uncertain)
         window = guesses[request.num_in_flight :].tolist()
+        if self._check is not None:  # nothing of it is in flight: these follow its last token
+            window = self._check(request.row, window, count)
         return min(count, len(window)), window
 
     def expect(self, count: int) -> None:
@@ -84,26 +106,40 @@ class HostRow:
 
 
 class DeviceGuesses:
-    """Each step guesses for the next one, whatever it has accepted: plans carry no guesses."""
+    """Each step guesses for the next one, whatever it has accepted: plans carry no guesses. Those
+    for requests with a grammar are read with the step's tokens, and `check` says how many of them
+    may run; without it they get none."""
 
     on_device = True
 
+    def __init__(self, check: CheckDrafts | None = None, *, has_cache: bool = True) -> None:
+        self.has_cache = has_cache
+        self._check = check
+
+    def serves(self, request: Request) -> bool:
+        """All but those with a grammar that nobody here follows."""
+        return self._check is not None or not request.reads_each_token
+
     def begin(self, request: Request) -> DeviceRow:
         """A request that runs."""
-        return DeviceRow()
+        return DeviceRow(self._check if request.reads_each_token else None)
 
 
 class DeviceRow:
     """How many guesses the row's last step has made."""
 
-    __slots__ = ("_made",)
+    __slots__ = ("_check", "_made")
 
-    def __init__(self) -> None:
+    def __init__(self, check: CheckDrafts | None = None) -> None:
+        self._check = check
         self._made = 0
 
     def window(self, request: Request, count: int) -> tuple[int, list[int]]:
         """At most as many drafts as there are guesses."""
-        return min(count, self._made), []
+        count = min(count, self._made)
+        if self._check is not None and count:
+            count = len(self._check(request.row, None, count))
+        return count, []
 
     def expect(self, count: int) -> None:
         """A step that samples for the row makes so many guesses at its end."""

@@ -12,9 +12,9 @@ from typing import Protocol
 from jengine.config import ScheduleConfig
 from jengine.counts import DraftCounts
 from jengine.kvcache.coordinator import CacheCoordinator
-from jengine.scheduler.drafting import FREE_TOKENS, Drafting
+from jengine.scheduler.drafting import Drafting
 from jengine.scheduler.flights import Flight
-from jengine.scheduler.guesses import DeviceGuesses, HostGuesses
+from jengine.scheduler.guesses import CheckDrafts, DeviceGuesses, HostGuesses
 from jengine.scheduler.multi_step import MultiStepDecode
 from jengine.scheduler.plan_builder import PlanBuilder
 from jengine.speculative.choice import host_proposer
@@ -34,19 +34,26 @@ class Lengthening(Protocol):
         """Drafts of all steps that were read."""
 
 
-def lengthening_of(config: ScheduleConfig, cache: CacheCoordinator) -> Lengthening:
-    """The way that the limits of a step ask for."""
+def lengthening_of(
+    config: ScheduleConfig, cache: CacheCoordinator, check: CheckDrafts | None = None
+) -> Lengthening:
+    """The way that the limits of a step ask for. `check` says what grammars make of drafts."""
     if config.speculative is None:
         return MultiStepDecode(config.num_scheduler_steps, cache)
     method = config.speculative
+    source = (
+        DeviceGuesses(check, has_cache=method.has_cache)
+        if method.on_device
+        else HostGuesses(host_proposer(method), check)
+    )
     return Drafting(
-        DeviceGuesses() if method.on_device else HostGuesses(host_proposer(method)),
+        source,
         cache,
         most=config.most_drafts,
         most_rows=config.max_decode_rows,
         mixed_rows=config.max_num_seqs,
         sizes=config.decode_sizes,
         adaptive=method.adaptive,
-        free_tokens=config.full_step or FREE_TOKENS,
+        free_tokens=config.free_tokens,
         guess_cost=method.guess_cost,
     )

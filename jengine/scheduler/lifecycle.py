@@ -11,6 +11,8 @@ import heapq
 from jengine.config import ScheduleConfig
 from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.request import FINISHED, PREEMPTED, RUNNING, Request
+from jengine.scheduler.adapter_slots import AdapterSlots
+from jengine.scheduler.encoder_cache import EncoderCache
 from jengine.scheduler.queue import waiting_queue
 from jengine.scheduler.recorder import Recorder
 from jengine.scheduler.sampler_rows import SamplerRows
@@ -26,9 +28,11 @@ class Lifecycle:
         self.open: dict[str, Request] = {}
         self.running: list[Request] = []
         self.waiting = waiting_queue(config.policy)
-        self.side_results = SideResults()
+        self.side_results = SideResults(cache.records)
         self.free_rows = list(range(config.max_num_seqs))  # a heap: the smallest is used first
         self.sampler_rows = SamplerRows(config.sampler_rows)
+        self.adapter_slots = AdapterSlots(config.max_loras)
+        self.encoder_cache = EncoderCache(config.encoder_tokens)
         self.num_preemptions = 0
         self._released: list[int] = []
 
@@ -48,6 +52,7 @@ class Lifecycle:
         first, row = self.waiting.pop(), heapq.heappop(self.free_rows)
         assert first is request and row == request.row, "requests and rows are taken in order"
         self.sampler_rows.take(request)
+        self.adapter_slots.take(request)
         self.recorder.scheduled(request)
         request.status = RUNNING
         request.num_computed = request.num_processed = hit
@@ -95,3 +100,4 @@ class Lifecycle:
         self._released.append(request.row)
         request.row = -1
         self.sampler_rows.give_back(request)
+        self.adapter_slots.give_back(request)

@@ -1,13 +1,16 @@
 """A plan in the making: what one step runs so far, and what is left of its budget.
 
-In: requests with the tokens they run. Out: the finished Plan, decodes first, by their lengths.
+In: requests with the tokens they run. Out: the finished Plan, decodes first.
 Must not know: who should run, or why.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from operator import attrgetter
+from typing import Any
 
+from jengine.media_spans import MediaSpan
 from jengine.plan import (
     NOTHING,
     TOKENS,
@@ -17,21 +20,44 @@ from jengine.plan import (
     NewBlocks,
     NewRow,
     Plan,
+    Transfers,
     Wanted,
 )
 from jengine.request import Request
+
+Order = Callable[[Request], Any]
+by_length: Order = attrgetter("num_computed")
+
+
+def decode_order(shared_blocks: int) -> Order:
+    """How decodes are sorted: by length, as attention that takes several rows at a time runs all of
+    them as far as the longest needs; or first by what fills so many leading blocks, for attention
+    that reads those once for neighbours."""
+    if not shared_blocks:
+        return by_length
+
+    def by_prefix(request: Request) -> tuple[bytes, int]:
+        # A block's hash is that of everything up to its end.
+        hashes = request.block_hashes
+        prefix = hashes[shared_blocks - 1] if len(hashes) >= shared_blocks else b""
+        return prefix, request.num_computed
+
+    return by_prefix
 
 
 class PlanBuilder:
     """Entries of one step. A decode costs 1 token of the budget, a chunk costs whole tiles."""
 
     __slots__ = (
-        "budget", "decodes", "chunks", "draft_counts", "drafts", "guesses", "known", "new_blocks",
-        "new_rows", "preempted", "prompt_tokens", "prompt_limit", "repeats", "tile",
+        "budget", "decodes", "chunks", "draft_counts", "drafts", "encode", "guesses", "known",
+        "new_blocks",
+        "new_rows", "order", "preempted", "prompt_tokens", "prompt_limit", "repeats", "tile",
+        "transfers",
     )  # fmt: skip
 
-    def __init__(self, budget: int, tile: int) -> None:
+    def __init__(self, budget: int, tile: int, order: Order = by_length) -> None:
         self.budget = budget
+        self.order = order
         self.tile = tile
         self.decodes: list[Request] = []
         self.chunks: list[tuple[Request, int]] = []
@@ -45,6 +71,8 @@ class PlanBuilder:
         self.drafts: list[Drafts] = []
         self.draft_counts: dict[int, int] = {}  # by row, of those that have any
         self.guesses = 0  # that the step makes itself, for each row
+        self.transfers: Transfers | None = None  # copies of blocks that go with the step
+        self.encode: list[MediaSpan] = []  # images of rows that begin
 
     @property
     def prompt_budget(self) -> int:
@@ -81,16 +109,14 @@ class PlanBuilder:
 
     def seal(self, step: int, released: list[int]) -> tuple[Plan, list[Request]]:
         """The plan and the request of each entry."""
-        # Rows of similar length side by side: attention takes several rows at a time and runs all
-        # of them as far as the longest needs.
-        self.decodes.sort(key=attrgetter("num_computed"))
+        self.decodes.sort(key=self.order)
         requests = self.decodes + [request for request, _ in self.chunks]
         rows = [request.row for request in requests]
         lengths = [self.repeats] * len(self.decodes) + [length for _, length in self.chunks]
         if self.drafts:
             for index, row in enumerate(rows[: len(self.decodes)]):
                 lengths[index] += self.draft_counts.get(row, 0)
-        assert min(rows) >= 0, (
+        assert min(rows, default=0) >= 0, (
             f"without a row: {[one.request_id for one in requests if one.row < 0]}"
         )
         starts = [request.num_computed for request in requests]
@@ -109,6 +135,8 @@ class PlanBuilder:
             known=self.known,
             drafts=self.drafts,
             guesses=self.guesses,
+            transfers=self.transfers,
+            encode=self.encode,
         )
         return plan, requests
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from jengine.config import ScheduleConfig
 from jengine.kvcache.coordinator import CacheCoordinator
+from jengine.media_spans import end_beside_images
 from jengine.plan import KnownTokens, NewRow
 from jengine.request import RUNNING, Request
 from jengine.scheduler.flights import Flights
@@ -119,6 +120,8 @@ class Planner:
         hit = self._cache.find_prefix(request)
         length = self._chunk_length(request, hit, builder)
         if not length:
+            if not self._runs_whole(request):
+                return False  # an image that must run whole, or a state that must be kept
             self._too_long = TooLong(request, request.num_known, self._cache.weights_version, hit)
             return False
         request.row = self._requests.free_rows[0]
@@ -136,8 +139,13 @@ class Planner:
                 request.wire.sampling,
                 request.wire.taps,
                 request.sampler_row,
+                request.adapter_slot,
+                request.wire.adapter,
+                request.wire.embeds,
+                self._requests.encoder_cache.take(request, hit, self._cache.weights_version),
             )
         )
+        builder.encode += self._requests.encoder_cache.take_new()
         builder.new_blocks += blocks
         self._add_chunk(request, hit, length, builder)
         # At once: an equal prompt later in this same step finds these blocks.
@@ -159,8 +167,12 @@ class Planner:
 
     def _chunk_length(self, request: Request, start: int, builder: PlanBuilder) -> int:
         """Known tokens to run from `start`, up to where the cache lets a chunk end; 0: wait."""
+        budget = builder.prompt_budget // builder.tile * builder.tile
         length = self._wanted_length(request, start, builder.prompt_budget)
-        return self._cache.chunk_end(start, start + length) - start if length else 0
+        if not length:
+            return 0
+        end = self._cache.chunk_end(start, start + length)
+        return end_beside_images(request.wire.media, start, end, start + budget) - start
 
     def _wanted_length(self, request: Request, start: int, budget: int) -> int:
         """Whole tiles, unless they end what is known."""

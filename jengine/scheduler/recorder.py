@@ -7,7 +7,9 @@ and RequestTimes for the deltas of requests. Decides nothing.
 from __future__ import annotations
 
 import functools
+import statistics
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
@@ -16,9 +18,12 @@ from jengine.outputs import TokenDelta
 from jengine.request import FINISHED, Request
 from jengine.scheduler.flights import Flight
 
+# Steps with prompts of which the median says what a token of a prompt takes.
+PROMPT_STEPS = 32
 STEPS_AT_ONCE = 256  # that are put into histograms together
 NUMBERS = (
-    "corrupted", "prompt_tokens", "cached_prompt_tokens", "generation_tokens", "steps",
+    "corrupted", "prompt_tokens", "cached_prompt_tokens", "outside_prompt_tokens",
+    "generation_tokens", "steps",
     "query_tokens", "attended_tokens", "loaded_tokens", "last_step_age",
 )  # fmt: skip
 
@@ -37,6 +42,7 @@ class Recorder:
         self.corrupted = 0
         self.prompt_tokens = 0
         self.cached_prompt_tokens = 0
+        self.outside_prompt_tokens = 0
         self.generation_tokens = 0
         self.query_tokens = 0
         self.attended_tokens = 0
@@ -49,6 +55,7 @@ class Recorder:
         # Of steps that the histograms do not have yet: seconds of each phase, and tokens.
         self._steps: list[tuple[float, ...]] = []
         self._scheduling = 0.0  # seconds since the newest output
+        self._prompt_steps: deque[float] = deque(maxlen=PROMPT_STEPS)  # seconds of a token
         self._planned_at = self.committed_at
         # Of the commit in progress: requests whose prefill it completed.
         self._answered: list[Request] = []
@@ -59,6 +66,11 @@ class Recorder:
     def last_step_age(self) -> float:
         """Seconds since a step's output was there."""
         return self.clock() - self.committed_at
+
+    @property
+    def seconds_of_prompt_token(self) -> float | None:
+        """What a token of a prompt takes, by the latest steps with prompts; None: none have run."""
+        return statistics.median(self._prompt_steps) if self._prompt_steps else None
 
     def numbers(self) -> dict[str, Any]:
         """Fields of `Counts`."""
@@ -104,7 +116,9 @@ class Recorder:
             if request.first_token_at < 0:
                 request.first_token_at = self.committed_at
                 self.prompt_tokens += request.prompt_length
-                self.cached_prompt_tokens += min(request.num_cached_tokens, request.prompt_length)
+                cached = min(request.num_cached_tokens, request.prompt_length)
+                self.cached_prompt_tokens += cached
+                self.outside_prompt_tokens += min(max(request.num_outside_tokens, 0), cached)
         return answered
 
     def end_commit(self, flight: Flight, ends: list[int], deltas: list[TokenDelta]) -> None:
@@ -126,6 +140,8 @@ class Recorder:
         self.query_tokens += tokens
         self.attended_tokens += attended
         self.loaded_tokens += loaded
+        if 2 * plan.num_decode_rows * runs < tokens:  # mostly prompts
+            self._prompt_steps.append((self.committed_at - self._planned_at) / tokens)
         ran, committing = self.committed_at - self._planned_at, self.clock() - self.committed_at
         self._steps.append((self._scheduling, ran, committing, tokens))
         self._scheduling = 0.0
@@ -154,8 +170,8 @@ class Recorder:
         """Tokens that a grammar forced were appended behind a sampled one."""
         self._appended += count
 
-    def refused_one(self) -> None:
-        """A request's grammar refuses its token, so its delta has none."""
+    def ended_without_token(self) -> None:
+        """A request's grammar refuses its token, or it wanted none: its delta has none."""
         self._without_token += 1
 
     def times(self, request: Request, last_token_at: float | None = None) -> RequestTimes:

@@ -18,13 +18,22 @@ from jengine.plan import NO_ENTRIES, Plan
 from jengine.request import RUNNING, Request, WireRequest
 from jengine.scheduler.commit import Committer
 from jengine.scheduler.flights import Flight, Flights
-from jengine.scheduler.gates import AdmissionGate, NotInFlight
+from jengine.scheduler.gates import (
+    AdapterFits,
+    AdmissionGate,
+    BlocksLoaded,
+    ImagesFit,
+    NotInFlight,
+    PrefixWritten,
+)
+from jengine.scheduler.guesses import CheckDrafts
 from jengine.scheduler.lengthening import Lengthening, lengthening_of
 from jengine.scheduler.lifecycle import Lifecycle
-from jengine.scheduler.plan_builder import PlanBuilder
+from jengine.scheduler.plan_builder import PlanBuilder, decode_order
 from jengine.scheduler.planning import Planner
 from jengine.scheduler.recorder import Recorder, timed
 from jengine.scheduler.refusal import refuse_impossible
+from jengine.scheduler.transfers import BlockTransfers, NoTransfers
 
 
 class Scheduler:
@@ -33,8 +42,9 @@ class Scheduler:
     `spacing` is how many plans further on a sampled token may be run before it is committed. With
     more than 1 (pipeline stages), plans run beside each other, so each takes its share of the rows.
     `gates` keep waiting requests back, besides rows, budget and cache. `lengthening` lets decodes
-    run more than one token a plan; by default the way that `config` asks for. `recorder` counts and
-    times what is done; replicas number theirs.
+    run more than one token a plan; by default the way that `config` asks for, where `check_drafts`
+    says which drafts a grammar takes. `recorder` counts and times what is done; replicas number
+    theirs. `transfers` copies blocks to other memory and back.
     """
 
     def __init__(
@@ -46,7 +56,9 @@ class Scheduler:
         spacing: int = 1,
         gates: Sequence[AdmissionGate] = (),
         lengthening: Lengthening | None = None,
+        check_drafts: CheckDrafts | None = None,
         recorder: Recorder | None = None,
+        transfers: BlockTransfers | None = None,
     ) -> None:
         if not 1 <= config.prefill_tile <= config.max_num_batched_tokens:
             raise ConfigError(
@@ -60,11 +72,23 @@ class Scheduler:
         self.recorder = recorder or Recorder()
         self._requests = Lifecycle(config, cache, self.recorder)
         self._flights = Flights()
-        gates = (NotInFlight(self._flights), *gates)
+        self._order = decode_order(config.shared_blocks)
+        adapters = (AdapterFits(self._requests.adapter_slots),) if config.max_loras else ()
+        images = (ImagesFit(self._requests.encoder_cache, cache),) if config.encoder_tokens else ()
+        gates = (NotInFlight(self._flights), PrefixWritten(cache), *adapters, *images, *gates)
+        self._transfers = transfers or NoTransfers()
+        self._transfers.use(self.recorder)
+        if transfers is not None:  # the last: the others say whether it can run at all
+            gates = (*gates, BlocksLoaded(transfers, self._requests.have_row_for))
         self._planner = Planner(config, cache, self._requests, self._flights, spacing, gates)
-        self._lengthening = lengthening or lengthening_of(config, cache)
+        self._lengthening = lengthening or lengthening_of(config, cache, check_drafts)
         self._committer = Committer(
-            cache, self._requests, self._lengthening, self.recorder, config.vocab_size
+            cache,
+            self._requests,
+            self._lengthening,
+            self.recorder,
+            config.vocab_size,
+            self._transfers,
         )
         self._num_arrived = 0
 
@@ -97,7 +121,8 @@ class Scheduler:
         """The next step: running requests first, waiting ones second. None: nothing can run now."""
         if len(self._flights) > self.depth:
             return None
-        builder = PlanBuilder(self.config.max_num_batched_tokens, self.config.prefill_tile)
+        config = self.config
+        builder = PlanBuilder(config.max_num_batched_tokens, config.prefill_tile, self._order)
         self._planner.schedule_running(builder)
         if not builder.preempted:
             self._planner.schedule_waiting(builder)
@@ -106,9 +131,12 @@ class Scheduler:
 
     def _seal(self, builder: PlanBuilder) -> Plan | None:
         """Make the plan and count its tokens as computed, so that the next can be made at once."""
-        if not builder.decodes and not builder.chunks:
+        idle = not builder.decodes and not builder.chunks
+        builder.transfers = self._transfers.take(self._flights.next_step, idle=idle)
+        if idle and builder.transfers is None:
             return None
-        plan, requests = builder.seal(self._flights.number(), self._requests.take_released())
+        released = [] if idle else self._requests.take_released()
+        plan, requests = builder.seal(self._flights.number(), released)
         self._flights.begin(Flight(plan, requests, self.cache.weights_version))
         return plan
 
@@ -118,6 +146,7 @@ class Scheduler:
         if flight is None:
             return []  # forgotten by reset
         self.cache.step_ended(plan.step)
+        self._transfers.done(plan.step, output)
         return self._committer.commit(flight, output)
 
     def add(self, wire: WireRequest, block_hashes: Sequence[bytes] = ()) -> None:
@@ -156,7 +185,10 @@ class Scheduler:
     def reset(self) -> list[TokenDelta]:
         """Abort everything and forget the plans in flight; their results are no longer wanted."""
         deltas = [self.abort(request_id) for request_id in list(self._requests.open)]
+        self._requests.encoder_cache.reset()
         self._flights.forget()
+        self._requests.side_results.forget_steps()
+        self._transfers.reset()
         self.cache.step_ended(self._flights.committed)
         return [delta for delta in deltas if delta is not None]
 
@@ -166,9 +198,17 @@ class Scheduler:
         With `reset_running_requests` none are: running requests are preempted, and recomputed.
         """
         if reset_running_requests:
-            for request in reversed(tuple(self._requests.running)):  # so that their order survives
-                self._requests.preempt(request)
-        return self.cache.reset_prefix_cache()
+            self.preempt_all()
+        is_empty = self.cache.reset_prefix_cache()
+        if is_empty:
+            self._transfers.forget()
+        return is_empty
+
+    def preempt_all(self) -> None:
+        """Take rows and blocks from all running requests, which are then recomputed."""
+        for request in reversed(tuple(self._requests.running)):  # so that their order survives
+            self._requests.preempt(request)
+        self._transfers.withdraw(idle=not len(self._flights))
 
     def set_weights_version(self, version: int) -> None:
         """Steps planned from now on use other weights."""
@@ -177,6 +217,7 @@ class Scheduler:
     def counts(self, programs: ProgramTotals) -> Counts:
         """Numbers of requests, steps and the cache, beside those of the compiled programs."""
         recorder, prefixes, waiting = self.recorder, self.cache.stats, self.num_waiting
+        outside = self._transfers.hits
         return Counts(
             running=self.num_running,
             waiting=waiting,
@@ -185,6 +226,8 @@ class Scheduler:
             cache_usage=self.cache.usage,
             prefix_queries=prefixes.queries,
             prefix_hits=prefixes.hits,
+            outside_queries=outside.queries,
+            outside_hits=outside.hits,
             weights_version=self.cache.weights_version,
             drafts=self._lengthening.counts,
             programs=programs,

@@ -1,7 +1,8 @@
-"""Results of requests besides tokens: log-probabilities of their prompts, and captured values.
+"""Results of requests besides tokens: log-probabilities of their prompts, captured values, and what
+pooling models make of them.
 
-In: each step's output, entry by entry. Out: complete prompt scores and new captured values, added
-to the deltas of the requests' tokens. Requests that want neither cost nothing here.
+In: each step's output, entry by entry. Out: complete prompt scores, new captured values and the
+experts of new tokens, added to the deltas of the requests' tokens. What nobody wants costs nothing.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jengine.outputs import StepOutput, TokenDelta
-from jengine.plan import Plan
+from jengine.kvcache.token_records import TokenRecords
+from jengine.outputs import NO_TOKEN, StepOutput, TokenDelta
+from jengine.plan import POOLED_AS, TOKENS, Plan
 from jengine.request import FINISHED, Request
 from jengine.scheduler.prompt_scores import PromptScores
 
@@ -43,12 +45,37 @@ class Captures:
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
+class Pooled:
+    """What a pooling model makes of one request: a vector, or one for each token, chunk by chunk.
+
+    A prompt that runs again after a preemption begins again.
+    """
+
+    def __init__(self, *, by_token: bool) -> None:
+        self._by_token = by_token
+        self._rows: list[np.ndarray] = []
+
+    def add_tokens(self, start: int, rows: np.ndarray) -> None:
+        """Keep the rows of a chunk's tokens, the first of which is at position `start`."""
+        if start == 0:
+            self._rows = []
+        if self._by_token:
+            self._rows.append(rows)
+
+    def result(self, vector: np.ndarray) -> np.ndarray:
+        """What the request wanted; `vector` came with its last chunk."""
+        return np.concatenate(self._rows) if self._by_token else vector
+
+
 class SideResults:
     """Everything gathered for requests that have not ended, by request id."""
 
-    def __init__(self) -> None:
+    def __init__(self, records: TokenRecords | None = None) -> None:
+        self._records = records  # where experts of tokens are kept
         self._scores: dict[str, PromptScores] = {}
         self._captures: dict[str, Captures] = {}
+        self._pooled: dict[str, Pooled] = {}
+        self._vectors: dict[str, np.ndarray] = {}  # of requests whose last chunk has run
 
     def expect(self, request: Request) -> None:
         """Begin to gather what a new request asks for."""
@@ -57,9 +84,16 @@ class SideResults:
             self._scores[request.request_id] = PromptScores(request.prompt_length, wanted)
         if request.wire.taps:
             self._captures[request.request_id] = Captures()
+        pools = request.wire.sampling.pools
+        if pools:
+            self._pooled[request.request_id] = Pooled(by_token=POOLED_AS[pools] == "tokens")
 
     def gather(self, plan: Plan, requests: Sequence[Request], output: StepOutput) -> None:
         """Keep what a step says about its entries besides sampled tokens."""
+        if output.experts is not None:
+            self._record(plan, requests, output)
+        if self._pooled:
+            self._gather_pooled(plan, requests, output)
         if not self._scores and not self._captures:
             return
         decoded = plan.num_decode_rows
@@ -78,8 +112,27 @@ class SideResults:
             if captures and values:
                 captures.add(entry.start, {name: of[begin:end] for name, of in values.items()})
 
+    def _gather_pooled(self, plan: Plan, requests: Sequence[Request], output: StepOutput) -> None:
+        """All entries are prefill chunks: pooling models write nothing."""
+        end, item = 0, 0
+        for request, entry in zip(requests, plan.entries, strict=True):
+            begin, end = end, end + entry.length
+            pooled = self._pooled.get(request.request_id)
+            if pooled is not None and output.pooled_tokens is not None:
+                pooled.add_tokens(entry.start, output.pooled_tokens[begin:end])
+            if entry.wanted == TOKENS:
+                if pooled is not None:
+                    self._vectors[request.request_id] = output.pooled[item]
+                item += 1
+
     def deliver(self, request: Request, delta: TokenDelta) -> None:
         """Put into a delta what is ready: prompt scores once and complete, values as they come."""
+        if self._records is not None and request.num_known > request.prompt_length:
+            # The last token was only sampled.
+            delta.routed_experts = self._records.take(request, request.num_known - 1)
+        if request.request_id in self._vectors:
+            vector = self._vectors.pop(request.request_id)
+            delta.pooled = self._pooled[request.request_id].result(vector)
         if not self._scores and not self._captures:
             return
         scores = self._scores.get(request.request_id)
@@ -94,3 +147,25 @@ class SideResults:
         """The request has ended."""
         self._scores.pop(request.request_id, None)
         self._captures.pop(request.request_id, None)
+        self._pooled.pop(request.request_id, None)
+        self._vectors.pop(request.request_id, None)
+
+    def forget_steps(self) -> None:
+        """The steps in flight will never be read."""
+        if self._records is not None:
+            self._records.forget()
+
+    def _record(self, plan: Plan, requests: Sequence[Request], output: StepOutput) -> None:
+        """Keep the experts of the tokens that a step ran, also for requests that have ended: others
+        may have found their blocks."""
+        assert self._records is not None, "the cache keeps what steps return"
+        found = iter((output.tokens != NO_TOKEN).sum(axis=1).tolist())
+        end = 0
+        for index, (request, entry) in enumerate(zip(requests, plan.entries, strict=True)):
+            begin, end = end, end + entry.length
+            count = next(found) if entry.wanted is TOKENS else 0  # tokens that were sampled
+            rows = output.experts[begin:end]
+            if index < plan.num_decodes:  # with drafts, its start depends on what was accepted
+                self._records.add(request, None, rows, count)
+            else:
+                self._records.add(request, entry.start, rows, entry.length)

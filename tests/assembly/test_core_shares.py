@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from jengine.assembly import core_shares
-from jengine.assembly.core_shares import Share, can_divide, shares, visible_gpus
+from jengine.assembly.processes import core_shares
+from jengine.assembly.processes.core_shares import Share, can_divide, shares, visible_gpus
 from jengine.errors import ConfigError
 
 

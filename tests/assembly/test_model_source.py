@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from flax import nnx
 
-from jengine.assembly.args import EngineArgs
 from jengine.assembly.model_source import open_model_source
+from jengine.assembly.settings.args import EngineArgs
 from jengine.demo import model_path
 from jengine.errors import CheckpointError, ConfigError
 

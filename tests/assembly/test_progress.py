@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 
 import pytest
@@ -61,8 +62,11 @@ def test_a_slow_start_is_explained_in_one_line(
         while not (err := capsys.readouterr().err):
             time.sleep(0.005)
     assert err == "this takes a while\n"
-    for wanted, seconds in ((False, 0.04), (True, 0.0)):
-        with explained_if_slow(lambda: "not said", wanted):
-            time.sleep(seconds)
-    time.sleep(0.04)
+    with explained_if_slow(lambda: "not said", wanted=False):
+        time.sleep(0.04)
+    monkeypatch.setattr(progress, "SLOW", 600)
+    with explained_if_slow(lambda: "not said"):
+        (timer,) = [one for one in threading.enumerate() if isinstance(one, threading.Timer)]
+    timer.join(60)
+    assert not timer.is_alive(), "it is not said later either"
     assert capsys.readouterr().err == ""

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from jengine.assembly.args import EngineArgs
-from jengine.assembly.determinism import batch_dependence
+from jengine.assembly.settings.args import EngineArgs
+from jengine.assembly.sizes.determinism import batch_dependence
 from jengine.counts import Counts
 from jengine.metrics.cost import CostModel
 from jengine.models.parameter import named_parameters

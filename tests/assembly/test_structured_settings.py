@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from jengine.assembly.args import EngineArgs
-from jengine.assembly.structured_settings import structured_outputs_defaults
+from jengine.assembly.settings.args import EngineArgs
+from jengine.assembly.settings.structured_settings import structured_outputs_defaults
 from jengine.engine.input_processor import InputProcessor
 from jengine.engine.limits import Limits
 from jengine.errors import ConfigError, UnsupportedFeature

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 import jengine
-from jengine.assembly.args import EngineArgs
-from jengine.assembly.vllm_args import FEATURES, INSTEAD, RENAMED, VLLM_SETTINGS
+from jengine.assembly.settings.args import EngineArgs
+from jengine.assembly.settings.vllm_args import FEATURES, INSTEAD, RENAMED, VLLM_SETTINGS
 from jengine.errors import ConfigError, UnsupportedFeature
 from tests.assembly.vllm_arguments import VLLM_ARGUMENTS
 
 FIELDS = {item.name for item in fields(EngineArgs)}
 # Arguments of older releases, which many scripts still have.
 OLDER = {
-    "swap_space": 4, "max_seq_len_to_capture": 8192, "device": "auto", "task": "auto",
+    "swap_space": 4, "max_seq_len_to_capture": 8192, "device": "auto",
     "guided_decoding_backend": "auto", "disable_log_requests": True, "use_v2_block_manager": True,
     "preemption_mode": "recompute", "rope_scaling": None, "rope_theta": None,
 }  # fmt: skip
@@ -61,12 +61,16 @@ def test_defaults_that_many_scripts_write_down_are_accepted() -> None:
 @pytest.mark.parametrize(
     ("options", "advice"),
     [
-        ({"enable_lora": True}, "needs LoRA adapters: not built yet"),
+        ({"fully_sharded_loras": True}, "needs LoRA adapters: not built yet"),
         ({"kv_cache_dtype_skip_layers": ["0"]}, "needs quantization: not built yet"),
         ({"tokenizer_mode": "mistral"}, "pass a tokenizer object as tokenizer="),
         ({"cudagraph_capture_sizes": [1, 2]}, "compilation_config={'decode_rows'"),
-        ({"distributed_executor_backend": "mp"}, "one process drives all its devices"),
-        ({"swap_space": 8}, "never swapped out"),
+        (
+            {"distributed_executor_backend": "external_launcher"},
+            "one process drives all its devices",
+        ),
+        ({"swap_space": 8}, "kv_offloading_size"),
+        ({"cpu_offload_params": ["mlp"]}, "with cpu_offload_gb"),
         ({"worker_cls": "odd"}, "executor='package.module:Class'"),
         ({"stream_interval": 4}, "set stream_interval in SamplingParams"),
         ({"prefix_caching_hash_algo": "xxhash"}, "sha256"),
@@ -144,8 +148,8 @@ def test_flags_without_a_model_or_with_a_feature_that_is_not_built() -> None:
     parser = EngineArgs.add_cli_args(argparse.ArgumentParser())
     with pytest.raises(ConfigError, match="--model is missing"):
         EngineArgs.from_cli_args(parser.parse_args([]))
-    parser.set_defaults(enable_lora=True)
-    with pytest.raises(UnsupportedFeature, match=r"EngineArgs\(enable_lora=True\) needs LoRA"):
+    parser.set_defaults(fully_sharded_loras=True)
+    with pytest.raises(UnsupportedFeature, match=r"\(fully_sharded_loras=True\) needs LoRA"):
         EngineArgs.from_cli_args(parser.parse_args(["--model", "demo"]))
 
 

@@ -205,6 +205,14 @@ def test_a_prompt_goes_where_its_beginning_is() -> None:
     assert [replicas.where(name) for name in ("aside", "tapped")] == [0, 1]
 
 
+def test_a_request_may_name_its_replica() -> None:
+    replicas = Replicas()
+    text = list(range(1, 25))
+    replicas.add(make_wire(text, "first", replica=2), make_wire(text, "second", replica=1))
+    assert (replicas.where("first"), replicas.where("second")) == (2, 1)
+    replicas.drain()
+
+
 def test_blocks_are_hashed_once_for_all_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
     hashed: list[Sequence[int]] = []
 
@@ -393,3 +401,21 @@ TestReplicas = ReplicasMachine.TestCase
 TestReplicas.settings = settings(
     derandomize=True, deadline=None, max_examples=40, stateful_step_count=40
 )
+
+
+def test_replicas_that_step_together_are_launched_once_all_have_planned() -> None:
+    loop = Replicas()
+    launched: list[int] = []
+    loop.core.launch = lambda: launched.append(loop.events.count(("read", 0)))
+    loop.add(make_wire([1, 2, 3], "a"))
+    loop.core.step()
+    assert launched == [0], "before the first read"
+
+    def fail() -> None:
+        raise ValueError("no memory")
+
+    loop.core.launch = fail
+    with pytest.raises(EngineDead, match="a step of all replicas failed: ValueError: no memory"):
+        loop.core.step()
+    with pytest.raises(EngineDead):
+        loop.core.check_alive()

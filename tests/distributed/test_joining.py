@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 
 import pytest
 
 from jengine.distributed import joining
 from jengine.distributed.joining import JoinDesk, JoinedHost
-from jengine.engine.process.messages import Progress
 from jengine.engine.process.network import Door
+from jengine.engine.process.to_front import Progress
 from jengine.errors import ConfigError
 from tests.engine.process.cores import eventually
 
@@ -33,16 +32,17 @@ def host(desk: JoinDesk, left: list[str], secret: bytes = SECRET) -> JoinedHost:
 def test_ranks_join_in_any_order_and_learn_that_the_front_has_gone(desk: JoinDesk) -> None:
     found: list[str] = []
     told: list[Progress] = []
-    waiting = threading.Thread(target=lambda: found.extend(desk.wait(told.append, 10)))
+    waiting = threading.Thread(target=lambda: found.extend(desk.wait(told.append, 60)))
     waiting.start()
     left: list[str] = []
     hosts = [host(desk, left) for _ in range(2)]
-    hosts[0].join({2: "tcp://two", 3: "tcp://three"}, "1.0", 10)
+    hosts[0].join({2: "tcp://two", 3: "tcp://three"}, "1.0", 60)
     assert desk.missing == [1]
-    hosts[1].join({1: "tcp://one"}, "1.0", 10)
-    waiting.join(10)
+    eventually(lambda: told and told[-1].done == 2)
+    hosts[1].join({1: "tcp://one"}, "1.0", 60)
+    waiting.join(60)
     assert found == ["tcp://one", "tcp://two", "tcp://three"]
-    assert told[-1].done == 2 and told[-1].total == 3
+    assert told[-1].total == 3
     desk.close()
     eventually(lambda: len(left) == 2)
     assert "has gone" in left[0]
@@ -68,7 +68,7 @@ def test_what_does_not_fit_is_refused(
 ) -> None:
     monkeypatch.setattr(joining, "COMING_AGAIN", 0.1)
     first = host(desk, [])
-    first.join({2: "tcp://two"}, "1.0", 10)
+    first.join({2: "tcp://two"}, "1.0", 60)
     second = host(desk, [])
     with pytest.raises(ConfigError, match=why):
         second.join(addresses, version, 10)
@@ -84,21 +84,21 @@ def test_a_host_comes_again_once_its_former_connection_has_ended(
     back: list[tuple[int, str]] = []
     desk.when_back(lambda rank, address: back.append((rank, address)))
     first, other, again = (host(desk, []) for _ in range(3))
-    first.join({1: "tcp://one", 2: "tcp://two"}, "1.0", 10)
-    other.join({3: "tcp://three"}, "1.0", 10)
+    first.join({1: "tcp://one", 2: "tcp://two"}, "1.0", 60)
+    other.join({3: "tcp://three"}, "1.0", 60)
     joined = threading.Event()
 
     def come_again() -> None:
-        again.join({1: "tcp://new one", 2: "tcp://new two"}, "1.0", 10)
+        again.join({1: "tcp://new one", 2: "tcp://new two"}, "1.0", 60)
         joined.set()
 
     thread = threading.Thread(target=come_again)
     thread.start()
     assert not joined.wait(0.3) and not back, "the first host is still there"
     first.close()
-    thread.join(10)
+    thread.join(60)
     assert joined.is_set() and back == [(1, "tcp://new one"), (2, "tcp://new two")]
-    assert desk.wait(lambda _: None, 1) == ["tcp://new one", "tcp://new two", "tcp://three"]
+    assert desk.wait(lambda _: None, 60) == ["tcp://new one", "tcp://new two", "tcp://three"]
     for one in (other, again):
         one.close()
 
@@ -107,7 +107,7 @@ def test_another_secret_and_nobody_there(desk: JoinDesk) -> None:
     left: list[str] = []
     stranger = host(desk, left, b"another secret of sixteen bytes")
     with pytest.raises(ConfigError, match="Is the secret the same"):
-        stranger.join({1: "tcp://x"}, "1.0", 10)
+        stranger.join({1: "tcp://x"}, "1.0", 60)
     stranger.close()
     assert not left and desk.missing == [1, 2, 3]
     desk.close()
@@ -118,10 +118,8 @@ def test_another_secret_and_nobody_there(desk: JoinDesk) -> None:
 
 
 def test_ranks_that_do_not_come_are_named(desk: JoinDesk) -> None:
-    began = time.monotonic()
     with pytest.raises(ConfigError, match=r"ranks \[1, 2, 3\] have not joined"):
         desk.wait(lambda _: None, 0.1)
-    assert time.monotonic() - began < 5
 
 
 def test_a_port_in_use_is_said(desk: JoinDesk) -> None:

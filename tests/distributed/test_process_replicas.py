@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,11 +12,11 @@ from contextlib import contextmanager
 import msgspec
 import pytest
 
-from jengine.distributed import process_replicas
+from jengine.distributed import core_placement
 from jengine.distributed.process_replicas import ProcessReplicas
 from jengine.engine.process.launch import launch
 from jengine.engine.process.mailbox import Mailbox
-from jengine.errors import EngineDead, RequestError
+from jengine.errors import ConfigError, EngineDead, RequestError
 from tests.engine.process.cores import PROGRAM, eventually, read_all, tokens
 from tests.engine.process.scripted_core import Settings
 from tests.engine.scripted import told
@@ -104,10 +105,54 @@ def test_contents_that_were_reused_are_forgotten() -> None:
         assert read_all(client)["again"][0].num_cached_tokens == 3 * BLOCK
 
 
+def test_a_core_ends_after_its_last_request_and_others_come() -> None:
+    with replicas(3, step_seconds=0.005) as client:
+        for number in range(6):
+            client.add(asked(str(number), prompt_of(number), 40))
+        assert places(client) == {0: 2, 1: 2, 2: 2}
+        assert not client.retire(1, 0.0), "it has requests, and stays"
+        assert client.serving == [0, 1, 2]
+        done: list[bool] = []
+        retiring = threading.Thread(target=lambda: done.append(client.retire(2, 60)))
+        retiring.start()
+        eventually(lambda: client.serving == [0, 1])
+        for number in range(6, 12):
+            client.add(asked(str(number), prompt_of(number), 8))
+        assert places(client)[2] == 2, "it gets no more"
+        found = read_all(client)
+        retiring.join(60)
+        assert done == [True]
+        for number in range(12):
+            assert tokens(found[str(number)]) == told(prompt_of(number), 40 if number < 6 else 8)
+        assert len(client.health()) == len(client.state().parts) == 2
+        assert client.stats().generation_tokens == 6 * 40 + 6 * 8, "what it counted stays"
+
+        data = msgspec.msgpack.encode(msgspec.convert({}, Settings))
+        for place in (2, 3):
+            assert client.next_place == place
+            core = launch(PROGRAM, data, mailbox=client.mailbox)
+            core.wait_until_ready(seconds=60)
+            client.add_core(core)
+        assert client.serving == [0, 1, 2, 3] and len(client.health()) == 4
+        for number in range(8):
+            client.add(asked(f"again {number}", prompt_of(20 + number), 6))
+        assert places(client) == {0: 2, 1: 2, 2: 2, 3: 2}
+        again = read_all(client)
+        assert all(
+            tokens(again[f"again {number}"]) == told(prompt_of(20 + number), 6)
+            for number in range(8)
+        )
+        for index in (3, 2, 1):
+            assert client.retire(index, 60)
+        with pytest.raises(ConfigError, match="the last core"):
+            client.retire(0, 60)
+
+
 def test_a_core_that_dies_takes_its_own_requests_only(caplog: pytest.LogCaptureFixture) -> None:
     with replicas(2, step_seconds=0.005) as client:
         dead = []
         client.when_dead(dead.append)
+        os.kill(client.cores[0].child.process, signal.SIGSTOP)  # it ends none of its requests
         for number in range(6):
             client.add(asked(str(number), prompt_of(number), 60))
         lost = {n for n, placed in client._router.requests.items() if placed.replica == 0}
@@ -130,6 +175,10 @@ def test_a_core_that_dies_takes_its_own_requests_only(caplog: pytest.LogCaptureF
         first, second = client.state().parts
         assert "SIGKILL" in str(first.death) and second.death is None
         assert (first.open_requests, second.open_requests) == (0, 0)
+        named = msgspec.structs.replace(asked("named", prompt_of(0)), replica=0)
+        with pytest.raises(RequestError, match="data_parallel_rank 0 does not serve"):
+            client.add(named)
+        assert not client._router.requests
         client.add(asked("later", prompt_of(0)))
         assert tokens(read_all(client)["later"]) == told(prompt_of(0), 4)
         assert client.stats().replicas[0].running == 0 and not dead
@@ -179,6 +228,7 @@ def test_pauses_hold_every_core(caplog: pytest.LogCaptureFixture) -> None:
     assert "has died" not in caplog.text, "they were shut down"
 
 
+@pytest.mark.slow
 def test_a_core_takes_the_place_of_one_that_has_died() -> None:
     data = msgspec.msgpack.encode(Settings())
     with replicas(2, step_seconds=0.005) as client:
@@ -202,7 +252,7 @@ def test_a_core_takes_the_place_of_one_that_has_died() -> None:
 def test_a_core_that_says_nothing_gets_no_requests_while_others_do(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(process_replicas, "SLOW", 1.0)
+    monkeypatch.setattr(core_placement, "SLOW", 1.0)
     with replicas(2) as client:
         stopped = client.cores[0].child.process
         os.kill(stopped, signal.SIGSTOP)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from jengine.assembly.args import EngineArgs
 from jengine.assembly.engine import Engine
+from jengine.assembly.settings.args import EngineArgs
 from jengine.config import CacheConfig, CacheGroup, CacheSpec, ScheduleConfig
-from jengine.engine.client import InProcessClient
 from jengine.engine.core import EngineCore
+from jengine.engine.in_process import InProcessClient
 from jengine.engine.input_processor import InputProcessor
 from jengine.engine.limits import Limits
 from jengine.engine.session import Session
@@ -39,16 +40,36 @@ class Script(ScriptedExecutor):
     step_seconds = 0.0
     most_rows = 0  # that ran in one step
     steps = 0
+    dropped = False  # the weights, by sleep(level=2)
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.asleep: set[str] = set()
+        self.goes_on = threading.Event()  # cleared: steps that begin wait until it is set
+        self.goes_on.set()
 
     def submit(self, plan: Plan) -> Any:
+        assert not self.asleep, "no step runs while memory sleeps"
         self.steps += 1
         self.most_rows = max(self.most_rows, len(plan.entries))
         time.sleep(self.step_seconds)
+        assert self.goes_on.wait(60), "the test holds this step for ever"
         return super().submit(plan)
 
     def call_workers(self, method: str, arguments: bytes) -> list[bytes]:
-        assert method == "programs" and msgspec.msgpack.decode(arguments) == {}
-        return [encoded_answer(ProgramCounts(3, 1))]
+        given = msgspec.msgpack.decode(arguments)
+        if method == "programs":
+            return [encoded_answer(ProgramCounts(3, 1))]
+        if method == "sleep":
+            self.asleep |= set(given["tags"])
+            self.dropped |= given["level"] == 2 and "weights" in given["tags"]
+        elif method == "wake_up":
+            self.asleep -= set(given["tags"]) - ({"weights"} if self.dropped else set())
+        elif method == "reload_weights":
+            self.asleep, self.dropped = self.asleep - {"weights"}, False
+        else:
+            raise AssertionError(method)
+        return [encoded_answer(sorted(self.asleep))]
 
     def health(self) -> list[WorkerHealth]:
         return [WorkerHealth(0, "script", self.steps, 0.0)]

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from jengine.config import CacheConfig, ScheduleConfig
-from jengine.engine.client import InProcessClient
 from jengine.engine.core import EngineCore
+from jengine.engine.in_process import InProcessClient
 from jengine.errors import RequestError
 from jengine.executor.scripted import ScriptedExecutor
 from jengine.kvcache.coordinator import CacheCoordinator

@@ -9,7 +9,7 @@ import pytest
 from jengine.demo import model_path
 from jengine.engine.limits import Limits
 from jengine.engine.prompt_renderer import PromptRenderer
-from jengine.errors import JengineError, RequestError, UnsupportedFeature
+from jengine.errors import JengineError, RequestError
 from jengine.text.tokenization import AS_USUAL, Tokenization, checked_tokenization
 from jengine.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -125,5 +125,5 @@ def test_options_that_are_refused(renderer: PromptRenderer, options: Any, compla
 def test_parts_of_prompts_that_are_not_there_may_be_none(renderer: PromptRenderer) -> None:
     whole = renderer.render({"prompt": TEXT, "multi_modal_data": None, "prompt_embeds": None})
     assert whole == renderer.render(TEXT)
-    with pytest.raises(UnsupportedFeature, match="multi_modal_data: multimodal input"):
-        renderer.render({"prompt": TEXT, "multi_modal_data": {}})
+    with pytest.raises(RequestError, match="takes no images"):
+        renderer.render({"prompt": TEXT, "multi_modal_data": {"image": b""}})

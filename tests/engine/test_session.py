@@ -11,6 +11,7 @@ import jengine
 from jengine import RequestOutputKind, SamplingParams
 from jengine.engine.answer import Answer
 from jengine.engine.session import Session
+from jengine.engine.timing import Arrival
 from jengine.errors import RequestError
 from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.outputs import RequestOutput
@@ -48,6 +49,16 @@ def test_late_deltas_of_a_discarded_request_do_not_reach_one_of_the_same_id(
     session.process()
     run(session)
     assert final(second).outputs[0].token_ids == told([9, 8, 7], 6)
+
+
+def test_a_replica_that_is_not_there_is_refused(session: Session) -> None:
+    with pytest.raises(RequestError, match=r"data_parallel_rank 1 is out of range \[0, 1\)"):
+        session.submit([1, 2, 3], GREEDY, arrival=Arrival(1.0, replica=1))
+    assert session.open_answers == []
+    run(session)
+    answer = session.submit([1, 2, 3], GREEDY, arrival=Arrival(1.0, replica=0))
+    run(session)
+    assert final(answer).outputs[0].token_ids == told([1, 2, 3], 6)
 
 
 def test_an_id_in_use_is_refused_until_its_request_is_discarded(session: Session) -> None:

@@ -22,6 +22,7 @@ from jengine import LLM
 from jengine.errors import ConfigError, EngineDead
 from tests.api.engines import answers, tiny_engine
 from tests.api.few_requests import LONG, PARAMS, PROMPTS
+from tests.lora import engines as adapted
 
 Found = TypeVar("Found")
 
@@ -67,7 +68,7 @@ def left_over() -> list[str]:
 
 def until_nothing_is(found: Callable[[], list[Found]]) -> list[Found]:
     """What is still found after some seconds at most: a busy machine needs time to end things."""
-    ends = time.monotonic() + 10
+    ends = time.monotonic() + 60
     while found() and time.monotonic() < ends:
         time.sleep(0.1)
     return found()
@@ -116,6 +117,12 @@ def same(folder: Path) -> None:
     )
 
 
+def adapting(folder: Path) -> None:
+    """Adapters, which every worker reads and brings to its devices."""
+    with engine(folder, **{**adapted.SETTINGS, "max_model_len": 256}) as llm:
+        say(found=adapted.turns(llm, adapted.written_adapters(folder.parent)))
+
+
 def refused(folder: Path, **given: Any) -> str:
     """What an engine that cannot be built says."""
     try:
@@ -147,7 +154,7 @@ def main() -> None:
     scenario, folder = sys.argv[1:]
     ray.init(num_cpus=CPUS, include_dashboard=False, log_to_driver=False)
     try:
-        {"same": same, "killed": killed}[scenario](Path(folder))
+        {"same": same, "killed": killed, "adapting": adapting}[scenario](Path(folder))
     finally:
         ray.shutdown()
 

@@ -13,7 +13,7 @@ import pytest
 
 import jengine
 from jengine import SamplingParams
-from jengine.assembly.args import EngineArgs
+from jengine.assembly.settings.args import EngineArgs
 from jengine.errors import ConfigError, EngineDead, RequestError, UnsupportedFeature
 from jengine.executor.choice import OWN_PROCESSES, STARTING, checked_executor, starting_executor
 from jengine.executor.scripted import scripted_tokens
@@ -191,7 +191,7 @@ def test_what_cannot_travel_is_refused(folder: Path) -> None:
         scripted_engine(folder, compilation_config={"pages": object()})
     with pytest.raises(ConfigError, match=r"with params=.*leave params out"):
         scripted_engine(folder, params={})
-    with pytest.raises(UnsupportedFeature, match="data parallelism over workers is not built"):
+    with pytest.raises(UnsupportedFeature, match="replicas are in processes of their own"):
         scripted_engine(folder, data_parallel_size=2)
     with pytest.raises(UnsupportedFeature, match="pipeline_parallel_size=2: stages over workers"):
         scripted_engine(folder, pipeline_parallel_size=2)

@@ -21,6 +21,7 @@ from jengine.counts import (
 from jengine.errors import ConfigError
 from jengine.metrics import catalog, reader
 from jengine.metrics.buckets import request_tokens
+from jengine.metrics.core_values import core_values
 from jengine.metrics.exporter import EngineFacts, Exporter
 from jengine.metrics.front_stats import FrontStats
 from jengine.metrics.registry import process_registry, text_of
@@ -197,3 +198,15 @@ def test_the_reader_returns_objects_of_vllms_shape() -> None:
 def test_an_unknown_prefix_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"metrics prefix='other': expected one of 'jengine'"):
         exporter_of(scripted_engine(), prefix="other")
+
+
+def test_tokens_from_outside_of_the_device() -> None:
+    counts = Counts(
+        prompt_tokens=100, cached_prompt_tokens=40, outside_prompt_tokens=30, outside_queries=90,
+        outside_hits=32,
+    )  # fmt: skip
+    values = core_values(counts, None)
+    assert values["external_prefix_cache_queries"] == {"": 90}
+    assert values["external_prefix_cache_hits"] == {"": 32}
+    by_source = {"local_compute": 60, "local_cache_hit": 10, "external_kv_transfer": 30}
+    assert values["prompt_tokens_by_source"] == by_source

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -45,19 +47,22 @@ def test_the_line_is_logged_only_where_asked_for(
 
 
 @pytest.fixture
-def at_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(stats_log, "INTERVAL", 0.0)
-    caplog.set_level(logging.DEBUG)
+def clock(caplog: pytest.LogCaptureFixture) -> Callable[[], float]:
+    """A clock by which an interval passes each time that it is read."""
+    # Its own level: that of all of jengine's loggers may have been set when a server began.
+    caplog.set_level(logging.DEBUG, logger=stats_log.logger.name)
+    return itertools.count(0.0, stats_log.INTERVAL).__next__
 
 
 def levels(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.levelname for record in caplog.records if "Engine" in record.message]
 
 
-@pytest.mark.usefixtures("at_once")
-def test_lines_of_an_idle_engine_are_for_debugging(caplog: pytest.LogCaptureFixture) -> None:
+def test_lines_of_an_idle_engine_are_for_debugging(
+    clock: Callable[[], float], caplog: pytest.LogCaptureFixture
+) -> None:
     counts = Counts(query_tokens=5)
-    log = StatsLog(lambda: counts, "cpu")
+    log = StatsLog(lambda: counts, "cpu", clock)
     for _ in range(3):
         log.tick()
     counts = Counts(query_tokens=6)
@@ -66,21 +71,21 @@ def test_lines_of_an_idle_engine_are_for_debugging(caplog: pytest.LogCaptureFixt
     assert levels(caplog) == ["INFO", "INFO", "DEBUG", "INFO"]
 
 
-@pytest.mark.usefixtures("at_once")
-def test_each_engine_has_a_line(caplog: pytest.LogCaptureFixture) -> None:
+def test_each_engine_has_a_line(
+    clock: Callable[[], float], caplog: pytest.LogCaptureFixture
+) -> None:
     both = Counts(replicas=(Counts(running=1), Counts(running=2)))
-    StatsLog(lambda: both, "gpu").tick()
+    StatsLog(lambda: both, "gpu", clock).tick()
     first, second = caplog.messages
     assert first.startswith("Engine 000: ") and "Running: 1 reqs" in first
     assert second.startswith("Engine 001: ") and "Running: 2 reqs" in second
 
 
-@pytest.mark.usefixtures("at_once")
 def test_a_core_that_takes_the_place_of_another_begins_at_nothing(
-    caplog: pytest.LogCaptureFixture,
+    clock: Callable[[], float], caplog: pytest.LogCaptureFixture
 ) -> None:
     counts = [Counts(steps=90, generation_tokens=500), Counts(steps=3, generation_tokens=40)]
-    log = StatsLog(lambda: counts[0], "cpu")
+    log = StatsLog(lambda: counts[0], "cpu", clock)
     log.tick()
     del counts[0]
     log.tick()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from jengine import SamplingParams
-from jengine.assembly.args import EngineArgs
+from jengine.assembly.settings.args import EngineArgs
 from jengine.engine.session import Session
 from jengine.engine.timing import Arrival
 from jengine.errors import ConfigError

@@ -26,6 +26,7 @@ from jengine.models.parameter import named_parameters
 from tests.api import grammar_requests
 from tests.api.engines import answers, tiny_engine
 from tests.api.few_requests import LONG, PARAMS, PROMPTS
+from tests.lora import engines as adapted
 
 MULTIHOST = {"silence": 8, "meet": 120, "compare_every": 4}
 
@@ -65,11 +66,19 @@ def staged(folder: Path, rank: int) -> None:
 
 def drafting(folder: Path, rank: int) -> None:
     """Drafts, which the plans of the first process bring to the others."""
-    method = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1}
+    drafted_by(folder, method="ngram", prompt_lookup_min=1)
+
+
+def guessing(folder: Path, rank: int) -> None:
+    """Drafts by a model that all processes share."""
+    drafted_by(folder, method="draft_model", model=str(folder.parent / "other"))
+
+
+def drafted_by(folder: Path, **method: Any) -> None:
+    """Answers with three drafts in each decode."""
+    drafts = {**method, "num_speculative_tokens": 3, "adaptive": False}
     ladder = {"decode_rows": [32]}
-    with engine(
-        folder, speculative_config={**method, "adaptive": False}, compilation_config=ladder
-    ) as llm:
+    with engine(folder, speculative_config=drafts, compilation_config=ladder) as llm:
         say(tokens=run(llm), drafted=llm.stats().drafts.drafted)
 
 
@@ -95,12 +104,34 @@ def everything(built: jengine.LLM) -> None:
         )
 
 
+def asleep(folder: Path, rank: int) -> None:
+    """Every process gives its memory back, and wakes."""
+    with engine(folder, enable_sleep_mode=True) as llm:
+        first = run(llm)
+        llm.sleep(1)
+        held = [(worker.weights, worker.cache) for worker in llm.call_workers("memory")]
+        assert llm.wake_up()
+        again = run(llm)
+        llm.sleep(2)
+        dropped = not llm.wake_up()
+        llm.reload_weights()
+        say(tokens=first, held=held, again=again, dropped=dropped, awake=llm.wake_up(),
+            reloaded=run(llm))  # fmt: skip
+
+
 def zeroed(llm: jengine.LLM) -> dict[str, np.ndarray]:
     """Zeros for every parameter, as whole arrays on the host."""
     return {
         path: np.zeros(parameter.shape, parameter.dtype)
         for path, parameter in named_parameters(llm.engine.declared)
     }
+
+
+def adapting(folder: Path, rank: int) -> None:
+    """Adapters, which every process reads and brings to its devices."""
+    settings = {**adapted.SETTINGS, "max_model_len": 256}
+    with tiny_engine(folder, multihost=MULTIHOST, **settings) as llm:
+        say(found=adapted.turns(llm, adapted.written_adapters(folder.parent)))
 
 
 def ruled(folder: Path, rank: int) -> None:
@@ -211,10 +242,13 @@ SCENARIOS = {
         same,
         staged,
         ruled,
+        adapting,
         drafting,
+        guessing,
         differing,
         at_start,
         joined,
+        asleep,
         streaming,
         interrupted,
         idle_then_leaves,

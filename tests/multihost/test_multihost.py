@@ -73,8 +73,9 @@ def test_same_tokens_as_one_process(
 
 
 @pytest.mark.slow
-def test_same_tokens_with_drafts(folder: Path, on_one: list[Any]) -> None:
-    found = said("drafting", folder)
+@pytest.mark.parametrize("scenario", ["drafting", "guessing"])
+def test_same_tokens_with_drafts(folder: Path, on_one: list[Any], scenario: str) -> None:
+    found = said(scenario, folder)
     assert found["tokens"] == on_one
     assert found["drafted"] > 0
 
@@ -112,6 +113,13 @@ def test_a_program_with_arrays_and_a_mesh_of_its_own(folder: Path, on_one: list[
     assert found["total"] == 16
     assert found["captured"] > 0
     assert found["version"] == 1
+
+
+@pytest.mark.slow
+def test_every_process_sleeps_and_wakes(folder: Path, on_one: list[Any]) -> None:
+    found = said("asleep", folder)
+    assert found["tokens"] == found["again"] == found["reloaded"] == on_one
+    assert found["held"] == [[0, 0], [0, 0]] and found["dropped"] and found["awake"]
 
 
 @pytest.mark.slow
@@ -201,6 +209,6 @@ def test_a_lost_process_is_named_and_everyone_ends(
             lost.handle.send_signal(signal.SIGCONT)
             assert lost.handle.wait(NAMED_WITHIN) == EXIT_STATUS
         else:
-            assert lost.handle.wait(1) == -fault
+            assert lost.handle.wait(60) == -fault
     print(f"{fault.name} of process {rank}: {took:.1f} s")
     assert took < NAMED_WITHIN

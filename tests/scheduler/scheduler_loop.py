@@ -17,8 +17,9 @@ from jengine.plan import Plan, RowSampling, Wanted
 from jengine.request import WireRequest
 from jengine.scheduler.drafting import Drafting
 from jengine.scheduler.gates import AdmissionGate
-from jengine.scheduler.guesses import DeviceGuesses, HostGuesses
+from jengine.scheduler.guesses import CheckDrafts, DeviceGuesses, HostGuesses
 from jengine.scheduler.scheduler import Scheduler
+from jengine.scheduler.tiered_transfers import TieredTransfers
 from jengine.speculative.proposer import Proposer
 from tests.kvcache.cache_cases import FULL
 
@@ -125,8 +126,12 @@ class Loop:
         breaks: Callable[[Sequence[int]], bool] | None = None,
         proposer: Proposer | None = None,
         device_wrong: int | None = None,
+        guess: Callable[[Sequence[int], int], list[int]] | None = None,
         most_drafts: int = 3,
         adaptive: bool = False,
+        check_drafts: CheckDrafts | None = None,
+        guess_cost: float = 0.0,
+        transfers: Callable[[CacheCoordinator], TieredTransfers] | None = None,
         **schedule: Any,
     ) -> None:
         groups = groups or (FULL,)
@@ -139,14 +144,18 @@ class Loop:
         }  # fmt: skip
         self.depth = depth
         self.cache = CacheCoordinator(config)
+        self.transfers = None if transfers is None else transfers(self.cache)
         self.drafting: Drafting | None = None
         if proposer is not None or device_wrong is not None:
             self.drafting = Drafting(
-                DeviceGuesses() if proposer is None else HostGuesses(proposer),
+                DeviceGuesses(check_drafts)
+                if proposer is None
+                else HostGuesses(proposer, check_drafts),
                 self.cache,
                 most=most_drafts,
                 most_rows=settings["max_num_seqs"] * (1 + most_drafts),
                 adaptive=adaptive,
+                guess_cost=guess_cost,
             )
         self.scheduler = Scheduler(
             ScheduleConfig(**settings),
@@ -155,8 +164,10 @@ class Loop:
             depth=depth,
             spacing=spacing,
             gates=gates,
+            transfers=self.transfers,
         )
-        guess = None if device_wrong is None else partial(guessed, device_wrong)
+        if device_wrong is not None and guess is None:
+            guess = partial(guessed, device_wrong)
         self.executor = ScriptedExecutor(config, VOCAB, breaks=breaks, guess=guess)
         self.in_flight: deque[tuple[Plan, ScriptedResult]] = deque()
         self.plans: list[Plan] = []
@@ -219,6 +230,8 @@ class Loop:
 
     def check(self) -> None:
         self.cache.check()
+        if self.transfers is not None:
+            self.transfers.check()
         for request in self.scheduler._requests.running:
             surely = request.num_known + request.num_in_flight
             if request.num_in_flight and request.num_computed >= request.known_at_admission:

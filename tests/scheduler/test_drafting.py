@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
+from jengine.config import FREE_TOKENS
 from jengine.counts import DraftCounts, ProgramTotals, together
 from jengine.executor.scripted import scripted_tokens
-from jengine.plan import RowSampling
+from jengine.plan import NO_GUESSER, RowSampling
 from jengine.scheduler.scheduler import Scheduler
+from jengine.speculative.draft_length import token_cost
+from jengine.speculative.proposer import NO_DRAFTS
 from tests.kvcache.cache_cases import FULL, sliding
 from tests.scheduler.scheduler_loop import VOCAB, Loop, TruthProposer, lengths, make_wire
 
@@ -103,6 +108,65 @@ def test_steps_guess_as_many_tokens_as_a_row_wants() -> None:
         loop.drain()
         guesses = sum(plan.guesses for plan in loop.plans)
         assert (guesses < 50) == few
+
+
+def test_the_guesser_reads_prompts_alone_where_no_guess_can_pay() -> None:
+    loop = Loop(device_wrong=0, depth=1, adaptive=True, guess_cost=1.0)
+    wires = [make_wire(5, f"r{n}", max_tokens=20) for n in range(3)]
+    loop.add(*wires[:2])
+    for _ in range(8):
+        loop.step()
+    loop.add(wires[2])
+    loop.drain()
+    loop.assert_truth(*wires)
+    for plan in loop.plans:
+        only_decodes = plan.num_decodes == len(plan.entries)
+        assert plan.guesses == (NO_GUESSER if only_decodes else 0)
+
+
+def test_guesses_begin_again_where_a_batch_has_become_small() -> None:
+    """Rows count on none that steps of the large batch left out."""
+    pays_for_two = 0.8 - token_cost(2, FREE_TOKENS) - 1e-3
+    loop = Loop(
+        device_wrong=0, depth=1, adaptive=True, guess_cost=pays_for_two, max_model_len=256,
+        blocks=80,
+    )  # fmt: skip
+    wires = [make_wire(5, f"r{n}", max_tokens=20 if n else 160) for n in range(4)]
+    loop.add(*wires)
+    loop.drain()
+    loop.assert_truth(*wires)
+    decodes = [plan for plan in loop.plans if plan.num_decodes == len(plan.entries)]
+    assert {plan.guesses for plan in decodes if plan.num_decodes > 2} == {NO_GUESSER}
+    guessing = [plan for plan in decodes if plan.guesses != NO_GUESSER]
+    assert not guessing[0].drafts and guessing[1].drafts
+
+
+class Silent:
+    """A proposer that never guesses, and counts how often it was asked."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def begin(self, tokens: Sequence[int], prompt_length: int) -> Silent:
+        return self
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        pass
+
+    def propose(self, count: int, ahead: int = 0) -> np.ndarray:
+        self.asked += 1
+        return NO_DRAFTS
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_text_that_does_not_repeat_is_looked_up_less_often() -> None:
+    proposer = Silent()
+    loop = Loop(proposer=proposer, adaptive=True, max_model_len=256, blocks=80)
+    loop.add(make_wire(2, max_tokens=200))
+    loop.drain()
+    assert 200 / 4 < proposer.asked < 200 / 4 + 40
 
 
 def test_drafts_stop_at_the_length_cap() -> None:

@@ -8,6 +8,7 @@ import pytest
 from jengine.executor.scripted import scripted_tokens
 from jengine.outputs import StepOutput
 from jengine.plan import RowSampling
+from jengine.repetition_detection import RepetitionDetectionParams
 from tests.kvcache.cache_cases import sliding
 from tests.scheduler.scheduler_loop import VOCAB, Loop, make_wire, truth
 
@@ -42,6 +43,35 @@ def test_a_stop_on_the_last_allowed_token_is_a_stop():
     loop.add(make_wire(5, max_tokens=3, eos_token_ids=[tokens[2]]))
     loop.drain()
     assert loop.finals["r"].finish_reason == "stop"
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_an_answer_that_repeats_itself_ends(depth):
+    rule = RepetitionDetectionParams(max_pattern_size=2, min_count=2)
+    tokens = first_tokens(make_wire(5), 300)
+    ends = [count for count in range(1, 301) if rule.found_in(tokens[:count])]
+    assert len(ends) > 1
+    for least, cap in ((0, 300), (ends[0] + 1, 300), (0, ends[0])):
+        loop = Loop(depth=depth, max_model_len=400, blocks=130)
+        sampling = RowSampling(min_tokens=least)
+        loop.add(make_wire(5, max_tokens=cap, repetition=rule, sampling=sampling))
+        loop.drain()
+        final, expected = loop.finals["r"], next(end for end in ends if end >= least)
+        assert loop.tokens["r"] == tokens[:expected]
+        said = ("length", None) if cap == expected else ("repetition", "repetition_detected")
+        assert (final.finish_reason, final.stop_reason) == said
+
+
+def test_an_end_of_sequence_comes_before_a_repetition():
+    rule = RepetitionDetectionParams(max_pattern_size=2, min_count=2)
+    tokens = first_tokens(make_wire(5), 300)
+    end = next(count for count in range(1, 301) if rule.found_in(tokens[:count]))
+    stop = tokens[end - 1]
+    first = tokens.index(stop) + 1
+    loop = Loop(max_model_len=400, blocks=130)
+    loop.add(make_wire(5, max_tokens=300, repetition=rule, eos_token_ids=[stop]))
+    loop.drain()
+    assert loop.tokens["r"] == tokens[:first] and loop.finals["r"].finish_reason == "stop"
 
 
 def test_the_model_length_caps_as_well():

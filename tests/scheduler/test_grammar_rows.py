@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from jengine.executor.grammar_masks import GrammarMasks
 from jengine.executor.scripted import ScriptedExecutor, ScriptedResult
@@ -15,7 +19,7 @@ from jengine.plan import Plan, RowSampling
 from jengine.request import WireRequest
 from jengine.scheduler.gates import GrammarReady
 from jengine.structured_outputs import GrammarSpec
-from tests.grammar.letters import EOS, compiler, regex
+from tests.grammar.letters import EOS, compiler, ids, regex
 from tests.scheduler.scheduler_loop import VOCAB, Loop, TruthProposer, make_wire, rows
 from tests.server.serving import letters
 
@@ -25,9 +29,10 @@ WORDS = "[a-z]{3}( [a-z]{2}){2}"
 
 def followed(**given: object) -> Loop:
     """A loop whose executor follows grammars."""
-    loop = Loop(**given)  # type: ignore[arg-type]
+    followers = GrammarRows(COMPILER, VOCAB)
+    loop = Loop(check_drafts=followers.checked, **given)  # type: ignore[arg-type]
     submitted = Submitted(loop.executor)
-    loop.executor = GrammarMasks(submitted, GrammarRows(COMPILER, VOCAB))  # type: ignore[assignment, arg-type]
+    loop.executor = GrammarMasks(submitted, followers)  # type: ignore[assignment, arg-type]
     return loop
 
 
@@ -111,7 +116,8 @@ def test_only_its_masks_are_sent() -> None:
     loop.add(make_wire(5, "free", max_tokens=30), ruled("a"))
     loop.drain()
     found = [masked(plan) for plan in submitted(loop)]
-    assert found[:4] == [[1], [], [1], []] and not any(found[-2:])
+    assert found[:8] == [[1], [], [], [], [], [], [1], []], "again after three letters alone"
+    assert not any(found[-2:])
     words = {len(plan.masks.words) for plan in submitted(loop) if plan.masks}
     assert words == {4 * -(-VOCAB // 32)}
 
@@ -120,7 +126,7 @@ def test_a_prompt_in_chunks_needs_no_mask_before_its_last() -> None:
     loop = followed(depth=0, max_num_batched_tokens=8)
     loop.add(ruled("a", prompt=20))
     loop.drain()
-    assert [masked(plan) for plan in submitted(loop)[:4]] == [[], [], [1], [1]]
+    assert [masked(plan) for plan in submitted(loop)[:6]] == [[], [], [1], [], [], [1]]
     assert re.fullmatch(WORDS, answer(loop, "a"))
 
 
@@ -262,9 +268,17 @@ def rule(number: int) -> GrammarSpec:
     st.lists(st.sampled_from(["step", "abort", "add"]), min_size=5, max_size=40),
     st.integers(6, 20),
     st.integers(0, 2),
+    st.sampled_from([None, 0, 1, 3]),
+    st.booleans(),
 )
-def test_any_schedule_gives_the_same_answers(turns: list[str], blocks: int, depth: int) -> None:
-    loop = followed(blocks=blocks, depth=depth)
+def test_any_schedule_gives_the_same_answers(
+    turns: list[str], blocks: int, depth: int, wrong: int | None, on_device: bool
+) -> None:
+    drafting: dict[str, object] = {}
+    if wrong is not None:
+        source = {"device_wrong": wrong} if on_device else {"proposer": TruthProposer(wrong)}
+        drafting = {**source, "most_drafts": 4}
+    loop = followed(blocks=blocks, depth=depth, **drafting)
     names: list[str] = []
     for number, turn in enumerate(turns):
         if turn == "add":
@@ -285,13 +299,118 @@ def test_any_schedule_gives_the_same_answers(turns: list[str], blocks: int, dept
         assert alone.tokens[name][: len(loop.tokens[name])] == loop.tokens[name]
 
 
-def test_rows_with_grammars_get_no_drafts_and_others_do() -> None:
-    loop = followed(proposer=TruthProposer(1))
-    loop.add(ruled("a", regex(FORCED)), ruled("b"), make_wire(5, "free", max_tokens=20))
+def drafted_rows(loop: Loop) -> set[int]:
+    """The rows that have run drafts."""
+    return {one.row for plan in submitted(loop) for one in plan.drafts}
+
+
+class Fixed:
+    """Proposes the tokens of a fixed answer, from where the request is in it."""
+
+    def __init__(self, text: str) -> None:
+        self._tokens = ids(text)
+
+    def begin(self, tokens: Sequence[int], prompt_length: int) -> Fixed:
+        self._known = len(tokens) - prompt_length
+        return self
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        self._known += len(tokens)
+
+    def propose(self, count: int, ahead: int = 0) -> np.ndarray:
+        return np.array(self._tokens[self._known : self._known + ahead + count], np.int32)
+
+    def close(self) -> None:
+        pass
+
+
+def test_rows_with_grammars_have_drafts_and_the_answers_of_plain_decoding() -> None:
+    names = {"a": regex(FORCED), "b": regex(WORDS), "c": regex("[a-z]{2}[0-9]{3}x")}
+    plain = followed()
+    plain.add(*(ruled(name, spec) for name, spec in names.items()))
+    plain.drain()
+    for wrong, on_device in product((0, 1, 3), (False, True)):
+        source = {"device_wrong": wrong} if on_device else {"proposer": TruthProposer(wrong)}
+        loop = followed(**source)
+        free = make_wire(5, "free", max_tokens=20)
+        loop.add(*(ruled(name, spec) for name, spec in names.items()), free)
+        loop.drain()
+        assert all(loop.tokens[name] == plain.tokens[name] for name in names)
+        loop.assert_truth(free)
+        recorder = loop.scheduler.recorder
+        assert recorder.generation_tokens == sum(map(len, loop.tokens.values()))
+
+
+def test_a_draft_is_cut_at_the_first_token_that_the_grammar_refuses() -> None:
+    plain = followed()
+    plain.add(ruled("a", regex("[a-z]{8}")))
+    plain.drain()
+    text = answer(plain, "a")
+    loop = followed(proposer=Fixed(text[:4] + "7" + text[5:]), most_drafts=6)
+    loop.add(ruled("a", regex("[a-z]{8}")))
     loop.drain()
-    assert re.fullmatch(FORCED, answer(loop, "a")) and re.fullmatch(WORDS, answer(loop, "b"))
+    assert loop.tokens["a"] == plain.tokens["a"]
+    plans = submitted(loop)
+    (first,) = plans[1].drafts
+    assert first.token_ids == ids(text[1:4]), "up to the digit"
+    assert masked(plans[1]) == [1] * 3 and plans[1].masks is not None
+    assert plans[1].masks.after.tolist() == [1, 2, 3], "behind each draft; its own has not changed"
+    assert loop.drafting is not None and loop.drafting.counts.accepted >= 3
+    ends = [one.token_ids for plan in plans[2:] for one in plan.drafts]
+    assert all(len(one) <= 3 for one in ends), "the end of the answer is no draft"
+
+
+def test_forced_tokens_are_drafts_that_are_accepted() -> None:
+    loop = followed(proposer=Fixed(""))
+    sampling = RowSampling(grammar=regex("[ab]cdefg[hi]jk"), stop_ids=[EOS], logprobs=0)
+    loop.add(make_wire(5, "a", sampling=sampling, eos_token_ids=[EOS], max_tokens=30))
+    loop.drain()
+    assert re.fullmatch("[ab]cdefg[hi]jk", answer(loop, "a"))
+    assert loop.drafting is not None
+    counts = loop.drafting.counts
+    assert counts.drafted == counts.accepted > 4 and len(loop.plans) < 8
+    logprobs = sum(one.logprobs.values.shape[0] for one in loop.deltas if one.logprobs)
+    assert logprobs == len(loop.tokens["a"]), "and have log-probabilities"
+
+
+def test_guesses_of_the_device_are_cut_where_the_grammar_refuses_them() -> None:
+    plain = followed()
+    plain.add(ruled("a", regex("[a-z]{8}")))
+    plain.drain()
+    text = answer(plain, "a")
+    guesses = ids(text[:4] + "7" + text[5:])
+    loop = followed(
+        device_wrong=0, most_drafts=6,
+        guess=lambda known, count: guesses[len(known) - 5 :][:count],
+    )  # fmt: skip
+    loop.add(ruled("a", regex("[a-z]{8}")))
+    loop.drain()
+    assert loop.tokens["a"] == plain.tokens["a"]
+    plans = submitted(loop)
+    assert plans[1].entries.lengths.tolist() == [1 + 3], "up to the digit"
+    assert plans[1].drafts[0].token_ids == [], "the device has made them"
+    assert masked(plans[1]) == [1] * 3 and plans[1].masks is not None
+    assert plans[1].masks.after.tolist() == [1, 2, 3]
+    assert loop.drafting is not None and loop.drafting.counts.accepted >= 3
+
+
+def test_guesses_of_the_device_for_rows_whose_grammar_nobody_follows() -> None:
+    """Another executor may not say what was guessed: such rows have no drafts."""
+    loop = Loop(device_wrong=0)
+    loop.add(ruled("a"), make_wire(5, "free", max_tokens=20))
+    loop.drain()
     loop.assert_truth(make_wire(5, "free", max_tokens=20))
-    drafted = {one.row for plan in submitted(loop) for one in plan.drafts}
-    assert drafted == {2}, "the free row alone"
-    recorder = loop.scheduler.recorder
-    assert recorder.generation_tokens == sum(map(len, loop.tokens.values()))
+    assert {one.row for plan in loop.plans for one in plan.drafts} == {1}, "the free row alone"
+
+
+def test_a_grammar_that_begins_later_leaves_drafts_free_until_then() -> None:
+    begins = replace(regex("[0-9]{3}"), begins_after=tuple(ids("=")))
+    # Nothing ends the free part in a script, but a row that may only sample its own text.
+    loop = followed(proposer=TruthProposer(0))
+    loop.add(ruled("a", begins, max_tokens=12))
+    loop.drain()
+    assert drafted_rows(loop) == {0}
+    plain = followed()
+    plain.add(ruled("a", begins, max_tokens=12))
+    plain.drain()
+    assert loop.tokens["a"] == plain.tokens["a"]

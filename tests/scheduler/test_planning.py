@@ -338,3 +338,21 @@ def test_chunks_of_one_prompt_follow_each_other_through_the_stages():
     loop.add(make_wire(20, "a"))
     assert [lengths(loop.step()) for _ in range(3)] == [[8], [8], [4]]
     loop.drain()
+
+
+def test_decodes_that_begin_alike_run_side_by_side_where_attention_reads_that_once() -> None:
+    """By their first two blocks of four tokens; within those, and without them, by length."""
+    prompts = {"a": [*range(20), 90], "b": [50] * 10, "c": [*range(30), 91], "d": [*range(7), 5, 9],
+               "e": [50] * 22, "f": [1]}  # fmt: skip
+    orders = []
+    for shared_blocks in (0, 2):
+        loop = large(depth=0, shared_blocks=shared_blocks)
+        loop.add(*(make_wire(prompt, name) for name, prompt in prompts.items()))
+        first = loop.step()
+        assert first is not None
+        names = {tuple(prompt): name for name, prompt in prompts.items()}
+        owner = {new.row: names[tuple(new.token_ids)] for new in first.new_rows}
+        orders.append("".join(owner[row] for row in rows(loop.step())))
+    assert orders[0] == "fdbaec"
+    assert orders[1][0] == "f", "too short to share anything"
+    assert {"ac", "be"} <= {orders[1][at : at + 2] for at in range(5)}

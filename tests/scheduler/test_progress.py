@@ -15,7 +15,7 @@ from jengine.errors import RequestError
 from jengine.request import WireRequest
 from tests.scheduler.scheduler_loop import Loop, make_wire, truth
 
-QUICK = settings(derandomize=True, deadline=None, max_examples=60, stateful_step_count=40)
+QUICK = settings(derandomize=True, deadline=None, max_examples=25, stateful_step_count=40)
 LARGE = settings(derandomize=True, deadline=None, max_examples=1500, stateful_step_count=120)
 MAX_MODEL_LEN = 32
 BLOCK_SIZE = 2

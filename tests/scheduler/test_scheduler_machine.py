@@ -16,14 +16,17 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from jengine.errors import RequestError
 from jengine.plan import RowSampling
 from jengine.request import Request, WireRequest
-from tests.kvcache.cache_cases import FULL, sliding
+from tests.kvcache.cache_cases import FULL, recurrent, sliding
 from tests.scheduler.scheduler_loop import Loop, TruthProposer, make_wire, truth
 
-QUICK = settings(derandomize=True, deadline=None, max_examples=120, stateful_step_count=50)
+QUICK = settings(derandomize=True, deadline=None, max_examples=60, stateful_step_count=50)
 LARGE = settings(derandomize=True, deadline=None, max_examples=2500, stateful_step_count=100)
 MAX_MODEL_LEN = 32
 BREAKING = 5  # token id after which a text of odd length has no finite logits
-WINDOWS = [(FULL,), (FULL,), (sliding(3),), (FULL, sliding(3)), (sliding(6), FULL, sliding(1))]
+WINDOWS = [
+    (FULL,), (FULL,), (sliding(3),), (FULL, sliding(3)), (sliding(6), FULL, sliding(1)),
+    (recurrent(4),), (FULL, recurrent(4)), (sliding(3), recurrent(8)), (recurrent(None), FULL),
+]  # fmt: skip
 
 
 def breaks(tokens: Sequence[int]) -> bool:

@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
-from jengine.engine.process.messages import Ask, Question
 from jengine.engine.process.questions import decoded
+from jengine.engine.process.to_core import Ask, Question
 from jengine.errors import EngineDead, JengineError
 
 

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 
 from jengine.engine.process.life import Life
-from jengine.engine.process.messages import NotReady, Progress, Ready
+from jengine.engine.process.to_front import NotReady, Progress, Ready
 from jengine.errors import EngineDead
 
 Tell = Callable[[Progress], None]

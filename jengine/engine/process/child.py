@@ -19,8 +19,8 @@ import msgspec
 
 from jengine.engine.process.first import end_with
 from jengine.engine.process.launch import CoreJob
-from jengine.engine.process.messages import LogRecord
 from jengine.engine.process.server import CoreServer, Served
+from jengine.engine.process.to_front import LogRecord
 from jengine.errors import JengineError
 
 # Builds an engine from its settings, telling the server how far it is.

@@ -6,11 +6,8 @@ outputs. Every wait ends when the core dies. Must not know who started the core,
 
 from __future__ import annotations
 
-import logging
-import time
-from typing import Protocol
+from collections.abc import Sequence
 
-import msgspec
 import zmq
 
 from jengine.counts import Counts
@@ -18,41 +15,32 @@ from jengine.engine.core_state import CoreState
 from jengine.engine.own_process import OwnProcess
 from jengine.engine.process.asking import Asking
 from jengine.engine.process.beginning import START_SECONDS, Beginning, Tell
-from jengine.engine.process.core_log import log
+from jengine.engine.process.encoding import encode
+from jengine.engine.process.hearing import Heard
 from jengine.engine.process.life import Life, WhenDead
 from jengine.engine.process.mailbox import Mailbox
-from jengine.engine.process.messages import (
+from jengine.engine.process.message import Message
+from jengine.engine.process.owned_process import Child
+from jengine.engine.process.socket_loop import SocketLoop
+from jengine.engine.process.to_core import (
     AbortRequest,
     AddRequest,
-    Answer,
     AskHealth,
     AskStats,
-    BadFrame,
-    CacheChanges,
     CallWorkers,
-    Dead,
-    FromCore,
     Hello,
     Leave,
-    LogRecord,
-    Message,
-    NotReady,
-    Outputs,
     Pause,
     Probe,
-    Progress,
-    Pulse,
-    Ready,
-    Refusal,
+    ReloadWeights,
     ResetPrefixCache,
     Resume,
     Settle,
     Shutdown,
-    StepFailed,
-    decode_from_core,
-    encode,
+    Sleep,
+    WakeUp,
 )
-from jengine.engine.process.socket_loop import Parts, SocketLoop
+from jengine.engine.process.to_front import Ready
 from jengine.errors import EngineDead
 from jengine.executor.protocol import WorkerHealth
 from jengine.kvcache.content_journal import HeldContents
@@ -61,25 +49,8 @@ from jengine.outputs import TokenDelta
 from jengine.request import WireRequest
 from jengine.scheduler.refusal import refuse_impossible
 
-logger = logging.getLogger(__name__)
 # What to do when the engine of a single core has died.
 ADVICE = "Create a new engine."
-
-
-class Child(Protocol):
-    """The core's process, for the client that belongs to the process which started it."""
-
-    def end(self) -> None:
-        """Return when it has ended, killing it after a while, and remove what was its own."""
-        ...
-
-    def kill(self) -> None:
-        """End it at once, and remove what was its own."""
-        ...
-
-    def dump_stacks(self) -> None:
-        """Have it write the stacks of its threads to stderr, whatever it is doing."""
-        ...
 
 
 class ProcessClient:
@@ -100,8 +71,6 @@ class ProcessClient:
         """
         self.address = address
         self.child = child
-        self.dropped = 0  # frames that could not be read
-        self.contents = HeldContents()  # of the core's cache, if it tells
         self._own = OwnProcess()
         self._mailbox = Mailbox() if mailbox is None else mailbox
         self._asking = Asking(self._send)
@@ -109,10 +78,11 @@ class ProcessClient:
         self._life = Life(told)
         self._beginning = Beginning(self._life)
         self._cache: CacheCoordinator | None = None
-        self._state, self._heard = CoreState(), time.monotonic()
+        self._heard = Heard(self._mailbox, self._asking, self._beginning, self.die)
         self._socket = SocketLoop(
             zmq.DEALER, address,
-            receive=self._receive, failed=self._broken, lost=self._disconnected, secret=secret,
+            receive=self._heard.receive, failed=self._broken, lost=self._disconnected,
+            secret=secret,
         )  # fmt: skip
         self._socket.start()
         self._send(Hello(takes_logs=child is not None, takes_contents=mailbox is not None))
@@ -127,6 +97,16 @@ class ProcessClient:
         ready = self._beginning.wait(tell, seconds)
         self._cache = self._cache or CacheCoordinator(ready.cache)
         return ready
+
+    @property
+    def contents(self) -> HeldContents:
+        """What the core's cache holds, if it tells."""
+        return self._heard.contents
+
+    @property
+    def dropped(self) -> int:
+        """How many frames could not be read."""
+        return self._heard.dropped
 
     # --- requests --------------------------------------------------------------------------------
 
@@ -192,6 +172,27 @@ class ProcessClient:
         self._own.check()
         self._asking.ask(Probe())
 
+    def sleep(self, level: int, tags: Sequence[str]) -> None:
+        """Free the memory of what the tags name, with no steps until it is awake and resumed."""
+        self._own.check()
+        self._asking.ask(Sleep(level, list(tags)))
+        self._mailbox.pause(True)
+
+    def wake_up(self, tags: Sequence[str]) -> bool:
+        """Bring back what the tags name. Whether nothing sleeps any more."""
+        self._own.check()
+        return self._asking.ask(WakeUp(list(tags)))
+
+    @property
+    def is_asleep(self) -> bool:
+        """Whether some of the engine's memory sleeps. Asks the core."""
+        return self.stats().sleep_level > 0
+
+    def reload_weights(self) -> None:
+        """Read the parameters from the model's folder again; running requests start anew."""
+        self._own.check()
+        self._asking.ask(ReloadWeights())
+
     def pause(self) -> None:
         """Run no more steps; returns when the deltas of the last one are there to be taken."""
         self._own.check()
@@ -201,22 +202,22 @@ class ProcessClient:
     def resume(self) -> None:
         """Run steps again."""
         self._own.check()
-        self._mailbox.pause(False)
         self._asking.ask(Resume())
+        self._mailbox.pause(False)
 
     def state(self) -> CoreState:
         """What the core said last and how long ago that was. Never waits."""
-        return msgspec.structs.replace(self._state, age=time.monotonic() - self._heard)
+        return self._heard.state
 
     @property
     def is_compiling(self) -> bool:
         """Whether a step waits for a program that is being compiled, as the core said last."""
-        return self._state.compiling
+        return self._heard.state.compiling
 
     @property
     def weights_version(self) -> int:
         """How often the parameters were replaced, as the core said last."""
-        return self._state.counts.weights_version
+        return self._heard.state.counts.weights_version
 
     # --- life and death --------------------------------------------------------------------------
 
@@ -274,40 +275,5 @@ class ProcessClient:
         problem = f"the connection to the engine core has failed: {type(error).__name__}: {error}"
         self.die(EngineDead(f"{problem}. {ADVICE}"))
 
-    # --- the thread of the socket ----------------------------------------------------------------
-
     def _send(self, message: Message) -> None:
         self._socket.send([encode(message)])
-
-    def _receive(self, parts: Parts) -> None:
-        try:
-            if len(parts) != 1:
-                raise BadFrame(f"a message of {len(parts)} parts: expected one")
-            message = decode_from_core(parts[0])
-        except BadFrame as error:
-            self.dropped += 1
-            logger.warning("dropped what the engine core sent: %s", error)
-            return
-        self._heard = time.monotonic()
-        self._take(message)
-
-    def _take(self, message: FromCore) -> None:
-        match message:
-            case Outputs(deltas):
-                self._mailbox.deliver(deltas)
-            case CacheChanges(changes):
-                self.contents.note(changes)
-            case Pulse(state):
-                self._state = state
-            case Answer(number, value):
-                self._asking.resolve(number, value)
-            case Refusal(number, failure):
-                self._asking.resolve(number, failure.error)
-            case StepFailed(failure):
-                self._mailbox.interrupt(failure.error)
-            case Progress() | Ready() | NotReady():
-                self._beginning.note(message)
-            case Dead(failure):
-                self.die(EngineDead(failure.text))
-            case LogRecord():
-                log(message)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from jengine.engine.process.messages import LogRecord
+from jengine.engine.process.to_front import LogRecord
 
 # The name of a core's process in log records, as vLLM's users know it.
 CORE_NAME = "EngineCore"

@@ -12,21 +12,32 @@ import msgspec
 
 from jengine.config import (
     AttentionConfig,
+    DeltaConfig,
     ExpertsConfig,
     LatentConfig,
     LayerConfig,
+    Mamba2Config,
     MlpConfig,
     ModelConfig,
+    ShortConvConfig,
+    SideBySideConfig,
 )
 
-
-class LayerFrame(msgspec.Struct, frozen=True, array_like=True):
-    """One layer; its mixer is one of two, and so is its feed-forward block."""
-
-    attention: AttentionConfig | None
-    latent: LatentConfig | None
-    mlp: MlpConfig | None
-    experts: ExpertsConfig | None
+MIXERS: dict[str, Any] = {
+    "attention": AttentionConfig,
+    "latent": LatentConfig,
+    "short_conv": ShortConvConfig,
+    "mamba2": Mamba2Config,
+    "delta": DeltaConfig,
+    "side_by_side": SideBySideConfig,
+}
+FFNS: dict[str, Any] = {"mlp": MlpConfig, "experts": ExpertsConfig}
+# One layer: of the mixers one is there, and of the feed-forward blocks.
+LayerFrame = msgspec.defstruct(
+    "LayerFrame",
+    [(name, kind | None, None) for name, kind in {**MIXERS, **FFNS}.items()],
+    frozen=True,
+)
 
 
 _HINTS = get_type_hints(ModelConfig)
@@ -41,7 +52,7 @@ class ModelFrame(msgspec.Struct, frozen=True, array_like=True):
     """A model's shape."""
 
     surroundings: Surroundings  # type: ignore[valid-type]
-    layers: tuple[LayerFrame, ...]
+    layers: tuple[LayerFrame, ...]  # type: ignore[valid-type]
 
     @classmethod
     def of(cls, config: ModelConfig) -> ModelFrame:
@@ -56,20 +67,19 @@ class ModelFrame(msgspec.Struct, frozen=True, array_like=True):
         return ModelConfig(**others, layers=tuple(map(_layer, self.layers)))
 
 
-def _layer_frame(layer: LayerConfig) -> LayerFrame:
-    mixer, ffn = layer.mixer, layer.ffn
-    return LayerFrame(
-        mixer if isinstance(mixer, AttentionConfig) else None,
-        mixer if isinstance(mixer, LatentConfig) else None,
-        ffn if isinstance(ffn, MlpConfig) else None,
-        ffn if isinstance(ffn, ExpertsConfig) else None,
-    )
+def _layer_frame(layer: LayerConfig) -> Any:
+    halves = (MIXERS, layer.mixer), (FFNS, layer.ffn)
+    return LayerFrame(**{
+        name: half for kinds, half in halves for name, kind in kinds.items() if type(half) is kind
+    })  # fmt: skip
 
 
-def _layer(frame: LayerFrame) -> LayerConfig:
-    mixer, ffn = frame.attention or frame.latent, frame.mlp or frame.experts
-    if mixer is None:
-        raise msgspec.ValidationError("a layer without attention")
-    if ffn is None:
-        raise msgspec.ValidationError("a layer without a feed-forward block")
-    return LayerConfig(mixer, ffn)
+def _layer(frame: Any) -> LayerConfig:
+    return LayerConfig(_only(frame, MIXERS, "a mixer"), _only(frame, FFNS, "a feed-forward block"))
+
+
+def _only(frame: Any, kinds: dict[str, Any], what: str) -> Any:
+    found = [half for name in kinds if (half := getattr(frame, name)) is not None]
+    if len(found) != 1:
+        raise msgspec.ValidationError(f"a layer with {len(found)} times {what}; expected one")
+    return found[0]

@@ -2,29 +2,25 @@
 
 In: a secret that both sides were given. Out: sockets that encrypt (CURVE) and end when the other
 host falls silent. Must not know what is sent.
-
-Both key pairs follow from the secret. A client must know the server's public key, which never
-travels in the clear, so who does not know the secret is not let in; a server that does not know it
-cannot answer.
 """
 
 from __future__ import annotations
 
-import hmac
 import ipaddress
 import socket as sockets
+from contextlib import suppress
 
 import msgspec
-import zmq
-from zmq.utils import z85
 
+from jengine.connectors.curve import as_client as as_client
+from jengine.connectors.curve import as_server as as_server
+from jengine.connectors.curve import checked_secret as checked_secret
+from jengine.connectors.curve import tcp as tcp
 from jengine.errors import ConfigError
 
-# Milliseconds between two heartbeats, and of silence after which a connection has ended.
-BEAT = 1000
-SILENCE = 10_000
-# Bytes of a secret; shorter ones can be guessed.
-LEAST_SECRET = 16
+# An address for examples, which routes as any does that is not of a local network.
+FAR_AWAY = ("203.0.113.1", 9)
+LOOPBACK = "127.0.0.1"
 
 
 class Door(msgspec.Struct, frozen=True):
@@ -53,22 +49,6 @@ def checked_host(name: str, host: str) -> str:
     return str(address)
 
 
-def checked_secret(name: str, secret: str | None) -> bytes:
-    """The secret that engines on several hosts share; `name` says where it is given."""
-    data = (secret or "").encode()
-    if len(data) < LEAST_SECRET:
-        raise ConfigError(
-            f"{name}: expected a secret of at least {LEAST_SECRET} bytes, the same on every host; "
-            f"found {len(data)} bytes. `openssl rand -hex 32` makes one."
-        )
-    return data
-
-
-def tcp(host: str, port: int) -> str:
-    """The address of a socket; port 0 is any that is free."""
-    return f"tcp://{f'[{host}]' if ':' in host else host}:{port or '*'}"
-
-
 def own_address(host: str, port: int) -> str:
     """The address of this host from which another one is reached."""
     family = sockets.AF_INET6 if ":" in host else sockets.AF_INET
@@ -77,32 +57,12 @@ def own_address(host: str, port: int) -> str:
         return probe.getsockname()[0]
 
 
-def as_server(socket: zmq.Socket[bytes], address: str, secret: bytes) -> None:
-    """Have a socket let in only those who know the secret, wherever it is bound from now on."""
-    _, private = _keys(secret, b"server")
-    socket.setsockopt(zmq.CURVE_SERVER, 1)
-    socket.setsockopt(zmq.CURVE_SECRETKEY, private)
-    _end_with_silence(socket, address)
-
-
-def as_client(socket: zmq.Socket[bytes], address: str, secret: bytes) -> None:
-    """Have a socket connect only to those who know the secret, from now on."""
-    server, _ = _keys(secret, b"server")
-    public, private = _keys(secret, b"client")
-    socket.setsockopt(zmq.CURVE_SERVERKEY, server)
-    socket.setsockopt(zmq.CURVE_PUBLICKEY, public)
-    socket.setsockopt(zmq.CURVE_SECRETKEY, private)
-    _end_with_silence(socket, address)
-
-
-def _keys(secret: bytes, role: bytes) -> tuple[bytes, bytes]:
-    """A public and a private key, as text of Z85."""
-    private = z85.encode(hmac.digest(secret, b"jengine core " + role, "sha256"))
-    return zmq.curve_public(private), private
-
-
-def _end_with_silence(socket: zmq.Socket[bytes], address: str) -> None:
-    socket.setsockopt(zmq.IPV6, int("[" in address))
-    socket.setsockopt(zmq.HEARTBEAT_IVL, BEAT)
-    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, SILENCE)
-    socket.setsockopt(zmq.HEARTBEAT_TTL, SILENCE)
+def outward_address(peer: str | None) -> str:
+    """The address of this host from which a peer, "host:port", is reached; without one that of the
+    default route, or of this host alone."""
+    host, _, port = (peer or "").rpartition("//")[2].rpartition(":")
+    given = [(host.strip("[]"), int(port))] if host and port.isdecimal() else []
+    for other in (*given, FAR_AWAY):
+        with suppress(OSError):
+            return own_address(*other)
+    return LOOPBACK

@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from typing import Protocol
 
 from jengine.errors import EngineDead
 
@@ -21,6 +22,22 @@ from jengine.errors import EngineDead
 FIRST = "jengine.engine.process.first"
 # Seconds that it is given to end by itself.
 END_SECONDS = 10.0
+
+
+class Child(Protocol):
+    """A child process, for who belongs to the process that started it."""
+
+    def end(self) -> None:
+        """Return when it has ended, killing it after a while, and remove what was its own."""
+        ...
+
+    def kill(self) -> None:
+        """End it at once, and remove what was its own."""
+        ...
+
+    def dump_stacks(self) -> None:
+        """Have it write the stacks of its threads to stderr, whatever it is doing."""
+        ...
 
 
 class OwnedProcess:

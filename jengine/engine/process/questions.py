@@ -11,18 +11,21 @@ import msgspec
 
 from jengine.counts import Counts
 from jengine.engine.client import EngineClient
-from jengine.engine.process.messages import (
+from jengine.engine.process.step_loop import StepLoop
+from jengine.engine.process.to_core import (
     AskHealth,
     AskStats,
     CallWorkers,
     Pause,
     Probe,
     Question,
+    ReloadWeights,
     ResetPrefixCache,
     Resume,
     Settle,
+    Sleep,
+    WakeUp,
 )
-from jengine.engine.process.step_loop import StepLoop
 from jengine.executor.protocol import WorkerHealth
 
 # Question -> type of its answer. Those that are missing answer nothing.
@@ -31,6 +34,7 @@ ANSWERS: dict[type, Any] = {
     CallWorkers: list[bytes],
     ResetPrefixCache: bool,
     AskHealth: list[WorkerHealth],
+    WakeUp: bool,
 }
 
 
@@ -61,4 +65,11 @@ def _value(question: Question, client: EngineClient, steps: StepLoop) -> Any:
         case Pause():
             return steps.pause()
         case Resume():
+            client.resume()
             return steps.resume()
+        case Sleep(level, tags):
+            return steps.rest(lambda: client.sleep(level, tags))
+        case WakeUp(tags):
+            return client.wake_up(tags)
+        case ReloadWeights():
+            return client.reload_weights()

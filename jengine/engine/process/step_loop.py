@@ -67,6 +67,15 @@ class StepLoop:
             pass
         self.wake()
 
+    def rest(self, fall_asleep: Callable[[], None]) -> None:
+        """Pause, and run what ends the steps in flight; their deltas are delivered."""
+        self._paused = True
+        with self._gate:
+            fall_asleep()
+            if deltas := self._client.outputs(wait=False):
+                self._deliver(deltas)
+        self.wake()
+
     def resume(self) -> None:
         """Run steps again."""
         self._paused = False

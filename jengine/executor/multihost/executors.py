@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from msgspec import structs
@@ -18,6 +19,7 @@ from jengine.executor.multihost.channel import FollowerChannel, LeaderChannel, r
 from jengine.executor.multihost.messages import Report, RunPlan, SampleDigest, StepRead
 from jengine.executor.multihost.trace import Trace
 from jengine.executor.protocol import PendingOutput, WorkerHealth
+from jengine.executor.read_step import ReadStep
 from jengine.outputs import StepOutput
 from jengine.plan import Plan
 
@@ -35,22 +37,22 @@ class LeadingExecutor:
         self._trace = Trace(compare_every)
         self._digests: dict[int, bytes] = {}
 
-    def submit(self, plan: Plan) -> LeadingStep:
+    def submit(self, plan: Plan) -> PendingOutput:
         """Broadcast the plan, then queue its step here."""
         self._channel.step = plan.step
         self._channel.broadcast(RunPlan(plan))
-        return LeadingStep(self, plan, self._local.submit(plan))
+        return ReadStep(self._local.submit(plan), partial(self._read, plan))
 
-    def announce(self, plan: Plan) -> None:
-        """Ask the others to run their stages too, so that this plan can be read."""
-        self._channel.broadcast(StepRead(plan.step))
-
-    def note(self, plan: Plan, output: StepOutput) -> None:
-        """A step has been read."""
+    def _read(self, plan: Plan, step: PendingOutput) -> StepOutput:
+        """Wait for the step of a plan. The others run their stages too, so that it can be read."""
+        if not step.has_left:
+            self._channel.broadcast(StepRead(plan.step))
+        output = step.result()
         self.read = plan.step
         self._digests.update(self._trace.add(plan, output))
         while len(self._digests) > DIGESTS_KEPT:
             del self._digests[next(iter(self._digests))]
+        return output
 
     def compare_samples(self) -> None:
         """End all processes if a follower sampled other tokens than this one."""
@@ -86,33 +88,6 @@ class LeadingExecutor:
         """Release memory and leave the process group."""
         self._channel.leave("it was shut down")
         self._local.shutdown()
-
-
-class LeadingStep:
-    """A queued step of the leader."""
-
-    def __init__(self, executor: LeadingExecutor, plan: Plan, pending: PendingOutput) -> None:
-        self._executor = executor
-        self._plan = plan
-        self._pending = pending
-
-    @property
-    def ready(self) -> bool:
-        """Whether the step has run here."""
-        return self._pending.ready
-
-    @property
-    def has_left(self) -> bool:
-        """Whether the step has left the last stage."""
-        return self._pending.has_left
-
-    def result(self) -> StepOutput:
-        """Wait for the step and read what it sampled."""
-        if not self._pending.has_left:
-            self._executor.announce(self._plan)
-        output = self._pending.result()
-        self._executor.note(self._plan, output)
-        return output
 
 
 class FollowingExecutor:

@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NoReturn
 
 import msgspec
@@ -65,6 +66,8 @@ class Cluster:
         self._actors: list[Any] = []
         self._where: list[Where] = []
         self._ends: list[Any] = []  # references to what each actor's program returns
+        self._asked: dict[int, Any] = {}  # of actors started anew, until it is known where they run
+        self._gpus = 0  # of each actor
         self._group: Any = None
         self._stopping = threading.Lock()
         self._joined = not ray.is_initialized()
@@ -82,7 +85,8 @@ class Cluster:
         gpus = [int(node.get("GPU", 0)) for node in nodes]
         count, each = self._options.shape(gpus, devices)
         self._reserve(count, {"CPU": self._options.cpus, **({"GPU": each} if each else {})}, nodes)
-        self._actors = [self._started(number, each) for number in range(count)]
+        self._gpus = each
+        self._actors = [self._started(number) for number in range(count)]
         found = self._first_answers([actor.where.remote() for actor in self._actors])
         self._where = [msgspec.msgpack.decode(one, type=Where) for one in found]
 
@@ -94,12 +98,12 @@ class Cluster:
                 f"{nodes}. Give executor_options={{'workers': ..., 'gpus': ..., 'cpus': ...}}."
             )
 
-    def _started(self, number: int, gpus: int) -> Any:
+    def _started(self, number: int) -> Any:
         return (
             ray.remote(Worker)
             .options(
                 num_cpus=self._options.cpus,
-                num_gpus=gpus,
+                num_gpus=self._gpus,
                 max_restarts=0,
                 scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, number),
                 runtime_env={"env_vars": dict(self._options.environment)},
@@ -131,8 +135,8 @@ class Cluster:
         address, secret = get_node_ip_address(), secrets.token_bytes(SECRET)
         first = self._where[0]
         with listen(address) as server:
-            for rank, actor in enumerate(self._actors):
-                part = Job(
+            parts = [
+                Job(
                     settings=dict(job.settings),
                     rank=rank,
                     workers=len(self._actors),
@@ -142,9 +146,41 @@ class Cluster:
                     secret=secret,
                     multihost=dict(job.multihost),
                 )
-                data = msgspec.msgpack.encode(part)
-                self._ends.append(actor.run.remote(job.program, data))
+                for rank in range(len(self._actors))
+            ]
+            self.begin(job.program, [msgspec.msgpack.encode(part) for part in parts])
             return self._accepted(server, secret, settings)
+
+    def begin(self, program: str, jobs: Sequence[bytes]) -> None:
+        """Run a program in every actor, each with a job of its own."""
+        for actor, job in zip(self._actors, jobs, strict=True):
+            self._ends.append(actor.run.remote(program, job))
+
+    def begin_again(self, rank: int, program: str, job: bytes) -> None:
+        """Run a program in a new actor in the place of one. It waits until Ray has room for it."""
+        ray.kill(self._actors[rank], no_restart=True)
+        actor = self._actors[rank] = self._started(rank)
+        self._where[rank] = Where("a node of the cluster", 0, 0)
+        self._asked[rank] = actor.where.remote()
+        self._ends[rank] = actor.run.remote(program, job)
+
+    def _learn_where(self) -> None:
+        """Take in where actors run that were started anew."""
+        for rank, asked in list(self._asked.items()):
+            if ray.wait([asked], timeout=0)[0]:
+                del self._asked[rank]
+                with suppress(ray.exceptions.RayError):  # its program's end says so too
+                    self._where[rank] = msgspec.msgpack.decode(ray.get(asked), type=Where)
+
+    def ended(self, ranks: Sequence[int], seconds: float) -> dict[int, JengineError | None]:
+        """Those of the actors with these ranks whose programs end within this time, and the errors
+        that they end with."""
+        self._learn_where()
+        waiting = [self._ends[rank] for rank in ranks]
+        if not waiting:  # which Ray refuses
+            return {}
+        ended, _ = ray.wait(waiting, num_returns=len(waiting), timeout=seconds)
+        return {self._ends.index(end): self._error_of(end) for end in ended}
 
     def _accepted(
         self, server: socket.socket, secret: bytes, settings: MultihostSettings
@@ -202,8 +238,10 @@ def devices_wanted(settings: Mapping[str, Any]) -> int | None:
 
 
 def join(address: str | None) -> None:
-    """Join a cluster, or start a local one with usage reports off."""
+    """Join a cluster, or start a local one: with usage reports off, and with workers that are not
+    niced, which Ray does by default. Steps would wait for everything else on the machine."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_worker_niceness", "0")
     try:
         ray.init(address=address, include_dashboard=None if address else False)
     except (ConnectionError, ValueError, RuntimeError) as error:

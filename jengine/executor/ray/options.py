@@ -1,6 +1,6 @@
-"""Options of executor="ray", and the number of workers that follows from them.
+"""Options of Ray, and the number of workers that follows from them.
 
-In: executor_options and the cluster's nodes. Out: how many workers of what size. No Ray.
+In: the options as given and the cluster's nodes. Out: how many workers of what size. No Ray.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from jengine.errors import ConfigError, nearest_name
 
 @dataclass(frozen=True)
 class RayOptions:
-    """executor_options of executor='ray'."""
+    """`executor_options` of executor='ray', and `data_parallel_options`."""
 
     # Of the cluster. None: the one this program has joined, RAY_ADDRESS, or a new local one.
     address: str | None = None
@@ -31,17 +31,19 @@ class RayOptions:
     stop: float = 10.0
 
     @classmethod
-    def checked(cls, given: Mapping[str, Any]) -> RayOptions:
-        """Options from the user's mapping."""
+    def checked(cls, given: Any, setting: str = "executor_options") -> RayOptions:
+        """Options from the user's mapping, which is called `setting` in errors."""
+        if not isinstance(given, Mapping):
+            raise ConfigError(f"{setting}={given!r}: expected a dict of options for Ray.")
         known = [item.name for item in fields(cls)]
         for name, value in given.items():
             if name not in known:
                 raise ConfigError(
-                    f"executor_options has no key {name!r} for Ray. Known: {', '.join(known)}."
+                    f"{setting} has no key {name!r} for Ray. Known: {', '.join(known)}."
                     f"{nearest_name(str(name), known)}"
                 )
             if not FITS[name](value):
-                raise ConfigError(f"executor_options[{name!r}]={value!r}: expected {WANTED[name]}.")
+                raise ConfigError(f"{setting}[{name!r}]={value!r}: expected {WANTED[name]}.")
         return cls(**given)
 
     def shape(self, nodes: Sequence[int], devices: int | None) -> tuple[int, int]:

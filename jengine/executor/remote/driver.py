@@ -17,6 +17,7 @@ import numpy as np
 from msgspec import structs
 
 from jengine.errors import EngineDead, UnexpectedCompile, UnsupportedFeature
+from jengine.executor.calls import CALLS
 from jengine.executor.multihost.connection import Connection
 from jengine.executor.multihost.messages import (
     AskHealth,
@@ -38,8 +39,6 @@ from jengine.outputs import StepOutput
 from jengine.plan import Plan
 
 T = TypeVar("T")
-# Workers answer calls between steps.
-CALL_SECONDS = 120.0
 READY_SECONDS = 60.0
 
 
@@ -119,7 +118,7 @@ class RemoteExecutor:
     def call_workers(self, method: str, arguments: bytes) -> list[bytes]:
         """The answer of every worker."""
         return self.wait(
-            self._ask(CallWorkers(method, arguments), self._answers), CALL_SECONDS, method
+            self._ask(CallWorkers(method, arguments), self._answers), CALLS[method].seconds, method
         )
 
     def health(self) -> list[WorkerHealth]:

@@ -39,7 +39,11 @@ def ended_with(error: JengineError) -> bytes:
 
 def error_in(data: bytes) -> JengineError | None:
     """The error that a worker ended with, of the same class."""
-    ended = msgspec.msgpack.decode(data, type=Ended)
+    return error_of(msgspec.msgpack.decode(data, type=Ended))
+
+
+def error_of(ended: Ended) -> JengineError | None:
+    """The same of a message that was decoded."""
     if ended.kind is None:
         return None
     return error_named(ended.kind, ended.problem)

@@ -14,11 +14,7 @@ from functools import partial
 from typing import NoReturn, Protocol
 
 from jengine.errors import UnexpectedCompile
-from jengine.executor.local import LocalExecutor
-from jengine.executor.multihost.channel import LeaderChannel, failing_together
 from jengine.executor.multihost.connection import Connection
-from jengine.executor.multihost.ending import end_process
-from jengine.executor.multihost.executors import LeadingExecutor
 from jengine.executor.multihost.messages import (
     AskHealth,
     CallWorkers,
@@ -28,7 +24,6 @@ from jengine.executor.multihost.messages import (
     Message,
     Ready,
     RunPlan,
-    StepDone,
     StepRefused,
     StepResult,
     WorkerAnswers,
@@ -36,8 +31,8 @@ from jengine.executor.multihost.messages import (
 )
 from jengine.executor.multihost.peer import Peer
 from jengine.executor.multihost.settings import MultihostSettings
-from jengine.executor.protocol import Capacity, PendingOutput, WorkerHealth
-from jengine.outputs import Counts, StepOutput
+from jengine.executor.protocol import Capacity, Executor, PendingOutput, WorkerHealth
+from jengine.outputs import StepOutput
 from jengine.plan import Plan
 
 DRIVER = "the driver"
@@ -71,12 +66,13 @@ class Workers(Protocol):
         ...
 
 
-class OneWorker:
-    """One worker process. The methods are described in the protocol above."""
+class ExecutorWorkers:
+    """The workers behind an executor of this process: it alone, or all that it directs. The methods
+    are described in the protocol above."""
 
-    def __init__(self, executor: LocalExecutor, tell: Callable[[str], None]) -> None:
+    def __init__(self, executor: Executor, end: Callable[[str], NoReturn]) -> None:
         self._executor = executor
-        self._tell = tell
+        self._end = end
 
     def submit(self, plan: Plan) -> PendingOutput:
         return self._executor.submit(plan)
@@ -94,46 +90,7 @@ class OneWorker:
         self._executor.shutdown()
 
     def end(self, reason: str) -> NoReturn:
-        self._tell(reason)
-        end_process(f"process 0 stops: {reason}")
-
-
-class SeveralWorkers:
-    """The leading worker of several. The methods are described in the protocol above."""
-
-    def __init__(
-        self, executor: LeadingExecutor, channel: LeaderChannel, tell: Callable[[str], None]
-    ) -> None:
-        self._executor = executor
-        self._channel = channel
-        channel.observers.append(tell)
-
-    def submit(self, plan: Plan) -> PendingOutput:
-        with failing_together(self._channel):
-            return self._executor.submit(plan)
-
-    def read(self, pending: PendingOutput) -> StepOutput:
-        channel, executor = self._channel, self._executor
-        while channel.read():
-            pass
-        with channel.inside_step(), failing_together(channel):
-            output = pending.result()
-        executor.compare_samples()
-        channel.broadcast(StepDone(executor.read, [], Counts()))
-        return output
-
-    def call(self, method: str, arguments: bytes) -> list[bytes]:
-        self._channel.broadcast(CallWorkers(method, arguments))
-        return self._executor.call_workers(method, arguments)
-
-    def health(self) -> list[WorkerHealth]:
-        return self._executor.health()
-
-    def leave(self) -> None:
-        self._executor.shutdown()
-
-    def end(self, reason: str) -> NoReturn:
-        self._channel.end_all(reason)
+        self._end(reason)
 
 
 class PlanServer:

@@ -34,7 +34,7 @@ class ThreadCore:
 
     def end(self) -> None:
         """As the end of a child: called by the client that owns the core."""
-        self._thread.join(10)
+        self._thread.join(60)
         assert not self._thread.is_alive()
 
     def kill(self) -> None:
@@ -46,7 +46,7 @@ class ThreadCore:
     def front(self, mailbox: Mailbox | None = None) -> ProcessClient:
         """Another front, which does not end the core."""
         client = ProcessClient(self.address, mailbox=mailbox)
-        client.wait_until_ready(seconds=10)
+        client.wait_until_ready(seconds=60)
         return client
 
     def _serve(self, served: Served) -> None:
@@ -61,7 +61,7 @@ def thread_core(folder: Path, **settings: object) -> Iterator[tuple[ThreadCore, 
     """A core in a thread, and the client that ends it."""
     core = ThreadCore(folder, msgspec.convert(settings, Settings))
     client = ProcessClient(core.address, child=core)
-    client.wait_until_ready(seconds=10)
+    client.wait_until_ready(seconds=60)
     try:
         yield core, client
     finally:
@@ -94,7 +94,7 @@ def tokens(deltas: list[TokenDelta]) -> list[int]:
     return [token for delta in deltas for token in delta.token_ids]
 
 
-def eventually(is_so: Callable[[], object], seconds: float = 10.0) -> None:
+def eventually(is_so: Callable[[], object], seconds: float = 60.0) -> None:
     """Fail unless something becomes true in time."""
     end = time.monotonic() + seconds
     while not is_so():

@@ -21,12 +21,12 @@ from jengine.config import (
     ModelConfig,
     ScheduleConfig,
 )
-from jengine.engine.client import InProcessClient
 from jengine.engine.core import EngineCore
+from jengine.engine.in_process import InProcessClient
 from jengine.engine.process.child import run_core
-from jengine.engine.process.messages import Progress, Ready
 from jengine.engine.process.model_frame import ModelFrame
 from jengine.engine.process.server import CoreServer, Served
+from jengine.engine.process.to_front import Progress, Ready
 from jengine.errors import ConfigError, UnexpectedCompile
 from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.plan import Plan
@@ -75,7 +75,7 @@ def served_core(settings: Settings) -> Served:
     ready = Ready(
         os.getpid(), ModelFrame.of(MODEL), None, schedule, cache, "cpu", jengine.__version__
     )
-    return Served(InProcessClient(core), ready, core.scheduler.cache.record())
+    return Served(InProcessClient(core), ready, core.scheduler.cache.listeners.record())
 
 
 def build(data: bytes, server: CoreServer) -> Served:

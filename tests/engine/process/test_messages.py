@@ -19,16 +19,10 @@ from jengine.config import (
     RoutingConfig,
 )
 from jengine.engine.process.arrays import ARRAY, ArrayFrame, unpack_array
-from jengine.engine.process.messages import (
-    BadFrame,
-    Failure,
-    Outputs,
-    Pulse,
-    decode_from_core,
-    decode_from_front,
-    encode,
-)
+from jengine.engine.process.encoding import decode_from_core, decode_from_front, encode
+from jengine.engine.process.message import BadFrame
 from jengine.engine.process.model_frame import ModelFrame
+from jengine.engine.process.to_front import Failure, Outputs, Pulse
 from jengine.errors import CapacityError, EngineDead, JengineError
 from jengine.logprobs import StepLogprobs
 from jengine.outputs import TokenDelta
@@ -120,10 +114,10 @@ def test_a_model_arrives_as_it_was() -> None:
     data = msgspec.msgpack.encode(ModelFrame.of(MIXED))
     assert msgspec.msgpack.decode(data, type=ModelFrame).config == MIXED
     no_block = msgspec.structs.replace(ModelFrame.of(MIXED).layers[0], mlp=None)
-    with pytest.raises(msgspec.ValidationError, match="without a feed-forward block"):
+    with pytest.raises(msgspec.ValidationError, match="a layer with 0 times a feed-forward block"):
         _ = msgspec.structs.replace(ModelFrame.of(MIXED), layers=(no_block,)).config
     no_mixer = msgspec.structs.replace(ModelFrame.of(MIXED).layers[2], latent=None)
-    with pytest.raises(msgspec.ValidationError, match="without attention"):
+    with pytest.raises(msgspec.ValidationError, match="a layer with 0 times a mixer"):
         _ = msgspec.structs.replace(ModelFrame.of(MIXED), layers=(no_mixer,)).config
 
 

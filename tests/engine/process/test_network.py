@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from jengine.engine.process import network
 from jengine.engine.process.client import ProcessClient
 from jengine.engine.process.launch import launch
 from jengine.engine.process.network import Door, checked_host, checked_secret, own_address, tcp
@@ -24,13 +25,13 @@ def test_a_front_with_the_secret_is_served_beside_the_cores_owner() -> None:
         ready = owner.wait_until_ready(seconds=60)
         assert ready.door is not None and ready.door.startswith("tcp://127.0.0.1:")
         remote = ProcessClient(ready.door, secret=SECRET)
-        assert remote.wait_until_ready(seconds=10).process == ready.process
+        assert remote.wait_until_ready(seconds=60).process == ready.process
         for client in (remote, owner):
             client.add(wire("a", max_tokens=5))
             assert tokens(read_all(client)["a"]) == told(PROMPT, 5)
         stranger = ProcessClient(ready.door, secret=b"another secret of sixteen bytes")
         with pytest.raises(EngineDead, match="connection"):
-            stranger.wait_until_ready(seconds=10)
+            stranger.wait_until_ready(seconds=60)
         stranger.shutdown()
         silent = ProcessClient(ready.door)
         with pytest.raises(EngineDead):
@@ -48,7 +49,7 @@ def test_a_remote_front_notices_the_end_of_the_core() -> None:
     ready = owner.wait_until_ready(seconds=60)
     assert ready.door is not None
     remote = ProcessClient(ready.door, secret=SECRET)
-    remote.wait_until_ready(seconds=10)
+    remote.wait_until_ready(seconds=60)
     remote.add(wire("a", max_tokens=1000))
     owner.shutdown()
     with pytest.raises(EngineDead):
@@ -71,3 +72,13 @@ def test_addresses_and_secrets() -> None:
         with pytest.raises(ConfigError, match="at least 16 bytes"):
             checked_secret("x", short)
     assert "secret" not in repr(Door("127.0.0.1", SECRET))
+
+
+def test_the_address_at_which_others_reach_this_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    for peer in ("127.0.0.1:6379", "ray://127.0.0.1:10001", "ray://localhost:10001"):
+        assert network.outward_address(peer) == "127.0.0.1"
+    usual = network.outward_address(None)
+    for other in ("auto", "local", "no-such-host.invalid:6379"):
+        assert network.outward_address(other) == usual
+    monkeypatch.setattr(network, "FAR_AWAY", ("no-such-host.invalid", 9))
+    assert network.outward_address(None) == "127.0.0.1"

@@ -10,12 +10,9 @@ import zmq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jengine.engine.process.encoding import encode
 from jengine.engine.process.mailbox import Mailbox
-from jengine.engine.process.messages import (
-    AddRequest,
-    Hello,
-    encode,
-)
+from jengine.engine.process.to_core import AddRequest, Hello
 from jengine.errors import EngineDead, RequestError, UnexpectedCompile
 from jengine.executor.calls import decoded_answers, encoded_arguments
 from jengine.plan import RowSampling
@@ -260,7 +257,7 @@ def test_frames_that_break_the_protocol_are_dropped(
     before = core.server.dropped
     stranger.send(encode(AddRequest(wire("a"))))  # before Hello
     stranger.send(encode(Hello()), b"and more")
-    monkeypatch.setattr("jengine.engine.process.messages.MOST_BYTES", 5000)
+    monkeypatch.setattr("jengine.engine.process.encoding.MOST_BYTES", 5000)
     stranger.send(encode(AddRequest(wire("b" * 5000))))
     eventually(lambda: core.server.dropped == before + 3)
     stranger.close()
@@ -270,7 +267,7 @@ def test_frames_that_break_the_protocol_are_dropped(
 def test_a_front_that_comes_late_learns_what_the_cache_holds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jengine.engine.process.server.MOST_CHANGES", 2)
+    monkeypatch.setattr("jengine.engine.process.outbox.MOST_CHANGES", 2)
     with thread_core(tmp_path) as (core, client):
         early = core.front(Mailbox())
         prompt = list(range(3, 3 + 5 * 16))

@@ -20,7 +20,7 @@ def test_the_last_step_ages_while_the_core_rests() -> None:
         time.sleep(0.02)
         before = loop.state().counts.last_step_age
         time.sleep(0.1)
-        assert 0.1 <= loop.state().counts.last_step_age - before < 5
+        assert 0.09 < loop.state().counts.last_step_age - before < 60
     finally:
         ended.set()
         loop.wake()

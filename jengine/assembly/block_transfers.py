@@ -1,0 +1,150 @@
+"""Gives an engine's cache room outside of the device, as the settings say.
+
+In: runners that are ready, and the cache that each of them has. Out: runners that copy blocks, the
+cache with its slots, and what plans the copies.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+
+import jengine
+from jengine.assembly.model_facts import ModelSource
+from jengine.assembly.settings.args import EngineArgs
+from jengine.config import CacheConfig
+from jengine.connectors.choice import scheduler_half, worker_half
+from jengine.connectors.kv_events import EventPublisher
+from jengine.errors import ConfigError, UnsupportedFeature
+from jengine.kvcache.coordinator import CacheCoordinator
+from jengine.kvcache.event_log import EventLog
+from jengine.runner.runner import PlanRunner
+from jengine.runner.transfers.transfer_runner import programs_of, with_transfers
+from jengine.scheduler.copy_costs import CopyCosts
+from jengine.scheduler.tiered_transfers import TieredTransfers
+from jengine.scheduler.transfers import BlockTransfers
+from sharding.placement import Placement
+
+logger = logging.getLogger(__name__)
+# Bytes that come from the host before one step, at most; the requests that wait for more are
+# loaded by several.
+MOST_LOADED = 64 * 2**20
+# Of each file of weights so many pieces tell it from others.
+PIECES, PIECE = 16, 4096
+
+
+def with_room_outside(
+    runners: Sequence[PlanRunner],
+    cache: CacheConfig,
+    args: EngineArgs,
+    source: ModelSource,
+    placement: Placement,
+) -> tuple[tuple[PlanRunner, ...], CacheConfig]:
+    """The runners and their cache; as they are, if blocks stay on the device."""
+    settings = args.transfers
+    if settings is None:
+        return tuple(runners), cache
+    if not cache.enable_prefix_caching:
+        raise ConfigError(
+            "enable_prefix_caching=False with kv_offloading_size or kv_transfer_config: blocks "
+            "outside of the device are found as cached prefixes. Leave one of them out."
+        )
+    if placement.num_stages > 1:
+        raise UnsupportedFeature(
+            f"kv_offloading_size and kv_transfer_config with pipeline_parallel_size="
+            f"{placement.num_stages}: blocks of stages are not copied yet. Use "
+            "tensor_parallel_size, or leave them out."
+        )
+    if settings.is_far and len(placement.processes) > 1:
+        raise UnsupportedFeature(
+            f"kv_transfer_config with devices of processes {placement.processes}: each of them has "
+            "a part of a block. Use kv_offloading_size, which keeps the parts where they are."
+        )
+    sizes = [one.block_bytes for one in programs_of(runners[0].loaded)]
+    held = [size * (count - 1) for size, count in zip(sizes, cache.num_blocks, strict=True)]
+    share = settings.host_bytes / sum(held)
+    slots = tuple(int((count - 1) * share) for count in cache.num_blocks)
+    if not all(slots):
+        raise ConfigError(
+            f"kv_offloading_size: {settings.host_bytes} bytes hold no block of each cache group, "
+            f"whose blocks take {sizes} bytes. Give more."
+        )
+    most = max(1, MOST_LOADED * len(sizes) // sum(sizes))
+    named = namespace(args, source, cache) if settings.is_far else ""
+    made = []
+    for runner in runners:
+        own = with_transfers(runner, slots, worker_half(settings, named))
+        if not args.enforce_eager:
+            own.warm_up()
+        made.append(own)
+    seconds = () if args.enforce_eager else made[0].load_seconds()
+    logger.info(
+        "KV cache in the host's memory: %.2f GiB, %s blocks", settings.host_bytes / 2**30,
+        " + ".join(map(str, slots)),
+    )  # fmt: skip
+    return tuple(made), replace(cache, host_slots=slots, most_loads=most, load_seconds=seconds)
+
+
+def transfers_of(
+    args: EngineArgs, source: ModelSource, cache: CacheConfig
+) -> partial[BlockTransfers | None]:
+    """What makes the transfers of a scheduler for such a cache."""
+    named = namespace(args, source, cache) if args.transfers and args.transfers.is_far else ""
+    return partial(planned_transfers, args, named)
+
+
+def planned_transfers(
+    args: EngineArgs, namespace: str, coordinator: CacheCoordinator, replica: int
+) -> BlockTransfers | None:
+    """What plans the copies of a cache's blocks; None: they stay on the device. Others are told of
+    the blocks, if they want to know."""
+    settings, cache = args.transfers, coordinator.config
+    if args.kv_events is not None:
+        publisher = EventPublisher(args.kv_events, replica)
+        coordinator.listeners.tell(EventLog(cache.block_size, publisher.publish), publisher.close)
+    if settings is None or not cache.host_slots:
+        return None
+    return TieredTransfers(
+        coordinator,
+        cache.host_slots,
+        cache.most_loads,
+        scheduler_half(settings, namespace),
+        saves=settings.saves,
+        loads=settings.loads,
+        costs=CopyCosts(cache.load_seconds),
+    )
+
+
+def namespace(args: EngineArgs, source: ModelSource, cache: CacheConfig) -> str:
+    """A name for contents that only engines with the same model, cache and version share."""
+    assert args.transfers is not None
+    weights = args.transfers.namespace
+    if weights is None:
+        if source.folder is None or args.params is not None:
+            raise ConfigError(
+                "kv_transfer_config with live parameters, which have no name: say what they are "
+                "in kv_connector_extra_config={'namespace': NAME}, a new one for other values."
+            )
+        weights = f"{files_digest(source.folder)} {args.load_format} {args.seed or 0}"
+    facts = (
+        jengine.__version__, repr(source.config), weights, repr(cache.groups), cache.block_size,
+        cache.stored_as, args.attention_backend,
+    )  # fmt: skip
+    return sha256(repr(facts).encode()).hexdigest()[:32]
+
+
+def files_digest(folder: Path) -> str:
+    """A digest of a model folder's files: names, sizes, and pieces all over them."""
+    digest = sha256()
+    for path in sorted(one for one in folder.rglob("*") if one.is_file()):
+        size = path.stat().st_size
+        digest.update(f"{path.relative_to(folder)} {size}\n".encode())
+        with path.open("rb") as file:
+            for index in range(PIECES):
+                file.seek(index * max(size - PIECE, 0) // (PIECES - 1))
+                digest.update(file.read(PIECE))
+    return digest.hexdigest()

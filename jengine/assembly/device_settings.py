@@ -1,0 +1,88 @@
+"""What is decided for the devices of an engine before its parameters are read.
+
+In: what the user asked for, and the model's source. Out: a DeviceSettings, or an error. Must not
+know parameters, nor other processes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from jengine.assembly.guesser import GuesserSource, open_guesser, with_guess_cost
+from jengine.assembly.mesh_placement import placement_for
+from jengine.assembly.model_facts import ModelSource
+from jengine.assembly.nodes import check_nodes
+from jengine.assembly.process_checks import check_processes, refuse_halves, starts_early
+from jengine.assembly.settings.args import EngineArgs
+from jengine.assembly.sizes.determinism import batch_dependence
+from jengine.assembly.sizes.device_defaults import OVERLAP_DEPTH
+from jengine.assembly.sizes.schedule_sizes import schedule_config
+from jengine.assembly.sizes.step_sizes import runner_config, with_sizes
+from jengine.assembly.start_log import log_stages
+from jengine.config import ScheduleConfig
+from jengine.executor.multihost.settings import MultihostSettings
+from jengine.models.stages import StageLayout, stage_layout
+from jengine.runner.runner_config import RunnerConfig
+from sharding.mesh import steps_may_queue
+from sharding.placement import Placement
+
+# Entries of generation_config.json that give every request a penalty, and their neutral values.
+NO_PENALTY = (("repetition_penalty", 1.0), ("presence_penalty", 0.0), ("frequency_penalty", 0.0))
+
+
+@dataclass(frozen=True)
+class DeviceSettings:
+    """Where a model is placed, how its steps are built and which limits they have."""
+
+    placement: Placement
+    layout: StageLayout
+    schedule: ScheduleConfig
+    steps: RunnerConfig
+    guesser: GuesserSource | None
+    # Whether a step may be queued while another runs, here or in another replica.
+    independent: bool
+    depth: int  # steps in flight besides the one that runs
+    multihost: MultihostSettings
+
+
+def device_settings(args: EngineArgs, source: ModelSource) -> DeviceSettings:
+    """Decide them, and check that they fit the processes whose devices are used."""
+    config, compilation = source.config, dict(args.compilation_config or {})
+    penalises = any(source.generation.get(name, usual) != usual for name, usual in NO_PENALTY)
+    placement = placement_for(args, config)
+    devices = placement.replicas[0].mesh.size
+    schedule = schedule_config(
+        args, config, penalises=penalises, devices=devices, stages=placement.num_stages
+    )
+    guesser = open_guesser(args, source, schedule.speculative)
+    schedule = with_guess_cost(schedule, guesser, config)
+    layout = stage_layout(config, placement.num_stages)
+    log_stages(layout, len(config.layers))
+    independent = steps_may_queue((placement if placement.joint else placement.replicas[0]).mesh)
+    overlap = OVERLAP_DEPTH if args.overlap and independent else 0
+    steps = runner_config(
+        args, config, schedule, compilation, layout.num_stages,
+        penalises=penalises, same_bits=batch_dependence(args, config, devices) is None,
+        guesser_specs=() if guesser is None else guesser.cache_specs,
+    )  # fmt: skip
+    schedule = with_sizes(schedule, steps.ladders)
+    multihost = MultihostSettings.checked(args.multihost)
+    return DeviceSettings(
+        placement=placement,
+        layout=layout,
+        schedule=schedule,
+        steps=fitting_steps(args, steps, placement.processes),
+        guesser=guesser,
+        independent=independent,
+        depth=overlap + layout.num_stages - 1,
+        multihost=multihost,
+    )
+
+
+def fitting_steps(args: EngineArgs, steps: RunnerConfig, processes: list[int]) -> RunnerConfig:
+    """The runner's settings for steps that these processes run, or an error."""
+    check_processes(args.executor, processes)
+    check_nodes(args, processes)
+    refuse_halves(steps, processes)
+    chosen = "wait_for" in (args.compilation_config or {})
+    return replace(steps, early_start=starts_early(steps, processes, chosen=chosen))

@@ -1,0 +1,172 @@
+"""The side of an engine that has the devices: parameters, runners and the core over them.
+
+In: settings and the model's source. Out: a DeviceSide, ready to serve. `device_settings` decides
+sizes and places; in several processes, all agree on each part as it is made.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax
+from flax import nnx
+
+import jengine
+from jengine.assembly.backend import await_kernels, start_backend
+from jengine.assembly.block_transfers import transfers_of, with_room_outside
+from jengine.assembly.device_settings import DeviceSettings, device_settings
+from jengine.assembly.engine import DeviceSide
+from jengine.assembly.grammars import CoreGrammars, core_grammars
+from jengine.assembly.host_weights import with_layers_on_host
+from jengine.assembly.model_facts import ModelSource
+from jengine.assembly.model_source import is_live, load_parameters
+from jengine.assembly.peer_weights import serve_weights
+from jengine.assembly.processors import engine_processors
+from jengine.assembly.progress import explained_if_slow
+from jengine.assembly.recording import recorder_for
+from jengine.assembly.reloading import weights_reader
+from jengine.assembly.settings.args import EngineArgs
+from jengine.assembly.sizes.step_experts import balancer_of
+from jengine.assembly.start_log import log_copies
+from jengine.config import CacheConfig
+from jengine.distributed.process_group import CoreParts, ProcessGroup, process_group_of
+from jengine.executor.multihost.directing import Direction
+from jengine.runner.build import build_runners
+from jengine.runner.disk.compile_cache import what_compiling_costs
+from jengine.runner.guesser import LoadedGuesser
+from jengine.runner.joint_runner import launch_of
+from jengine.runner.runner import PlanRunner
+from jengine.runner.step.leaves import LeafOrder, Leaves
+from jengine.weights.stages import StagePlaces
+
+logger = logging.getLogger(__name__)
+
+
+class PlacedModel(NamedTuple):
+    """A model whose parameters are on the devices, and the one that guesses for it."""
+
+    declared: nnx.Module
+    order: LeafOrder
+    leaves: Leaves
+    guesser: LoadedGuesser | None
+
+
+def device_side(
+    args: EngineArgs, source: ModelSource, bar: Callable[..., Any], direction: Direction | None
+) -> DeviceSide:
+    """Load the model onto this process's devices and compile its steps. With a direction, only the
+    first of several processes will have requests."""
+    start_backend(args.gpu_memory_utilization)
+    await_kernels(args.attention_backend, shown=args.show_progress is not False)
+    settings = device_settings(args, source)
+    with process_group_of(settings.placement, settings.multihost, direction) as group:
+        agree_on_settings(group, args, source, settings)
+        model = place_model(args, source, settings, group, bar)
+        runners, cache = ready_runners(args, source, settings, model, group, bar)
+        group.agree(cache=cache)
+        grammars = core_grammars(args, source)
+        core = group.core(core_parts(args, source, settings, runners, cache, grammars))
+    return DeviceSide(
+        core, runners, settings.schedule, cache, settings.depth, model.declared, model.order,
+        grammars.compiler,
+    )  # fmt: skip
+
+
+def agree_on_settings(
+    group: ProcessGroup, args: EngineArgs, source: ModelSource, settings: DeviceSettings
+) -> None:
+    """Raise a ConfigError in every process if they would run different steps."""
+    group.agree(
+        versions=(jengine.__version__, jax.__version__),
+        model=source.config,
+        schedule=(settings.schedule, settings.depth, args.seed),
+        steps=settings.steps,
+        devices=[device.id for device in settings.placement.mesh.devices.flat],
+        multihost=replace(settings.multihost, address=None),
+    )
+
+
+def place_model(
+    args: EngineArgs,
+    source: ModelSource,
+    settings: DeviceSettings,
+    group: ProcessGroup,
+    bar: Callable[..., Any],
+) -> PlacedModel:
+    """Read the parameters and put them on the devices, in the form that steps take."""
+    matmuls = settings.steps.matmuls
+    places = StagePlaces(group.observed(settings.placement), settings.layout)
+    places = with_layers_on_host(args, source.config, places, matmuls)
+    model, values = load_parameters(args, source, places, bar)
+    order = LeafOrder(model, places, matmuls)
+    leaves = order.leaves(group.noted(values))
+    if order.unfit:
+        logger.warning(
+            "XLA multiplies weights whose shards do not fit the CPU kernels: %s",
+            ", ".join(order.unfit),
+        )
+    log_copies(order.copied_bytes(leaves), live=is_live(args))
+    group.agree_on_weights()
+    loaded = None
+    if settings.guesser is not None:  # its parameters may have the names of the model's
+        first = len(source.config.layers)
+        loaded = settings.guesser.load(places.all_on_devices, matmuls, first, group.noted)
+        group.agree_on_weights()
+    return PlacedModel(model, order, leaves, loaded)
+
+
+def ready_runners(
+    args: EngineArgs,
+    source: ModelSource,
+    settings: DeviceSettings,
+    model: PlacedModel,
+    group: ProcessGroup,
+    bar: Callable[..., Any],
+) -> tuple[tuple[PlanRunner, ...], CacheConfig]:
+    """A runner for each replica, with its programs, and the cache that each has room for."""
+    with explained_if_slow(what_compiling_costs, args.show_progress is not False):
+        runners, cache = build_runners(
+            model.declared, model.leaves, source.config, settings.steps, model.order, bar,
+            group.least, model.guesser,
+        )  # fmt: skip
+    for runner in runners:
+        # Of replicas that step together the first one has the parameters.
+        runner.loaded.read_weights = (
+            weights_reader(args, source, runner.loaded.order, bar)
+            if runner.loaded.leaves
+            else lambda _: ()
+        )
+        # The first set, and checked before any request.
+        runner.loaded.processors.number_of(engine_processors(args))
+    serve_weights(args.weight_settings, runners[0].loaded)
+    cache = replace(cache, measured_blocks=args.measured_blocks)
+    return with_room_outside(runners, cache, args, source, settings.placement)
+
+
+def core_parts(
+    args: EngineArgs,
+    source: ModelSource,
+    settings: DeviceSettings,
+    runners: tuple[PlanRunner, ...],
+    cache: CacheConfig,
+    grammars: CoreGrammars,
+) -> CoreParts:
+    """The parts from which the core of this process is built."""
+    watched = recorder_for(args, source, settings.schedule, cache)
+    balancer = balancer_of(args, source.config, settings.placement)
+    return CoreParts(
+        runners,
+        settings.placement,
+        settings.schedule,
+        cache,
+        settings.depth,
+        settings.layout.num_stages,
+        in_turn=not (settings.independent or settings.placement.joint),
+        watched=lambda executor: grammars.around(watched(balancer(executor))),
+        gates=(grammars.gate,),
+        transfers=transfers_of(args, source, cache),
+        launch=launch_of(runners),
+    )

@@ -1,0 +1,67 @@
+"""Which layers stay in the host's memory, where the devices have no room for all of a model.
+
+In: the GiB that each device is to be spared (`cpu_offload_gb`). Out: placement of parameters with
+these layers on the host, or an error about settings that such layers do not go with.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+from flax import nnx
+
+from jengine.assembly.settings.args import EngineArgs
+from jengine.config import ModelConfig
+from jengine.errors import UnsupportedFeature
+from jengine.models.decoder import Decoder
+from jengine.runner.step.leaves import LeafOrder
+from jengine.weights.abstract import abstract_model
+from jengine.weights.spared import GIB, layers_to_spare
+from jengine.weights.stages import StagePlaces
+
+logger = logging.getLogger(__name__)
+
+
+def with_layers_on_host(
+    args: EngineArgs, config: ModelConfig, places: StagePlaces, matmuls: str | None
+) -> StagePlaces:
+    """The places of parameters, with as many layers on the host as are to be spared."""
+    if not args.cpu_offload_gb:
+        return places
+    if places.whole.is_cpu:
+        logger.warning(
+            "cpu_offload_gb=%g: the devices are CPUs, whose memory is the host's, so there is "
+            "nothing to offload. All weights stay where they are.", args.cpu_offload_gb,
+        )  # fmt: skip
+        return places
+    return spared(args.cpu_offload_gb, abstract_model(config), places, matmuls)
+
+
+def spared(gib: float, model: nnx.Module, places: StagePlaces, matmuls: str | None) -> StagePlaces:
+    """The places with enough of this model's layers on the host."""
+    refuse_other_loops(model, places)
+    sizes = LeafOrder(model, places, matmuls).layer_bytes()
+    chosen = layers_to_spare(sizes, gib)
+    there = sum(sizes[layer] for layer in chosen)
+    logger.info(
+        "cpu_offload_gb=%g: %d of %d layers stay in the host's memory, %.2f GiB for each device, "
+        "which copies them in every step", gib, len(chosen), len(sizes), there / GIB,
+    )  # fmt: skip
+    return replace(places, on_host=frozenset(chosen))
+
+
+def refuse_other_loops(model: nnx.Module, places: StagePlaces) -> None:
+    """Layers arrive in the loop that decoders share, of a model that one program runs alone."""
+    what = ""
+    if places.layout.num_stages > 1:
+        what = "pipeline_parallel_size"
+    elif places.whole.joint:
+        what = "joint_replicas"
+    elif not isinstance(model, Decoder) or type(model).through_layers is not Decoder.through_layers:
+        what = f"a {type(model).__name__}"
+    if what:
+        raise UnsupportedFeature(
+            f"cpu_offload_gb with {what}: layers in the host's memory are not built there. Leave "
+            "it out; tensor_parallel_size or quantization make a model fit."
+        )

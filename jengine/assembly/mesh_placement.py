@@ -1,0 +1,141 @@
+"""The mesh of an engine's devices, and how a model's arrays are placed on it.
+
+In: the sizes that were asked for, and the model's shape. Out: a placement, or a ConfigError.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from jax.sharding import Mesh
+
+from jengine.assembly.settings.args import EngineArgs
+from jengine.assembly.settings.expert_settings import refuse_with_balance
+from jengine.config import ExpertsConfig, ModelConfig
+from jengine.errors import ConfigError, UnsupportedFeature
+from sharding.mesh import engine_mesh
+from sharding.placement import Placement
+from sharding.replicas import mesh_of_replicas, replica_devices
+
+
+def placement_for(args: EngineArgs, config: ModelConfig) -> Placement:
+    """The mesh of the devices that were asked for, and how this model's arrays are placed on it."""
+    try:
+        replicas = replica_devices(
+            args.data_parallel_size,
+            args.tensor_parallel_size,
+            args.pipeline_parallel_size,
+            args.mesh,
+        )
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    mesh = mesh_of_replicas([stages_mesh(args, config, devices) for devices in replicas])
+    balance = args.expert_balance
+    redundant = None if balance is None else balance.num_redundant_experts
+    if args.enable_expert_parallel:
+        check_experts(config, Placement(mesh, joint=args.joint_replicas), redundant or 0)
+    elif args.all2all_backend != "allgather_reducescatter":
+        raise ConfigError(
+            f"all2all_backend={args.all2all_backend!r} without enable_expert_parallel=True: each "
+            "device has a part of every expert, so tokens need not travel. Give both or neither."
+        )
+    placement = Placement(
+        mesh, whole_experts=args.enable_expert_parallel, expert_exchange=args.all2all_backend,
+        redundant_experts=redundant, joint=args.joint_replicas,
+    )  # fmt: skip
+    if args.joint_replicas:
+        check_joint(args, config, placement)
+    if balance is not None:
+        check_balance(args, placement)
+    if len(replicas) > 1 and len(placement.processes) > 1:
+        raise UnsupportedFeature(
+            f"data parallelism over several processes is not built yet: {len(replicas)} replicas "
+            f"are asked for on devices of the processes {placement.processes}. Make one engine per "
+            "process, with mesh= of that process's devices, and divide the prompts among them."
+        )
+    return placement
+
+
+def stages_mesh(args: EngineArgs, config: ModelConfig, devices: np.ndarray) -> Mesh:
+    """The mesh of one replica's devices, [stages, devices per stage]."""
+    heads = tuple(spec.kv_heads for spec in config.cache_specs)
+    context = args.decode_context_parallel_size
+    if context > 1 and not any(spec.keeps_all for spec in config.cache_specs):
+        raise ConfigError(
+            f"decode_context_parallel_size={context}: {config.architecture} has no attention that "
+            "reads all tokens of a request, so there is nothing to divide. Leave it out."
+        )
+    if context > 1 and config.has_slopes:
+        raise UnsupportedFeature(
+            f"decode_context_parallel_size={context} with {config.architecture}: scores with slopes"
+            " (ALiBi) are not built for divided blocks. Leave it out."
+        )
+    try:
+        return engine_mesh(devices, heads, context)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def check_joint(args: EngineArgs, config: ModelConfig, placement: Placement) -> None:
+    """Refuse what replicas that step together are not built with."""
+    if not args.enable_expert_parallel or len(placement.replicas) == 1:
+        raise ConfigError(
+            "joint_replicas=True spreads whole experts over all replicas: give "
+            "enable_expert_parallel=True and a data_parallel_size of at least 2 with it."
+        )
+    others = {
+        f"pipeline_parallel_size={placement.num_stages}": placement.num_stages > 1,
+        f"data_parallel_backend={args.data_parallel_backend!r}": (
+            args.data_parallel_backend != "local"
+        ),
+        f"executor={args.executor!r}": args.executor not in ("auto", "local"),
+        f"num_scheduler_steps={args.num_scheduler_steps}": args.num_scheduler_steps > 1,
+        "speculative_config": args.speculative_config is not None,
+        "strict=True": args.strict,
+        "deterministic=True": args.deterministic,
+        "enable_lora": args.enable_lora,
+        "enable_prompt_embeds": args.enable_prompt_embeds,
+        "enable_sleep_mode": args.enable_sleep_mode,
+        "recurrent layers": config.has_recurrent,
+        "a pooling model": config.pooling is not None,
+        "images": config.vision is not None,
+        "cross attention": config.cross_encoder is not None,
+        "copies of KV blocks outside of the device": args.transfers is not None,
+    }
+    for name in [name for name, is_used in others.items() if is_used]:
+        raise UnsupportedFeature(f"joint_replicas with {name} is not built; leave one of them out.")
+
+
+def check_balance(args: EngineArgs, placement: Placement) -> None:
+    """Refuse what moving experts is not built with, and devices that nothing could move between."""
+    if not args.enable_expert_parallel or placement.ways("experts") == 1:
+        raise ConfigError(
+            "enable_eplb=True moves whole experts between devices: give "
+            "enable_expert_parallel=True and a tensor_parallel_size of at least 2 with it."
+        )
+    refuse_with_balance(
+        {
+            f"pipeline_parallel_size={placement.num_stages}": placement.num_stages > 1,
+            f"data_parallel_size={args.data_parallel_size}": (args.data_parallel_size or 1) > 1,
+            f"executor={args.executor!r}": args.executor not in ("auto", "local"),
+            f"devices of the processes {placement.processes}": len(placement.processes) > 1,
+            f"quantization={args.quantization!r}": args.quantization is not None,
+            "deterministic=True": args.deterministic,
+        }
+    )
+
+
+def check_experts(config: ModelConfig, placement: Placement, redundant: int) -> None:
+    """Raise a ConfigError if a device could not have the same number of experts as all others."""
+    if not config.has_experts:
+        raise ConfigError(
+            f"enable_expert_parallel=True: {config.architecture} has no experts. Leave it out."
+        )
+    ways = placement.ways("experts")
+    for layer in config.layers:
+        if isinstance(layer.ffn, ExpertsConfig) and (layer.ffn.num_experts + redundant) % ways:
+            more = f" and {redundant} redundant ones" if redundant else ""
+            raise ConfigError(
+                f"enable_expert_parallel=True: {layer.ffn.num_experts} experts{more} cannot be "
+                f"spread evenly over {ways} devices. Use tensor_parallel_size that divides them, "
+                "or leave it out."
+            )

@@ -1,0 +1,41 @@
+"""A node that runs steps of an engine whose requests and API are on node 0.
+
+In: the settings that node 0 has. Out: why it ended. Must not know requests.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import msgspec
+
+from jengine.assembly.device_side import device_side
+from jengine.assembly.model_source import open_model_source
+from jengine.assembly.nodes import join_nodes
+from jengine.assembly.process_checks import checked_options
+from jengine.assembly.processes.core_settings import CoreSettings
+from jengine.assembly.processes.cores import core_settings
+from jengine.assembly.processes.engine_process import model_folder
+from jengine.assembly.progress import progress_factory
+from jengine.assembly.settings.args import EngineArgs
+from jengine.assembly.worker import follow
+from jengine.distributed.follower import FollowingCore
+from jengine.executor.multihost.directing import Direction
+from jengine.runner.disk.compile_cache import enable_compile_cache
+
+logger = logging.getLogger(__name__)
+
+
+def run_node(args: EngineArgs) -> str:
+    """Run what node 0 plans until it leaves. A node that is lost ends this process."""
+    bar = progress_factory(args.show_progress)
+    given = msgspec.msgpack.decode(core_settings(args, model_folder(args)), type=CoreSettings)
+    args = EngineArgs.checked("node", **given.engine)  # as the core of node 0 has them
+    checked_options(args)
+    direction = Direction()
+    join_nodes(args, direction)
+    enable_compile_cache((args.compilation_config or {}).get("cache_dir"))
+    core = device_side(args, open_model_source(args), bar, direction).core
+    assert isinstance(core, FollowingCore), f"a node cannot follow with a {type(core).__name__}"
+    logger.info("Node %d of %d is ready.", args.node_rank, args.nnodes)
+    return follow(core)

@@ -1,0 +1,172 @@
+"""Weights between engines: served by one that runs, taken by one that starts (load_format="peer").
+
+In: the settings, a running model; or a model's declarations. Out: a server that ends with the
+model; or placed parameters, of which as many bytes are on their way at a time as readers can hold.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jengine.config import ModelConfig
+from jengine.connectors.weight_peers import (
+    ParameterInfo,
+    WeightClient,
+    WeightList,
+    WeightServer,
+    pieces,
+)
+from jengine.connectors.weight_settings import WeightSettings
+from jengine.errors import CheckpointError, ConfigError, UnsupportedFeature
+from jengine.models.parameter import named_parameters
+from jengine.runner.loaded_model import LoadedModel
+from jengine.weights.abstract import NamedArray, Place
+
+logger = logging.getLogger(__name__)
+# Pieces on their way for each reader, so that none waits while a parameter is put on devices.
+AHEAD = 2
+
+
+class ServedWeights:
+    """The parameters of a running model, as they were when somebody last asked for the list. A
+    weight of which steps take another form is copied for that."""
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        self._loaded = loaded
+        self._version = 0
+        self._leaves: Any = None
+        self._arrays: Mapping[str, jax.Array] = {}
+        self._last: tuple[str, memoryview] | None = None
+
+    def listed(self) -> WeightList:
+        """What there is now."""
+        leaves = self._loaded.leaves
+        if not leaves:
+            raise CheckpointError("this engine has no parameters now: it sleeps.")
+        if leaves is not self._leaves:
+            try:
+                arrays = self._loaded.parameters()
+            except RuntimeError as error:  # arrays were deleted meanwhile
+                raise CheckpointError("parameters are being replaced. Ask again.") from error
+            self._version, self._leaves, self._arrays = self._version + 1, leaves, arrays
+            self._last = None
+        found = [
+            ParameterInfo(name, jnp.dtype(array.dtype).name, tuple(array.shape))
+            for name, array in self._arrays.items()
+        ]
+        return WeightList(self._version, found)
+
+    def piece(self, name: str, version: int, begin: int, end: int) -> memoryview:
+        """Bytes of a parameter."""
+        if version != self._version or self._loaded.leaves is not self._leaves:
+            self._arrays, self._leaves, self._last = {}, None, None
+            raise CheckpointError("parameters have been replaced meanwhile. Start again.")
+        if name not in self._arrays:
+            raise CheckpointError(f"there is no parameter {name!r}.")
+        if self._last is None or self._last[0] != name:
+            self._last = name, bytes_of(np.asarray(self._arrays[name]))
+        return self._last[1][begin:end]
+
+
+def serve_weights(settings: WeightSettings | None, loaded: LoadedModel) -> None:
+    """Serve a model's weights until it ends, if that is asked for."""
+    if settings is None or settings.serve is None:
+        return
+    if len(loaded.placement.processes) > 1:
+        raise UnsupportedFeature(
+            "model_loader_extra_config={'serve': ...} with devices of several processes: each has "
+            "a part of the weights. Serve them from an engine of one process."
+        )
+    server = WeightServer(settings, ServedWeights(loaded))
+    loaded.closing.append(server.close)
+
+
+def check_peer(config: ModelConfig, quantization: str | None) -> None:
+    """Refuse models whose declared parameters another engine does not have."""
+    if config.quantization is not None or quantization is not None:
+        raise UnsupportedFeature(
+            "load_format='peer' with quantized weights is not built; leave quantization out, or "
+            "give the engine a folder with the weights."
+        )
+
+
+def peer_parameters(
+    settings: WeightSettings, declared: nnx.Module, place: Place, bar: Callable[..., Any]
+) -> Iterator[NamedArray]:
+    """Placed parameters of another engine, in the order in which the model declares them."""
+    client = WeightClient(settings)
+    readers = ThreadPoolExecutor(settings.readers, "weights-read")
+    try:
+        listed = client.listed()
+        given = {one.name: one for one in listed.parameters}
+        wanted = dict(named_parameters(declared))
+        check_listed(wanted, given, str(settings.peer))
+        total = sum(map(size_of, given.values()))
+        with bar(total=total, desc="Weights of a peer", unit="B", unit_scale=True) as shown:
+            read = partial(client.piece, version=listed.version)
+            most = AHEAD * settings.readers
+            for name, array in in_order(list(map(given.get, wanted)), readers, read, most):
+                yield name, place(name, wanted[name].get_metadata()["axes"], array)
+                shown.update(array.nbytes)
+        logger.info("%d parameters came from %s", len(given), settings.peer)
+    finally:
+        readers.shutdown(cancel_futures=True)
+        client.close()
+
+
+def in_order(
+    wanted: list[Any], readers: ThreadPoolExecutor, read: Callable[..., memoryview], most: int
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Whole parameters, one after the other, of which at most so many pieces are on their way."""
+    todo = deque((one, *ends) for one in wanted for ends in pieces(size_of(one)))
+    coming: deque[tuple[ParameterInfo, int, Future[memoryview]]] = deque()
+    for one in wanted:
+        data = np.empty(size_of(one), np.uint8)
+        missing = len(pieces(len(data)))
+        while missing:
+            while todo and len(coming) < most:
+                asked, begin, end = todo.popleft()
+                coming.append(
+                    (asked, begin, readers.submit(read, asked.name, begin=begin, end=end))
+                )
+            owner, begin, future = coming.popleft()
+            assert owner is one, "pieces come in the order in which they were asked for"
+            found = np.frombuffer(future.result(), np.uint8)
+            data[begin : begin + len(found)] = found
+            missing -= 1
+        yield one.name, data.view(jnp.dtype(one.dtype)).reshape(one.shape)
+
+
+def check_listed(wanted: Mapping[str, Any], given: Mapping[str, ParameterInfo], peer: str) -> None:
+    """Raise a ConfigError if the other engine has another model."""
+    own = {
+        name: ParameterInfo(name, jnp.dtype(one.dtype).name, tuple(one.shape))
+        for name, one in wanted.items()
+    }
+    for name in [*own, *given]:
+        if own.get(name) != given.get(name):
+            raise ConfigError(
+                f"load_format='peer': {peer} serves another model: it has {given.get(name)}, and "
+                f"this one declares {own.get(name)}. Give the same model and dtype."
+            )
+
+
+def size_of(one: ParameterInfo) -> int:
+    """Bytes of a parameter."""
+    return math.prod(one.shape) * jnp.dtype(one.dtype).itemsize
+
+
+def bytes_of(array: np.ndarray) -> memoryview:
+    """The bytes of an array in the order of its rows."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data

@@ -1,0 +1,128 @@
+"""Whether a model pools, and how: from its class, sentence-transformers' files and the settings.
+No jax.
+
+In: EngineArgs, a folder and the model's config. Out: the config, with pooling where it pools.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+from jengine.assembly.settings.args import EngineArgs
+from jengine.config import HeadLayer, ModelConfig, PoolerConfig
+from jengine.errors import CheckpointError, ConfigError
+from jengine.models import registry
+from jengine.models.reading.pooling import (
+    ACTIVATIONS,
+    Convert,
+    PoolingFacts,
+    pools_by_name,
+    read_pooling,
+)
+from jengine.text.tokenizer import Tokenizer
+from jengine.weights.sentence_transformers import SentenceModel, read_sentence_model
+
+
+def with_pooling(
+    args: EngineArgs,
+    config: ModelConfig,
+    hf: Mapping[str, object],
+    folder: Path,
+    tokenizer: Callable[[], Tokenizer | None],
+) -> ModelConfig:
+    """The config of the model in a folder as it is used: to write, or to pool."""
+    sentence = read_sentence_model(folder)
+    if not is_pooling(args, config, sentence):
+        return config
+    if hf.get("is_causal") is False and not config.sees_ahead:
+        raise CheckpointError(
+            f"config.json: is_causal=false: a {config.architecture} whose tokens attend to later "
+            "ones is not built; its embeddings would be those of another model."
+        )
+    facts = PoolingFacts(
+        convert=cast(Convert, args.convert),
+        user=args.pooler_config or PoolerConfig(),
+        token_ids=classifier_tokens(hf, tokenizer),
+        prompts=own_prompts(hf),
+    )
+    if sentence is not None:
+        facts = replace(
+            facts,
+            sequence=sentence.pooling,
+            normalizes=sentence.normalizes if sentence.pooling else None,
+            dense=dense_layers(sentence),
+            prompts=facts.prompts or sentence.prompts,
+        )
+    own = registry.own_pooling(config, hf)
+    pooling = read_pooling(hf, config, facts, own)
+    if sentence is not None and sentence.max_length is not None:
+        pooling = replace(pooling, max_length=sentence.max_length)
+    if sentence is not None and sentence.lower_case:
+        pooling = replace(pooling, lower_case=True)
+    return replace(config, pooling=pooling)
+
+
+def own_prompts(hf: Mapping[str, object]) -> tuple[tuple[str, str], ...]:
+    """The named prompts in config.json, as models of Jina have them."""
+    given = hf.get("task_instructions")
+    if not isinstance(given, Mapping):
+        return ()
+    return tuple((str(name), text) for name, text in given.items() if isinstance(text, str))
+
+
+def is_pooling(args: EngineArgs, config: ModelConfig, sentence: SentenceModel | None) -> bool:
+    """Whether the model pools: as the settings say, or by its files."""
+    by_name = pools_by_name(config.architecture)
+    if args.runner == "generate" and by_name:
+        raise ConfigError(
+            f"This model does not support `--runner generate`: its class is {config.architecture}, "
+            "which has no output head. Use `--runner pooling` or `--runner auto`."
+        )
+    if args.runner != "auto":
+        return args.runner == "pooling"
+    converts = args.convert in ("embed", "classify")
+    return converts or by_name or (sentence is not None and sentence.pooling is not None)
+
+
+def dense_layers(sentence: SentenceModel) -> tuple[HeadLayer, ...]:
+    """The matmuls that sentence-transformers keeps in folders of their own."""
+    layers = []
+    for module in sentence.dense:
+        if module.activation not in ACTIVATIONS:
+            raise CheckpointError(
+                f"{module.folder}/config.json: activation_function {module.activation!r}; expected "
+                f"one of torch's {', '.join(ACTIVATIONS)}."
+            )
+        layers.append(
+            HeadLayer(
+                module.outputs, f"{module.folder}/linear", ACTIVATIONS[module.activation],
+                bias=module.bias,
+            )
+        )  # fmt: skip
+    return tuple(layers)
+
+
+def classifier_tokens(
+    hf: Mapping[str, object], tokenizer: Callable[[], Tokenizer | None]
+) -> tuple[int, ...]:
+    """The ids of `classifier_from_token`, which names tokens whose logits are scores of classes."""
+    given: Any = hf.get("classifier_from_token")
+    if given is None:
+        return ()
+    if not isinstance(given, list | tuple) or not given:
+        raise ConfigError(f"classifier_from_token={given!r:.80}: expected a list of tokens.")
+    if all(type(one) is int for one in given):
+        return tuple(given)
+    own = tokenizer()
+    if own is None:
+        raise ConfigError(
+            f"classifier_from_token={given!r:.80} needs the tokenizer, which "
+            "skip_tokenizer_init=True leaves out. Give token ids instead."
+        )
+    found: tuple[Any, ...] = tuple(own.hf.convert_tokens_to_ids(str(one)) for one in given)
+    if any(one is None or one == own.hf.unk_token_id for one in found):
+        raise ConfigError(f"classifier_from_token={given!r:.80}: not all are tokens of the model.")
+    return found

@@ -1,0 +1,74 @@
+"""Cores of other hosts that come back after a restart: they take the places of those that died.
+
+In: a rank and where its core is now. Out: a core that gets requests again, or a line in the log
+that says why not. Waiting for a core is done in a thread of its own. No jax.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from jengine.assembly.processes.cores import clients_of
+from jengine.assembly.processes.replica_checks import check_replicas
+from jengine.distributed.process_replicas import ProcessReplicas
+from jengine.engine.process.client import START_SECONDS
+from jengine.errors import EngineDead, JengineError
+
+logger = logging.getLogger(__name__)
+# Seconds between two looks at the addresses.
+LOOK = 1.0
+
+
+class CoreReturn:
+    """Puts cores in the places of others."""
+
+    def __init__(self, replicas: ProcessReplicas, secret: bytes) -> None:
+        self._replicas = replicas
+        self._secret = secret
+
+    def take(self, rank: int, address: str) -> None:
+        """Begin to use the core at this address. Waits for nothing."""
+        work = partial(self._take, rank, address)
+        threading.Thread(target=work, name="jengine-return", daemon=True).start()
+
+    def follow(self, addresses: Sequence[str], read: Callable[[], Sequence[str]]) -> None:
+        """Look at the addresses of all ranks from time to time, as long as the engine lives."""
+        work = partial(self._follow, list(addresses), read)
+        threading.Thread(target=work, name="jengine-return", daemon=True).start()
+
+    def _follow(self, addresses: list[str], read: Callable[[], Sequence[str]]) -> None:
+        while self._is_wanted:
+            time.sleep(LOOK)
+            try:
+                found = list(read())
+            except FileNotFoundError:
+                return  # the server ends
+            for rank, address in enumerate(found):
+                if address != addresses[rank]:
+                    self._take(rank, address)
+            addresses = found
+
+    @property
+    def _is_wanted(self) -> bool:
+        try:
+            self._replicas.check_alive()
+        except EngineDead:
+            return False
+        return True
+
+    def _take(self, rank: int, address: str) -> None:
+        (client,) = clients_of([address], self._replicas.mailbox, self._secret)
+        first = self._replicas.cores[0]
+        try:
+            ready = client.wait_until_ready(seconds=START_SECONDS)
+            check_replicas([first, client], [first.wait_until_ready(), ready])
+            self._replicas.replace(rank, client)
+        except JengineError as error:
+            client.shutdown()
+            logger.error("Data-parallel rank %d cannot come back: %s", rank, error)
+        else:
+            logger.info("Data-parallel rank %d is back, at %s.", rank, address)

@@ -1,0 +1,104 @@
+"""The cores of an engine: starts those of this host, and finds those of other hosts. No jax.
+
+In: EngineArgs. Out: clients of cores that are starting, or addresses where other processes reach
+them. `core_process` is the cores' program.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from jengine.assembly.processes.core_settings import CoreSettings
+from jengine.assembly.processes.core_shares import Share, shares
+from jengine.assembly.settings.args import EngineArgs
+from jengine.assembly.settings.plain_settings import plain_settings
+from jengine.engine.process.client import ProcessClient
+from jengine.engine.process.launch import launch
+from jengine.engine.process.mailbox import Mailbox
+from jengine.engine.process.network import Door, checked_secret
+from jengine.weights.resolve import resolve_model
+
+CORE_PROGRAM = "jengine.assembly.processes.core_process"
+WHERE = "an engine core in a process of its own"
+SECRET = "data_parallel_secret (JENGINE_DATA_PARALLEL_SECRET)"  # noqa: S105 - where it is given
+# Settings of requests, of this process, or of how the core is started.
+NOT_FOR_CORES = (
+    "model", "params", "mesh", "chat_template", "multiprocess", "show_progress",
+    "structured_outputs_config", "reasoning_parser",
+    "disable_log_stats", "trust_remote_code", "data_parallel_backend", "otlp_traces_endpoint",
+    "data_parallel_size_local", "data_parallel_start_rank", "data_parallel_address",
+    "data_parallel_rpc_port", "data_parallel_secret", "data_parallel_options",
+)  # fmt: skip
+
+
+def launch_cores(
+    args: EngineArgs, folder: Path, mailbox: Mailbox | None = None, door: Door | None = None
+) -> list[ProcessClient]:
+    """Start this host's cores: one, or one for each data-parallel rank. They load together.
+
+    With a mailbox their clients share it; a door lets fronts of other hosts in.
+    """
+    if not args.replicas_in_processes:
+        return [launch(CORE_PROGRAM, core_settings(args, folder), mailbox=mailbox, door=door)]
+    settings = core_settings(args, folder, tells_contents=True, data_parallel_size=None)
+    clients: list[ProcessClient] = []
+    try:
+        for share in _local_shares(args):
+            clients.append(launch(CORE_PROGRAM, settings, share.cpus, share.env, mailbox, door))
+    except BaseException:
+        shut_down(clients)
+        raise
+    return clients
+
+
+def _local_shares(args: EngineArgs) -> list[Share]:
+    cores = len(args.ranks.local)
+    return shares(cores, args.devices_per_replica, os.environ) if cores else []
+
+
+def secret_of(args: EngineArgs) -> bytes:
+    """What the hosts of one engine share."""
+    return checked_secret(SECRET, args.data_parallel_secret)
+
+
+def clients_of(
+    addresses: Sequence[str], mailbox: Mailbox, secret: bytes | None
+) -> list[ProcessClient]:
+    """Clients of cores that others have started, on this host or on others."""
+    return [
+        ProcessClient(address, None, mailbox, secret if address.startswith("tcp:") else None)
+        for address in addresses
+    ]
+
+
+def shut_down(clients: Sequence[ProcessClient]) -> None:
+    """End the cores that belong to this process, and leave the others."""
+    for client in clients:
+        client.shutdown()
+
+
+def core_settings(
+    args: EngineArgs, folder: Path, *, tells_contents: bool = False, **changed: Any
+) -> bytes:
+    """The settings that the core's program takes."""
+    plain = plain_settings(
+        args, WHERE, NOT_FOR_CORES,
+        **{
+            "model": str(folder), "skip_tokenizer_init": True,
+            "tokenizer": tokenizer_folder(args), **changed,
+        },
+    )  # fmt: skip
+    return msgspec.msgpack.encode(CoreSettings(plain, tells_contents))
+
+
+def tokenizer_folder(args: EngineArgs) -> str | None:
+    """The folder of another tokenizer than the model's; None for a tokenizer of this process, which
+    cannot be sent."""
+    if not isinstance(args.tokenizer, (str, Path)):
+        return None
+    return str(resolve_model(args.tokenizer).absolute())

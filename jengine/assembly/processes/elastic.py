@@ -1,0 +1,82 @@
+"""Replicas that are added to a running engine and taken away, without losing a request. No jax.
+
+In: an engine whose replicas are processes of this host, and how many are wanted. Out: new cores
+that serve, or cores that have ended after their last request.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+from jengine.assembly.engine import Engine
+from jengine.assembly.processes.core_shares import shares
+from jengine.assembly.processes.cores import CORE_PROGRAM, core_settings
+from jengine.assembly.processes.replica_checks import check_replicas
+from jengine.distributed.process_replicas import ProcessReplicas
+from jengine.engine.process.client import START_SECONDS
+from jengine.engine.process.launch import launch
+from jengine.errors import CapacityError, RequestError
+
+DRAIN_SECONDS = 300.0
+_one_at_a_time = threading.Lock()
+
+
+def scale_replicas(engine: Engine, count: int, drain_seconds: float = DRAIN_SECONDS) -> None:
+    """Have so many replicas. Returns when new ones serve, and when those beyond have ended.
+
+    A replica that still has requests after so many seconds stays, and the error says so.
+    """
+    replicas = scalable(engine)
+    if count < 1:
+        raise RequestError(f"new_data_parallel_size={count}: expected 1 or more.")
+    if not _one_at_a_time.acquire(blocking=False):
+        raise RequestError("replicas are being added or removed already. Try again when they are.")
+    try:
+        deadline = time.monotonic() + drain_seconds
+        for index in replicas.serving[count:]:
+            if not replicas.retire(index, max(deadline - time.monotonic(), 0.0)):
+                raise CapacityError(
+                    f"core {index} still has requests after {drain_seconds:g} s, and stays. "
+                    "Raise drain_timeout, or abort them."
+                )
+        while len(replicas.serving) < count:
+            add_replica(engine, replicas, count)
+    finally:
+        _one_at_a_time.release()
+
+
+def scalable(engine: Engine) -> ProcessReplicas:
+    """The replicas of an engine, if this process has started all of them."""
+    client = engine.client
+    if not isinstance(client, ProcessReplicas):
+        raise RequestError(
+            "the number of replicas can only change where each has a process of its own: start "
+            "with data_parallel_size of 2 or more."
+        )
+    if engine.args.ranks.elsewhere or not all(core.child is not None for core in client.cores):
+        raise RequestError(
+            "the number of replicas can only change where one API process has started all of them "
+            "on its own host: expected api_server_count=1 and no ranks of other hosts."
+        )
+    return client
+
+
+def add_replica(engine: Engine, replicas: ProcessReplicas, count: int) -> None:
+    """Start one more core and have it serve. It gets a share of this machine as if there were
+    `count`; those of the others stay as they are."""
+    args, folder = engine.args, engine.folder
+    assert folder is not None, "an engine in other processes has a folder"
+    place = replicas.next_place
+    share = shares(max(count, place + 1), args.devices_per_replica, os.environ)[place]
+    settings = core_settings(args, folder, tells_contents=True, data_parallel_size=None)
+    core = launch(CORE_PROGRAM, settings, share.cpus, share.env, replicas.mailbox, None)
+    try:
+        ready = core.wait_until_ready(seconds=START_SECONDS)
+        first = replicas.cores[replicas.serving[0]]
+        check_replicas([first, core], [first.wait_until_ready(), ready])
+        replicas.add_core(core)
+    except BaseException:
+        core.shutdown()
+        raise

@@ -1,0 +1,197 @@
+"""An engine whose core runs in a process of its own, as the process of the requests has it. No jax.
+
+In: EngineArgs. Out: an Engine, once its core is ready. This process reads the tokenizer, the core
+everything else. `core_process` is the core's program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from jengine.assembly.engine import Engine
+from jengine.assembly.front_side import engine_of
+from jengine.assembly.model_facts import ModelSource, generation_of, tokenizer_of
+from jengine.assembly.processes.core_return import CoreReturn
+from jengine.assembly.processes.cores import (
+    WHERE,
+    clients_of,
+    launch_cores,
+    secret_of,
+    shut_down,
+)
+from jengine.assembly.processes.other_ranks import other_ranks
+from jengine.assembly.processes.replica_checks import check_replicas, check_version
+from jengine.assembly.progress import progress_factory
+from jengine.assembly.settings.args import EngineArgs
+from jengine.assembly.settings.plain_settings import refuse_arrays
+from jengine.config import CacheConfig
+from jengine.distributed.process_replicas import ProcessReplicas
+from jengine.engine.process.beginning import START_SECONDS, Tell
+from jengine.engine.process.client import ProcessClient
+from jengine.engine.process.mailbox import Mailbox
+from jengine.engine.process.to_front import Progress
+from jengine.errors import ConfigError
+from jengine.plugin_loading import load_plugins
+from jengine.weights.resolve import resolve_model
+
+
+def start_engine_process(
+    args: EngineArgs, tell: Tell | None = None, *, seconds: float = START_SECONDS
+) -> Engine:
+    """Start a core, or one for each data-parallel replica, and return when all are ready.
+
+    Raises what the core's engine would raise here. `tell` gets its progress instead of a bar;
+    `seconds` is how long a core may be silent meanwhile.
+    """
+    folder = model_folder(args)
+    tell = tell or shown(args.show_progress)
+    if args.replicas_in_processes:
+        return start_replicas(args, folder, tell, seconds)
+    (client,) = launch_cores(args, folder)
+    try:
+        return engine_over(args, folder, client, tell, seconds)
+    except BaseException:
+        client.shutdown()
+        raise
+
+
+def start_replicas(args: EngineArgs, folder: Path, tell: Tell, seconds: float) -> Engine:
+    """Start this host's cores, wait for those of other hosts, and return when all are ready."""
+    mailbox, others = Mailbox(), other_ranks(args, folder)
+    clients: list[ProcessClient] = []
+    try:
+        clients += launch_cores(args, folder, mailbox)
+        if others is not None:
+            clients += clients_of(others.wait(tell, seconds), mailbox, secret_of(args))
+        engine = replicas_over(args, folder, clients, mailbox, tell, seconds)
+    except BaseException:
+        shut_down(clients)
+        if others is not None:
+            others.close()
+        raise
+    if others is not None:
+        others.when_back(core_return(args, engine).take)
+        engine.client.when_dead(lambda _: others.close())  # they end with this engine
+    return engine
+
+
+def connect_cores(
+    args: EngineArgs, addresses: Sequence[str], tell: Tell, seconds: float = START_SECONDS
+) -> Engine:
+    """An engine over all cores of an engine, which another process has started.
+
+    Shutting it down leaves them running.
+    """
+    folder = model_folder(args)
+    if not args.replicas_in_processes:
+        (address,) = addresses
+        return connect_engine_process(address, args, tell=tell, seconds=seconds)
+    mailbox = Mailbox()
+    secret = secret_of(args) if args.ranks.elsewhere else None
+    clients = clients_of(addresses, mailbox, secret)
+    try:
+        return replicas_over(args, folder, clients, mailbox, tell, seconds)
+    except BaseException:
+        shut_down(clients)
+        raise
+
+
+def core_return(args: EngineArgs, engine: Engine) -> CoreReturn:
+    """How cores of other hosts come back to an engine that has some."""
+    assert isinstance(engine.client, ProcessReplicas), "an engine with cores of other hosts"
+    return CoreReturn(engine.client, secret_of(args))
+
+
+def replicas_over(
+    args: EngineArgs,
+    folder: Path,
+    clients: Sequence[ProcessClient],
+    mailbox: Mailbox,
+    tell: Tell,
+    seconds: float,
+) -> Engine:
+    """The engine of several cores that share a mailbox, once all are ready. The first one's
+    progress is told."""
+    tokenizer = tokenizer_of(args, folder)
+    ready = [
+        client.wait_until_ready(tell if index == 0 else None, seconds)
+        for index, client in enumerate(clients)
+    ]
+    check_replicas(clients, ready)
+    schedule, cache = ready[0].schedule, min((one.cache for one in ready), key=smallest_group)
+    client = ProcessReplicas(
+        clients, mailbox, cache.block_size, by_urgency=schedule.policy == "priority",
+        stored_as=cache.stored_as,
+    )  # fmt: skip
+    source = ModelSource(ready[0].model.config, folder, tokenizer, generation_of(args, folder))
+    args = replace(args, model=str(folder))
+    return engine_of(args, source, client, schedule, cache, ready[0].platform)
+
+
+def smallest_group(cache: CacheConfig) -> int:
+    """The blocks of a cache's smallest group."""
+    return cache.fewest_blocks
+
+
+def connect_engine_process(
+    address: str, args: EngineArgs, *, tell: Tell | None = None, seconds: float = START_SECONDS
+) -> Engine:
+    """An engine over a core that another process has started: `engine.client.address` there.
+
+    Of the settings, only those of requests count. Shutting it down leaves the core running.
+    """
+    folder = model_folder(args)
+    client = ProcessClient(address)
+    try:
+        return engine_over(args, folder, client, tell, seconds)
+    except BaseException:
+        client.shutdown()
+        raise
+
+
+def model_folder(args: EngineArgs) -> Path:
+    """The folder of the model; arrays and modules of this process are refused."""
+    load_plugins()
+    refuse_arrays(args, WHERE)
+    if not isinstance(args.model, (str, Path)):
+        raise ConfigError(
+            f"{WHERE}: model is a {type(args.model).__name__}, which is in this process; expected "
+            "the path of a folder, or 'demo'. Save it first, or leave multiprocess=True out."
+        )
+    return resolve_model(args.model).absolute()
+
+
+def engine_over(
+    args: EngineArgs, folder: Path, client: ProcessClient, tell: Tell | None, seconds: float
+) -> Engine:
+    """The engine of a core, once that is ready."""
+    tokenizer = tokenizer_of(args, folder)  # while the core loads its weights
+    ready = client.wait_until_ready(tell, seconds)
+    check_version(client, ready)
+    source = ModelSource(ready.model.config, folder, tokenizer, generation_of(args, folder))
+    args = replace(args, model=str(folder))
+    return engine_of(args, source, client, ready.schedule, ready.cache, ready.platform)
+
+
+def shown(wanted: bool | Callable[..., Any] | None) -> Tell:
+    """Progress of a core as bars, if this process shows bars."""
+    bar = progress_factory(wanted)
+    open_bars: dict[str, Any] = {}
+
+    def tell(progress: Progress) -> None:
+        if progress.total is None:
+            return
+        stage = progress.stage
+        if stage not in open_bars:
+            scale = progress.unit == "B"
+            open_bars[stage] = bar(
+                total=progress.total, desc=stage, unit=progress.unit, unit_scale=scale
+            )
+        open_bars[stage].update(progress.done - open_bars[stage].n)
+        if progress.done >= progress.total:
+            open_bars[stage].close()
+
+    return tell

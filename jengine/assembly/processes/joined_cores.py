@@ -1,0 +1,76 @@
+"""Data-parallel cores of this host, offered to a front on another one. No jax.
+
+In: settings, with the front's address. Out: why they have ended. Must not know who asked for them.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+
+import jengine
+from jengine.assembly.processes.cores import secret_of
+from jengine.assembly.processes.engine_process import model_folder, shown
+from jengine.assembly.processes.own_cores import OwnCores
+from jengine.assembly.settings.args import EngineArgs
+from jengine.distributed.joining import JoinedHost
+from jengine.engine.process.beginning import START_SECONDS
+from jengine.engine.process.network import Door, checked_host, own_address
+from jengine.errors import EngineDead, JengineError
+
+logger = logging.getLogger(__name__)
+# Why the cores end; None: somebody wants it.
+Ends = queue.SimpleQueue[str | None]
+
+
+def run_joined(args: EngineArgs, ends: Ends) -> str | None:
+    """Run this host's cores for the front until something says why they end."""
+    cores = OwnCores(args, model_folder(args))
+    over = threading.Event()  # cores that end now are expected to
+    threading.Thread(target=join, args=(args, cores, ends, over), daemon=True).start()
+    why = ends.get()
+    over.set()
+    if why is None:
+        logger.info("Shutting down.")
+    else:
+        logger.critical("The cores end: %s", why)
+    cores.shutdown()
+    return why
+
+
+def join(args: EngineArgs, cores: OwnCores, ends: Ends, over: threading.Event) -> None:
+    """Start the cores, and offer them to the front."""
+    try:
+        host = checked_host("data_parallel_address", args.data_parallel_address or "")
+        port = args.data_parallel_rpc_port
+        secret, tell = secret_of(args), shown(args.show_progress)
+        cores.launch(Door(own_address(host, port), secret))
+        ready = cores.wait_until_ready(tell)
+        addresses = {
+            rank: one.door or "" for rank, one in zip(args.ranks.local, ready, strict=True)
+        }
+        watch(cores, ends, over)
+        front = JoinedHost(host, port, secret, ends.put)
+        front.join(addresses, jengine.__version__, START_SECONDS)
+    except JengineError as error:
+        ends.put(" ".join(str(error).split()))
+    except Exception as error:
+        logger.error("The cores could not join", exc_info=error)
+        ends.put(f"{type(error).__name__}: {error}")
+    else:
+        logger.info("Ranks %s have joined %s.", list(addresses), front.address)
+
+
+def watch(cores: OwnCores, ends: Ends, over: threading.Event) -> None:
+    """End when every core has died; the front goes on without those that have."""
+
+    def lost(error: EngineDead) -> None:
+        if over.is_set():
+            return
+        logger.error("A core has died: %s", error)
+        if not any(core.is_alive for core in cores.clients):
+            ends.put(str(error))
+
+    for core in cores.clients:
+        core.when_dead(lost)

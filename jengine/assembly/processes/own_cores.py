@@ -1,0 +1,58 @@
+"""The cores that one process starts for fronts in other processes, of this host or others. No jax.
+
+In: EngineArgs. Out: the addresses of all ranks' cores, and cores that end with this process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from jengine.assembly.processes.cores import launch_cores, shut_down
+from jengine.assembly.processes.other_ranks import OtherRanks, other_ranks
+from jengine.assembly.settings.args import EngineArgs
+from jengine.engine.process.beginning import START_SECONDS, Tell
+from jengine.engine.process.client import ProcessClient
+from jengine.engine.process.network import Door
+from jengine.engine.process.to_front import Ready
+
+
+class OwnCores:
+    """Clients that end the cores, and the ranks that are not child processes."""
+
+    def __init__(self, args: EngineArgs, folder: Path) -> None:
+        self.clients: list[ProcessClient] = []
+        self._args = args
+        self._folder = folder
+        self._others: OtherRanks | None = None
+
+    def expect_others(self) -> None:
+        """Let the cores of other hosts join, if some ranks are theirs, and start those on Ray."""
+        self._others = other_ranks(self._args, self._folder)
+
+    def launch(self, door: Door | None = None) -> None:
+        """Start this host's cores; a door lets fronts of other hosts in."""
+        self.clients = launch_cores(self._args, self._folder, door=door)
+
+    def addresses(self, tell: Tell, seconds: float = START_SECONDS) -> list[str]:
+        """Where fronts reach the core of each rank, once those of other hosts have joined."""
+        others = [] if self._others is None else self._others.wait(tell, seconds)
+        return [*(client.address for client in self.clients), *others]
+
+    def when_back(self, tell: Callable[[int, str], None]) -> None:
+        """Have a function called with rank and address of a core that came back from elsewhere."""
+        if self._others is not None:
+            self._others.when_back(tell)
+
+    def wait_until_ready(self, tell: Tell, seconds: float = START_SECONDS) -> list[Ready]:
+        """Return when all of this host's are ready. The first one's progress is told."""
+        return [
+            client.wait_until_ready(tell if index == 0 else None, seconds)
+            for index, client in enumerate(self.clients)
+        ]
+
+    def shutdown(self) -> None:
+        """End them; cores that joined end with their hosts, which notice it."""
+        if self._others is not None:
+            self._others.close()
+        shut_down(self.clients)

@@ -1,0 +1,1 @@
+"""From what users give to checked settings. No jax."""

@@ -1,0 +1,67 @@
+"""The nodes that one engine runs on, by vLLM's four settings. No jax.
+
+In: what was given. Out: the node and the address where all meet, or a ConfigError.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from jengine.errors import ConfigError, UnsupportedFeature
+from jengine.executor.multihost.settings import NO_ADDRESS
+
+
+class Nodes(NamedTuple):
+    """How many nodes run an engine's steps, which of them this is, and where they meet."""
+
+    count: int
+    rank: int
+    address: str  # of node 0
+    port: int  # there
+
+    @property
+    def several(self) -> bool:
+        """Whether there are others."""
+        return self.count > 1
+
+    @property
+    def coordinator(self) -> str:
+        """Where node 0 listens."""
+        host = f"[{self.address}]" if ":" in self.address else self.address
+        return f"{host}:{self.port}"
+
+    def check(self, executor: str) -> None:
+        """Raise a ConfigError about what cannot be meant."""
+        whole_number("nnodes", self.count, range(1, 2**31))
+        whole_number("node_rank", self.rank, range(self.count))
+        whole_number("master_port", self.port, range(1, 2**16))
+        if self.address in NO_ADDRESS:
+            raise ConfigError(
+                f"master_addr={self.address!r}: expected one address of node 0, not all of a host."
+            )
+        if self.several and executor not in ("auto", "multihost"):
+            raise ConfigError(
+                f"nnodes={self.count} with executor={executor!r}: that executor has processes of "
+                "its own. Leave one of them out."
+            )
+
+    def local_replicas(self, replicas: int) -> int | None:
+        """How many of an engine's data-parallel replicas each node has; None where one engine
+        without replicas runs on all nodes."""
+        if replicas == 1:
+            return None
+        if replicas % self.count:
+            raise UnsupportedFeature(
+                f"nnodes={self.count} with data_parallel_size={replicas}: replicas that run on "
+                "several nodes each are not built yet. Give a data_parallel_size that nnodes "
+                "divides, or 1."
+            )
+        return replicas // self.count
+
+
+def whole_number(name: str, value: object, allowed: range) -> None:
+    """Raise a ConfigError unless a setting is a number in this range."""
+    if not isinstance(value, int) or isinstance(value, bool) or value not in allowed:
+        raise ConfigError(
+            f"{name}={value!r}: expected a number from {allowed.start} to {allowed.stop - 1}."
+        )

@@ -1,0 +1,98 @@
+"""Checks of single settings: choices, sizes, switches, and chat templates in files. No jax."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from jengine.errors import ConfigError
+from jengine.logits_processor import LogitsProcessor
+
+SUFFIXES = {"k": 1000, "m": 1000**2, "g": 1000**3, "K": 1024, "M": 1024**2, "G": 1024**3}
+
+
+def one_of(name: str, value: Any, choices: tuple[Any, ...]) -> None:
+    """Refuse a value that is not among the choices."""
+    if value not in choices:
+        raise ConfigError(f"{name}={value!r}: expected one of {', '.join(map(repr, choices))}.")
+
+
+def human_integer(name: str, value: int | str | None) -> int | None:
+    """A positive int from 4096, '4096', '32k' (32,000) or '32K' (32,768)."""
+    if value is None:
+        return None
+    problem = ConfigError(f"{name}={value!r}: expected a positive integer such as 4096 or '32K'.")
+    if isinstance(value, bool) or not isinstance(value, (int, str)):
+        raise problem
+    if isinstance(value, str):
+        scale = SUFFIXES.get(value[-1:], 1)
+        try:
+            value = round(float(value[:-1] if scale != 1 else value) * scale)
+        except (ValueError, OverflowError) as error:
+            raise problem from error
+    if value < 1:
+        raise problem
+    return value
+
+
+def switch(name: str, value: Any) -> None:
+    """Refuse anything that is not True or False."""
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name}={value!r}: expected True or False.")
+
+
+def share(name: str, value: Any) -> None:
+    """Refuse anything but a number above 0 and up to 1."""
+    if not isinstance(value, (int, float)) or not 0 < value <= 1:
+        raise ConfigError(f"{name}={value!r}: expected a share in (0, 1].")
+
+
+def count_or_all(name: str, value: Any) -> None:
+    """Refuse anything but a count, or -1 for as many as the vocabulary has."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ConfigError(f"{name}={value!r}: expected an integer.")
+    if value < -1:
+        raise ConfigError(f"{name}={value}: expected 0 or more, or -1 for the vocabulary.")
+
+
+@functools.cache
+def field_types(owner: type[Any]) -> dict[str, Any]:
+    """The types of a dataclass's fields."""
+    return get_type_hints(owner)
+
+
+def check_types(settings: Any) -> None:
+    """Refuse values that the types of fields rule out: switches and choices of a dataclass."""
+    for name, kind in field_types(type(settings)).items():
+        if kind is bool:
+            switch(name, getattr(settings, name))
+        elif get_origin(kind) is Literal:
+            one_of(name, getattr(settings, name), get_args(kind))
+
+
+def template_text(name: str, given: str | Path) -> str:
+    """The text of a chat template: given as text, which has braces, or as the name of a file."""
+    if isinstance(given, str) and ("{" in given or "\n" in given):
+        return given
+    if not isinstance(given, (str, Path)):
+        raise ConfigError(f"{name}={given!r}: expected the text of a template, or its file.")
+    try:
+        return Path(given).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{name}={str(given)!r} cannot be read: {error}.") from error
+
+
+def engine_functions(name: str, given: Any) -> list[Any] | None:
+    """Functions, classes of processors, or their names, as a list; None for none."""
+    if not given and (given is None or isinstance(given, (list, tuple))):
+        return None
+    form = f"{name}={given!r:.80}: expected a list of JAX functions f(logits) or f(ids, logits), of"
+    form += " classes derived from jengine.LogitsProcessor, or of names as 'package.module:name'."
+    if not isinstance(given, (list, tuple)):
+        raise ConfigError(form)
+    for one in given:
+        fits = ":" in one if isinstance(one, str) else callable(one)
+        if not fits or (isinstance(one, type) and not issubclass(one, LogitsProcessor)):
+            raise ConfigError(f"{form} It has {one!r:.80}.")
+    return list(given)

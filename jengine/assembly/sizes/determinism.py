@@ -1,0 +1,57 @@
+"""How deterministic=True is kept: by kernels whose results do not depend on the batch, or, where
+there are none, by running every token in one shape.
+
+In: what the user asked for, the model's config and the devices. Out: whether one shape is needed.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from jengine.assembly.settings.args import EngineArgs
+from jengine.config import ModelConfig
+from jengine.models.registry import has_own_body
+from jengine.quantization.cpu_codes import kernels_take
+from jengine.runner.step.attention_backend import BATCH_INVARIANT, available_backend
+from jengine.weight_formats import Quantization
+from pallas_kernels.choice import SLOPED
+
+logger = logging.getLogger(__name__)
+
+
+def needs_one_segment(args: EngineArgs, config: ModelConfig, devices: int = 1) -> bool:
+    """Whether deterministic mode has to run every token in one shape. `devices` of one replica."""
+    if not args.deterministic:
+        return False
+    why = batch_dependence(args, config, devices)
+    if why is not None:
+        logger.info("deterministic=True runs every token in one shape, which is slower: %s.", why)
+    return why is not None
+
+
+def batch_dependence(args: EngineArgs, config: ModelConfig, devices: int) -> str | None:
+    """Why a row's bits may depend on the rest of the batch, or None."""
+    backend, _ = available_backend(args.attention_backend, config.groups)
+    if backend not in BATCH_INVARIANT:
+        return f"matmuls and attention run on {backend}, which rounds differently in each shape"
+    if any(group.spec.kind == "latent" for group in config.groups):
+        return "latent attention runs on XLA, which rounds differently in each shape"
+    if config.has_slopes and backend not in SLOPED:
+        return "attention with slopes runs on XLA, which rounds differently in each shape"
+    if config.has_recurrent:
+        return "recurrent layers compute prompts in chunks, which round otherwise than decodes"
+    if devices > 1:
+        return "the model is sharded, and XLA adds up what devices have of a sum"
+    if config.quantization is not None and not in_kernels(args, config.quantization):
+        return "XLA multiplies by quantized weights, which rounds differently in each shape"
+    if has_own_body(config):
+        return f"{config.architecture} has a body of its own, whose operations are not known"
+    return None
+
+
+def in_kernels(args: EngineArgs, quantization: Quantization) -> bool:
+    """Whether the CPU kernels multiply by all weights of these formats."""
+    formats = [stored.weights for _, stored in quantization.groups]
+    return args.pack_weights is not False and all(
+        kernels_take(one) and (one.group is None or one.group % 2 == 0) for one in formats
+    )

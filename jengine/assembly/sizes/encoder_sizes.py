@@ -1,0 +1,144 @@
+"""Sizes of the encoder of images, audio or text: how much the device keeps of what it makes, and
+how much its programs take. What it cannot be combined with is refused here.
+
+In: settings and the model's config. Out: numbers for the scheduler and the runner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from jengine.assembly.processors import host_processors
+from jengine.assembly.settings.args import EngineArgs
+from jengine.assembly.sizes.ladders import rungs
+from jengine.config import ModelConfig, ScheduleConfig
+from jengine.errors import ConfigError, UnsupportedFeature
+from jengine.media.options import kinds_of
+
+USUAL_TOKENS = 8192
+SMALLEST_RUN = 256  # patches
+SMALLEST_TEXT = 64  # tokens of texts that an encoder takes at once
+USUAL_SOURCES = 8  # audio or texts whose keys and values the device keeps
+
+
+def encoder_tokens(args: EngineArgs, config: ModelConfig, max_model_len: int) -> int:
+    """Embeddings of images, or positions of audio or text, that the device keeps; 0: the model has
+    no encoder."""
+    cross = config.cross_encoder
+    if config.vision is None and cross is None:
+        return 0
+    given, least = (args.compilation_config or {}).get("encoder_tokens"), tokens_of_one(config)
+    if given is None and cross is not None:
+        given = min(args.max_num_seqs or USUAL_SOURCES, USUAL_SOURCES) * cross.positions
+    elif given is None:
+        given = min(max_model_len, max(USUAL_TOKENS, args.max_num_batched_tokens or 0))
+    if type(given) is not int or given < least:
+        raise ConfigError(
+            f"compilation_config['encoder_tokens']={given!r}: expected an integer of at least "
+            f"{least}."
+        )
+    return given
+
+
+def takes_images(args: EngineArgs, config: ModelConfig) -> bool:
+    """Whether prompts may have images: the model takes them, and limits allow some."""
+    limits = args.limit_mm_per_prompt
+    given = limits if isinstance(limits, Mapping) else {}
+    vision = config.vision
+    return vision is not None and any(given.get(kind, 1) != 0 for kind in kinds_of(vision))
+
+
+def tokens_of_one(config: ModelConfig) -> int:
+    """The fewest tokens for which there must be room: one image or audio, where all have one
+    size, or the longest text."""
+    vision, cross = config.vision, config.cross_encoder
+    if cross is not None:
+        return cross.positions
+    assert vision is not None, "a model with an encoder"
+    return max((vision.image_size // vision.patch_size // vision.merger.side) ** 2, 1)
+
+
+def patch_sizes(args: EngineArgs, config: ModelConfig, tokens: int) -> tuple[int, ...]:
+    """Numbers of patches that the encoder's programs take: up to those of all embeddings; of
+    tokens, up to those of the longest text."""
+    vision, text = config.vision, config.text_encoder
+    if config.speech is not None:
+        return (config.speech.positions,)  # all audio has one length
+    if text is not None:
+        what = f"{text.positions} or more, the tokens of the longest text"
+        return encoder_ladder(args, 1, text.positions, SMALLEST_TEXT, what)
+    if vision is None:
+        return ()
+    # The largest run holds an image of all tokens; class vectors come on top.
+    each = vision.merger.patches
+    most = tokens * each
+    if vision.class_vector:
+        most += tokens // tokens_of_one(config) * each
+    what = f"{most} or more, the patches of encoder_tokens={tokens}"
+    return encoder_ladder(args, each, most, SMALLEST_RUN, what)
+
+
+def encoder_ladder(
+    args: EngineArgs, each: int, most: int, smallest: int, what: str
+) -> tuple[int, ...]:
+    """Multiples of `each` up to `most`, which is `what`: the user's, or doubled ones."""
+    given = (args.compilation_config or {}).get("patch_sizes")
+    if given is None:
+        sizes, size = [], min(smallest, most)
+        while size < most:
+            sizes.append(size)
+            size *= 2
+        return tuple(-(-one // each) * each for one in (*sizes, most))
+    sizes = list(rungs("patch_sizes", given))
+    if not sizes or sizes != sorted(set(sizes)) or sizes[-1] < most or sizes[0] < 1:
+        raise ConfigError(
+            f"compilation_config['patch_sizes']={given!r}: expected ascending numbers that end at "
+            f"{what}."
+        )
+    if any(size % each for size in sizes):
+        raise ConfigError(
+            f"compilation_config['patch_sizes']={given!r}: expected multiples of {each}."
+        )
+    return tuple(sizes)
+
+
+def refuse_beside_images(
+    args: EngineArgs, config: ModelConfig, schedule: ScheduleConfig, stages: int
+) -> None:
+    """Raise for what an engine with an encoder cannot be combined with."""
+    if config.vision is None and config.cross_encoder is None:
+        return
+    cross = "audio" if config.speech is not None else "text for its encoder"
+    what = "images" if config.cross_encoder is None else cross
+    ahead = config.vision is not None and config.vision.sees_ahead
+    speculative = args.speculative_config or {}
+    others = {
+        f"pipeline_parallel_size={stages}": stages > 1,
+        "deterministic=True where XLA multiplies": schedule.one_segment and ahead,
+        "decode_context_parallel_size": args.decode_context_parallel_size > 1 and ahead,
+        "enable_prompt_embeds": args.enable_prompt_embeds,
+        "enable_lora": args.enable_lora,
+        "logits_processors that run on the host": bool(host_processors(args)),
+        f"executor={args.executor!r}": args.executor not in ("auto", "local"),
+        "speculative_config with a model that guesses": "model" in speculative,
+        **(refused_across(args, config) if config.cross_encoder is not None else {}),
+    }
+    for name, is_asked in others.items():
+        if is_asked:
+            raise UnsupportedFeature(
+                f"{config.architecture}, which takes {what}, with {name} is not built yet; leave "
+                "it out."
+            )
+
+
+def refused_across(args: EngineArgs, config: ModelConfig) -> dict[str, bool]:
+    """What cross attention cannot be combined with, by what users call it."""
+    return {
+        f"tensor_parallel_size={args.tensor_parallel_size}": (args.tensor_parallel_size or 1) > 1,
+        f"num_scheduler_steps={args.num_scheduler_steps}": args.num_scheduler_steps > 1,
+        "speculative_config": args.speculative_config is not None,
+        "deterministic=True": args.deterministic,
+        "enable_sleep_mode": args.enable_sleep_mode,
+        "decode_context_parallel_size": args.decode_context_parallel_size > 1,
+        "a pooling runner": config.pooling is not None,
+    }

@@ -1,0 +1,34 @@
+"""The step's part of LoRA adapters: sizes of their arrays, and the variants that take them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from jengine.assembly.settings.args import EngineArgs
+from jengine.errors import UnsupportedFeature
+from jengine.runner.runner_config import AdapterConfig
+from jengine.runner.variants.features import Features, with_adapters
+
+
+def adapter_config(args: EngineArgs, stages: int) -> AdapterConfig | None:
+    """The arrays for adapters; None if requests have none."""
+    limits = args.adapter_limits
+    if limits is None:
+        return None
+    if stages > 1:
+        raise UnsupportedFeature(
+            f"enable_lora=True with {stages} pipeline stages: adapters are not built for stages. "
+            "Use tensor_parallel_size."
+        )
+    return AdapterConfig(
+        limits.max_loras, limits.rank, limits.max_rank, limits.dtype, limits.target_modules
+    )
+
+
+def with_adapted(known: Mapping[str, Features], wanted: Sequence[str]) -> tuple[str, ...]:
+    """The variants that are asked for, and which of them there must be with adapters: those that
+    most steps need, and one that can do everything."""
+    common = [name for name in wanted if name in known and known[name].is_plain]
+    last = [name for name in known if name in wanted][-1:]
+    adapted = [with_adapters(name) for name in (*common, *last)]
+    return (*wanted, *(name for name in adapted if name in known))

@@ -1,0 +1,79 @@
+"""Whether steps return the experts of each token, in which form, and whether experts move by them.
+
+In: what the user asked for, and the model's config. Out: a ChosenExperts, what is put around an
+executor, or an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from jengine.assembly.settings.args import EngineArgs
+from jengine.config import ExpertsConfig, ModelConfig, ScheduleConfig
+from jengine.errors import ConfigError, UnsupportedFeature
+from jengine.executor.balanced_experts import BalancedExperts, SpreadExperts
+from jengine.executor.protocol import Executor
+from jengine.runner.variants.buckets import ChosenExperts
+from sharding.placement import Placement
+
+MOST_IN_A_BYTE = 256
+
+
+def chosen_experts(
+    args: EngineArgs, config: ModelConfig, schedule: ScheduleConfig, stages: int
+) -> ChosenExperts | None:
+    """The experts that steps return for each token; None: they return none."""
+    if not (args.enable_return_routed_experts or args.enable_eplb):
+        return None
+    blocks = [layer.ffn for layer in config.layers if isinstance(layer.ffn, ExpertsConfig)]
+    if not blocks:
+        raise ConfigError(
+            f"enable_return_routed_experts=True: {config.architecture} has no experts. "
+            "Leave it out."
+        )
+    others = {
+        f"pipeline_parallel_size={stages}": stages > 1,
+        f"num_scheduler_steps={schedule.num_scheduler_steps}": schedule.num_scheduler_steps > 1,
+        # They bring blocks back without what steps have said of their tokens.
+        "copies of KV blocks outside of the device": (
+            args.enable_return_routed_experts and args.transfers is not None
+        ),
+    }
+    for name, is_used in others.items():
+        if is_used:
+            asked = (
+                "enable_return_routed_experts"
+                if args.enable_return_routed_experts
+                else "enable_eplb"
+            )
+            raise UnsupportedFeature(f"{asked} with {name} is not built; leave one of them out.")
+    most = max(block.num_experts for block in blocks)
+    return ChosenExperts(
+        len(config.layers),
+        max(block.experts_per_token for block in blocks),
+        "uint8" if most <= MOST_IN_A_BYTE else "uint16",
+        returned=args.enable_return_routed_experts,
+    )
+
+
+def balancer_of(
+    args: EngineArgs, config: ModelConfig, placement: Placement
+) -> Callable[[Executor], Executor]:
+    """What is put around an executor so that experts move; nothing if they do not."""
+    balance = args.expert_balance
+    if balance is None:
+        return lambda executor: executor
+    found = {
+        layer: (one.ffn.num_experts, one.ffn.experts_per_token)
+        for layer, one in enumerate(config.layers)
+        if isinstance(one.ffn, ExpertsConfig)
+    }
+    if len(set(found.values())) > 1:
+        raise UnsupportedFeature(
+            f"enable_eplb: {config.architecture} has layers with different numbers of experts "
+            f"{sorted(set(found.values()))}, for which moving them is not built. Leave it out."
+        )
+    experts, _ = next(iter(found.values()))
+    spread = SpreadExperts(tuple(found), experts, placement.ways("experts"))
+    returns = args.enable_return_routed_experts
+    return lambda executor: BalancedExperts(executor, spread, balance, returns=returns)

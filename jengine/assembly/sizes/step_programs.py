@@ -1,0 +1,124 @@
+"""Which programs steps have: compiled sizes, and variants compiled in warm-up or when needed.
+
+In: what the user asked for, the model's config, the limits of a step and its shapes. Out: a
+StepPrograms, or an error about compilation_config.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from jengine.assembly.settings.args import EngineArgs
+from jengine.assembly.sizes.device_defaults import SHORTEST_TILE, DeviceDefaults
+from jengine.assembly.sizes.ladders import ladders_for
+from jengine.assembly.sizes.step_adapters import with_adapted
+from jengine.config import ModelConfig, ScheduleConfig
+from jengine.config.pooling import TOKEN_TASKS
+from jengine.errors import ConfigError, nearest_name
+from jengine.runner.variants.buckets import FEWEST_DECODE_ROWS, Ladders, StepShapes
+from jengine.runner.variants.features import Features, pooling_variants, variants, with_drafts
+
+
+class StepPrograms(NamedTuple):
+    """The sizes of steps, and the variants of each."""
+
+    ladders: Ladders
+    tiers: tuple[Features, ...]  # compiled in warm-up
+    late_tiers: tuple[Features, ...]  # compiled when first needed
+
+
+def step_programs(
+    args: EngineArgs,
+    config: ModelConfig,
+    schedule: ScheduleConfig,
+    shapes: StepShapes,
+    compilation: dict[str, Any],
+    defaults: DeviceDefaults,
+    *,
+    adapted: bool,
+    penalises: bool,
+) -> StepPrograms:
+    """The programs of steps. `adapted`: requests may have LoRA adapters. `penalises`: requests
+    have penalties unless they say otherwise."""
+    most = config.vocab_size if args.max_logprobs < 0 else min(args.max_logprobs, config.vocab_size)
+    known = variants(most, args.logprobs_mode, adapters=adapted, drafts=schedule.most_drafts > 0)
+    if schedule.one_segment:
+        return one_program(schedule, shapes, known, compilation)
+    ladders = ladders_for(schedule, shapes, compilation, defaults.first_rungs)
+    if config.pooling is not None:
+        ladders = pooling_ladders(ladders)
+    usual = tuple(known) if args.strict else usual_variants(defaults.variants, penalises)
+    wanted = with_drafted(known, tuple(compilation.get("variants", usual)))
+    if config.pooling is not None:
+        known = pooling_variants(by_token=config.pooling.task in TOKEN_TASKS)
+        wanted = tuple(known)[:1]
+    elif adapted:
+        wanted = with_adapted(known, wanted)
+    return StepPrograms(ladders, *early_and_late(known, wanted))
+
+
+def pooling_ladders(ladders: Ladders) -> Ladders:
+    """Sizes of steps that run prompts alone."""
+    tokens = tuple(size for size in ladders.prefill_tokens if size >= SHORTEST_TILE)
+    tokens = tokens or ladders.prefill_tokens[-1:]
+    return replace(
+        ladders,
+        decode_rows=(FEWEST_DECODE_ROWS,),
+        prefill_tokens=tokens,
+        prompts_only=True,
+    )
+
+
+def usual_variants(variants: tuple[str, ...], penalises: bool) -> tuple[str, ...]:
+    """The variants for a model. Where every request has penalties, as the generation settings of
+    some models say, the adjusted variant is the common one."""
+    if not penalises:
+        return variants
+    return ("adjusted", *(name for name in variants if name in ("full", "scored")))
+
+
+def with_drafted(known: dict[str, Features], wanted: Sequence[str]) -> tuple[str, ...]:
+    """The variants that are asked for, and the same ones with drafts where there are two."""
+    drafted = map(with_drafts, wanted)
+    return (*wanted, *(name for name in drafted if name in known and name not in wanted))
+
+
+def one_program(
+    schedule: ScheduleConfig,
+    shapes: StepShapes,
+    known: dict[str, Features],
+    compilation: dict[str, Any],
+) -> StepPrograms:
+    """Deterministic mode: one bucket and the variant that can do everything, so that all numbers
+    come out of the same program."""
+    harmless = {"cache_dir", "max_adjusted_seqs", "encoder_tokens", "patch_sizes", "wait_for",
+                "capture_collectives", "matmuls", "short_graphs"}  # fmt: skip
+    fixed = [name for name in compilation if name not in harmless]
+    if fixed:
+        raise ConfigError(
+            "deterministic=True compiles one program here; "
+            f"compilation_config[{fixed[0]!r}] cannot be chosen beside it. "
+            "Its size is max_num_batched_tokens."
+        )
+    ladders = Ladders((schedule.max_num_batched_tokens,), (), (shapes.max_pages,))
+    return StepPrograms(ladders, (list(known.values())[-1],), ())
+
+
+def early_and_late(
+    known: dict[str, Features], wanted: Sequence[str]
+) -> tuple[tuple[Features, ...], tuple[Features, ...]]:
+    """Variants compiled in warm-up, and those compiled when first needed."""
+    for name in wanted:
+        if name not in known:
+            raise ConfigError(
+                f"compilation_config['variants'] has {name!r}; known: {', '.join(known)}."
+                f"{nearest_name(str(name), known)}"
+            )
+    if not wanted:
+        raise ConfigError(
+            "compilation_config['variants'] is empty; use enforce_eager=True instead."
+        )
+    early = tuple(value for name, value in known.items() if name in wanted)
+    return early, tuple(value for value in known.values() if value not in early)

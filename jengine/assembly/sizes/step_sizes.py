@@ -1,0 +1,229 @@
+"""The runner's settings: shapes, and how much cache is useful; `step_programs` has the programs.
+
+In: what the user asked for, the model's config and the limits of a step. Out: a RunnerConfig.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from jengine.assembly.processors import host_processors
+from jengine.assembly.settings.args import EngineArgs
+from jengine.assembly.settings.dict_settings import compiler_settings
+from jengine.assembly.sizes.device_defaults import (
+    OVERLAP_DEPTH,
+    DeviceDefaults,
+    block_tokens,
+    device_defaults,
+)
+from jengine.assembly.sizes.encoder_sizes import patch_sizes, refuse_beside_images, takes_images
+from jengine.assembly.sizes.snapshots import kept_states, snapshot_distance, with_snapshots
+from jengine.assembly.sizes.step_adapters import adapter_config
+from jengine.assembly.sizes.step_experts import chosen_experts
+from jengine.assembly.sizes.step_programs import step_programs
+from jengine.config import CacheSpec, ModelConfig, ScheduleConfig, cache_groups
+from jengine.errors import UnsupportedFeature
+from jengine.kvcache.kinds import blocks_needed
+from jengine.logits_processor import LogitsProcessor
+from jengine.models.stages import stage_layout
+from jengine.quantization.backends import matmul_backend
+from jengine.runner.programs.compiler_options import CompilerChoices
+from jengine.runner.runner_config import RunnerConfig
+from jengine.runner.step.attention_backend import attention_backend, cache_dtype
+from jengine.runner.variants.buckets import Ladders, StepShapes
+
+
+def runner_config(
+    args: EngineArgs,
+    config: ModelConfig,
+    schedule: ScheduleConfig,
+    compilation: dict[str, Any],
+    stages: int = 1,
+    *,
+    defaults: DeviceDefaults | None = None,
+    penalises: bool = False,
+    same_bits: bool = False,
+    guesser_specs: tuple[CacheSpec, ...] = (),
+) -> RunnerConfig:
+    """The runner's settings. `penalises`: requests have penalties unless they say otherwise.
+    `same_bits`: kernels give a row the same bits in any program. `guesser_specs`: what the layers
+    of the model that guesses keep of a token."""
+    defaults = defaults or device_defaults()
+    refuse_several_steps(schedule, stages)
+    refuse_beside_images(args, config, schedule, stages)
+    refuse_drafts(schedule, stages, guesser_specs)
+    splitting = splitting_processors(args, schedule, stages)
+    shapes = step_shapes(args, config, schedule, stages, guesser_specs)
+    adapters = adapter_config(args, stages)
+    programs = step_programs(
+        args, config, schedule, shapes, compilation, defaults,
+        adapted=adapters is not None, penalises=penalises,
+    )  # fmt: skip
+    return RunnerConfig(
+        shapes=shapes,
+        ladders=programs.ladders,
+        tiers=programs.tiers,
+        late_tiers=programs.late_tiers,
+        cache_dtype=cache_dtype(config.dtype, str(shapes.attention), args.cache_codes),
+        matmuls=matmul_backend(
+            str(shapes.attention), pack=args.pack_weights is not False, exact=args.deterministic
+        ),
+        kv_cache_memory_bytes=args.kv_cache_memory_bytes,
+        num_gpu_blocks_override=args.num_gpu_blocks_override,
+        memory_share=args.gpu_memory_utilization,
+        demands=cache_demands(schedule, shapes, stages),
+        enable_prefix_caching=args.enable_prefix_caching,
+        warm_up=not args.enforce_eager,
+        early_start=args.wait_where(same_bits=same_bits) == "largest",
+        strict=args.strict,
+        choices=CompilerChoices(*compiler_settings(args.compilation_config)),
+        host_processors=splitting,
+        adapters=adapters,
+        given_embeds=embeds_width(args, config, stages),
+        encoder_tokens=schedule.encoder_tokens,
+        patch_sizes=patch_sizes(args, config, schedule.encoder_tokens),
+        takes_images=takes_images(args, config),
+    )
+
+
+def cache_demands(
+    schedule: ScheduleConfig, shapes: StepShapes, stages: int
+) -> tuple[tuple[int, int], ...]:
+    """The blocks of each cache group that the rows of a full step may need, and those that one
+    request needs."""
+    # A window moves on when a step has been read, so chunks in flight hold blocks as well.
+    in_flight = (OVERLAP_DEPTH + stages) * max(
+        schedule.max_num_batched_tokens, schedule.num_scheduler_steps
+    )
+    needs = [
+        blocks_needed(
+            group.spec, schedule.max_model_len + shapes.lookahead, shapes.block_size, in_flight
+        )
+        for group in shapes.groups
+    ]
+    return tuple(
+        (schedule.max_num_seqs * (need + kept_states(group.spec)), need)
+        for group, need in zip(shapes.groups, needs, strict=True)
+    )
+
+
+def refuse_several_steps(schedule: ScheduleConfig, stages: int) -> None:
+    """Raise for several steps in one call of a pipeline."""
+    if stages > 1 and schedule.num_scheduler_steps > 1:
+        raise UnsupportedFeature(
+            f"num_scheduler_steps={schedule.num_scheduler_steps} with {stages} pipeline stages: "
+            "several steps in one call are not built for stages, which run other plans meanwhile. "
+            "Leave num_scheduler_steps out."
+        )
+
+
+def embeds_width(args: EngineArgs, config: ModelConfig, stages: int) -> int:
+    """The width of embeddings that prompts may be given as; 0: they may not."""
+    if not args.enable_prompt_embeds:
+        return 0
+    others = {
+        f"pipeline_parallel_size={stages}": stages > 1,
+        "logits_processors that run on the host": bool(host_processors(args)),
+        f"executor={args.executor!r}": args.executor not in ("auto", "local"),
+    }
+    for name, is_asked in others.items():
+        if is_asked:
+            raise UnsupportedFeature(
+                f"enable_prompt_embeds with {name} is not built yet; leave one of them out."
+            )
+    return config.hidden_size
+
+
+def splitting_processors(
+    args: EngineArgs, schedule: ScheduleConfig, stages: int
+) -> tuple[type[LogitsProcessor], ...]:
+    """The processors that run on the host, between two halves of each step."""
+    found = host_processors(args)
+    others = {
+        f"pipeline_parallel_size={stages}": stages > 1,
+        "speculative_config": schedule.speculative is not None,
+        f"num_scheduler_steps={schedule.num_scheduler_steps}": schedule.num_scheduler_steps > 1,
+    }
+    for name in [name for name, is_used in others.items() if is_used and found]:
+        raise UnsupportedFeature(
+            f"logits_processors has the class {found[0].__name__}, which runs on the host between "
+            f"two halves of each step; with {name} there is no such place. Leave {name} out, or "
+            "write the processor as a JAX function f(logits) or f(ids, logits)."
+        )
+    return found
+
+
+def step_shapes(
+    args: EngineArgs,
+    config: ModelConfig,
+    schedule: ScheduleConfig,
+    stages: int,
+    guesser_specs: tuple[CacheSpec, ...],
+) -> StepShapes:
+    """What all buckets have in common."""
+    # A stage's slots are built like the first layers of the model.
+    own_specs = config.layer_specs[: stage_layout(config, stages).num_slots]
+    guessing = tuple((spec,) for spec in guesser_specs)
+    block_size = block_tokens(args)
+    every = snapshot_distance(args, block_size)
+    groups = cache_groups(with_snapshots(own_specs + guessing, every))
+    speculative = schedule.speculative
+    on_device = speculative is not None and speculative.on_device
+    lookahead = 0 if speculative is None else speculative.lookahead
+    attention = attention_backend(args.attention_backend, groups, args.cache_codes)
+    return StepShapes(
+        groups=groups,
+        block_size=block_size,
+        prefill_tile=schedule.prefill_tile,
+        max_rows=schedule.max_num_seqs,
+        max_model_len=schedule.max_model_len,
+        one_segment=schedule.one_segment,
+        attention=attention,
+        max_adjusted=schedule.sampler_rows,
+        packed_tables=stages > 1,
+        most_drafts=schedule.most_drafts,
+        # Those of the step, and of each step that may be in flight.
+        draft_window=0 if on_device else schedule.most_drafts * (1 + OVERLAP_DEPTH),
+        makes_guesses=on_device,
+        lookahead=lookahead,
+        joined_tiles=schedule.joined_tiles,
+        reads_together=schedule.shared_blocks > 0,
+        adapter_slots=schedule.max_loras,
+        uncached=cache_dtype(config.dtype, attention).name,
+        experts=chosen_experts(args, config, schedule, stages),
+        most_ahead=0 if config.vision is None else config.vision.most_ahead,
+    )
+
+
+def refuse_drafts(
+    schedule: ScheduleConfig, stages: int, guesser_specs: tuple[CacheSpec, ...]
+) -> None:
+    """Raise for what drafts cannot be combined with."""
+    if not schedule.most_drafts:
+        return
+    others = {
+        f"{stages} pipeline stages, whose plans carry every position": stages > 1,
+        f"num_scheduler_steps={schedule.num_scheduler_steps}": schedule.num_scheduler_steps > 1,
+        "deterministic=True without kernels of its own": schedule.one_segment,
+        "a draft model with recurrent layers, whose state cannot forget its guesses": any(
+            spec.kind == "recurrent" for spec in guesser_specs
+        ),
+    }
+    for name, is_used in others.items():
+        if is_used:
+            raise UnsupportedFeature(
+                f"speculative_config with {name}: drafts are not built for that. "
+                "Leave one of them out."
+            )
+
+
+def with_sizes(
+    schedule: ScheduleConfig, ladders: Ladders, defaults: DeviceDefaults | None = None
+) -> ScheduleConfig:
+    """The limits of a step, with compiled sizes, and with those at which prompts may be cut."""
+    defaults = defaults or device_defaults()
+    schedule = replace(schedule, decode_sizes=ladders.decode_rows)
+    if not (defaults.cut_prompts and schedule.enable_chunked_prefill):
+        return schedule
+    return replace(schedule, prefill_sizes=ladders.prefill_tokens, full_step=ladders.full_step)

@@ -1,0 +1,117 @@
+"""The engine's settings, one frozen struct per room, and the model's shape as data.
+
+Built once by `assembly/` from the user's arguments and the checkpoint; each room receives only its
+own part. No jax, no Hugging Face names.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from jengine.config.attention import AlibiConfig, AttentionConfig, LatentConfig, RopeConfig
+from jengine.config.balance import BalanceConfig
+from jengine.config.cache import (
+    CACHE_CODES,
+    CacheConfig,
+    CacheGroup,
+    CacheKind,
+    CacheSpec,
+    StateSpec,
+    cache_groups,
+)
+from jengine.config.layers import (
+    Activation,
+    ExpertsConfig,
+    FfnConfig,
+    LayerConfig,
+    MixerConfig,
+    MlpConfig,
+    RoutingConfig,
+    SingleMixer,
+)
+from jengine.config.model import PLACES, ModelConfig
+from jengine.config.pooling import (
+    SEQUENCE_TASKS,
+    TOKEN_TASKS,
+    HeadLayer,
+    PoolerConfig,
+    PoolingConfig,
+    PoolingTask,
+    SequencePooling,
+    TokenPooling,
+)
+from jengine.config.recurrent import (
+    RECURRENT,
+    DeltaConfig,
+    Gate,
+    Mamba2Config,
+    RecurrentConfig,
+    ShortConvConfig,
+)
+from jengine.config.schedule import (
+    FREE_TOKENS,
+    MODEL_METHODS,
+    ScheduleConfig,
+    SpeculativeConfig,
+    decode_rows,
+)
+from jengine.config.side_by_side import SideBySideConfig
+from jengine.config.speech import SpeechConfig
+from jengine.config.text_encoder import TextEncoderConfig
+from jengine.config.vision import MergerConfig, VisionActivation, VisionConfig
+from jengine.vllm_names import missing_name
+
+__all__ = [
+    "CACHE_CODES",
+    "FREE_TOKENS",
+    "MODEL_METHODS",
+    "PLACES",
+    "RECURRENT",
+    "SEQUENCE_TASKS",
+    "TOKEN_TASKS",
+    "Activation",
+    "AlibiConfig",
+    "AttentionConfig",
+    "BalanceConfig",
+    "CacheConfig",
+    "CacheGroup",
+    "CacheKind",
+    "CacheSpec",
+    "DeltaConfig",
+    "ExpertsConfig",
+    "FfnConfig",
+    "Gate",
+    "HeadLayer",
+    "LatentConfig",
+    "LayerConfig",
+    "Mamba2Config",
+    "MergerConfig",
+    "MixerConfig",
+    "MlpConfig",
+    "ModelConfig",
+    "PoolerConfig",
+    "PoolingConfig",
+    "PoolingTask",
+    "RecurrentConfig",
+    "RopeConfig",
+    "RoutingConfig",
+    "ScheduleConfig",
+    "SequencePooling",
+    "ShortConvConfig",
+    "SideBySideConfig",
+    "SingleMixer",
+    "SpeculativeConfig",
+    "SpeechConfig",
+    "StateSpec",
+    "TextEncoderConfig",
+    "TokenPooling",
+    "VisionActivation",
+    "VisionConfig",
+    "cache_groups",
+    "decode_rows",
+]
+
+if not TYPE_CHECKING:  # a checker would take every name for a name of this module
+
+    def __getattr__(name: str) -> Any:
+        raise missing_name(__name__, name)

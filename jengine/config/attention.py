@@ -1,0 +1,196 @@
+"""Attention as data: rotary positions, heads and what they see, and latent attention."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+from jengine.config.cache import CacheKind, CacheSpec
+
+
+@dataclass(frozen=True)
+class RopeConfig:
+    """Rotary positions: the base and, but for `default`, how frequencies are stretched."""
+
+    theta: float = 10000.0
+    kind: Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"] = "default"
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position: int = 8192
+    # yarn: turns within the original length above which a pair keeps its frequency, and below
+    # which it is stretched in full; whether the pairs between are counted in whole numbers.
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    attention_factor: float = 1.0  # cos and sin are multiplied by it
+    # yarn: what `attention_factor` was computed from, if it was not given. The second one also
+    # scales the scores of latent attention.
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    # `dynamic` stretches the base as far as the longest sequence needs beyond the original length.
+    # longrope: how many times longer the wavelength of each pair is, where no sequence is longer
+    # than the original length, and where some may be.
+    short_factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
+    # How many dimensions of a head are rotated, the first ones in checkpoints. None: all.
+    rotated: int | None = None
+    # How many pairs of a head are rotated by the frame, the row and the column of a token in an
+    # image, one after the other. Empty: every pair by the one position of its token.
+    sections: tuple[int, ...] = ()
+    interleaved: bool = False  # whether pairs take turns, as far as rows and columns have any
+
+    @property
+    def planes_of_pairs(self) -> tuple[int, ...]:
+        """By which of the three positions each pair is rotated."""
+        if not self.interleaved:
+            return tuple(plane for plane, count in enumerate(self.sections) for _ in range(count))
+        found = [0] * sum(self.sections)
+        for plane in (1, 2):
+            for turn in range(self.sections[plane]):
+                found[3 * turn + plane] = plane
+        return tuple(found)
+
+    @property
+    def stretch(self) -> float:
+        """How many times longer than `max_position` sequences may be: other kinds are published
+        with a `max_position` that counts what they add."""
+        return self.factor if self.kind in ("linear", "dynamic") else 1.0
+
+    @property
+    def score_scale(self) -> float:
+        """What the scores of latent attention are multiplied by, in addition."""
+        return (1.0 + 0.1 * (self.mscale_all_dim or 0.0) * math.log(self.factor)) ** 2
+
+
+@dataclass(frozen=True)
+class AlibiConfig:
+    """Scores that are lower the further a key lies before its query, by a slope of each head:
+    2 ** (-largest * k / heads) for the k-th of them, where there are 2 ** n heads."""
+
+    largest: float = 8.0
+    # Whether what slopes add is scaled as the products of queries and keys are.
+    is_scaled: bool = False
+
+
+@dataclass(frozen=True)
+class AttentionConfig:
+    """Attention of one layer: its heads, what a query may see, and how scores are formed."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    # How many tokens a query attends to, itself included. None: all up to itself.
+    window: int | None = None
+    # None: queries and keys are not rotated.
+    rope: RopeConfig | None = field(default_factory=RopeConfig)
+    alibi: AlibiConfig | None = None
+    qkv_bias: bool = False
+    output_bias: bool = False
+    # RMS norm of queries and keys: of each head alone, or of all heads of a token as one vector;
+    # `unit` is that of each head, without weights.
+    qk_norm: Literal["head", "whole", "unit"] | None = None
+    scale: float | None = None  # None: head_dim ** -0.5
+    soft_cap: float | None = None
+    # Whether each query head has one more score, a parameter, whose value vector is zero.
+    sinks: bool = False
+    # Whether each head's result is multiplied by the sigmoid of as many numbers, which are made
+    # together with its query.
+    gated: bool = False
+    # Queries are multiplied by 1 + growth * log(1 + the number of whole `steps` before or at the
+    # next position): (steps, growth).
+    temperature: tuple[int, float] | None = None
+    # Whether a query attends to later tokens as well; with a window, to those less than so many
+    # tokens before or after it. Then nothing is cached, and prompts run whole.
+    bidirectional: bool = False
+
+    @property
+    def group(self) -> int:
+        """Query heads that share one head of keys and values."""
+        return self.num_heads // self.num_kv_heads
+
+    @property
+    def cache(self) -> CacheSpec:
+        """What this layer keeps of a token."""
+        if self.bidirectional:
+            return CacheSpec("whole", self.num_kv_heads, self.head_dim)
+        kind: CacheKind = "full" if self.window is None else "sliding"
+        return CacheSpec(kind, self.num_kv_heads, self.head_dim, self.window)
+
+    @property
+    def operations(self) -> int:
+        """Operations of one token for each token that it attends to."""
+        return 4 * self.num_heads * self.head_dim
+
+    def weights(self, hidden: int) -> int:
+        """Elements of the matrices of a layer."""
+        heads = 2 * (self.num_heads + self.num_kv_heads) + self.gated * self.num_heads
+        return hidden * self.head_dim * heads
+
+    @property
+    def largest_activation(self) -> int:
+        """Numbers of a token, sharded by head, in the largest array beside hidden states."""
+        return 0  # smaller than those of the feed-forward block
+
+
+@dataclass(frozen=True)
+class LatentConfig:
+    """Latent attention (MLA): keys and values of all heads are made of one short vector per token.
+
+    That vector is cached, with one rotated key that all heads share. A head's query and key have
+    `nope_dim` lanes that are not rotated, then `rope_dim` that are.
+    """
+
+    num_heads: int
+    kv_rank: int  # length of the vector
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
+    # Length of the vector that queries are made of; None: they are made of the hidden state.
+    query_rank: int | None = None
+    window: int | None = None
+    rope: RopeConfig = field(default_factory=RopeConfig)
+    # Whether neighbouring lanes are rotated as a pair; otherwise lanes of the two halves.
+    interleaved: bool = True
+    bias: bool = False  # of the matmuls that shorten, and of the output
+    norm_eps: float = 1e-6  # of the short vectors' norms
+
+    @property
+    def group(self) -> int:
+        """Query heads that share what is cached."""
+        return self.num_heads
+
+    @property
+    def query_dim(self) -> int:
+        """Length of a head's query and key."""
+        return self.nope_dim + self.rope_dim
+
+    @property
+    def scale(self) -> float:
+        """What scores are multiplied by."""
+        return self.query_dim**-0.5 * self.rope.score_scale
+
+    @property
+    def cache(self) -> CacheSpec:
+        """What this layer keeps of a token."""
+        return CacheSpec("latent", 1, self.kv_rank + self.rope_dim, self.window)
+
+    @property
+    def operations(self) -> int:
+        """Operations of one decoded token for each token that it attends to."""
+        return 2 * self.num_heads * (2 * self.kv_rank + self.rope_dim)
+
+    def weights(self, hidden: int) -> int:
+        """Elements of the matrices of a layer."""
+        queries = self.num_heads * self.query_dim
+        rank = self.query_rank
+        made = hidden * queries if rank is None else rank * (hidden + queries)
+        shortened = hidden * (self.kv_rank + self.rope_dim)
+        up = self.kv_rank * self.num_heads * (self.nope_dim + self.value_dim)
+        return made + shortened + up + self.num_heads * self.value_dim * hidden
+
+    @property
+    def largest_activation(self) -> int:
+        """Numbers of a token, sharded by head, in the largest array beside hidden states."""
+        return self.num_heads * (self.kv_rank + self.rope_dim)

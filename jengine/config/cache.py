@@ -1,0 +1,109 @@
+"""The KV cache as data: what layers keep of a token, and how its blocks are sized and counted."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+CacheKind = Literal["full", "sliding", "latent", "recurrent", "whole"]
+# What `kv_cache_dtype=` asks for: codes of one byte with a scale per head of a token, or None.
+CACHE_CODES: dict[str, str | None] = {
+    "auto": None, "int8": "int8", "int8_per_token_head": "int8",
+    "fp8": "fp8", "fp8_e4m3": "fp8", "fp8_per_token_head": "fp8",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class StateSpec:
+    """One array of a recurrent layer's state, which is float32: its shape for one row, and its
+    logical axes."""
+
+    shape: tuple[int, ...]
+    axes: tuple[str | None, ...]
+
+
+@dataclass(frozen=True)
+class CacheSpec:
+    """What one layer keeps of a token, or, if it is recurrent, of all tokens so far. Layers with
+    equal specs share a cache group."""
+
+    kind: CacheKind
+    # A latent cache has one vector per token, which all heads share and every device holds whole.
+    # A recurrent one has no KV heads.
+    kv_heads: int
+    head_dim: int
+    # A whole one keeps nothing: tokens attend to those of the same step.
+    # Recurrent: 2, since a token reads the state after the token before it.
+    window: int | None = None
+    # Recurrent: the arrays of a state, and every how many tokens a copy of it stays for prompts
+    # with the same beginning. None: never.
+    states: tuple[StateSpec, ...] = ()
+    snapshot_every: int | None = None
+
+    @property
+    def vectors(self) -> int:
+        """Vectors of a head and token: its key and its value, or the one that stands for both."""
+        return 1 if self.kind == "latent" else 2
+
+    @property
+    def state_size(self) -> int:
+        """Numbers of a recurrent layer's state."""
+        return sum(math.prod(state.shape) for state in self.states)
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether every token of a running request is kept until it ends."""
+        return self.kind in ("full", "latent") and self.window is None
+
+
+@dataclass(frozen=True)
+class CacheGroup:
+    """Layers that share a block table: equal spec, one device array, layer first."""
+
+    spec: CacheSpec
+    layers: tuple[int, ...]
+
+
+def cache_groups(layer_specs: tuple[tuple[CacheSpec, ...], ...]) -> tuple[CacheGroup, ...]:
+    """Group layers by spec, in order of first appearance. A layer may have several specs, and then
+    is in several groups."""
+    by_spec: dict[CacheSpec, list[int]] = {}
+    for layer, specs in enumerate(layer_specs):
+        for spec in specs:
+            by_spec.setdefault(spec, []).append(layer)
+    return tuple(CacheGroup(spec, tuple(layers)) for spec, layers in by_spec.items())
+
+
+@dataclass(frozen=True)
+class CacheConfig:
+    """The paged cache: how large a block is and how many there are in each group."""
+
+    groups: tuple[CacheGroup, ...]
+    block_size: int
+    num_blocks: tuple[int, ...]
+    enable_prefix_caching: bool = True
+    # Share of the blocks whose stay in the cache is measured.
+    measured_blocks: float = 0.0
+    # What keys and values are stored as: content under another name is other content.
+    stored_as: str = ""
+    # Positions after those that a plan runs for which a request holds blocks as well: the step's
+    # own guesses at tokens are run there.
+    lookahead: int = 0
+    # Whether steps say more of each token, which is kept for those that are found in the cache.
+    keeps_records: bool = False
+    # Of each group, blocks that have room in the host's memory. Empty: none leave the device.
+    host_slots: tuple[int, ...] = ()
+    # Blocks that a step waits for at most, when they come from there.
+    most_loads: int = 0
+    # Seconds that the copy of a block of each group from there takes, as this process has measured;
+    # processes need not agree on it. Empty: not measured.
+    load_seconds: tuple[float, ...] = field(default=(), repr=False, compare=False)
+
+    @property
+    def fewest_blocks(self) -> int:
+        """Blocks of the group that has fewest of them; states of rows do not count, unless there is
+        nothing else."""
+        groups = zip(self.groups, self.num_blocks, strict=True)
+        growing = [count for group, count in groups if group.spec.kind != "recurrent"]
+        return min(growing or self.num_blocks)

@@ -1,0 +1,100 @@
+"""Decoder layers as data: what mixes tokens, feed-forward blocks, experts and routing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from jengine.config.attention import AttentionConfig, LatentConfig
+from jengine.config.recurrent import RecurrentConfig
+from jengine.config.side_by_side import SideBySideConfig
+
+# `clamped_swiglu` is a gate of its own: it takes both halves of a gated MLP.
+Activation = Literal["silu", "gelu_tanh", "gelu", "relu", "relu_squared", "clamped_swiglu"]
+
+
+@dataclass(frozen=True)
+class MlpConfig:
+    """A dense feed-forward block: gate, up and down, or up and down alone."""
+
+    intermediate_size: int  # 0: the layer has none
+    activation: Activation = "silu"
+    gated: bool = True
+    biases: bool = False
+    # What gates are multiplied by before the activation, and the block's result.
+    gate_scale: float = 1.0
+    output_scale: float = 1.0
+
+    @property
+    def active_size(self) -> int:
+        """The intermediate numbers that one token takes."""
+        return self.intermediate_size
+
+
+@dataclass(frozen=True)
+class RoutingConfig:
+    """How a token picks its experts: the scores of a router's logits, the choice, the weights."""
+
+    scores: Literal["softmax", "sigmoid"] = "softmax"
+    # Whether the weights of a token's experts are scaled to a sum of one.
+    normalize: bool = True
+    scale: float = 1.0  # of the weights, after that
+    # Whether each expert has a parameter that is added to its score for the choice alone.
+    choice_bias: bool = False
+    # Experts are chosen from the best `top_groups` of equal groups. A group is as good as its best
+    # expert, or as the sum of its best two.
+    groups: int = 1
+    top_groups: int = 1
+    group_score: Literal["best", "best_two"] = "best_two"
+    # Whether experts read the token times its weight, instead of their outputs being weighted.
+    weighs_inputs: bool = False
+    logits_bias: bool = False
+    # Whether the router is float32 in models of any dtype.
+    exact: bool = False
+
+
+@dataclass(frozen=True)
+class ExpertsConfig:
+    """A mixture of gated MLPs: how many, how large, and how a token picks among them."""
+
+    num_experts: int
+    experts_per_token: int
+    intermediate_size: int  # of one expert
+    activation: Activation = "silu"
+    routing: RoutingConfig = field(default_factory=RoutingConfig)
+    biases: bool = False  # of the experts
+    # A gated MLP of this size takes every token as well. 0: there is none.
+    shared_size: int = 0
+    # Whether that MLP's output is multiplied by the sigmoid of one more logit.
+    shared_gate: bool = False
+
+    @property
+    def active_size(self) -> int:
+        """The intermediate numbers that one token takes."""
+        return self.experts_per_token * self.intermediate_size + self.shared_size
+
+
+# What mixes tokens in one way, and what may stand in the two halves of a layer. Other kinds are
+# added to these unions.
+SingleMixer = AttentionConfig | LatentConfig | RecurrentConfig
+MixerConfig = SingleMixer | SideBySideConfig
+FfnConfig = MlpConfig | ExpertsConfig
+
+
+@dataclass(frozen=True)
+class LayerConfig:
+    """One decoder layer: what mixes tokens, then what transforms each of them alone."""
+
+    mixer: MixerConfig
+    ffn: FfnConfig
+    attention_norm: bool = True  # whether the mixer's input is normalised, where inputs are
+    # Attention to the output of an encoder, between the two. None: the layer has none.
+    cross: AttentionConfig | None = None
+
+    @property
+    def mixers(self) -> tuple[SingleMixer, ...]:
+        """What mixes tokens, one after the other where two do it side by side."""
+        mixer = self.mixer
+        if isinstance(mixer, SideBySideConfig):
+            return mixer.attention, mixer.recurrent
+        return (mixer,)

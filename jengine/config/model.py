@@ -1,0 +1,154 @@
+"""A model's shape: its layers, and what surrounds them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from jengine.config.attention import AttentionConfig, LatentConfig, RopeConfig
+from jengine.config.cache import CacheGroup, CacheSpec, cache_groups
+from jengine.config.layers import ExpertsConfig, LayerConfig
+from jengine.config.pooling import PoolingConfig
+from jengine.config.speech import SpeechConfig
+from jengine.config.text_encoder import TextEncoderConfig
+from jengine.config.vision import VisionConfig
+from jengine.weight_formats import Quantization
+
+# `one_plus` stores a norm's weight as its distance from one; `layer` subtracts the mean and has a
+# bias, unless it says otherwise.
+NormKind = Literal["rms", "rms_one_plus", "layer", "layer_one_plus", "layer_no_bias"]
+
+
+# Where a model has norms -> the modules of a layer. `sums`: the one after is given the sum.
+PLACES: dict[str, tuple[str, ...]] = {
+    "before": ("before",),
+    "after": ("after",),
+    "around": ("before", "after"),
+    "sums": ("after",),
+}
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """A model's shape: one LayerConfig per layer, and what surrounds the layers."""
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    max_position: int
+    layers: tuple[LayerConfig, ...]
+    norm_eps: float = 1e-6
+    norm: NormKind = "rms"
+    # Which sides of attention and feed-forward block are normalised: input, output, or
+    # both; or the sum of input and output, which takes the place of a norm at the end.
+    norm_places: Literal["before", "after", "around", "sums"] = "before"
+    # `parallel`: attention and feed-forward block both read the layer's input, each after its own
+    # norm, or both after one.
+    block: Literal["serial", "parallel", "parallel_one_norm"] = "serial"
+    # What attention and feed-forward block add to the residual stream is multiplied by this.
+    residual_scale: float = 1.0
+    # Whether a learned vector for its position is added to each token's embedding.
+    learned_positions: bool = False
+    # Whether `max_position` counts what linear rotation adds, as only Gemma 3's does.
+    counts_stretch: bool = False
+    embed_norm: bool = False  # whether the input of the first layer is normalised
+    token_types: int = 0  # kinds of tokens whose embeddings are added; 0: none
+    position_offset: int = 0  # rows of that table before the first position's
+    tie_embeddings: bool = False
+    head_bias: bool = False
+    embed_scale: float = 1.0
+    logit_scale: float = 1.0
+    logit_soft_cap: float | None = None
+    initializer_range: float = 0.02
+    dtype: str = "float32"
+    bos_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+    # None: all weights are of `dtype`.
+    quantization: Quantization | None = None
+    vision: VisionConfig | None = None  # what makes embeddings of images. None: prompts have none
+    speech: SpeechConfig | None = None  # what encodes audio. None: prompts have none
+    # What encodes texts that layers attend to. None: a prompt has one text.
+    text_encoder: TextEncoderConfig | None = None
+    # What it makes of hidden states in place of logits. None: it writes, so it has an output head.
+    pooling: PoolingConfig | None = None
+
+    @property
+    def layer_specs(self) -> tuple[tuple[CacheSpec, ...], ...]:
+        """What each layer keeps of a token, or of a row."""
+        return tuple(tuple(mixer.cache for mixer in layer.mixers) for layer in self.layers)
+
+    @property
+    def cache_specs(self) -> tuple[CacheSpec, ...]:
+        """The same, one layer after the other."""
+        return tuple(spec for specs in self.layer_specs for spec in specs)
+
+    @property
+    def ropes(self) -> tuple[RopeConfig, ...]:
+        """The rotation of each layer that has one."""
+        mixers = (mixer for layer in self.layers for mixer in layer.mixers)
+        found = (m.rope for m in mixers if isinstance(m, AttentionConfig | LatentConfig))
+        return tuple(rope for rope in found if rope is not None)
+
+    @property
+    def has_slopes(self) -> bool:
+        """Whether scores of some layer have slopes."""
+        mixers = (mixer for layer in self.layers for mixer in layer.mixers)
+        return any(isinstance(m, AttentionConfig) and m.alibi is not None for m in mixers)
+
+    @property
+    def longest_context(self) -> int:
+        """Tokens of the longest sequence."""
+        stretch = 1.0 if self.counts_stretch else max((r.stretch for r in self.ropes), default=1.0)
+        return int(self.max_position * stretch)
+
+    @property
+    def usual_context(self) -> int:
+        """Tokens of the longest sequence unless a user asks for more: longrope answers better while
+        none is longer than the original length."""
+        originals = [r.original_max_position for r in self.ropes if r.kind == "longrope"]
+        return min([self.longest_context, *originals])
+
+    @property
+    def groups(self) -> tuple[CacheGroup, ...]:
+        """The cache groups of these layers."""
+        return cache_groups(self.layer_specs)
+
+    @property
+    def rotates_by_planes(self) -> bool:
+        """Whether tokens of images are rotated by their place in the image."""
+        return any(bool(rope.sections) for rope in self.ropes)
+
+    @property
+    def has_own_head(self) -> bool:
+        """Whether its output head is a parameter of its own."""
+        return self.pooling is None and not self.tie_embeddings
+
+    @property
+    def sees_ahead(self) -> bool:
+        """Whether tokens attend to later ones as well, so that prompts must run whole."""
+        return any(spec.kind == "whole" for spec in self.cache_specs)
+
+    @property
+    def cross_encoder(self) -> SpeechConfig | TextEncoderConfig | None:
+        """The encoder whose output layers attend to."""
+        return self.text_encoder if self.speech is None else self.speech
+
+    @property
+    def cross_width(self) -> int:
+        """Keys and values of all layers for one position of an encoder's output."""
+        found = (layer.cross for layer in self.layers)
+        return sum(2 * one.num_kv_heads * one.head_dim for one in found if one is not None)
+
+    def cross_index(self, layer: int) -> int:
+        """The number of a layer among those that attend to an encoder's output."""
+        return sum(one.cross is not None for one in self.layers[:layer])
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether some layer is a mixture of experts."""
+        return any(isinstance(layer.ffn, ExpertsConfig) for layer in self.layers)
+
+    @property
+    def has_recurrent(self) -> bool:
+        """Whether some layer keeps a state of each row."""
+        return any(spec.kind == "recurrent" for spec in self.cache_specs)

@@ -1,0 +1,91 @@
+"""How a model turns hidden states into vectors or scores: `PoolingConfig` of a model, and
+`PoolerConfig`, which is what users say about it, by vLLM's names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+PoolingTask = Literal["embed", "classify", "token_embed", "token_classify"]
+# Of one vector per prompt, and of one per token.
+SEQUENCE_TASKS = ("embed", "classify")
+TOKEN_TASKS = ("token_embed", "token_classify")
+SequencePooling = Literal["CLS", "LAST", "MEAN"]
+TokenPooling = Literal["ALL", "STEP"]
+
+
+@dataclass(frozen=True)
+class HeadLayer:
+    """One matmul behind pooling, with what follows it."""
+
+    outputs: int
+    # The tensors of a checkpoint are `{name}.weight` and `{name}.bias`.
+    name: str
+    activation: Literal["tanh", "relu", "gelu", "silu"] | None = None
+    bias: bool = True
+    # What the checkpoint calls a layer norm after the activation; None: there is none.
+    norm: str | None = None
+    norm_bias: bool = True
+    # Rows of the tensor `{name}.weight`, in place of all of them: ids of tokens.
+    rows: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class PoolingConfig:
+    """How hidden states become results. The device pools and runs the head; the rest is done with
+    its float32 results on the host."""
+
+    tasks: tuple[PoolingTask, ...]  # that the model can do
+    task: PoolingTask  # that it does
+    sequence: SequencePooling = "LAST"
+    tokens: TokenPooling = "ALL"
+    head: tuple[HeadLayer, ...] = ()
+    head_of_tokens: tuple[int, int] | None = None  # of its layers those that tokens pass
+    use_activation: bool | None = None  # None: yes
+    # Of classes: one label has a sigmoid, several have a softmax, unless config.json says other.
+    activation: Literal["sigmoid", "softmax", "none"] = "softmax"
+    labels: int = 0  # 0: it does not classify
+    label_names: tuple[str, ...] = ()
+    # Whether the result is the difference of the last output and the first one.
+    difference: bool = False
+    dimensions: int | None = None  # of embeddings, where a request does not say
+    matryoshka: bool = False
+    matryoshka_dimensions: tuple[int, ...] = ()
+    logit_mean: float | None = None
+    logit_sigma: float | None = None
+    step_tag_id: int | None = None
+    returned_token_ids: tuple[int, ...] = ()
+    # Texts that sentence-transformers puts before queries, passages and the like, with their names.
+    prompts: tuple[tuple[str, str], ...] = ()
+    max_length: int | None = None  # of prompts, where users do not say; None: the model's own
+    # Whether query and document of a reranker are one text, with nothing in between.
+    joins_pairs: bool = False
+    lower_case: bool = False  # whether texts are lower-cased before they are tokenized
+
+    @property
+    def sums_tokens(self) -> bool:
+        """Whether a vector is made of tokens before the last one, which may be in other chunks."""
+        return self.sequence != "LAST"
+
+    @property
+    def needs_every_token(self) -> bool:
+        """Whether every token of a prompt must run, cached or not."""
+        return self.sums_tokens or self.task in TOKEN_TASKS
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolerConfig:
+    """What users say of pooling. None: what the model's files say, or what suits its kind."""
+
+    task: PoolingTask | None = None
+    pooling_type: SequencePooling | TokenPooling | None = None
+    seq_pooling_type: SequencePooling | None = None
+    tok_pooling_type: TokenPooling | None = None
+    use_activation: bool | None = None
+    dimensions: int | None = None
+    enable_chunked_processing: bool = False
+    max_embed_len: int | None = None
+    logit_mean: float | None = None
+    logit_sigma: float | None = None
+    step_tag_id: int | None = None
+    returned_token_ids: list[int] | None = None

@@ -1,0 +1,149 @@
+"""Recurrent layers as data: what mixes tokens by a state of fixed size instead of attention."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from jengine.config.cache import CacheSpec, StateSpec
+
+# Whether a gate comes before the norm, after it, or there is no norm.
+Gate = Literal["before_norm", "after_norm", "alone"]
+
+
+@dataclass(frozen=True)
+class ShortConvConfig:
+    """A gated convolution over the last few tokens, each channel alone (LFM2)."""
+
+    channels: int
+    width: int  # tokens that it sees, the newest included
+    bias: bool = False
+
+    # What is asked of every mixer: a token reads the state alone, and nothing is rotated.
+    window = 1
+    group = 1
+    rope = None
+
+    @property
+    def cache(self) -> CacheSpec:
+        """What this layer keeps of a row."""
+        return recurrent_spec(StateSpec((self.width - 1, self.channels), (None, "mlp")))
+
+    @property
+    def operations(self) -> int:
+        """Operations of one token beside its matmuls."""
+        return (2 * self.width + 2) * self.channels
+
+    def weights(self, hidden: int) -> int:
+        """Elements of the matrices of a layer."""
+        return 4 * hidden * self.channels
+
+    @property
+    def largest_activation(self) -> int:
+        """Numbers of a token, sharded by channel, in the largest array beside hidden states."""
+        return 3 * self.channels
+
+
+@dataclass(frozen=True)
+class Mamba2Config:
+    """A state space layer (Mamba-2): a head's state is a matrix that decays as a whole."""
+
+    num_heads: int
+    head_dim: int
+    groups: int  # heads of a group share their keys; the norm after the gate is that of a group
+    state_size: int  # length of a key
+    width: int  # tokens that the convolution before it sees, the newest included
+    conv_bias: bool = True
+    bias: bool = False  # of the matmuls
+    time_limits: tuple[float, float] = (0.0, math.inf)
+    gate: Gate = "before_norm"
+    # What gates, values, the two kinds of keys, and time steps are multiplied by.
+    scales: tuple[float, float, float, float, float] = (1.0,) * 5
+
+    window = 1
+    group = 1
+    rope = None
+
+    @property
+    def cache(self) -> CacheSpec:
+        """What this layer keeps of a row."""
+        heads, before = (self.num_heads, self.head_dim), self.width - 1
+        return recurrent_spec(
+            StateSpec((before, *heads), (None, "heads", None)),
+            StateSpec((before, 2, self.groups, self.state_size), (None, None, None, None)),
+            StateSpec((*heads, self.state_size), ("heads", None, None)),
+        )
+
+    @property
+    def operations(self) -> int:
+        """Operations of one token beside its matmuls."""
+        return 6 * self.num_heads * self.head_dim * self.state_size
+
+    def weights(self, hidden: int) -> int:
+        """Elements of the matrices of a layer."""
+        inner = self.num_heads * self.head_dim
+        return hidden * (3 * inner + 2 * self.groups * self.state_size + self.num_heads)
+
+    @property
+    def largest_activation(self) -> int:
+        """Numbers of a token, sharded by head, in the largest array beside hidden states."""
+        return 2 * self.num_heads * self.head_dim
+
+
+@dataclass(frozen=True)
+class DeltaConfig:
+    """A gated delta net (Qwen3-Next): a head's state is a matrix that maps keys to values."""
+
+    key_heads: int
+    share: int  # heads of values for each head of keys, which share its query and key
+    key_dim: int
+    value_dim: int
+    width: int  # tokens that the convolution before it sees, the newest included
+    # Whether checkpoints hold queries with keys and values, gates, decays and shares of the error
+    # in tensors of their own, each with its heads one after the other.
+    split: bool = False
+
+    window = 1
+    group = 1
+    rope = None
+
+    @property
+    def convolved(self) -> int:
+        """Channels of the convolution, for each head of keys."""
+        return 2 * self.key_dim + self.share * self.value_dim
+
+    @property
+    def cache(self) -> CacheSpec:
+        """What this layer keeps of a row."""
+        heads, matrix = (self.key_heads, self.share), (self.key_dim, self.value_dim)
+        before = (self.width - 1, self.key_heads, self.convolved)
+        return recurrent_spec(
+            StateSpec(before, (None, "heads", None)),
+            StateSpec((*heads, *matrix), ("heads", None, None, None)),
+        )
+
+    @property
+    def operations(self) -> int:
+        """Operations of one token beside its matmuls."""
+        return 7 * self.key_heads * self.share * self.key_dim * self.value_dim
+
+    def weights(self, hidden: int) -> int:
+        """Elements of the matrices of a layer."""
+        values = self.share * self.value_dim
+        return hidden * self.key_heads * (self.convolved + 2 * values + 2 * self.share)
+
+    @property
+    def largest_activation(self) -> int:
+        """Numbers of a token, sharded by head, in the largest array beside hidden states."""
+        return self.key_heads * (self.convolved + self.share * self.value_dim)
+
+
+# Every recurrent mixer.
+RecurrentConfig = ShortConvConfig | Mamba2Config | DeltaConfig
+RECURRENT = (ShortConvConfig, Mamba2Config, DeltaConfig)
+
+
+def recurrent_spec(*states: StateSpec) -> CacheSpec:
+    """What a recurrent layer with these arrays keeps of a row."""
+    return CacheSpec("recurrent", 0, 0, window=2, states=states)

@@ -1,0 +1,119 @@
+"""A vision tower as data: a transformer over patches of images, and how its result becomes
+embeddings of a language model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+VisionNorm = Literal["rms", "rms_one_plus", "layer"]
+VisionActivation = Literal["quick_gelu", "gelu", "gelu_tanh", "silu", "relu"]
+
+
+@dataclass(frozen=True)
+class MergerConfig:
+    """How patches that lie together become one embedding of the language model.
+
+    `norm_each` norms every patch, `norm_merged` all patches of a token as one vector, `none`
+    neither; then follow two matmuls. `average` takes the mean of the patches, norms it, and
+    multiplies once.
+    """
+
+    kind: Literal["norm_each", "norm_merged", "none", "average"]
+    side: int  # side x side patches are one token
+    width: int  # of the embeddings
+    inner: int = 0  # outputs of the first matmul
+    activation: VisionActivation = "gelu"
+    norm: VisionNorm = "layer"
+    norm_eps: float = 1e-6
+    bias: bool = True
+
+    @property
+    def patches(self) -> int:
+        """Patches of one token."""
+        return self.side**2
+
+
+@dataclass(frozen=True)
+class VisionConfig:
+    """A vision tower, and the tokens that stand for its images in prompts."""
+
+    family: str  # whose rules say how images become patches, and what stands for them in prompts
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    patch_size: int
+    merger: MergerConfig
+    image_token: int  # stands for one embedding of an image
+    channels: int = 3
+    frames: int = 1  # of a video that are one patch
+    video_token: int | None = None
+    start_token: int | None = None  # stands before an image
+    end_token: int | None = None
+    norm: VisionNorm = "layer"
+    norm_eps: float = 1e-6
+    activation: VisionActivation = "quick_gelu"
+    gated: bool = False  # whether feed-forward blocks are gated
+    mlp_bias: bool = True
+    patch_bias: bool = False
+    qkv_bias: bool = True
+    # Whether what attention and feed-forward block add is multiplied by a learned vector.
+    layer_scales: bool = False
+    # Whether the tokens before and after an image are put around what takes a placeholder's place.
+    wraps: bool = False
+    # What stands for an image in prompts as they are given. None: the token of its embeddings.
+    placeholder_token: int | None = None
+    # Tokens of one, two, ... line breaks, of which there are two on both sides of an image. Those
+    # that meet become one. Empty: there are none.
+    line_breaks: tuple[int, ...] = ()
+    # Whether the tokens of one image attend to each other, to later ones too.
+    sees_ahead: bool = False
+    # Base of the rotation by row and column of a patch. None: positions are not rotated.
+    rope_theta: float | None = None
+    # Side of the table of learned positions. 0: there is none.
+    table_side: int = 0
+    # Whether a learned vector stands before the patches of an image.
+    class_vector: bool = False
+    norm_before: bool = False  # whether what enters the first layer is normed
+    norm_after: bool = False  # whether what leaves the last layer is normed
+    # Layers whose patches see their whole frame; the others see a window. None: all see it.
+    full_layers: tuple[int, ...] | None = None
+    window: int = 0  # side of a window, in pixels
+    image_size: int = 0  # side of the images of towers that take one size only
+    # Steps in time of a second of video, for positions. 0: frames are one step apart.
+    steps_per_second: int = 0
+    # Whether a text before each frame of a video says when it is seen; then frames stand apart.
+    times_in_text: bool = False
+    # Layers after which patches are merged once more, and added to the same tokens after as many
+    # first layers of the language model.
+    deep_layers: tuple[int, ...] = ()
+    initializer_range: float = 0.02
+
+    @property
+    def head_dim(self) -> int:
+        """Numbers of a head."""
+        return self.hidden_size // self.num_heads
+
+    @property
+    def placeholder(self) -> int:
+        """The token that stands for an image in prompts as they are given."""
+        return self.image_token if self.placeholder_token is None else self.placeholder_token
+
+    @property
+    def most_ahead(self) -> int:
+        """To how many later tokens of its image a token attends at most."""
+        if not self.sees_ahead:
+            return 0
+        return (self.image_size // self.patch_size // self.merger.side) ** 2 - 1
+
+    @property
+    def patch_values(self) -> int:
+        """Numbers of a patch."""
+        return self.channels * self.frames * self.patch_size**2
+
+    @property
+    def width(self) -> int:
+        """Numbers of a token that the tower makes."""
+        return self.merger.width * (1 + len(self.deep_layers))

@@ -1,0 +1,93 @@
+"""More and fewer engine cores while requests run, without losing a request.
+
+In: cores that are ready, or the place of one that is to end. Out: a changed roster. A new core does
+what the others were told before it came. Must not know who starts cores, or how many are wanted.
+"""
+
+from __future__ import annotations
+
+import time
+
+from jengine.distributed.core_deaths import CoreDeaths
+from jengine.distributed.core_questions import CoreQuestions
+from jengine.distributed.core_roster import CoreRoster
+from jengine.distributed.router import Router
+from jengine.engine.process.client import ProcessClient
+from jengine.errors import ConfigError, EngineDead
+
+# Seconds between two looks whether a core that is to end has requests.
+LOOK = 0.01
+
+
+class CoreChanges:
+    """Puts cores into the roster, and takes them out once their last requests have ended."""
+
+    def __init__(
+        self, roster: CoreRoster, router: Router, deaths: CoreDeaths, questions: CoreQuestions
+    ) -> None:
+        self._roster, self._router = roster, router
+        self._deaths, self._questions = deaths, questions
+
+    @property
+    def next_place(self) -> int:
+        """Where one more core will be: in the place of one that has ended, or behind all."""
+        with self._roster.lock:
+            return self._roster.next_place
+
+    def replace(self, index: int, core: ProcessClient) -> None:
+        """Take another core, which is ready, in the place of one that has died."""
+        roster = self._roster
+        with roster.lock:
+            before = roster.cores[index]
+        before.shutdown()  # also if its death has not been noticed yet
+        roster.check_alive()
+        self._questions.make_alike(core)
+        with roster.lock:
+            roster.put(index, core)
+        self._deaths.watch(index, core)
+
+    def add(self, core: ProcessClient) -> None:
+        """Use one more core, which is ready, in the next place."""
+        roster, place = self._roster, self.next_place
+        if place < len(roster.cores):
+            self.replace(place, core)
+            return
+        self._questions.make_alike(core)
+        with roster.lock:
+            roster.cores.append(core)
+            self._router.grow()
+        self._deaths.watch(place, core)
+
+    def retire(self, index: int, seconds: float) -> bool:
+        """End a core once all of its requests have ended. False, and it goes on as before, if they
+        have not after so many seconds."""
+        roster = self._roster
+        with roster.lock:
+            if not [i for i in roster.serving if i != index]:
+                raise ConfigError("the last core that takes requests cannot be retired.")
+            roster.leaving.add(index)
+        try:
+            if not self._has_drained(index, seconds):
+                return False
+            counts = roster.cores[index].stats()  # what it said last may be older
+            with roster.lock:
+                roster.retired[index] = counts
+                roster.dead[index] = EngineDead(f"core {index} was retired.")
+        finally:
+            with roster.lock:
+                roster.leaving.discard(index)
+        roster.cores[index].shutdown()
+        return True
+
+    def _has_drained(self, index: int, seconds: float) -> bool:
+        """Wait for the end of a core's requests. False: it still has some."""
+        deadline = time.monotonic() + seconds
+        while self._has_requests(index):
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(LOOK)
+        return True
+
+    def _has_requests(self, index: int) -> bool:
+        with self._roster.lock:
+            return self._router.counts[index] > 0

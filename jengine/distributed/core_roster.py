@@ -1,0 +1,62 @@
+"""Which engine cores there are, and which of them live, are leaving, have died or were retired.
+
+In: cores, and what has become of them. Out: the cores to ask, and those that may get requests. Must
+not know requests, what deaths cost, or how cores are started.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from jengine.counts import Counts
+from jengine.engine.process.client import ProcessClient
+from jengine.errors import EngineDead
+
+
+class CoreRoster:
+    """The cores by their places, which are data-parallel ranks.
+
+    Who changes it holds `lock`, which is around the router of requests as well: a core and its
+    requests are lost at once.
+    """
+
+    def __init__(self, cores: Sequence[ProcessClient]) -> None:
+        self.lock = threading.Lock()
+        self.cores = list(cores)
+        self.dead: dict[int, EngineDead] = {}  # by core, in the order of their deaths
+        self.leaving: set[int] = set()  # cores that get no more requests
+        # Of the dead, those that were to end, and what they counted.
+        self.retired: dict[int, Counts] = {}
+
+    @property
+    def living(self) -> list[int]:
+        """The cores that have not died."""
+        return [i for i in range(len(self.cores)) if i not in self.dead]
+
+    @property
+    def serving(self) -> list[int]:
+        """The cores that get requests."""
+        return [i for i in self.living if i not in self.leaving]
+
+    @property
+    def next_place(self) -> int:
+        """Where one more core will be: in the place of one that has ended, or behind all."""
+        return min(self.dead, default=len(self.cores))
+
+    def put(self, index: int, core: ProcessClient) -> None:
+        """Have another core in the place of one that has died."""
+        self.cores[index] = core
+        self.dead.pop(index, None)
+        self.retired.pop(index, None)
+
+    def is_expected_dead(self, index: int, core: ProcessClient) -> bool:
+        """Whether this core was to end, or another one has its place already."""
+        return self.cores[index] is not core or index in self.retired
+
+    def check_alive(self) -> None:
+        """Raise EngineDead if no core lives."""
+        self.cores[0].check_process()
+        if not self.living:
+            first = next(iter(self.dead.values()))
+            raise EngineDead(str(first)) from first

@@ -1,0 +1,44 @@
+"""Calls that a core which comes back must be given as well: the adapters that the others hold.
+
+In: every call to the cores, with its answers. Out: the calls for a new core. No jax.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from jengine.adapters import AdapterReport
+from jengine.executor.calls import DropAdapter, Outcome
+
+
+class RepeatedCalls:
+    """Remembers adapters that were added and not dropped since."""
+
+    def __init__(self) -> None:
+        self._added: list[tuple[str, bytes]] = []  # digests, and the arguments of the calls
+        self._lock = threading.Lock()
+
+    def note(self, method: str, arguments: bytes, answers: Sequence[bytes]) -> None:
+        """A call was made."""
+        if method == "add_adapter" and answers:
+            outcomes = [msgspec.msgpack.decode(one, type=Outcome) for one in answers]
+            if all(outcome.problem is None for outcome in outcomes):
+                report = msgspec.msgpack.decode(outcomes[0].value, type=AdapterReport)
+                with self._lock:
+                    self._added.append((report.digest, arguments))
+        elif method == "drop_adapter":
+            dropped = msgspec.msgpack.decode(arguments, type=DropAdapter).digest
+            with self._lock:
+                last = next((one for one in self._added if one[0] == dropped), None)
+                if last is not None:
+                    self._added.remove(last)
+
+    def repeat(self, call: Callable[[str, bytes], object]) -> None:
+        """Make them again, of a core that knows none."""
+        with self._lock:
+            added = list(self._added)
+        for _, arguments in added:
+            call("add_adapter", arguments)

@@ -1,0 +1,235 @@
+"""The LoRA adapters that a front knows: by number, loaded in the core when they are first used.
+
+In: LoRARequests. Out: the digest by which the core knows an adapter. The core keeps what it was
+given until it is told to drop it, so an adapter of an open request is never missing there: adapters
+that no request uses are dropped here, the least recently used first. Any thread may call it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from jengine.adapters import AdapterLimits, AdapterReport, LoRARequest
+from jengine.errors import RequestError, UnsupportedFeature
+from jengine.executor.calls import AddAdapter, DropAdapter, MatrixBytes, Outcome
+
+Call = Callable[[str, bytes], list[bytes]]
+
+
+class Loaded(msgspec.Struct):
+    """An adapter that the core has."""
+
+    request: LoRARequest
+    digest: str
+    live: bool = False  # came from a trainer, so it cannot be loaded again
+    pinned: bool = False
+    held: int = 0  # requests that are being queued
+
+
+class Adapters:
+    """Loads and drops adapters. `in_use` gives the digests of open requests."""
+
+    def __init__(
+        self, call: Call, limits: AdapterLimits | None, in_use: Callable[[], set[str]]
+    ) -> None:
+        self._call = call
+        self._limits = limits
+        self._in_use = in_use
+        self._known: dict[int, Loaded] = {}  # by number, the least recently used first
+        self._retired: list[Loaded] = []  # replaced or removed; requests may still use them
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def held(self, request: LoRARequest | None) -> Iterator[str]:
+        """The digest of an adapter, which stays loaded inside; "" for none."""
+        if request is None:
+            yield ""
+            return
+        with self._lock:
+            loaded = self._loaded(request)
+            loaded.held += 1
+        try:
+            yield loaded.digest
+        finally:
+            with self._lock:
+                loaded.held -= 1
+
+    def add(
+        self,
+        request: LoRARequest,
+        matrices: Mapping[str, Any] | None = None,
+        alpha: float | None = None,
+        *,
+        use_rslora: bool = False,
+    ) -> bool:
+        """Load an adapter, from its folder or from these matrices. True: it was not there."""
+        with self._lock:
+            known = self._known.get(checked(request).lora_int_id)
+            if matrices is None:
+                self._loaded(request)
+            else:
+                self._replace(request, self._ask_for(request, matrices, alpha, use_rslora), True)
+            return known is None or self._known[request.lora_int_id] is not known
+
+    def replace(self, request: LoRARequest) -> None:
+        """Load an adapter from its folder, in place of the one of its number if there is any."""
+        with self._lock:
+            self._replace(checked(request), self._ask_for(request), False)
+
+    def remove(self, number: int) -> bool:
+        """Forget an adapter; requests that use it end with it. False if there is none."""
+        with self._lock:
+            loaded = self._known.pop(number, None)
+            if loaded is None:
+                return False
+            self._retired.append(loaded)
+            self._drop_unused()
+            return True
+
+    def pin(self, number: int) -> bool:
+        """Keep an adapter loaded until it is removed."""
+        with self._lock:
+            if number not in self._known:
+                raise RequestError(
+                    f"pin_lora({number}): no such adapter; loaded are {sorted(self._known)}."
+                )
+            limits = self._required()
+            pinned = {*(n for n, one in self._known.items() if one.pinned), number}
+            if len(pinned) > limits.max_cpu_loras:
+                raise RequestError(
+                    f"pin_lora({number}): {len(pinned)} adapters would be pinned, "
+                    f"max_cpu_loras={limits.max_cpu_loras}."
+                )
+            self._known[number].pinned = True
+            return True
+
+    def numbers(self) -> set[int]:
+        """The numbers of loaded adapters."""
+        with self._lock:
+            return set(self._known)
+
+    def named(self, name: str) -> LoRARequest | None:
+        """The loaded adapter of this name."""
+        with self._lock:
+            return next(
+                (one.request for one in self._known.values() if one.request.lora_name == name), None
+            )
+
+    def _required(self) -> AdapterLimits:
+        if self._limits is None:
+            raise UnsupportedFeature("LoRA adapters: create the engine with enable_lora=True.")
+        return self._limits
+
+    def _loaded(self, request: LoRARequest) -> Loaded:
+        """The adapter, loaded now if need be, as the most recently used one."""
+        self._required()
+        number = checked(request).lora_int_id
+        known = self._known.get(number)
+        if known is not None and not (request.load_inplace and not known.live):
+            if known.request != request and request.lora_path:
+                raise RequestError(
+                    f"lora_int_id={number} is the adapter {known.request.lora_name!r} from "
+                    f"{known.request.lora_path or 'a trainer'!r}, not {request.lora_name!r} from "
+                    f"{request.lora_path!r}. Use another number, remove_lora({number}) first, or "
+                    "load_inplace=True."
+                )
+            self._known[number] = self._known.pop(number)
+            return known
+        if not request.lora_path:
+            raise RequestError(
+                f"LoRARequest({request.lora_name!r}, {number}) has no lora_path, and no adapter of "
+                "this number is loaded. Give the folder, or add_lora(request, params) first."
+            )
+        return self._replace(request, self._ask_for(request), False)
+
+    def _replace(self, request: LoRARequest, report: AdapterReport, live: bool) -> Loaded:
+        old = self._known.pop(request.lora_int_id, None)
+        if old is not None:
+            self._retired.append(old)
+        made = Loaded(request, report.digest, live, old is not None and old.pinned)
+        self._known[request.lora_int_id] = made
+        self._drop_unused(keep=made)
+        return made
+
+    def _ask_for(
+        self,
+        request: LoRARequest,
+        matrices: Mapping[str, Any] | None = None,
+        alpha: float | None = None,
+        use_rslora: bool = False,
+    ) -> AdapterReport:
+        self._required()
+        given = AddAdapter(
+            request.lora_path if matrices is None else "",
+            [matrix_bytes(name, value) for name, value in flat(matrices or {}).items()],
+            alpha,
+            use_rslora,
+        )
+        reports = [
+            msgspec.msgpack.decode(answer, type=AdapterReport)
+            for answer in self._answers("add_adapter", given, request)
+        ]
+        if len({report.digest for report in reports}) != 1:
+            raise RequestError(
+                f"LoRA adapter {request.lora_name!r}: processes read different files from "
+                f"{request.lora_path!r}."
+            )
+        return reports[0]
+
+    def _answers(self, method: str, given: Any, request: LoRARequest) -> list[bytes]:
+        answers = self._call(method, msgspec.msgpack.encode(given))
+        outcomes = [msgspec.msgpack.decode(one, type=Outcome) for one in answers]
+        for outcome in outcomes:
+            if outcome.problem is not None:
+                raise RequestError(f"LoRA adapter {request.lora_name!r}: {outcome.problem}")
+        return [outcome.value for outcome in outcomes]
+
+    def _drop_unused(self, keep: Loaded | None = None) -> None:
+        """Drop what was replaced, removed or is beyond the limit, unless requests use it."""
+        most = self._required().max_cpu_loras
+        beyond = max(0, len(self._known) - most)
+        if not beyond and not self._retired:
+            return
+        used = self._in_use()
+        for loaded in [one for one in self._retired if not one.held and one.digest not in used]:
+            self._retired.remove(loaded)
+            self._drop(loaded)
+        for number, loaded in list(self._known.items()):
+            fixed = loaded.pinned or loaded.live or loaded is keep or loaded.held
+            if beyond and not fixed and loaded.digest not in used:
+                beyond -= 1
+                del self._known[number]
+                self._drop(loaded)
+
+    def _drop(self, loaded: Loaded) -> None:
+        self._answers("drop_adapter", DropAdapter(loaded.digest), loaded.request)
+
+
+def checked(request: Any) -> LoRARequest:
+    """The request, if it is one."""
+    if not isinstance(request, LoRARequest):
+        raise RequestError(
+            f"lora_request is a {type(request).__name__}; expected a jengine.LoRARequest."
+        )
+    return request
+
+
+def flat(tree: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """A tree of matrices by dotted path."""
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        path = f"{before}{key}"
+        found.update(flat(value, f"{path}.") if isinstance(value, Mapping) else {path: value})
+    return found
+
+
+def matrix_bytes(name: str, value: Any) -> MatrixBytes:
+    """A matrix of a trainer as it is sent."""
+    array = np.ascontiguousarray(np.asarray(value, np.float32))
+    return MatrixBytes(name, array.shape, array.tobytes())

@@ -1,0 +1,50 @@
+"""Prompts that are given as embeddings, checked and made bytes. No jax: arrays come as numpy's.
+
+In: an array of numpy or JAX. Out: float32 bytes, and tokens that stand for its rows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from jengine.engine.limits import Limits
+from jengine.errors import ContextOverflow, RequestError
+from jengine.prompts import TokensPrompt
+
+STANDS_FOR_A_ROW = 0  # a token id that is in every vocabulary
+
+
+def rendered_embeds(given: Any, limits: Limits) -> TokensPrompt:
+    """A prompt of these rows."""
+    width = limits.embeds_width
+    if width is None:
+        raise RequestError(
+            "prompt_embeds: this engine was created without enable_prompt_embeds=True."
+        )
+    if not hasattr(given, "shape") or not hasattr(given, "dtype"):
+        raise RequestError(
+            f"prompt_embeds is a {type(given).__name__}; expected an array of numpy or JAX."
+        )
+    shape = tuple(given.shape)
+    rows = np.asarray(given)
+    if len(shape) == 3 and shape[0] == 1:  # as a batch of one
+        rows = rows[0]
+    if rows.ndim != 2 or rows.shape[1] != width or not len(rows):
+        raise RequestError(f"prompt_embeds has shape {shape}; expected [tokens, {width}].")
+    if rows.dtype.kind in "iub" or rows.dtype.kind == "c":
+        raise RequestError(f"prompt_embeds has dtype {rows.dtype}; expected floating point.")
+    rows = np.ascontiguousarray(rows, np.float32)
+    if not np.isfinite(rows).all():
+        raise RequestError("prompt_embeds holds NaN or infinity; expected finite numbers.")
+    if len(rows) >= limits.max_model_len:
+        raise ContextOverflow(limits.max_model_len, f"contains {len(rows)} embeddings")
+    most = limits.most_embeds_bytes
+    if most is not None and rows.nbytes > most:
+        raise RequestError(
+            f"prompt_embeds takes {rows.nbytes} bytes as float32; expected at most {most} where "
+            "the engine core is in another process. Leave multiprocess out, or shorten it."
+        )
+    ids = [STANDS_FOR_A_ROW] * len(rows)
+    return TokensPrompt(prompt_token_ids=ids, prompt_embeds=rows.tobytes())

@@ -1,0 +1,69 @@
+"""Messages between fronts and an engine core as msgpack. No pickle.
+
+In: messages. Out: bytes, and back; bytes that are no message raise BadFrame. Must not know sockets.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from jengine.engine.process.arrays import pack_array, unpack_array
+from jengine.engine.process.message import BadFrame, Message
+from jengine.engine.process.to_core import FromFront
+from jengine.engine.process.to_front import FromCore, Outputs
+from jengine.logprobs import StepLogprobs
+
+# Bytes of one message. A prompt of a million tokens takes five million.
+MOST_BYTES = 64 * 2**20
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=pack_array)
+_from_front = msgspec.msgpack.Decoder(FromFront)
+_from_core = msgspec.msgpack.Decoder(FromCore, ext_hook=unpack_array)
+# What does not describe a value of the right type, or nests too deeply.
+UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
+
+
+def encode(message: Message) -> bytes:
+    """A message as bytes."""
+    return _encoder.encode(message)
+
+
+def decode_from_front(data: bytes) -> FromFront:
+    """The message of a front in these bytes."""
+    _check_size(data)
+    try:
+        return _from_front.decode(data)
+    except UNREADABLE as error:
+        raise BadFrame(f"a front sent {len(data)} bytes that are no message: {error}") from error
+
+
+def decode_from_core(data: bytes) -> FromCore:
+    """The message of the core in these bytes."""
+    _check_size(data)
+    try:
+        message = _from_core.decode(data)
+    except UNREADABLE as error:
+        raise BadFrame(f"the core sent {len(data)} bytes that are no message: {error}") from error
+    if isinstance(message, Outputs):
+        for delta in message.deltas:
+            delta.logprobs = _scores(delta.logprobs)
+            delta.prompt_logprobs = _scores(delta.prompt_logprobs)
+    return message
+
+
+def _check_size(data: bytes) -> None:
+    if len(data) > MOST_BYTES:
+        raise BadFrame(f"a message of {len(data)} bytes: expected at most {MOST_BYTES}")
+
+
+def _scores(parts: Any) -> StepLogprobs | None:
+    """Log-probabilities, which arrive as a list of their arrays."""
+    if parts is None:
+        return None
+    whole = isinstance(parts, list) and len(parts) == len(StepLogprobs._fields)
+    if not whole or not all(isinstance(part, np.ndarray) for part in parts):
+        raise BadFrame("the core sent log-probabilities that are not three arrays")
+    return StepLogprobs(*parts)

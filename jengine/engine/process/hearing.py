@@ -1,0 +1,99 @@
+"""What a core says to its front, as it arrives on the socket's thread.
+
+In: frames of the core. Out: deltas in the mailbox, answers to questions, news of the start and the
+end; and what the core said last of itself. Must not know sockets.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from jengine.engine.core_state import CoreState
+from jengine.engine.process.asking import Asking
+from jengine.engine.process.beginning import Beginning
+from jengine.engine.process.core_log import log
+from jengine.engine.process.encoding import decode_from_core
+from jengine.engine.process.mailbox import Mailbox
+from jengine.engine.process.message import BadFrame
+from jengine.engine.process.socket_loop import Parts
+from jengine.engine.process.to_front import (
+    Answer,
+    CacheChanges,
+    Dead,
+    FromCore,
+    LogRecord,
+    NotReady,
+    Outputs,
+    Progress,
+    Pulse,
+    Ready,
+    Refusal,
+    StepFailed,
+)
+from jengine.errors import EngineDead
+from jengine.kvcache.content_journal import HeldContents
+
+logger = logging.getLogger(__name__)
+
+
+class Heard:
+    """Of one core."""
+
+    def __init__(
+        self,
+        mailbox: Mailbox,
+        asking: Asking,
+        beginning: Beginning,
+        die: Callable[[EngineDead], None],
+    ) -> None:
+        """`die` is told why the core has ended, when it says so itself."""
+        self.dropped = 0  # frames that could not be read
+        self.contents = HeldContents()  # of the core's cache, if it tells
+        self._mailbox = mailbox
+        self._asking = asking
+        self._beginning = beginning
+        self._die = die
+        self._state, self._heard = CoreState(), time.monotonic()
+
+    @property
+    def state(self) -> CoreState:
+        """What the core said last and how long ago that was. Never waits."""
+        return msgspec.structs.replace(self._state, age=time.monotonic() - self._heard)
+
+    def receive(self, parts: Parts) -> None:
+        """Take a frame."""
+        try:
+            if len(parts) != 1:
+                raise BadFrame(f"a message of {len(parts)} parts: expected one")
+            message = decode_from_core(parts[0])
+        except BadFrame as error:
+            self.dropped += 1
+            logger.warning("dropped what the engine core sent: %s", error)
+            return
+        self._heard = time.monotonic()
+        self._take(message)
+
+    def _take(self, message: FromCore) -> None:
+        match message:
+            case Outputs(deltas):
+                self._mailbox.deliver(deltas)
+            case CacheChanges(changes):
+                self.contents.note(changes)
+            case Pulse(state):
+                self._state = state
+            case Answer(number, value):
+                self._asking.resolve(number, value)
+            case Refusal(number, failure):
+                self._asking.resolve(number, failure.error)
+            case StepFailed(failure):
+                self._mailbox.interrupt(failure.error)
+            case Progress() | Ready() | NotReady():
+                self._beginning.note(message)
+            case Dead(failure):
+                self._die(EngineDead(failure.text))
+            case LogRecord():
+                log(message)

@@ -1,0 +1,166 @@
+"""What a core says to its fronts: encoded and sent by a thread of its own, so that no step waits.
+
+In: news, new tokens, answers, from any thread. Out: messages to the fronts that they are for. Must
+not know sockets.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from jengine.engine.core_state import CoreState
+from jengine.engine.process.encoding import encode
+from jengine.engine.process.fronts import Fronts
+from jengine.engine.process.message import Message
+from jengine.engine.process.to_front import (
+    CacheChanges,
+    Failure,
+    LogRecord,
+    Outputs,
+    Progress,
+    Pulse,
+    StepFailed,
+)
+from jengine.errors import JengineError
+from jengine.kvcache.content_journal import ContentJournal, HeldContents
+from jengine.outputs import TokenDelta
+
+# Seconds between two reports of the core's state: while steps end, and while none do.
+REPORT = 0.1
+QUIET_REPORT = 0.5
+# Lines of the log that are kept until the first front comes.
+EARLY_LOG = 1000
+# Blocks in one message to a front that comes when the cache holds many.
+MOST_CHANGES = 100_000
+
+
+class Outbox:
+    """The thread, and what it has told so far."""
+
+    def __init__(
+        self,
+        fronts: Fronts,
+        send: Callable[[list[bytes]], None],
+        state: Callable[[], CoreState | None],
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        """`send` takes a front's identity and a message; `state` is the core's, once it has one;
+        `failed` is told what ended the thread."""
+        self.greeted = threading.Event()  # a front has come
+        self._fronts = fronts
+        self._send_parts = send
+        self._state = state
+        self._failed = failed
+        self._news: Message = Progress("Starting")  # for fronts that come
+        self._early_log: deque[LogRecord] = deque(maxlen=EARLY_LOG)  # before a front took it
+        self._held = HeldContents()  # of the cache, as far as fronts were told
+        self._reported = (0.0, 0)  # when the state was sent, and the steps that had ended
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._write, name="jengine-output", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Send what is queued, and end the thread."""
+        self._jobs.put(None)
+        self._thread.join()
+
+    def announce(self, news: Message) -> None:
+        """Tell all fronts, and those that come: each of them is greeted on the same thread."""
+
+        def tell() -> None:
+            self._news = news
+            self._send(self._fronts.identities, news)
+
+        self._jobs.put(tell)
+
+    def greet(self, identity: bytes) -> None:
+        """Tell a front that has come what the others know."""
+        self._jobs.put(partial(self._greet, identity))
+
+    def reply(self, identity: bytes, message: Message) -> None:
+        """Answer one front."""
+        self._jobs.put(lambda: self._send([identity], message))
+
+    def deliver(self, deltas: list[TokenDelta]) -> None:
+        """Give new tokens to the fronts of their requests."""
+        self._jobs.put(partial(self._send_deltas, deltas))
+
+    def tell_changes(self, journal: ContentJournal | None) -> None:
+        """Tell what the cache has begun and ceased to hold, if the fronts are to know."""
+        if journal is not None and (changes := journal.take()):
+            self._jobs.put(partial(self._send_changes, changes))
+
+    def step_failed(self, error: JengineError) -> None:
+        """Tell all fronts that a step did not run."""
+        failed = StepFailed(Failure.of(error))
+        self._jobs.put(lambda: self._send(self._fronts.identities, failed))
+
+    def log(self, record: LogRecord) -> None:
+        """Give a line of the log to the fronts that take it."""
+        self._jobs.put(partial(self._send_log, record))
+
+    # --- the thread ------------------------------------------------------------------------------
+
+    def _write(self) -> None:
+        try:
+            while True:
+                try:
+                    job = self._jobs.get(timeout=max(self._report_due(), 0.0))
+                except queue.Empty:
+                    job = self._send_state
+                if job is None:
+                    return
+                job()
+                if self._report_due() <= 0:
+                    self._send_state()
+        except Exception as error:  # noqa: BLE001 - the thread that runs steps raises it
+            self._failed(error)
+
+    def _greet(self, identity: bytes) -> None:
+        self._send([identity], self._news)
+        if identity in self._fronts.content_takers:  # it may have come late
+            for changes in self._held.as_changes(MOST_CHANGES):
+                self._send([identity], CacheChanges(changes))
+        self.greeted.set()
+        while self._early_log and self._fronts.log_takers:
+            self._send(self._fronts.log_takers, self._early_log.popleft())
+
+    def _send_changes(self, changes: list[bytes]) -> None:
+        self._held.note(changes)
+        self._send(self._fronts.content_takers, CacheChanges(changes))
+
+    def _send_log(self, record: LogRecord) -> None:
+        takers = self._fronts.log_takers
+        if not takers:
+            self._early_log.append(record)
+        self._send(takers, record)
+
+    def _send_deltas(self, deltas: list[TokenDelta]) -> None:
+        for identity, own in self._fronts.sorted(deltas).items():
+            self._send([identity], Outputs(own))
+
+    def _send_state(self) -> None:
+        state = self._state()
+        self._reported = (time.monotonic(), 0 if state is None else state.steps)
+        if state is not None:
+            self._send(self._fronts.identities, Pulse(state))
+
+    def _report_due(self) -> float:
+        """Seconds until the state is to be sent."""
+        when, steps = self._reported
+        state = self._state()
+        moved = state is not None and state.steps != steps
+        return when + (REPORT if moved else QUIET_REPORT) - time.monotonic()
+
+    def _send(self, identities: Iterable[bytes], message: Message) -> None:
+        data = encode(message)
+        for identity in identities:
+            self._send_parts([identity, data])

@@ -1,0 +1,114 @@
+"""Prompts of models with an encoder of text: what a user writes is the encoder's prompt.
+
+In: a text, token ids, or `encoder_prompt` and `decoder_prompt`. Out: a TokensPrompt of the
+decoder's ids, with the encoder's beside them. Must not know sampling parameters or requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+
+from jengine.config import TextEncoderConfig
+from jengine.engine.limits import Limits
+from jengine.engine.prompt_renderer import PromptRenderer
+from jengine.errors import RequestError
+from jengine.media_spans import MediaSpan
+from jengine.prompts import TokensPrompt
+from jengine.text.chat_images import ImagePart
+from jengine.text.tokenization import AS_USUAL, Tokenization
+from jengine.text.tokenizer import Tokenizer
+
+KEYS = {"encoder_prompt", "decoder_prompt"}
+
+
+@dataclass(frozen=True)
+class Sources:
+    """What an encoder reads, and how the answer of its decoder begins.
+
+    `forced`: `forced_bos_token_id` of the generation config. As in transformers, it is the token
+    after a prompt that is the start token alone; it counts as one of the prompt.
+    """
+
+    encoder: TextEncoderConfig
+    forced: int | None = None
+
+
+class SourceRenderer(PromptRenderer):
+    """Checks what the encoder reads against its own limits, and the decoder's prompt as usual.
+
+    A decoder's prompt begins with the start token, which is put there if it is missing. Its text is
+    tokenized without the special tokens that a tokenizer puts around texts for encoders.
+    """
+
+    def __init__(self, limits: Limits, tokenizer: Tokenizer | None, sources: Sources) -> None:
+        super().__init__(limits, tokenizer)
+        self.source = sources
+        longest = replace(limits, max_model_len=sources.encoder.positions, answer_room=0)
+        self._read = PromptRenderer(longest, tokenizer)
+
+    def render(self, given: Any, how: Tokenization = AS_USUAL) -> TokensPrompt:
+        """A prompt of the encoder, or of both, as checked token ids."""
+        if isinstance(given, Mapping) and given.get("media"):  # rendered before
+            return super().render(given, how)
+        source, decoder = given, None
+        if isinstance(given, Mapping) and given.keys() & KEYS:
+            source, decoder = given.get("encoder_prompt"), given.get("decoder_prompt")
+            if given.keys() - KEYS or source is None:
+                raise RequestError(
+                    "a prompt of an encoder-decoder model is {'encoder_prompt': ..., "
+                    f"'decoder_prompt': ...}}; got the keys {', '.join(map(repr, given))}."
+                )
+        read = self._read.render(source, how)
+        if "prompt_embeds" in read:
+            raise RequestError("prompt_embeds: the encoder of this model reads tokens alone.")
+        prompt = self._decoders(decoder)
+        if "cache_salt" in read:
+            prompt["cache_salt"] = read["cache_salt"]
+        prompt["media"] = [span_of(read["prompt_token_ids"])]
+        return prompt
+
+    def _decoders(self, given: Any) -> TokensPrompt:
+        """The decoder's prompt: by default, the start token and the forced one."""
+        start = self.source.encoder.start_token
+        if not given:
+            prompt = TokensPrompt(prompt_token_ids=[])
+        else:
+            prompt = super().render(given, replace(AS_USUAL, add_special_tokens=False))
+        ids = prompt["prompt_token_ids"]
+        ids = ids if ids[:1] == [start] else [start, *ids]
+        if len(ids) == 1 and self.source.forced is not None:
+            ids = [start, self.source.forced]
+        prompt["prompt_token_ids"] = self._checked_ids(ids, AS_USUAL)
+        return prompt
+
+    def render_chat(
+        self,
+        text: str,
+        how: Tokenization = AS_USUAL,
+        images: Sequence[ImagePart] = (),
+        options: Mapping[str, Any] | None = None,
+    ) -> TokensPrompt:
+        """Refused: models of this kind are not trained on conversations."""
+        raise RequestError(
+            "conversations are not supported for a model with an encoder of text. Use "
+            "LLM.generate() or /v1/completions."
+        )
+
+
+def span_of(ids: list[int]) -> MediaSpan:
+    """What an encoder reads, beside the decoder's prompt."""
+    values = np.asarray(ids, np.int32).tobytes()
+    return MediaSpan(
+        offset=0,
+        length=len(ids),
+        key=sha256(b"text" + values).hexdigest(),
+        kind="text",
+        grid=(1, 1, len(ids)),
+        steps=(0, 0, 0),
+        values=values,
+    )

@@ -1,0 +1,110 @@
+"""An executor around another one, which counts the loads of experts and moves them between devices.
+
+In: plans; outputs with the experts of each token. Out: the same plans and outputs; now and then a
+call of the workers between two steps. Must not know requests.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jengine.config import BalanceConfig
+from jengine.executor.calls import decoded_answers, encoded_arguments
+from jengine.executor.expert_balance import balanced, balancedness
+from jengine.executor.protocol import Executor, PendingOutput, WorkerHealth
+from jengine.executor.read_step import ReadStep
+from jengine.outputs import StepOutput
+from jengine.plan import Plan
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class SpreadExperts:
+    """The experts of a model, and the devices that they are spread over."""
+
+    layers: tuple[int, ...]  # those with experts
+    experts: int  # of each of these layers
+    devices: int
+
+
+class BalancedExperts:
+    """Moves experts every `step_interval` steps, by what was picked in the last `window_size`."""
+
+    def __init__(
+        self, executor: Executor, spread: SpreadExperts, config: BalanceConfig, *, returns: bool
+    ) -> None:
+        self.executor = executor
+        self._spread = spread
+        self._config = config
+        self._returns = returns  # whether others want the experts of tokens
+        self._steps = 0
+        self._loads = self._no_loads()
+
+    def submit(self, plan: Plan) -> PendingOutput:
+        """Queue the plan's step, after experts have moved if that is due."""
+        config = self._config
+        if self._steps and self._steps % config.step_interval == 0:
+            self._rebalance()
+        self._steps += 1
+        left = config.step_interval - (self._steps - 1) % config.step_interval
+        counts = left <= config.window_size
+        return ReadStep(self.executor.submit(plan), lambda step: self._read(step, counts=counts))
+
+    def update_weights(self, values: Any) -> None:
+        """Use these parameters for later plans."""
+        self.executor.update_weights(values)
+
+    def call_workers(self, method: str, arguments: bytes) -> list[bytes]:
+        """The result of a call in every worker."""
+        return self.executor.call_workers(method, arguments)
+
+    def health(self) -> list[WorkerHealth]:
+        """The health of every worker."""
+        return self.executor.health()
+
+    def shutdown(self) -> None:
+        """Shut the executor down."""
+        self.executor.shutdown()
+
+    def _read(self, step: PendingOutput, *, counts: bool) -> StepOutput:
+        output = step.result()
+        if counts:
+            picked = output.experts[:, list(self._spread.layers)].astype(np.int64)
+            numbers = np.arange(len(self._spread.layers))[None, :, None] * self._spread.experts
+            found = np.bincount((picked + numbers).ravel(), minlength=self._loads.size)
+            self._loads += found.reshape(self._loads.shape)
+        return output if self._returns else output._replace(experts=None)
+
+    def _rebalance(self) -> None:
+        """Move experts to where their loads are equal."""
+        loads, devices = self._loads, self._spread.devices
+        self._loads = self._no_loads()
+        if not loads.any():
+            return
+        slots = self._spread.experts + self._config.num_redundant_experts
+        layers = [balanced(load, slots, devices) for load in loads]
+        arguments = encoded_arguments("place_experts", {"layers": layers})
+        (before, *_) = decoded_answers(
+            "place_experts", self.executor.call_workers("place_experts", arguments)
+        )
+        if self._config.log_balancedness:
+            logger.info(
+                "Experts moved after %d steps: balancedness %.2f, %.2f with the loads so far",
+                self._steps,
+                mean_balancedness(loads, before, devices),
+                mean_balancedness(loads, layers, devices),
+            )
+
+    def _no_loads(self) -> np.ndarray:
+        return np.zeros((len(self._spread.layers), self._spread.experts), np.int64)
+
+
+def mean_balancedness(loads: np.ndarray, layers: list[list[int]], devices: int) -> float:
+    """Of all layers."""
+    pairs = zip(loads, layers, strict=True)
+    return float(np.mean([balancedness(load, slots, devices) for load, slots in pairs]))

@@ -1,0 +1,77 @@
+"""Runs plans in every process for a first process that alone has requests.
+
+In: plans. Out: steps that all processes run. The others are told of each plan, each read and each
+call; they have no requests to compare with these. Must not know requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from jengine.counts import Counts
+from jengine.errors import UnsupportedFeature
+from jengine.executor.multihost.channel import LeaderChannel, failing_together
+from jengine.executor.multihost.executors import LeadingExecutor
+from jengine.executor.multihost.messages import CallWorkers, StepDone
+from jengine.executor.protocol import PendingOutput, WorkerHealth
+from jengine.executor.read_step import ReadStep
+from jengine.outputs import StepOutput
+from jengine.plan import Plan
+
+
+@dataclass
+class Direction:
+    """Says that the first process of an engine alone has requests."""
+
+    # Told why, before the first process ends with all others.
+    observers: list[Callable[[str], None]] = field(default_factory=list)
+
+
+class DirectingExecutor:
+    """The first process's executor; to the engine core it looks like a local one."""
+
+    def __init__(self, executor: LeadingExecutor, channel: LeaderChannel) -> None:
+        self._executor = executor
+        self._channel = channel
+
+    def submit(self, plan: Plan) -> PendingOutput:
+        """Queue a step in every process."""
+        with failing_together(self._channel):
+            return ReadStep(self._executor.submit(plan), self._read)
+
+    def _read(self, step: PendingOutput) -> StepOutput:
+        """Wait for the oldest step that was not read yet, here and in the others."""
+        channel, executor = self._channel, self._executor
+        while channel.read():
+            pass
+        with channel.inside_step(), failing_together(channel):
+            output = step.result()
+        executor.compare_samples()
+        channel.broadcast(StepDone(executor.read, [], Counts()))
+        return output
+
+    def update_weights(self, values: Any) -> None:
+        """Refused: the others cannot reach arrays of this process."""
+        raise UnsupportedFeature(
+            "the devices of this engine are of several processes, of which one alone was given "
+            "these arrays. Change the files and call reload_weights, or make a new engine."
+        )
+
+    def call_workers(self, method: str, arguments: bytes) -> list[bytes]:
+        """The answer of every process."""
+        self._channel.broadcast(CallWorkers(method, arguments))
+        return self._executor.call_workers(method, arguments)
+
+    def health(self) -> list[WorkerHealth]:
+        """The health of this process and what it knows of the others."""
+        return self._executor.health()
+
+    def shutdown(self) -> None:
+        """Release memory and let the others end."""
+        self._executor.shutdown()
+
+    def end_all(self, reason: str) -> NoReturn:
+        """End every process after a failure."""
+        self._channel.end_all(reason)

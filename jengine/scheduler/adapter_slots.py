@@ -1,0 +1,55 @@
+"""The slots of a step for LoRA adapters: which adapter each holds, and how many requests use it.
+
+In: requests that start and leave. Out: the slot of each, which its plan brings to the runner. An
+adapter stays in its slot until another one needs it, the least recently used first.
+"""
+
+from __future__ import annotations
+
+from jengine.request import Request
+
+
+class AdapterSlots:
+    """Slots are numbered from 1 on; 0 stands for no adapter."""
+
+    def __init__(self, count: int) -> None:
+        self._free = list(range(count, 0, -1))
+        self._slots: dict[str, int] = {}  # by adapter, the least recently used first
+        self._users: dict[str, int] = {}  # running requests by adapter
+
+    @property
+    def in_use(self) -> int:
+        """Adapters of running requests."""
+        return len(self._users)
+
+    def have_room(self, request: Request) -> bool:
+        """Whether the request's adapter has a slot, or can get one."""
+        adapter = request.wire.adapter
+        if not adapter or adapter in self._slots or self._free:
+            return True
+        return len(self._users) < len(self._slots)
+
+    def take(self, request: Request) -> None:
+        """Give a request that starts the slot of its adapter, if it has one."""
+        adapter = request.wire.adapter
+        if not adapter:
+            return
+        slot = self._slots.pop(adapter, None) or self._new_slot()
+        self._slots[adapter] = request.adapter_slot = slot
+        self._users[adapter] = self._users.get(adapter, 0) + 1
+
+    def give_back(self, request: Request) -> None:
+        """A request no longer runs."""
+        if not request.adapter_slot:
+            return
+        request.adapter_slot = 0
+        adapter = request.wire.adapter
+        self._users[adapter] -= 1
+        if not self._users[adapter]:
+            del self._users[adapter]
+
+    def _new_slot(self) -> int:
+        if self._free:
+            return self._free.pop()
+        unused = next(adapter for adapter in self._slots if adapter not in self._users)
+        return self._slots.pop(unused)

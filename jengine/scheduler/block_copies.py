@@ -1,0 +1,47 @@
+"""Blocks on their way: single copies, and a request that waits for some.
+
+In: blocks and slots. Out: columns for plans. Must not know why, or when.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from jengine.plan import BlockCopies
+from jengine.request import Request, Status
+
+
+class Copy(NamedTuple):
+    """A block and a slot of the same group."""
+
+    group: int
+    block: int
+    slot: int
+    key: bytes
+
+
+class Loading:
+    """A request that waits for blocks."""
+
+    def __init__(self, request: Request, keys: list[bytes], source: str, tokens: int) -> None:
+        self.request = request
+        self.was: Status = request.status
+        self.keys = keys  # what it lacks on the device
+        self.source = source
+        self.tokens = tokens  # of its prefix that it gets so
+        self.slots: list[tuple[int, int]] = []  # pinned for it: group, slot
+        self.held: list[tuple[int, int]] = []  # pinned for it: group, block
+        self.left: deque[Copy] = deque()  # not in a plan yet
+        self.is_placed = False
+
+
+def by_group(copies: Sequence[Copy], *, named: bool = False) -> list[BlockCopies]:
+    """Copies as columns, those of a group together."""
+    found = []
+    for group in sorted({copy.group for copy in copies}):
+        own = [copy for copy in copies if copy.group == group]
+        keys = [copy.key for copy in own] if named else []
+        found.append(BlockCopies(group, [c.block for c in own], [c.slot for c in own], keys))
+    return found

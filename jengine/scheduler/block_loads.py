@@ -1,0 +1,227 @@
+"""Loads of blocks that waiting requests lack, from slots of the host's memory to the device.
+
+In: requests that wait. Out: whether each may begin, and the copies of a plan. What is loaded is
+published at once, so steps from then on find it. Must not know what is saved, or when plans are
+committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from jengine.kvcache.coordinator import CacheCoordinator
+from jengine.kvcache.hashing import group_of
+from jengine.kvcache.host_slots import HostSlots
+from jengine.request import FINISHED, LOADING, Request
+from jengine.scheduler.block_copies import Copy, Loading
+from jengine.scheduler.block_pins import BlockPins
+from jengine.scheduler.copy_costs import CopyCosts
+from jengine.scheduler.outside_blocks import OutsideBlocks
+from jengine.scheduler.outside_hits import OutsideHits
+from jengine.scheduler.slot_fetches import SlotFetches
+
+# How often a request is asked for that had nothing outside when it was last looked up.
+ASK_AGAIN = 32
+# Fetches of one request that may fail until it computes what is missing.
+MOST_TRIES = 2
+
+
+class BlockLoads:
+    """The requests that wait for blocks, and how far each has come."""
+
+    def __init__(
+        self,
+        cache: CacheCoordinator,
+        hosts: Sequence[HostSlots],
+        outside: OutsideBlocks,
+        fetches: SlotFetches,
+        pins: BlockPins,
+        most_loads: int,
+        costs: CopyCosts,
+    ) -> None:
+        """A plan loads at most `most_loads` blocks."""
+        self.loaded = 0  # blocks
+        self.hits = OutsideHits()
+        self._costs = costs
+        self._cache, self._hosts = cache, hosts
+        self._outside, self._fetches, self._pins = outside, fetches, pins
+        self._most_loads = most_loads
+        self._loading: dict[str, Loading] = {}
+        # Request and its preemptions -> questions until it is looked up again.
+        self._not_before: dict[tuple[str, int], int] = {}
+        self._tries: dict[str, int] = {}  # request -> fetches that have failed
+        self._copies: list[Copy] = []  # of the plan in the making
+
+    @property
+    def num_loading(self) -> int:
+        """Requests that wait for blocks."""
+        return len(self._loading)
+
+    def is_open(self, request: Request) -> bool:
+        """Whether a waiting request has all the blocks that it can get."""
+        loading = self._loading.get(request.request_id) or self._begun(request)
+        while loading is not None:
+            if any(self._fetches.is_coming(key) for key in loading.keys):
+                return False
+            if not loading.is_placed and not self._place(loading):
+                loading = self._retried(loading)
+                continue
+            self._issue(loading)
+            if loading.left:
+                return False
+            self._end(loading)
+            self.hits.loaded(request, loading.tokens)
+            return True
+        return True
+
+    def take(self) -> list[Copy]:
+        """The loads of the plan in the making, their slots pinned."""
+        for loading in list(self._loading.values()):
+            if loading.request.status is FINISHED:
+                self._end(loading)
+            else:  # also while it waits behind others: its blocks do not stay pinned for them
+                self._issue(loading)
+        copies, self._copies = self._copies, []
+        self.loaded += len(copies)
+        return copies
+
+    def end_all(self) -> None:
+        """No request waits for blocks any more."""
+        for loading in list(self._loading.values()):
+            self._end(loading)
+
+    def ask_anew(self) -> None:
+        """Look up at the next question what was not there before."""
+        self._not_before.clear()
+
+    def reset(self) -> None:
+        """Nobody waits, and the plan in the making is forgotten."""
+        self._pins.unpin([], [(copy.group, copy.slot) for copy in self._copies])
+        self._copies.clear()
+        self._tries.clear()
+
+    def _begun(self, request: Request) -> Loading | None:
+        """Begin to load what a request lacks on the device and can get; None: nothing."""
+        name, asked = request.request_id, (request.request_id, request.num_preemptions)
+        if self._not_before.get(asked, 0) > 0:
+            self._not_before[asked] -= 1
+            return None
+        source = self._outside.source(request)
+        if self._tries.get(name, 0) >= MOST_TRIES:
+            source = None
+        known = partial(self._is_outside, source=source)
+        hit, here = self._cache.find_prefix(request, known), self._cache.find_prefix(request)
+        self.hits.looked_up(request, here)
+        if hit <= here:
+            if not request.num_preemptions:  # else others may take its blocks at any step
+                self._ask_later(asked)
+            return None
+        loading = Loading(request, [], source or "", hit - here)
+        for keys, group in zip(
+            self._cache.read_by_hit(request, hit), self._cache.groups, strict=True
+        ):
+            loading.keys += [key for key in keys if group.pool.find(key) is None]
+        if request.num_preemptions and not self._costs.copies(loading.keys, loading.tokens):
+            self._ask_later(asked)
+            return None
+        self._loading[name] = loading
+        request.status = LOADING
+        if not self._fetch(loading):
+            self._end(loading)
+            return None
+        return loading
+
+    def _ask_later(self, asked: tuple[str, int]) -> None:
+        if len(self._not_before) > 4096:
+            self._not_before.clear()  # of requests that have ended
+        self._not_before[asked] = ASK_AGAIN
+
+    def _is_outside(self, key: bytes, source: str | None) -> bool:
+        if self._hosts[group_of(key)].find(key) is not None:
+            return True
+        return self._outside.holds(key, source)
+
+    def _fetch(self, loading: Loading) -> bool:
+        """Have each content in a slot, or on its way there; False: not all of them have room."""
+        for key in loading.keys:
+            group = group_of(key)
+            host = self._hosts[group]
+            slot = host.find(key)
+            if slot is None:
+                slot = host.take(key)
+                if slot is None:
+                    return False
+                self._fetches.begin(key, slot, loading.source)
+            host.touch(key)
+            host.pin(slot)
+            loading.slots.append((group, slot))
+        return True
+
+    def _place(self, loading: Loading) -> bool:
+        """Take device blocks for what is in slots; False: it is not there, or there is no room."""
+        request, groups = loading.request, self._cache.groups
+        places = [self._hosts[group_of(key)].find(key) for key in loading.keys]
+        if None in places:
+            return False
+        hit = self._cache.find_prefix(request, set(loading.keys).__contains__)
+        here = [
+            [block for key in keys if (block := group.pool.find(key)) is not None]
+            for keys, group in zip(self._cache.read_by_hit(request, hit), groups, strict=True)
+        ]
+        lacking = [0] * len(groups)
+        for key in loading.keys:
+            lacking[group_of(key)] += 1
+        for found, count, group in zip(here, lacking, groups, strict=True):
+            unowned = sum(group.pool.owners(block) == 0 for block in found)
+            if unowned + count > group.num_free:
+                return False
+        for index, (found, group) in enumerate(zip(here, groups, strict=True)):
+            for block in found:  # so that they are not taken for those that come
+                group.pool.pin(block)
+                loading.held.append((index, block))
+        targets = [
+            iter(group.pool.pin_new(count)) for count, group in zip(lacking, groups, strict=True)
+        ]
+        for key, slot in zip(loading.keys, places, strict=True):
+            index = group_of(key)
+            assert slot is not None
+            block = next(targets[index])
+            loading.held.append((index, block))
+            loading.left.append(Copy(index, block, slot, key))
+        loading.is_placed = True
+        return True
+
+    def _issue(self, loading: Loading) -> None:
+        """Put as many loads into the plan in the making as it may have. Steps from then on find
+        the blocks."""
+        while loading.left and len(self._copies) < self._most_loads:
+            copy = loading.left.popleft()
+            self._copies.append(copy)
+            self._hosts[copy.group].pin(copy.slot)
+            self._cache.groups[copy.group].pool.publish(copy.block, copy.key)
+        self._cache.listeners.explain(loading.request)
+        if not loading.left:
+            self._pins.release(loading.held)
+            loading.held = []
+
+    def _retried(self, loading: Loading) -> Loading | None:
+        """What it waited for is not there, or has no room: look anew in the first case."""
+        name, lost = loading.request.request_id, self._is_lost(loading)
+        self._end(loading)
+        if not lost:
+            return None
+        self._tries[name] = self._tries.get(name, 0) + 1
+        return self._begun(loading.request)
+
+    def _is_lost(self, loading: Loading) -> bool:
+        return any(self._hosts[group_of(key)].find(key) is None for key in loading.keys)
+
+    def _end(self, loading: Loading) -> None:
+        """The request waits for nothing any more. Its blocks stay pinned until the plan in the
+        making is committed, which may copy them."""
+        del self._loading[loading.request.request_id]
+        if loading.request.status is LOADING:
+            loading.request.status = loading.was
+        self._pins.unpin([], loading.slots)
+        self._pins.release(loading.held)

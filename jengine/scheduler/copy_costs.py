@@ -1,0 +1,50 @@
+"""Whether the blocks of a preempted request are copied back or computed again, by measured costs.
+
+In: seconds that copies of blocks take, measured before the first request; seconds that prompts have
+taken. Out: a decision, and a line of the log when it changes. Until both are measured blocks are
+copied. Must not know requests, or where blocks are.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from jengine.kvcache.hashing import group_of
+from jengine.scheduler.recorder import Recorder
+
+logger = logging.getLogger(__name__)
+
+
+class CopyCosts:
+    """Compares the two ways to give a request its blocks again."""
+
+    def __init__(self, seconds_each: Sequence[float] = ()) -> None:
+        """`seconds_each`: to copy a block of each group to the device; empty: not measured."""
+        self._seconds_each = seconds_each
+        self._recorder: Recorder | None = None
+        self._copied: bool | None = None  # the last decision
+        self.num_copied = self.num_computed = 0  # decisions
+
+    def use(self, recorder: Recorder) -> None:
+        """Take from it what prompts cost."""
+        self._recorder = recorder
+
+    def copies(self, keys: Sequence[bytes], tokens: int) -> bool:
+        """Whether copying these contents is cheaper than computing the tokens that they hold."""
+        rate = None if self._recorder is None else self._recorder.seconds_of_prompt_token
+        if rate is None or not self._seconds_each:
+            return True
+        copying = sum(self._seconds_each[group_of(key)] for key in keys)
+        computing = tokens * rate
+        chosen = copying <= computing
+        self.num_copied += chosen
+        self.num_computed += not chosen
+        if chosen is not self._copied:
+            self._copied = chosen
+            logger.info(
+                "Preempted requests are %s: for %d tokens copying takes %.2f ms, computing %.2f ms",
+                "swapped in from the host's memory" if chosen else "computed again",
+                tokens, copying * 1e3, computing * 1e3,
+            )  # fmt: skip
+        return chosen

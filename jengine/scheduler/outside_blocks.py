@@ -1,0 +1,59 @@
+"""What a connector holds of an engine's blocks, under the names of the weights it began with.
+
+In: requests and content keys. Out: what can be fetched, and what is said of a request's blocks.
+Without a connector, and of updated weights, whose blocks have no name that others know: nothing.
+Must not know slots, or blocks of the device.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jengine.connectors.protocol import SchedulerHalf
+from jengine.kvcache.coordinator import CacheCoordinator
+from jengine.request import Request
+
+
+class OutsideBlocks:
+    """The scheduler's half of a connector, if there is one."""
+
+    def __init__(self, cache: CacheCoordinator, connector: SchedulerHalf | None) -> None:
+        self._cache, self._connector = cache, connector
+        self._version = cache.weights_version
+
+    @property
+    def are_named(self) -> bool:
+        """Whether others know the blocks that are computed now."""
+        return self._connector is not None and self._cache.weights_version == self._version
+
+    def source(self, request: Request) -> str | None:
+        """Where a request's blocks may be; "": anywhere; None: it has none outside."""
+        source = None if self._connector is None else self._connector.source(request.wire)
+        return source if self.are_named else None
+
+    def holds(self, key: bytes, source: str | None) -> bool:
+        """Whether a content can be fetched from there, as far as is known."""
+        if source is None or self._connector is None:
+            return False
+        return self._connector.holds(key, source)
+
+    def lost(self, key: bytes, source: str) -> None:
+        """A fetch has failed."""
+        if self._connector is not None:
+            self._connector.lost(key, source)
+
+    def forget(self, key: bytes) -> None:
+        """A content must not be found again."""
+        if self._connector is not None:
+            self._connector.forget(key)
+
+    def forget_all(self) -> None:
+        """Nothing that was kept before may be found again."""
+        if self._connector is not None:
+            self._connector.reset()
+
+    def finished(self, request: Request) -> dict[str, Any] | None:
+        """A request has its whole answer: what the connector says of its blocks."""
+        if self._connector is None or not self.are_named:
+            return None
+        return dict(self._connector.finished(request.wire, request.num_known)) or None

@@ -1,0 +1,36 @@
+"""How much of the requests' prompts was found outside of the device, counted once for each request.
+
+In: requests that are looked up, and what was loaded for them. Out: tokens, for `Counts`. As vLLM
+counts its external prefix cache: queries are the tokens that the device does not have. Must not
+know blocks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jengine.request import Request
+
+
+@dataclass
+class OutsideHits:
+    """Tokens looked up and tokens found, of requests that were never preempted."""
+
+    queries: int = 0
+    hits: int = 0
+
+    def looked_up(self, request: Request, hit: int) -> None:
+        """A request is looked up outside; the device has its first `hit` tokens."""
+        if self._counts(request) and request.num_outside_tokens < 0:
+            request.num_outside_tokens = 0
+            self.queries += request.num_known - hit
+
+    def loaded(self, request: Request, tokens: int) -> None:
+        """All that a request was found to have outside, so many tokens, is on the device."""
+        if self._counts(request) and request.num_outside_tokens == 0:
+            request.num_outside_tokens = tokens
+            self.hits += tokens
+
+    @staticmethod
+    def _counts(request: Request) -> bool:
+        return not (request.num_preemptions or request.wire.skip_reading_prefix_cache)

@@ -1,0 +1,80 @@
+"""Fetches of contents from a connector into slots of the host's memory.
+
+In: slots to fill, outputs of steps. Out: the fetches that begin with a plan, and which contents are
+still on their way. A fetch that fails is a miss. Must not know requests, or blocks of the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jengine.kvcache.hashing import group_of
+from jengine.kvcache.host_slots import HostSlots
+from jengine.outputs import StepOutput
+from jengine.plan import Fetch
+from jengine.scheduler.outside_blocks import OutsideBlocks
+
+
+class SlotFetches:
+    """The fetches that have not ended. Each keeps its slot pinned."""
+
+    def __init__(self, hosts: Sequence[HostSlots], outside: OutsideBlocks) -> None:
+        self.fetched = self.failed = 0  # blocks
+        self._hosts, self._outside = hosts, outside
+        self._new: list[Fetch] = []  # that begin with the plan in the making
+        self._open: dict[int, Fetch] = {}
+        self._arriving: set[tuple[int, int]] = set()  # the slots of those
+        self._next = 0
+
+    @property
+    def are_open(self) -> bool:
+        """Whether a fetch has not ended."""
+        return bool(self._open)
+
+    def begin(self, key: bytes, slot: int, source: str) -> None:
+        """Have a content fetched into a slot, from the plan in the making on."""
+        group = group_of(key)
+        fetch = Fetch(self._next, group, slot, key, source)
+        self._next += 1
+        self._hosts[group].pin(slot)
+        self._open[fetch.number] = fetch
+        self._arriving.add((group, slot))
+        self._new.append(fetch)
+
+    def is_coming(self, key: bytes) -> bool:
+        """Whether a content has a slot, and is still on its way there."""
+        group = group_of(key)
+        slot = self._hosts[group].find(key)
+        return slot is not None and (group, slot) in self._arriving
+
+    def take(self) -> list[Fetch]:
+        """The fetches that begin with the plan in the making."""
+        new, self._new = self._new, []
+        return new
+
+    def done(self, output: StepOutput) -> None:
+        """A plan's output is there, and says which fetches have ended."""
+        for number, succeeded in output.transfers_done.items():
+            fetch = self._open.pop(number, None)
+            if fetch is None:
+                continue  # it began before a reset
+            self._arriving.discard((fetch.group, fetch.slot))
+            self._hosts[fetch.group].unpin(fetch.slot)
+            self.fetched += succeeded
+            if not succeeded:
+                self.failed += 1
+                self._forget_slot(fetch)
+                self._outside.lost(fetch.key, fetch.source)
+
+    def reset(self) -> None:
+        """The plans in flight are forgotten, and their fetches with them."""
+        for fetch in self._open.values():
+            self._hosts[fetch.group].unpin(fetch.slot)
+        self._new.clear()
+        self._open.clear()
+        self._arriving.clear()
+
+    def _forget_slot(self, fetch: Fetch) -> None:
+        host = self._hosts[fetch.group]
+        if host.find(fetch.key) == fetch.slot:
+            host.forget(fetch.key)

@@ -1,0 +1,147 @@
+"""Copies of blocks between the device, the host's memory and connectors, as parts of plans.
+
+In: requests that wait, and the blocks that were published. Out: `Transfers` of plans, and whether a
+request may begin. What is loaded becomes cached content, which requests find as any other prefix,
+so tables and counters of requests know nothing of it. Must not know bytes.
+
+    published ──save──► slot of the host ──load──► pinned block, published ──► prefix hit
+                          ▲ │ written out and fetched by the connector
+                          └─▼
+
+A block, and the slot that it is copied to or from, stay pinned until the plan is committed.
+`block_saves`, `block_loads` and `slot_fetches` do what the arrows say, `block_pins` keeps the pins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jengine.connectors.protocol import SchedulerHalf
+from jengine.kvcache.coordinator import CacheCoordinator
+from jengine.kvcache.host_slots import HostSlots
+from jengine.outputs import StepOutput
+from jengine.plan import Transfers
+from jengine.request import Request
+from jengine.scheduler.block_copies import by_group
+from jengine.scheduler.block_loads import BlockLoads
+from jengine.scheduler.block_pins import BlockPins
+from jengine.scheduler.block_saves import BlockSaves
+from jengine.scheduler.copy_costs import CopyCosts
+from jengine.scheduler.outside_blocks import OutsideBlocks
+from jengine.scheduler.outside_hits import OutsideHits
+from jengine.scheduler.recorder import Recorder
+from jengine.scheduler.slot_fetches import SlotFetches
+
+
+class TieredTransfers:
+    """Saves what is published, and loads what waiting requests lack. As `BlockTransfers` says."""
+
+    def __init__(
+        self,
+        cache: CacheCoordinator,
+        slots: Sequence[int],
+        most_loads: int,
+        connector: SchedulerHalf | None = None,
+        *,
+        saves: bool = True,
+        loads: bool = True,
+        costs: CopyCosts | None = None,
+    ) -> None:
+        """`slots` of the host per group; a plan loads at most `most_loads` blocks. `costs` decide
+        whether preempted requests get theirs back; by default they do."""
+        self._costs = costs or CopyCosts()
+        self._hosts = [HostSlots(count) for count in slots]
+        self._may_load = loads
+        self._outside = OutsideBlocks(cache, connector)
+        self._pins = BlockPins(cache, self._hosts)
+        self._saves = BlockSaves(cache, self._hosts, self._outside.forget, saves=saves)
+        self._fetches = SlotFetches(self._hosts, self._outside)
+        self._loads = BlockLoads(
+            cache,
+            self._hosts,
+            self._outside,
+            self._fetches,
+            self._pins,
+            most_loads,
+            self._costs,
+        )
+        self._is_reset = False
+
+    @property
+    def hits(self) -> OutsideHits:
+        return self._loads.hits
+
+    def use(self, recorder: Recorder) -> None:
+        self._costs.use(recorder)
+
+    @property
+    def num_loading(self) -> int:
+        """Requests that wait for blocks."""
+        return self._loads.num_loading
+
+    @property
+    def loaded(self) -> int:
+        """Blocks that were loaded."""
+        return self._loads.loaded
+
+    @property
+    def saved(self) -> int:
+        """Blocks that were saved."""
+        return self._saves.saved
+
+    @property
+    def fetched(self) -> int:
+        """Blocks that a connector has brought."""
+        return self._fetches.fetched
+
+    @property
+    def failed(self) -> int:
+        """Blocks that a connector could not bring."""
+        return self._fetches.failed
+
+    def is_open(self, request: Request) -> bool:
+        return not self._may_load or self._loads.is_open(request)
+
+    def take(self, step: int, *, idle: bool) -> Transfers | None:
+        copies, saves = self._loads.take(), self._saves.take()
+        fetches = self._fetches.take()
+        reset, self._is_reset = self._is_reset, False
+        waits = idle and self._fetches.are_open
+        if not (copies or saves or fetches or reset or self._pins.has_released or waits):
+            return None
+        blocks = [(one.group, one.block) for one in saves]
+        slots = [(one.group, one.slot) for one in (*copies, *saves)]
+        self._pins.planned(step, blocks, slots)
+        named = self._outside.are_named
+        return Transfers(by_group(copies), by_group(saves, named=named), fetches, reset)
+
+    def done(self, step: int, output: StepOutput) -> None:
+        self._pins.done(step)
+        self._fetches.done(output)
+
+    def finished(self, request: Request) -> dict[str, Any] | None:
+        return self._outside.finished(request)
+
+    def withdraw(self, *, idle: bool) -> None:
+        self._loads.end_all()
+        if idle:
+            self._pins.unpin_released()
+
+    def forget(self) -> None:
+        self.withdraw(idle=False)
+        self._loads.ask_anew()
+        self._outside.forget_all()
+
+    def reset(self) -> None:
+        self._loads.end_all()
+        self._pins.reset()
+        self._loads.reset()
+        self._fetches.reset()
+        self._saves.forget_all()
+        self._is_reset = True
+
+    def check(self) -> None:
+        """Assert that every slot is accounted for."""
+        for host in self._hosts:
+            host.check()

@@ -1,0 +1,85 @@
+"""What the scheduler asks of those who copy blocks to other memory and back.
+
+In: requests that wait, steps. Out: `Transfers` of plans. `tiered_transfers` does it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from jengine.outputs import StepOutput
+from jengine.plan import Transfers
+from jengine.request import Request
+from jengine.scheduler.outside_hits import OutsideHits
+from jengine.scheduler.recorder import Recorder
+
+
+class BlockTransfers(Protocol):
+    """What the scheduler asks for."""
+
+    @property
+    def hits(self) -> OutsideHits:
+        """How much of prompts was found outside of the device."""
+        ...
+
+    def use(self, recorder: Recorder) -> None:
+        """Take from it what prompts cost. Called once, first."""
+        ...
+
+    def is_open(self, request: Request) -> bool:
+        """Whether a waiting request has all the blocks that it can get. As a gate's."""
+        ...
+
+    def take(self, step: int, *, idle: bool) -> Transfers | None:
+        """The transfers of the plan of this number; `idle`: it has no entries."""
+        ...
+
+    def done(self, step: int, output: StepOutput) -> None:
+        """A plan's output is there."""
+        ...
+
+    def finished(self, request: Request) -> dict[str, Any] | None:
+        """A request has its whole answer: what this says of its blocks."""
+        ...
+
+    def withdraw(self, *, idle: bool) -> None:
+        """No waiting request holds blocks any more; `idle`: no plan is in flight."""
+        ...
+
+    def forget(self) -> None:
+        """What is cached must not be found again. No request holds blocks."""
+        ...
+
+    def reset(self) -> None:
+        """The plans in flight are forgotten."""
+        ...
+
+
+class NoTransfers:
+    """Of an engine whose blocks stay on the device. The protocol describes the methods."""
+
+    hits = OutsideHits()
+
+    def use(self, recorder: Recorder) -> None:
+        pass
+
+    def is_open(self, request: Request) -> bool:
+        return True
+
+    def take(self, step: int, *, idle: bool) -> Transfers | None:
+        return None
+
+    def done(self, step: int, output: StepOutput) -> None:
+        pass
+
+    def finished(self, request: Request) -> dict[str, Any] | None:
+        return None
+
+    def withdraw(self, *, idle: bool) -> None:
+        pass
+
+    def forget(self) -> None:
+        pass
+
+    def reset(self) -> None:
+        pass
