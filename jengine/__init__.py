@@ -11,13 +11,35 @@ from typing import TYPE_CHECKING, Any
 from jengine.vllm_names import VllmPaths, missing_name
 
 if TYPE_CHECKING:  # for type checkers, which cannot follow __getattr__
+    from jengine.adapters import LoRARequest
     from jengine.api.async_llm import AsyncLLM
     from jengine.api.generate import clear, generate
     from jengine.api.llm import LLM
-    from jengine.assembly.args import EngineArgs
+    from jengine.assembly.settings.args import EngineArgs
+    from jengine.beam_search import BeamSearchParams
+    from jengine.config import PoolerConfig
+    from jengine.logits_processor import (
+        AdapterLogitsProcessor,
+        BatchUpdate,
+        LogitsProcessor,
+        MoveDirectionality,
+        RequestLogitsProcessor,
+        process_dict_updates,
+    )
     from jengine.logprobs import Logprob
     from jengine.models.registry import register_model
     from jengine.outputs import CompletionOutput, RequestOutput
+    from jengine.pooling_outputs import (
+        ClassificationOutput,
+        ClassificationRequestOutput,
+        EmbeddingOutput,
+        EmbeddingRequestOutput,
+        PoolingOutput,
+        PoolingRequestOutput,
+        ScoringOutput,
+        ScoringRequestOutput,
+    )
+    from jengine.pooling_params import PoolingParams
     from jengine.research.compare import compare
     from jengine.research.comparison import Comparison
     from jengine.sampling_params import RequestOutputKind, SamplingParams
@@ -26,22 +48,41 @@ if TYPE_CHECKING:  # for type checkers, which cannot follow __getattr__
 __version__ = "0.1.0"
 
 _HOMES = {
+    "AdapterLogitsProcessor": "jengine.logits_processor",
     "AsyncLLM": "jengine.api.async_llm",
+    "BatchUpdate": "jengine.logits_processor",
+    "BeamSearchParams": "jengine.beam_search",
     "Comparison": "jengine.research.comparison",
+    "ClassificationOutput": "jengine.pooling_outputs",
+    "ClassificationRequestOutput": "jengine.pooling_outputs",
     "CompletionOutput": "jengine.outputs",
-    "EngineArgs": "jengine.assembly.args",
+    "EmbeddingOutput": "jengine.pooling_outputs",
+    "EmbeddingRequestOutput": "jengine.pooling_outputs",
+    "EmbedsPrompt": "jengine.prompts",
+    "EngineArgs": "jengine.assembly.settings.args",
     "LLM": "jengine.api.llm",
+    "LoRARequest": "jengine.adapters",
+    "LogitsProcessor": "jengine.logits_processor",
     "Logprob": "jengine.logprobs",
+    "MoveDirectionality": "jengine.logits_processor",
+    "PoolerConfig": "jengine.config",
+    "PoolingOutput": "jengine.pooling_outputs",
+    "PoolingParams": "jengine.pooling_params",
+    "PoolingRequestOutput": "jengine.pooling_outputs",
     "PromptType": "jengine.prompts",
+    "RequestLogitsProcessor": "jengine.logits_processor",
     "RequestOutput": "jengine.outputs",
     "RequestOutputKind": "jengine.sampling_params",
     "SamplingParams": "jengine.sampling_params",
+    "ScoringOutput": "jengine.pooling_outputs",
+    "ScoringRequestOutput": "jengine.pooling_outputs",
     "StructuredOutputsParams": "jengine.structured_outputs",
     "TextPrompt": "jengine.prompts",
     "TokensPrompt": "jengine.prompts",
     "compare": "jengine.research.compare",
     "clear": "jengine.api.generate",
     "generate": "jengine.api.generate",
+    "process_dict_updates": "jengine.logits_processor",
     "register_model": "jengine.models.registry",
 }
 _ALIASES = {"AsyncLLMEngine": "AsyncLLM", "AsyncEngineArgs": "EngineArgs"}

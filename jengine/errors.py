@@ -5,6 +5,7 @@ JengineError
  ├─ RequestError (ValueError)         this request is refused; the engine goes on
  │   └─ ContextOverflow               ... as its prompt is longer than the model's context
  ├─ CapacityError (RuntimeError)      not enough memory or queue room right now
+ │   └─ EngineAsleep                  ... as the engine was put to sleep
  ├─ CheckpointError (ValueError)      a model folder is missing, damaged or unsafe
  ├─ UnsupportedFeature (NotImplementedError)  a known name whose feature does not exist here
  │   ├─ UnsupportedAttribute (AttributeError)   ... as an attribute: hasattr() is False
@@ -47,6 +48,10 @@ class ContextOverflow(RequestError):
 
 class CapacityError(JengineError, RuntimeError):
     """There is not enough memory or queue room."""
+
+
+class EngineAsleep(CapacityError):
+    """The engine sleeps; its memory is somebody else's until it is woken up."""
 
 
 class CheckpointError(JengineError, ValueError):

@@ -6,7 +6,11 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from jengine.errors import RequestError
+
+MAX_N = 16384
 
 
 def integer(name: str, value: Any, least: int, most: int | None = None) -> int:
@@ -67,7 +71,7 @@ def checked_bias(bias: Mapping[int | str, float]) -> dict[int | str, float]:
 
 
 def checked_processors(given: Any) -> list[Callable[..., Any]]:
-    """Logits processors as a list; classes are refused, as nothing runs them between steps."""
+    """Logits processors as a list; classes are refused, as they serve all requests of an engine."""
     items = [given] if callable(given) else given
     if not isinstance(items, (list, tuple)) or not all(map(callable, items)):
         raise RequestError(
@@ -78,6 +82,21 @@ def checked_processors(given: Any) -> list[Callable[..., Any]]:
         if isinstance(one, type):
             raise RequestError(
                 f"logits_processors has the class {one.__name__}: processors that run on the host "
-                "are not built yet. Give a JAX function f(logits) or f(ids, logits)."
+                "are the engine's, LLM(logits_processors=[...]), and read a request's extra_args. "
+                "Give a JAX function f(logits) or f(ids, logits)."
             )
     return list(items)
+
+
+def plain_dict(name: str, given: Any) -> dict[str, Any] | None:
+    """A copy of plain data that can be sent to other processes; None for nothing."""
+    if given is None or given == {}:
+        return None
+    try:
+        if isinstance(given, Mapping):
+            return msgspec.msgpack.decode(msgspec.msgpack.encode(given), type=dict[str, Any])
+    except (TypeError, ValueError, msgspec.MsgspecError, RecursionError):
+        pass
+    raise RequestError(
+        f"{name}={given!r:.80}: expected a dict of text to numbers, text, lists and dicts."
+    )

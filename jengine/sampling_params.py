@@ -6,63 +6,44 @@ room meets a value that is not finite or out of range. Vocabulary checks happen 
 
 from __future__ import annotations
 
-import functools
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from jengine.errors import RequestError, UnsupportedFeature, unknown_argument
+from jengine.beam_search import BeamSearchParams as BeamSearchParams
+from jengine.errors import RequestError
+from jengine.repetition_detection import (
+    RepetitionDetectionParams as RepetitionDetectionParams,
+)
+from jengine.repetition_detection import (
+    checked_repetition_detection,
+)
 from jengine.sampling_checks import (
+    MAX_N,
     boolean,
     checked_bias,
     checked_processors,
     integer,
     logprob_count,
     number,
+    plain_dict,
     token_ids,
 )
+from jengine.sampling_names import refuses_unknown_names
 from jengine.structured_outputs import StructuredOutputsParams
 from jengine.vllm_names import missing_name
 
 logger = logging.getLogger(__name__)
 
-MAX_N = 16384
 MAX_STOP_STRINGS = 64
 MAX_BAD_WORDS = 128
 SMALLEST_TEMPERATURE = 0.01
+INT32_LIMIT = 2**31
 INT64_LIMIT = 2**63
 
-# Names of vLLM that are no field here -> what they need, and values that ask for nothing.
-LATER_FEATURES: dict[str, tuple[str, tuple[Any, ...]]] = {
-    "thinking_token_budget": ("thinking budgets", (None, -1)),
-    "repetition_detection": ("repetition detection", (None,)),
-    "logprob_token_ids": ("log-probabilities of chosen token ids", (None,)),
-    "prompt_logprob_token_ids": ("prompt log-probabilities of chosen token ids", (None,)),
-    "prompt_logprob_start": ("prompt log-probabilities of chosen token ids", (None,)),
-    "trace_decode_token_ids": ("forced decoding", (None,)),
-    "routed_experts_prompt_start": ("returning routed experts", (None, 0)),
-    "watermarking": ("watermarks", (None, False)),
-    "extra_args": ("extra arguments for plugins", (None, {})),
-    "use_beam_search": ("beam search", (None, False)),
-    "length_penalty": ("beam search", (None, 1.0)),
-    "early_stopping": ("beam search", (None, False)),
-}
-# The same for names that will not come: what to do instead.
-INSTEAD: dict[str, tuple[str, tuple[Any, ...]]] = {
-    "guided_decoding": (
-        "give structured_outputs=StructuredOutputsParams(...), which has the same fields",
-        (None,),
-    ),
-    "best_of": ("ask for n answers and choose the best", (None, 1)),
-    "truncate_prompt_tokens": (
-        "give tokenization_kwargs={{'truncate_prompt_tokens': {value!r}}} to generate",
-        (None,),
-    ),
-    "skip_clone": ("parameters are always copied", (None, False, True)),
-}
-T = TypeVar("T")
+KV_TRANSFER = "kv_transfer_params"  # among the extra arguments: no logits processor reads them
 COPIED = (list, dict, StructuredOutputsParams)  # values of fields that can be changed in place
 
 
@@ -72,37 +53,6 @@ class RequestOutputKind(Enum):
     CUMULATIVE = 0
     DELTA = 1
     FINAL_ONLY = 2
-
-
-def refuses_unknown_names(cls: type[T]) -> type[T]:
-    """Make a dataclass answer an unknown keyword with the nearest known name."""
-    original = cls.__init__
-    known = tuple(item.name for item in fields(cls))  # type: ignore[arg-type]
-
-    @functools.wraps(original)
-    def checked(self: Any, *args: Any, **given: Any) -> None:
-        for name in given.keys() - known:
-            refuse_use(cls.__name__, name, given.pop(name), known)
-        original(self, *args, **given)
-
-    cls.__init__ = checked  # type: ignore[method-assign]
-    return cls
-
-
-def refuse_use(owner: str, name: str, value: Any, known: Sequence[str]) -> None:
-    """Raise for a name that is no field, unless vLLM has it and its value asks for nothing."""
-    if name not in LATER_FEATURES and name not in INSTEAD:
-        raise unknown_argument(owner, name, known)
-    reason, unused = LATER_FEATURES.get(name) or INSTEAD[name]
-    if any(value is item or value == item for item in unused):
-        return
-    if name in LATER_FEATURES:
-        raise UnsupportedFeature(
-            f"{owner}({name}=...): {reason} is not built yet; leave {name} out."
-        )
-    raise UnsupportedFeature(
-        f"{owner}({name}={value!r}): {reason.format(value=value)}; leave {name} out."
-    )
 
 
 @refuses_unknown_names
@@ -139,8 +89,15 @@ class SamplingParams:
     allowed_token_ids: list[int] | None = None
     skip_reading_prefix_cache: bool | None = None
     structured_outputs: StructuredOutputsParams | None = None
+    # Ends an answer whose last tokens repeat themselves, with finish_reason "repetition".
+    repetition_detection: RepetitionDetectionParams | dict[str, int] | None = None
+    # With enable_return_routed_experts: so many first tokens of the prompt are left out there.
+    routed_experts_prompt_start: int = 0
     # Pure JAX functions f(logits) or f(ids, logits) of one row, which run inside the step.
     logits_processors: list[Callable[..., Any]] | None = None
+    # Plain data for logits processors that run on the host; its "kv_transfer_params" are for the
+    # engine's KV connector.
+    extra_args: dict[str, Any] | None = None
     _checked: ClassVar[dict[str, Any] | None] = None  # of an object: its values when last checked
 
     def __post_init__(self) -> None:
@@ -170,11 +127,29 @@ class SamplingParams:
         """Whether the most likely token is always taken."""
         return self.temperature < 1e-5
 
+    @property
+    def kv_transfer_params(self) -> dict[str, Any] | None:
+        """What another engine said of the prompt's blocks, or what is asked about them."""
+        return (self.extra_args or {}).get(KV_TRANSFER)
+
+    @property
+    def processor_args(self) -> dict[str, Any] | None:
+        """The extra arguments of logits processors; None: there are none."""
+        own = {
+            name: value for name, value in (self.extra_args or {}).items() if name != KV_TRANSFER
+        }
+        return own or None
+
     def clone(self, **changes: Any) -> SamplingParams:
         """A checked copy with some fields changed."""
         if "prompt_logprobs" in changes:
             changes.setdefault("skip_reading_prefix_cache", None)  # decided anew
         return replace(self, **changes)
+
+    @property
+    def reading(self) -> SamplingParams:
+        """How the answer is read: as these parameters say."""
+        return self
 
     def settled(self, **changes: Any) -> SamplingParams:
         """A copy that later changes of this object do not reach.
@@ -207,6 +182,9 @@ class SamplingParams:
             )
         self.logprobs = logprob_count("logprobs", self.logprobs)
         self.prompt_logprobs = logprob_count("prompt_logprobs", self.prompt_logprobs)
+        self.routed_experts_prompt_start = integer(
+            "routed_experts_prompt_start", self.routed_experts_prompt_start, 0, INT32_LIMIT - 1
+        )
         if self.stream_interval is not None:
             self.stream_interval = integer("stream_interval", self.stream_interval, 1)
         if self.seed is not None:
@@ -240,6 +218,7 @@ class SamplingParams:
         self.stop = stop
         ids = token_ids("stop_token_ids", self.stop_token_ids or [])
         self.stop_token_ids = list(dict.fromkeys(ids))
+        self.repetition_detection = checked_repetition_detection(self.repetition_detection)
         if not isinstance(self.output_kind, RequestOutputKind):
             raise RequestError(f"output_kind={self.output_kind!r}: expected a RequestOutputKind.")
         for name in (
@@ -267,6 +246,12 @@ class SamplingParams:
             )
         if self.logits_processors is not None:
             self.logits_processors = checked_processors(self.logits_processors)
+        self.extra_args = plain_dict("extra_args", self.extra_args)
+        if not isinstance(self.kv_transfer_params, (dict, type(None))):
+            raise RequestError(
+                f"kv_transfer_params={self.kv_transfer_params!r:.80}: expected a dict, as the "
+                "engine that has the blocks has answered it."
+            )
         words = list(self.bad_words or [])
         if any(not isinstance(word, str) or not word for word in words):
             raise RequestError(f"bad_words={self.bad_words!r}: expected non-empty strings.")

@@ -21,123 +21,108 @@ from typing import Any
 
 from jengine.errors import UnsupportedAttribute, UnsupportedImport
 
-LORA, POOLING, SLEEP = "LoRA adapters", "pooling models", "sleep mode"
-MULTIMODAL, BEAMS = "multimodal input", "beam search"
+MULTIMODAL = "multimodal input"
 SERVER, ELASTIC = "the HTTP server", "elastic scaling"
 AS_DICT = "settings are given as a dict, such as compilation_config={...}"
+CONNECTORS = (
+    "a connector of your own fulfils jengine.connectors.protocol; kv_transfer_config names it"
+)
 UPDATE = "use update_params(...), which takes a tree of arrays between two steps"
 
-# Path of vLLM below jengine -> the public names of jengine that it holds.
+# Path of vLLM below jengine -> the public names of jengine that it holds, "ours as theirs" where
+# vLLM has another one.
 PATHS: dict[str, tuple[str, ...]] = {
-    "inputs": ("PromptType", "TextPrompt", "TokensPrompt"),
+    "inputs": ("EmbedsPrompt", "PromptType", "TextPrompt", "TokensPrompt"),
     "engine.arg_utils": ("AsyncEngineArgs", "EngineArgs"),
     "engine.async_llm_engine": ("AsyncLLMEngine",),
     "entrypoints": (),
     "entrypoints.llm": ("LLM",),
+    "logits_process": ("RequestLogitsProcessor as LogitsProcessor",),
+    "lora.request": ("LoRARequest",),
     "v1": (),
     "v1.engine": (),
     "v1.engine.async_llm": ("AsyncLLM",),
+    "v1.sample": (),
+    "v1.sample.logits_processor": (
+        "AdapterLogitsProcessor",
+        "BatchUpdate",
+        "LogitsProcessor",
+        "MoveDirectionality",
+    ),
+    "v1.sample.logits_processor.builtin": ("process_dict_updates",),
+    "v1.sample.logits_processor.interface": (
+        "BatchUpdate",
+        "LogitsProcessor",
+        "MoveDirectionality",
+    ),
     "version": ("__version__",),
 }
 # In these tables a feature that is not built yet stands for itself; a sentence says what to do.
 UNBUILT_PATHS = {
     "assets": MULTIMODAL,
-    "beam_search": BEAMS,
-    "distributed.kv_transfer": "transfer of KV caches between engines",
+    "distributed.kv_transfer": f"{CONNECTORS}.",
     "distributed.weight_transfer": f"{UPDATE}.",
     "engine.llm_engine": "use LLM with enqueue(...) and wait_for_completion(), or stream(...).",
     "entrypoints.chat_utils": "give messages to LLM.chat(...).",
     "entrypoints.openai": SERVER,
-    "logits_process": "custom logits processors",
-    "lora.request": LORA,
     "model_executor": "models are registered with jengine.register_model(...).",
     "multimodal": MULTIMODAL,
     "platforms": "jax.devices() says what there is.",
     "plugins": "models are registered with jengine.register_model(...).",
-    "pooling_params": POOLING,
     "reasoning": "parsers of reasoning",
     "tokenizers": "use LLM.get_tokenizer(), a tokenizer of transformers.",
     "tool_parsers": "parsers of tool calls",
     "transformers_utils": "use transformers.",
     "usage": "nothing is reported to anyone.",
     "utils": "use Python's own modules, such as argparse.",
-    "v1.sample": "custom logits processors",
 }
 UNBUILT_NAMES = {
-    "BeamSearchParams": BEAMS,
-    "ClassificationOutput": POOLING,
-    "ClassificationRequestOutput": POOLING,
     "CompilationConfig": f"{AS_DICT}.",
-    "EmbeddingOutput": POOLING,
-    "EmbeddingRequestOutput": POOLING,
-    "EmbedsPrompt": "prompts as embeddings",
     "ExplicitEncoderDecoderPrompt": "encoder-decoder models",
     "GuidedDecodingParams": "use StructuredOutputsParams, which has the same fields.",
-    "KVTransferConfig": "transfer of KV caches between engines",
+    "KVEventsConfig": f"{AS_DICT}.",
+    "KVTransferConfig": f"{AS_DICT}.",
     "LLMEngine": "use LLM with enqueue(...) and wait_for_completion(), or stream(...).",
-    "LoRARequest": LORA,
     "ModelRegistry": "use jengine.register_model(...).",
-    "PoolerConfig": POOLING,
-    "PoolingOutput": POOLING,
-    "PoolingParams": POOLING,
-    "PoolingRequestOutput": POOLING,
     "ProfilerConfig": f"{AS_DICT}.",
-    "RepetitionDetectionParams": "repetition detection",
-    "ScoringOutput": POOLING,
-    "ScoringRequestOutput": POOLING,
     "StructuredOutputsConfig": f"{AS_DICT}.",
     "VllmConfig": "use EngineArgs.",
     "initialize_ray_cluster": "use LLM(..., executor='ray').",
 }
 # Attributes of LLM and AsyncLLM.
 UNBUILT_METHODS = {
-    "add_lora": LORA,
     "add_request": "use generate(...).",
     "apply_model": "parameters are replaced with update_params(...), values inside the model are "
     "read and changed with LLM.generate(capture=..., intervene=...).",
-    "beam_search": BEAMS,
     "check_admission": SERVER,
     "checkpoint_prepare": "checkpoints of the process",
     "checkpoint_restore": "checkpoints of the process",
-    "classify": POOLING,
     "compute_weight_checksums": "checksums of weights",
     "do_log_stats": "give disable_log_stats=False when the engine is made.",
-    "embed": POOLING,
-    "encode": POOLING,
     "finish_weight_update": f"{UPDATE}.",
     "get_external_elastic_ep_status": ELASTIC,
-    "get_kv_event_sources": "transfer of KV caches between engines",
+    "get_kv_event_sources": "kv_events_config says where events are published.",
     "get_num_queued_tokens": SERVER,
     "get_num_unfinished_requests": "stats() counts running and waiting requests.",
     "get_status": ELASTIC,
-    "get_supported_tasks": "there is one task: generate.",
+    "get_supported_tasks": "engine.model.pooling says how a model pools; None: it generates.",
     "get_weight_version": "use weights_version.",
     "handle_fault": "fault tolerance",
     "init_weight_transfer_engine": f"{UPDATE}.",
     "input_processor": "use engine.session.input_processor.",
-    "is_sleeping": SLEEP,
-    "list_loras": LORA,
     "llm_engine": "use engine.",
     "model_config": "use engine.model.",
-    "notify_kv_transfer_request_rejected": "transfer of KV caches between engines",
-    "pin_lora": LORA,
-    "release_kv_cache_memory": SLEEP,
-    "remove_lora": LORA,
+    "notify_kv_transfer_request_rejected": "producers keep no blocks for single requests.",
     "reset_encoder_cache": MULTIMODAL,
     "reset_mm_cache": MULTIMODAL,
-    "reward": POOLING,
-    "scale_elastic_ep": ELASTIC,
-    "score": f"{POOLING} (log-probabilities of given tokens: compute_logprobs)",
     "set_tokenizer": "give tokenizer=... when the engine is made.",
     "should_keep_api_server_alive": SERVER,
     "shutdown_weight_transfer_engine": f"{UPDATE}.",
-    "sleep": SLEEP,
     "start_draft_weight_update": f"{UPDATE}.",
     "start_weight_update": f"{UPDATE}.",
     "tokenizer": "use get_tokenizer().",
     "update_weight_version": "weights_version counts the updates.",
     "update_weights": f"{UPDATE}.",
-    "wake_up": SLEEP,
 }
 
 
@@ -191,9 +176,11 @@ class NamesOfJengine(Loader):
     def exec_module(self, module: ModuleType) -> None:
         """Give the module its names."""
 
+        ours = {one.rpartition(" as ")[2]: one.partition(" as ")[0] for one in self.names}
+
         def get(name: str) -> Any:
-            if name in self.names:
-                return getattr(importlib.import_module("jengine"), name)
+            if name in ours:
+                return getattr(importlib.import_module("jengine"), ours[name])
             raise missing_name(module.__name__, name)
 
-        vars(module).update(__all__=list(self.names), __getattr__=get)
+        vars(module).update(__all__=list(ours), __getattr__=get)

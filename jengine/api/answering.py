@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import Any
 
-from jengine.api.arguments import Params
+from jengine.api.arguments import Loras, Params
 from jengine.api.batches import Batch, Batches, Speed
 from jengine.api.front import Front
 from jengine.assembly.progress import ProgressFactory, progress_factory
@@ -36,20 +36,27 @@ class Answering:
         use_tqdm: Progress,
         priority: int | Sequence[int] | None = None,
         taps: int = 0,
+        lora_request: Loras = None,
     ) -> list[RequestOutput]:
         """Run the engine until all prompts are answered; outputs in the order of the prompts."""
+        self.batches.check_running()
         batch = Batch()
         try:
-            self._submit(batch, prompts, sampling_params, use_tqdm, priority, taps)
+            self._submit(batch, prompts, sampling_params, use_tqdm, priority, taps, lora_request)
             return self.complete(batch, use_tqdm)
         finally:
             self.batches.discard(batch)
 
-    def stream(self, prompts: Any, sampling_params: Params) -> Generator[RequestOutput]:
+    def stream(
+        self, prompts: Any, sampling_params: Params, lora_request: Loras = None
+    ) -> Generator[RequestOutput]:
         """Queue prompts now; their outputs as they grow. Leaving the loop aborts the rest."""
+        self.batches.check_running()
         batch = Batch()
         try:
-            self._submit(batch, prompts, sampling_params, False, streaming=True)
+            self._submit(
+                batch, prompts, sampling_params, False, lora_request=lora_request, streaming=True
+            )
             return self.batches.stream(batch)
         except BaseException:
             self.batches.discard(batch)
@@ -61,11 +68,14 @@ class Answering:
         sampling_params: Params,
         use_tqdm: Progress,
         priority: int | Sequence[int] | None = None,
+        lora_request: Loras = None,
     ) -> list[str]:
         """Queue prompts for `complete_queued`; the ids of the requests."""
         batch = Batch()
         try:
-            self._submit(batch, prompts, sampling_params, use_tqdm, priority)
+            self._submit(
+                batch, prompts, sampling_params, use_tqdm, priority, lora_request=lora_request
+            )
             self._queued.append(batch)
         except BaseException:
             self.batches.discard(batch)
@@ -74,6 +84,7 @@ class Answering:
 
     def complete_queued(self, use_tqdm: Progress) -> list[RequestOutput]:
         """Answer everything that `enqueue` has queued, in that order."""
+        self.batches.check_running()
         batches, self._queued = self._queued, []
         try:
             return [output for batch in batches for output in self.complete(batch, use_tqdm)]
@@ -89,11 +100,14 @@ class Answering:
         use_tqdm: Progress,
         priority: int | Sequence[int] | None = None,
         taps: int = 0,
+        lora_request: Loras = None,
         *,
         streaming: bool = False,
     ) -> None:
         """Check and queue all prompts, or, with an error, none of them."""
-        asked = self._front.asked(prompts, sampling_params, priority, streaming=streaming)
+        asked = self._front.asked(
+            prompts, sampling_params, priority, lora_request, streaming=streaming
+        )
         with bar(use_tqdm, len(asked), "Rendering prompts") as progress:
             self.batches.submit(batch, asked, taps, lambda: progress.update(1))
 

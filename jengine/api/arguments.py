@@ -7,46 +7,55 @@ expected.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+from jengine.adapters import LoRARequest
 from jengine.errors import RequestError, UnsupportedFeature, unknown_argument
+from jengine.pooling_params import PoolingParams
 from jengine.sampling_params import RequestOutputKind, SamplingParams
 
-Params = SamplingParams | Sequence[SamplingParams] | None
-# Later features, as arguments of `generate`, `chat` and their kin.
-LATER_ARGUMENTS = {
-    "lora_request": "LoRA adapters",
-    "mm_processor_kwargs": "multimodal input",
-    "chat_template_content_format": "choosing the content format of chat templates",
-    "trace_headers": "tracing",
-    "data_parallel_rank": "choosing a replica",
-}
+AnyParams = SamplingParams | PoolingParams
+Params = AnyParams | Sequence[AnyParams] | None
+Loras = LoRARequest | Sequence[LoRARequest | None] | None
+# Arguments that one method has, and others of vLLM's might be given.
+OF_ASYNC_GENERATE = ("trace_headers", "data_parallel_rank")
 CHAT_OPTIONS = (
     "chat_template",
+    "chat_template_content_format",
     "add_generation_prompt",
     "continue_final_message",
     "tools",
     "chat_template_kwargs",
     "tokenization_kwargs",
+    "mm_processor_kwargs",
 )
-ALWAYS_KNOWN = ("sampling_params", "use_tqdm", "priority")
+ALWAYS_KNOWN = ("sampling_params", "use_tqdm", "priority", "lora_request")
 
 
-def refuse_later(owner: str, given: Mapping[str, Any], known: Iterable[str] = ()) -> None:
-    """Refuse arguments that do not exist or whose feature is not built."""
+class Asked(NamedTuple):
+    """A prompt as it was given, and what was given with it."""
+
+    prompt: Any
+    params: AnyParams
+    priority: int = 0
+    lora_request: LoRARequest | None = None
+
+
+def refuse_others(owner: str, given: Mapping[str, Any], known: Iterable[str] = ()) -> None:
+    """Refuse arguments that do not exist, or that another method has; None is as if not given."""
     for name, value in given.items():
-        if name not in LATER_ARGUMENTS:
+        if name not in OF_ASYNC_GENERATE:
             raise unknown_argument(owner, name, [*known, *ALWAYS_KNOWN])
-        if value is not None and (name, value) != ("chat_template_content_format", "auto"):
+        if value is not None:
             raise UnsupportedFeature(
-                f"{owner}({name}=...): {LATER_ARGUMENTS[name]} is not built yet; leave {name} out."
+                f"{owner}({name}=...): AsyncLLM.generate alone takes {name}; leave it out."
             )
 
 
 def chat_options(owner: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """The options of chat templates among the arguments; others are refused."""
     others = {name: value for name, value in given.items() if name not in CHAT_OPTIONS}
-    refuse_later(owner, others, CHAT_OPTIONS)
+    refuse_others(owner, others, CHAT_OPTIONS)
     return {name: value for name, value in given.items() if name in CHAT_OPTIONS}
 
 
@@ -85,7 +94,7 @@ def spread(name: str, given: Any, count: int) -> list[Any]:
     return [given] * count
 
 
-def final_only(params: SamplingParams) -> SamplingParams:
+def final_only(params: AnyParams) -> AnyParams:
     """The same parameters for a caller who reads only the last output of each request."""
     if not isinstance(params, SamplingParams):
         return params  # the input processor says what is wrong with it

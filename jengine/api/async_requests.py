@@ -84,13 +84,14 @@ class AsyncRequests:
         """Whether no steps run until `resume`."""
         return self._paused
 
-    def pause(self, mode: PauseMode) -> None:
+    def pause(self, mode: PauseMode, refusal: str | None = None) -> None:
         """Run no more steps; returns when the last one has ended and its outputs can be read.
 
-        Requests that come meanwhile, also during the wait for open ones, are queued.
+        Requests that come meanwhile, also during the wait for open ones, are queued, or refused for
+        this reason.
         """
         if mode == "keep":
-            self._stop_steps()
+            self._stop_steps(refusal)
             return
         with self._session.closed_to_new():
             if mode == "abort":
@@ -98,18 +99,20 @@ class AsyncRequests:
                     self._session.abort(answer.request_id)
             self.resume()  # paused before with requests kept: these end or finish now
             self.finish_all()
-            self._stop_steps()
+            self._stop_steps(refusal)
 
     def resume(self) -> None:
         """Let steps run again."""
         if self._paused:
             self._session.client.resume()
+        self._session.refuse_new(None)
         with self._guard:
             self._paused = False
         self.run_steps()
 
-    def _stop_steps(self) -> None:
+    def _stop_steps(self, refusal: str | None) -> None:
         self._session.client.pause()
+        self._session.refuse_new(refusal)
         with self._guard:
             self._paused = True
             self._guard.wait_for(lambda: not self._stepping)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Self
 
 import jax
@@ -11,11 +12,11 @@ from jengine.api.memory_picture import MemoryPicture, memory_picture
 from jengine.api.parameters import param_shardings
 from jengine.api.sharding_picture import ParamShardings
 from jengine.api.summary import engine_summary
-from jengine.assembly.args import EngineArgs
 from jengine.assembly.build import build_engine
 from jengine.assembly.engine import Engine
-from jengine.assembly.engine_process import start_engine_process
+from jengine.assembly.processes.engine_process import start_engine_process
 from jengine.assembly.progress import progress_factory
+from jengine.assembly.settings.args import EngineArgs
 from jengine.models.taps import TapPoint, tap_points
 from jengine.runner.programs.ledger import CompileLedger
 from jengine.sampling_params import SamplingParams
@@ -44,7 +45,7 @@ class BaseLLM:
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> Self:
         """An engine from an EngineArgs."""
-        return cls(**vars(engine_args))
+        return cls(**{one.name: getattr(engine_args, one.name) for one in fields(engine_args)})
 
     @classmethod
     def over(cls, engine: Engine) -> Self:

@@ -11,13 +11,14 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
-from typing import Any
 
+from jengine.api.arguments import Asked
+from jengine.api.async_requests import PauseMode
 from jengine.api.interrupt import held_back_interrupts
 from jengine.engine.answer import Answer
 from jengine.engine.session import Session
+from jengine.errors import EngineAsleep
 from jengine.outputs import RequestOutput
-from jengine.sampling_params import SamplingParams
 
 
 class Batch:
@@ -38,26 +39,26 @@ class Batches:
 
     def __init__(self, session: Session) -> None:
         self.session = session
+        self.paused = False  # no thread runs steps, and those that wait for some wait on
         self._stepping = threading.Lock()
         self._stepped = threading.Condition()
 
     def submit(
         self,
         batch: Batch,
-        asked: Iterable[tuple[Any, SamplingParams, int]],
+        asked: Iterable[Asked],
         taps: int = 0,
         note_progress: Callable[[], object] = lambda: None,
     ) -> None:
-        """Tokenize, check and queue prompts one after the other; with an error, none stays queued.
-
-        `asked` are prompts with their parameters and priorities.
-        """
+        """Tokenize, check and queue prompts one after the other; with an error, none stays
+        queued."""
         try:
-            for prompt, params, priority in asked:
+            for one in asked:
                 with held_back_interrupts():  # else Ctrl-C could keep a request out of the batch
                     answer = self.session.submit(
-                        prompt, params, priority=priority, taps=taps, reader=batch
-                    )
+                        one.prompt, one.params, priority=one.priority, taps=taps,
+                        lora_request=one.lora_request, reader=batch,
+                    )  # fmt: skip
                     batch.answers.append(answer)
                 note_progress()
         except BaseException:
@@ -91,10 +92,40 @@ class Batches:
         return outputs
 
     def finish_all(self) -> None:
-        """Run until every request that is open now has ended; outputs wait to be taken."""
+        """Run until every request that is open now has ended, unless steps are paused; outputs wait
+        to be taken."""
         for answer in self.session.open_answers:
-            while answer.is_open:
-                self._step_or_wait(lambda answer=answer: not answer.is_open)
+            while answer.is_open and not self.paused:
+                self._step_or_wait(lambda answer=answer: not answer.is_open or self.paused)
+
+    def pause(self, mode: PauseMode) -> None:
+        """Run no more steps; open requests are aborted, finished first, or kept for the resume."""
+        if mode == "keep":
+            self._stop_steps()
+            return
+        with self.session.closed_to_new():
+            for answer in self.session.open_answers if mode == "abort" else ():
+                self.session.abort(answer.request_id)
+            self.finish_all()
+            self._stop_steps()
+
+    def _stop_steps(self) -> None:
+        with self._stepping:
+            self.paused = True
+
+    def resume(self) -> None:
+        """Run steps again."""
+        with self._stepped:
+            self.paused = False
+            self._stepped.notify_all()
+
+    def check_running(self) -> None:
+        """Raise EngineAsleep where a caller would wait until another thread wakes the engine."""
+        if self.paused:
+            raise EngineAsleep(
+                "this engine was put to sleep. Call wake_up() first; enqueue() takes prompts for "
+                "afterwards."
+            )
 
     def discard(self, batch: Batch) -> None:
         """End the requests of a batch that will not be read any further."""
@@ -111,14 +142,16 @@ class Batches:
             stepped = self._try_step(done)
         if not stepped:
             with self._stepped:
-                self._stepped.wait_for(lambda: done() or not self._stepping.locked())
+                self._stepped.wait_for(
+                    lambda: done() or not (self.paused or self._stepping.locked())
+                )
 
     def _try_step(self, done: Callable[[], bool]) -> bool:
         """Run a step if it is needed; False if another thread runs one."""
-        if not self._stepping.acquire(blocking=False):
+        if self.paused or not self._stepping.acquire(blocking=False):
             return False
         try:
-            if not done():
+            if not (self.paused or done()):
                 self._step()
         finally:
             self._stepping.release()

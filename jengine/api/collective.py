@@ -17,6 +17,7 @@ from jengine.errors import RequestError
 from jengine.executor.calls import CALLS
 
 T = TypeVar("T")
+RELOAD = "reload_weights"
 
 
 def collective_rpc(
@@ -28,6 +29,8 @@ def collective_rpc(
 ) -> list[Any]:
     """The results of a call, which runs between two steps."""
     named = dict(kwargs or {})
+    if method == RELOAD and not (args or kwargs):  # as vLLM's scripts call it
+        return within(timeout, RELOAD, lambda: [front.reload_weights()])
     if isinstance(method, str):
         arguments = {**by_name(method, args), **named}
         return within(timeout, method, lambda: front.call_workers(method, arguments))

@@ -7,14 +7,26 @@ and the answers of the engine's client.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from jengine.api.arguments import Params, as_conversations, as_list, final_only, spread
+from jengine.api.arguments import (
+    Asked,
+    Loras,
+    Params,
+    as_conversations,
+    as_list,
+    final_only,
+    spread,
+)
+from jengine.api.interrupt import held_back_interrupts
 from jengine.api.metrics import exporter_of
+from jengine.api.sleep import SleepOrder, tags_to_wake
 from jengine.api.stats import EngineStats
+from jengine.assembly.settings.values import human_integer
 from jengine.engine.session import Session
-from jengine.errors import EngineDead, RequestError
-from jengine.executor.calls import decoded_answers, encoded_arguments
+from jengine.errors import ConfigError, EngineDead, RequestError
+from jengine.executor.calls import CALLS, decoded_answers, encoded_arguments
 from jengine.executor.protocol import WorkerHealth
 from jengine.metrics.reader import Metric, snapshot
 from jengine.prompts import TokensPrompt
@@ -62,10 +74,11 @@ class Front:
         prompts: Any,
         sampling_params: Params,
         priority: int | Sequence[int] | None = None,
+        lora_request: Loras = None,
         *,
         streaming: bool = False,
-    ) -> list[tuple[Any, SamplingParams, int]]:
-        """Each prompt as it was given, with its parameters and its priority."""
+    ) -> list[Asked]:
+        """Each prompt as it was given, with its parameters, its priority and its adapter."""
         self.engine.check_leaves()
         given = as_list(prompts)
         params = spread("sampling_params", sampling_params, len(given))
@@ -75,7 +88,8 @@ class Front:
         if not streaming:
             params = [final_only(one) for one in params]
         levels = [level or 0 for level in spread("priority", priority, len(given))]
-        return list(zip(given, params, levels, strict=True))
+        adapters = spread("lora_request", lora_request, len(given))
+        return [Asked(*one) for one in zip(given, params, levels, adapters, strict=True)]
 
     def chat_prompts(self, messages: Any, options: Mapping[str, Any]) -> list[TokensPrompt]:
         """The prompts of one conversation or of several, by the chat template."""
@@ -86,11 +100,14 @@ class Front:
         how = checked_tokenization(options.pop("tokenization_kwargs", None))
         if options.get("chat_template") is None:
             options["chat_template"] = self.engine.args.chat_template
-        render = self.session.input_processor.prompts.render_chat
-        return [
-            render(render_chat(tokenizer, one, **options), how)
-            for one in as_conversations(messages)
-        ]
+        options["content_format"] = options.pop("chat_template_content_format", None)
+        media = options.pop("mm_processor_kwargs", None)
+        prompts, made = self.session.input_processor.prompts, []
+        for conversation in as_conversations(messages):
+            marked, images = prompts.without_images(conversation)
+            text = render_chat(tokenizer, marked, image=prompts.image_text, **options)
+            made.append(prompts.render_chat(text, how, images, media))
+        return made
 
     def tokenized(self, prompts: Any, tokenization_kwargs: Mapping[str, Any] | None) -> Any:
         """The prompts as given; as token ids if there are options for tokenizing them."""
@@ -126,6 +143,33 @@ class Front:
         """Forget cached prefixes. False if requests are using the cache."""
         return self.session.client.reset_prefix_cache(reset_running_requests)
 
+    def sleep(self, order: SleepOrder) -> None:
+        """Free the memory that the order names. Steps are paused."""
+        if order.tags:
+            self.session.client.sleep(order.level, order.tags)
+
+    def resize_cache(self, num_bytes: Any) -> None:
+        """Give the KV cache another size."""
+        engine = self.engine
+        size = human_integer("num_bytes", num_bytes)
+        if size is None:
+            raise ConfigError("num_bytes=None: expected bytes such as 2_000_000_000 or '2G'.")
+        runners = engine.runners  # raises where they are in other processes
+        with held_back_interrupts():
+            engine.in_process.resize_cache(size)
+        resizing = runners[0].loaded.resizing
+        assert resizing is not None, "set when the model was built"
+        cache = replace(engine.cache, num_blocks=resizing.cache.num_blocks)
+        self._engine = replace(engine, cache=cache)
+
+    def wake_up(self, tags: Sequence[str] | None) -> bool:
+        """Bring back what the tags name, or everything. Whether nothing sleeps any more."""
+        return self.session.client.wake_up(tags_to_wake(tags))
+
+    def reload_weights(self) -> None:
+        """Read the parameters from the model's folder again."""
+        self.session.client.reload_weights()
+
     def health(self, probe: bool = False) -> list[WorkerHealth]:
         """The health of every process that runs steps; `probe` runs an empty step first."""
         if probe:
@@ -134,5 +178,8 @@ class Front:
 
     def call_workers(self, method: str, arguments: Mapping[str, Any]) -> list[Any]:
         """The result of a call in every process that runs steps, by rank."""
+        known = CALLS.get(method)
+        if known is not None and known.by is not None:
+            raise RequestError(f"call_workers({method!r}): use the method {known.by}(...).")
         data = encoded_arguments(method, arguments)
         return decoded_answers(method, self.session.client.call(method, data))

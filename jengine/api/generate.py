@@ -12,13 +12,14 @@ from typing import Any
 
 from jengine.api.arguments import Params
 from jengine.api.llm import LLM
-from jengine.assembly.args import EngineArgs
-from jengine.assembly.vllm_args import RENAMED as RENAMED_SETTINGS
-from jengine.assembly.vllm_args import VLLM_SETTINGS
+from jengine.assembly.settings.args import EngineArgs
+from jengine.assembly.settings.vllm_args import RENAMED as RENAMED_SETTINGS
+from jengine.assembly.settings.vllm_args import VLLM_SETTINGS
 from jengine.errors import RequestError, UnsupportedFeature, unknown_argument
 from jengine.outputs import RequestOutput
 from jengine.runner.variants.tap_sets import Intervention
-from jengine.sampling_params import INSTEAD, LATER_FEATURES, SamplingParams
+from jengine.sampling_names import INSTEAD, LATER_FEATURES
+from jengine.sampling_params import SamplingParams
 
 SAMPLING = tuple(item.name for item in fields(SamplingParams))
 OF_VLLM = (*LATER_FEATURES, *INSTEAD)
@@ -120,7 +121,12 @@ def rename(name: str, value: Any) -> dict[str, Any]:
         return {} if value else {"temperature": 0.0}
     if name == "num_beams":
         if value != 1:
-            raise UnsupportedFeature(f"num_beams={value}: beam search is not built yet.")
+            raise UnsupportedFeature(
+                f"num_beams={value}: transformers ranks beams by the length of the answer alone, "
+                "LLM.beam_search by that of prompt and answer, as vLLM does. Use "
+                f"LLM(...).beam_search(prompts, BeamSearchParams(beam_width={value}, "
+                "max_tokens=...))."
+            )
         return {}
     if name == "eos_token_id" and isinstance(value, int):
         value = [value]

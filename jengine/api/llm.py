@@ -16,12 +16,14 @@ import jax
 import jengine
 from jengine.api import arrays
 from jengine.api.answering import Progress
-from jengine.api.arguments import Params, chat_options, refuse_later
+from jengine.api.arguments import Loras, Params, chat_options, refuse_others
 from jengine.api.arrays import GenerateResult, Scores
-from jengine.api.offline import OfflineEngine
+from jengine.api.beams import beam_search
+from jengine.api.pooling.engine import PoolingEngine
 from jengine.api.profile_steps import profiled
 from jengine.api.profile_table import Profile
 from jengine.api.tapping import opened_taps
+from jengine.beam_search import BeamSearchOutput, BeamSearchParams
 from jengine.errors import RequestError
 from jengine.outputs import RequestOutput
 from jengine.runner.variants.tap_sets import Intervention
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
     from jengine import Comparison
 
 
-class LLM(OfflineEngine):
+class LLM(PoolingEngine):
     """An offline engine for one model. `LLM("demo")` works anywhere.
 
     `model` is a local folder in Hugging Face format, or "demo". All other settings are keyword
@@ -46,16 +48,17 @@ class LLM(OfflineEngine):
         sampling_params: Params = None,
         *,
         use_tqdm: Progress = True,
+        lora_request: Loras = None,
         priority: int | Sequence[int] | None = None,
         capture: str | Sequence[str] | None = None,
         intervene: Mapping[str, Intervention] | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
-        **later: Any,
+        **others: Any,
     ) -> list[RequestOutput]:
         """Answer prompts; outputs come in the order of the prompts.
 
         A prompt is a string, a list of token ids, a dict with `prompt` or `prompt_token_ids`, or a
-        list of these. Parameters: one for all, or one per prompt.
+        list of these. Parameters and adapters: one for all, or one per prompt.
 
         `capture` names tap points (see `llm.tap_points`; * stands for any layer), and
         `output.captured` then holds f32 [tokens that ran, width] for each. `intervene` maps tap
@@ -65,16 +68,19 @@ class LLM(OfflineEngine):
 
         `tokenization_kwargs` are options of text.tokenization, such as truncate_prompt_tokens.
         """
-        refuse_later("generate", later)
+        refuse_others("generate", others)
         prompts = self._front.tokenized(prompts, tokenization_kwargs)
         with self._taps(capture, intervene) as taps:
-            return self._answering.answer(prompts, sampling_params, use_tqdm, priority, taps)
+            return self._answering.answer(
+                prompts, sampling_params, use_tqdm, priority, taps, lora_request
+            )
 
     def chat(
         self,
         messages: Any,
         sampling_params: Params = None,
         use_tqdm: Progress = True,
+        lora_request: Loras = None,
         *,
         priority: int | Sequence[int] | None = None,
         capture: str | Sequence[str] | None = None,
@@ -83,30 +89,43 @@ class LLM(OfflineEngine):
     ) -> list[RequestOutput]:
         """Answer one conversation (a list of messages) or several.
 
-        Options: chat_template, add_generation_prompt, continue_final_message, tools,
-        chat_template_kwargs, tokenization_kwargs. `capture` and `intervene` as for `generate`.
+        Options: chat_template, chat_template_content_format, add_generation_prompt,
+        continue_final_message, tools, chat_template_kwargs, tokenization_kwargs. `capture`
+        and `intervene` as for `generate`.
         """
         prompts = self._front.chat_prompts(messages, chat_options("chat", options))
         with self._taps(capture, intervene) as taps:
-            return self._answering.answer(prompts, sampling_params, use_tqdm, priority, taps)
+            return self._answering.answer(
+                prompts, sampling_params, use_tqdm, priority, taps, lora_request
+            )
 
     def stream(
-        self, prompts: Any, sampling_params: Params = None, **later: Any
+        self,
+        prompts: Any,
+        sampling_params: Params = None,
+        *,
+        lora_request: Loras = None,
+        **others: Any,
     ) -> Generator[RequestOutput]:
         """Outputs as they grow, in the order in which tokens come.
 
         With `output_kind=RequestOutputKind.DELTA` each holds what is new. Leaving the loop aborts
         what is unfinished.
         """
-        refuse_later("stream", later)
-        return self._answering.stream(prompts, sampling_params)
+        refuse_others("stream", others)
+        return self._answering.stream(prompts, sampling_params, lora_request)
 
     def stream_chat(
-        self, messages: Any, sampling_params: Params = None, **options: Any
+        self,
+        messages: Any,
+        sampling_params: Params = None,
+        *,
+        lora_request: Loras = None,
+        **options: Any,
     ) -> Generator[RequestOutput]:
         """`stream` for conversations; options as for `chat`."""
         prompts = self._front.chat_prompts(messages, chat_options("stream_chat", options))
-        return self._answering.stream(prompts, sampling_params)
+        return self._answering.stream(prompts, sampling_params, lora_request)
 
     def enqueue(
         self,
@@ -114,22 +133,25 @@ class LLM(OfflineEngine):
         sampling_params: Params = None,
         *,
         use_tqdm: Progress = True,
+        lora_request: Loras = None,
         priority: int | Sequence[int] | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
-        **later: Any,
+        **others: Any,
     ) -> list[str]:
         """Queue prompts without running them; `wait_for_completion` answers them."""
-        refuse_later("enqueue", later)
+        refuse_others("enqueue", others)
         prompts = self._front.tokenized(prompts, tokenization_kwargs)
-        return self._answering.enqueue(prompts, sampling_params, use_tqdm, priority)
+        return self._answering.enqueue(prompts, sampling_params, use_tqdm, priority, lora_request)
 
     def enqueue_chat(
         self, messages: Any, sampling_params: Params = None, use_tqdm: Progress = True,
-        **options: Any,
+        lora_request: Loras = None, **options: Any,
     ) -> list[str]:  # fmt: skip
         """`enqueue` for conversations."""
         prompts = self._front.chat_prompts(messages, chat_options("enqueue_chat", options))
-        return self._answering.enqueue(prompts, sampling_params, use_tqdm)
+        return self._answering.enqueue(
+            prompts, sampling_params, use_tqdm, lora_request=lora_request
+        )
 
     def wait_for_completion(
         self, output_type: type | tuple[type, ...] | None = None, *, use_tqdm: Progress = True
@@ -141,6 +163,27 @@ class LLM(OfflineEngine):
         if output_type is not None and not issubclass(RequestOutput, output_type):
             raise RequestError(f"output_type={output_type!r}: every output is a RequestOutput.")
         return self._answering.complete_queued(use_tqdm)
+
+    def beam_search(
+        self,
+        prompts: Any,
+        params: BeamSearchParams,
+        lora_request: Loras = None,
+        use_tqdm: Progress = False,
+        concurrency_limit: int | None = None,
+    ) -> list[BeamSearchOutput]:
+        """The likeliest sequences of each prompt, best first; tokens and text have the prompt.
+
+        In each step a beam is continued by its 2 * beam_width likeliest tokens, and of all these
+        the best go on. Only the tokenizer's EOS ends a beam. The score is the log-probability
+        divided by length ** length_penalty, and the prompt counts in the length. No more than
+        `concurrency_limit` prompts are searched at once. Beams share their blocks of the KV cache.
+        """
+        session = self._front.session
+        self.engine.check_leaves()
+        return beam_search(
+            session, self._answering, prompts, params, use_tqdm, concurrency_limit, lora_request
+        )
 
     def profile(self, folder: str | Path, steps: int = 10, batch: int | None = None) -> Profile:
         """Record some decode steps of a full batch, or of `batch` requests, into a folder.

@@ -13,9 +13,13 @@ from dataclasses import dataclass
 import jax
 
 from jengine.assembly.engine import Engine
+from jengine.config import CacheConfig, CacheSpec
 from jengine.models.parameter import named_parameters
+from jengine.runner.loaded_model import LoadedModel
+from jengine.runner.report_types import CACHE
 from jengine.runner.reports import on_one_device
 from jengine.runner.step.attention_backend import cache_dtype_name
+from jengine.runner.step.group_arrays import each_array
 
 # One hue per part, readable on light and on dark pages.
 COLOURS = ("#4c78a8", "#f58518", "#eeca3b", "#b279a2", "#54a24b", "#9d755d")
@@ -102,15 +106,20 @@ def _parts(engine: Engine) -> Iterator[MemoryPart]:
     count = sum(math.prod(leaf.shape) for _, leaf in named_parameters(engine.declared))
     kinds = ", ".join(sorted({str(leaf.dtype) for leaf in loaded.leaves}))
     yield MemoryPart("weights", on_one_device(loaded.leaves), f"{count:,} parameters, {kinds}")
+    if CACHE not in loaded.asleep.tags:
+        yield from _state_parts(loaded, cache)
+    yield from _program_parts(engine)
+
+
+def _state_parts(loaded: LoadedModel, cache: CacheConfig) -> Iterator[MemoryPart]:
     groups = zip(cache.groups, cache.num_blocks, loaded.state.caches, strict=True)
-    for group, blocks, array in groups:
-        window = group.spec.window
-        kind = group.spec.kind if window is None else f"window of {window}"
+    for group, blocks, found in groups:
+        arrays = each_array(found)
         detail = (
-            f"{len(group.layers)} layers ({kind}), {blocks - 1:,} blocks of {cache.block_size} "
-            f"tokens, {cache_dtype_name(array.dtype)}"
+            f"{len(group.layers)} layers ({group_kind(group.spec)}), {blocks - 1:,} "
+            f"{units(group.spec, cache.block_size)}, {cache_dtype_name(arrays[0].dtype)}"
         )
-        yield MemoryPart("cache", on_one_device([array]), detail)
+        yield MemoryPart("cache", on_one_device(arrays), detail)
     rest = loaded.state._replace(caches=(), held=None)
     rows, adjusted = loaded.shapes.max_rows, len(loaded.state.rows.marks)
     detail = f"last tokens of {rows} rows, penalties and masks of {adjusted}"
@@ -119,7 +128,18 @@ def _parts(engine: Engine) -> Iterator[MemoryPart]:
         stages, tokens, _ = loaded.state.held.shape
         detail = f"{tokens:,} tokens on their way to the next of {stages} stages"
         yield MemoryPart("hand-over", on_one_device([loaded.state.held]), detail)
-    yield from _program_parts(engine)
+
+
+def group_kind(spec: CacheSpec) -> str:
+    """What layers keep, in a word or two."""
+    if spec.kind == "recurrent" or spec.window is None:
+        return spec.kind
+    return f"window of {spec.window}"
+
+
+def units(spec: CacheSpec, block_size: int) -> str:
+    """What a group's arrays are divided into."""
+    return "states" if spec.kind == "recurrent" else f"blocks of {block_size} tokens"
 
 
 def _program_parts(engine: Engine) -> Iterator[MemoryPart]:

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from jengine.assembly.engine import Engine
-from jengine.assembly.values import one_of
+from jengine.assembly.settings.values import one_of
 from jengine.counts import Counts
 from jengine.metrics.cost import CostModel
-from jengine.metrics.exporter import PREFIXES, EngineFacts, Exporter
+from jengine.metrics.exporter import PREFIXES, AdapterUse, EngineFacts, Exporter
 
 # Settings that are labels of cache_config_info, besides those of the cache itself.
 CACHE_SETTINGS = ("gpu_memory_utilization", "kv_cache_memory_bytes", "num_gpu_blocks_override")
@@ -32,7 +32,20 @@ def exporter_of(
         cache=cache_facts(engine),
         cost=None if engine.model is None else cost_model(engine),
     )
-    return Exporter(engine.session.stats, counts or (lambda: last_counts(engine)), facts, prefix)
+    newest = counts or (lambda: last_counts(engine))
+    adapters = (lambda: adapter_use(engine)) if engine.args.enable_lora else None
+    return Exporter(engine.session.stats, newest, facts, prefix, adapters)
+
+
+def adapter_use(engine: Engine) -> AdapterUse:
+    """The adapters of the requests that are open now."""
+    running: dict[str, None] = {}
+    waiting: dict[str, None] = {}
+    for answer in engine.session.open_answers:
+        if answer.lora_request is not None:
+            begun = answer.metrics.time_to_first_token is not None
+            (running if begun else waiting)[answer.lora_request.lora_name] = None
+    return AdapterUse(engine.args.max_loras, sorted(running), sorted(waiting))
 
 
 def last_counts(engine: Engine) -> Counts:
@@ -65,7 +78,7 @@ def cache_facts(engine: Engine) -> dict[str, str]:
     cache = engine.cache
     own = {
         "block_size": cache.block_size,
-        "num_gpu_blocks": min(cache.num_blocks),
+        "num_gpu_blocks": cache.fewest_blocks,
         "enable_prefix_caching": cache.enable_prefix_caching,
         "cache_dtype": engine.args.kv_cache_dtype,
     }

@@ -7,12 +7,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
+from jengine.adapters import LoRARequest
 from jengine.api import parameters
 from jengine.api.answering import Answering
+from jengine.api.async_requests import PauseMode
 from jengine.api.base import BaseLLM
 from jengine.api.collective import collective_rpc
 from jengine.api.parameters import OnInflight
 from jengine.api.profiling import trace_folder
+from jengine.api.sleep import NewRequests, SleepOrder
 from jengine.api.stats import EngineStats
 from jengine.assembly.engine import Engine
 from jengine.executor.protocol import WorkerHealth
@@ -60,6 +63,92 @@ class OfflineEngine(BaseLLM):
         """
         parameters.save(self.engine, path, format, overwrite)
 
+    def reload_weights(self) -> None:
+        """Read the parameters from the model's folder again, as after `sleep(level=2)`."""
+        self._front.reload_weights()
+
+    # --- sleep -----------------------------------------------------------------------------
+
+    def sleep(
+        self,
+        level: int = 1,
+        mode: PauseMode = "abort",
+        *,
+        tags: Sequence[str] | None = None,
+        new_requests: NewRequests = "keep",
+    ) -> None:
+        """Give memory back until `wake_up`; needs `enable_sleep_mode=True`.
+
+        Level 1 drops the KV cache and copies parameters to host memory; level 2 drops them as well,
+        so that `update_params` or `reload_weights` must follow; level 0 only pauses. `tags` names
+        what sleeps: "weights", "kv_cache" or both. Programs stay compiled. `mode` is for requests
+        that are open: "abort" them, "wait" for their end, or "keep" them for the waking, with the
+        tokens they have. `enqueue` takes prompts meanwhile, unless `new_requests="refuse"`.
+        """
+        order = SleepOrder.checked(self.engine.args, level, mode, tags, new_requests)
+        if not self._answering.batches.paused:
+            self._answering.batches.pause(order.mode)
+        self._front.session.refuse_new(order.refusal)
+        self._front.sleep(order)
+
+    def wake_up(self, tags: Sequence[str] | None = None) -> bool:
+        """Bring back what sleeps, or what `tags` names. Whether nothing sleeps any more: then steps
+        run again. Parameters that level 2 has dropped sleep until new ones come."""
+        awake = self._front.wake_up(tags)
+        if awake:
+            self._front.session.refuse_new(None)
+            self._answering.batches.resume()
+        return awake
+
+    def is_sleeping(self) -> bool:
+        """Whether `sleep` was called, and not all that sleeps has woken."""
+        return self._answering.batches.paused or self._front.session.client.is_asleep
+
+    def release_kv_cache_memory(self) -> None:
+        """Drop the KV cache alone until `wake_up`; open requests are kept and computed again."""
+        self.sleep(level=1, mode="keep", tags=["kv_cache"])
+
+    # --- adapters --------------------------------------------------------------------------
+
+    def add_lora(
+        self,
+        lora_request: LoRARequest,
+        params: Mapping[str, Any] | None = None,
+        *,
+        alpha: float | None = None,
+        use_rslora: bool = False,
+    ) -> bool:
+        """Load a LoRA adapter now. True: it is new or replaces one.
+
+        It is read from the request's folder or, without a file, made of a trainer's matrices:
+        `params` maps names to arrays, as one dict or nested, by PEFT's names
+        (`model.layers.0.self_attn.q_proj.lora_A.weight`) or those of our own weights
+        (`layers.0.attention.qkv.a` [inputs, rank] and `.b` [rank, outputs]). With `alpha` their
+        product is scaled as PEFT does. Running requests keep the adapter that they began with.
+        """
+        add = self._front.session.adapters.add
+        return add(lora_request, params, alpha, use_rslora=use_rslora)
+
+    def remove_lora(self, lora_id: int) -> bool:
+        """Forget an adapter; requests that use it are answered with it. False: there is none."""
+        return self._front.session.adapters.remove(lora_id)
+
+    def list_loras(self) -> set[int]:
+        """The numbers of loaded adapters."""
+        return self._front.session.adapters.numbers()
+
+    def pin_lora(self, lora_id: int) -> bool:
+        """Keep an adapter in memory until it is removed, whatever else is loaded."""
+        return self._front.session.adapters.pin(lora_id)
+
+    def resize_cache(self, num_bytes: int | str) -> None:
+        """Give the KV cache another size, for example "2G", while the engine runs.
+
+        Cached prefixes stay as far as they fit; running requests go on from them. The steps are
+        compiled for the new size, and nothing else is. With an error the cache stays as it was.
+        """
+        self._front.resize_cache(num_bytes)
+
     # --- the engine ------------------------------------------------------------------------
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
@@ -100,9 +189,9 @@ class OfflineEngine(BaseLLM):
     def call_workers(self, method: str, **arguments: Any) -> list[Any]:
         """Call a method in every process that runs steps; the results, by rank.
 
-        Methods: "memory" (bytes on the devices), "programs" (how many are compiled),
-        "start_profile" (folder), "stop_profile" and "write_recording". In a program of several
-        processes all of them must make the call.
+        Methods: "memory" (bytes on the devices), "memory_profile" (what is there, for pprof),
+        "programs" (how many are compiled), "start_profile" (folder), "stop_profile" and
+        "write_recording". In a program of several processes all of them must make the call.
         """
         return self._front.call_workers(method, arguments)
 

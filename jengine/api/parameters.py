@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from jengine.api.interrupt import held_back_interrupts
 from jengine.api.sharding_picture import ParamShardings
-from jengine.assembly.args import one_of
 from jengine.assembly.engine import Engine
+from jengine.assembly.settings.values import one_of
 from jengine.errors import UnsupportedFeature
 from jengine.models.parameter import named_parameters
 from jengine.weights.abstract import abstract_model, with_values
@@ -57,6 +57,7 @@ def save(
             "Save them from the program that owns them."
         )
     engine.check_leaves()
+    engine.in_process.sleeping.check_awake()
     config = saved_config(engine.model, format)
     loaded = engine.loaded
     if config.quantization is None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from jengine.assembly.args import EngineArgs
+from jengine.assembly.settings.args import EngineArgs
 from jengine.errors import ConfigError
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from jengine.assembly.engine import Engine
 from jengine.executor.choice import OWN_PROCESSES
 from jengine.runner.step.attention_backend import cache_dtype_name
+from jengine.runner.step.group_arrays import each_array
 
 
 def engine_summary(owner: object, engine: Engine | None) -> str:
@@ -22,7 +23,7 @@ def engine_summary(owner: object, engine: Engine | None) -> str:
         f"{source} ({model.architecture}, {len(model.layers)} layers, {model.dtype})",
         f"context {engine.schedule.max_model_len:,} tokens",
         devices(engine),
-        f"cache {(min(cache.num_blocks) - 1) * cache.block_size:,} tokens{cache_type(engine)}",
+        f"cache {(cache.fewest_blocks - 1) * cache.block_size:,} tokens{cache_type(engine)}",
         programs(engine),
     ]
     return f"<{name}: {', '.join(part for part in parts if part)}>"
@@ -42,7 +43,12 @@ def cache_type(engine: Engine) -> str:
     """The number type of the KV cache, where it is in this process."""
     if engine.devices is None:
         return ""
-    return f" in {cache_dtype_name(engine.loaded.state.caches[0].dtype)}"
+    names = {
+        cache_dtype_name(array.dtype): None
+        for cache in engine.loaded.programs.compiler.state.caches
+        for array in each_array(cache)
+    }
+    return f" in {' and '.join(names)}"
 
 
 def programs(engine: Engine) -> str:

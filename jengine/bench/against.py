@@ -79,6 +79,7 @@ class PeerSettings:
     prefix_caching: bool
     load_format: str = "auto"
     memory_share: float = 0.9  # of a GPU
+    speculative_config: dict[str, Any] | None = None  # drafts that the peer makes too
 
 
 def trace_peer(name: str, python: str | None, settings: PeerSettings) -> Peer:

@@ -13,9 +13,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from jengine.api.llm import LLM
+from jengine.config import CacheGroup
 from jengine.kvcache.block_pool import NULL_BLOCK, BlockPool
 from jengine.plan import Entries, Entry, NewBlocks, NewRow, Plan, RowSampling
 from jengine.runner.runner import PlanRunner, StepHandle
+from jengine.runner.step.group_arrays import each_array
 
 
 def weight_bytes(llm: LLM) -> int:
@@ -50,12 +52,16 @@ class Driver:
         self.runner: PlanRunner = llm.engine.runners[0]
         self.block_size = llm.engine.cache.block_size
         self.blocks = llm.engine.cache.num_blocks
+        self.groups = llm.engine.cache.groups
 
     def fits(self, rows: int, context: int, steps: int) -> bool:
         """Whether so many rows of this length fit the cache and max_model_len."""
         longest = self.llm.engine.schedule.max_model_len
         pages = rows * self.pages(context, steps)
-        return context <= longest and all(pages < blocks for blocks in self.blocks)
+        return context <= longest and all(
+            (rows if is_of_states(group) else pages) < blocks
+            for group, blocks in zip(self.groups, self.blocks, strict=True)
+        )
 
     def pages(self, context: int, steps: int) -> int:
         """Blocks per row."""
@@ -108,8 +114,8 @@ class Driver:
             NewRow(row, [1] * (context - 1), context - 1, RowSampling()) for row in everyone
         ]
         new_blocks = []
-        for group, blocks in enumerate(self.blocks):
-            tables = grown_tables(blocks, rows, pages)
+        for group in range(len(self.groups)):
+            tables = self.tables(group, rows, pages)
             new_blocks += [NewBlocks(row, group, 0, tables[row]) for row in everyone]
         for step in range(3 * steps):
             start = min(context - 1 + step, longest - 1)
@@ -117,8 +123,23 @@ class Driver:
             first = (new_rows, new_blocks) if step == 0 else ([], [])
             yield Plan(step, entries, rows, *first)
 
+    def tables(self, group: int, rows: int, pages: int) -> list[list[int]]:
+        """The blocks of each row in a group. A state is one unit, whatever the row's length."""
+        if is_of_states(self.groups[group]):
+            return [[1 + row] * pages for row in range(rows)]
+        return grown_tables(self.blocks[group], rows, pages)
+
     def cache_bytes(self, rows: int, context: int) -> int:
-        """Bytes of keys and values that a step reads."""
-        caches = self.runner.loaded.state.caches
-        per_token = [cache.nbytes // (cache.shape[2] * cache.shape[3]) for cache in caches]
-        return rows * context * sum(per_token)
+        """Bytes of keys and values that a step reads, and of states."""
+        caches, found = self.runner.loaded.state.caches, 0
+        for group, cache, blocks in zip(self.groups, caches, self.blocks, strict=True):
+            size = sum(array.nbytes for array in each_array(cache)) // blocks
+            found += (
+                rows * size if is_of_states(group) else rows * context * size // self.block_size
+            )
+        return found
+
+
+def is_of_states(group: CacheGroup) -> bool:
+    """Whether a group keeps a state of each row, whatever its length."""
+    return group.spec.kind == "recurrent"

@@ -1,11 +1,11 @@
 """What grammars cost, and whether answers fit their schemas.
 
-    python -m jengine.bench.grammars [--schemas 500] [--vocabulary 32000] [--engine demo]
-        [--output-json FILE]
+    python -m jengine.bench.grammars [--schemas 500] [--kind json|regex|grammar]
+        [--vocabulary 32000] [--engine demo] [--output-json FILE]
 
-Without `--engine` random answers are drawn from the masks of made-up schemas: times of compiling
-and of masks, and how many finished answers fit. With it, a model answers the same schemas, and then
-makes as many tokens of free text.
+Without `--engine` random answers are drawn from the masks of made-up schemas, regular expressions
+or EBNF grammars: times of compiling and of masks, and how many finished answers fit. With it, a
+model answers the same schemas, and then makes as many tokens of free text.
 """
 
 from __future__ import annotations
@@ -13,20 +13,22 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import re
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from jengine.api.llm import LLM
 from jengine.bench.made_up_tokenizer import write_tokenizer
+from jengine.bench.patterns import pattern
 from jengine.bench.schemas import fits, schema
 from jengine.bench.surroundings import shown_command, surroundings
 from jengine.grammar.compiler import GrammarCompiler
@@ -41,6 +43,13 @@ LONGEST = 400  # tokens of an answer
 ROUNDS = 5  # of answers with and without grammars
 
 
+class Case(NamedTuple):
+    """What an answer must look like, and whether one does."""
+
+    params: StructuredOutputsParams
+    fits: Callable[[str], bool]
+
+
 @dataclass
 class Tally:
     """What was seen, in milliseconds."""
@@ -51,11 +60,11 @@ class Tally:
     fitting: int = 0
     failed: int = 0
 
-    def take(self, rule: dict[str, Any], text: str) -> None:
+    def take(self, case: Case, text: str) -> None:
         """Count a finished answer."""
         self.finished += 1
         with suppress(ValueError):  # what is not JSON fits nothing
-            self.fitting += fits(rule, json.loads(text))
+            self.fitting += case.fits(text)
 
     def report(self) -> dict[str, Any]:
         """As one line of JSON says it."""
@@ -85,7 +94,25 @@ def spec_of(rule: dict[str, Any]) -> StructuredOutputsParams:
     return StructuredOutputsParams(json=rule, disable_any_whitespace=True)
 
 
-def draw_answers(folder: Path, count: int) -> dict[str, Any]:
+def cases(kind: str, count: int) -> list[Case]:
+    """Made-up cases of a kind, the same every time."""
+    if kind == "json":
+        return [
+            Case(spec_of(rule), lambda text, rule=rule: fits(rule, json.loads(text)))
+            for rule in rules(count)
+        ]
+    draw = random.Random(0)  # noqa: S311 - not for secrets
+    made = [pattern(draw) for _ in range(count)]
+    return [
+        Case(
+            StructuredOutputsParams(**{kind: getattr(one, kind)}),
+            lambda text, one=one: re.fullmatch(one.regex, text) is not None,
+        )
+        for one in made
+    ]
+
+
+def draw_answers(folder: Path, count: int, kind: str = "json") -> dict[str, Any]:
     """Random answers from masks alone."""
     tokenizer, tally = load_tokenizer(folder), Tally()
     compiler = GrammarCompiler(lambda: llguidance_tokenizer(tokenizer, tokenizer.vocab_size, ()))
@@ -93,19 +120,19 @@ def draw_answers(folder: Path, count: int) -> dict[str, Any]:
     assert made is not None, "made from a tokenizer"
     mask = np.empty(-(-made.vocab_size // 32), np.int32)
     rng = np.random.default_rng(0)
-    for rule in rules(count):
+    for case in cases(kind, count):
         began = time.perf_counter()
-        compiled = compiler.compiled(spec_of(rule).spec())
+        compiled = compiler.compiled(case.params.spec())
         tally.compiling.append(1e3 * (time.perf_counter() - began))
         assert compiled is not None, "not only checked"
         matcher = Matcher(compiled.deep_copy(), made.eos_tokens, made.eos_tokens)
-        _draw_answer(matcher, rule, mask, rng, tally, made)
-    return {"vocabulary": made.vocab_size, **tally.report()}
+        _draw_answer(matcher, case, mask, rng, tally, made)
+    return {"kind": kind, "vocabulary": made.vocab_size, **tally.report()}
 
 
 def _draw_answer(
     matcher: Matcher,
-    rule: dict[str, Any],
+    case: Case,
     mask: np.ndarray,
     rng: np.random.Generator,
     tally: Tally,
@@ -122,7 +149,7 @@ def _draw_answer(
             tally.failed += 1
             return
     if matcher.is_terminated:
-        tally.take(rule, tokenizer.decode_bytes(answer[:-1]).decode("utf-8", "replace"))
+        tally.take(case, tokenizer.decode_bytes(answer[:-1]).decode("utf-8", "replace"))
 
 
 def run_engine(model: str, count: int, rows: int) -> dict[str, Any]:
@@ -131,16 +158,17 @@ def run_engine(model: str, count: int, rows: int) -> dict[str, Any]:
     compilation = {"variants": ["sampled", "adjusted"], "wait_for": "all"}
     settings = {"max_num_seqs": rows, "compilation_config": compilation, "show_progress": False}
     llm, tally = LLM(model, max_model_len=1024, **settings), Tally()
+    asked = cases("json", count)
     ruled = [
-        SamplingParams(structured_outputs=spec_of(rule), max_tokens=LONGEST, seed=number)
-        for number, rule in enumerate(rules(count))
+        SamplingParams(structured_outputs=case.params, max_tokens=LONGEST, seed=number)
+        for number, case in enumerate(asked)
     ]
     outputs = llm.generate(["Make one."] * count, ruled)  # programs and grammars
     lengths = [len(one.outputs[0].token_ids) for one in outputs]
-    for rule, output in zip(rules(count), outputs, strict=True):
+    for case, output in zip(asked, outputs, strict=True):
         (answer,) = output.outputs
         if answer.finish_reason == "stop":
-            tally.take(rule, answer.text)
+            tally.take(case, answer.text)
         tally.failed += answer.finish_reason == "error"
     free = [
         SamplingParams(max_tokens=one, seed=i, ignore_eos=True) for i, one in enumerate(lengths)
@@ -170,6 +198,7 @@ def main(words: Sequence[str] | None = None) -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--schemas", type=int, default=500)
+    parser.add_argument("--kind", choices=("json", "regex", "grammar"), default="json")
     parser.add_argument("--tokenizer", default="demo", help="folder of a tokenizer")
     parser.add_argument("--vocabulary", type=int, help="a made-up tokenizer of this size instead")
     parser.add_argument("--engine", help="a model that answers")
@@ -181,9 +210,9 @@ def main(words: Sequence[str] | None = None) -> None:
     elif args.vocabulary:
         with tempfile.TemporaryDirectory() as folder:
             write_tokenizer(Path(folder), args.vocabulary)
-            found = draw_answers(Path(folder), args.schemas)
+            found = draw_answers(Path(folder), args.schemas, args.kind)
     else:
-        found = draw_answers(resolve_model(args.tokenizer), args.schemas)
+        found = draw_answers(resolve_model(args.tokenizer), args.schemas, args.kind)
     shown = [word for word in sys.argv[1:] if words is None]
     command = shown_command("jengine.bench.grammars", shown)
     result = {"command": command, "bench": "grammars", **surroundings(), **found}

@@ -28,6 +28,7 @@ from jengine.engine.core import EngineCore
 from jengine.errors import ConfigError
 from jengine.pictures.charts import Series, line_chart
 from jengine.pictures.page import document, section
+from jengine.runner.step.group_arrays import each_array
 from jengine.sampling_params import SamplingParams
 
 # Each number of requests is this multiple of the one before.
@@ -98,7 +99,7 @@ def memory_growth(llm: LLM, core: EngineCore, prompt_length: int) -> list[dict[s
         )
     # While the last prompts are prefilled, the first requests decode at most this many tokens.
     longest = min(schedule.max_model_len, prompt_length + reading_steps(llm, prompt_length))
-    blocks = min(core.scheduler.cache.config.num_blocks) - 1
+    blocks = core.scheduler.cache.config.fewest_blocks - 1
     together = blocks // -(-longest // block_size)
     counts = counts_up_to(min(schedule.max_num_seqs, together))
     return [held(llm, core, count, prompt_length) for count in counts]
@@ -149,11 +150,11 @@ def held(llm: LLM, core: EngineCore, count: int, prompt_length: int) -> dict[str
 
 def cache_bytes(llm: LLM, core: EngineCore) -> int:
     """Bytes of the blocks in use, in all groups."""
-    groups, arrays = core.scheduler.cache.groups, llm.engine.loaded.state.caches
+    groups, caches = core.scheduler.cache.groups, llm.engine.loaded.state.caches
     blocks = llm.engine.cache.num_blocks
     return sum(
-        group.num_used * (array.nbytes // count)
-        for group, array, count in zip(groups, arrays, blocks, strict=True)
+        group.num_used * (sum(array.nbytes for array in each_array(cache)) // count)
+        for group, cache, count in zip(groups, caches, blocks, strict=True)
     )
 
 

@@ -14,16 +14,16 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
-from jengine.assembly.args import EngineArgs
-from jengine.assembly.device_defaults import DEVICE_DEFAULTS
-from jengine.assembly.schedule_sizes import schedule_config
-from jengine.assembly.step_sizes import runner_config, with_sizes
+from jengine.assembly.settings.args import EngineArgs
+from jengine.assembly.sizes.device_defaults import DEVICE_DEFAULTS
+from jengine.assembly.sizes.schedule_sizes import schedule_config
+from jengine.assembly.sizes.step_sizes import runner_config, with_sizes
 from jengine.bench.host import PackedOnly
 from jengine.config import CacheConfig
 from jengine.engine.core import EngineCore
 from jengine.executor.protocol import WorkerHealth
 from jengine.kvcache.coordinator import CacheCoordinator
-from jengine.models.published import PUBLISHED
+from jengine.models.reading.published import PUBLISHED
 from jengine.models.registry import model_config
 from jengine.plan import Plan, RowSampling
 from jengine.request import WireRequest

@@ -47,6 +47,8 @@ def throughput(result: dict[str, Any]) -> Iterator[Row]:
     work += f"; {in_short(result['parameters'])} parameters in {result['dtype']}"
     if rounded := result.get("quantization"):
         work += f", weights rounded to {rounded}"
+    if method := result.get("drafts_by"):
+        work += f", drafts by {method}"
     ours = speed(result["output_tok_s"])
     if "peer" not in result:
         yield Row(work, ours)
@@ -122,16 +124,33 @@ def serve(result: dict[str, Any]) -> Iterator[Row]:
     yield Row(work, speed(result["output_throughput"]))
 
 
+GRAMMAR_KINDS = {"json": "JSON schema", "regex": "regular expression", "grammar": "BNF grammar"}
+
+
 def grammars(result: dict[str, Any]) -> Iterator[Row]:
     """Milliseconds of a token mask, or output tokens per second beside those of free text."""
-    fitting = f"{result['fitting']} of {result['finished']} finished answers fit their schemas"
+    kind = result.get("kind", "json")
+    fitting = f"{result['fitting']} of {result['finished']} finished answers fit their "
+    fitting += f"{GRAMMAR_KINDS[kind]}s"
     if "ratio" in result:
         work = f"answers that follow JSON schemas, {fitting}; the peer is free text as long"
         free = f"{speed(result['free_tokens_per_s'])}, no grammar"
         yield Row(work, speed(result["ruled_tokens_per_s"]), free, f"{result['ratio']:.2f}")
         return
-    work = f"token mask of a JSON schema, vocabulary of {result['vocabulary']:,}; {fitting}"
+    work = (
+        f"token mask of a {GRAMMAR_KINDS[kind]}, vocabulary of {result['vocabulary']:,}; {fitting}"
+    )
     yield Row(f"{work}; p99", f"{result['mask_ms']['p99']:.3f} ms")
+
+
+def adapters(result: dict[str, Any]) -> Iterator[Row]:
+    """Output tokens per second with adapters, beside those without."""
+    work = (
+        f"decoding {result['rows']} rows with {result['adapters']} LoRA adapters of rank "
+        f"{result['rank']} among them; the peer is the same batch without"
+    )
+    base = f"{speed(result['base_tokens_per_s'])}, no adapter"
+    yield Row(work, speed(result["adapted_tokens_per_s"]), base, f"{result['ratio']:.2f}")
 
 
 def marathon(result: dict[str, Any]) -> Iterator[Row]:
@@ -141,11 +160,96 @@ def marathon(result: dict[str, Any]) -> Iterator[Row]:
     work += f"{len(faults)} faults" if faults else "no faults"
     yield Row(f"{work}; requests lost", f"{result['lost_count']}")
     if faults:
-        slowest = max(one["recovery_s"] or float("inf") for one in faults)
+        found = [one["recovery_s"] for one in faults]
+        slowest = float("inf") if None in found else max(found)
         yield Row(f"{work}; longest until it answered again", f"{slowest:.1f} s")
     if result["memory_slope_mib_per_minute"] is not None:
         slope = result["memory_slope_mib_per_minute"]
         yield Row(f"{work}; growth of memory", f"{slope:.2f} MiB a minute")
+
+
+def hostile_grammars(result: dict[str, Any]) -> Iterator[Row]:
+    """Seconds that the worst grammar took, and free text beside the one that slowed it most."""
+    work = f"{len(result['grammars'])} grammars made to do harm, among them schemas of 5 MiB"
+    yield Row(f"{work}; longest until one was refused or had ended", f"{result['slowest_s']:.2f} s")
+    least = min(one["free_tokens_per_s"] for one in result["grammars"].values())
+    alone = result["free_tokens_per_s"]
+    yield Row(
+        f"{work}; free text beside the worst of them", speed(least),
+        f"{speed(alone)}, without", f"{least / alone:.2f}",
+    )  # fmt: skip
+
+
+def schemes(result: dict[str, Any]) -> Iterator[Row]:
+    """What configurations of one model cost, beside the first that is not the truth."""
+    truth, plain, *_ = result["schemes"]
+    for one in result["schemes"][1:]:
+        work = (
+            f"{result['model']} with {one['name']}: KL from {truth['name']} "
+            f"{one['kl']['mean']:.1e} in the mean, {one['kl']['p99']:.1e} at 99 %; same likeliest "
+            f"token {one['agreement']['top_1']:.1%}; perplexity {one['perplexity']:.4f} "
+            f"({truth['perplexity']:.4f})"
+        )
+        sizes = [
+            f"{each['weight_bytes'] / 1e6:.1f} MB of weights, "
+            f"{each['cache_bytes_per_token']:,.0f} bytes a token"
+            for each in (one, plain)
+        ]
+        speeds = [each["tokens_per_second"] for each in (one, plain)]
+        if None in speeds or one is plain:
+            yield Row(work, sizes[0])
+        else:
+            beside = f"{sizes[1]}, {speed(speeds[1])} with {plain['name']}"
+            yield Row(
+                work, f"{sizes[0]}, {speed(speeds[0])}", beside, f"{speeds[0] / speeds[1]:.2f}"
+            )
+
+
+def conversations(result: dict[str, Any]) -> Iterator[Row]:
+    """Time to the first token with blocks that came back, and where they are computed again."""
+    trace, times = result["trace"], result["time_to_first_token"]
+    work = (
+        f"{trace['conversations']} conversations of {trace['turns']} turns, a cache for "
+        f"{trace['cached_share']:.0%} of them; time to first token"
+    )
+    sources = {
+        "host": ("blocks from the host's memory", "host", "recompute"),
+        "folder": (
+            "last turns, blocks from a folder after a restart",
+            "folder after a restart, last turn",
+            "recompute, last turn",
+        ),
+    }
+    for name, (what, ours, other) in sources.items():
+        again = f"{times[other]['mean_ms']:.1f} ms, computed again"
+        mean = f"{times[ours]['mean_ms']:.1f} ms"
+        yield Row(f"{work}; {what}", mean, again, f"{result['of_recompute'][name]:.2f}")
+
+
+def embeddings(result: dict[str, Any]) -> Iterator[Row]:
+    """Embeddings per second beside each peer's."""
+    work = f"embeddings of {result['prompts']:,} prompts, {result['tokens']:,} tokens"
+    return beside_peers(result, "embeddings", work)
+
+
+def images(result: dict[str, Any]) -> Iterator[Row]:
+    """Images per second beside each peer's."""
+    work = (
+        f"{result['images']:,} images, {result['prompt_tokens']:,} tokens of prompts, answers of "
+        f"{result['answer_tokens']}"
+    )
+    return beside_peers(result, "images", work)
+
+
+def beside_peers(result: dict[str, Any], what: str, work: str) -> Iterator[Row]:
+    """Items per second beside each peer's."""
+    rates = result[f"{what}_per_second"]
+    for name, rate in rates.items():
+        if name != "jengine":
+            yield Row(
+                work, f"{rates['jengine']:.0f} a second", f"{rate:.0f}, {result['peers'][name]}",
+                f"{result['times'][name]:.2f}",
+            )  # fmt: skip
 
 
 KINDS: dict[str, Callable[[dict[str, Any]], Iterator[Row]]] = {
@@ -158,6 +262,12 @@ KINDS: dict[str, Callable[[dict[str, Any]], Iterator[Row]]] = {
     "growth": growth,
     "serve": serve,
     "grammars": grammars,
+    "adapters": adapters,
+    "hostile_grammars": hostile_grammars,
+    "schemes": schemes,
+    "conversations": conversations,
+    "embeddings": embeddings,
+    "images": images,
 }
 
 

@@ -25,6 +25,7 @@ from jengine.bench.peak_memory import peak_memory
 from jengine.bench.step_clock import StepClock
 from jengine.bench.surroundings import surroundings
 from jengine.bench.workloads import Item, read_trace, write_trace
+from jengine.config import SpeculativeConfig
 from jengine.engine.core import EngineCore
 from jengine.models.parameter import named_parameters
 from jengine.runner.programs.ledger import CompileLedger
@@ -151,7 +152,16 @@ def peer_settings(llm: LLM, trace: Path) -> PeerSettings:
         max_num_seqs=engine.schedule.max_num_seqs,
         max_model_len=engine.schedule.max_model_len,
         prefix_caching=engine.cache.enable_prefix_caching,
+        speculative_config=peer_drafts(engine.schedule.speculative),
     )
+
+
+def peer_drafts(own: SpeculativeConfig | None) -> dict[str, Any] | None:
+    """The same drafts for the peer, where it can make them: those by n-gram need nothing else."""
+    if own is None or own.method != "ngram":
+        return None
+    names = "method", "num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max"
+    return {name: getattr(own, name) for name in names}
 
 
 def summary(items: list[Item], runs: list[tuple[float, int]]) -> dict[str, Any]:
@@ -181,6 +191,7 @@ def report(ours: Ours, runs: list[tuple[float, int]]) -> dict[str, Any]:
         "prompt_tokens": sum(len(item.prompt_token_ids) for item in items),
         **summary(items, runs),
         "preemptions": stats.preemptions,
+        "drafts_by": llm.engine.schedule.speculative and llm.engine.schedule.speculative.method,
         "drafts": msgspec.to_builtins(stats.drafts),
         "prefix_hit_rate": round(stats.prefix_hits / max(stats.prefix_queries, 1), 3),
         "time": ours.time,

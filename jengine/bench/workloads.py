@@ -1,4 +1,4 @@
-"""Benchmark requests: prompts of random tokens, and the number of tokens to generate for each.
+"""Benchmark requests: prompts, and the number of tokens to generate for each.
 
 In: a trace file, or the name of a workload and a seed. Out: items that every engine reads alike.
 Must not import jax.
@@ -12,6 +12,17 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from tokenizers import Tokenizer
+
+from jengine.bench.repeating import (
+    Drawn,
+    Encode,
+    Tokens,
+    begun_story,
+    changed_object,
+    edited_file,
+    quoting_summary,
+)
 from jengine.errors import ConfigError, nearest_name
 
 # The first and last ids of a vocabulary, which are mostly special tokens, are not drawn.
@@ -29,30 +40,61 @@ class Item:
 
 @dataclass(frozen=True)
 class Workload:
-    """How the requests of a workload are drawn at random."""
+    """How the requests of a workload are drawn at random: as tokens, or as text."""
 
     meaning: str
     requests: int
-    lengths: Callable[[random.Random], tuple[int, int]]  # prompt, answer
+    draw: Callable[[random.Random, Tokens], Drawn] | None = None
+    say: Callable[[random.Random, Encode], Drawn] | None = None
     prefix: int = 0  # tokens that all prompts begin with
-    repeats: int = 1  # how often a prompt says its tokens
+
+
+def of_lengths(
+    lengths: Callable[[random.Random], tuple[int, int]], repeats: int = 1
+) -> Callable[[random.Random, Tokens], Drawn]:
+    """Prompts of so many random tokens, each said so often, and answers of so many."""
+
+    def draw(rng: random.Random, tokens: Tokens) -> Drawn:
+        prompt, answer = lengths(rng)
+        return tokens(prompt) * repeats, answer
+
+    return draw
 
 
 WORKLOADS = {
     "mixed": Workload(
         "prompts of 16 to 300 tokens, answers of 16 to 128", 64,
-        lambda rng: (rng.randint(16, 300), rng.randint(16, 128)),
+        of_lengths(lambda rng: (rng.randint(16, 300), rng.randint(16, 128))),
     ),
-    "alone": Workload("a prompt of 16 tokens, an answer of 128", 1, lambda _: (16, 128)),
-    "decode": Workload("prompts of 100 tokens, answers of 64", 8, lambda _: (100, 64)),
-    "prefill": Workload("prompts of 900 tokens, answers of 2", 8, lambda _: (900, 2)),
+    "alone": Workload(
+        "a prompt of 16 tokens, an answer of 128", 1, of_lengths(lambda _: (16, 128))
+    ),
+    "decode": Workload(
+        "prompts of 100 tokens, answers of 64", 8, of_lengths(lambda _: (100, 64))
+    ),
+    "prefill": Workload("prompts of 900 tokens, answers of 2", 8, of_lengths(lambda _: (900, 2))),
     "shared": Workload(
         f"{SHARED_PREFIX} tokens that all prompts share, and 16 to 64 of their own", 64,
-        lambda rng: (rng.randint(16, 64), rng.randint(16, 64)), SHARED_PREFIX,
+        of_lengths(lambda rng: (rng.randint(16, 64), rng.randint(16, 64))), prefix=SHARED_PREFIX,
     ),
     "repeat": Workload(
         "prompts that say 16 to 32 tokens four times, answers of 128", 32,
-        lambda rng: (rng.randint(16, 32), 128), repeats=4,
+        of_lengths(lambda rng: (rng.randint(16, 32), 128), repeats=4),
+    ),
+    "edit": Workload(
+        "files of 24 lines and the begun copy with renamed identifiers, answers of 128", 16,
+        edited_file,
+    ),
+    "summary": Workload(
+        "texts of 20 sentences and a begun summary that quotes them, answers of 96", 16,
+        quoting_summary,
+    ),
+    "objects": Workload(
+        "conversations that change a JSON object, in the demo model's words, answers of 96", 16,
+        say=changed_object,
+    ),
+    "stories": Workload(
+        "requests for a story, in the demo model's words, answers of 128", 16, say=begun_story,
     ),
 }  # fmt: skip
 
@@ -67,8 +109,15 @@ def named(name: str) -> Workload:
     return WORKLOADS[name]
 
 
-def generated(name: str, vocab_size: int, requests: int | None = None, seed: int = 0) -> list[Item]:
-    """The requests of a workload; the same seed gives the same ones."""
+def generated(
+    name: str,
+    vocab_size: int,
+    requests: int | None = None,
+    seed: int = 0,
+    encode: Encode | None = None,
+) -> list[Item]:
+    """The requests of a workload; the same seed gives the same ones. `encode` is the model's
+    tokenizer, for workloads of text."""
     workload = named(name)
     rng = random.Random(seed)  # noqa: S311 - not for secrets
     margin = MARGIN if vocab_size > 4 * MARGIN else 0
@@ -79,9 +128,26 @@ def generated(name: str, vocab_size: int, requests: int | None = None, seed: int
     prefix = tokens(workload.prefix)
     items = []
     for _ in range(requests or workload.requests):
-        prompt, answer = workload.lengths(rng)
-        items.append(Item(prefix + tokens(prompt) * workload.repeats, answer))
+        if workload.draw is not None:
+            prompt, answer = workload.draw(rng, tokens)
+        else:
+            assert workload.say is not None, "a workload draws tokens or text"
+            if encode is None:
+                raise ConfigError(
+                    f"--workload {name} is text: expected a model with a tokenizer.json, such as "
+                    "demo."
+                )
+            prompt, answer = workload.say(rng, encode)
+        items.append(Item(prefix + prompt, answer))
     return items
+
+
+def encoder_of(folder: Path | None) -> Encode | None:
+    """What turns text into tokens for the model in a folder; None: it has no tokenizer.json."""
+    if folder is None or not (file := folder / "tokenizer.json").is_file():
+        return None
+    tokenizer = Tokenizer.from_file(str(file))
+    return lambda text: tokenizer.encode(text, add_special_tokens=False).ids
 
 
 def read_trace(path: Path) -> list[Item]:

@@ -91,7 +91,8 @@ def add_flags(parser: Parser) -> None:
     group.add_argument(
         "--workload",
         metavar="NAME",
-        help="mixed, decode, alone, prefill, shared or repeat [mixed]",
+        help="mixed, decode, alone, prefill, shared, repeat, edit, summary, or in the demo model's "
+        "words objects and stories [mixed]",
     )
     group.add_argument(
         "--trace", metavar="FILE", help="requests from a file, one JSON object per line"
@@ -131,6 +132,11 @@ def add_flags(parser: Parser) -> None:
     group.add_argument("--rows", metavar="N", type=int, nargs="+", help="rows of a step [8 32]")
     group.add_argument(
         "--contexts", metavar="N", type=int, nargs="+", help="tokens [128 to 8192, what fits]"
+    )
+    group.add_argument(
+        "--step-table",
+        metavar="FILE",
+        help="write seconds by decode rows, prompt tokens and context for jengine simulate",
     )
     group.add_argument("--plots", metavar="FOLDER", help="write a page of charts to this folder")
     group.add_argument(
@@ -184,9 +190,12 @@ def check(arguments: argparse.Namespace) -> None:
                 raise ConfigError(f"--{flag} {value}: expected {least} or more.")
     if arguments.kind == "startup" and not arguments.num_iters_cold + arguments.num_iters_warm:
         raise ConfigError("bench startup without cold and without warm processes measures nothing.")
-    file = arguments.output_json
-    if file and not Path(file).absolute().parent.is_dir():
-        raise ConfigError(f"--output-json {file!r}: expected a file in a folder that exists.")
+    if arguments.step_table is not None and (arguments.kind != "growth" or without):
+        raise ConfigError("--step-table: only bench growth measures steps, and of a model.")
+    files = {"--output-json": arguments.output_json, "--step-table": arguments.step_table}
+    for flag, file in files.items():
+        if file and not Path(file).absolute().parent.is_dir():
+            raise ConfigError(f"{flag} {file!r}: expected a file in a folder that exists.")
 
 
 def command_line(arguments: argparse.Namespace) -> str:

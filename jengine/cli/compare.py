@@ -1,6 +1,7 @@
 """`jengine compare`: whether the engine's numerical errors are within those of torch.
 
 The exit status is 0 if they are, 1 if something is suspicious or wrong, 2 if nothing was compared.
+With `--against "jengine ..."` configurations of the engine are compared, without a verdict.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jengine.cli import compare_configurations as configurations
 from jengine.cli.flags import add_engine_flags, engine_arguments, flag_words
 from jengine.cli.parser import Parser
 from jengine.cli.terminal import Terminal
@@ -20,6 +22,7 @@ from jengine.errors import ConfigError, JengineError
 if TYPE_CHECKING:
     from jengine.cli.main import OpenLLM
     from jengine.research.comparison import Comparison
+    from jengine.research.options import Options
 
 USAGE = "MODEL [flags]"
 EXAMPLES = """\
@@ -28,11 +31,14 @@ examples:
   jengine compare ./model --dtype bfloat16 --torch-python ~/torch/bin/python --json compare.json
   jengine compare ./model --save-bundle ./bundle         (where torch is)
   jengine compare ./model --against ./bundle             (where it is not)
+  jengine compare ./model --quantization int4 --against "jengine --dtype float32"
+  jengine compare ./model --against "jengine --dtype float32" --each schemes --speed
+  jengine compare ./model --against jengine --each "--tensor-parallel-size 2" --report sweep.html
 """
 ENGINE_FLAGS = (
-    "tokenizer", "dtype", "quantization", "kv_cache_dtype", "load_format", "seed", "max_num_seqs",
-    "max_num_batched_tokens", "tensor_parallel_size", "block_size", "gpu_memory_utilization",
-    "kv_cache_memory_bytes", "deterministic", "compilation_config",
+    "tokenizer", "dtype", "quantization", "kv_cache_dtype", "load_format", "model_impl", "seed",
+    "max_num_seqs", "max_num_batched_tokens", "tensor_parallel_size", "block_size",
+    "gpu_memory_utilization", "kv_cache_memory_bytes", "deterministic", "compilation_config",
 )  # fmt: skip
 
 
@@ -41,7 +47,17 @@ def add_flags(parser: Parser) -> None:
     parser.add_argument("model", metavar="MODEL", help="a model folder, or demo")
     group = parser.add_argument_group("comparison")
     group.add_argument(
-        "--against", metavar="WHAT", default="torch", help="torch, or the folder of a saved bundle"
+        "--against", metavar="WHAT", default="torch",
+        help="torch, the folder of a saved bundle, or jengine with other flags in one word:"
+        " 'jengine --dtype float32'",
+    )  # fmt: skip
+    group.add_argument(
+        "--each", metavar="FLAGS", action="append", default=[],
+        help="a configuration to compare with that of --against 'jengine ...', may be given several"
+        " times; 'schemes' stands for bfloat16 and every scheme of weights and cache",
+    )  # fmt: skip
+    group.add_argument(
+        "--speed", action="store_true", help="also tokens per second of one request, by each"
     )
     group.add_argument(
         "--prompts",
@@ -78,6 +94,11 @@ def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) ->
     try:
         settings = engine_arguments(arguments)
         check_outputs(arguments)
+        if configurations.is_wanted(arguments):
+            return configurations.compare(
+                arguments, settings, options_of(arguments, settings, terminal), ENGINE_FLAGS,
+                terminal, open_llm,
+            )  # fmt: skip
         comparison = compare(arguments, settings, terminal, open_llm)
         show(comparison, terminal)
         write(comparison, arguments, terminal)
@@ -100,13 +121,22 @@ def check_outputs(arguments: argparse.Namespace) -> None:
 def compare(
     arguments: argparse.Namespace, settings: dict[str, Any], terminal: Terminal, open_llm: OpenLLM
 ) -> Comparison:
-    """Run the comparison; jax is imported only now."""
+    """Run the comparison with torch; jax is imported only now."""
     research = importlib.import_module("jengine.research.compare")
+    options = options_of(arguments, settings, terminal)
+    return research.compare_folder(arguments.model, options, settings, open_llm)
+
+
+def options_of(
+    arguments: argparse.Namespace, settings: dict[str, Any], terminal: Terminal
+) -> Options:
+    """What was chosen, for either kind of comparison."""
+    research = importlib.import_module("jengine.research.options")
     prompts = None
     if arguments.prompts is not None:
         readers = importlib.import_module("jengine.research.prompts")
         prompts = readers.read_prompts(Path(arguments.prompts))
-    options = research.Options(
+    return research.Options(
         against=arguments.against,
         prompts=prompts,
         new_tokens=arguments.new_tokens,
@@ -118,7 +148,6 @@ def compare(
         command=command_line(arguments, settings),
         note=terminal.note,
     )
-    return research.compare_folder(arguments.model, options, settings, open_llm)
 
 
 def tap_patterns(text: str) -> list[str]:
@@ -146,6 +175,9 @@ def command_line(arguments: argparse.Namespace, settings: dict[str, Any]) -> str
         value = getattr(arguments, name)
         if value != defaults.get(name):
             words += ["--" + name.replace("_", "-"), str(value)]
+    for each in arguments.each:
+        words += ["--each", each]
+    words += ["--speed"] * arguments.speed
     if not arguments.sweeps:
         words.append("--no-sweeps")
     return shlex.join([*words, *flag_words(settings)])

@@ -29,9 +29,9 @@ examples:
 SUBJECTS = ("versions", "devices", "kernels", "storage", "environment", "plugins")
 # Settings that change how much memory the model needs.
 MODEL_FLAGS = (
-    "tokenizer", "dtype", "load_format", "max_model_len", "max_num_seqs", "max_num_batched_tokens",
-    "block_size", "gpu_memory_utilization", "kv_cache_memory_bytes", "kv_cache_dtype",
-    "deterministic",
+    "tokenizer", "dtype", "load_format", "model_impl", "max_model_len", "max_num_seqs",
+    "max_num_batched_tokens", "block_size", "gpu_memory_utilization", "kv_cache_memory_bytes",
+    "kv_cache_dtype", "deterministic", "quantization",
 )  # fmt: skip
 
 

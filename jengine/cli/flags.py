@@ -11,10 +11,11 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jengine.assembly.args import EngineArgs
-from jengine.assembly.flags import ENGINE_HELP, add_field_flags
-from jengine.assembly.values import template_text
-from jengine.assembly.vllm_args import VLLM_SETTINGS
+from jengine.assembly.settings.args import EngineArgs
+from jengine.assembly.settings.flags import ENGINE_HELP, add_field_flags
+from jengine.assembly.settings.short_flags import SHORT_FLAGS
+from jengine.assembly.settings.values import template_text
+from jengine.assembly.settings.vllm_args import VLLM_SETTINGS
 from jengine.cli.parser import Parser
 from jengine.sampling_params import SamplingParams
 
@@ -33,16 +34,25 @@ SAMPLING_HELP = {
     "logprobs": "return this many log-probabilities per token (shown with --json)",
     "ignore_eos": "go on after the end token",
 }
+# vLLM's setting for what `executor` says here: ray means the same, mp and uni ask for nothing.
+BACKEND = "distributed_executor_backend"
 # Read from one field but meant for both: a request is repeated with the seed that was given.
 SHARED = ("seed",)
 
 
-def add_engine_flags(parser: Parser, only: Sequence[str] | None = None) -> None:
-    """One flag for each engine setting, or for those in `only`."""
+def add_engine_flags(
+    parser: Parser, only: Sequence[str] | None = None, *, short: bool = False
+) -> None:
+    """One flag for each engine setting, or for those in `only`; vLLM's short ones beside them."""
     parser.unbuilt = unbuilt_flags()
     group = parser.add_argument_group("engine", "None of these is needed to begin.")
     wanted = {name: ENGINE_HELP[name] for name in only or ENGINE_HELP}
-    add_field_flags(group, EngineArgs, wanted)
+    add_field_flags(group, EngineArgs, wanted, SHORT_FLAGS if short else {})
+    if only is None:
+        group.add_argument(
+            "--distributed-executor-backend", dest=BACKEND, metavar="TEXT",
+            default=argparse.SUPPRESS, help=argparse.SUPPRESS,
+        )  # fmt: skip
 
 
 def add_sampling_flags(parser: Parser, leave_out: Sequence[str] = (), **better_help: str) -> None:
@@ -67,7 +77,8 @@ def engine_arguments(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def given_engine_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     """The engine settings that were given, as they were given."""
-    return {name: value for name, value in vars(arguments).items() if name in ENGINE_HELP}
+    names = {*ENGINE_HELP, BACKEND}
+    return {name: value for name, value in vars(arguments).items() if name in names}
 
 
 def sampling_arguments(arguments: argparse.Namespace) -> dict[str, Any]:

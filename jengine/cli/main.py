@@ -31,6 +31,7 @@ OpenLLM = Callable[..., "LLM"]
 COMMANDS = {
     "demo": "see it work: start the model that ships with jengine and ask it three questions",
     "serve": "answer the OpenAI API over HTTP",
+    "route": "pass requests on to several servers, by what they have read before",
     "chat": "talk with a model",
     "generate": "continue prompts",
     "compare": "compare the numbers with torch's",
@@ -38,7 +39,9 @@ COMMANDS = {
     "cache": "carry compiled programs to machines of the same kind",
     "doctor": "check this machine, or whether a model fits it",
     "replay": "run recorded steps again, and compare their tokens",
+    "models": "which models are supported, and what is understood of a folder",
     "plan": "memory and speed of a model on devices that need not be here",
+    "simulate": "latencies and cost of replicas that need not be here, for a trace of requests",
 }
 OVERVIEW = """\
 jengine runs language models with JAX.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,7 +49,10 @@ def throughput(arguments: argparse.Namespace, open_llm: OpenLLM, note: Note) -> 
     with open_llm(arguments.model, **settings) as llm:
         if items is None:
             vocab = llm.engine.model.vocab_size
-            items = workloads.generated(arguments.workload, vocab, arguments.num_prompts)
+            items = workloads.generated(
+                arguments.workload, vocab, arguments.num_prompts,
+                encode=workloads.encoder_of(llm.engine.folder),
+            )  # fmt: skip
         result = bench.measure(llm, items, arguments.repeats, challenge)
     work = arguments.trace or arguments.workload
     rounded = settings.get("quantization")
@@ -91,7 +95,7 @@ def latency(arguments: argparse.Namespace, open_llm: OpenLLM, note: Note) -> Mea
 def startup(arguments: argparse.Namespace, open_llm: OpenLLM, note: Note) -> Measured:
     """Seconds from the start of a process to its first token."""
     bench = importlib.import_module("jengine.bench.startup")
-    args = importlib.import_module("jengine.assembly.args").EngineArgs
+    args = importlib.import_module("jengine.assembly.settings.args").EngineArgs
     settings = token_engine(arguments)
     wait_for = args.checked("jengine bench", arguments.model, **settings).wait_for
     compilation = {**settings.get("compilation_config", {}), "wait_for": wait_for}
@@ -123,6 +127,11 @@ def growth(arguments: argparse.Namespace, open_llm: OpenLLM, note: Note) -> Meas
         result = bench.read(Path(arguments.from_file))
         return result, bench.printed(result)
     with open_llm(arguments.model, **token_engine(arguments, ["greedy"])) as llm:
+        if arguments.step_table is not None:
+            steps = importlib.import_module("jengine.bench.step_table")
+            table = {"model": arguments.model, **steps.measure(llm, arguments.num_iters)}
+            Path(arguments.step_table).write_text(json.dumps(table) + "\n", encoding="utf-8")
+            note(f"steps for jengine simulate --table: {arguments.step_table}")
         result = bench.measure(
             llm,
             running=arguments.running,

@@ -11,7 +11,7 @@ from jengine.cli.flags import add_engine_flags, engine_arguments
 from jengine.cli.interrupts import interrupts_end_the_process
 from jengine.cli.parser import Parser
 from jengine.cli.terminal import Terminal
-from jengine.models.published import PUBLISHED
+from jengine.models.reading.published import PUBLISHED
 from jengine.planning.accelerators import ACCELERATORS
 
 if TYPE_CHECKING:
@@ -26,9 +26,14 @@ examples:
   jengine plan llama-70b --tp 8 --device h200
   jengine plan llama-70b --tp 8 --pp 2 --hosts 2 --batch 256 --context 8192
   jengine plan ./model --tp 2 --device a100 --json
+  jengine plan llama-8b --batch 256 --context 4096 --shared 3072
+  jengine plan llama-70b --quantization int4 --kv-cache-dtype fp8
+  jengine plan llama-70b --cpu-offload-gb 60
+  jengine plan deepseek-v3 --dp 128 --ep 128 --batch 64
 """
 ENGINE_FLAGS = (
     "dtype", "max_model_len", "max_num_batched_tokens", "block_size", "gpu_memory_utilization",
+    "quantization", "kv_cache_dtype", "cpu_offload_gb",
 )  # fmt: skip
 
 
@@ -45,6 +50,14 @@ def add_flags(parser: Parser) -> None:
     )
     devices.add_argument(
         "--dp", type=int, default=1, metavar="N", help="replicas: data parallelism [1]"
+    )
+    devices.add_argument(
+        "--ep",
+        type=int,
+        default=0,
+        metavar="N",
+        help="devices that share the experts, each with some whole: expert parallelism [--tp, each "
+        "with a part of every one]",
     )
     devices.add_argument("--hosts", type=int, metavar="N", help="hosts [one for every 8 devices]")
     devices.add_argument(
@@ -63,6 +76,10 @@ def add_flags(parser: Parser) -> None:
         "--context", type=int, metavar="N",
         help="tokens of each, on average [4096, or all that the model takes if that is less]",
     )  # fmt: skip
+    work.add_argument(
+        "--shared", type=int, default=0, metavar="N",
+        help="leading tokens that all requests have in common, such as a system prompt [0]",
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print JSON")
     add_engine_flags(parser, only=ENGINE_FLAGS)
 
@@ -79,6 +96,8 @@ def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) ->
             (arguments.tp, arguments.pp, arguments.dp, arguments.hosts),
             (arguments.batch, arguments.context),
             arguments.network,
+            arguments.ep,
+            arguments.shared,
         )
         report = importlib.import_module("jengine.planning.paper_report")
     as_json = arguments.json

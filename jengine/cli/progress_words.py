@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jengine.engine.process.messages import Progress
+from jengine.engine.process.to_front import Progress
 
 
 def in_words(progress: Progress) -> str:

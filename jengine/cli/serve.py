@@ -13,13 +13,13 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from jengine.assembly.args import EngineArgs
-from jengine.assembly.core_shares import can_divide
+from jengine.assembly.processes.core_shares import can_divide
+from jengine.assembly.settings.args import EngineArgs
 from jengine.cli.flags import add_engine_flags, engine_arguments
 from jengine.cli.main import OpenLLM
 from jengine.cli.parser import Parser
-from jengine.cli.serve_flags import add_server_flags, server_settings
-from jengine.cli.serve_logs import configure_server_logs
+from jengine.cli.serving.flags import add_server_flags, server_settings
+from jengine.cli.serving.logs import configure_server_logs
 from jengine.cli.terminal import Terminal
 from jengine.errors import ConfigError
 from jengine.server.settings import ServerSettings
@@ -51,10 +51,10 @@ def add_flags(parser: Parser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--headless", action="store_true",
-        help="run data-parallel copies for a front on another host, and no API",
+        help="run steps or copies of the model for a server on another host, and no API",
     )  # fmt: skip
     add_server_flags(parser)
-    add_engine_flags(parser)
+    add_engine_flags(parser, short=True)
 
 
 def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) -> int:
@@ -68,13 +68,15 @@ def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) ->
     configure_server_logs(settings.uvicorn_log_level, debug=arguments.debug, process_name=name)
     count = api_processes(arguments, args)
     # Arrays and tokenizers come with what is imported here.
+    if args.nodes.several and arguments.headless:
+        return importlib.import_module("jengine.cli.serving.node").serve_node(args)
     if count == 0:
-        return importlib.import_module("jengine.cli.headless").serve_cores(args)
+        return importlib.import_module("jengine.cli.serving.headless").serve_cores(args)
     warn_if_open(settings)
     if count > 1:
-        several = importlib.import_module("jengine.cli.several_servers")
+        several = importlib.import_module("jengine.cli.serving.several_processes")
         return several.serve_with_several(settings, args, count, debug=arguments.debug)
-    serving = importlib.import_module("jengine.cli.serving")
+    serving = importlib.import_module("jengine.cli.serving.one_process")
     return serving.serve(settings, args, terminal)
 
 
@@ -82,6 +84,7 @@ def api_processes(arguments: argparse.Namespace, args: EngineArgs) -> int:
     """How many processes serve HTTP; 0 with --headless. One process cannot keep several cores
     busy, so there are as many as cores unless told otherwise."""
     count = arguments.api_server_count
+    check_node(arguments.headless, args)
     if arguments.headless:
         if count:
             raise ConfigError(
@@ -97,6 +100,17 @@ def api_processes(arguments: argparse.Namespace, args: EngineArgs) -> int:
         count = args.ranks.size
         logger.info("Defaulting api_server_count to data_parallel_size (%d).", count)
     return count or 1
+
+
+def check_node(headless: bool, args: EngineArgs) -> None:
+    """Node 0 has the API, the others have none."""
+    nodes = args.nodes
+    if nodes.several and headless != (nodes.rank > 0):
+        raise ConfigError(
+            f"--node-rank {nodes.rank} of --nnodes {nodes.count} "
+            f"{'with' if headless else 'without'} --headless: node 0 has the API, and every other "
+            "node is started with --headless."
+        )
 
 
 def engine_args(arguments: argparse.Namespace) -> EngineArgs:

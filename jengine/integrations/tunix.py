@@ -199,8 +199,9 @@ def filtered(params: Any, filter_types: tuple[Any, ...] | None) -> Any:
         return params
     if nnx.LoRAParam in filter_types:
         raise UnsupportedFeature(
-            "only the LoRA parameters are synced, and LoRA adapters are not built yet: merge them"
-            " into the model and sync all of its parameters."
+            "only the LoRA parameters are synced: merge them into the model and sync all of its"
+            " parameters, or sample with an engine of enable_lora=True and llm.add_lora(request,"
+            " matrices), whose names are PEFT's or those of our weights."
         )
     if isinstance(params, nnx.Module):
         return nnx.state(params, filter_types)

@@ -31,9 +31,13 @@ def settings_from(config: RolloutConfig | None, mesh: Any) -> dict[str, Any]:
             " jengine's instead, such as jengine.integrations.tunix_models.dense_decoder."
         )
     if config.expert_parallel_size not in (-1, 1):
-        raise UnsupportedFeature(
-            f"expert_parallel_size={config.expert_parallel_size}: not built yet; use 1 or -1."
-        )
+        if config.expert_parallel_size != config.tensor_parallel_size:
+            raise UnsupportedFeature(
+                f"expert_parallel_size={config.expert_parallel_size}: experts are spread over the "
+                f"devices of tensor_parallel_size={config.tensor_parallel_size}; give the same "
+                "number, or 1 or -1."
+            )
+        settings["enable_expert_parallel"] = True
     for name in ("tensor_parallel_size", "data_parallel_size"):
         if getattr(config, name) != -1:
             settings[name] = getattr(config, name)

@@ -16,7 +16,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from jengine.errors import CheckpointError
-from jengine.models.fields import Fields
+from jengine.models.reading.fields import Fields
 from jengine.research.runs import Continuation, ModelFacts, PromptRun, Reference
 
 FORMAT, VERSION = "jengine comparison", 1

@@ -110,7 +110,7 @@ def engine_settings(config: ModelConfig, reference: Reference) -> dict[str, Any]
     longest = max(map(len, reference.prompts)) + max(reference.new_tokens, 1) + 1
     return {
         **SETTINGS,
-        "max_model_len": min(longest, config.max_position),
+        "max_model_len": min(longest, config.longest_context),
         "max_num_seqs": min(len(reference.prompts), MOST_ROWS),
         "max_num_batched_tokens": min(longest + MOST_ROWS, STEP_TOKENS),
     }

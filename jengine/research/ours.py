@@ -26,13 +26,13 @@ def run_prompt(
     llm: LLM, ids: list[int], points: Sequence[str], columns: np.ndarray | None, new_tokens: int
 ) -> PromptRun:
     """One prompt alone: values at tap points, logits at every position, a continuation."""
-    (output,) = llm.generate([ids], scored(max(new_tokens, 1)), use_tqdm=False, capture=points)
+    wanted = scored(max(new_tokens, 1))
+    (output,) = llm.generate([ids], wanted, use_tqdm=False, capture=points or None)
     logits = teacher_forced(finished(output))
     kept = logits if columns is None else np.take_along_axis(logits, columns, axis=-1)
     following = np.asarray(ids[1:], np.int64)
     best = np.argsort(-logits, axis=-1, kind="stable")[:, :TOP]
-    captured = output.captured
-    assert captured is not None, "capture was asked for"
+    captured = output.captured or {}
     return PromptRun(
         points={name: captured[name][: len(ids)] for name in points},
         logits=kept,

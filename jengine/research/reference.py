@@ -63,7 +63,7 @@ def prompt_ids(subject: Subject, options: Options) -> list[list[int]]:
     if given is None:
         given = built_in(encode, config.vocab_size)
     # One token more than the continuation: an answer has at least one.
-    longest = config.max_position - max(options.new_tokens, 1) - 1
+    longest = config.longest_context - max(options.new_tokens, 1) - 1
     return tokenized(given, encode, config.vocab_size, longest)
 
 

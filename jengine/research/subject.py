@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from jengine.api.llm import LLM
-from jengine.assembly.args import EngineArgs, human_integer
-from jengine.assembly.device_defaults import device_defaults
 from jengine.assembly.model_source import open_model_source, stored_format
-from jengine.assembly.schedule_sizes import prefill_tile
+from jengine.assembly.settings.args import EngineArgs
+from jengine.assembly.settings.values import human_integer
+from jengine.assembly.sizes.device_defaults import device_defaults
+from jengine.assembly.sizes.schedule_sizes import prefill_tile
 from jengine.config import ModelConfig
 from jengine.text.tokenizer import Tokenizer, has_tokenizer
 from jengine.weights.abstract import with_values
@@ -34,7 +35,8 @@ class Subject:
     config: ModelConfig
     tokenizer: Tokenizer | None
     exported: Callable[[], AbstractContextManager[Path]]  # a folder that transformers can load
-    open: OpenLLM  # an engine, given its settings
+    open: OpenLLM  # an engine with few programs, given its settings
+    open_plain: OpenLLM = LLM  # an engine as users have it, given its settings
 
 
 def folder_subject(model: str | Path, given: Mapping[str, Any], open_llm: OpenLLM = LLM) -> Subject:
@@ -49,6 +51,9 @@ def folder_subject(model: str | Path, given: Mapping[str, Any], open_llm: OpenLL
     def open_with(**sizes: Any) -> LLM:
         return open_llm(model, **few_programs({**sizes, **settings}, source.config))
 
+    def open_plain(**sizes: Any) -> LLM:
+        return open_llm(model, show_progress=False, **{**sizes, **settings})
+
     @contextmanager
     def converted() -> Iterator[Path]:
         least = {"enforce_eager": True, "max_num_seqs": 1, **settings}
@@ -58,7 +63,7 @@ def folder_subject(model: str | Path, given: Mapping[str, Any], open_llm: OpenLL
     # Weights that transformers cannot read are loaded by an engine and saved for it.
     readable = stored_format(args.load_format, folder) == "safetensors"
     exported = (lambda: nullcontext(folder)) if readable else converted
-    return Subject(str(model), source.config, source.tokenizer, exported, open_with)
+    return Subject(str(model), source.config, source.tokenizer, exported, open_with, open_plain)
 
 
 def live_subject(llm: LLM) -> Subject:

@@ -19,12 +19,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from jengine.assembly.engine import Engine
+from jengine.server.audio import endpoints as audio
 from jengine.server.chat import endpoint as chat
 from jengine.server.chat.fields import ChatRequest
 from jengine.server.completions import endpoint as completions
 from jengine.server.completions.fields import CompletionRequest
 from jengine.server.errors import api_error
-from jengine.server.examples import EXAMPLES
+from jengine.server.examples import EXAMPLES, REQUIRED
 from jengine.server.http.auth import Access, Authentication, Keys
 from jengine.server.http.body import Ignored
 from jengine.server.http.json_response import json_response
@@ -32,12 +33,31 @@ from jengine.server.http.limits import RequestLimits
 from jengine.server.http.openapi import document
 from jengine.server.http.root_path import RootPath
 from jengine.server.http.route_metrics import HttpCounters, HttpMetrics
+from jengine.server.invocations import invocations
 from jengine.server.messages import endpoint as messages
 from jengine.server.messages.fields import CountRequest, MessagesRequest
 from jengine.server.peers.channel import Peers
+from jengine.server.pooling import cohere, scoring
+from jengine.server.pooling import endpoints as pooling
+from jengine.server.pooling.cohere import EmbedRequest
+from jengine.server.pooling.fields import (
+    ClassifyRequest,
+    EmbeddingRequest,
+    PoolingRequest,
+    RerankRequest,
+    ScoreRequest,
+)
 from jengine.server.responses import endpoint as responses
 from jengine.server.responses.fields import ResponsesRequest
-from jengine.server.routes import admin, health, metrics, models, page, pooling, tokenizing
+from jengine.server.routes import (
+    adapters,
+    admin,
+    health,
+    metrics,
+    models,
+    page,
+    tokenizing,
+)
 from jengine.server.serving.service import Service
 from jengine.server.settings import ServerSettings
 
@@ -52,13 +72,26 @@ class Endpoint(NamedTuple):
     access: Access
     handler: Handler
     body: type[msgspec.Struct] | None = None  # what it reads
+    kind: str | None = None  # of models that it needs: those that generate, or those that pool
 
 
 async def schema(service: Service, http: Request) -> Response:
     """All routes and the fields of their bodies."""
-    return json_response(document(ENDPOINTS, EXAMPLES))
+    return json_response(document(ENDPOINTS, EXAMPLES, REQUIRED))
 
 
+GENERATES, POOLS = "generate", "pooling"  # kinds of models
+POOLING = (
+    ("/v1/embeddings", Access.KEY, pooling.embeddings, EmbeddingRequest),
+    ("/v2/embed", Access.KEY, cohere.embed, EmbedRequest),
+    ("/pooling", Access.KEY, pooling.pooling, PoolingRequest),
+    ("/classify", Access.KEY, pooling.classify, ClassifyRequest),
+    ("/score", Access.KEY, scoring.score, ScoreRequest),
+    ("/v1/score", Access.KEY, scoring.score, ScoreRequest),
+    ("/rerank", Access.KEY, scoring.rerank, RerankRequest),
+    ("/v1/rerank", Access.KEY, scoring.rerank, RerankRequest),
+    ("/v2/rerank", Access.KEY, scoring.rerank, RerankRequest),
+)
 ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint("GET", "/", Access.PUBLIC, page.page),
     Endpoint("GET", "/health", Access.PUBLIC, health.health),
@@ -71,11 +104,30 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint("GET", "/metrics", Access.PUBLIC, metrics.metrics),
     Endpoint("GET", "/v1/models", Access.KEY, models.models),
     Endpoint("GET", "/v1/models/{model_id:path}", Access.KEY, models.model),
-    Endpoint("POST", "/v1/completions", Access.KEY, completions.completions, CompletionRequest),
-    Endpoint("POST", "/v1/chat/completions", Access.KEY, chat.chat_completions, ChatRequest),
-    Endpoint("POST", "/v1/messages", Access.KEY, messages.messages, MessagesRequest),
-    Endpoint("POST", "/v1/messages/count_tokens", Access.KEY, messages.count_tokens, CountRequest),
-    Endpoint("POST", "/v1/responses", Access.KEY, responses.create_response, ResponsesRequest),
+    Endpoint(
+        "POST",
+        "/v1/completions",
+        Access.KEY,
+        completions.completions,
+        CompletionRequest,
+        "generate",
+    ),
+    Endpoint(
+        "POST", "/v1/chat/completions", Access.KEY, chat.chat_completions, ChatRequest, "generate"
+    ),
+    Endpoint("POST", "/invocations", Access.KEY, invocations),
+    Endpoint("POST", "/v1/messages", Access.KEY, messages.messages, MessagesRequest, GENERATES),
+    Endpoint(
+        "POST",
+        "/v1/messages/count_tokens",
+        Access.KEY,
+        messages.count_tokens,
+        CountRequest,
+        "generate",
+    ),
+    Endpoint(
+        "POST", "/v1/responses", Access.KEY, responses.create_response, ResponsesRequest, "generate"
+    ),
     Endpoint("GET", "/v1/responses/{response_id}", Access.KEY, responses.get_response),
     Endpoint("DELETE", "/v1/responses/{response_id}", Access.KEY, responses.delete_response),
     Endpoint("POST", "/v1/responses/{response_id}/cancel", Access.KEY, responses.cancel_response),
@@ -84,14 +136,38 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "POST", "/detokenize", Access.KEY, tokenizing.detokenize, tokenizing.DetokenizeRequest
     ),
     Endpoint("GET", "/tokenizer_info", Access.KEY, tokenizing.tokenizer_info),
-    *(Endpoint("POST", path, Access.KEY, pooling.refused) for path in pooling.PATHS),
+    Endpoint("POST", "/v1/audio/transcriptions", Access.KEY, audio.transcriptions, kind=GENERATES),
+    Endpoint("POST", "/v1/audio/translations", Access.KEY, audio.translations, kind=GENERATES),
+    *(Endpoint("POST", *one, kind=POOLS) for one in POOLING),
+    Endpoint(
+        "POST",
+        "/v1/load_lora_adapter",
+        Access.ADMIN,
+        adapters.load_lora_adapter,
+        adapters.LoadAdapterRequest,
+    ),
+    Endpoint(
+        "POST",
+        "/v1/unload_lora_adapter",
+        Access.ADMIN,
+        adapters.unload_lora_adapter,
+        adapters.UnloadAdapterRequest,
+    ),
     Endpoint("POST", "/reset_prefix_cache", Access.ADMIN, admin.reset_prefix_cache),
     Endpoint("POST", "/pause", Access.ADMIN, admin.pause),
     Endpoint("POST", "/resume", Access.ADMIN, admin.resume),
     Endpoint("GET", "/is_paused", Access.ADMIN, admin.is_paused),
+    Endpoint("POST", "/sleep", Access.ADMIN, admin.sleep),
+    Endpoint("POST", "/wake_up", Access.ADMIN, admin.wake_up),
+    Endpoint("GET", "/is_sleeping", Access.ADMIN, admin.is_sleeping),
+    Endpoint("POST", "/release_kv_cache_memory", Access.ADMIN, admin.release_kv_cache_memory),
+    Endpoint("POST", "/reload_weights", Access.ADMIN, admin.reload_weights),
+    Endpoint("POST", "/update_weights", Access.ADMIN, admin.update_weights),
     Endpoint("POST", "/abort_requests", Access.ADMIN, admin.abort_requests, admin.AbortRequest),
+    Endpoint("POST", "/scale_elastic_ep", Access.ADMIN, admin.scale_elastic_ep, admin.ScaleRequest),
     Endpoint("POST", "/start_profile", Access.ADMIN, admin.start_profile),
     Endpoint("POST", "/stop_profile", Access.ADMIN, admin.stop_profile),
+    Endpoint("GET", "/memory_profile", Access.ADMIN, admin.memory_profile),
     Endpoint("GET", "/openapi.json", Access.PUBLIC, schema),
     Endpoint("GET", "/docs", Access.PUBLIC, page.docs),
 )
@@ -156,12 +232,13 @@ def route(service: Service, endpoint: Endpoint) -> Route:
     async def call(http: Request) -> Response:
         http.state.handler = endpoint.path
         try:
+            service.check_kind(endpoint.kind, endpoint.path)
             response = await endpoint.handler(service, http)
         except Exception as error:  # noqa: BLE001 - the table of errors knows them all
             response = api_error(error, getattr(http.state, "fields", frozenset())).response
         ignored: Ignored = getattr(http.state, "ignored_fields", Ignored())
         if ignored.names:
-            service.ignored_fields += len(ignored.names)
+            service.ignored_fields.note(ignored.names)
             response.headers["x-jengine-ignored-fields"] = ignored.header
         return response
 

@@ -1,4 +1,5 @@
-"""For each endpoint a request that it can answer, which /openapi.json shows."""
+"""For each endpoint a request that it can answer, and what no request may leave out, as
+/openapi.json shows."""
 
 from __future__ import annotations
 
@@ -9,8 +10,17 @@ import msgspec
 from jengine.server.chat.fields import ChatRequest
 from jengine.server.completions.fields import CompletionRequest
 from jengine.server.messages.fields import CountRequest, MessagesRequest
+from jengine.server.pooling.cohere import EmbedRequest
+from jengine.server.pooling.fields import (
+    ClassifyRequest,
+    EmbeddingRequest,
+    PoolingRequest,
+    RerankRequest,
+    ScoreRequest,
+)
 from jengine.server.responses.fields import ResponsesRequest
-from jengine.server.routes.admin import AbortRequest
+from jengine.server.routes.adapters import LoadAdapterRequest, UnloadAdapterRequest
+from jengine.server.routes.admin import AbortRequest, ScaleRequest
 from jengine.server.routes.tokenizing import DetokenizeRequest, TokenizeRequest
 
 _CONVERSATION = [{"role": "user", "content": "Tell me a story."}]
@@ -22,5 +32,28 @@ EXAMPLES: dict[type[msgspec.Struct], dict[str, Any]] = {
     ResponsesRequest: {"input": "Tell me a story.", "max_output_tokens": 16},
     TokenizeRequest: {"prompt": "Once upon a time"},
     DetokenizeRequest: {"tokens": [1, 2, 3]},
+    EmbeddingRequest: {"input": ["A cat sits.", "A dog runs."]},
+    EmbedRequest: {"texts": ["A cat sits.", "A dog runs."]},
+    PoolingRequest: {"input": "A cat sits."},
+    ClassifyRequest: {"input": "A cat sits."},
+    ScoreRequest: {"queries": "What sits?", "documents": ["A cat sits.", "A dog runs."]},
+    RerankRequest: {"query": "What sits?", "documents": ["A cat sits.", "A dog runs."]},
     AbortRequest: {"request_ids": ["cmpl-1"]},
+    ScaleRequest: {"new_data_parallel_size": 2},
+    LoadAdapterRequest: {"lora_name": "sql", "lora_path": "/adapters/sql"},
+    UnloadAdapterRequest: {"lora_name": "sql"},
+}
+# Decoding takes bodies without them, so that the error can say what was expected.
+REQUIRED: dict[type[msgspec.Struct], tuple[str, ...]] = {
+    CompletionRequest: ("prompt",),
+    ChatRequest: ("messages",),
+    MessagesRequest: ("messages", "max_tokens"),
+    CountRequest: ("messages",),
+    ResponsesRequest: ("input",),
+    DetokenizeRequest: ("tokens",),
+    EmbeddingRequest: ("input",),
+    RerankRequest: ("query", "documents"),
+    AbortRequest: ("request_ids",),
+    LoadAdapterRequest: ("lora_name", "lora_path"),
+    UnloadAdapterRequest: ("lora_name",),
 }

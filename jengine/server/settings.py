@@ -36,8 +36,11 @@ class ServerSettings:
 
     # --- what it serves --------------------------------------------------------------------
     served_model_name: tuple[str, ...] = ()  # none: the model as it was given
+    lora_modules: tuple[str, ...] = ()  # adapters: NAME=FOLDER, or JSON
+    lora_dirs: tuple[str, ...] = ()  # where others may be loaded from; none: beside lora_modules
     trust_request_chat_template: bool = False
     default_chat_template_kwargs: Mapping[str, Any] | None = None
+    chat_template_content_format: Literal["auto", "string", "openai"] = "auto"
     response_role: str = "assistant"
     enable_auto_tool_choice: bool = False
     exclude_tools_when_tool_choice_none: bool = False

@@ -1,6 +1,6 @@
 """Chat messages to one prompt string, by the chat template of the tokenizer or of the caller.
 
-In: messages as the OpenAI API has them (text only), options, template variables. Out: a string
+In: messages as the OpenAI API has them, images taken out; options, variables. Out: a string
 to encode with `add_special_tokens=False`, since the template writes the special tokens itself.
 Templates are programs of unknown origin: only transformers' sandbox renders them. A template may
 still run for long, so a server renders in a worker with a deadline.
@@ -19,6 +19,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from jengine.errors import RequestError, UnsupportedFeature
+from jengine.text.chat_images import MARKS, with_text
 from jengine.text.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
@@ -35,6 +36,10 @@ _RESERVED = frozenset({
 # fmt: on
 
 
+# How a template gets the content of messages: as its loops show, as one string, or as parts.
+CONTENT_FORMATS = ("auto", "string", "openai")
+
+
 class _TemplateFacts(NamedTuple):
     variables: frozenset[str]
     loops_over_content: bool
@@ -47,6 +52,15 @@ class TemplateReads(NamedTuple):
     variables: frozenset[str]  # that chat_template_kwargs may set
     tools: bool
     developer: bool  # it knows the role "developer"
+
+
+def checked_content_format(given: Any) -> str:
+    """The form that was asked for; None is "auto"."""
+    if given is not None and given not in CONTENT_FORMATS:
+        raise RequestError(
+            f"chat_template_content_format={given!r}: expected one of {', '.join(CONTENT_FORMATS)}."
+        )
+    return given or "auto"
 
 
 def is_reserved(variable: str) -> bool:
@@ -73,9 +87,17 @@ def render_chat(
     continue_final_message: bool = False,
     tools: Sequence[Mapping[str, Any]] | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
+    image: str | None = None,
+    content_format: str | None = None,
 ) -> str:
-    """The prompt for one conversation. Whatever is wrong with it raises RequestError."""
-    _check_messages(messages)
+    """The prompt for one conversation. Whatever is wrong with it raises RequestError.
+
+    `image` is the text that stands for an image, where a template reads texts alone; None: the
+    model takes none. `content_format` says in which form the template gets a message's content:
+    one of CONTENT_FORMATS.
+    """
+    wanted = checked_content_format(content_format)
+    _check_messages(messages, images=image is not None)
     plain_tools = _checked_tools(tools)
     if add_generation_prompt and continue_final_message:
         raise RequestError(
@@ -87,7 +109,7 @@ def render_chat(
     _check_variables(facts, chat_template_kwargs or {}, plain_tools)
     return _render(
         tokenizer,
-        [_fit_content(message, facts) for message in messages],
+        [_fit_content(message, facts, image or "", wanted) for message in messages],
         chat_template=template,
         add_generation_prompt=add_generation_prompt,
         continue_final_message=continue_final_message,
@@ -120,14 +142,14 @@ def _choose_template(
         raise RequestError(f"No chat template can be chosen: {error}") from error
 
 
-def _check_messages(messages: Sequence[Message]) -> None:
+def _check_messages(messages: Sequence[Message], *, images: bool) -> None:
     if not isinstance(messages, list | tuple) or not messages:
         raise RequestError("messages must be a list with at least one message.")
     for index, message in enumerate(messages):
-        _check_message(message, f"messages[{index}]")
+        _check_message(message, f"messages[{index}]", images=images)
 
 
-def _check_message(message: Message, where: str) -> None:
+def _check_message(message: Message, where: str, *, images: bool) -> None:
     if not isinstance(message, Mapping):
         raise RequestError(
             f"{where} is a {type(message).__name__}, expected a dict with role and content."
@@ -139,7 +161,8 @@ def _check_message(message: Message, where: str) -> None:
         return
     if isinstance(content, list | tuple):
         for number, part in enumerate(content):
-            _check_part(part, f"{where}.content[{number}]")
+            if not (images and part in MARKS):
+                _check_part(part, f"{where}.content[{number}]")
     elif not isinstance(content, str):
         raise RequestError(
             f"{where}.content is a {type(content).__name__}, expected a string or a list of "
@@ -153,6 +176,8 @@ def _check_part(part: object, where: str) -> None:
             f"{where} is a {type(part).__name__}, expected {{'type': 'text', 'text': ...}}."
         )
     kind = part.get("type")
+    if not isinstance(kind, str):
+        raise RequestError(f"{where} needs a type, such as 'text'.")
     if kind != "text":
         raise UnsupportedFeature(
             f"{where} has type {kind!r}: multimodal input is not supported, only 'text' parts."
@@ -196,12 +221,17 @@ def _check_variables(
             )
 
 
-def _fit_content(message: Message, facts: _TemplateFacts) -> dict[str, Any]:
-    """The message with its content in the form the template can read: one string, or parts."""
+def _fit_content(
+    message: Message, facts: _TemplateFacts, image: str, wanted: str
+) -> dict[str, Any]:
+    """The message with its content as one string or as parts: as asked, or ("auto") in a form that
+    the template can read."""
     content = message.get("content")
-    if isinstance(content, list | tuple) and not facts.loops_over_content:
-        return {**message, "content": "\n".join(part["text"] for part in content)}
-    if isinstance(content, str) and facts.loops_over_content and not facts.tests_for_string:
+    takes_parts = facts.loops_over_content if wanted == "auto" else wanted == "openai"
+    takes_strings = wanted == "string" or not takes_parts or facts.tests_for_string
+    if isinstance(content, list | tuple) and not takes_parts:
+        return {**message, "content": with_text(content, image)}
+    if isinstance(content, str) and (wanted == "openai" or not takes_strings):
         return {**message, "content": [{"type": "text", "text": content}]}
     return dict(message)
 

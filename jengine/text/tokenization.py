@@ -27,13 +27,13 @@ class Tokenization:
 
     # None: special tokens are added to a text, and not to a conversation, whose template has them.
     add_special_tokens: bool | None = None
-    # Tokens that a prompt is cut down to; -1: as many as leave room for one token of the answer.
+    # Tokens that a prompt is cut down to; -1: as many as leave room for an answer.
     truncate_prompt_tokens: int | None = None
     # Where tokens are cut off. None: as the tokenizer does, which keeps its special tokens.
     truncation_side: Side | None = None
     do_lower_case: bool = False
 
-    def longest(self, max_model_len: int) -> int | None:
+    def longest(self, max_model_len: int, answer_room: int = 1) -> int | None:
         """How many tokens are kept at most, if there is such a limit."""
         limit = self.truncate_prompt_tokens
         if limit is not None and limit > max_model_len:
@@ -41,7 +41,7 @@ class Tokenization:
                 f"truncate_prompt_tokens={limit} is above the model's context of {max_model_len} "
                 "tokens; -1 keeps as many as fit."
             )
-        return max_model_len - 1 if limit == -1 else limit
+        return max_model_len - answer_room if limit == -1 else limit
 
     def cut(self, items: Sequence[Any], limit: int, usual: Side) -> Any:
         """The first or the last `limit` characters or tokens; `usual` is the tokenizer's side."""

@@ -104,6 +104,14 @@ class Tokenizer:
             encoded = self.hf(text, **options)
         return list(encoded["input_ids"])
 
+    def encode_plain(self, text: str) -> list[int]:
+        """Token ids of a text in which special tokens are text like any other."""
+        with self._encoding:
+            found = self.hf(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+        if len(text) < 2 or self.added_tokens.keys().isdisjoint(found):
+            return list(found)
+        return self.encode_plain(text[:1]) + self.encode_plain(text[1:])
+
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of `token_ids`, without transformers' clean-up so that it equals streamed text."""
         if self.backend is not None:

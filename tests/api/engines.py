@@ -65,7 +65,12 @@ def rebuilt(
     """The engine with another schedule or a smaller cache, and as it was afterwards."""
     engine = llm.engine
     core = engine.in_process.core
-    blocks = tuple(num_blocks or most for most in engine.cache.num_blocks)
+    # Groups of recurrent layers have fewer units, each for a whole row.
+    few = [group.spec.kind == "recurrent" for group in engine.cache.groups]
+    blocks = tuple(
+        min(num_blocks or most, most) if is_few else num_blocks or most
+        for is_few, most in zip(few, engine.cache.num_blocks, strict=True)
+    )
     assert all(map(int.__le__, blocks, engine.cache.num_blocks)), "more than the device holds"
     cache = replace(engine.cache, num_blocks=blocks, enable_prefix_caching=prefix_caching)
     stages = engine.placement.num_stages

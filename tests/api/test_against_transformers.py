@@ -48,7 +48,8 @@ def pair(
     # One lean variant for everything here: greedy, with log-probabilities, prompts scored.
     lean = Features(SamplingFeatures(logprobs=TOP), prompt_logprobs=TOP)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("jengine.assembly.step_sizes.variants", lambda *_: {"lean": lean})
+        programs = "jengine.assembly.sizes.step_programs"
+        patch.setattr(f"{programs}.variants", lambda *_, **__: {"lean": lean})
         llm = tiny_engine(Path(folder), "lean")
     oracle = transformers.AutoModelForCausalLM.from_pretrained(
         folder, attn_implementation="eager", dtype="float32"

@@ -11,7 +11,7 @@ import pytest
 
 import jengine
 from jengine import AsyncLLM, RequestOutput, RequestOutputKind, SamplingParams
-from jengine.assembly.args import EngineArgs
+from jengine.assembly.settings.args import EngineArgs
 from jengine.engine.core import EngineCore
 from jengine.errors import EngineDead, RequestError
 from tests.api.async_reading import last

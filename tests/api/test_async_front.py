@@ -12,7 +12,7 @@ import pytest
 
 from jengine import AsyncLLM, RequestOutputKind, SamplingParams
 from jengine.errors import EngineDead, RequestError
-from jengine.grammar import compiler as compiling
+from jengine.grammar import guidance
 from jengine.structured_outputs import GrammarSpec, StructuredOutputsParams
 from jengine.text.tokenizer import Tokenizer
 from tests.api.async_reading import last, run
@@ -60,13 +60,13 @@ def test_a_slow_reader_gets_the_rest_in_one_output(
 
 
 def test_a_slow_grammar_holds_up_no_other_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    release, real = threading.Event(), compiling.llguidance_grammar
+    release, real = threading.Event(), guidance.llguidance_grammar
 
     def slow(spec: GrammarSpec) -> str:
-        assert spec.text != "slow" or release.wait(30)
+        assert spec.text != "slow" or release.wait(60)
         return real(spec)
 
-    monkeypatch.setattr(compiling, "llguidance_grammar", slow)
+    monkeypatch.setattr(guidance, "llguidance_grammar", slow)
     engine = AsyncLLM.over(letters_engine())
     ruled = GREEDY.clone(structured_outputs=StructuredOutputsParams(regex="slow"))
 
@@ -121,7 +121,7 @@ class SlowTokenizer:
 
         def blocked(*arguments: Any, **more: Any) -> Any:
             self.waiting.set()
-            assert self.go_on.wait(20)
+            assert self.go_on.wait(60)
             return plain(*arguments, **more)
 
         monkeypatch.setattr(Tokenizer, method, blocked)
@@ -161,16 +161,16 @@ def test_steps_go_on_while_text_is_made(letters: Any, monkeypatch: pytest.Monkey
 
     def blocked(*arguments: Any) -> Any:
         slow.waiting.set()
-        assert slow.go_on.wait(20)
+        assert slow.go_on.wait(60)
         return plain(*arguments)
 
     monkeypatch.setattr(Answer, "push", blocked)
 
     async def work() -> None:
         answering = asyncio.create_task(last(engine.generate([40, 41], GREEDY)))
-        await asyncio.to_thread(slow.waiting.wait, 20)
+        await asyncio.to_thread(slow.waiting.wait, 60)
         began, script = time.monotonic(), script_of(engine.engine)
-        while script.steps < 20 and time.monotonic() - began < 10:
+        while script.steps < 20 and time.monotonic() - began < 60:
             await asyncio.sleep(0.001)
         assert script.steps >= 20 and not answering.done()
         slow.go_on.set()
@@ -242,10 +242,12 @@ def test_new_weights_wait_for_what_runs_and_hold_up_what_comes(engine: AsyncLLM)
     client, script = engine.engine.client, script_of(engine.engine)
     script.step_seconds = 0.001
     running: list[int] = []
+    closed = threading.Event()
 
     def update() -> int:
         session = engine.engine.session
         with session.closed_to_new():
+            closed.set()
             engine._requests.finish_all()
             running.append(len(session.open_answers))
             return client.update_weights(())
@@ -254,7 +256,7 @@ def test_new_weights_wait_for_what_runs_and_hold_up_what_comes(engine: AsyncLLM)
         first = engine.generate([1, 2], GREEDY.clone(max_tokens=100))
         await anext(first)
         version = asyncio.create_task(asyncio.to_thread(update))
-        await asyncio.sleep(0.005)
+        await asyncio.to_thread(closed.wait, 60)
         second = await last(engine.generate([3, 4], GREEDY))
         assert await version == second.weight_version == 1
         assert (await last(first)).weight_version == 0 and running == [0]
@@ -290,7 +292,7 @@ def test_threads_end_with_the_engine() -> None:
     run(last(engine.generate([1, 2], GREEDY)))
     assert threading.active_count() > before
     del engine
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while threading.active_count() > before and time.monotonic() < deadline:
         time.sleep(0.01)
     assert threading.active_count() == before, "an engine that is let go leaves no thread"

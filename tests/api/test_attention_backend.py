@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Any
 
+import jax
 import pytest
 
 import jengine
@@ -15,6 +17,7 @@ from jengine.config import CacheGroup, CacheSpec
 from jengine.errors import ConfigError
 from jengine.runner.step import attention_backend as backends
 from jengine.sampling import sampler
+from pallas_kernels.decode_attention.teams import teams_of
 from tests.models.tiny_models import write_tiny_native
 from tests.pallas_kernels.implementations import TRITON
 
@@ -57,6 +60,44 @@ def test_the_engine_writes_the_same(
 ) -> None:
     folder = write_tiny_native(tmp_path, family)
     assert generate(folder, backend, **options) == generate(folder, "xla", **options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", [TRITON])
+def test_rows_that_share_a_prefix_read_it_together(
+    backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two that begin with the same 288 tokens, between two others; and not where that is off."""
+    found: list[int] = []
+
+    def observed(*arrays: Any, **sizes: Any) -> Any:
+        teams = teams_of(*arrays, **sizes)
+        jax.debug.callback(lambda shared: found.append(int(shared.max())), teams.shared)
+        return teams
+
+    monkeypatch.setattr("pallas_kernels.decode_attention.triton.teams_of", observed)
+    jax.clear_caches()
+    folder = write_tiny_native(tmp_path, "llama", max_position_embeddings=512)
+    shared = [5, 6, 7, 8, 9, 10] * 48
+    prompts = [[3, 4] * 150, [*shared, 12], [8, 3] * 20, [*shared, 13, 14, 15]]
+    params = jengine.SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+
+    def answers(backend: str, **options: Any) -> list[list[int]]:
+        with jengine.LLM(
+            folder, skip_tokenizer_init=True, max_model_len=320, max_num_seqs=4, block_size=16,
+            enforce_eager=True, attention_backend=backend, show_progress=False,
+            compilation_config={"variants": ["greedy"]}, **options,
+        ) as llm:  # fmt: skip
+            llm.generate([[*shared, 11]], jengine.SamplingParams(max_tokens=1))
+            outputs = llm.generate([{"prompt_token_ids": one} for one in prompts], params)
+            return [list(output.outputs[0].token_ids) for output in outputs]
+
+    together = answers(backend)
+    assert max(found) == 256
+    found.clear()
+    assert answers(backend, disable_cascade_attn=True) == together == answers("xla")
+    assert not found
+    jax.clear_caches()
 
 
 @pytest.mark.slow

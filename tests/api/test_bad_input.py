@@ -190,7 +190,7 @@ NUMBERS = [
 
 
 def test_numeric_fields_are_found() -> None:
-    assert len(NUMBERS) == 14
+    assert len(NUMBERS) == 15
 
 
 @pytest.mark.parametrize("name", NUMBERS)
@@ -369,9 +369,8 @@ def test_unknown_call_arguments_suggest_the_nearest(still_answers: jengine.LLM) 
     ("options", "feature"),
     [
         ({"kv_cache_dtype_skip_layers": ["0"]}, "quantization"),
-        ({"enable_lora": True}, "LoRA"),
-        ({"speculative_config": {"method": "mtp"}}, "method='mtp'"),
-        ({"runner": "pooling"}, "pooling"),
+        ({"default_mm_loras": {"image": "a"}}, "LoRA"),
+        ({"speculative_config": {"method": "mlp_speculator"}}, "method='mlp_speculator'"),
         ({"trust_remote_code": True}, "by design"),
     ],
 )
@@ -410,7 +409,7 @@ def test_vllms_parameters_that_ask_for_nothing_are_accepted(options: dict[str, A
         ({"best_of": 3}, "ask for n answers and choose"),
         ({"truncate_prompt_tokens": 5}, "tokenization_kwargs={'truncate_prompt_tokens': 5}"),
         ({"guided_decoding": "x"}, "structured_outputs=StructuredOutputsParams"),
-        ({"use_beam_search": True}, "beam search"),
+        ({"use_beam_search": True}, "LLM.beam_search(prompts"),
     ],
 )
 def test_parameters_that_vllm_dropped_say_what_to_use(options: dict[str, Any], advice: str) -> None:
@@ -446,17 +445,19 @@ def test_prompts_are_tokenized_as_the_caller_says(text_llm: jengine.LLM) -> None
     assert len(chat.prompt_token_ids) == 3
     with pytest.raises(RequestError, match="Did you mean 'truncate_prompt_tokens'"):
         text_llm.generate("text", GREEDY, tokenization_kwargs={"truncate_prompt_token": 3})
-    with pytest.raises(UnsupportedFeature, match="content format"):
-        text_llm.chat(talk, GREEDY, chat_template_content_format="openai")
+    with pytest.raises(RequestError, match="expected one of auto, string, openai"):
+        text_llm.chat(talk, GREEDY, chat_template_content_format="parts")
 
 
 def test_later_call_features_are_named(still_answers: jengine.LLM) -> None:
     with pytest.raises(UnsupportedFeature, match="LoRA adapters"):
         still_answers.generate(PROMPT, GREEDY, lora_request=object())
-    with pytest.raises(UnsupportedFeature, match="embeddings"):
+    with pytest.raises(RequestError, match="enable_prompt_embeds=True"):
         still_answers.generate({"prompt_embeds": np.ones((2, 3))}, GREEDY)
-    with pytest.raises(UnsupportedFeature, match="multimodal"):
-        still_answers.generate({"prompt": "x", "multi_modal_data": {}}, GREEDY)
+    with pytest.raises(RequestError, match="takes no images"):
+        still_answers.generate(
+            {"prompt_token_ids": PROMPT, "multi_modal_data": {"image": b""}}, GREEDY
+        )
     assert still_answers.generate(PROMPT, GREEDY, lora_request=None)[0].finished
 
 

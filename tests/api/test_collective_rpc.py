@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from jengine import LLM, AsyncLLM
-from jengine.assembly.args import EngineArgs
-from jengine.assembly.engine_process import engine_over
+from jengine.assembly.processes.engine_process import engine_over
+from jengine.assembly.settings.args import EngineArgs
 from jengine.errors import ConfigError, RequestError, UnsupportedFeature
 from jengine.executor import calls
 from jengine.executor.calls import register_call

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import jengine
 from jengine import SamplingParams
-from jengine.errors import ConfigError
+from jengine.errors import CheckpointError, ConfigError
 from tests.api.engines import answers, is_idle, random_prompts, rebuilt, tiny_engine
 from tests.api.test_speculation import params, same
+from tests.marks import slow
 from tests.models.tiny_models import DISTINCT, write_tiny_native
 
 DRAFTS = 3
@@ -59,7 +63,7 @@ def drafted(llm: jengine.LLM) -> Any:
     return llm.engine.in_process.core.counts().drafts
 
 
-@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("overlap", [False, *slow(True)])
 def test_the_same_tokens_and_logprobs_as_without(
     llm: jengine.LLM, expected: list[jengine.RequestOutput], overlap: bool
 ) -> None:
@@ -68,6 +72,16 @@ def test_the_same_tokens_and_logprobs_as_without(
         assert drafted(speculating).drafted > 0
         same(speculating.generate(PROMPTS, params()), expected)  # from the prefix cache
         assert speculating.stats().prefix_hits > 0
+
+
+def test_steps_in_which_no_guess_can_pay_leave_the_draft_model_out(
+    llm: jengine.LLM, expected: list[jengine.RequestOutput]
+) -> None:
+    """What it has not read makes guesses worse, and changes no token."""
+    drafts = llm.engine.schedule.speculative
+    for cost in (5.0, 0.0):
+        with rebuilt(llm, speculative=replace(drafts, adaptive=True, guess_cost=cost)) as adaptive:
+            same(adaptive.generate(PROMPTS, params()), expected)
 
 
 def test_requests_hold_blocks_for_guesses(llm: jengine.LLM) -> None:
@@ -121,6 +135,48 @@ def test_families_draft_and_is_drafted_for(tmp_path: Path, family: str) -> None:
         for _ in range(2):
             same(llm.generate(PROMPTS, params()), expected)
         assert drafted(llm).drafted > 0
+
+
+def with_config(folder: Path, **more: Any) -> Path:
+    """The same folder, with more keys in config.json."""
+    file = folder / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **more}))
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("key", ["pard_token", "ptd_token_id"])
+def test_guesses_in_one_pass_read_masks_after_the_last_token(
+    target: Path, tmp_path: Path, key: str
+) -> None:
+    """The guesses are the most likely tokens after the text with masks at its end."""
+    mask, sampling = 7, SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
+    one_layer = {**SIZES, "num_hidden_layers": 1}
+    draft = with_config(write_tiny_native(tmp_path, "mistral", seed=3, **one_layer), **{key: mask})
+    with (
+        tiny_engine(draft) as alone,
+        tiny_engine(target, **drafting(draft, parallel_drafting=True)) as llm,
+    ):
+        for prompt in random_prompts(1, 150, seed=5):
+            with rebuilt(llm, max_num_batched_tokens=64) as fresh:
+                [output] = fresh.generate([prompt], sampling)
+                found = np.asarray(fresh.engine.loaded.state.guesses)[0].tolist()
+            known = prompt + output.outputs[0].token_ids
+            texts = [known + [mask] * count for count in range(DRAFTS)]
+            after = alone.generate(texts, sampling)
+            assert found == [one.outputs[0].token_ids[0] for one in after]
+        with rebuilt(llm, speculative=None) as plain:
+            expected = plain.generate(PROMPTS, params())
+        for _ in range(2):
+            same(llm.generate(PROMPTS, params()), expected)
+        assert drafted(llm).drafted > 0
+
+
+def test_guessing_in_one_pass_needs_a_token_that_says_so(target: Path, tmp_path: Path) -> None:
+    draft = write_tiny_native(tmp_path, "mistral", **SIZES)
+    for more in ({}, {"pard_token": 128}):
+        with pytest.raises(CheckpointError, match=r"pard_token or ptd_token_id = .* below 128"):
+            tiny_engine(target, **drafting(with_config(draft, **more), parallel_drafting=True))
 
 
 def test_models_that_cannot_draft_are_refused(target: Path, tmp_path: Path) -> None:

@@ -18,10 +18,10 @@ import pytest
 
 import jengine
 from jengine import SamplingParams
-from jengine.assembly import args as arguments
-from jengine.assembly import build
-from jengine.assembly.args import EngineArgs
-from jengine.assembly.build import starts_early
+from jengine.assembly import device_settings
+from jengine.assembly.process_checks import starts_early
+from jengine.assembly.settings import warm_up
+from jengine.assembly.settings.args import EngineArgs
 from jengine.errors import ConfigError
 from jengine.runner.programs import background
 from jengine.runner.programs.programs import Programs
@@ -301,7 +301,7 @@ def test_engines_start_early_unless_answers_must_not_depend_on_time(
 ) -> None:
     monkeypatch.undo()
     assert EngineArgs(model="demo", **settings).wait_for == "all"
-    monkeypatch.setattr(arguments, "USUAL_WAIT", "largest")
+    monkeypatch.setattr(warm_up, "USUAL_WAIT", "largest")
     assert EngineArgs(model="demo").wait_for == "largest"
     assert EngineArgs(model="demo", seed=0, deterministic=True).wait_for == "largest"
     assert EngineArgs(model="demo", **settings).wait_for == "all"
@@ -310,7 +310,7 @@ def test_engines_start_early_unless_answers_must_not_depend_on_time(
 def test_a_seed_does_not_wait_where_every_program_gives_the_same_bits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(arguments, "USUAL_WAIT", "largest")
+    monkeypatch.setattr(warm_up, "USUAL_WAIT", "largest")
     seeded = EngineArgs(model="demo", seed=0)
     assert seeded.wait_where(same_bits=True) == "largest" != seeded.wait_for
     asked = EngineArgs(model="demo", seed=0, compilation_config={"wait_for": "all"})
@@ -322,14 +322,14 @@ def test_a_seed_does_not_wait_where_every_program_gives_the_same_bits(
 def test_an_engine_with_a_seed_starts_early_on_the_cpu_kernels_alone(
     backend: Any, early: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(arguments, "USUAL_WAIT", "largest")
+    monkeypatch.setattr(warm_up, "USUAL_WAIT", "largest")
     found: list[bool] = []
 
     def refused(steps: Any, *given: Any, **more: Any) -> bool:
         found.append(starts_early(steps, *given, **more))
         raise RuntimeError("seen")
 
-    monkeypatch.setattr(build, "starts_early", refused)
+    monkeypatch.setattr(device_settings, "starts_early", refused)
     with pytest.raises(RuntimeError, match="seen"):
         jengine.LLM(folder, seed=0, attention_backend=backend, **SETTINGS)
     assert found == [early]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,10 @@ import pytest
 import jengine
 from jengine import SamplingParams
 from jengine.errors import ConfigError
-from jengine.runner.step import attention_backend as backends
-from jengine.runner.step.state import block_bytes
+from jengine.runner.step.group_arrays import block_bytes
 from pallas_kernels.choice import cpu_problem
+from tests.models.tiny_models import write_tiny_native
+from tests.pallas_kernels.implementations import TRITON
 
 PROMPT = list(range(40, 90))
 ANSWER = [66, 12, 7, 300, 41]
@@ -41,6 +43,23 @@ def of_given(llm: jengine.LLM) -> np.ndarray:
     return np.asarray(llm.compute_logprobs([PROMPT + ANSWER]))[0]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("attention", [TRITON])
+@pytest.mark.parametrize("kind", ["int8", "fp8"])
+def test_triton_kernels_read_and_write_codes(attention: str, kind: str, tmp_path: Path) -> None:
+    """In Triton's interpreter. Weights are float32, attention is of bfloat16."""
+    folder = write_tiny_native(tmp_path, "qwen3")
+    found = []
+    for backend in ("xla", attention):
+        with jengine.LLM(
+            folder, attention_backend=backend, kv_cache_dtype=kind, skip_tokenizer_init=True,
+            max_num_seqs=2, max_model_len=64, max_num_batched_tokens=32, enforce_eager=True,
+            show_progress=False,
+        ) as llm:  # fmt: skip
+            found.append(numbers(llm, [5, 6, 7, 8, 9] * 8))
+    assert np.abs(np.asarray(found[0]) - np.asarray(found[1])).max() < 0.1
+
+
 @pytest.fixture(scope="module", params=[pytest.param("xla", marks=pytest.mark.slow), "cpu"])
 def attention(request: pytest.FixtureRequest) -> str:
     if request.param == "cpu" and (problem := cpu_problem()):
@@ -54,6 +73,7 @@ def plain() -> Iterator[np.ndarray]:
         yield of_given(llm)
 
 
+@pytest.mark.slow
 def test_answers_are_near_those_of_a_plain_cache(attention: str, plain: np.ndarray) -> None:
     with engine(attention, "int8") as llm:
         error = np.abs(of_given(llm) - plain)
@@ -96,6 +116,3 @@ def test_a_token_takes_half_the_memory() -> None:
 def test_what_is_not_there_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"kv_cache_dtype='fp8_e5m2'.*'int8'"):
         engine("xla", "fp8_e5m2")
-    monkeypatch.setattr(backends, "available_backend", lambda *_: ("triton", None))
-    with pytest.raises(ConfigError, match="kv_cache_dtype='fp8': the Triton kernels"):
-        backends.attention_backend("auto", (), "fp8")

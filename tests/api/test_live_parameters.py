@@ -90,6 +90,7 @@ def test_states_and_plain_trees_are_taken_as_well(llm: LLM, models: list[Decoder
         assert llm.generate([PROMPT], GREEDY)[0].outputs[0].token_ids == wanted
 
 
+@pytest.mark.slow
 def test_a_hundred_updates_under_traffic_compile_nothing_and_keep_no_memory(
     llm: LLM, models: list[Decoder]
 ) -> None:

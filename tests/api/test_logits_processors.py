@@ -110,7 +110,7 @@ def test_those_of_the_engine_run_for_all_requests(full_folder: Path) -> None:
         ("a:b", "expected a list"),
         ([OnTheHost], "expected a list of JAX functions"),
         (["no_such_module:f"], "cannot be imported"),
-        ([f"{FUNCTIONS}:OnTheHost"], "is a type"),
+        ([f"{FUNCTIONS}:OnTheHost"], "is the class OnTheHost"),
     ],
 )
 def test_engines_refuse_what_is_no_function(full_folder: Path, given: Any, words: str) -> None:

@@ -13,7 +13,7 @@ from jengine import LLM, SamplingParams
 from jengine.api.memory_picture import MemoryPart, MemoryPicture, in_units
 from jengine.api.summary import engine_summary
 from jengine.runner.step.attention_backend import cache_dtype_name
-from jengine.runner.step.state import block_bytes
+from jengine.runner.step.group_arrays import block_bytes
 from pallas_kernels.layout import BFLOAT16_BITS
 from tests.api.engines import tiny_engine
 from tests.models.tiny_models import write_tiny_native

@@ -10,10 +10,10 @@ import pytest
 
 import jengine
 from jengine import SamplingParams
-from jengine.assembly.args import EngineArgs
 from jengine.assembly.model_source import open_model_source
-from jengine.assembly.schedule_sizes import schedule_config
-from jengine.assembly.step_sizes import runner_config
+from jengine.assembly.settings.args import EngineArgs
+from jengine.assembly.sizes.schedule_sizes import schedule_config
+from jengine.assembly.sizes.step_sizes import runner_config
 from jengine.errors import ConfigError, UnsupportedFeature
 from jengine.plan import Entries, Entry, NewBlocks, NewRow, Plan, RowSampling
 from tests.api.engines import (

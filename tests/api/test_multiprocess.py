@@ -15,11 +15,20 @@ from typing import Any
 import pytest
 
 from jengine import LLM, AsyncLLM, SamplingParams
-from jengine.assembly.args import EngineArgs
 from jengine.assembly.build import build_engine
-from jengine.assembly.engine_process import engine_over
+from jengine.assembly.processes.elastic import scale_replicas
+from jengine.assembly.processes.engine_process import engine_over
 from jengine.assembly.progress import progress_factory
-from jengine.errors import CheckpointError, ConfigError, EngineDead, UnsupportedFeature
+from jengine.assembly.settings.args import EngineArgs
+from jengine.errors import (
+    CheckpointError,
+    ConfigError,
+    EngineAsleep,
+    EngineDead,
+    RequestError,
+    UnsupportedFeature,
+)
+from tests.api.engines import SMALL_DEMO
 from tests.engine.process.cores import child_core, eventually
 from tests.engine.scripted import told
 
@@ -28,8 +37,8 @@ FRONT = """
 import asyncio, sys
 from jengine.api.async_requests import AsyncRequests
 from jengine.api.front import Front
-from jengine.assembly.args import EngineArgs
-from jengine.assembly.engine_process import start_engine_process
+from jengine.assembly.settings.args import EngineArgs
+from jengine.assembly.processes.engine_process import start_engine_process
 from jengine.errors import ConfigError
 from jengine.executor.scripted import scripted_tokens
 from jengine.sampling_params import SamplingParams
@@ -72,7 +81,7 @@ print([name for name in ("jax", "flax", "orbax") if name in sys.modules])
 
 def test_the_server_imports_no_jax() -> None:
     code = (
-        "import sys, jengine.cli.serving; "
+        "import sys, jengine.cli.serving.one_process; "
         "print([name for name in ('jax', 'flax', 'orbax', 'torch') if name in sys.modules])"
     )
     done = subprocess.run(
@@ -159,6 +168,29 @@ async def test_generation_pauses_in_the_core() -> None:
         await llm.resume_generation()
 
 
+@pytest.mark.slow
+@pytest.mark.asyncio
+async def test_a_core_sleeps_and_wakes() -> None:
+    params = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
+    llm = AsyncLLM("demo", multiprocess=True, enable_sleep_mode=True, **SMALL_DEMO)
+    async with llm:
+        expected = await read(llm.generate("Once upon", params))
+        stream = llm.generate("Once upon", params)
+        await anext(stream)
+        await llm.sleep(1, "keep")
+        (memory,) = await llm.call_workers("memory")
+        assert memory.weights == memory.cache == 0 and await llm.is_sleeping()
+        later = asyncio.create_task(read(llm.generate("Once upon", params)))
+        with pytest.raises(EngineAsleep, match="wake_up"):
+            await llm.resume_generation()
+        assert await llm.wake_up()
+        assert await read(stream) == await later == expected
+        await llm.sleep(2)
+        assert not await llm.wake_up() and await llm.is_sleeping()
+        await llm.collective_rpc("reload_weights")
+        assert await llm.wake_up() and await read(llm.generate("Once upon", params)) == expected
+
+
 def settled_steps(client: Any) -> int:
     """The steps that a paused core has run, once it has said so."""
     eventually(lambda: client.state().paused)
@@ -176,7 +208,7 @@ async def test_every_reader_learns_that_the_core_has_died(paused: bool) -> None:
         if paused:
             await llm.pause_generation(mode="keep", clear_cache=False)
         os.kill(llm.engine.client.child.process, signal.SIGKILL)
-        done, waiting = await asyncio.wait(readers, timeout=5)
+        done, waiting = await asyncio.wait(readers, timeout=60)
         assert not waiting
         for reader in done:
             with pytest.raises(EngineDead, match="killed by SIGKILL"):
@@ -234,6 +266,16 @@ def test_replicas_run_in_processes_of_their_own() -> None:
         assert [one.where for one in llm.health()] == ["core 0, on paper", "core 1, on paper"]
         stats = llm.stats()
         assert len(stats.replicas) == 2 and all(one.generation_tokens for one in stats.replicas)
+        for count in (1, 3):
+            scale_replicas(llm.engine, count)
+            outputs = llm.generate(prompts, PARAMS, use_tqdm=False)
+            assert [one.outputs[0].token_ids for one in outputs] == [
+                told(one, 12) for one in prompts
+            ]
+            where = [f"core {index}, on paper" for index in range(count)]
+            assert [one.where for one in llm.health()] == where
+        with pytest.raises(RequestError, match="expected 1 or more"):
+            scale_replicas(llm.engine, 0)
     finally:
         llm.shutdown()
 
@@ -241,8 +283,6 @@ def test_replicas_run_in_processes_of_their_own() -> None:
 def test_where_replicas_run_is_checked() -> None:
     with pytest.raises(ConfigError, match="data_parallel_backend='rey': expected one of 'local'"):
         EngineArgs("demo", data_parallel_backend="rey")  # type: ignore[arg-type]
-    with pytest.raises(UnsupportedFeature, match="jengine serve --headless"):
-        EngineArgs("demo", data_parallel_backend="ray")  # type: ignore[arg-type]
     assert not EngineArgs("demo", data_parallel_backend="mp").replicas_in_processes
     args = EngineArgs("demo", data_parallel_size=2, data_parallel_backend="mp")
     assert args.replicas_in_processes

@@ -571,7 +571,7 @@ def test_the_one_liner(full_folder: Path, one_line: dict[str, Any], text_llm: je
         ({"num_return_sequences": 2, "n": 2}, RequestError, "mean the same"),
         ({"eos_token_id": 5, "stop_token_ids": [5]}, RequestError, "mean the same"),
         ({"stop_strings": "a", "stop": "a"}, RequestError, "mean the same"),
-        ({"num_beams": 4}, UnsupportedFeature, "beam search"),
+        ({"num_beams": 4}, UnsupportedFeature, "beam_width=4"),
         ({"max_new_token": 4}, TypeError, "Did you mean 'max_new_tokens'"),
         ({"temperature": -1}, RequestError, "temperature=-1"),
     ],

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from jengine import LLM, SamplingParams
-from jengine.assembly.args import EngineArgs
+from jengine.assembly.settings.args import EngineArgs
 from jengine.errors import ConfigError
 from jengine.models.decoder import Decoder
 from jengine.models.parameter import named_parameters

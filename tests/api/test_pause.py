@@ -19,7 +19,7 @@ PARAMS = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
 @pytest.fixture
 def engine() -> Iterator[AsyncLLM]:
     llm = AsyncLLM.over(scripted_engine())
-    script_of(llm.engine).step_seconds = 0.001
+    script_of(llm.engine).step_seconds = 0.02  # tests let go of it before they read answers
     yield llm
     llm.shutdown()
 
@@ -29,6 +29,18 @@ async def reading(engine: AsyncLLM, prompt: list[int], name: str) -> asyncio.Tas
     stream = engine.generate(prompt, PARAMS, name)
     await anext(stream)
     return asyncio.create_task(last(stream))
+
+
+async def closed(engine: AsyncLLM) -> None:
+    """Return when a pause that waits for open requests holds up those that come."""
+    async with asyncio.timeout(60):
+        while not engine.engine.session._entry.locked():
+            await asyncio.sleep(0.001)
+
+
+def hurry(engine: AsyncLLM) -> None:
+    """Let steps take no time from now on."""
+    script_of(engine.engine).step_seconds = 0.0
 
 
 async def stands_still(engine: AsyncLLM) -> bool:
@@ -49,6 +61,7 @@ def test_kept_requests_go_on_with_new_weights(engine: AsyncLLM, clear_cache: boo
         assert (stats.running, stats.waiting) == ((0, 2) if clear_cache else (1, 1))
         assert engine.engine.in_process.update_weights(()) == 1
         assert engine.weights_version == (await engine.stats()).weights_version == 1
+        hurry(engine)
         await engine.resume_generation()
         assert not await engine.is_paused()
         assert (await first).outputs[0].token_ids == told([1, 2], TOKENS)
@@ -65,6 +78,7 @@ def test_open_requests_are_aborted_and_later_ones_wait(engine: AsyncLLM) -> None
         assert (await first).outputs[0].finish_reason == "abort"
         second = asyncio.create_task(last(engine.generate([3, 4], PARAMS)))
         assert await stands_still(engine)
+        hurry(engine)
         await engine.resume_generation()
         assert (await second).outputs[0].token_ids == told([3, 4], TOKENS)
 
@@ -75,8 +89,9 @@ def test_open_requests_are_finished_while_later_ones_wait(engine: AsyncLLM) -> N
     async def work() -> None:
         first = await reading(engine, [1, 2], "first")
         pausing = asyncio.create_task(engine.pause_generation(mode="wait"))
-        await asyncio.sleep(0.01)
+        await closed(engine)
         second = asyncio.create_task(last(engine.generate([3, 4], PARAMS)))
+        hurry(engine)
         await pausing
         assert (await first).outputs[0].token_ids == told([1, 2], TOKENS)
         assert await stands_still(engine) and script_of(engine.engine).most_rows == 1
@@ -108,6 +123,7 @@ def test_weights_do_not_wait_for_requests_that_are_kept(engine: AsyncLLM) -> Non
         await engine.pause_generation(mode="keep")
         await waiting
         assert not first.done()
+        hurry(engine)
         await engine.resume_generation()
         await first
 
@@ -132,12 +148,10 @@ def test_shutdown_and_mistakes(engine: AsyncLLM) -> None:
 
 
 def test_a_shutdown_does_not_wait_for_requests_that_a_pause_waits_for(engine: AsyncLLM) -> None:
-    script_of(engine.engine).step_seconds = 0.01
-
     async def work() -> None:
         open_one = await reading(engine, [1, 2], "open")
         pausing = asyncio.create_task(engine.pause_generation(mode="wait", clear_cache=False))
-        await asyncio.sleep(0.02)
+        await closed(engine)
         await engine.shutdown()
         with pytest.raises(EngineDead, match="shut down"):
             await open_one
@@ -147,13 +161,12 @@ def test_a_shutdown_does_not_wait_for_requests_that_a_pause_waits_for(engine: As
 
 
 def test_a_reader_that_leaves_ends_the_wait_for_its_request(engine: AsyncLLM) -> None:
-    script_of(engine.engine).step_seconds = 0.01
-
     async def work() -> None:
         stays, leaves = [await reading(engine, [n], str(n)) for n in (1, 2)]
         pausing = asyncio.create_task(engine.pause_generation(mode="wait"))
-        await asyncio.sleep(0.02)
+        await closed(engine)
         leaves.cancel()
+        hurry(engine)
         await pausing
         assert (await stays).outputs[0].token_ids == told([1], TOKENS)
 

@@ -93,6 +93,17 @@ def test_no_prefix_cache_finds_nothing(either_engine: jengine.LLM, truth: Any) -
         assert all(output.num_cached_tokens == 0 for output in outputs)
 
 
+def test_several_answers_share_the_blocks_of_their_prompt(either_engine: jengine.LLM) -> None:
+    either_engine.reset_prefix_cache()
+    before = either_engine.stats().prefix_hits
+    (prompt,) = random_prompts(120, seed=8)
+    params = SamplingParams(n=4, temperature=1.0, seed=5, max_tokens=6)
+    (output,) = either_engine.generate([prompt], params)
+    assert len(output.outputs) == 4
+    block = either_engine.engine.cache.block_size
+    assert either_engine.stats().prefix_hits - before == 3 * (119 // block * block)
+
+
 def test_shared_prefixes_in_one_batch(either_engine: jengine.LLM) -> None:
     common, *tails = random_prompts(100, 1, 7, 30, 64)
     prompts = [common + tail for tail in tails] + [common, common]

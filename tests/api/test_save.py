@@ -17,8 +17,8 @@ from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast
 
 from jengine import LLM, SamplingParams
-from jengine.assembly.args import EngineArgs
 from jengine.assembly.model_source import load_parameters, open_model_source
+from jengine.assembly.settings.args import EngineArgs
 from jengine.errors import CheckpointError, ConfigError, EngineDead
 from jengine.models.parameter import named_parameters
 from jengine.models.stages import stage_layout

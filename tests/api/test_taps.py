@@ -210,13 +210,19 @@ def test_arguments_that_a_function_must_be_given() -> None:
 
 
 @pytest.mark.slow
-def test_deterministic_mode_captures_too(full_folder: Any) -> None:
+def test_deterministic_mode_captures_the_same_bits_in_any_batch(full_folder: Any) -> None:
     with jengine.LLM(
         full_folder, skip_tokenizer_init=True, enforce_eager=True, deterministic=True,
         max_model_len=192, max_num_seqs=8,
     ) as llm:  # fmt: skip
-        for output in llm.generate(PROMPTS[:3], GREEDY, capture=["layers.1.attention", "norm"]):
-            assert_captured(llm, output, ["layers.1.attention", "norm"])
+        points = ["layers.1.attention", "norm"]
+        together = llm.generate(PROMPTS[:3], GREEDY, capture=points)
+        for prompt, output in zip(PROMPTS, together, strict=False):
+            assert_captured(llm, output, points)
+            (alone,) = llm.generate([prompt], GREEDY, capture=points)
+            assert alone.captured is not None and output.captured is not None
+            for point in points:
+                np.testing.assert_array_equal(alone.captured[point], output.captured[point])
 
 
 def test_tap_points_are_described(llm: jengine.LLM) -> None:
@@ -263,6 +269,6 @@ def test_values_that_are_not_finite_end_that_request_alone(llm: jengine.LLM) -> 
 
 def test_strict_mode_refuses_and_goes_on(full_folder: Any) -> None:
     with tiny_engine(full_folder, "greedy", strict=True, enforce_eager=False) as strict:
-        with pytest.raises(UnexpectedCompile, match="capture and intervene"):
+        with pytest.raises(UnexpectedCompile, match="capture, intervene"):
             strict.generate([PROMPTS[0]], GREEDY, capture="norm")
         assert len(strict.generate([PROMPTS[0]], GREEDY)) == 1

@@ -59,7 +59,7 @@ def test_a_stream_in_one_thread_and_calls_in_another() -> None:
         stream = llm.stream([1, 2], GREEDY)
         first = next(stream)
         other = threads.submit(llm.generate, [3, 4], GREEDY, use_tqdm=False)
-        assert other.result(30)[0].outputs[0].token_ids == told([3, 4], 60)
+        assert other.result(60)[0].outputs[0].token_ids == told([3, 4], 60)
         *_, last = first, *stream
     assert last.finished and last.outputs[0].token_ids == told([1, 2], 60)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,11 @@ def test_a_profile_is_written_where_the_config_says(
 async def profiled_again(engine: AsyncLLM) -> None:
     await engine.start_profile("again")
     await engine.stop_profile()
+
+
+def test_what_is_in_memory_is_told_for_pprof(llm: jengine.LLM) -> None:
+    (found,) = llm.call_workers("memory_profile")
+    assert b"bytes" in gzip.decompress(found)
 
 
 def test_a_profile_needs_a_folder(llm: jengine.LLM) -> None:

@@ -224,7 +224,7 @@ def test_at_a_terminal_control_c_stops_the_answer_and_leaves_when_pressed_twice(
     if leaving == b"\x03":
         read_until(ours, b"again", b">>> ")
         press_at_the_prompt(ours, leaving)
-    assert process.wait(timeout=30) == 0
+    assert process.wait(timeout=60) == 0
     os.close(ours)
 
 

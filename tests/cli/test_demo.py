@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jengine.assembly.args import EngineArgs
+from jengine.assembly.settings.args import EngineArgs
 from jengine.cli.demo import QUESTIONS
 from tests.cli.fake_llm import FakeLLM, run
 

@@ -14,15 +14,15 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from jengine.assembly.args import EngineArgs
-from jengine.assembly.schedule_sizes import schedule_config
-from jengine.assembly.step_sizes import runner_config
+from jengine.assembly.settings.args import EngineArgs
+from jengine.assembly.sizes.schedule_sizes import schedule_config
+from jengine.assembly.sizes.step_sizes import runner_config
 from jengine.cli.checks import environment, kernels, storage, versions
 from jengine.cli.checks.model import Sizes, check_fit, measure
 from jengine.errors import ConfigError
 from jengine.planning.device_memory import gigabytes
 from jengine.runner.memory.cache_size import BlockDemand, blocks_for
-from jengine.runner.step.state import block_bytes
+from jengine.runner.step.group_arrays import block_bytes
 from jengine.weights.folder import read_model_config
 from pallas_kernels.choice import cpu_problem
 from tests.cli.fake_llm import FakeLLM, run
@@ -154,6 +154,17 @@ def sizes_of(folder: Path, **settings: Any) -> Sizes:
     return measure(args, read_model_config(folder))
 
 
+def test_rounded_weights_need_less(tiny: Path) -> None:
+    """Tables and head stay plain."""
+    words = ["doctor", str(tiny), "--json"]
+    sizes = []
+    for more in ([], ["--quantization", "int8"]):
+        report = json.loads(run(FakeLLM(), *words, *more).out)
+        [model] = [one for one in report["findings"] if one["subject"] == "model"]
+        sizes.append(model["figures"]["parameter_bytes"])
+    assert 0.25 * sizes[0] < sizes[1] < 0.7 * sizes[0]
+
+
 def test_plenty_of_memory_needs_no_flags(tiny: Path) -> None:
     [found], settings = check_fit(sizes_of(tiny))
     assert (found.level, settings) == ("OK", {})
@@ -213,6 +224,7 @@ except ConfigError as error:
 """
 
 
+@pytest.mark.slow
 def test_a_platform_that_is_not_there_is_explained() -> None:
     done = subprocess.run(
         [sys.executable, "-c", NO_DEVICE],

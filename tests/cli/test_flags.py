@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from jengine.assembly.args import EngineArgs
-from jengine.assembly.flags import ENGINE_HELP, NO_ENGINE_FLAG
+from jengine.assembly.settings.args import EngineArgs
+from jengine.assembly.settings.flags import ENGINE_HELP, NO_ENGINE_FLAG
 from jengine.cli.few_requests import few_requests, models_sampling, variant
 from jengine.cli.flags import (
     SAMPLING_HELP,
@@ -32,7 +32,7 @@ def parse(*words: str) -> tuple[dict[str, Any], dict[str, Any]]:
     parser.add_argument("model")
     parser.add_argument("prompts", nargs="*")
     add_sampling_flags(parser)
-    add_engine_flags(parser)
+    add_engine_flags(parser, short=True)
     arguments = parser.parse(["demo", *words])
     return engine_arguments(arguments), sampling_arguments(arguments)
 
@@ -108,6 +108,18 @@ def test_engine_flags(words: list[str], expected: dict[str, Any]) -> None:
 )
 def test_compilation_config(words: list[str], expected: dict[str, Any]) -> None:
     assert parse(*words)[0] == {"compilation_config": expected}
+
+
+def test_vllms_short_flags() -> None:
+    words = ["-tp", "2", "-pp", "2", "-n", "2", "-r", "1", "-ep", "-cc", '{"wait_for": "all"}']
+    assert parse(*words, "--distributed-executor-backend", "mp")[0] == {
+        "tensor_parallel_size": 2, "pipeline_parallel_size": 2, "nnodes": 2, "node_rank": 1,
+        "enable_expert_parallel": True, "compilation_config": {"wait_for": "all"},
+        "distributed_executor_backend": "mp",
+    }  # fmt: skip
+    assert parse("-q", "int8", "-dp", "2", "-dpb", "mp")[0]["data_parallel_backend"] == "mp"
+    with pytest.raises(UnsupportedFeature, match="executor says who runs the steps"):
+        parse("--distributed-executor-backend", "external_launcher")
 
 
 def test_compilation_config_in_parts_is_merged() -> None:

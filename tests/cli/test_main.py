@@ -58,7 +58,7 @@ def test_unknown_command_suggests_the_nearest() -> None:
         (["--max-tokns", "5"], "unknown flag --max-tokns. Did you mean '--max-tokens'?"),
         (["--max_tokns=5"], "Did you mean '--max-tokens'?"),
         (["--zzz"], "unknown flag --zzz."),
-        (["--max_lora_rank", "2"], "LoRA adapters: not built yet"),
+        (["--fully_sharded_loras", "2"], "LoRA adapters: not built yet"),
         (["--max-tokens", "5x"], "max_tokens='5x': expected a positive integer"),
         (["--load-format", "pickle"], "invalid choice: 'pickle'"),
         (["--compilation-config.variants"], "--compilation-config: expected one argument"),
@@ -112,7 +112,7 @@ LEAVING = """
 import sys, threading, time
 from jengine.cli import leaving
 
-threading.Thread(target=time.sleep, args=[60]).start()
+threading.Thread(target=time.sleep, args=[600]).start()
 print("the last line")
 leaving.leave({status})
 """
@@ -122,7 +122,7 @@ leaving.leave({status})
 def test_the_process_ends_at_once_and_prints_everything(status: int) -> None:
     done = subprocess.run(
         [sys.executable, "-c", LEAVING.format(status=status)],
-        capture_output=True, text=True, timeout=30, check=False,
+        capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stdout, done.stderr) == (status, "the last line\n", "")
 
@@ -130,7 +130,7 @@ def test_the_process_ends_at_once_and_prints_everything(status: int) -> None:
 def test_output_that_cannot_be_written_is_an_error() -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "jengine", "--version"], stdout=full, timeout=30, check=False
+            [sys.executable, "-m", "jengine", "--version"], stdout=full, timeout=60, check=False
         )
     assert done.returncode != 0
 

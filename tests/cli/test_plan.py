@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from jengine.errors import ConfigError
-from jengine.models.published import PUBLISHED
+from jengine.models.reading.published import PUBLISHED
 from jengine.models.registry import model_config
 from jengine.planning.layout import checked_layout
 from tests.cli.fake_llm import FakeLLM, Result, run
@@ -50,6 +50,41 @@ def test_one_device_by_hand() -> None:
     operations = 8192 * (2 * weights + 32 * 4 * 4096 * 500)
     assert found["prefill"]["operations"] == pytest.approx(operations, rel=1e-4)
     assert not found["prefill"]["memory_bound"]
+
+
+def test_weights_and_cache_in_few_bits() -> None:
+    plain = plan("llama-8b", "--batch", "32", "--context", "1000")
+    few = plan(
+        "llama-8b", "--batch", "32", "--context", "1000",
+        "--quantization", "int4", "--kv-cache-dtype", "fp8",
+    )  # fmt: skip
+    rounded = LLAMA_8B_PARAMETERS - 2 * 128_256 * 4096 - 65 * 4096  # no embedding, head or norms
+    scales = 4 * rounded / 64
+    smaller = 2 * rounded - rounded / 2 - scales
+    before, after = (one["bytes_a_device"] for one in (plain, few))
+    assert before["weights"] - after["weights"] == smaller
+    assert after["cache_token"] == 2 * 32 * 8 * (128 + 2)  # a byte each, and a scale for each head
+    assert few["prefill"]["operations"] == plain["prefill"]["operations"]
+    assert few["decode"]["expected"] < 0.5 * plain["decode"]["expected"]
+
+
+def test_layers_in_the_hosts_memory() -> None:
+    work = ("llama-8b", "--batch", "8")
+    plain, spared = plan(*work), plan(*work, "--cpu-offload-gb", "4")
+    layer = 2 * (4096 * (6144 + 4096 + 3 * 14336) + 2 * 4096)
+    before, after = (one["bytes_a_device"] for one in (plain, spared))
+    assert after["on_host"] == 10 * layer  # nine are less than 4 GiB
+    assert after["weights"] == before["weights"] - 10 * layer
+    assert after["arriving"] == 2 * layer
+    assert after["cache"] == before["cache"] + 8 * layer
+    assert spared["decode"]["floor"] == pytest.approx(10 * layer / 64e9)
+    assert spared["prefill"] == {**plain["prefill"], "host_read": 10 * layer}
+    assert (
+        "4.4 GB in the host's memory, 10 of 32 layers"
+        in planned(*work, "--cpu-offload-gb", "4").out
+    )
+    refused = planned(*work, "--cpu-offload-gb", "4", "--pp", "2")
+    assert refused.status and "--cpu-offload-gb with --pp 2" in refused.err
 
 
 def test_devices_that_share_layers() -> None:
@@ -100,6 +135,33 @@ def test_experts_are_read_when_they_are_picked() -> None:
     assert read == pytest.approx(experts * (1 - 2 / 8), rel=1e-3)
 
 
+def test_devices_that_share_experts() -> None:
+    words = ("deepseek-v3", "--dp", "128", "--max-num-batched-tokens", "1024")
+    apart, spread = plan(*words), plan(*words, "--ep", "128")
+    expert = 3 * 7168 * 2048  # in each of 58 layers, 256 of them
+    before, after = (one["bytes_a_device"]["weights"] for one in (apart, spread))
+    assert before - after == 2 * 58 * 254 * expert
+    (sent,) = spread["decode"]["exchanges"]
+    assert sent["count"] == 2 * 58
+    assert sent["bytes"] == pytest.approx(116 * 64 * 8 * 7168 * 2 * 127 / 128)
+    assert sent["seconds"] == pytest.approx(sent["bytes"] / 50e9 + 116 * 35e-6)
+    # As many tokens meet at each expert as without: 128 replicas, of which each has two.
+    assert spread["prefill"]["operations"] == pytest.approx(apart["prefill"]["operations"])
+    # All experts of a device are needed by somebody.
+    assert spread["decode"]["weights_read"] > 0.98 * (after - 2 * 129_280 * 7168)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("llama-8b", "--ep", "1"), ("deepseek-v3", "--dp", "96", "--ep", "96"),
+     ("deepseek-v3", "--dp", "8", "--ep", "16"), ("deepseek-v3", "--tp", "8", "--ep", "4")],
+)  # fmt: skip
+def test_experts_that_cannot_be_spread(words: tuple[str, ...]) -> None:
+    done = planned(*words)
+    assert done.status == 1
+    assert "--ep" in done.err
+
+
 def test_windows_bound_what_is_read(tmp_path: Path) -> None:
     settings = {
         **PUBLISHED["llama-8b"],
@@ -112,6 +174,23 @@ def test_windows_bound_what_is_read(tmp_path: Path) -> None:
         str(tmp_path), "--batch", "2", "--context", "4096", "--max-num-batched-tokens", "256"
     )
     assert found["decode"]["cache_read"] == 2 * 1024 * found["bytes_a_device"]["cache_token"]
+
+
+def test_what_requests_share_is_held_once_and_read_by_teams() -> None:
+    words = ("llama-8b", "--batch", "64", "--context", "4096")
+    apart, together = plan(*words), plan(*words, "--shared", "3100")
+    token = apart["bytes_a_device"]["cache_token"]
+    # Tiles of 16 queries have room for 4 rows of 4 heads for each KV head; multiples of 128 tokens.
+    saved = (64 - 16) * 3072 * token
+    assert together["decode"]["cache_saved"] == saved
+    assert together["decode"]["cache_read"] == apart["decode"]["cache_read"] - saved
+    assert together["decode"]["floor"] == pytest.approx(apart["decode"]["floor"] - saved / 4.8e12)
+    assert together["prefill"] == apart["prefill"]
+    assert together["requests_that_fit"] > 3 * apart["requests_that_fit"]
+    shown = planned(*words, "--shared", "3100").out
+    assert "of which the first 3,100 are the same" in shown
+    assert "of cache less, as requests read together" in shown
+    assert plan(*words, "--shared", "255")["decode"]["cache_saved"] == 0, "not worth it"
 
 
 def test_what_does_not_fit_says_so() -> None:
@@ -157,6 +236,7 @@ def test_a_misspelt_shape_gets_a_suggestion() -> None:
         (["--tp", "6", "--pp", "4", "--hosts", "6"], "expected one to divide the other"),
         (["--pp", "40"], "this model has only 32 layers"),
         (["--context", "200000"], "takes at most 131072 tokens"),
+        (["--shared", "4096"], "--shared 4096: expected fewer tokens than the 4,096"),
         (["--batch", "0"], "--batch 0: expected 1 or more"),
         (["--dtype", "int3"], "dtype: given 'int3'"),
     ],

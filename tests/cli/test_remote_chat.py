@@ -136,11 +136,11 @@ def test_control_c_stops_the_answer_at_the_server_and_no_jax_is_loaded() -> None
         read_until(ours, b"word word")
         os.write(ours, b"\x03")
         read_until(ours, b"stopped", b">>> ")
-        end = time.monotonic() + 10
+        end = time.monotonic() + 60
         while not scene.disconnects:
             assert time.monotonic() < end, "the server was never told"
             time.sleep(0.01)
         os.write(ours, b"\x04")
         read_until(ours, b"loaded []")
-        assert process.wait(timeout=30) == 0
+        assert process.wait(timeout=60) == 0
         os.close(ours)

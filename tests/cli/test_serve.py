@@ -16,6 +16,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -23,14 +24,17 @@ from urllib.error import HTTPError
 import msgspec
 import pytest
 
-from jengine.assembly.args import EngineArgs
-from jengine.assembly.cores import secret_of
-from jengine.cli import headless, serve, serving
+from jengine.assembly.processes.cores import secret_of
+from jengine.assembly.processes.engine_process import start_engine_process
+from jengine.assembly.settings.args import EngineArgs
+from jengine.bench.marathon.server import free_port
+from jengine.cli import serve
 from jengine.cli.main import command_parser, main
-from jengine.cli.serve_flags import server_settings
-from jengine.cli.several_servers import engine_settings
+from jengine.cli.serving import headless, one_process
+from jengine.cli.serving.flags import server_settings
+from jengine.cli.serving.several_processes import engine_settings
 from jengine.cli.terminal import Terminal
-from jengine.engine.process.messages import Progress
+from jengine.engine.process.to_front import Progress
 from jengine.errors import ConfigError
 from jengine.server.settings import ServerSettings
 
@@ -118,6 +122,27 @@ def test_ranks_of_other_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
         headless.serve_cores(serve.engine_args(arguments_of("--data-parallel-size", "2")))
 
 
+def test_ranks_on_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    two = ("--data-parallel-size", "2", "--data-parallel-backend", "ray")
+    args = serve.engine_args(arguments_of(*two, "--data-parallel-options.cpus", "0.5"))
+    assert args.replicas_in_processes and args.ranks == (2, range(0))
+    assert args.data_parallel_options == {"cpus": 0.5}
+    assert len(secret_of(args)) >= 32 and secret_of(replace(args, seed=1)) == secret_of(args)
+    assert processes(*two) == 2
+    for more, complaint in (
+        (("--data-parallel-size-local", "1"), "Ray chooses where ranks run"),
+        (("--data-parallel-size", "1"), "expected at least 2"),
+        (("--data-parallel-options.workers", "2"), "one worker for each rank"),
+        (("--data-parallel-options.cpu", "2"), r"data_parallel_options has no key 'cpu'.*'cpus'"),
+        (("--data-parallel-backend", "mp", "--data-parallel-options.cpus", "2"), "expected 'ray'"),
+    ):
+        with pytest.raises(ConfigError, match=complaint):
+            serve.engine_args(arguments_of(*two, *more))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"pip install 'jengine\[ray\]'"):
+        start_engine_process(replace(args, data_parallel_rpc_port=free_port()))
+
+
 def test_an_api_process_gets_what_the_flags_said() -> None:
     settings = settings_of("--api-key", "a", "b", "--allowed-origins", '["*"]')
     sent = msgspec.msgpack.encode(msgspec.to_builtins(settings))
@@ -162,8 +187,8 @@ def test_a_port_in_use_is_told_before_anything_is_loaded() -> None:
 
 
 def test_progress_in_words() -> None:
-    assert serving.in_words(Progress("Loading weights")) == "Loading weights"
-    words = serving.in_words(Progress("Compiling", 2, 8, "programs", seconds=10))
+    assert one_process.in_words(Progress("Loading weights")) == "Loading weights"
+    words = one_process.in_words(Progress("Compiling", 2, 8, "programs", seconds=10))
     assert words == "Compiling: 2 of 8 programs, about 30 s left"
 
 
@@ -215,14 +240,14 @@ class Serving:
 
     def wait_for(self, words: str) -> None:
         """Return when the log has these words."""
-        end = time.monotonic() + 20
+        end = time.monotonic() + 60
         while words not in self.log:
             assert time.monotonic() < end, self.log
             time.sleep(0.01)
 
     def end(self) -> int:
         """The exit status."""
-        status = self.process.wait(20)
+        status = self.process.wait(60)
         self._reading.join()
         return status
 

@@ -10,9 +10,15 @@ from examples.demo_model import cases, corpus, evaluate
 from examples.demo_model import tokenizer as demo_tokenizer
 from examples.demo_model.corpus import Turn
 from examples.demo_model.evaluate import plain_generator
-from jengine.demo import model_path
+from jengine import LLM, SamplingParams
+from jengine.demo import eagle_path, model_path
+from tests.api.engines import rebuilt
 
 MEBIBYTE = 2**20
+ONE_REQUEST = {
+    "enforce_eager": True, "max_model_len": 128, "max_num_seqs": 1, "show_progress": False,
+    "compilation_config": {"decode_rows": [4], "prefill_tokens": [32], "variants": ["greedy"]},
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +44,26 @@ def test_folder_is_complete_and_small():
         "tokenizer_config.json",
     }
     assert sum(path.stat().st_size for path in model_path().iterdir()) < 12 * MEBIBYTE
+
+
+@pytest.mark.slow
+def test_the_shipped_head_guesses_well_and_changes_nothing():
+    """Half of its guesses and more are accepted in a story, which is the same without them."""
+    method = {"model": "demo-eagle", "num_speculative_tokens": 3, "adaptive": False}
+    params = SamplingParams(temperature=0, max_tokens=48)
+    with LLM("demo", speculative_config=method, **ONE_REQUEST) as llm:
+        [found] = llm.generate(["Once upon a time"], params, use_tqdm=False)
+        drafts = llm.stats().drafts
+        with rebuilt(llm, speculative=None) as plain:
+            [expected] = plain.generate(["Once upon a time"], params, use_tqdm=False)
+    assert found.outputs[0].token_ids == expected.outputs[0].token_ids
+    assert drafts.accepted > drafts.drafted / 2 > 10
+
+
+def test_the_shipped_head_is_complete_and_small():
+    names = {path.name for path in eagle_path().iterdir()}
+    assert names == {"README.md", "config.json", "model.safetensors"}
+    assert sum(path.stat().st_size for path in eagle_path().iterdir()) < MEBIBYTE
 
 
 def test_transformers_reads_the_tokenizer_as_training_did(tokenizer):

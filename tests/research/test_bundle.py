@@ -46,6 +46,7 @@ def store(bundle: Path, change: Callable[[dict[str, np.ndarray]], object]) -> No
     describe(bundle, sha256=hashlib.sha256(file.read_bytes()).hexdigest())
 
 
+@pytest.mark.slow
 def test_a_whole_bundle(bundle: Path) -> None:
     found = read_bundle(bundle)
     assert found.prompts == PROMPTS

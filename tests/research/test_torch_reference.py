@@ -64,6 +64,7 @@ def test_tap_points_of_every_family(family: str, tmp_path: Path) -> None:
                 assert distance < 2e-5, name
 
 
+@pytest.mark.slow
 def test_the_truth_has_the_rounded_weights(tmp_path: Path) -> None:
     """Otherwise the rounding of weights, the same for all, would hide errors of arithmetic."""
     folder = write_tiny(tmp_path / "model", "llama")

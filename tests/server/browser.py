@@ -21,7 +21,7 @@ FLAGS = (
     "--headless=new", "--remote-debugging-pipe", "--no-sandbox", "--disable-gpu", "--no-first-run",
     "--disable-dev-shm-usage", "--disable-background-networking", "--window-size=1200,800",
 )  # fmt: skip
-SECONDS = 30.0
+SECONDS = 60.0
 
 
 def chromium() -> str | None:

@@ -11,22 +11,24 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-import uvicorn
+import uvloop
 
 from jengine.assembly.engine import Engine
-from jengine.engine.client import InProcessClient
 from jengine.engine.core import EngineCore
+from jengine.engine.in_process import InProcessClient
 from jengine.server.app import make_app
 from jengine.server.peers.channel import Peers
 from jengine.server.run import uvicorn_config
 from jengine.server.serving.peer_answers import answer_peer
 from jengine.server.serving.service import Service
 from jengine.server.settings import ServerSettings
+from tests.client.scripted_server import QuickServer
 from tests.engine.scripted import Script, script_of
 from tests.server.serving import NAME, letters_engine
 
 COMPLETIONS = "/v1/completions"
-PATIENCE = 20.0
+# Seconds in which whatever must happen happens, also on a machine that has other work.
+PATIENCE = 60.0
 
 
 class Listening(NamedTuple):
@@ -91,7 +93,7 @@ def listening(
     given = ServerSettings(**settings)
     app = make_app(engine, given, peers)
     sock = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn_config(app, given))
+    server = QuickServer(uvicorn_config(app, given))
     loops: list[asyncio.AbstractEventLoop] = []
 
     async def work() -> None:
@@ -100,7 +102,11 @@ def listening(
         await service.peers.serve(lambda question: answer_peer(service, question))
         await server.serve([sock])
 
-    thread = threading.Thread(target=lambda: asyncio.run(work()))
+    def run() -> None:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(work())
+
+    thread = threading.Thread(target=run)
     thread.start()
     until(lambda: server.started, lambda: "the server does not start")
     try:

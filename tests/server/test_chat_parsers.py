@@ -8,6 +8,8 @@ import pytest
 
 from jengine.cli.main import main
 from jengine.errors import ConfigError
+from jengine.text import reasoning_tokens
+from jengine.text.reasoning_tokens import MarkIds
 from tests.server.serving import answer_with, events, letters, serving
 
 PATH = "/v1/chat/completions"
@@ -68,6 +70,20 @@ def test_reasoning_is_counted(monkeypatch: pytest.MonkeyPatch, shown: bool) -> N
     *_, last = events(ask(monkeypatch, text, settings, include_reasoning=shown, **options))
     assert last["usage"] == whole["usage"]
     assert "completion_tokens_details" not in ask(monkeypatch, text, {}).json()["usage"]
+
+
+def test_reasoning_is_counted_by_ids_where_they_mark_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    text, settings = "<think>why</think>so", {"reasoning_parser": "qwen3"}
+    (end,) = letters().encode(">", False)
+    marks = MarkIds(silent=frozenset(), ends=frozenset({end}))
+    monkeypatch.setattr(reasoning_tokens, "_mark_ids", lambda tokenizer, parser: marks)
+    whole = ask(monkeypatch, text, settings).json()
+    assert whole["usage"]["completion_tokens_details"] == {"reasoning_tokens": 6}, (
+        "up to the first >"
+    )
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    *_, last = events(ask(monkeypatch, text, settings, **options))
+    assert last["usage"] == whole["usage"]
 
 
 def test_marks_that_are_special_tokens_are_kept_for_the_parser(

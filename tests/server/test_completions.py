@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from jengine.errors import RequestError
+from jengine.scheduler.transfers import NoTransfers
 from jengine.server.http.body import decoded
 from tests.engine.scripted import told
 from tests.server.serving import error_of, events, letters, serving
@@ -153,7 +154,8 @@ def test_a_stream_adds_up_to_the_whole_answer(client: TestClient, body: dict[str
         for new in chunk["choices"]:
             add_up(streamed.setdefault(new["index"], {}), new)
     for choice in whole:
-        choice.pop("prompt_logprobs")
+        for name in ("prompt_logprobs", "routed_experts"):  # not in streams
+            choice.pop(name)
         if not body.get("return_token_ids"):  # an echo brings them in a stream
             streamed[choice["index"]]["prompt_token_ids"] = None
     assert [streamed[index] for index in sorted(streamed)] == whole
@@ -199,13 +201,13 @@ def add_up(sum_: dict[str, Any], new: dict[str, Any]) -> None:
         ({"prompt": "a", "logprobs": 21}, "logprobs"),
         ({"prompt": "a", "suffix": "b"}, "suffix"),
         ({"prompt": "a", "best_of": 2}, "best_of"),
+        ({"prompt": "a", "length_penalty": 2.0}, "length_penalty"),
         ({"prompt": "a", "stream_options": {}}, "stream_options"),
         ({"prompt": "a", "stream": True, "prompt_logprobs": 1}, "prompt_logprobs"),
         ({"prompt": "a", "stream_options": {"include_usage": 3}}, "stream_options.include_usage"),
         ({"prompt": "a", "prompt_embeds": "AAAA"}, "prompt_embeds"),
         ({"prompt": "a", "cache_salt": ""}, "cache_salt"),
         ({"prompt": "a", "cache_salt": "x\n"}, "cache_salt"),
-        ({"prompt": "a", "guided_json": {}}, "guided_json"),
         ({"prompt": "a", "response_format": {"type": "xml"}}, "response_format.type"),
         ({"prompt": "a", "logit_bias": {"5000": 1}}, "logit_bias"),
         ({"prompt": "a", "request_id": "a\nb"}, "request_id"),
@@ -221,8 +223,29 @@ def test_what_is_refused(client: TestClient, body: dict[str, Any], param: str) -
 
 
 def test_what_is_not_built(client: TestClient) -> None:
-    for body in ({"use_beam_search": True}, {"thinking_token_budget": 5}):
-        error_of(client.post(PATH, json={"prompt": "a", **body}), 501)
+    body = {"prompt": "a", "thinking_token_budget": 5}
+    error_of(client.post(PATH, json=body), 501)
+
+
+def test_arguments_for_processors_reach_the_engine(client: TestClient) -> None:
+    """Which has none here, and says so."""
+    response = client.post(PATH, json={"prompt": "hello", "vllm_xargs": {"target_token": 3}})
+    assert "extra_args" in error_of(response, 501)["message"]
+    assert client.post(PATH, json={"prompt": "hello", "vllm_xargs": {}}).status_code == 200
+
+
+def test_what_engines_say_of_blocks_goes_in_and_comes_out(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(NoTransfers, "finished", lambda _, request: request.wire.kv_transfer)
+    said = {"do_remote_decode": True, "remote_host": None}
+    body = {"prompt": "hello", "max_tokens": 2, "kv_transfer_params": said}
+    assert client.post(PATH, json=body).json()["kv_transfer_params"] == said
+    assert "kv_transfer_params" not in client.post(PATH, json={"prompt": "hello"}).json()
+    chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+    answer = client.post("/v1/chat/completions", json={**chat, "kv_transfer_params": said})
+    assert answer.json()["kv_transfer_params"] == said
+    error_of(client.post(PATH, json={**body, "kv_transfer_params": [1]}), 400)
 
 
 def test_unknown_fields_are_named(client: TestClient) -> None:
@@ -260,6 +283,13 @@ def test_a_large_body_is_decoded_beside_the_loop(
     small, large = threads
     assert small != large
     assert client.post(PATH, json={"prompt": [0] * 200_000}).status_code == 400
+
+
+def test_a_header_names_the_replica(client: TestClient) -> None:
+    ask = {"prompt": "a"}
+    assert client.post(PATH, json=ask, headers={"X-data-parallel-rank": "0"}).status_code == 200
+    refused = client.post(PATH, json=ask, headers={"X-data-parallel-rank": "3"})
+    assert "out of range [0, 1)" in error_of(refused, 400)["message"]
 
 
 def test_the_request_id_comes_back(client: TestClient) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-import time
 from typing import Any
 
 import httpx2
@@ -24,7 +23,7 @@ from jengine.server.serving.draining import drain
 from jengine.server.serving.monitor import judge, monitor
 from jengine.server.serving.progress_watch import ProgressWatch
 from tests.engine.scripted import script_of, scripted_engine
-from tests.server.listening import until
+from tests.server.listening import PATIENCE, until
 from tests.server.serving import error_of, letters, letters_engine, service_of, serving
 
 PATH = "/v1/completions"
@@ -56,7 +55,7 @@ class Asking:
         self.response = client.post(PATH, json=body)
 
     def answer(self) -> httpx2.Response:
-        self._thread.join(20)
+        self._thread.join(PATIENCE)
         assert self.response is not None
         return self.response
 
@@ -71,10 +70,13 @@ def test_a_deadline_before_the_first_byte_is_a_status() -> None:
 
 
 def test_a_deadline_in_a_stream_is_an_event() -> None:
-    with serving(slow_engine(), request_timeout=0.1) as client:
-        began = time.monotonic()
-        response = client.post(PATH, json={**LONG, "stream": True})
-        assert response.status_code == 200 and time.monotonic() - began < 3
+    with serving(slow_engine(), request_timeout=60) as client:
+        for seconds in ("0.1", "1", "5"):  # until the stream has begun before its deadline
+            header = {"X-Request-Timeout": seconds}
+            response = client.post(PATH, json={**LONG, "stream": True}, headers=header)
+            if response.status_code == 200:
+                break
+            error_of(response, 408)
         *chunks, error, done = [line for line in response.text.split("\n\n") if line]
         assert chunks and done == "data: [DONE]"
         assert json.loads(error.removeprefix("data: "))["error"]["code"] == 408
@@ -90,7 +92,10 @@ def test_a_header_cannot_raise_the_servers_deadline() -> None:
 
 
 def test_a_drain_finishes_what_is_open_and_refuses_what_is_new() -> None:
-    with serving(slow_engine(0.003)) as client:
+    engine = letters_engine()
+    goes_on = script_of(engine).goes_on
+    goes_on.clear()
+    with serving(engine) as client:
         service = service_of(client)
         body = {"prompt": "a", "max_tokens": 60, "temperature": 0}
         asking = Asking(client, body)
@@ -103,9 +108,10 @@ def test_a_drain_finishes_what_is_open_and_refuses_what_is_new() -> None:
         assert int(refused.headers["retry-after"]) >= 1
         assert client.get("/health/ready").status_code == client.get("/health").status_code == 503
         assert client.get("/health/live").status_code == 200
+        goes_on.set()
         answer = asking.answer().json()
         assert answer["usage"]["completion_tokens"] == 60
-        draining.join(10)
+        draining.join(PATIENCE)
         assert not draining.is_alive()
 
 
@@ -174,23 +180,25 @@ def test_a_step_that_fails_ends_every_request_and_tells_no_text(
 def test_health_turns_red_while_no_step_ends_and_green_again(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    engine = slow_engine(0.001)
+    engine = slow_engine()
     script = script_of(engine)
     with serving(engine, stall_timeout=0.3) as client:
         service = service_of(client)
         watching = client.portal.start_task_soon(monitor, service)  # type: ignore[union-attr]
         asking = Asking(client, {**LONG, "max_tokens": 900})
         until(lambda: script.steps > 5)
-        script.step_seconds = 1.5
+        script.goes_on.clear()
         until(lambda: service.phase is Phase.STALLED)
         assert client.get("/health").status_code == 503
         assert client.get("/health").json()["last_step_age_s"] > 0.2
         assert client.get("/health/live").status_code == 200
         script.step_seconds = 0.0
+        script.goes_on.set()
+        assert asking.answer().status_code == 200
         until(lambda: service.phase is Phase.SERVING)
-        assert asking.answer().status_code == 200 and client.get("/health").status_code == 200
+        assert client.get("/health").status_code == 200
         service.phase = Phase.DEAD
-        watching.result(5)
+        watching.result(PATIENCE)
     assert "Thread 0x" in capfd.readouterr().err, "the stacks of all threads were written"
 
 
@@ -209,8 +217,8 @@ class Cores:
 
 
 def test_a_core_that_stalls_or_dies_degrades_a_server_of_several() -> None:
-    cores = Cores()
-    watch = ProgressWatch(cores, lambda: False)  # type: ignore[arg-type]
+    cores, now = Cores(), [5.0]
+    watch = ProgressWatch(cores, lambda: False, lambda: now[0])  # type: ignore[arg-type]
 
     def judged(client: TestClient) -> tuple[str, int, int]:
         watch.look()
@@ -223,7 +231,7 @@ def test_a_core_that_stalls_or_dies_degrades_a_server_of_several() -> None:
         cores.change(0, open_requests=1, steps=1)
         cores.change(1, open_requests=1, steps=1)
         assert judged(client) == ("serving", 200, 200)
-        time.sleep(0.15)
+        now[0] += 0.15
         cores.change(1, steps=2)
         assert judged(client) == ("degraded", 503, 200)
         assert client.get("/health").json()["problem"] == "core 0 of 3 makes no progress"
@@ -258,28 +266,30 @@ def test_a_request_whose_core_was_lost_may_be_sent_again(monkeypatch: pytest.Mon
             assert int(response.headers["Retry-After"]) > 0
 
 
+@pytest.mark.slow
 def test_a_step_that_waits_for_its_program_has_more_time(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    engine = slow_engine(0.001)
+    engine = slow_engine()
     core = engine.client.core  # type: ignore[attr-defined]
     awaited = [1]
     monkeypatch.setattr(core, "programs", lambda: ProgramTotals(awaited=awaited[0]))
     script = script_of(engine)
-    with serving(engine, stall_timeout=0.3) as client:
+    with serving(engine, stall_timeout=2) as client:
         service = service_of(client)
         watching = client.portal.start_task_soon(monitor, service)  # type: ignore[union-attr]
         asking = Asking(client, {**LONG, "max_tokens": 900})
         until(lambda: script.steps > 5)
-        script.step_seconds = 1.5
-        until(lambda: service.watch is not None and (service.watch.age or 0) > 0.9)
+        script.goes_on.clear()
+        until(lambda: service.watch is not None and (service.watch.age or 0) > 3)
         assert service.phase is Phase.SERVING, "compiling takes its time"
         awaited[0] = 0
         until(lambda: service.phase is Phase.STALLED)
         script.step_seconds = 0.0
+        script.goes_on.set()
         assert asking.answer().status_code == 200
         service.phase = Phase.DEAD
-        watching.result(5)
+        watching.result(PATIENCE)
     assert "Thread 0x" in capfd.readouterr().err
 
 
@@ -299,15 +309,17 @@ class Client:
 
 
 def test_comments_keep_an_idle_stream_alive() -> None:
-    async def chunks() -> Any:
-        await asyncio.sleep(0.1)
-        yield b"one"
-        await asyncio.sleep(0.1)
-        yield b"two"
+    async def chunks(client: Client) -> Any:
+        for chunk in (b"one", b"two"):
+            before = client.sent.count(PING)
+            async with asyncio.timeout(PATIENCE):
+                while client.sent.count(PING) == before:
+                    await asyncio.sleep(0.001)
+            yield chunk
 
     async def work() -> list[bytes]:
         client = Client()
-        response = await stream_response(client.receive, chunks(), 0.03)
+        response = await stream_response(client.receive, chunks(client), 0.03)
         await response({"type": "http"}, client.receive, client.send)
         return client.sent
 
@@ -321,12 +333,14 @@ def test_comments_keep_an_idle_stream_alive() -> None:
 @pytest.mark.parametrize("when", ["before the first chunk", "in the stream"])
 def test_a_stream_ends_with_its_client(keep_alive: float, when: str) -> None:
     over: list[str] = []
+    begun = asyncio.Event()
 
     async def chunks() -> Any:
         try:
             if when == "in the stream":
                 yield b"one"
-            await asyncio.sleep(60)
+            begun.set()
+            await asyncio.sleep(600)
             yield b"never"
         finally:
             over.append("chunks")
@@ -339,10 +353,10 @@ def test_a_stream_ends_with_its_client(keep_alive: float, when: str) -> None:
     async def work() -> None:
         client = Client()
         answering = asyncio.ensure_future(answered(client))
-        await asyncio.sleep(0.1)
+        await asyncio.wait_for(begun.wait(), PATIENCE)
         assert not over and not answering.done()
         client.left.set()
-        await asyncio.wait({answering}, timeout=5)
+        await asyncio.wait({answering}, timeout=PATIENCE)
         assert answering.done()
 
     asyncio.run(work())

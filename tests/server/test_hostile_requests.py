@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -21,8 +22,9 @@ from starlette.testclient import TestClient
 from jengine.server.chat.fields import ChatRequest
 from jengine.server.completions import endpoint as completions
 from jengine.server.completions.fields import CompletionRequest
+from jengine.server.serving.rendering import Rendering
 from tests.engine.scripted import MAX_MODEL_LEN, VOCAB
-from tests.server.listening import Client, listening
+from tests.server.listening import PATIENCE, Client, listening
 from tests.server.serving import error_of, events, serving
 
 KEY = "sk-very-secret-key"
@@ -38,7 +40,7 @@ FIELDS = [
 # What must not be in an error: addresses, paths, tracebacks, keys.
 LEAKS = re.compile(rf"0x[0-9a-f]{{4,}}|/(?:tmp|root|home|usr|work)/|Traceback|{KEY}|\.py\b")
 SLOW = settings(
-    max_examples=150, deadline=None, derandomize=True,
+    max_examples=60, deadline=None, derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )  # fmt: skip
 
@@ -95,10 +97,10 @@ def test_only_json_is_taken_as_json(client: TestClient, path: str) -> None:
         assert error_of(response, 415)["type"] == "UnsupportedMediaTypeError"
 
 
-@pytest.mark.parametrize("value", ["x", 3, -1, 1.5, True, [], ["x"], {}, {"x": 1}, 2**70, "\ud800"])
 @pytest.mark.parametrize(("path", "name"), FIELDS)
-def test_any_field_of_any_type(client: TestClient, path: str, name: str, value: Any) -> None:
-    checked(post(client, path, {**PATHS[path][1], name: value}))
+def test_any_field_of_any_type(client: TestClient, path: str, name: str) -> None:
+    for value in ("x", 3, -1, 1.5, True, [], ["x"], {}, {"x": 1}, 2**70, "\ud800"):
+        checked(post(client, path, {**PATHS[path][1], name: value}))
 
 
 NUMERIC = ("temperature", "top_p", "top_k", "min_p", "n", "seed", "presence_penalty",
@@ -159,9 +161,9 @@ def test_any_json_in_any_fields(client: TestClient, data: st.DataObject, path: s
 )
 def test_huge_lists_are_refused_soon(client: TestClient, more: Any, param: str) -> None:
     content = json.dumps({**PATHS["/v1/completions"][1], **more}).encode()
-    began = time.monotonic()
+    began = time.process_time()
     error = error_of(post(client, "/v1/completions", content), 400)
-    assert time.monotonic() - began < 10 and error["param"] == param
+    assert time.process_time() - began < 20 and error["param"] == param
 
 
 @pytest.mark.parametrize(
@@ -173,14 +175,26 @@ def test_odd_prompts_are_answered_or_refused(client: TestClient, prompt: str) ->
     checked(post(client, "/v1/chat/completions", {"messages": messages, "max_tokens": 2}))
 
 
-def test_a_text_of_a_million_characters_does_not_hold_up_others() -> None:
+def test_a_text_of_a_million_characters_does_not_hold_up_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    entered, go_on = threading.Event(), threading.Event()
+    render = Rendering.prompt
+
+    def held_if_huge(self: Rendering, prompt: Any, *more: Any) -> Any:
+        if len(prompt) > 10**5:
+            entered.set()
+            assert go_on.wait(PATIENCE)
+        return render(self, prompt, *more)
+
+    monkeypatch.setattr(Rendering, "prompt", held_if_huge)
     with listening() as server:
         huge = Client(server.port).send(
             "/v1/completions", {"prompt": "a" * 10**6, "max_tokens": 1}
         )  # fmt: skip
-        began = time.monotonic()
+        assert entered.wait(PATIENCE)
         assert server.connect(prompt="a", max_tokens=1).status == 200
-        assert time.monotonic() - began < 2
+        go_on.set()
         assert huge.status == 400 and b"maximum context length" in huge.read_until(b"}}")
 
 

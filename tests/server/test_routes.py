@@ -129,3 +129,11 @@ def test_health_and_version() -> None:
         assert client.post("/ping").status_code == 200
         assert client.get("/load").json() == {"server_load": 0}
         assert set(client.get("/version").json()) == {"version"}
+
+
+def test_new_parameters_over_http_are_refused_with_the_way_to_give_them() -> None:
+    with serving(admin_key=("master",)) as client:
+        error_of(client.post("/update_weights"), 403)
+        response = client.post("/update_weights", headers={"Authorization": "Bearer master"})
+        error = error_of(response, 501)
+        assert error["type"] == "NotImplementedError" and "/reload_weights" in error["message"]

@@ -55,4 +55,4 @@ def test_steps_take_their_time() -> None:
     with engine(step_seconds=0.02) as llm:
         begun = time.monotonic()
         llm.generate([[5, 6]], GREEDY, use_tqdm=False)
-        assert time.monotonic() - begun >= 12 * 0.02
+        assert time.monotonic() - begun > 11 * 0.02

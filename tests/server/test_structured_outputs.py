@@ -105,7 +105,7 @@ def test_a_named_tool_is_called(client: TestClient) -> None:
     asked = {"tools": TOOLS, "tool_choice": choice, "max_tokens": 300}
     (found,) = post(client, CHAT, **asked)["choices"]
     (call,) = found["message"]["tool_calls"]
-    assert call["function"]["name"] == "g" and found["message"]["content"] is None
+    assert call["function"]["name"] == "g" and found["message"]["content"] == ""
     deltas = [one["delta"] for one in streamed(client, **asked)]
     calls = [call for delta in deltas for call in delta.get("tool_calls", ())]
     assert calls[0]["function"]["name"] == "g" and calls[0]["id"]
@@ -121,6 +121,96 @@ def test_some_tool_must_be_called(client: TestClient) -> None:
     assert set(names) <= {"f", "g"} and len(names) <= 1
     if found["finish_reason"] != "length":
         assert found["finish_reason"] == "tool_calls" and names
+
+
+TAG = {"type": "structural_tag", "format": {
+    "type": "tag", "begin": "<f>", "end": "</f>",
+    "content": {"type": "regex", "pattern": "[xy]{3}"},
+}}  # fmt: skip
+OLDER_TAG = {
+    "type": "structural_tag",
+    "structures": [{"begin": "<f>", "schema": {"enum": ["x", "y"]}, "end": "</f>"}],
+    "triggers": ["<f"],
+}
+STRICT = {
+    "type": "json_schema",
+    "json_schema": {"name": "n", "strict": True, "schema": {"enum": ["abc", "abd", 12]}},
+}
+VALUES = ('"abc"', '"abd"', "12")
+
+
+def texts_of(client: TestClient, path: str, **body: Any) -> tuple[list[str], list[str]]:
+    """The text of each answer, whole and as it was streamed."""
+    body = {"messages": HELLO, **body} if path == CHAT else {"prompt": "hello", **body}
+    whole = client.post(path, json=body)
+    assert whole.status_code == 200, whole.text
+    pieces = [""] * body.get("n", 1)
+    for event in events(client.post(path, json={**body, "stream": True})):
+        for choice in event["choices"]:
+            piece = choice["delta"].get("content") if path == CHAT else choice["text"]
+            pieces[choice["index"]] += piece or ""
+    answers = whole.json()["choices"]
+    return [one["message"]["content"] if path == CHAT else one["text"] for one in answers], pieces
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+@pytest.mark.parametrize("more", [{}, {"n": 2, "temperature": 1, "seed": 4}, {"logprobs": 1}])
+def test_formats_hold_whatever_else_is_asked(
+    client: TestClient, path: str, more: dict[str, Any]
+) -> None:
+    if path == CHAT and "logprobs" in more:
+        more = {"logprobs": True, "top_logprobs": 1}
+    for form, pattern in ((STRICT, "|".join(VALUES)), (TAG, "<f>[xy]{3}</f>")):
+        whole, pieces = texts_of(client, path, response_format=form, max_tokens=40, **more)
+        assert whole == pieces and len(whole) == more.get("n", 1)
+        assert all(re.fullmatch(pattern, text.strip()) for text in whole), whole
+
+
+def test_log_probabilities_are_those_of_each_token_of_a_format(client: TestClient) -> None:
+    body = post(
+        client, CHAT, response_format=TAG, max_tokens=40, logprobs=True, top_logprobs=2
+    )  # fmt: skip
+    (choice,) = body["choices"]
+    tokens = [one["token"] for one in choice["logprobs"]["content"]]
+    assert "".join(tokens).removesuffix("</s>") == choice["message"]["content"]
+
+
+def test_stop_strings_end_an_answer_before_its_format_does(client: TestClient) -> None:
+    for path in (CHAT, COMPLETIONS):
+        whole, pieces = texts_of(client, path, response_format=TAG, max_tokens=40, stop=["</"])
+        assert whole == pieces and re.fullmatch("<f>[xy]{3}", whole[0])
+    body = post(client, CHAT, response_format=TAG, max_tokens=40, stop=["</"])
+    assert body["choices"][0]["finish_reason"] == "stop"
+    assert body["choices"][0]["stop_reason"] == "</"
+
+
+def test_older_tags_leave_text_free_up_to_a_trigger(client: TestClient) -> None:
+    whole, pieces = texts_of(client, CHAT, response_format=OLDER_TAG, max_tokens=30)
+    assert whole == pieces
+    for tag in re.findall("<f.*", whole[0]):
+        assert '<f>"x"</f>'.startswith(tag[:8].replace("y", "x")), tag
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "g"}}])
+def test_forced_calls_are_streamed_as_they_are_answered(client: TestClient, choice: Any) -> None:
+    """For each of several answers, with log-probabilities of the tokens that they are made of."""
+    asked = {"tools": TOOLS, "tool_choice": choice, "max_tokens": 120, "n": 2, "seed": 3,
+             "temperature": 1, "logprobs": True, "parallel_tool_calls": False}  # fmt: skip
+    body = post(client, CHAT, **asked)
+    found: list[dict[str, str]] = [{}, {}]
+    reasons = ["", ""]
+    for one in streamed(client, **asked):
+        place = one["index"]
+        assert not one["delta"].get("content")
+        for call in one["delta"].get("tool_calls", ()):
+            for name, text in call["function"].items():
+                found[place][name] = found[place].get(name, "") + text
+        reasons[place] = one["finish_reason"] or reasons[place]
+    for answer, streamed_call, reason in zip(body["choices"], found, reasons, strict=True):
+        calls = answer["message"].get("tool_calls") or []
+        assert [one["function"] for one in calls] == ([streamed_call] if streamed_call else [])
+        assert answer["message"]["content"] == "" and answer["finish_reason"] == reason
+        assert answer["logprobs"]["content"]
 
 
 def test_the_grammar_begins_after_the_reasoning() -> None:
@@ -158,7 +248,6 @@ def test_the_grammar_begins_after_the_reasoning() -> None:
         ({"structured_outputs": {"regex": "a" * (2 << 20)}}, "structured_outputs", "the most is"),
         ({"structured_outputs": {"regex": "a"}, "response_format": FORMAT}, "structured_outputs",
          "Send one of them"),
-        ({"guided_json": {}}, "guided_json", "use structured_outputs"),
     ],
 )  # fmt: skip
 def test_what_is_refused(client: TestClient, body: dict[str, Any], param: str, words: str) -> None:

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from jengine.server.app import ENDPOINTS
-from jengine.server.routes import pooling
+from jengine.api.front import Front
+from jengine.server.app import ENDPOINTS, POOLING
 from tests.engine.scripted import script_of
+from tests.server.listening import PATIENCE, until
 from tests.server.serving import error_of, letters, letters_engine, service_of, serving
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -69,9 +70,9 @@ def test_the_tokenizers_configuration_is_told_on_request_only(client: TestClient
         assert info["eos_token"] == "</s>" and "messages" in info["chat_template"]
 
 
-@pytest.mark.parametrize("path", pooling.PATHS)
-def test_pooling_is_refused_by_name(client: TestClient, path: str) -> None:
-    assert "pooling" in error_of(client.post(path, json={"input": "a"}), 400)["message"]
+@pytest.mark.parametrize("path", [one[0] for one in POOLING])
+def test_a_model_that_generates_has_no_pooling_routes(client: TestClient, path: str) -> None:
+    assert "pooling" in error_of(client.post(path, json={"input": "a"}), 404)["message"]
 
 
 def test_a_pause_keeps_requests_until_the_resume(client: TestClient) -> None:
@@ -84,15 +85,24 @@ def test_a_pause_keeps_requests_until_the_resume(client: TestClient) -> None:
 
     asking = threading.Thread(target=ask)
     asking.start()
-    end = time.monotonic() + 10
-    while not service_of(client).open_requests and time.monotonic() < end:
-        time.sleep(0.005)
+    until(lambda: service_of(client).open_requests)
     time.sleep(0.05)
     assert results == [] and client.get("/health").status_code == 200, "a pause is no stall"
     assert client.post("/resume", headers=ADMIN).json() == {"status": "resumed"}
-    asking.join(10)
+    asking.join(PATIENCE)
     assert results == [200]
     assert error_of(client.post("/pause?mode=stop", headers=ADMIN), 400)["param"] == "mode"
+
+
+def test_one_engine_in_this_process_cannot_be_scaled(client: TestClient) -> None:
+    path = "/scale_elastic_ep"
+    refused = client.post(path, json={"new_data_parallel_size": 3}, headers=ADMIN)
+    assert "data_parallel_size of 2 or more" in error_of(refused, 400)["message"]
+    for body in ({}, {"new_data_parallel_size": "3"}):
+        error_of(client.post(path, json=body, headers=ADMIN), 400)
+    body = {"new_data_parallel_size": 3, "drain_timeout": -1}
+    assert error_of(client.post(path, json=body, headers=ADMIN), 400)["param"] == "drain_timeout"
+    assert client.post(path, json={"new_data_parallel_size": 3}).status_code in (401, 403)
 
 
 def test_requests_are_aborted_by_the_ids_that_clients_know() -> None:
@@ -108,16 +118,14 @@ def test_requests_are_aborted_by_the_ids_that_clients_know() -> None:
         askers = [threading.Thread(target=ask, args=(name,)) for name in ("one", "two")]
         for asker in askers:
             asker.start()
-        end = time.monotonic() + 10
-        while len(engine.session.open_answers) < 2 and time.monotonic() < end:
-            time.sleep(0.005)
+        until(lambda: len(engine.session.open_answers) == 2)
         path = "/abort_requests"
         body = {"request_ids": ["cmpl-one", "cmpl-other"]}
         assert client.post(path, json=body, headers=ADMIN).json() == {"aborted": 1}
-        askers[0].join(10)
+        askers[0].join(PATIENCE)
         assert answers["one"]["choices"][0]["finish_reason"] == "abort" and "two" not in answers
         assert client.post(path, json={}, headers=ADMIN).json() == {"aborted": 1}
-        askers[1].join(10)
+        askers[1].join(PATIENCE)
         assert answers["two"]["choices"][0]["finish_reason"] == "abort"
 
 
@@ -133,6 +141,21 @@ def test_profiles_need_a_folder(client: TestClient) -> None:
     )
 
 
+def test_a_memory_profile_of_each_process(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(
+        Front, "call_workers", lambda _, method, given: asked.append(method) or [b"one", b"two"]
+    )
+    for query, expected in (("", b"one"), ("?rank=1", b"two")):
+        found = client.get(f"/memory_profile{query}", headers=ADMIN)
+        assert (found.status_code, found.content) == (200, expected)
+    assert asked == ["memory_profile"] * 2
+    for rank in ("2", "-1", "x"):
+        assert error_of(client.get(f"/memory_profile?rank={rank}", headers=ADMIN), 400)["param"]
+
+
 def test_the_schema_tells_every_route_and_every_field(client: TestClient) -> None:
     document = client.get("/openapi.json").json()
     for endpoint in ENDPOINTS:
@@ -143,6 +166,16 @@ def test_the_schema_tells_every_route_and_every_field(client: TestClient) -> Non
     fields = document["components"]["schemas"]["ChatRequest"]["properties"]
     assert {"messages", "temperature", "tools", "stream_options"} <= set(fields)
     assert "ErrorBody" in document["components"]["schemas"]
+    assert fields["temperature"]["anyOf"][0] == {"type": "number", "minimum": 0, "maximum": 2}
+    for name, names in {
+        "ChatRequest": ["messages"],
+        "MessagesRequest": ["messages", "max_tokens"],
+    }.items():
+        schema = document["components"]["schemas"][name]
+        assert schema["required"] == names
+        assert not any(
+            {"type": "null"} in schema["properties"][one].get("anyOf", ()) for one in names
+        )
 
 
 def test_the_schema_has_a_body_that_each_route_answers(client: TestClient) -> None:
@@ -151,7 +184,14 @@ def test_the_schema_has_a_body_that_each_route_answers(client: TestClient) -> No
             if "requestBody" in operation:
                 body = operation["requestBody"]["content"]["application/json"]["example"]
                 response = client.request(method, path, json=body, headers=ADMIN)
-                assert response.status_code == 200, (path, response.text)
+                # No folder of adapters is allowed; tests/lora/test_http.py has a server that does.
+                expected = {
+                    "/v1/load_lora_adapter": 400,
+                    "/scale_elastic_ep": 400,
+                    "/v1/unload_lora_adapter": 404,
+                }
+                expected |= {one[0]: 404 for one in POOLING}  # see test_pooling.py
+                assert response.status_code == expected.get(path, 200), (path, response.text)
                 assert "x-jengine-ignored-fields" not in response.headers
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
@@ -61,6 +62,18 @@ def test_text_parts_work_with_every_template(
 
 
 @pytest.mark.parametrize(
+    ("wanted", "plain", "parts"),
+    [("string", "hello", "a\nb"), ("openai", "[hello]", "[a][b]"), ("auto", "hello", "[a][b]")],
+)
+def test_the_caller_may_choose_the_form_of_contents(
+    byte_level: Tokenizer, wanted: str, plain: str, parts: str
+) -> None:
+    options = {"chat_template": EITHER, "content_format": wanted}
+    assert render_chat(byte_level, HELLO, **options) == plain
+    assert render_chat(byte_level, PARTS, **options) == parts
+
+
+@pytest.mark.parametrize(
     ("messages", "match"),
     [
         ([], "at least one"),
@@ -81,7 +94,14 @@ def test_malformed_messages_are_refused(
         render_chat(byte_level, messages)
 
 
-@pytest.mark.parametrize("kind", ["image_url", "input_audio", None])
+@pytest.mark.parametrize("kind", [None, {}, 3])
+def test_a_part_needs_a_type(byte_level: Tokenizer, kind: Any) -> None:
+    messages = [{"role": "user", "content": [{"type": kind, "text": "a"}]}]
+    with pytest.raises(RequestError, match="needs a type, such as 'text'"):
+        render_chat(byte_level, messages)
+
+
+@pytest.mark.parametrize("kind", ["image_url", "input_audio"])
 def test_other_parts_are_named_as_unsupported(byte_level: Tokenizer, kind: str) -> None:
     messages = [{"role": "user", "content": [{"type": kind, kind: "data:,"}]}]
     with pytest.raises(UnsupportedFeature, match=f"type {kind!r}: multimodal"):

@@ -117,6 +117,7 @@ def check_growth(name: str, unit: str, start: str) -> None:
     assert growth(by_character, unit, start) < 25, f"{where}, by character"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DISTINCT)
 def test_time_grows_as_the_text_does(name: str) -> None:
     opening = WORDS[name][0]

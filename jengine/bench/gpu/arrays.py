@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jengine.assembly.device_defaults import SHORTEST_TILE
+from jengine.assembly.sizes.device_defaults import JOINED_TILE, SHORTEST_TILE
 from jengine.bench.gpu.cases import AttentionCase
 from pallas_kernels.choice import missing_for_triton
 from pallas_kernels.decode_attention import decode_attention
@@ -27,6 +27,7 @@ class Attention(NamedTuple):
     tables: Array
     starts: Array
     lengths: Array  # or positions, where there is more than one new token
+    runs: Array  # first tiles of what prefill attention joins, see `prefill_attention`
     layers: int
 
 
@@ -36,6 +37,7 @@ def attention_arrays(case: AttentionCase, layer_bytes: int, seed: int = 0) -> At
     layers = int(np.clip(layer_bytes // case.cache_bytes, 2, 16))
     rng = np.random.default_rng(seed)
     blocks = rng.permutation(case.rows * pages).astype(np.int32).reshape(case.rows, pages)
+    blocks[:, : case.shared // case.block_size] = blocks[0, : case.shared // case.block_size]
     shape = cache_shape(layers, case.rows * pages, case.block_size, case.kv_heads, case.head_dim)
     cache = random_normal(shape, case.dtype, seed)
     heads = case.kv_heads * case.group
@@ -43,11 +45,9 @@ def attention_arrays(case: AttentionCase, layer_bytes: int, seed: int = 0) -> At
         q = random_normal((case.rows, heads, case.head_dim), "float32", seed + 1)
         room = -(-case.longest // case.block_size)
         blocks = np.pad(blocks, ((0, 0), (0, max(room - pages, 0))))
-        lengths = np.full(case.rows, case.context, np.int32)
-        starts = np.zeros(case.rows, np.int32)
-        return Attention(
-            q, cache, jnp.asarray(blocks), jnp.asarray(starts), jnp.asarray(lengths), layers
-        )
+        lengths = jnp.full(case.rows, case.context, jnp.int32)
+        starts, no_runs = jnp.zeros(case.rows, jnp.int32), jnp.zeros(0, jnp.int32)
+        return Attention(q, cache, jnp.asarray(blocks), starts, lengths, no_runs, layers)
     tile = tile_of(case)
     tiles = -(-case.new_tokens // tile)
     positions = np.full((case.rows, tiles * tile), -1, np.int32)
@@ -55,12 +55,25 @@ def attention_arrays(case: AttentionCase, layer_bytes: int, seed: int = 0) -> At
     tables, starts = np.repeat(blocks, tiles, axis=0), np.zeros(case.rows * tiles, np.int32)
     q = random_normal((positions.size, heads, case.head_dim), "float32", seed + 1)
     flat = jnp.asarray(positions.reshape(-1))
-    return Attention(q, cache, jnp.asarray(tables), jnp.asarray(starts), flat, layers)
+    runs = runs_of([tiles] * case.rows, joined_tiles(case))
+    return Attention(q, cache, jnp.asarray(tables), jnp.asarray(starts), flat, runs, layers)
 
 
 def tile_of(case: AttentionCase) -> int:
     """Tokens of a tile in an engine on a GPU; 1 in decode attention."""
-    return 1 if case.new_tokens == 1 else max(tokens_of_tile(case.group), SHORTEST_TILE)
+    return 1 if case.new_tokens == 1 else JOINED_TILE
+
+
+def joined_tiles(case: AttentionCase) -> int:
+    """Tiles of a chunk that prefill attention takes as one."""
+    return max(tokens_of_tile(case.group), SHORTEST_TILE) // JOINED_TILE
+
+
+def runs_of(tiles: Sequence[int], joined: int) -> Array:
+    """The first tile of each run, and the number of all, for chunks of so many tiles."""
+    ends = np.cumsum(tiles)
+    firsts = [range(end - count, end, joined) for end, count in zip(ends, tiles, strict=True)]
+    return jnp.asarray([*itertools.chain(*firsts), ends[-1]], jnp.int32)
 
 
 def random_normal(shape: tuple[int, ...], dtype: str, seed: int) -> Array:
@@ -77,9 +90,17 @@ def random_normal(shape: tuple[int, ...], dtype: str, seed: int) -> Array:
 
 
 def attend(case: AttentionCase, implementation: str, **options: Any) -> Callable[..., Any]:
-    """The operation of a case: (q, cache, layer, tables, starts, lengths) -> mixed values."""
-    operation = decode_attention if case.new_tokens == 1 else prefill_attention
-    return partial(operation, head_dim=case.head_dim, implementation=implementation, **options)
+    """The operation of a case, as engines call it: (q, cache, layer, tables, starts, lengths, runs)
+    -> mixed values."""
+    options |= {"head_dim": case.head_dim, "implementation": implementation}
+
+    def run(*arrays: Array | int) -> Array:
+        *given, runs = arrays
+        if case.new_tokens == 1:
+            return decode_attention(*given, reads_together=True, **options)
+        return prefill_attention(*given, runs=runs, joined=joined_tiles(case), **options)
+
+    return run
 
 
 def attention_program(
@@ -89,9 +110,9 @@ def attention_program(
     run = attend(case, implementation)
 
     @jax.jit
-    def program(q: Array, cache: Array, tables: Array, starts: Array, lengths: Array) -> Array:
+    def program(q: Array, cache: Array, *others: Array) -> Array:
         for call in range(calls):
-            q = run(q, cache, call % layers, tables, starts, lengths)
+            q = run(q, cache, call % layers, *others)
         return q
 
     return program

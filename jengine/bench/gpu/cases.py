@@ -21,17 +21,20 @@ class AttentionCase:
     block_size: int = 16
     dtype: str = "bfloat16"
     longest: int = 0  # tokens that the tables have room for; 0: those of the context
+    shared: int = 0  # first tokens that all rows find in the same blocks
 
     def __str__(self) -> str:
         new = f", {self.new_tokens} of them new" * (self.new_tokens > 1)
         room = f" in tables for {self.longest}" * (self.longest > 0)
-        return f"{self.rows} x {self.context} tokens{new}{room}"
+        same = f", the first {self.shared} in the same blocks" * (self.shared > 0)
+        return f"{self.rows} x {self.context} tokens{new}{room}{same}"
 
     @property
     def cache_bytes(self) -> int:
-        """Keys and values that one layer reads."""
+        """Keys and values that one layer reads, each once."""
         size = 4 if self.dtype == "float32" else 2
-        return self.rows * self.context * 2 * self.kv_heads * self.head_dim * size
+        tokens = self.rows * (self.context - self.shared) + self.shared
+        return tokens * 2 * self.kv_heads * self.head_dim * size
 
     @property
     def operations(self) -> int:
@@ -112,6 +115,7 @@ REAL = Sizes(
         AttentionCase(64, 4096),
         AttentionCase(1, 1024),
         AttentionCase(256, 1024, longest=131_072),
+        AttentionCase(64, 4096, shared=2048),
         *(
             AttentionCase(rows, context)
             for rows, context in (

@@ -9,7 +9,7 @@ import subprocess
 
 import jax
 
-from jengine.assembly.args import EngineArgs
+from jengine.assembly.settings.args import EngineArgs
 from jengine.bench.gpu.part import Part, run_stage
 from jengine.bench.gpu.stages import COMPILED_FOR
 from jengine.bench.surroundings import surroundings

@@ -34,9 +34,7 @@ def measure(part: Part, args: argparse.Namespace) -> None:
     folder = write_config(args.part.parent / "models" / args.model, chosen.models[args.model])
     grid = decode_grid(chosen, few=args.few)
     began = time.perf_counter()
-    with open_llm(
-        folder, chosen, grid, devices, captured=args.captured, matmuls=args.matmuls
-    ) as llm:
+    with open_llm(folder, chosen, grid, devices, **compiling(args)) as llm:
         part.note(f"attention: {attention_in_use(llm)}")
         part.add(what="start", model=args.model, seconds=round(time.perf_counter() - began, 1),
                  programs=len(llm.ledger.entries), weights_gb=weight_bytes(llm) / 1e9)  # fmt: skip
@@ -80,10 +78,18 @@ def shards(config: dict[str, Any]) -> int:
     return 1 << most.bit_length() - 1
 
 
+def compiling(args: argparse.Namespace) -> dict[str, Any]:
+    """How a stage lets XLA compile."""
+    return {
+        "capture_collectives": args.captured,
+        "short_graphs": not args.long_graphs,
+        "matmuls": args.matmuls,
+    }
+
+
 def open_llm(
-    folder: Path, chosen: Sizes, grid: list[Decode], devices: int = 1, *, captured: bool = False,
-    matmuls: str = "auto",
-) -> LLM:  # fmt: skip
+    folder: Path, chosen: Sizes, grid: list[Decode], devices: int = 1, **compiling: Any
+) -> LLM:
     """An engine that compiles no more than what is measured."""
     most = max(rows for rows, _ in grid)
     return LLM(
@@ -100,8 +106,7 @@ def open_llm(
             "decode_rows": sorted({max(rows, 2) for rows, _ in grid}),
             "prefill_tokens": list(chosen.step_tokens),
             "wait_for": "all",
-            "capture_collectives": captured,
-            "matmuls": matmuls,
+            **compiling,
         },
     )
 

@@ -14,7 +14,13 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from jengine.bench.gpu.arrays import attend, implementation_here, tile_of
+from jengine.bench.gpu.arrays import (
+    attend,
+    implementation_here,
+    joined_tiles,
+    runs_of,
+    tile_of,
+)
 from jengine.bench.gpu.cases import AttentionCase, SamplingCase, sampling_cases
 from jengine.bench.gpu.part import Part, run_stage
 from pallas_kernels.cache_write import rotate_and_write, write_cache
@@ -24,6 +30,8 @@ from pallas_kernels.token_sampling import sample_tokens
 # Weights of softmax are rounded to the cache's type before they meet the values.
 TOLERANCES = {"float32": 1e-4, "float16": 4e-3, "bfloat16": 2e-2}
 LENGTHS = (1, 17, 300, 1000)
+# Of rows that share their first blocks, in which there are more of them than one tile has room for.
+SHARING, SHARED = (1000, 280, 700, 1000, 513, 300), 256
 
 
 class Options(NamedTuple):
@@ -49,7 +57,7 @@ class Check(NamedTuple):
         kind = "decode" if case.new_tokens == 1 else "prefill"
         return (
             f"{kind} {case.dtype} dim {case.head_dim} group {case.group} "
-            f"block {case.block_size}, {self.options}"
+            f"block {case.block_size}, {self.options}" + ", shared blocks" * (case.shared > 0)
         )
 
 
@@ -60,16 +68,23 @@ def checks(*, dry_run: bool) -> list[Check]:
     if dry_run:
         base = AttentionCase(2, 40, kv_heads=2, group=2, head_dim=16, dtype="float32")
         return [
-            Check(replace(base, new_tokens=new), options)
-            for new in (1, 20)
-            for options in (plain, Options(10, 20.0, True))
+            *(
+                Check(replace(base, new_tokens=new), options)
+                for new in (1, 20)
+                for options in (plain, Options(10, 20.0, True))
+            ),
+            Check(replace(base, shared=SHARED), Options(None, 20.0, True)),
         ]
     found = [Check(replace(base, dtype=dtype), plain) for dtype in TOLERANCES]
     found += [Check(replace(base, head_dim=dim), plain) for dim in (64, 80, 96, 256)]
     found += [Check(replace(base, group=group), plain) for group in (1, 7, 16)]
     found += [Check(replace(base, block_size=size), plain) for size in (32, 128)]
     found += [Check(replace(base, dtype=dtype), all_options) for dtype in ("bfloat16", "float32")]
-    return [
+    shared = [
+        Check(replace(base, dtype=dtype, shared=SHARED), options)
+        for dtype, options in (("bfloat16", plain), ("float32", Options(None, 20.0, True)))
+    ]
+    return shared + [
         Check(replace(check.case, new_tokens=new), check.options)
         for check in found
         for new in (1, 100)
@@ -90,6 +105,8 @@ def measure(part: Part, args: argparse.Namespace) -> None:
             part.add(what="sampling", case=str(case), **sampling_differences(case, implementation))
     for check in part.in_time(checks(dry_run=args.dry_run)):
         lengths = (7, 40) if args.dry_run else LENGTHS
+        if check.case.shared:
+            lengths = SHARING[:2] if args.dry_run else SHARING
         with part.attempt("attention", check):
             error = attention_error(check, lengths, implementation)
             add(part, "attention", str(check), error, check.case.dtype)
@@ -126,6 +143,10 @@ def paged(case: AttentionCase, lengths: tuple[int, ...]) -> Paged:
             exact = rounded(exact, case.dtype)
             cache[1, plane, blocks, slots] = exact.reshape(length, -1)
             kept.append(exact.astype(np.float64))
+    for row in range(1, len(lengths)) if case.shared else ():
+        tables[row, : case.shared // case.block_size] = tables[0, : case.shared // case.block_size]
+        for kept in rows:
+            kept[row][: case.shared] = kept[0][: case.shared]
     return Paged(cache, tables, *rows)
 
 
@@ -153,6 +174,7 @@ def attention_error(check: Check, lengths: tuple[int, ...], implementation: str)
         jnp.asarray(q), jnp.asarray(data.cache).astype(case.dtype), 1,
         jnp.asarray(data.tables[owners]), jnp.zeros(len(owners), jnp.int32),
         jnp.asarray(last + 1 if tile == 1 else last),
+        runs_of(np.bincount(owners).tolist(), joined_tiles(case)),
     )  # fmt: skip
     expected = np.zeros(q.shape)
     exact = rounded(q, case.dtype).astype(np.float64)

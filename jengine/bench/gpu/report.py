@@ -13,7 +13,7 @@ DRY_RUN = "DRY RUN on a CPU with tiny sizes: no figure below means anything."
 SHOWN = (
     "model", "case", "implementation", "rows", "context", "new_tokens", "best_us", "queued_ms",
     "reading_ms", "gap_ms", "submit_ms", "ms", "tok_s", "gb_s", "of_copy", "tflop_s", "of_product",
-    "error", "different", "of", "right", "failed",
+    "error", "different", "of", "verdict", "right", "failed",
 )  # fmt: skip
 Part = Mapping[str, Any]
 
@@ -47,6 +47,7 @@ def printed(run: Mapping[str, Any]) -> str:
         *(line for name, part in parts.items() for line in section(name, part)),
         *beside(parts, "command buffers", "small-model", "without-command-buffers"),
         *beside(parts, "all matmuls by cuBLASLt", "cublaslt-alone", "xla-matmuls"),
+        *beside(parts, "graphs of few launches", "tensor-parallel", "long-graphs"),
         *beside(parts, "captured collectives", "captured-collectives", "tensor-parallel"),
         "",
         verdict(parts),

@@ -63,9 +63,11 @@ STAGES = (
     Stage("without-command-buffers", "models", 40, ENGINE_NEEDS,
           ("--model", "qwen3-0.6b", "--few"), xla_flags=WITHOUT_COMMAND_BUFFERS),
     Stage("torch", "torch_peer", 110, ()),
+    Stage("compare", "compared", 90, ENGINE_NEEDS),
     Stage("vllm", "vllm_race", 300, ENGINE_NEEDS, ("--model", "llama-8b")),
     Stage("tensor-parallel", "models", 60, ENGINE_NEEDS, PARALLEL, devices=2),
     Stage("captured-collectives", "models", 60, ENGINE_NEEDS, (*PARALLEL, "--captured"), devices=2),
+    Stage("long-graphs", "models", 60, ENGINE_NEEDS, (*PARALLEL, "--long-graphs"), devices=2),
     Stage("soak", "steady", 200, ENGINE_NEEDS, SOAK, devices=2),
     Stage("captured-soak", "steady", 200, ENGINE_NEEDS, (*SOAK, "--captured"), devices=2),
 )  # fmt: skip
@@ -95,7 +97,7 @@ def obstacle(stage: Stage, settings: Settings) -> str | None:
         return "--vllm-python names no Python that has vLLM"
     if stage.module == "vllm_race":
         return packages_obstacle("--vllm-python", str(settings.vllm_python), ("vllm",))
-    if stage.module == "torch_peer":
+    if stage.module in ("torch_peer", "compared"):
         packages = ("torch", "transformers")
         return packages_obstacle("--torch-python", settings.torch_python, packages)
     return None
@@ -134,7 +136,9 @@ def command(stage: Stage, settings: Settings, seconds: float) -> list[str]:
         work.write_text(json.dumps(torch_work(dry_run=settings.dry_run)), encoding="utf-8")
         return [settings.torch_python, program, *part, "--work", str(work)]
     dry = ["--dry-run"] * settings.dry_run
-    dry += ["--peer-python", str(settings.vllm_python)] * (stage.module == "vllm_race")
+    peers = {"vllm_race": settings.vllm_python, "compared": settings.torch_python}
+    if stage.module in peers:
+        dry += ["--peer-python", str(peers[stage.module])]
     module = f"jengine.bench.gpu.{stage.module}"
     return [sys.executable, "-m", module, *part, *stage.arguments, *dry]
 

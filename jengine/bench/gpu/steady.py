@@ -16,7 +16,7 @@ from typing import Any
 from jengine.api.llm import LLM
 from jengine.bench.driver import Driver
 from jengine.bench.gpu.cases import Sizes, sizes
-from jengine.bench.gpu.models import open_llm, shards, write_config
+from jengine.bench.gpu.models import compiling, open_llm, shards, write_config
 from jengine.bench.gpu.part import Part, run_stage
 from jengine.bench.gpu.step_plans import StepPlans
 from jengine.bench.gpu.trace import GRAPH_INSTANTIATION, GRAPH_LAUNCH, GRAPH_UPDATE, traced
@@ -38,7 +38,7 @@ def measure(part: Part, args: argparse.Namespace) -> None:
     folder = write_config(args.part.parent / "models" / args.model, chosen.models[args.model])
     most = max(rows for rows, _, _ in chosen.mixed) + 1
     grid = [(rows, 0) for rows in sorted({most, max(most // 8, 1)})]
-    with open_llm(folder, chosen, grid, devices, captured=args.captured) as llm:
+    with open_llm(folder, chosen, grid, devices, **compiling(args)) as llm:
         if args.soak:
             soak(part, llm, chosen)
             return

@@ -34,14 +34,16 @@ TRIALS: dict[str, dict[str, tuple[int, ...]]] = {
     "prefill_attention": {
         "queries": (128, 64), "tokens": (64, 128), "warps": (8, 4), "stages": (5, 2),
     },
-    "search": {"block": (1024, 2048), "warps": (16, 8, 32)},
+    "find_cuts": {"block": (1024, 2048), "warps": (16, 8, 32)},
+    "add_up_parts": {"block": (512, 1024, 256), "warps": (8, 4, 16)},
     "parts": {"block": (1024, 2048, 4096), "warps": (4, 8)},
     "cache_write": {"warps": (1, 2, 4, 8)},
 }  # fmt: skip
 DRY_TRIALS: dict[str, dict[str, tuple[int, ...]]] = {
     "decode_attention": {"tokens": (16, 32), "warps": (4,), "stages": (2,)},
     "prefill_attention": {"queries": (16,), "tokens": (16,), "warps": (4,), "stages": (2,)},
-    "search": {"block": (64,), "warps": (4,)},
+    "find_cuts": {"block": (64,), "warps": (4,)},
+    "add_up_parts": {"block": (64,), "warps": (4,)},
     "parts": {"block": (64,), "warps": (4,)},
     "cache_write": {"warps": (1,)},
 }
@@ -78,7 +80,7 @@ def searches(chosen: Sizes, *, dry_run: bool) -> list[Search]:
         Search("cache_write", {"lanes": lanes}, trials["cache_write"], write_times(chosen)),
         *(
             Search("token_sampling", {"kernel": name}, trials[name], sampling_times(name, chosen))
-            for name in ("search", "parts")
+            for name in ("find_cuts", "add_up_parts", "parts")
         ),
     ]
 
@@ -109,7 +111,7 @@ def attention_times(cases: tuple[AttentionCase, ...], chosen: Sizes) -> Times:
 
 def sampling_times(kernel: str, chosen: Sizes) -> Times:
     """Seconds of a kernel's dominant case."""
-    name = {"search": "top-k and top-p", "parts": "temperature"}[kernel]
+    name = "temperature" if kernel == "parts" else "top-k and top-p"
     cases = [case for case in chosen.sampling if case.name == name]
 
     def times() -> dict[str, float]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
-from jengine.models.published import PUBLISHED
+from jengine.models.reading.published import PUBLISHED
 
 CAPABILITIES = (80, 89, 90)
 KV_HEADS = 8
@@ -23,12 +24,12 @@ class KernelCase:
     block_size: int = 16
     # Sliding window, soft cap and sinks, all at once.
     options: bool = False
+    # What the cache holds in place of plain numbers.
+    codes: str = ""
 
     def __str__(self) -> str:
-        options = " all options" if self.options else ""
-        return (
-            f"{self.dtype} dim {self.head_dim} group {self.group} block {self.block_size}{options}"
-        )
+        more = " all options" * self.options + f" cache of {self.codes}" * bool(self.codes)
+        return f"{self.dtype} dim {self.head_dim} group {self.group} block {self.block_size}{more}"
 
 
 # This case's decode attention is also compiled for as many rows as an engine has, with long tables.
@@ -48,6 +49,9 @@ def kernel_cases() -> Iterator[KernelCase]:
         yield KernelCase("float32", head_dim, 1)
         yield KernelCase("float32", head_dim, 8)
     yield KernelCase("float16", 128, 4)
+    for codes in ("int8", "fp8"):
+        for head_dim, group in ((64, 8), (128, 1), (128, 4), (256, 16)):
+            yield KernelCase("bfloat16", head_dim, group, codes=codes)
 
 
 @dataclass(frozen=True)
@@ -113,6 +117,50 @@ def expert_cases() -> Iterator[ExpertsCase]:
 
 
 @dataclass(frozen=True)
+class CodedCase:
+    """A matmul with a weight of few bits, or a layer of experts with such weights."""
+
+    kind: Literal["int4", "int8", "fp4", "fp8"]
+    group: int
+    rows: int
+    inputs: int = 4096
+    columns: int = 6144  # of experts: those of a gate
+    zeros: bool = False
+    float8: bool = False  # activations in FP8, and their scales
+    experts: int = 0
+    choices: int = 4
+    activation: str | None = None
+
+    def __str__(self) -> str:
+        what = f"{self.kind} by {self.group}" + " with zeros" * self.zeros
+        what += " x fp8" * self.float8
+        size = f"{self.rows} x {self.inputs} x {self.columns}"
+        return f"{what}, {size}" + f", {self.experts} experts" * bool(self.experts)
+
+
+def coded_cases() -> Iterator[CodedCase]:
+    """Llama-3.1-8B's queries, keys and values; experts of gpt-oss and of DeepSeek-V3 on eight
+    devices. One row, a few, and a prompt."""
+    for rows in (8, 64, 2048):
+        yield CodedCase("int4", 128, rows)
+        yield CodedCase("int4", 128, rows, zeros=True)
+        yield CodedCase("int4", 32, rows)
+        yield CodedCase("int8", 128, rows, zeros=True)
+        yield CodedCase("int8", 32, rows)
+        yield CodedCase("fp4", 32, rows)
+        yield CodedCase("fp8", 128, rows)
+        yield CodedCase("fp8", 128, rows, float8=True)
+    for rows in (64, 512, 2048, 8192):
+        yield CodedCase("fp4", 32, rows, 2880, 2880, experts=128)
+    for rows in (64, 8192):
+        yield CodedCase("fp8", 128, rows, 7168, 256, experts=256, choices=8, activation="silu")
+        yield CodedCase("int4", 128, rows, 2048, 768, experts=128, choices=8, activation="silu")
+        yield CodedCase(
+            "int4", 128, rows, 2048, 768, zeros=True, experts=128, choices=8, activation="silu"
+        )
+
+
+@dataclass(frozen=True)
 class StepCase:
     """One step of a model with real shapes."""
 
@@ -129,15 +177,34 @@ class StepCase:
     matmuls: str = "auto"
     # Whether CUDA graphs hold collectives.
     captured: bool = False
+    # What the cache holds in place of plain numbers, and what weights are rounded to.
+    codes: str = ""
+    adapters: int = 0  # slots of LoRA adapters of rank 16
+    quantization: str = ""
+    # How tokens or sums travel where devices have whole experts, and how many replicas of the model
+    # these devices are, which step together.
+    experts: str = ""
+    replicas: int = 1
+    on_host: float = 0  # GiB of layers that stay in the host's memory
+    layers: int = 0  # how many of the model's, from the first on; 0: all
+    context: int = 1  # devices that divide the cached tokens of each request
 
     def __str__(self) -> str:
         size = f"{self.decode_rows} rows"
         size += f" + {self.prefill_tokens} prompt tokens" * bool(self.prefill_tokens)
         split = f", {self.devices} devices" * (self.devices > 1)
         split += f" in {self.stages} stages" * (self.stages > 1)
+        split += f" of which {self.context} divide contexts" * (self.context > 1)
         drawn = f", {self.variant}" * (self.variant != "greedy")
         drawn += f", matmuls {self.matmuls}" * (self.matmuls != "auto")
         drawn += ", captured collectives" * self.captured
+        drawn += f", cache of {self.codes}" * bool(self.codes)
+        drawn += f", {self.adapters} adapters" * bool(self.adapters)
+        drawn += f", weights in {self.quantization}" * bool(self.quantization)
+        drawn += f", whole experts by {self.experts}" * bool(self.experts)
+        drawn += f", {self.replicas} replicas" * (self.replicas > 1)
+        drawn += f", {self.on_host:g} GiB on the host" * bool(self.on_host)
+        drawn += f", {self.layers} layers" * bool(self.layers)
         drawn += f", contexts to {self.max_model_len:,}" * (self.max_model_len > 16_384)
         return f"{self.model}, {size}, {self.attention}{split}{drawn}"
 
@@ -150,9 +217,25 @@ def step_cases() -> Iterator[StepCase]:
     yield StepCase("llama-8b", 8, 8192, "triton")
     yield StepCase("llama-8b", 64, 0, "triton", matmuls="xla")
     yield StepCase("llama-8b", 8, 0, "triton")
+    yield StepCase("llama-8b", 64, 2048, "triton", codes="fp8")
+    yield StepCase("llama-8b", 64, 0, "triton", adapters=8)
+    yield StepCase("llama-8b", 64, 2048, "triton", adapters=8)
+    yield StepCase("llama-8b", 64, 0, "triton", devices=4, adapters=8)
+    yield StepCase("llama-8b", 64, 0, "triton", quantization="fp8")
+    yield StepCase("llama-8b", 64, 2048, "triton", quantization="fp8")
+    for name in ("int4", "fp8 blocks"):
+        yield StepCase("llama-8b", 8, 0, "triton", quantization=name)
+        yield StepCase("llama-8b", 64, 0, "triton", quantization=name)
+        yield StepCase("llama-8b", 64, 2048, "triton", quantization=name)
+    yield StepCase("llama-8b", 64, 0, "triton", devices=4, quantization="int4")
+    for prompts in (0, 2048):
+        yield StepCase(
+            "gpt-oss-120b", 64, prompts, "triton", quantization="mxfp4", cache_tokens=100_000
+        )
     yield StepCase("llama-8b", 256, 0, "triton", max_model_len=131_072)
     yield StepCase("qwen3-0.6b", 64, 0, "triton", variant="sampled")
     yield StepCase("qwen3-0.6b", 64, 0, "xla", variant="sampled")
+    yield StepCase("qwen3-0.6b", 64, 2048, "triton", variant="scored")
     yield StepCase("llama-8b", 64, 0, "triton", devices=4)
     yield StepCase("llama-8b", 64, 0, "triton", devices=4, captured=True)
     yield StepCase("llama-8b", 64, 0, "triton", devices=4, stages=2)
@@ -164,6 +247,32 @@ def step_cases() -> Iterator[StepCase]:
             yield StepCase(
                 "qwen3-30b-a3b", 64, prompts, "triton", devices=devices, cache_tokens=100_000
             )
+    for exchange, replicas in (
+        ("allgather_reducescatter", 1), ("all_to_all", 1),
+        ("allgather_reducescatter", 8), ("all_to_all", 8),
+    ):  # fmt: skip
+        yield StepCase(
+            "qwen3-30b-a3b", 64, 0, "triton", devices=8, cache_tokens=100_000,
+            experts=exchange, replicas=replicas,
+        )  # fmt: skip
+    # Every layer on the host, and some; sharded, and in few bits.
+    yield StepCase("llama-8b", 64, 0, "triton", on_host=16)
+    yield StepCase("llama-8b", 64, 2048, "triton", on_host=4)
+    yield StepCase("llama-8b", 64, 0, "triton", devices=4, on_host=2)
+    yield StepCase("llama-8b", 64, 0, "triton", quantization="int4", on_host=2)
+    # Large models by a few of their layers, which have all kinds: whole experts on eight devices.
+    for model, layers in (
+        ("deepseek-v3", 5), ("gpt-oss-120b", 4), ("glm-4.6", 5), ("qwen3-next-80b-a3b", 4),
+    ):  # fmt: skip
+        yield StepCase(
+            model, 64, 0, "triton", devices=8, cache_tokens=100_000,
+            experts="allgather_reducescatter", layers=layers,
+        )  # fmt: skip
+    # Fewer KV heads than devices, which divide the cached tokens of each request.
+    for model, context in (("qwen3-30b-a3b", 2), ("deepseek-v3", 8)):
+        yield StepCase(
+            model, 64, 0, "triton", devices=8, cache_tokens=100_000, layers=4, context=context
+        )
     # The same step without our kernels, for comparison.
     yield StepCase("llama-8b", 64, 0, "xla")
 

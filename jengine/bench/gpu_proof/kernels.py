@@ -17,11 +17,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import triton
 
-from jengine.assembly.device_defaults import JOINED_TILE, SHORTEST_TILE
+from jengine.assembly.sizes.device_defaults import JOINED_TILE, SHORTEST_TILE
 from jengine.bench.gpu_proof import assembly
 from jengine.bench.gpu_proof.cases import (
     KV_HEADS,
@@ -33,20 +32,24 @@ from jengine.bench.gpu_proof.cases import (
     ExpertsCase,
     KernelCase,
     LatentCase,
+    coded_cases,
     expert_cases,
     kernel_cases,
     latent_cases,
     sample_cases,
 )
+from jengine.bench.gpu_proof.coded import coded_calls
+from jengine.bench.gpu_proof.tracing import shape, traced
 from jengine.config import ExpertsConfig
-from jengine.models.published import PUBLISHED
+from jengine.models.reading.published import PUBLISHED
 from jengine.models.registry import model_config
+from jengine.runner.step.attention_backend import CODES
 from pallas_kernels.cache_write import rotate_and_write, write_cache
 from pallas_kernels.decode_attention import decode_attention
 from pallas_kernels.grouped_matmul import combine_rows, multiply_tokens, sort_by_group
 from pallas_kernels.latent_attention import latent_attention
 from pallas_kernels.launch.bridge import compile_kernel, pointer_types
-from pallas_kernels.launch.call import kernel_call, launch_for
+from pallas_kernels.launch.call import launch_for
 from pallas_kernels.layout import cache_shape, entries_shape
 from pallas_kernels.prefill_attention import prefill_attention, tokens_of_tile
 from pallas_kernels.token_sampling import sample_tokens
@@ -87,7 +90,9 @@ def resources(ptx: str, shared_bytes: int, capability: int) -> Resources:
 def calls(case: KernelCase) -> Iterator[Any]:
     """The kernel calls, as equations of a traced program, that a case's operations make."""
     heads = KV_HEADS * case.group
-    cache = shape(cache_shape(2, 10_000, case.block_size, KV_HEADS, case.head_dim), case.dtype)
+    kind = CODES[case.codes] if case.codes else jnp.dtype(case.dtype)
+    sizes = 2, 10_000, case.block_size, KV_HEADS, case.head_dim
+    cache = shape(cache_shape(*sizes, kind), kind.name)
     integer = partial(shape, dtype="int32")
     options: dict[str, Any] = {"head_dim": case.head_dim, "implementation": "triton"}
     options |= {"dtype": case.dtype}  # as steps ask for it
@@ -100,24 +105,25 @@ def calls(case: KernelCase) -> Iterator[Any]:
     qkv = shape((ROWS, KV_HEADS, case.group + 2, case.head_dim), made)
     half = shape((ROWS, case.head_dim // 2), "float32")
     weight = shape((case.head_dim,), case.dtype)
+    decode = partial(decode_attention, reads_together=True, **options)
     yield from traced(
-        partial(decode_attention, **options),
-        shape((ROWS, heads, case.head_dim), case.dtype), cache, integer(()),
+        decode, shape((ROWS, heads, case.head_dim), case.dtype), cache, integer(()),
         integer((ROWS, PAGES)), integer((ROWS,)), integer((ROWS,)),
     )  # fmt: skip
     if case == USUAL:
         yield from traced(
-            partial(decode_attention, **options),
-            shape((MANY_ROWS, heads, case.head_dim), case.dtype), cache, integer(()),
+            decode, shape((MANY_ROWS, heads, case.head_dim), case.dtype), cache, integer(()),
             integer((MANY_ROWS, LONGEST // case.block_size)), integer((MANY_ROWS,)),
             integer((MANY_ROWS,)),
         )  # fmt: skip
     yield from traced(
         lambda *arrays: prefill_attention(
-            *arrays[:-1], runs=arrays[-1], joined=run // JOINED_TILE, **options
+            *arrays[:6], runs=arrays[6], joined=run // JOINED_TILE,
+            ends=arrays[7] if case.options else None, **options,
         ),
         shape((tokens, heads, case.head_dim), case.dtype), cache, integer(()),
         integer((tiles, PAGES)), integer((tiles,)), integer((tokens,)), integer((2 * ROWS + 1,)),
+        integer((tiles,)),
     )  # fmt: skip
     yield from traced(
         partial(write_cache, implementation="triton"), cache, integer(()), new, new,
@@ -179,24 +185,6 @@ def expert_calls(case: ExpertsCase) -> Iterator[Any]:
     )  # fmt: skip
 
 
-def shape(sizes: tuple[int, ...], dtype: str) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(sizes, jnp.dtype(dtype))
-
-
-def traced(function: Any, *arguments: Any) -> Iterator[Any]:
-    """The kernel calls of a function, however deep."""
-    yield from inside(jax.make_jaxpr(function)(*arguments).jaxpr)
-
-
-def inside(jaxpr: Any) -> Iterator[Any]:
-    for equation in jaxpr.eqns:
-        if equation.primitive is kernel_call:
-            yield equation
-        for value in equation.params.values():
-            if hasattr(value, "jaxpr"):
-                yield from inside(value.jaxpr)
-
-
 def measured(equation: Any, capability: int) -> dict[str, Any]:
     """The resources of one kernel call on a device."""
     parameters = equation.params
@@ -222,7 +210,7 @@ def main() -> None:
     """Print one list as JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("capability", type=int)
-    parser.add_argument("--dtype", help="only cases of this type")
+    parser.add_argument("--dtype", help="only cases of this type, or of `codes`")
     parser.add_argument("--head-dim", type=int, help="only cases of this head size")
     args = parser.parse_args()
     rows = [
@@ -250,6 +238,12 @@ def main() -> None:
             for case in expert_cases()
             if args.dtype in (None, case.dtype)
             for equation in expert_calls(case)
+        ]
+    if args.dtype in (None, "codes") and args.head_dim is None:
+        rows += [
+            {"case": str(case), **measured(equation, args.capability)}
+            for case in coded_cases()
+            for equation in coded_calls(case, args.capability)
         ]
     print(json.dumps(rows))
 

@@ -21,30 +21,43 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import topologies
 
-from jengine.assembly.device_defaults import DEVICE_DEFAULTS, JOINED_TILE
-from jengine.assembly.schedule_sizes import prefill_tile
+from jengine.assembly.sizes.device_defaults import DEVICE_DEFAULTS, JOINED_TILE
+from jengine.assembly.sizes.schedule_sizes import prefill_tile
 from jengine.bench.gpu_proof.cases import StepCase, step_cases
 from jengine.bench.gpu_proof.device import H200
+from jengine.bench.gpu_proof.from_host import (
+    host_facts,
+    places_for,
+    shapes_for,
+)
+from jengine.bench.gpu_proof.quantized import config_of, plain_weights
 from jengine.config import CacheConfig, ModelConfig, cache_groups
-from jengine.models.published import PUBLISHED
-from jengine.models.registry import model_config
+from jengine.lora.weights import adapted_weights
 from jengine.models.stages import stage_layout
 from jengine.quantization.backends import matmul_backend
 from jengine.runner.programs.compiler import StepCompiler
 from jengine.runner.programs.compiler_options import CompilerChoices
 from jengine.runner.sizing import held_by, stages_of
+from jengine.runner.step.adapters import implementation_of
+from jengine.runner.step.attention_backend import CODES
+from jengine.runner.step.joined import JoinedReplicas
 from jengine.runner.step.leaves import LeafOrder
+from jengine.runner.step.program import AdapterProgram
 from jengine.runner.step.state import empty_state, placed_state, state_bytes
 from jengine.runner.variants.buckets import Bucket, Ladders, StepShapes
-from jengine.runner.variants.features import variants
+from jengine.runner.variants.features import variants, with_adapters
 from jengine.weights.abstract import abstract_model
 from jengine.weights.stages import StagePlaces
+from pallas_kernels.decode_attention import CASCADING
+from pallas_kernels.low_rank import inputs_first
 from pallas_kernels.prefill_attention import JOINING
 from sharding.mesh import engine_mesh
 from sharding.placement import Placement
+from sharding.replicas import mesh_of_replicas
 
 BLOCK_SIZE = 16
 MAX_ROWS = 64
+RANK = 16  # of adapters
 PREFILL_TOKENS = 2048
 # Names of our kernels in XLA's thunk list.
 KERNEL_TARGET = "triton_kernel_call_ffi"
@@ -52,36 +65,80 @@ KERNEL_TARGET = "triton_kernel_call_ffi"
 THUNK = re.compile(r"( *)\d+: (k\w+)")
 # Names of fusions that only move parts of arrays.
 MOVES = re.compile(r"slice|concatenate")
-COLLECTIVE = re.compile("kAll|kCollective|kReduceScatter|kPartitionId|kReplicaId")
+# Where graphs end: at a collective, or where one in the background begins, and where it must end.
+COLLECTIVE = re.compile("kAll|kRagged|kCollective|kReduceScatter|kPartitionId|kReplicaId|kAsync")
+FP8_TARGET = 'custom_call_target="__cublas$lt$matmul$f8"'
 # Kinds that only hold others, or that happen on the host.
 NO_LAUNCH = {"kCommandBuffer", "kSequential", "kWhile", "kConditional", "kAsyncStart", "kAsyncDone"}
 
 
 def compiler_for(case: StepCase, config: ModelConfig, devices: np.ndarray) -> StepCompiler:
     """The engine's own compiler of steps, over shapes without data."""
-    placement = Placement(engine_mesh(devices, tuple(spec.kv_heads for spec in config.cache_specs)))
+    whole = placement_of(case, config, devices)
+    placement = whole.replicas[0]  # the one that the shapes of states and inputs are of
     layout = stage_layout(config, case.stages)
-    groups = cache_groups(config.cache_specs[: layout.num_slots])
+    groups = cache_groups(config.layer_specs[: layout.num_slots])
     rows = max(MAX_ROWS, case.decode_rows)
-    blocks = case.cache_tokens // BLOCK_SIZE
+    block_size = BLOCK_SIZE * case.context
+    blocks = case.cache_tokens // block_size
     run = prefill_tile(config, DEVICE_DEFAULTS["gpu"])
-    tile = JOINED_TILE if case.stages == 1 and case.attention in JOINING else run
+    joins = case.stages == 1 and case.attention in JOINING and not config.has_recurrent
+    tile = JOINED_TILE if joins else run
     shapes = StepShapes(
-        groups, BLOCK_SIZE, tile, rows, case.max_model_len,
+        groups, block_size, tile, rows, case.max_model_len,
         attention=case.attention, packed_tables=case.stages > 1, joined_tiles=run // tile,
+        reads_together=case.attention in CASCADING, adapter_slots=case.adapters,
     )  # fmt: skip
     prompts = max(PREFILL_TOKENS, case.prefill_tokens)
     ladders = Ladders((rows,), (prompts,), (shapes.max_pages,))
-    cache = CacheConfig(groups, BLOCK_SIZE, (blocks,) * len(groups))
+    # A state of a row and two that are kept, and blocks of all others.
+    units = tuple(3 * rows if one.spec.kind == "recurrent" else blocks for one in groups)
+    cache = CacheConfig(groups, block_size, units)
     held = held_by(placement, ladders, config.hidden_size)
     sizes = (rows, config.vocab_size, case.max_model_len)
-    state = jax.eval_shape(lambda: empty_state(cache, jnp.bfloat16, *sizes, held))
-    places, backend = StagePlaces(placement, layout), matmul_backend(case.attention, pack=True)
+    kind = CODES[case.codes] if case.codes else jnp.bfloat16
+    state = jax.eval_shape(lambda: empty_state(cache, kind, *sizes, held))
+    backend = matmul_backend(case.attention, pack=True)
+    places = places_for(case, config, StagePlaces(whole, layout), backend)
     order = LeafOrder(abstract_model(config), places, backend)
     return StepCompiler(
-        shapes, order.rebuild, order.shapes(), placed_state(state, placement), placement,
+        shapes, order.rebuild, shapes_for(order), placed_state(state, placement, groups), placement,
         stages_of(order, ladders),
+        CompilerChoices(case.captured, case.matmuls, arriving=order.arriving),
+        adapters=adapters_for(case, config, shapes, placement),
+        joined=JoinedReplicas(whole) if whole.joint else None,
     )  # fmt: skip
+
+
+def placement_of(case: StepCase, config: ModelConfig, devices: np.ndarray) -> Placement:
+    """The placement of all replicas."""
+    heads = tuple(spec.kv_heads for spec in config.cache_specs)
+    parts = np.split(devices, case.replicas, axis=1)
+    mesh = mesh_of_replicas([engine_mesh(part, heads, case.context) for part in parts])
+    exchange = case.experts or "allgather_reducescatter"
+    return Placement(
+        mesh, whole_experts=bool(case.experts), expert_exchange=exchange, joint=case.replicas > 1
+    )
+
+
+def adapters_for(
+    case: StepCase, config: ModelConfig, shapes: StepShapes, placement: Placement
+) -> AdapterProgram | None:
+    """The arrays of adapters, without data."""
+    if not case.adapters:
+        return None
+    implementation = implementation_of(shapes, placement)
+    weights = adapted_weights(
+        config, RANK, case.adapters, inputs_first=inputs_first(implementation)
+    )
+    leaves = tuple(
+        jax.ShapeDtypeStruct(
+            stack.shape, jnp.bfloat16, sharding=placement.sharding(stack.axes, stack.shape)
+        )
+        for weight in weights.values()
+        for stack in weight.stacks
+    )
+    return AdapterProgram(weights, leaves, implementation)
 
 
 def compiled_step(case: StepCase) -> tuple[Any, int]:
@@ -89,14 +146,14 @@ def compiled_step(case: StepCase) -> tuple[Any, int]:
     topology = topologies.get_topology_desc(
         platform="cuda", target_config=H200, topology=f"1x1x{case.devices}"
     )
-    config = model_config(PUBLISHED[case.model])
+    config = config_of(case)
     devices = np.array(topology.devices).reshape(case.stages, -1)
     compiler = compiler_for(case, config, devices)
-    pages = -(-case.max_model_len // BLOCK_SIZE)
+    pages = -(-case.max_model_len // (BLOCK_SIZE * case.context))
     bucket = Bucket(case.decode_rows, case.prefill_tokens, pages)
-    lowered = compiler.lower(bucket, variants(5, "raw_logprobs")[case.variant])
-    choices = CompilerChoices(case.captured, case.matmuls)
-    options = choices.options(devices.flat[0], bucket.num_tokens)
+    name = with_adapters(case.variant) if case.adapters else case.variant
+    lowered = compiler.lower(bucket, variants(5, "raw_logprobs", adapters=True)[name])
+    options = compiler.choices.options(devices.flat[0], bucket.num_tokens)
     return lowered.compile(compiler_options=options), state_bytes(compiler.state.caches)
 
 
@@ -104,7 +161,7 @@ def program_facts(compiled: Any, dump: Path, case: StepCase, cache_bytes: int) -
     """Launches, command buffers, copies and memory of a compiled step."""
     text = compiled.as_text()
     memory = compiled.memory_analysis()
-    layers = -(-PUBLISHED[case.model]["num_hidden_layers"] // case.stages)  # of one device
+    layers = -(-len(config_of(case).layers) // case.stages)  # of one device
     found = thunks(dump)
     launches = found.launches
     copies = [size for size in copied_bytes(text) if size >= cache_bytes // (2 * layers)]
@@ -112,6 +169,9 @@ def program_facts(compiled: Any, dump: Path, case: StepCase, cache_bytes: int) -
         "launches": launches.total(),
         "launches_a_layer": round(launches.total() / layers, 1),
         "moves_a_layer": found.moves // layers,
+        "fp8_matmuls": text.count(FP8_TARGET),
+        "plain_weights": plain_weights(text, case),
+        "weights_gb": round((memory.argument_size_in_bytes - cache_bytes) / 1e9, 2),
         "kernel_calls": text.count(f'custom_call_target="{KERNEL_TARGET}"'),
         "command_buffers": found.buffers,
         "outside_command_buffers": found.outside,
@@ -122,6 +182,7 @@ def program_facts(compiled: Any, dump: Path, case: StepCase, cache_bytes: int) -
         "cache_aliased": memory.alias_size_in_bytes >= cache_bytes,
         "temporary_mb": round(memory.temp_size_in_bytes / 1e6, 1),
         "thunks": dict(launches.most_common()),
+        **(host_facts(text, found.lines) if case.on_host else {}),
     }
 
 
@@ -131,8 +192,9 @@ class Thunks(NamedTuple):
     launches: Counter[str]  # by kind
     buffers: int  # command buffers
     outside: int  # launches outside of them, without collectives
-    collectives_outside: int
+    collectives_outside: int  # places where one ends a graph
     moves: int  # slices and concatenations
+    lines: list[str]
 
 
 def thunks(dump: Path) -> Thunks:
@@ -143,10 +205,11 @@ def thunks(dump: Path) -> Thunks:
     kinds = [(len(match[1]), match[2]) for match in found if match]
     launches = Counter(kind for _, kind in kinds if kind not in NO_LAUNCH)
     buffers = sum(kind == "kCommandBuffer" for _, kind in kinds)
-    outside = [kind for depth, kind in kinds if depth == 0 and kind not in NO_LAUNCH]
-    collectives = sum(COLLECTIVE.match(kind) is not None for kind in outside)
+    top = [kind for depth, kind in kinds if depth == 0]
+    ends = [kind for kind in top if COLLECTIVE.match(kind)]
+    outside = [kind for kind in top if kind not in NO_LAUNCH and kind not in ends]
     moves = sum(MOVES.search(line.partition("]")[2]) is not None for line in lines)
-    return Thunks(launches, buffers, len(outside) - collectives, collectives, moves)
+    return Thunks(launches, buffers, len(outside), len(ends), moves, lines)
 
 
 def copied_bytes(text: str) -> list[int]:

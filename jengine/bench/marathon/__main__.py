@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from jengine import __version__
 from jengine.bench.marathon.run import Marathon, run
-from jengine.bench.surroundings import commit, machine, shown_command
+from jengine.bench.verdict import say
 from jengine.errors import JengineError
 
 
@@ -83,18 +81,7 @@ def main(words: list[str]) -> int:
         except JengineError as error:
             print(f"jengine: error: {error}", file=sys.stderr)
             return 1
-    result = {
-        **found,
-        "command": shown_command("jengine.bench.marathon", words),
-        "commit": commit(),
-        "hardware": {**machine(), "devices": []},
-        "versions": {"jengine": __version__},
-    }
-    print(printed(result))
-    print(json.dumps(result))
-    if given.output_json:
-        given.output_json.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
-    return int(bool(result["failed"]))
+    return say("jengine.bench.marathon", words, found, printed, given.output_json)
 
 
 if __name__ == "__main__":

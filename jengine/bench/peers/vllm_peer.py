@@ -31,6 +31,7 @@ def main() -> None:
         enable_prefix_caching=settings["prefix_caching"],
         load_format=settings["load_format"],
         gpu_memory_utilization=settings["memory_share"],
+        speculative_config=settings["speculative_config"],
     )
     with open(settings["trace"], encoding="utf-8") as file:
         trace = [json.loads(line) for line in file]
@@ -41,7 +42,9 @@ def main() -> None:
         )
         for item in trace
     ]
-    ready = {"ready": f"vllm {vllm.__version__}", "startup_s": time.perf_counter() - began}
+    drafts = settings["speculative_config"]
+    version = f"vllm {vllm.__version__}" + (f", drafts by {drafts['method']}" if drafts else "")
+    ready = {"ready": version, "startup_s": time.perf_counter() - began}
     print(json.dumps(ready), file=answers, flush=True)
     for _ in sys.stdin:
         llm.reset_prefix_cache()

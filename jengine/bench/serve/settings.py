@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -154,19 +154,7 @@ class LoadSettings:
     @property
     def objectives(self) -> dict[str, float]:
         """Milliseconds that a good request may take, by metric."""
-        found: dict[str, float] = {}
-        for pair in self.goodput:
-            name, _, value = pair.partition(":")
-            try:
-                found[name] = float(value)
-            except ValueError:
-                found[name] = -1.0
-            if name not in OBJECTIVES or found[name] < 0:
-                raise ConfigError(
-                    f"--goodput {pair!r}: expected METRIC:MILLISECONDS with one of "
-                    f"{', '.join(OBJECTIVES)}, as ttft:500."
-                )
-        return found
+        return objectives_of(self.goodput)
 
     @property
     def sampling(self) -> dict[str, Any]:
@@ -216,3 +204,20 @@ def pairs(name: str, words: list[str]) -> dict[str, str]:
     if not all(key and equals for key, equals, _ in found):
         raise ConfigError(f"{name} {' '.join(words)}: expected KEY=VALUE.")
     return {key.strip(): value.strip() for key, _, value in found}
+
+
+def objectives_of(pairs: Iterable[str]) -> dict[str, float]:
+    """Milliseconds that a good request may take, by metric: "ttft:500"."""
+    found: dict[str, float] = {}
+    for pair in pairs:
+        name, _, value = pair.partition(":")
+        try:
+            found[name] = float(value)
+        except ValueError:
+            found[name] = -1.0
+        if name not in OBJECTIVES or found[name] < 0:
+            raise ConfigError(
+                f"--goodput {pair!r}: expected METRIC:MILLISECONDS with one of "
+                f"{', '.join(OBJECTIVES)}, as ttft:500."
+            )
+    return found

@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import psutil
 
-from jengine.assembly.args import EngineArgs
 from jengine.assembly.backend import start_backend
+from jengine.assembly.settings.args import EngineArgs
 from jengine.cli.checks.finding import Finding, Level
 from jengine.errors import ConfigError
 from jengine.planning.device_memory import gigabytes

@@ -6,8 +6,8 @@ import time
 
 import jax
 
-from jengine.assembly.args import EngineArgs
 from jengine.assembly.backend import start_backend
+from jengine.assembly.settings.args import EngineArgs
 from jengine.cli.checks.finding import Finding
 from jengine.errors import ConfigError
 from pallas_kernels.choice import cpu_compiler, cpu_instructions, cpu_problem

@@ -9,27 +9,30 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import jax
 from flax import nnx
 
-from jengine.assembly.args import EngineArgs
 from jengine.assembly.backend import start_backend
+from jengine.assembly.model_facts import tokenizer_folder
 from jengine.assembly.model_source import stored_format
-from jengine.assembly.schedule_sizes import schedule_config
-from jengine.assembly.step_sizes import runner_config
+from jengine.assembly.settings.args import EngineArgs
+from jengine.assembly.sizes.schedule_sizes import schedule_config
+from jengine.assembly.sizes.step_sizes import runner_config
 from jengine.cli.checks.finding import Finding, Level
 from jengine.config import ModelConfig, ScheduleConfig
 from jengine.errors import JengineError
+from jengine.models.quantized import as_rounded, with_quantization
 from jengine.planning.device_memory import gigabytes, largest_step
 from jengine.runner.memory.cache_size import scratch_bytes
 from jengine.runner.memory.memory_pool import available_bytes
-from jengine.runner.step.state import block_bytes
+from jengine.runner.step.group_arrays import block_bytes
 from jengine.sampling.admission import row_bytes
 from jengine.text.tokenizer import load_tokenizer
 from jengine.weights.abstract import abstract_model, with_dtype
-from jengine.weights.folder import open_checkpoint, read_model_config
+from jengine.weights.folder import open_checkpoint, read_model_config, register_imported
 from jengine.weights.orbax_folder import find_checkpoint
 from jengine.weights.resolve import resolve_model
 
@@ -71,7 +74,7 @@ class Sizes:
         """Cache of one more token, while it is inside all windows."""
         wanted = runner_config(self.args, self.model, self.schedule, {})
         block_size = wanted.shapes.block_size
-        groups = self.model.groups
+        groups = [one for one in self.model.groups if one.spec.kind != "recurrent"]
         return sum(block_bytes(one, block_size, wanted.cache_dtype) for one in groups) // block_size
 
     @property
@@ -93,7 +96,10 @@ def check(name: str, settings: Mapping[str, Any]) -> Report:
         args = EngineArgs.checked("jengine", model=name, **settings)
         start_backend(args.gpu_memory_utilization)
         folder = resolve_model(args.model)
+        if args.model_impl == "generic":
+            register_imported(folder)
         config = with_dtype(read_model_config(folder), args.dtype)
+        config = with_quantization(config, args.quantization)
         sizes = measure(args, config)
     except JengineError as error:
         return Report([Finding("problem", "model", str(error))], {})
@@ -105,11 +111,15 @@ def check(name: str, settings: Mapping[str, Any]) -> Report:
 
 def measure(args: EngineArgs, config: ModelConfig) -> Sizes:
     """Sizes without reading or allocating a weight."""
-    leaves = jax.tree.leaves(nnx.state(abstract_model(config), nnx.Param))
+    model = abstract_model(config)
+    as_rounded(model)
+    leaves = jax.tree.leaves(nnx.state(model, nnx.Param))
     parameters = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
     free = available_bytes(jax.local_devices()[0], args.gpu_memory_utilization)
     schedule = schedule_config(args, config)
-    pool = schedule.sampler_rows * row_bytes(config.vocab_size, schedule.max_model_len)
+    pool = schedule.sampler_rows * row_bytes(
+        config.vocab_size, schedule.max_model_len, schedule.most_drafts
+    )
     room = free - parameters - pool - scratch_bytes(config, *largest_step(schedule))
     wanted = args.kv_cache_memory_bytes
     budget = room if wanted is None else min(int(wanted), room)
@@ -128,7 +138,7 @@ def describe(sizes: Sizes) -> Finding:
     text = (
         f"{config.architecture}, {len(config.layers)} layers, {config.dtype}: parameters "
         f"{gigabytes(sizes.parameters)}, cache {gigabytes(sizes.bytes_per_token)} per token, "
-        f"context {config.max_position:,} tokens"
+        f"context {config.longest_context:,} tokens"
     )
     return Finding("OK", "model", text, figures)
 
@@ -137,6 +147,8 @@ def check_weights(args: EngineArgs, folder: Any) -> Finding:
     """Check that weights are there, complete and readable."""
     if args.load_format == "dummy":
         return Finding("OK", "weights", "drawn at random (load_format=dummy)")
+    if args.load_format == "peer":
+        return Finding("OK", "weights", "taken from an engine that runs (load_format=peer)")
     try:
         if stored_format(args.load_format, folder) == "orbax":
             return Finding("OK", "weights", f"an Orbax checkpoint in {find_checkpoint(folder)}")
@@ -150,7 +162,7 @@ def check_weights(args: EngineArgs, folder: Any) -> Finding:
 def check_tokenizer(folder: Any) -> tuple[Finding, bool]:
     """Load the tokenizer; also whether it can render a chat."""
     try:
-        tokenizer = load_tokenizer(folder)
+        tokenizer = load_tokenizer(tokenizer_folder(Path(folder)))
     except JengineError as error:
         return Finding("problem", "tokenizer", str(error)), False
     if not tokenizer.hf.chat_template:

@@ -11,13 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from jengine.assembly.args import EngineArgs
 from jengine.assembly.model_source import stored_format
+from jengine.assembly.settings.args import EngineArgs
 from jengine.cli.checks.finding import Finding
 from jengine.errors import JengineError
 from jengine.weights.folder import open_checkpoint
 from jengine.weights.resolve import resolve_model
-from jengine.weights.safetensors_file import READABLE, StoredTensor
+from jengine.weights.safetensors_file import READABLE
+from jengine.weights.stored_parameter import TypedTensor
 
 CHUNK = 1 << 22  # numbers that are looked at together
 MOST_NAMED = 8
@@ -46,7 +47,7 @@ def check(name: str, settings: Mapping[str, Any]) -> Finding:
     return Finding("problem", "values", text, {"not_finite": bad})
 
 
-def numbers_not_finite(tensor: StoredTensor) -> int:
+def numbers_not_finite(tensor: TypedTensor) -> int:
     """How many numbers of a tensor are NaN or infinite; types that are not read have none."""
     if tensor.dtype not in READABLE:
         return 0

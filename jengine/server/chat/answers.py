@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from jengine.outputs import CompletionOutput
 from jengine.server.chat.types import Function, Message, ToolCall
 from jengine.text.chat_parser import (
     ChatParser,
@@ -18,6 +19,7 @@ from jengine.text.chat_parser import (
     ToolArguments,
     ToolStart,
 )
+from jengine.text.reasoning_tokens import ReasoningTokens
 
 # Under which of its two names reasoning is sent.
 ReasoningFields = Sequence[str]
@@ -33,28 +35,36 @@ class Answer:
         reasoning_fields: ReasoningFields,
         shows_reasoning: bool,
         names_function: bool = False,
+        forces_calls: bool = False,
+        counter: ReasoningTokens | None = None,
     ) -> None:
+        """`counter` counts the tokens of its reasoning, where that can be done as they come."""
         self._parser = parser
         self._fields = reasoning_fields
         self._shows_reasoning = shows_reasoning
         self.calls_tools = False
         # The request has named the function: then its call is no reason of the model's to stop.
         self._names_function = names_function
-        self.thoughts: list[str] = []  # all reasoning, shown or not
+        self._forces_calls = forces_calls  # then content is there, and empty
+        self.counter = counter
+        self.thoughts: list[str] = []  # all reasoning, shown or not; where there is no counter
 
-    def parts(self, text: str, *, ends: bool) -> list[ChatPart]:
-        """The parts that are certain after this piece of text, which may be the last."""
-        parts = self._parser.push(text)
+    def parts(self, new: CompletionOutput, *, ends: bool) -> list[ChatPart]:
+        """The parts that are certain after this piece of the answer, which may be the last."""
+        parts = self._parser.push(new.text)
         if ends:
             parts += self._parser.finish()
-        self.thoughts += [part.text for part in parts if isinstance(part, Reasoning)]
+        if self.counter is not None:
+            self.counter.push(new.token_ids)
+        else:
+            self.thoughts += [part.text for part in parts if isinstance(part, Reasoning)]
         self.calls_tools |= any(isinstance(part, ToolStart) for part in parts)
         hidden = () if self._shows_reasoning else Reasoning
         return [part for part in parts if not isinstance(part, hidden)]
 
-    def delta(self, text: str, *, ends: bool) -> dict[str, Any]:
-        """What a piece of text adds to the message; empty if nothing."""
-        parts = self.parts(text, ends=ends)
+    def delta(self, new: CompletionOutput, *, ends: bool) -> dict[str, Any]:
+        """What a piece of the answer adds to the message; empty if nothing."""
+        parts = self.parts(new, ends=ends)
         delta: dict[str, Any] = {}
         content = joined(parts, Content)
         reasoning = joined(parts, Reasoning)
@@ -66,14 +76,14 @@ class Answer:
             delta["tool_calls"] = calls
         return delta
 
-    def message(self, text: str, role: str, before: str) -> Message:
+    def message(self, whole: CompletionOutput, role: str, before: str) -> Message:
         """The message of a whole answer; `before` is content that comes ahead of it."""
-        parts = self.parts(text, ends=True)
+        parts = self.parts(whole, ends=True)
         reasoning = joined(parts, Reasoning) or None
         calls = tool_calls(parts)
         content: str | None = before + joined(parts, Content)
         message = Message(role=role, content=content)
-        if not content and (calls or reasoning):
+        if not content and (calls or reasoning) and not self._forces_calls:
             message.content = None
         if calls:
             message.tool_calls = calls

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Iterator
 
 from jengine.outputs import CompletionOutput, RequestOutput
@@ -47,8 +46,8 @@ class ChatChunks:
                 if events := b"".join(self._events(output)):
                     yield events
             if self.wanted.at_end and output is not None:
-                # In a thread: it tokenizes all reasoning once more, to count it.
-                yield event(await asyncio.to_thread(self._last, output))
+                reasoning = await self.texts.counted([one.answer for one in self.progress])
+                yield event(self._last(output, reasoning))
         finally:
             await outputs.aclose()
 
@@ -82,7 +81,7 @@ class ChatChunks:
             return None
         progress.ended = one.finish_reason is not None
         progress.tokens += len(one.token_ids)
-        delta = progress.answer.delta(one.text, ends=progress.ended)
+        delta = progress.answer.delta(one, ends=progress.ended)
         choice = DeltaChoice(index=one.index, delta=delta, logprobs=self.texts.logprobs(one))
         token_ids = self.texts.token_ids(one)
         if token_ids is not None:
@@ -109,14 +108,14 @@ class ChatChunks:
             chunk.usage = usage(len(output.prompt_token_ids), tokens)
         return chunk
 
-    def _last(self, output: RequestOutput) -> ChatChunk:
+    def _last(self, output: RequestOutput, reasoning: int | None) -> ChatChunk:
         """The chunk after all text, with the counts of the whole request."""
         tells_cached = self.settings.enable_prompt_tokens_details
         counts = usage(
             len(output.prompt_token_ids),
             sum(one.tokens for one in self.progress),
             max(output.num_cached_tokens, 0) if tells_cached else None,
-            self.texts.reasoning_tokens(one.answer for one in self.progress),
+            reasoning,
         )
         return ChatChunk(
             **self.head,

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
+from jengine.beam_search import BeamSearchParams
 from jengine.outputs import RequestOutput
 from jengine.prompts import TokensPrompt
 from jengine.sampling_params import SamplingParams
@@ -24,10 +26,10 @@ from jengine.server.formats.request_metrics import told_metrics
 from jengine.server.formats.sampling_fields import answer_length, sampling_params, tokenization
 from jengine.server.formats.structured import format_field, structured_outputs
 from jengine.server.formats.usage import whole_usage
-from jengine.server.http.body import ignore, read_body
+from jengine.server.http.body import ignore
 from jengine.server.http.request_head import request_id_of
 from jengine.server.http.sse import DONE, Chunks
-from jengine.server.serving.generation import Outputs, Prepared, answer
+from jengine.server.serving.generation import Outputs, Prepared, answer, read_request
 from jengine.server.serving.grammars import check_grammar
 from jengine.server.serving.service import Service
 from jengine.server.version import FINGERPRINT
@@ -37,10 +39,7 @@ from jengine.text.chat_parser import end_of_reasoning, needs_special_tokens
 
 async def chat_completions(service: Service, http: Request) -> Response:
     """Answer a conversation."""
-    service.check_serving()
-    settings = service.settings
-    request = await read_body(http, ChatRequest, strict=settings.strict_requests)
-    check_chat(request, settings)
+    request = await read_request(service, http, ChatRequest, check_chat)
     return await answer(service, http, ChatJob(service, http, request))
 
 
@@ -53,7 +52,7 @@ class ChatJob:
         self.service = service
         self.http = http
         self.request = request
-        self.model = service.live.names.checked(request.model)
+        self.model, self.adapter = service.live.adapters.checked(request.model)
         self.stream = bool(request.stream)
         self.places = request.n or 1
         self.client_id = request_id_of(http, request.request_id)
@@ -70,7 +69,7 @@ class ChatJob:
         params = self._params(prompt)
         field = "tools" if self.request.forces_calls else format_field(self.request)
         await check_grammar(self.service.live, params, field)
-        return Prepared([prompt], [params], self.request.priority or 0)
+        return Prepared([prompt], [params], self.request.priority or 0, self.adapter)
 
     async def rendered(self) -> TokensPrompt:
         """The prompt that the template makes of the conversation."""
@@ -80,9 +79,10 @@ class ChatJob:
         live = self.service.live
         rendered = rendered_chat(live, self.service.settings, self.request)
         ignore(self.http, rendered.unread)
-        return live.rendering.conversation(rendered.text, tokenization(self.request))
+        how, options = tokenization(self.request), self.request.mm_processor_kwargs
+        return live.rendering.conversation(rendered.text, how, rendered.images, options)
 
-    def _params(self, prompt: TokensPrompt) -> SamplingParams:
+    def _params(self, prompt: TokensPrompt) -> SamplingParams | BeamSearchParams:
         request, live = self.request, self.service.live
         asked = request.max_completion_tokens
         length = answer_length(
@@ -126,6 +126,7 @@ class ChatJob:
             prompt_logprobs=None if scores is None else prompt_logprobs(scores),  # type: ignore[arg-type]
             prompt_token_ids=output.prompt_token_ids if request.return_token_ids else None,
             prompt_text=self.texts.prompt if request.return_prompt_text else None,
+            kv_transfer_params=output.kv_transfer_params or UNSET,
         )
 
     def chunks(self, outputs: Outputs) -> Chunks:

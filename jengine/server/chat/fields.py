@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from jengine.server.errors import ApiError
+from jengine.server.formats.field_ranges import Amount, AmountOrAll, ToolChoice, Tools
 from jengine.server.formats.sampling_fields import CommonFields, check_common
 from jengine.server.settings import ServerSettings
 
@@ -42,11 +43,11 @@ class ChatRequest(CommonFields, kw_only=True):
     """The body of POST /v1/chat/completions."""
 
     messages: Messages | None = None
-    max_completion_tokens: int | None = None
+    max_completion_tokens: Amount | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    top_logprobs: AmountOrAll | None = None
+    tools: Tools | None = None
+    tool_choice: ToolChoice | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Effort | None = None
     include_reasoning: bool | None = None
@@ -55,6 +56,7 @@ class ChatRequest(CommonFields, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     return_prompt_text: bool | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
     # Taken and without effect, as in other servers.
     service_tier: str | None = None
     store: bool | None = None

@@ -6,7 +6,7 @@ In: decoded JSON, which only the outer type of was checked. Out: messages and va
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -25,10 +25,12 @@ class Variables(NamedTuple):
     unread: tuple[str, ...]
 
 
-def template_messages(request: ChatRequest, *, knows_developer: bool) -> list[dict[str, Any]]:
-    """The messages in the form that templates read."""
+def template_messages(
+    given: Sequence[Mapping[str, Any]], *, knows_developer: bool, takes_images: bool = False
+) -> list[dict[str, Any]]:
+    """The messages, whose images were taken out, in the form that templates read."""
     messages = []
-    for index, message in enumerate(request.messages or []):
+    for index, message in enumerate(given):
         where = f"messages[{index}]"
         role = message.get("role")
         if not isinstance(role, str) or not role:
@@ -40,7 +42,8 @@ def template_messages(request: ChatRequest, *, knows_developer: bool) -> list[di
         ready.setdefault("content", None if message.get("tool_calls") else "")
         if role == "developer" and not knows_developer:
             ready["role"] = "system"
-        _refuse_media(ready["content"], f"{where}.content")
+        if not takes_images:
+            _refuse_media(ready["content"], f"{where}.content")
         if role == "assistant":
             _ready_assistant(ready, where)
         messages.append(ready)

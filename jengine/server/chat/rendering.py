@@ -12,14 +12,17 @@ from jengine.server.chat.fields import ChatRequest
 from jengine.server.chat.messages import template_messages, template_variables
 from jengine.server.serving.service import Live
 from jengine.server.settings import ServerSettings
+from jengine.text.chat_images import ImagePart
 from jengine.text.chat_template import render_chat, template_reads
 
 
 class RenderedChat(NamedTuple):
-    """The prompt's text, and the variables of the request that its template does not read."""
+    """The prompt's text, the variables of the request that its template does not read, and the
+    images of the conversation."""
 
     text: str
     unread: tuple[str, ...]
+    images: list[ImagePart]
 
 
 def rendered_chat(live: Live, settings: ServerSettings, request: ChatRequest) -> RenderedChat:
@@ -40,9 +43,15 @@ def rendered_chat(live: Live, settings: ServerSettings, request: ChatRequest) ->
         "continue_final_message": bool(request.continue_final_message),
         "tools": tools,
         "chat_template_kwargs": variables.used,
+        "content_format": settings.chat_template_content_format,
     }
-    messages = template_messages(request, knows_developer=reads.developer)
+    marked, images = live.rendering.without_images(request.messages or [])
+    stands_for_image = live.rendering.image_text
+    messages = template_messages(
+        marked, knows_developer=reads.developer, takes_images=stands_for_image is not None
+    )
     return RenderedChat(
-        render_chat(tokenizer, messages, **options),
+        render_chat(tokenizer, messages, image=stands_for_image, **options),
         tuple(f"chat_template_kwargs.{name}" for name in variables.unread),
+        images,
     )

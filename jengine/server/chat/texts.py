@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import Iterable, Sequence
 
 from jengine.outputs import CompletionOutput
 from jengine.server.chat.answers import Answer
 from jengine.server.chat.fields import ChatRequest
 from jengine.server.chat.types import ChatChoice
+from jengine.server.formats.arrays import npy_base64
 from jengine.server.formats.logprobs import ChatLogprobs, LogprobFormat
 from jengine.server.serving.service import Service
 from jengine.text.chat_parser import ChatParser, ForcedCalls
+from jengine.text.reasoning_tokens import ReasoningTokens, reasoning_tokens
 
 
 class ChatTexts:
@@ -63,21 +66,41 @@ class ChatTexts:
             reasoning_fields=self._reasoning_fields,
             shows_reasoning=self._shows_reasoning,
             names_function=self.request.forced_name is not None,
+            forces_calls=self.request.forces_calls,
+            counter=self._counter(),
         )
+
+    def _counter(self) -> ReasoningTokens | None:
+        if self.reasoning_parser is None:
+            return None
+        tokenizer = self._service.live.rendering.tokenizer
+        return reasoning_tokens(tokenizer, self.reasoning_parser, self.prompt)
 
     def reasoning_tokens(self, answers: Iterable[Answer]) -> int | None:
         """How many tokens the reasoning of all answers is; None if it is not split off.
 
-        It is tokenized again, so that streams and whole answers count alike.
+        Where no ids mark it, its text is tokenized again, so that streams and whole answers count
+        alike.
         """
         if self.reasoning_parser is None:
             return None
         tokenizer = self._service.live.rendering.tokenizer
-        return sum(len(tokenizer.encode("".join(one.thoughts), False)) for one in answers)
+        return sum(
+            len(tokenizer.encode("".join(one.thoughts), False))
+            if one.counter is None
+            else one.counter.count
+            for one in answers
+        )
+
+    async def counted(self, answers: Sequence[Answer]) -> int | None:
+        """The same in a stream: what takes long is done in a thread."""
+        if all(one.counter is not None or not one.thoughts for one in answers):
+            return self.reasoning_tokens(answers)
+        return await asyncio.to_thread(self.reasoning_tokens, answers)
 
     def choice(self, one: CompletionOutput, answer: Answer) -> ChatChoice:
         """A whole answer, with a parser of its own."""
-        message = answer.message(one.text, self.role, self.echoed)
+        message = answer.message(one, self.role, self.echoed)
         return ChatChoice(
             index=one.index,
             message=message,
@@ -85,6 +108,7 @@ class ChatTexts:
             finish_reason=answer.finish_reason(one.finish_reason),
             stop_reason=one.stop_reason,
             token_ids=self.token_ids(one),
+            routed_experts=npy_base64(one.routed_experts),
         )
 
     def logprobs(self, one: CompletionOutput) -> ChatLogprobs | None:

@@ -51,6 +51,8 @@ class ChatChoice(msgspec.Struct, kw_only=True):
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     token_ids: list[int] | None = None
+    # A .npy file as base64: [tokens - 1, layers, chosen], if the engine returns experts.
+    routed_experts: str | None = None
 
 
 class ChatResponse(msgspec.Struct, kw_only=True):
@@ -68,6 +70,7 @@ class ChatResponse(msgspec.Struct, kw_only=True):
     prompt_logprobs: PromptLogprobs | None = None
     prompt_token_ids: list[int] | None = None
     prompt_text: str | None = None
+    kv_transfer_params: dict[str, Any] | UnsetType = UNSET
 
 
 class DeltaChoice(msgspec.Struct, kw_only=True):

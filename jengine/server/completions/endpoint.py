@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
+from jengine.beam_search import BeamSearchParams
 from jengine.outputs import RequestOutput
 from jengine.prompts import TokensPrompt
 from jengine.sampling_params import SamplingParams
@@ -19,10 +21,9 @@ from jengine.server.formats.request_metrics import told_metrics
 from jengine.server.formats.sampling_fields import answer_length, sampling_params, tokenization
 from jengine.server.formats.structured import format_field
 from jengine.server.formats.usage import whole_usage
-from jengine.server.http.body import read_body
 from jengine.server.http.request_head import request_id_of
 from jengine.server.http.sse import DONE, Chunks
-from jengine.server.serving.generation import Outputs, Prepared, answer
+from jengine.server.serving.generation import Outputs, Prepared, answer, read_request
 from jengine.server.serving.grammars import check_grammar
 from jengine.server.serving.service import Service
 from jengine.server.version import FINGERPRINT
@@ -32,10 +33,7 @@ USUAL_LENGTH = 16
 
 async def completions(service: Service, http: Request) -> Response:
     """Continue one prompt or several."""
-    service.check_serving()
-    settings = service.settings
-    request = await read_body(http, CompletionRequest, strict=settings.strict_requests)
-    check_completion(request, settings)
+    request = await read_request(service, http, CompletionRequest, check_completion)
     return await answer(service, http, CompletionJob(service, http, request))
 
 
@@ -47,7 +45,7 @@ class CompletionJob:
     def __init__(self, service: Service, http: Request, request: CompletionRequest) -> None:
         self.service = service
         self.request = request
-        self.model = service.live.names.checked(request.model)
+        self.model, self.adapter = service.live.adapters.checked(request.model)
         self.given = prompts_of(request, service.settings)
         self.stream = bool(request.stream)
         self.n = request.n or 1
@@ -66,9 +64,9 @@ class CompletionJob:
         params = [self._params(prompt) for prompt in prompts]
         for one in params[:1]:  # all have the same grammar
             await check_grammar(self.service.live, one, format_field(self.request))
-        return Prepared(prompts, params, self.request.priority or 0)
+        return Prepared(prompts, params, self.request.priority or 0, self.adapter)
 
-    def _params(self, prompt: TokensPrompt) -> SamplingParams:
+    def _params(self, prompt: TokensPrompt) -> SamplingParams | BeamSearchParams:
         request, live = self.request, self.service.live
         length = answer_length(
             request.max_tokens,
@@ -99,6 +97,7 @@ class CompletionJob:
             usage=whole_usage(outputs, self.service.settings),
             metrics=told_metrics(outputs, self.service.settings),
             system_fingerprint=FINGERPRINT,
+            kv_transfer_params=outputs[0].kv_transfer_params or UNSET,
         )
 
     def chunks(self, outputs: Outputs) -> Chunks:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from jengine.server.errors import ApiError
+from jengine.server.formats.field_ranges import AmountOrAll, Prompt
+from jengine.server.formats.inputs import one_kind
 from jengine.server.formats.sampling_fields import CommonFields, check_common
 from jengine.server.settings import ServerSettings
 
@@ -12,10 +14,9 @@ from jengine.server.settings import ServerSettings
 class CompletionRequest(CommonFields, kw_only=True):
     """The body of POST /v1/completions."""
 
-    # A text, token ids, or a list of either; which it is, `prompts_of` decides.
-    prompt: str | list[int | str | list[int]] | None = None
+    prompt: Prompt | None = None  # which of them it is, `prompts_of` decides
     suffix: str | None = None
-    logprobs: int | None = None
+    logprobs: AmountOrAll | None = None
 
 
 def check_completion(request: CompletionRequest, settings: ServerSettings) -> None:
@@ -57,7 +58,7 @@ def prompts_of(request: CompletionRequest, settings: ServerSettings) -> list[str
     if isinstance(given, str):
         return [given]
     if isinstance(given[0], int):
-        return [_one_kind(given, int)]
+        return [one_kind(given, int, "prompt")]
     if len(given) > settings.max_prompts:
         raise ApiError(
             400,
@@ -65,20 +66,8 @@ def prompts_of(request: CompletionRequest, settings: ServerSettings) -> list[str
             "request.",
             param="prompt",
         )
-    prompts: list[Any] = _one_kind(given, type(given[0]))
+    prompts: list[Any] = one_kind(given, type(given[0]), "prompt")
     for index, prompt in enumerate(prompts):
         if not prompt:
             raise ApiError(400, f"prompt[{index}] is empty.", param=f"prompt[{index}]")
     return prompts
-
-
-def _one_kind(given: list[Any], kind: type) -> list[Any]:
-    for index, item in enumerate(given):
-        if type(item) is not kind:
-            raise ApiError(
-                400,
-                f"prompt[{index}] is of another kind than prompt[0]; expected a list of texts, of "
-                "token ids, or of lists of token ids.",
-                param=f"prompt[{index}]",
-            )
-    return given

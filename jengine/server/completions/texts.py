@@ -11,6 +11,7 @@ from typing import Any
 from jengine.outputs import CompletionOutput, RequestOutput
 from jengine.server.completions.fields import CompletionRequest
 from jengine.server.completions.types import CompletionChoice
+from jengine.server.formats.arrays import npy_base64
 from jengine.server.formats.logprobs import CompletionLogprobs, LogprobFormat, prompt_logprobs
 from jengine.server.serving.service import Service
 
@@ -39,6 +40,7 @@ class CompletionTexts:
             finish_reason=one.finish_reason,
             stop_reason=one.stop_reason,
             token_ids=one.token_ids if ids else None,
+            routed_experts=npy_base64(one.routed_experts),
             prompt_logprobs=None if scores is None else prompt_logprobs(scores),  # type: ignore[arg-type]
             prompt_token_ids=output.prompt_token_ids if ids else None,
         )

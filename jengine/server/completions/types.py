@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from jengine.server.formats.logprobs import CompletionLogprobs, PromptLogprobs
@@ -18,6 +20,8 @@ class CompletionChoice(msgspec.Struct, kw_only=True):
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     token_ids: list[int] | None = None
+    # A .npy file as base64: [tokens - 1, layers, chosen], if the engine returns experts.
+    routed_experts: str | None = None
     prompt_logprobs: PromptLogprobs | None = None
     prompt_token_ids: list[int] | None = None
 
@@ -34,6 +38,7 @@ class CompletionResponse(msgspec.Struct, kw_only=True):
     system_fingerprint: str | None = None
     usage: Usage
     metrics: PerRequestMetrics | msgspec.UnsetType = msgspec.UNSET
+    kv_transfer_params: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChunkChoice(msgspec.Struct, kw_only=True):

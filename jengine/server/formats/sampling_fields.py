@@ -1,7 +1,7 @@
 """Fields that requests for completions and chats share, and the SamplingParams they make.
 
-In: decoded JSON. Out: SamplingParams and Tokenization. A field that is null is unset everywhere:
-then the model's generation settings decide, else the API's default.
+In: decoded JSON. Out: SamplingParams or BeamSearchParams, and Tokenization. A field that is null is
+unset everywhere: then the model's generation settings decide, else the API's default.
 """
 
 from __future__ import annotations
@@ -11,24 +11,46 @@ from typing import Any
 
 import msgspec
 
-from jengine.sampling_params import RequestOutputKind, SamplingParams
+from jengine.beam_search import BeamSearchParams
+from jengine.sampling_params import KV_TRANSFER, RequestOutputKind, SamplingParams
 from jengine.server.errors import ApiError
+from jengine.server.formats.beams import beam_search_params, check_beams
+from jengine.server.formats.field_ranges import (
+    LONGEST_SALT,
+    Amount,
+    AmountOrAll,
+    AmountOrNone,
+    Bias,
+    Penalty,
+    PositiveNumber,
+    PositiveShare,
+    Priority,
+    RequestId,
+    ResponseFormat,
+    Salt,
+    Seed,
+    Share,
+    Side,
+    Temperature,
+    Texts,
+    TokenIds,
+)
 from jengine.server.formats.structured import structured_outputs
 from jengine.server.settings import ServerSettings
 from jengine.text.tokenization import Tokenization, checked_tokenization
 
-LONGEST_SALT = 1024
 # Fields that SamplingParams has by the same name.
 SAMPLING = (
     "temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty",
     "repetition_penalty", "stop", "stop_token_ids", "bad_words", "ignore_eos", "min_tokens",
     "skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output",
-    "logit_bias", "allowed_token_ids", "n",
+    "logit_bias", "allowed_token_ids", "n", "routed_experts_prompt_start",
+    "repetition_detection",
 )  # fmt: skip
 # Fields of features that are not built; SamplingParams refuses values that ask for something.
 UNBUILT = (
-    "use_beam_search", "length_penalty", "best_of", "thinking_token_budget", "logprob_token_ids",
-    "repetition_detection", "watermarking",
+    "best_of", "thinking_token_budget", "logprob_token_ids",
+    "watermarking",
 )  # fmt: skip
 
 
@@ -45,53 +67,52 @@ class CommonFields(msgspec.Struct, kw_only=True):
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    n: int | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    bad_words: list[str] | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    allowed_token_ids: list[int] | None = None
+    temperature: Temperature | None = None
+    top_p: PositiveShare | None = None
+    top_k: AmountOrAll | None = None
+    min_p: Share | None = None
+    n: Amount | None = None
+    seed: Seed | None = None
+    stop: str | Texts | None = None
+    stop_token_ids: TokenIds | None = None
+    bad_words: Texts | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: PositiveNumber | None = None
+    logit_bias: Bias | None = None
+    allowed_token_ids: TokenIds | None = None
     ignore_eos: bool | None = None
-    max_tokens: int | None = None
-    min_tokens: int | None = None
-    prompt_logprobs: int | None = None
+    max_tokens: Amount | None = None
+    min_tokens: AmountOrNone | None = None
+    prompt_logprobs: AmountOrAll | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
-    truncate_prompt_tokens: int | None = None
-    truncation_side: str | None = None
+    truncate_prompt_tokens: AmountOrAll | None = None
+    truncation_side: Side | None = None
     add_special_tokens: bool | None = None
-    stream_interval: int | None = None
+    stream_interval: Amount | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     echo: bool | None = None
-    priority: int | None = None
-    request_id: str | None = None
-    cache_salt: str | None = None
+    priority: Priority | None = None
+    request_id: RequestId | None = None
+    cache_salt: Salt | None = None
     user: str | None = None
-    response_format: dict[str, Any] | None = None
+    response_format: ResponseFormat | None = None
     structured_outputs: dict[str, Any] | None = None
-    # Known, and refused by SamplingParams where they ask for something.
+    routed_experts_prompt_start: AmountOrNone | None = None
+    vllm_xargs: dict[str, Any] | None = None  # plain data for logits processors of the engine
+    kv_transfer_params: dict[str, Any] | None = None  # for the engine's KV connector
     use_beam_search: bool | None = None
     length_penalty: float | None = None
+    # Known, and refused by SamplingParams where they ask for something.
     best_of: int | None = None
     thinking_token_budget: int | None = None
     logprob_token_ids: list[int] | None = None
     repetition_detection: dict[str, Any] | None = None
     watermarking: bool | None = None
     prompt_embeds: Any = None
-    guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
 
 
 def check_common(request: CommonFields, settings: ServerSettings) -> None:
@@ -123,6 +144,7 @@ def check_common(request: CommonFields, settings: ServerSettings) -> None:
             param="prompt_embeds",
         )
     _check_salt(request.cache_salt)
+    check_beams(request)
     structured_outputs(request)  # refused before any work is done
 
 
@@ -154,12 +176,15 @@ def sampling_params(
     defaults: Mapping[str, Any],
     settings: ServerSettings,
     **chosen: Any,
-) -> SamplingParams:
+) -> SamplingParams | BeamSearchParams:
     """The request's parameters; `chosen` are those that each endpoint decides itself."""
+    if request.use_beam_search:
+        return beam_search_params(request, defaults, chosen["max_tokens"])
     named = {name: getattr(request, name) for name in (*SAMPLING, *UNBUILT)}
     given = {name: value for name, value in named.items() if value is not None}
     usual = {name: value for name, value in defaults.items() if name != "max_tokens"}
     chosen.setdefault("structured_outputs", structured_outputs(request))
+    chosen.setdefault("extra_args", extra_args(request))
     kind = RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY
     interval = max(request.stream_interval or 1, settings.stream_interval)
     if request.stream_interval is not None and request.stream_interval < 1:
@@ -167,6 +192,13 @@ def sampling_params(
     return SamplingParams.from_optional(
         **{**usual, **given, **chosen}, output_kind=kind, stream_interval=interval
     )
+
+
+def extra_args(request: CommonFields) -> dict[str, Any] | None:
+    """What logits processors of the engine and its KV connector read."""
+    if request.kv_transfer_params is None:
+        return request.vllm_xargs
+    return {**(request.vllm_xargs or {}), KV_TRANSFER: request.kv_transfer_params}
 
 
 def answer_length(

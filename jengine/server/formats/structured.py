@@ -17,8 +17,6 @@ from jengine.server.errors import ApiError
 from jengine.structured_outputs import StructuredOutputsParams
 
 KINDS = ("text", "json_object", "json_schema", "structural_tag")
-# What was sent in this form before vLLM had `structured_outputs`.
-GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
 KNOWN = tuple(field.name for field in fields(StructuredOutputsParams))
 
 
@@ -27,19 +25,10 @@ class FormatFields(Protocol):
 
     response_format: dict[str, Any] | None
     structured_outputs: dict[str, Any] | None
-    guided_json: Any
-    guided_regex: Any
-    guided_choice: Any
-    guided_grammar: Any
 
 
 def structured_outputs(request: FormatFields) -> StructuredOutputsParams | None:
     """The parameters that a request asks for; None for plain text."""
-    for name in GUIDED:
-        if getattr(request, name) is not None:
-            raise ApiError(
-                400, f"{name} is no longer a field: use structured_outputs instead.", param=name
-            )
     of_format = _of_format(request.response_format)
     given = request.structured_outputs
     if given is None:

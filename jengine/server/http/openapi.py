@@ -7,7 +7,7 @@ cannot differ from what is decoded.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -35,16 +35,19 @@ class Described(Protocol):
 
 
 Examples = Mapping[type[msgspec.Struct], dict[str, Any]]
+Required = Mapping[type[msgspec.Struct], Sequence[str]]
 
 
-def document(routes: Iterable[Described], examples: Examples) -> dict[str, Any]:
-    """The whole document."""
+def document(routes: Iterable[Described], examples: Examples, required: Required) -> dict[str, Any]:
+    """The whole document. `required` are fields that answering asks for, if not decoding."""
     routes = list(routes)
     bodies = [route.body for route in routes if route.body is not None]
     schemas, components = msgspec.json.schema_components(
         [*bodies, ErrorBody], ref_template=REFERENCE
     )
     known = dict(zip(bodies, schemas, strict=False))
+    for kind, names in required.items():
+        require(components[kind.__name__], names)
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
         path = route.path.replace(":path}", "}")
@@ -61,6 +64,15 @@ def document(routes: Iterable[Described], examples: Examples) -> dict[str, Any]:
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
     }
+
+
+def require(schema: dict[str, Any], names: Sequence[str]) -> None:
+    """Say in a body's schema that these fields must be there, and are not null."""
+    schema["required"] = [*schema.get("required", ()), *names]
+    for name in names:
+        told = schema["properties"][name]
+        kinds = [one for one in told["anyOf"] if one != {"type": "null"}]
+        schema["properties"][name] = kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
 
 
 def operation(route: Described, path: str, body: dict[str, Any] | None) -> dict[str, Any]:

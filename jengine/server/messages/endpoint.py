@@ -126,7 +126,7 @@ class MessagesJob:
         """The message that is not streamed."""
         output, blocks, reader = outputs[0], Blocks(), self.chat.texts.answer()
         one = output.outputs[0]
-        for part in reader.parts(one.text, ends=True):
+        for part in reader.parts(one, ends=True):
             list(blocks.add(part))
         list(blocks.end())
         message = self._begun(output)
@@ -160,7 +160,7 @@ class MessagesJob:
                 yield {"type": "message_start", "message": self._begun(output)}
             last = output.outputs[0]
             tokens += len(last.token_ids)
-            for part in reader.parts(last.text, ends=last.finish_reason is not None):
+            for part in reader.parts(last, ends=last.finish_reason is not None):
                 for event in blocks.add(part):
                     yield event
         for event in blocks.end():

@@ -8,6 +8,14 @@ import msgspec
 
 from jengine.server.chat.fields import ChatRequest, Effort
 from jengine.server.errors import ApiError
+from jengine.server.formats.field_ranges import (
+    Amount,
+    AmountOrAll,
+    PositiveShare,
+    Salt,
+    Temperature,
+    Texts,
+)
 from jengine.server.formats.sampling_fields import CommonFields
 from jengine.server.messages.input import chat_messages
 
@@ -60,13 +68,13 @@ class CountRequest(msgspec.Struct, kw_only=True):
 class MessagesRequest(CountRequest, kw_only=True):
     """The body of POST /v1/messages."""
 
-    max_tokens: int | None = None
-    stop_sequences: list[str] | None = None
+    max_tokens: Amount | None = None
+    stop_sequences: Texts | None = None
     stream: bool | None = None
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    cache_salt: str | None = None
+    temperature: Temperature | None = None
+    top_k: AmountOrAll | None = None
+    top_p: PositiveShare | None = None
+    cache_salt: Salt | None = None
     # Taken and without effect, as in other servers.
     metadata: dict[str, Any] | None = None
     service_tier: str | None = None

@@ -42,6 +42,7 @@ class Peers:
         """`folder` has the processes' sockets."""
         self.board = board
         self._folder = folder
+        self._server: asyncio.Server | None = None  # which uvloop closes when nobody holds it
 
     @property
     def count(self) -> int:
@@ -59,7 +60,8 @@ class Peers:
                 await _write(writer, await _reply(handler, await _read(reader)))
             writer.close()
 
-        return await asyncio.start_unix_server(connected, self._socket(self.board.index))
+        self._server = await asyncio.start_unix_server(connected, self._socket(self.board.index))
+        return self._server
 
     async def ask(self, question: Question, seconds: float | None = SECONDS) -> list[Any]:
         """The answers of all others, in their order. PeerError if one gives none."""

@@ -43,10 +43,25 @@ class Pause(Question, frozen=True):
     """Run no more steps for this process's requests."""
 
     mode: PauseMode
+    refusal: str | None = None  # of requests that come meanwhile
 
 
 class Resume(Question, frozen=True):
     """Run steps again."""
+
+
+class LoadAdapter(Question, frozen=True):
+    """Offer a LoRA adapter under a name; what to say to the client."""
+
+    name: str
+    folder: str
+    in_place: bool
+
+
+class UnloadAdapter(Question, frozen=True):
+    """Offer an adapter no longer."""
+
+    name: str
 
 
 class StoredFrame(msgspec.Struct, frozen=True):
@@ -68,7 +83,10 @@ class Answer(msgspec.Struct, frozen=True, tag=True):
     value: bytes
 
 
-Questions = AskFamilies | GetResponse | RemoveResponse | AbortRequests | Pause | Resume
+Questions = (
+    AskFamilies | GetResponse | RemoveResponse | AbortRequests | Pause | Resume | LoadAdapter
+    | UnloadAdapter
+)  # fmt: skip
 # Question -> type of its answer.
 ANSWERS: dict[type[Question], Any] = {
     AskFamilies: list[Family],
@@ -77,6 +95,8 @@ ANSWERS: dict[type[Question], Any] = {
     AbortRequests: int,
     Pause: None,
     Resume: None,
+    LoadAdapter: str,
+    UnloadAdapter: str,
 }
 encode = msgspec.msgpack.Encoder().encode
 decode_question = msgspec.msgpack.Decoder(Questions).decode

@@ -12,10 +12,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from jengine.outputs import RequestOutput
+from jengine.sampling_params import SamplingParams
 from jengine.server.chat.endpoint import ChatJob
 from jengine.server.chat.fields import check_chat
 from jengine.server.errors import ApiError
-from jengine.server.http.body import read_body
 from jengine.server.http.json_response import json_response
 from jengine.server.http.sse import Chunks
 from jengine.server.responses.events import ResponseEvents
@@ -25,17 +25,14 @@ from jengine.server.responses.items import Item, new_id
 from jengine.server.responses.progress import ResponseProgress
 from jengine.server.responses.types import ResponseObject
 from jengine.server.serving import everywhere
-from jengine.server.serving.generation import Outputs, Prepared, answer
+from jengine.server.serving.generation import Outputs, Prepared, answer, read_request
 from jengine.server.serving.response_store import Stored
 from jengine.server.serving.service import Service
 
 
 async def create_response(service: Service, http: Request) -> Response:
     """POST /v1/responses."""
-    service.check_serving()
-    request = await read_body(http, ResponsesRequest, strict=service.settings.strict_requests)
-    has_parsers = service.settings.reasoning_parser is not None or bool(request.tools)
-    check_responses(request, has_parsers=has_parsers)
+    request = await read_request(service, http, ResponsesRequest, check_responses)
     earlier = await _earlier_items(service, request)
     job = ResponsesJob(service, http, request, earlier)
     try:
@@ -123,7 +120,9 @@ class ResponsesJob:
             prepared = await self.chat.prepare()
         except ApiError as error:
             raise renamed(error) from error
-        self.progress.prepared(prepared.params[0], self.chat.texts)
+        (params,) = prepared.params
+        assert isinstance(params, SamplingParams), "responses have no field for a beam search"
+        self.progress.prepared(params, self.chat.texts)
         return prepared
 
     def whole(self, outputs: Sequence[RequestOutput]) -> ResponseObject:

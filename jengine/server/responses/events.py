@@ -27,6 +27,10 @@ class Progress(Protocol):
         """The events of the next output."""
         ...
 
+    async def count_reasoning(self) -> None:
+        """Count the tokens of reasoning, which `end` needs."""
+        ...
+
     def end(self) -> tuple[list[Event], ResponseObject]:
         """The last events of items, and the finished response."""
         ...
@@ -59,6 +63,7 @@ class ResponseEvents:
                     yield self._about("response.in_progress", response)
                 for event in progress.advance(output):
                     yield self._event(event)
+            await progress.count_reasoning()
             last, response = progress.end()
             for event in last:
                 yield self._event(event)

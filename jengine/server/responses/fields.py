@@ -9,7 +9,9 @@ import msgspec
 
 from jengine.server.chat.fields import ChatRequest, Effort
 from jengine.server.errors import ApiError
+from jengine.server.formats.field_ranges import Amount, AmountOrAll
 from jengine.server.formats.sampling_fields import CommonFields
+from jengine.server.settings import ServerSettings
 
 LOGPROBS = "message.output_text.logprobs"
 # What `include` may name besides log-probabilities: results of tools that are not built in here.
@@ -53,7 +55,7 @@ class ResponsesRequest(CommonFields, kw_only=True):
     input: str | list[dict[str, Any]] | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
-    max_output_tokens: int | None = None
+    max_output_tokens: Amount | None = None
     max_tool_calls: int | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
@@ -62,7 +64,7 @@ class ResponsesRequest(CommonFields, kw_only=True):
     reasoning: ReasoningOptions | None = None
     include_reasoning: bool | None = None
     include: list[str] | None = None
-    top_logprobs: int | None = None
+    top_logprobs: AmountOrAll | None = None
     truncation: Literal["auto", "disabled"] | None = None
     store: bool | None = None
     background: bool | None = None
@@ -87,7 +89,7 @@ class ResponsesRequest(CommonFields, kw_only=True):
         return self.store is not False
 
 
-def check_responses(request: ResponsesRequest, *, has_parsers: bool) -> None:
+def check_responses(request: ResponsesRequest, settings: ServerSettings) -> None:
     """Refuse what is not built; the rest is checked as a chat."""
     for name, advice in (
         ("background", "Leave it out and wait for the response, or stream it."),
@@ -100,6 +102,7 @@ def check_responses(request: ResponsesRequest, *, has_parsers: bool) -> None:
         raise ApiError(400, "input is missing; expected a text or a list of items.", param="input")
     if (request.n or 1) > 1:
         raise ApiError(400, "n: a response is one answer. Send several requests.", param="n")
+    has_parsers = settings.reasoning_parser is not None or bool(request.tools)
     _check_include(request, has_parsers)
     if request.max_output_tokens is not None and request.max_output_tokens < 1:
         raise ApiError(

@@ -50,6 +50,7 @@ class ResponseProgress:
         self._items = OutputItems()
         self._output: RequestOutput | None = None
         self._tokens = 0
+        self._reasoning: int | None = None  # tokens, once they are counted
         self._is_prepared = self._over = False
 
     def prepared(self, params: SamplingParams, texts: ChatTexts) -> None:
@@ -79,8 +80,12 @@ class ResponseProgress:
         if scores is not None:
             self._items.score(scores.content)
         ends = one.finish_reason is not None
-        parts = self._answer.parts(one.text, ends=ends)
+        parts = self._answer.parts(one, ends=ends)
         return [event for part in parts for event in self._items.add(part)]
+
+    async def count_reasoning(self) -> None:
+        """Count the tokens of reasoning without holding up others. `end` comes next."""
+        self._reasoning = await self._texts.counted([self._answer])
 
     def end(self) -> tuple[list[Event], ResponseObject]:
         """The last events of items, and the finished response."""
@@ -121,13 +126,14 @@ class ResponseProgress:
         if self._output is None:
             return None
         read = len(self._output.prompt_token_ids)
+        reasoning = self._reasoning
+        if reasoning is None:
+            reasoning = self._texts.reasoning_tokens([self._answer])
         return ResponseUsage(
             input_tokens=read,
             input_tokens_details=InputDetails(max(self._output.num_cached_tokens, 0)),
             output_tokens=self._tokens,
-            output_tokens_details=OutputDetails(
-                min(self._texts.reasoning_tokens([self._answer]) or 0, self._tokens)
-            ),
+            output_tokens_details=OutputDetails(min(reasoning or 0, self._tokens)),
             total_tokens=read + self._tokens,
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import get_args
+from typing import Any, get_args
 
 import msgspec
 from starlette.requests import Request
@@ -11,7 +11,10 @@ from starlette.responses import Response
 
 from jengine.api.async_requests import PauseMode
 from jengine.api.profiling import trace_folder
-from jengine.errors import ConfigError, RequestError
+from jengine.api.sleep import SleepOrder
+from jengine.assembly.processes.elastic import DRAIN_SECONDS, scale_replicas
+from jengine.errors import CapacityError, ConfigError, RequestError
+from jengine.runner.report_types import CACHE
 from jengine.server.errors import ApiError
 from jengine.server.http.body import read_body
 from jengine.server.http.json_response import json_response
@@ -23,6 +26,33 @@ class AbortRequest(msgspec.Struct, kw_only=True):
     """The body of POST /abort_requests."""
 
     request_ids: list[str] | None = None
+
+
+class ScaleRequest(msgspec.Struct, kw_only=True):
+    """The body of POST /scale_elastic_ep."""
+
+    new_data_parallel_size: int
+    drain_timeout: float = DRAIN_SECONDS
+
+
+class Scaled(msgspec.Struct):
+    """How many replicas there are now."""
+
+    message: str
+
+
+class Slept(msgspec.Struct):
+    """How deeply the engine sleeps."""
+
+    status: str
+    level: int
+
+
+class Woken(msgspec.Struct):
+    """Whether all is awake, and what was to wake."""
+
+    status: str
+    tags: list[str] | None
 
 
 class Done(msgspec.Struct):
@@ -65,10 +95,81 @@ async def is_paused(service: Service, http: Request) -> Response:
     return json_response({"is_paused": service.live.requests.paused})
 
 
+async def sleep(service: Service, http: Request) -> Response:
+    """Free memory until /wake_up: ?level=, ?mode= for open requests, ?tags=, ?new_requests=."""
+    query = http.query_params
+    try:
+        level = int(query.get("level", "1"))
+    except ValueError as error:
+        text = query["level"]
+        raise ApiError(400, f"level={text!r:.40}: expected 0, 1 or 2.", param="level") from error
+    mode: Any = query.get("mode", "abort")
+    new: Any = query.get("new_requests", "keep")
+    args = service.live.engine.args
+    order = SleepOrder.checked(args, level, mode, query.getlist("tags") or None, new)
+    await everywhere.sleep(service, order)
+    return json_response(Slept("sleeping", level))
+
+
+async def wake_up(service: Service, http: Request) -> Response:
+    """Bring back what sleeps, or what ?tags= names; steps run again once all is awake."""
+    tags = http.query_params.getlist("tags") or None
+    awake = await everywhere.wake_up(service, tags)
+    return json_response(Woken("awake" if awake else "sleeping", tags))
+
+
+async def is_sleeping(service: Service, http: Request) -> Response:
+    """Whether generation is paused or memory sleeps."""
+    live = service.live
+    asleep = live.requests.paused or await asyncio.to_thread(lambda: live.engine.client.is_asleep)
+    return json_response({"is_sleeping": asleep})
+
+
+async def release_kv_cache_memory(service: Service, http: Request) -> Response:
+    """Drop the KV cache alone until /wake_up; open requests are kept."""
+    args = service.live.engine.args
+    await everywhere.sleep(service, SleepOrder.checked(args, 1, "keep", [CACHE], "keep"))
+    return json_response(Done("kv_cache_released"))
+
+
+async def reload_weights(service: Service, http: Request) -> Response:
+    """Read the parameters from the model's folder again."""
+    await asyncio.to_thread(service.live.front.reload_weights)
+    return json_response(Done("reloaded"))
+
+
+async def update_weights(service: Service, http: Request) -> Response:
+    """Refused: parameters are no part of a request."""
+    raise ApiError(
+        501,
+        "This server takes no parameters over HTTP. Write them to the model's folder and POST "
+        "/reload_weights, or use jengine.AsyncLLM's update_params in the trainer's program.",
+    )
+
+
 async def abort_requests(service: Service, http: Request) -> Response:
     """End requests by their ids, which responses and X-Request-Id tell; all if none are given."""
     request = await read_body(http, AbortRequest, strict=True)
     return json_response({"aborted": await everywhere.abort(service, request.request_ids)})
+
+
+async def scale_elastic_ep(service: Service, http: Request) -> Response:
+    """Add replicas, or take some away after their last request; the others answer meanwhile."""
+    wanted = await read_body(http, ScaleRequest, strict=True)
+    count, seconds = wanted.new_data_parallel_size, wanted.drain_timeout
+    if service.peers.count > 1:
+        raise ApiError(
+            400, "Several API processes share the replicas: expected --api-server-count 1."
+        )
+    if seconds < 0:
+        raise ApiError(
+            400, f"drain_timeout={seconds:g}: expected 0 or more.", param="drain_timeout"
+        )
+    try:
+        await asyncio.to_thread(scale_replicas, service.live.engine, count, seconds)
+    except CapacityError as error:  # as vLLM: the drain took too long
+        raise ApiError(408, str(error)) from error
+    return json_response(Scaled(f"Scaled to {count} data parallel engines"))
 
 
 async def start_profile(service: Service, http: Request) -> Response:
@@ -89,10 +190,26 @@ async def stop_profile(service: Service, http: Request) -> Response:
     return json_response(Done("stopped"))
 
 
-async def call_profiler(service: Service, method: str, **arguments: str) -> None:
+async def memory_profile(service: Service, http: Request) -> Response:
+    """What is in the devices' memory, for pprof; ?rank= chooses one of several processes."""
+    found = await call_profiler(service, "memory_profile")
+    rank = http.query_params.get("rank", "0")
+    if not (rank.isascii() and rank.isdecimal() and int(rank) < len(found)):
+        raise ApiError(
+            400, f"rank={rank!r:.40}: expected a number below {len(found)}.", param="rank"
+        )
+    name = f'attachment; filename="memory-{int(rank)}.pb.gz"'
+    return Response(
+        found[int(rank)],
+        media_type="application/octet-stream",
+        headers={"Content-Disposition": name},
+    )
+
+
+async def call_profiler(service: Service, method: str, **arguments: str) -> list[Any]:
     """Call the profiler in every process that runs steps; 409 if it is on, or off, already."""
     try:
-        await asyncio.to_thread(service.live.front.call_workers, method, arguments)
+        return await asyncio.to_thread(service.live.front.call_workers, method, arguments)
     except RequestError as error:
         raise ApiError(409, str(error)) from error
 

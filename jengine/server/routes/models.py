@@ -6,6 +6,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from jengine.adapters import LoRARequest
 from jengine.server.http.json_response import json_response
 from jengine.server.serving.service import Service
 
@@ -36,7 +37,7 @@ class ModelCard(msgspec.Struct, kw_only=True):
     owned_by: str = "jengine"
     root: str
     parent: str | None = None
-    max_model_len: int
+    max_model_len: int | None
     permission: list[Permission]
 
 
@@ -48,16 +49,31 @@ class ModelList(msgspec.Struct, kw_only=True):
 
 
 async def models(service: Service, http: Request) -> Response:
-    """One card for each name."""
-    names = service.live.names.names
-    return json_response(ModelList(data=[card(service, name) for name in names]))
+    """One card for each name of the model, and for each adapter."""
+    live = service.live
+    cards = [card(service, name) for name in live.names.names]
+    cards += [adapter_card(service, adapter) for adapter in live.adapters.all]
+    return json_response(ModelList(data=cards))
 
 
 async def model(service: Service, http: Request) -> Response:
     """The card of one name; names may contain slashes."""
     name: str = http.path_params["model_id"]
-    service.live.names.checked(name)
-    return json_response(card(service, name))
+    _, adapter = service.live.adapters.checked(name)
+    found = card(service, name) if adapter is None else adapter_card(service, adapter)
+    return json_response(found)
+
+
+def adapter_card(service: Service, adapter: LoRARequest) -> ModelCard:
+    """What is told of an adapter, whose parent is the model."""
+    names = service.live.names
+    base = adapter.base_model_name
+    return msgspec.structs.replace(
+        card(service, adapter.lora_name),
+        root=adapter.lora_path,
+        parent=base if base in names.names else names.default,
+        max_model_len=None,
+    )
 
 
 def card(service: Service, name: str) -> ModelCard:

@@ -49,7 +49,7 @@ async def tokenize(service: Service, http: Request) -> Response:
     """The tokens of a prompt or of a conversation; also of one that is longer than the context."""
     request = await read_body(http, TokenizeRequest, strict=service.settings.strict_requests)
     live, settings = service.live, service.settings
-    live.names.checked(request.model)
+    live.adapters.checked(request.model)
     if (request.prompt is None) == (request.messages is None):
         raise ApiError(400, "Expected either prompt or messages.", param="prompt")
     if request.messages is not None:
@@ -59,7 +59,12 @@ async def tokenize(service: Service, http: Request) -> Response:
     def work() -> TokenizeResponse:
         text, special = request.prompt, request.add_special_tokens is not False
         if text is None:
-            text, unread = rendered_chat(live, settings, request)
+            text, unread, images = rendered_chat(live, settings, request)
+            if images:
+                raise ApiError(
+                    400, "messages with images: their tokens depend on the images. Leave them out.",
+                    param="messages",
+                )  # fmt: skip
             special = bool(request.add_special_tokens)  # the template writes them
             ignore(http, unread)
         ids = tokenizer.encode(text, special)
@@ -74,7 +79,7 @@ async def detokenize(service: Service, http: Request) -> Response:
     """The text of tokens."""
     request = await read_body(http, DetokenizeRequest, strict=service.settings.strict_requests)
     live = service.live
-    live.names.checked(request.model)
+    live.adapters.checked(request.model)
     if request.tokens is None:
         raise ApiError(400, "tokens is missing; expected a list of token ids.", param="tokens")
     tokens = live.rendering.limits.in_vocabulary("tokens", request.tokens)

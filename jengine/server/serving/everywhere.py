@@ -5,6 +5,7 @@ In: a service. Out: the same for this process and all others. A server of one pr
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Sequence
 from typing import Any, TypeVar
@@ -12,6 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from jengine.api.async_requests import PauseMode
+from jengine.api.sleep import SleepOrder
 from jengine.metrics.families import merged
 from jengine.metrics.registry import text_of
 from jengine.server.errors import ApiError
@@ -19,11 +21,13 @@ from jengine.server.peers.messages import (
     AbortRequests,
     AskFamilies,
     GetResponse,
+    LoadAdapter,
     Pause,
     PeerError,
     RemoveResponse,
     Resume,
     StoredFrame,
+    UnloadAdapter,
 )
 from jengine.server.serving.peer_answers import answer_peer
 from jengine.server.serving.response_store import Identified, Stored
@@ -73,7 +77,37 @@ async def abort(service: Service, request_ids: Sequence[str] | None) -> int:
     return service.abort(request_ids) + sum(await answers(service.peers.ask(asked)))
 
 
-async def pause(service: Service, mode: PauseMode) -> None:
+async def load_adapter(service: Service, name: str, folder: str, *, in_place: bool) -> str:
+    """Offer a LoRA adapter; what to say to the client. This process tells whether it fits."""
+    asked = LoadAdapter(name, folder, in_place)
+    said = await answer_peer(service, asked)
+    await answers(service.peers.ask(asked))
+    return said
+
+
+async def unload_adapter(service: Service, name: str) -> str:
+    """Offer an adapter no longer; what to say to the client."""
+    said = await answer_peer(service, UnloadAdapter(name))
+    await answers(service.peers.ask(UnloadAdapter(name)))
+    return said
+
+
+async def sleep(service: Service, order: SleepOrder) -> None:
+    """Pause, unless that was done, and free the memory that the order names."""
+    if not service.live.requests.paused:
+        await pause(service, order.mode, order.refusal)
+    await asyncio.to_thread(service.live.front.sleep, order)
+
+
+async def wake_up(service: Service, tags: Sequence[str] | None) -> bool:
+    """Bring back what the tags name. Whether nothing sleeps any more: then steps run again."""
+    awake = await asyncio.to_thread(service.live.front.wake_up, tags)
+    if awake:
+        await resume(service)
+    return awake
+
+
+async def pause(service: Service, mode: PauseMode, refusal: str | None = None) -> None:
     """Run no more steps, after each process has ended or finished its requests if it is to.
 
     One process after the other, as a pause stops the steps that the next one needs to finish.
@@ -82,7 +116,7 @@ async def pause(service: Service, mode: PauseMode) -> None:
         await _on(service, index, Pause(mode))
         await _on(service, index, Resume())
     for index in range(service.peers.count):
-        await _on(service, index, Pause("keep"))
+        await _on(service, index, Pause("keep", refusal))
 
 
 async def resume(service: Service) -> None:

@@ -9,33 +9,41 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from jengine.api.answer_stream import AnswerStream
+from jengine.adapters import LoRARequest
+from jengine.beam_search import BeamSearchParams
 from jengine.engine.timing import Arrival
 from jengine.errors import RequestError
 from jengine.outputs import RequestOutput
+from jengine.pooling_params import PoolingParams
 from jengine.prompts import TokensPrompt
 from jengine.sampling_params import SamplingParams
 from jengine.server.errors import ApiError
+from jengine.server.http.body import read_body
 from jengine.server.http.disconnect import ended, unless_client_leaves
 from jengine.server.http.request_head import deadline_of
 from jengine.server.http.sse import Chunks, stream_response
 from jengine.server.phase import Phase
 from jengine.server.serving.admission import Ticket
 from jengine.server.serving.service import Service
+from jengine.server.settings import ServerSettings
 
 logger = logging.getLogger(__name__)
+R = TypeVar("R", bound=msgspec.Struct)
 
 # Tokens of a whole answer above which the event loop does not write it itself.
 WRITTEN_HERE = 2000
 # The outputs of a request's prompts as they grow, each with its prompt's index.
 Outputs = AsyncGenerator[tuple[int, RequestOutput], None]
+Write = Callable[[Sequence[RequestOutput]], Response]
+# Those of one prompt.
+AnyStream = AsyncGenerator[RequestOutput, None]
 
 
 class Source(Protocol):
@@ -49,8 +57,9 @@ class Prepared(NamedTuple):
     """What a job asks the engine."""
 
     prompts: Sequence[TokensPrompt]
-    params: Sequence[SamplingParams]  # one for each prompt
+    params: Sequence[SamplingParams | BeamSearchParams | PoolingParams]  # one for each prompt
     priority: int = 0
+    adapter: LoRARequest | None = None
 
 
 class Job(Protocol):
@@ -75,12 +84,24 @@ class Job(Protocol):
         ...
 
 
-async def answer(service: Service, http: Request, job: Job) -> Response:
-    """Answer a job, or raise why not."""
+async def read_request(
+    service: Service, http: Request, kind: type[R], check: Callable[[R, ServerSettings], None]
+) -> R:
+    """The body of a request that generates, checked, from a server that takes requests."""
+    service.check_serving()
+    settings = service.settings
+    request = await read_body(http, kind, strict=settings.strict_requests)
+    check(request, settings)
+    return request
+
+
+async def answer(service: Service, http: Request, job: Job, write: Write | None = None) -> Response:
+    """Answer a job, or raise why not. `write` makes a response that is not JSON of its final
+    outputs."""
     live = service.check_serving()
     deadline = deadline_of(http, service.settings.request_timeout)
     ticket = live.admission.enter(job.places)
-    arrival = Arrival(time.monotonic(), http.headers.get("traceparent"))
+    arrival = arrival_of(http)
     outputs = generated(service, job, ticket, deadline, arrival)
     try:
         if job.stream:
@@ -90,13 +111,23 @@ async def answer(service: Service, http: Request, job: Job) -> Response:
             response.end = job.stream_end
         else:
             finals = await unless_client_leaves(http.receive, collected(outputs))
-            response = Response(await written(job, finals), media_type="application/json")
+            if write is None:
+                response = Response(await written(job, finals), media_type="application/json")
+            else:
+                response = await asyncio.to_thread(write, finals)
             ticket.release()
     except BaseException:
         ticket.release()
         raise
     response.headers["X-Request-Id"] = job.client_id
     return response
+
+
+def arrival_of(http: Request) -> Arrival:
+    """When a request came, and what its headers say of it."""
+    rank = http.headers.get("X-data-parallel-rank", "")
+    replica = int(rank) if rank.isdecimal() else None  # as vLLM's: what is no number says nothing
+    return Arrival(time.monotonic(), http.headers.get("traceparent"), replica)
 
 
 async def written(job: Job, finals: Sequence[RequestOutput]) -> bytes:
@@ -106,6 +137,7 @@ async def written(job: Job, finals: Sequence[RequestOutput]) -> bytes:
         return msgspec.json.encode(job.whole(finals))
 
     tokens = sum(len(one.token_ids) for output in finals for one in output.outputs)
+    tokens += sum(output.pooled.size for output in finals if output.pooled is not None)
     return write() if tokens <= WRITTEN_HERE else await asyncio.to_thread(write)
 
 
@@ -124,7 +156,7 @@ async def generated(
     ticket.bring(sum(len(prompt["prompt_token_ids"]) for prompt in asked.prompts))
     _log(service, job, asked)
     streams = [
-        service.generate(prompt, params, job.request_id, asked.priority, arrival)
+        service.generate(prompt, params, job.request_id, asked.priority, arrival, asked.adapter)
         for prompt, params in zip(asked.prompts, asked.params, strict=True)
     ]
     source: Source = Single(streams[0]) if len(streams) == 1 else merged(streams)
@@ -155,7 +187,7 @@ async def next_of(source: Source, deadline: float | None) -> tuple[int, RequestO
 class Single:
     """The outputs of one prompt. Not a generator, which would be one more for every token."""
 
-    def __init__(self, stream: AnswerStream) -> None:
+    def __init__(self, stream: AnyStream) -> None:
         self._stream = stream
 
     async def __anext__(self) -> tuple[int, RequestOutput]:
@@ -166,11 +198,11 @@ class Single:
         await self._stream.aclose()
 
 
-async def merged(streams: Sequence[AnswerStream]) -> Outputs:
+async def merged(streams: Sequence[AnyStream]) -> Outputs:
     """The outputs of several prompts, as they come. The first error ends all."""
     waiting: asyncio.Queue[tuple[int, RequestOutput | BaseException | None]] = asyncio.Queue()
 
-    async def forward(index: int, stream: AnswerStream) -> None:
+    async def forward(index: int, stream: AnyStream) -> None:
         try:
             async for output in stream:
                 waiting.put_nowait((index, output))

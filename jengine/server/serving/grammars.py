@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 
+from jengine.beam_search import BeamSearchParams
 from jengine.errors import RequestError
 from jengine.sampling_params import SamplingParams
 from jengine.server.errors import ApiError
@@ -14,7 +15,7 @@ from jengine.server.serving.service import Live
 from jengine.structured_outputs import NAME
 
 
-async def check_grammar(live: Live, params: SamplingParams, field: str) -> None:
+async def check_grammar(live: Live, params: SamplingParams | BeamSearchParams, field: str) -> None:
     """Wait until the grammar is compiled, in a thread. When the request is submitted it is known,
     so that nothing waits there."""
     structured = params.structured_outputs

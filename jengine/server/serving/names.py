@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from jengine.assembly.engine import Engine
 from jengine.server.errors import ApiError
 
+MOST_NAMED = 20
+
 
 @dataclass(frozen=True)
 class ModelNames:
@@ -39,13 +41,14 @@ class ModelNames:
         """The name in responses."""
         return self.names[0]
 
-    def checked(self, model: str | None) -> str:
-        """The name for a response to a request for `model`; 404 if it is not served."""
+    def checked(self, model: str | None, also: Sequence[str] = ()) -> str:
+        """The name for a response to a request for `model`; 404 if it is not served. `also` are
+        other names that this server has."""
         if model and model not in self.names:
             raise ApiError(
                 404,
                 f"The model `{model[:200]}` does not exist. This server has: "
-                f"{', '.join(self.names)}.",
+                f"{', '.join([*self.names, *also][:MOST_NAMED])}.",
                 param="model",
             )
         return self.default

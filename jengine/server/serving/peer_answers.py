@@ -14,11 +14,13 @@ from jengine.server.peers.messages import (
     AbortRequests,
     AskFamilies,
     GetResponse,
+    LoadAdapter,
     Pause,
     Question,
     RemoveResponse,
     Resume,
     StoredFrame,
+    UnloadAdapter,
 )
 from jengine.server.serving.service import Service
 
@@ -37,7 +39,12 @@ async def answer_peer(service: Service, question: Question) -> Any:
             return service.responses.remove(response_id)
         case AbortRequests(request_ids):
             return service.abort(request_ids)
-        case Pause(mode):
-            return await asyncio.to_thread(service.live.requests.pause, mode)
+        case Pause(mode, refusal):
+            return await asyncio.to_thread(service.live.requests.pause, mode, refusal)
         case Resume():
             return await asyncio.to_thread(service.live.requests.resume)
+        case LoadAdapter(name, folder, in_place):
+            load = service.live.adapters.load
+            return await asyncio.to_thread(load, name, folder, in_place=in_place)
+        case UnloadAdapter(name):
+            return await asyncio.to_thread(service.live.adapters.unload, name)

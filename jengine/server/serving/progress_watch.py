@@ -20,14 +20,20 @@ COMPILING = 10
 class ProgressWatch:
     """Remembers when the steps of each core last went on."""
 
-    def __init__(self, engine: Engine, paused: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        paused: Callable[[], bool],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._engine = engine
         self._paused = paused
+        self._clock = clock
         self._seen: dict[str, tuple[int, float]] = {}  # core -> its steps, and since when
 
     def look(self) -> None:
         """Note which cores' steps went on since the last look. It waits for nothing."""
-        now = time.monotonic()
+        now = self._clock()
         for core in self.cores:
             steps, since = self._seen.get(core.name, (-1, now))
             if core.steps != steps or self._is_idle(core):
@@ -71,7 +77,7 @@ class ProgressWatch:
         return core.age if self._is_idle(core) else max(core.age, self._age(core))
 
     def _age(self, core: PartState) -> float:
-        now = time.monotonic()
+        now = self._clock()
         return now - self._seen.get(core.name, (0, now))[1]
 
     def _is_idle(self, core: PartState) -> bool:

@@ -7,15 +7,18 @@ long text and running a template take long, so the event loop never does either.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
+
+import numpy as np
 
 from jengine.engine.limits import Limits
 from jengine.engine.prompt_renderer import LONGEST_TOKEN, PromptRenderer
 from jengine.errors import ContextOverflow
 from jengine.prompts import TokensPrompt
 from jengine.server.errors import ApiError
+from jengine.text.chat_images import ImagePart
 from jengine.text.tokenization import Tokenization
 from jengine.text.tokenizer import Tokenizer
 
@@ -62,10 +65,31 @@ class Rendering:
             self.limits.in_vocabulary("prompt", given)
         return self._prompts.render(given, how)
 
-    def conversation(self, text: str, how: Tokenization) -> TokensPrompt:
-        """A conversation as its template wrote it, as a prompt that fits."""
+    def conversation(
+        self,
+        text: str,
+        how: Tokenization,
+        images: Sequence[ImagePart] = (),
+        options: Mapping[str, Any] | None = None,
+    ) -> TokensPrompt:
+        """A conversation as its template wrote it, with its images, as a prompt that fits."""
         self._check_length(text, how)
-        return self._prompts.render_chat(text, how)
+        return self._prompts.render_chat(text, how, images, options)
+
+    def without_images(self, messages: Any) -> tuple[Any, list[ImagePart]]:
+        """The messages with a mark in place of each image, if the model takes any."""
+        return self._prompts.without_images(messages)
+
+    @property
+    def image_text(self) -> str | None:
+        """The text that stands for an image; None: the model takes none."""
+        return self._prompts.image_text
+
+    def audio(self, ids: list[int], samples: np.ndarray) -> TokensPrompt:
+        """The beginning of an answer, with the audio that it is about at the model's rate."""
+        return self._prompts.render(
+            {"prompt_token_ids": ids, "multi_modal_data": {"audio": samples}}
+        )
 
     def close(self) -> None:
         """Let the threads end when they are idle."""

@@ -7,28 +7,33 @@ these and outputs into JSON; they touch no other part of the engine. Must not kn
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from jengine.adapters import LoRARequest
 from jengine.api.answer_stream import AnswerStream, Reader
 from jengine.api.async_requests import AsyncRequests
+from jengine.api.beams import opened_search, streamed_search
 from jengine.api.front import Front
 from jengine.api.metrics import exporter_of
 from jengine.assembly.engine import Engine
+from jengine.beam_search import BeamSearchParams
 from jengine.engine.answer import Answer
+from jengine.engine.input_processor import AnyParams
 from jengine.engine.timing import Arrival
 from jengine.errors import EngineDead
 from jengine.metrics.families import Family, families_of
 from jengine.metrics.registry import process_registry
-from jengine.outputs import Counts
+from jengine.outputs import Counts, RequestOutput
 from jengine.prompts import TokensPrompt
-from jengine.sampling_params import SamplingParams
 from jengine.server.errors import ApiError
 from jengine.server.peers.board import Board, Field
 from jengine.server.peers.channel import Peers
 from jengine.server.phase import Phase, check_serving
+from jengine.server.serving.adapters import ServedAdapters
 from jengine.server.serving.admission import Admission
+from jengine.server.serving.ignored_fields import IgnoredFields
 from jengine.server.serving.names import ModelNames
 from jengine.server.serving.progress_watch import ProgressWatch
 from jengine.server.serving.rendering import Rendering
@@ -46,6 +51,7 @@ class Live:
     requests: AsyncRequests
     rendering: Rendering
     names: ModelNames
+    adapters: ServedAdapters
     admission: Admission
 
 
@@ -62,7 +68,7 @@ class Service:
         self.problem: str | None = None  # of one of several cores, for people
         self.counts = Counts()  # as last known
         self.registry = process_registry()  # of the metrics
-        self.ignored_fields = 0  # that requests had, counted
+        self.ignored_fields = IgnoredFields()
         self.responses: ResponseStore[Any] = ResponseStore(
             -(-settings.max_stored_responses // self.peers.count),
             -(-settings.max_stored_response_bytes // self.peers.count),
@@ -80,19 +86,21 @@ class Service:
         if "hf" in (settings.reasoning_parser, settings.tool_call_parser):
             tokenizer = engine.session.input_processor.prompts.required_tokenizer()
             load_response_template(tokenizer.response_template)  # refused now, not per request
+        names = ModelNames.of(engine, settings.served_model_name)
         self._live = Live(
             engine,
             Front("server", engine),
             AsyncRequests(engine.session),
             Rendering(engine.session.input_processor.prompts, settings.render_timeout),
-            ModelNames.of(engine, settings.served_model_name),
+            names,
+            ServedAdapters(engine, names, settings.lora_modules),
             Admission(
                 settings.queue_limit(engine.schedule.max_num_seqs),
                 settings.max_num_queued_tokens,
                 self.peers.board,
             ),
         )
-        name, prefix = self._live.names.default, settings.metrics_compat
+        name, prefix = names.default, settings.metrics_compat
         self.registry.register(exporter_of(engine, name, prefix))
         requests = self._live.requests
         self.watch = ProgressWatch(engine, lambda: requests.paused)
@@ -115,17 +123,53 @@ class Service:
         check_serving(self.phase)
         return self.live
 
+    def check_kind(self, kind: str | None, path: str) -> None:
+        """404 on a route for models of another kind: those that generate, or those that pool."""
+        if kind is None or self._live is None:
+            return
+        pools = self._live.front.session.input_processor.pooling is not None
+        own = "pooling" if pools else "generate"
+        if kind == own:
+            return
+        needs = {
+            "generate": "a model that generates text",
+            "pooling": "a pooling model (--runner pooling)",
+        }
+        raise ApiError(
+            404,
+            f"{path[1:]} needs {needs[kind]}; {self._live.names.default} is not one.",
+        )
+
     # --- requests --------------------------------------------------------------------------
 
     def generate(
         self,
         prompt: TokensPrompt,
-        params: SamplingParams,
+        params: AnyParams | BeamSearchParams,
         request_id: str,
         priority: int = 0,
         arrival: Arrival | None = None,
-    ) -> AnswerStream:
+        adapter: LoRARequest | None = None,
+    ) -> AsyncGenerator[RequestOutput, None]:
         """The outputs of one prompt. `request_id` is completed, as several prompts may have it."""
+
+        def open_stream(prompt: TokensPrompt, params: AnyParams) -> AnswerStream:
+            return self._stream(prompt, params, request_id, priority, arrival, adapter)
+
+        if not isinstance(params, BeamSearchParams):
+            return open_stream(prompt, params)
+        search = opened_search(self.live.front.session, prompt, params)
+        return streamed_search(search, open_stream, request_id)
+
+    def _stream(
+        self,
+        prompt: TokensPrompt,
+        params: AnyParams,
+        request_id: str,
+        priority: int,
+        arrival: Arrival | None,
+        adapter: LoRARequest | None,
+    ) -> AnswerStream:
         live = self.live
         unique = f"{request_id}-{secrets.token_hex(4)}"
 
@@ -136,6 +180,7 @@ class Service:
                 params,
                 request_id=unique,
                 priority=priority,
+                lora_request=adapter,
                 reader=reader,
                 arrival=arrival or Arrival(reader.arrival),
             )
@@ -189,7 +234,7 @@ class Service:
         if self._live is not None:
             stats = self._live.engine.session.stats
             stats.rejections.update(self._live.admission.rejections)
-            stats.ignored_fields = self.ignored_fields
+            stats.ignored_fields = self.ignored_fields.count
         return families_of(self.registry)
 
     async def current_counts(self) -> Counts:

@@ -14,6 +14,9 @@ from typing import NamedTuple
 from jengine.text.chat_parts import ChatPart, Given
 from jengine.text.reasoning_parsers.gemma4 import end_of_channel, parse_gemma4
 from jengine.text.reasoning_parsers.thinking import (
+    QWEN3,
+    THINK_END,
+    THINK_START,
     end_of_thinking,
     parse_deepseek_r1,
     parse_qwen3,
@@ -25,17 +28,26 @@ from jengine.text.tool_parsers.templated import parse_templated_without_calls
 ParseReasoning = Callable[[TextReader, Given], Parsing[ChatPart, None]]
 
 
+class Marks(NamedTuple):
+    """An answer that begins inside its reasoning may repeat `start`; any of `ends` ends it."""
+
+    start: str
+    ends: tuple[str, ...]
+
+
 class ReasoningFormat(NamedTuple):
     """How a family of models marks its reasoning.
 
     `special_tokens`: its marks are special tokens, which must be kept in the text. `end` gives what
     ends the reasoning of an answer to a prompt, None where an answer may begin without any: a
-    grammar of the answer begins after it.
+    grammar of the answer begins after it. `marks` are those between which all tokens are reasoning,
+    where it is as simple as that.
     """
 
     parse: ParseReasoning
     end: Callable[[str], str | None]
     special_tokens: bool = True
+    marks: Marks | None = None
 
 
 # What gpt-oss writes before the message that is its answer.
@@ -47,9 +59,13 @@ def unknown_end(prompt: str) -> None:
 
 
 REASONING_PARSERS = {
-    "deepseek_r1": ReasoningFormat(parse_deepseek_r1, end_of_thinking),
+    "deepseek_r1": ReasoningFormat(
+        parse_deepseek_r1, end_of_thinking, marks=Marks(THINK_START, (THINK_END,))
+    ),
     "gemma4": ReasoningFormat(parse_gemma4, end_of_channel),
     "hf": ReasoningFormat(parse_templated_without_calls, unknown_end),
     "openai_gptoss": ReasoningFormat(parse_harmony_without_calls, lambda prompt: HARMONY_FINAL),
-    "qwen3": ReasoningFormat(parse_qwen3, end_of_thinking),
+    "qwen3": ReasoningFormat(
+        parse_qwen3, end_of_thinking, marks=Marks(THINK_START, (THINK_END, QWEN3.call or ""))
+    ),
 }

@@ -1,0 +1,271 @@
+"""Calls on an engine from asyncio programs, apart from requests: parameters, pauses, shutdown."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from jengine.adapters import LoRARequest
+from jengine.api import parameters
+from jengine.api.async_requests import AsyncRequests, PauseMode
+from jengine.api.base import BaseLLM
+from jengine.api.collective import collective_rpc
+from jengine.api.done import Done
+from jengine.api.parameters import OnInflight
+from jengine.api.profiling import trace_folder
+from jengine.api.sleep import NewRequests, SleepOrder
+from jengine.api.stats import EngineStats
+from jengine.assembly.engine import Engine
+from jengine.assembly.processes.elastic import DRAIN_SECONDS, scale_replicas
+from jengine.assembly.settings.values import one_of
+from jengine.errors import EngineDead, UnsupportedFeature
+from jengine.executor.protocol import WorkerHealth
+from jengine.metrics.reader import Metric
+
+# Seconds between two checks whether all requests have ended.
+GLANCE = 0.01
+
+
+class AsyncEngine(BaseLLM):
+    """An engine whose calls are awaited. `AsyncLLM` adds the requests."""
+
+    def _hold(self, engine: Engine) -> None:
+        if engine.processes > 1:
+            engine.client.shutdown()
+            raise UnsupportedFeature(
+                "AsyncLLM over several processes is not built yet: their requests would come in "
+                "different orders. Use LLM, or a mesh of this process's own devices."
+            )
+        super()._hold(engine)
+        self._requests = AsyncRequests(engine.session)
+
+    async def stats(self) -> EngineStats:
+        """Counts of requests, cache use and compiled programs."""
+        return await asyncio.to_thread(self._front.stats)
+
+    async def get_metrics(self, prefix: Literal["jengine", "vllm"] = "jengine") -> list[Metric]:
+        """Every counter, gauge and histogram as it is now; as `LLM.get_metrics`."""
+        return await asyncio.to_thread(self._front.get_metrics, prefix)
+
+    async def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        """Forget cached prefixes; as `LLM.reset_prefix_cache`."""
+        return await asyncio.to_thread(self._front.reset_prefix_cache, reset_running_requests)
+
+    async def health(self, *, probe: bool = False) -> list[WorkerHealth]:
+        """The health of every process that runs steps; as `LLM.health`."""
+        return await asyncio.to_thread(self._front.health, probe)
+
+    async def call_workers(self, method: str, **arguments: Any) -> list[Any]:
+        """Call a method in every process that runs steps; as `LLM.call_workers`."""
+        return await asyncio.to_thread(self._front.call_workers, method, arguments)
+
+    async def collective_rpc(
+        self,
+        method: str | Callable[..., Any],
+        timeout: float | None = None,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> list[Any]:
+        """Call in every process that runs steps; as `LLM.collective_rpc`."""
+        return await asyncio.to_thread(collective_rpc, self._front, method, timeout, args, kwargs)
+
+    async def add_lora(
+        self,
+        lora_request: LoRARequest,
+        params: Mapping[str, Any] | None = None,
+        *,
+        alpha: float | None = None,
+        use_rslora: bool = False,
+    ) -> bool:
+        """Load an adapter; as `LLM.add_lora`."""
+        add = partial(self._front.session.adapters.add, use_rslora=use_rslora)
+        return await asyncio.to_thread(add, lora_request, params, alpha)
+
+    async def remove_lora(self, lora_id: int) -> bool:
+        """Forget an adapter; as `LLM.remove_lora`."""
+        return await asyncio.to_thread(self._front.session.adapters.remove, lora_id)
+
+    async def list_loras(self) -> set[int]:
+        """The numbers of loaded adapters."""
+        return self._front.session.adapters.numbers()
+
+    async def pin_lora(self, lora_id: int) -> bool:
+        """Keep an adapter loaded; as `LLM.pin_lora`."""
+        return await asyncio.to_thread(self._front.session.adapters.pin, lora_id)
+
+    async def wait_until_warm(self, timeout: float | None = None) -> bool:
+        """Wait until every program is compiled; as `LLM.wait_until_warm`."""
+        return await asyncio.to_thread(self.engine.wait_until_warm, timeout)
+
+    async def update_params(
+        self, params: Any, *, donate: bool = False, on_inflight: OnInflight = "finish"
+    ) -> int:
+        """Use other parameters, between two steps; as `LLM.update_params`.
+
+        With "finish", requests that come meanwhile wait and run with the new ones. While generation
+        is paused nothing waits: requests that were kept go on with the new ones at resume.
+        """
+        return await asyncio.to_thread(
+            parameters.update_params,
+            self.engine, params, donate, on_inflight, self._requests.finish_all,
+        )  # fmt: skip
+
+    async def save(
+        self,
+        path: str | Path,
+        format: Literal["safetensors", "orbax"] = "safetensors",
+        *,
+        overwrite: bool = False,
+    ) -> None:
+        """Write the parameters in use as a model folder; as `LLM.save`."""
+        await asyncio.to_thread(parameters.save, self.engine, path, format, overwrite)
+
+    async def pause_generation(
+        self, *, mode: PauseMode = "abort", clear_cache: bool = True
+    ) -> None:
+        """Run no more steps until `resume_generation`; it returns when the last one has ended.
+
+        Requests that are open are aborted ("abort"), finished first ("wait"), or keep what they
+        have and go on at the resume ("keep"). Requests that come meanwhile wait for the resume, and
+        one that is aborted meanwhile gets its last output then. `clear_cache` forgets the prefix
+        cache; kept requests are then computed again from the tokens that they have.
+        """
+        one_of("mode", mode, ("abort", "wait", "keep"))
+        self._front.session.client.check_alive()
+        await asyncio.to_thread(self._requests.pause, mode)
+        if clear_cache:
+            await self.reset_prefix_cache(reset_running_requests=True)
+
+    async def resume_generation(self) -> None:
+        """Run steps again after `pause_generation`."""
+        self.engine  # noqa: B018 - raises if it was shut down
+        await asyncio.to_thread(self._requests.resume)
+
+    async def sleep(
+        self,
+        level: int = 1,
+        mode: PauseMode = "abort",
+        *,
+        tags: Sequence[str] | None = None,
+        new_requests: NewRequests = "keep",
+    ) -> None:
+        """Pause generation and give memory back until `wake_up`; as `LLM.sleep`.
+
+        Requests that come meanwhile wait for the waking, or are refused, as `new_requests` says.
+        """
+        order = SleepOrder.checked(self.engine.args, level, mode, tags, new_requests)
+        if not self._requests.paused:
+            await asyncio.to_thread(self._requests.pause, order.mode, order.refusal)
+        await asyncio.to_thread(self._front.sleep, order)
+
+    async def wake_up(self, tags: Sequence[str] | None = None) -> bool:
+        """Bring back what sleeps, or what `tags` names; as `LLM.wake_up`."""
+        awake = await asyncio.to_thread(self._front.wake_up, tags)
+        if awake:
+            await self.resume_generation()
+        return awake
+
+    async def is_sleeping(self) -> bool:
+        """Whether generation is paused or memory sleeps."""
+        if self._requests.paused:
+            return True
+        return await asyncio.to_thread(lambda: self._front.session.client.is_asleep)
+
+    async def release_kv_cache_memory(self) -> None:
+        """Drop the KV cache alone until `wake_up`; as `LLM.release_kv_cache_memory`."""
+        await self.sleep(level=1, mode="keep", tags=["kv_cache"])
+
+    async def reload_weights(self) -> None:
+        """Read the parameters from the model's folder again; as `LLM.reload_weights`."""
+        await asyncio.to_thread(self._front.reload_weights)
+
+    async def resize_cache(self, num_bytes: int | str) -> None:
+        """Give the KV cache another size; as `LLM.resize_cache`."""
+        await asyncio.to_thread(self._front.resize_cache, num_bytes)
+
+    async def scale_elastic_ep(
+        self, new_data_parallel_size: int, drain_timeout: float = DRAIN_SECONDS
+    ) -> None:
+        """Add replicas or take some away, while requests run; each replica has a process of its
+        own. One that still has requests after `drain_timeout` seconds stays, with an error."""
+        await asyncio.to_thread(scale_replicas, self.engine, new_data_parallel_size, drain_timeout)
+
+    async def is_paused(self) -> bool:
+        """Whether generation is paused."""
+        return self._requests.paused
+
+    async def start_profile(self, profile_prefix: str | None = None) -> None:
+        """Record what the devices do; as `LLM.start_profile`."""
+        await self.call_workers(
+            "start_profile", folder=trace_folder(self.engine.args, profile_prefix)
+        )
+
+    async def stop_profile(self) -> None:
+        """Write what was recorded since start_profile()."""
+        await self.call_workers("stop_profile")
+
+    async def write_recording(self) -> str:
+        """Write the last steps to a file; as `LLM.write_recording`."""
+        return (await self.call_workers("write_recording"))[0]
+
+    async def is_tracing_enabled(self) -> bool:
+        """Whether requests are traced: `otlp_traces_endpoint` was given."""
+        return self.engine.args.otlp_traces_endpoint is not None
+
+    async def wait_for_requests_to_drain(self, drain_timeout: float = 300) -> None:
+        """Return when no request is open; TimeoutError after so many seconds."""
+        end = time.monotonic() + drain_timeout
+        while self._front.session.open_answers:
+            if time.monotonic() > end:
+                raise TimeoutError(f"requests are still running after {drain_timeout} seconds")
+            await asyncio.sleep(GLANCE)
+
+    async def check_health(self) -> None:
+        """Raise EngineDead if the engine has stopped. Never waits for a step."""
+        self._front.session.client.check_alive()
+
+    @property
+    def errored(self) -> bool:
+        """Whether the engine has stopped."""
+        return self._death() is not None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether new requests are accepted."""
+        return not self.errored
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the engine has stopped."""
+        return self.errored
+
+    @property
+    def dead_error(self) -> BaseException:
+        """The error that every request gets once the engine has stopped."""
+        return self._death() or EngineDead("this engine has stopped; create a new one.")
+
+    def _death(self) -> EngineDead | None:
+        try:
+            self._front.session.client.check_alive()
+        except EngineDead as error:
+            return error
+        return None
+
+    def shutdown(self) -> Done:
+        """End every request and free the device memory. Calling it twice is harmless.
+
+        All is done when it returns; `await engine.shutdown()` works as well.
+        """
+        if self._front.leave() is not None:
+            self._requests.shutdown()
+        return Done()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.shutdown()

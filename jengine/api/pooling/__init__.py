@@ -1,0 +1,1 @@
+"""Pooling for users: embeddings, classes, rewards and scores of prompts."""

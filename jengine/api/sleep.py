@@ -1,0 +1,71 @@
+"""Sleep and waking as users ask for them, checked. No jax.
+
+In: levels and tags with vLLM's names. Out: a SleepOrder, or an error that says what is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, get_args
+
+from jengine.api.async_requests import PauseMode
+from jengine.assembly.settings.args import EngineArgs
+from jengine.errors import RequestError
+from jengine.runner.report_types import SLEEPERS
+from jengine.sampling_checks import integer
+
+# What happens to requests that come while the engine sleeps.
+NewRequests = Literal["keep", "refuse"]
+SCHEDULING = "scheduling"  # the tag of steps, which wake with everything else
+ASLEEP = "the engine sleeps. Send the request again once it was woken up."
+
+
+class SleepOrder(NamedTuple):
+    """What an engine is to do."""
+
+    level: int
+    mode: PauseMode
+    tags: tuple[str, ...]  # what is to sleep; none at level 0, which only pauses
+    refusal: str | None  # of new requests
+
+    @classmethod
+    def checked(
+        cls,
+        args: EngineArgs,
+        level: int,
+        mode: PauseMode,
+        tags: Sequence[str] | None,
+        new_requests: NewRequests,
+    ) -> SleepOrder:
+        """The order, or an error."""
+        level = integer("level", level, 0, 2)
+        check_one_of("mode", mode, get_args(PauseMode))
+        check_one_of("new_requests", new_requests, get_args(NewRequests))
+        if level and not args.enable_sleep_mode:
+            raise RequestError(
+                f"sleep(level={level}): this engine was created without enable_sleep_mode=True."
+            )
+        if not level and tags is not None:
+            raise RequestError("sleep(level=0) only pauses; leave tags out, or use level 1 or 2.")
+        chosen = checked_tags(tags, SLEEPERS) if level else ()
+        return cls(level, mode, chosen, ASLEEP if new_requests == "refuse" else None)
+
+
+def tags_to_wake(tags: Sequence[str] | None) -> tuple[str, ...]:
+    """What is to wake; everything if nothing is named."""
+    return tuple(tag for tag in checked_tags(tags, (*SLEEPERS, SCHEDULING)) if tag != SCHEDULING)
+
+
+def check_one_of(name: str, value: str, choices: Sequence[str]) -> None:
+    """Refuse any other value."""
+    if value not in choices:
+        raise RequestError(f"{name}={value!r:.40}: expected one of {', '.join(choices)}.")
+
+
+def checked_tags(tags: Sequence[str] | None, known: Sequence[str]) -> tuple[str, ...]:
+    """The tags, each of them known; all of them for None."""
+    if tags is None:
+        return tuple(known)
+    if isinstance(tags, str) or not all(tag in known for tag in tags):
+        raise RequestError(f"tags={tags!r:.80}: expected a list of {', '.join(known)}.")
+    return tuple(tags)

@@ -1,0 +1,70 @@
+"""Beam search as users ask for it and read it, with vLLM's names: parameters, sequences, output."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from jengine.errors import RequestError
+from jengine.sampling_checks import MAX_N, boolean, integer, number
+from jengine.sampling_names import refuses_unknown_names
+from jengine.structured_outputs import StructuredOutputsParams
+
+if TYPE_CHECKING:  # numpy comes with it, and help texts need none
+    from jengine.logprobs import Table
+
+
+@refuses_unknown_names
+@dataclass
+class BeamSearchParams:
+    """Settings of a beam search. Invalid values raise RequestError (a ValueError)."""
+
+    beam_width: int
+    max_tokens: int
+    ignore_eos: bool = False
+    temperature: float = 0.0  # raw log-probabilities are compared, so only ties can depend on it
+    length_penalty: float = 1.0
+    include_stop_str_in_output: bool = False  # of answers over HTTP: LLM's always have the EOS
+    structured_outputs: StructuredOutputsParams | None = None
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        self.beam_width = integer("beam_width", self.beam_width, 1, MAX_N)
+        self.max_tokens = integer("max_tokens", self.max_tokens, 1)
+        self.temperature = number("temperature", self.temperature, 0, 2)
+        self.length_penalty = number("length_penalty", self.length_penalty, -1e6, 1e6)
+        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
+            boolean(name, vars(self)[name])
+        structured = self.structured_outputs
+        if structured is not None and not isinstance(structured, StructuredOutputsParams):
+            raise RequestError(
+                f"structured_outputs is a {type(structured).__name__}; expected "
+                "StructuredOutputsParams(json=..., regex=..., choice=... or grammar=...)."
+            )
+
+    @property
+    def candidates(self) -> int:
+        """How many continuations of each beam are compared in a step."""
+        return 2 * self.beam_width
+
+
+@dataclass
+class BeamSearchSequence:
+    """One beam. `tokens` and `text` begin with the prompt; `logprobs` has an item per new token."""
+
+    tokens: list[int]
+    logprobs: Sequence[Table]
+    cum_logprob: float = 0.0
+    text: str | None = None
+    finish_reason: str | None = None  # "abort" or "error" where the search was ended early
+    stop_reason: int | str | None = None
+    orig_prompt: Any = None
+    lora_request: None = None
+
+
+@dataclass
+class BeamSearchOutput:
+    """The best sequences of one prompt, best first: `beam_width` of them, or all that there are."""
+
+    sequences: list[BeamSearchSequence] = field(default_factory=list)

@@ -1,0 +1,173 @@
+"""Time to first token of conversations that take turns, with a KV cache for some of them.
+
+In: a model and a number of conversations. Out: a table, and JSON with every setting: the same trace
+with what left the device computed again, loaded from the host's memory, and loaded from a folder by
+an engine that has just started.
+
+    python -m jengine.bench.conversations --output-json result.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jengine import LLM, SamplingParams
+from jengine.bench.surroundings import shown_command, surroundings
+
+BLOCK = 16
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Conversations of random tokens: all have their first turn, then all their second."""
+
+    conversations: int = 64
+    turns: int = 8
+    turn_tokens: int = 80
+    answer_tokens: int = 32
+    cached_share: float = 0.25  # of the conversations that the device's cache has room for
+    seed: int = 0
+
+    @property
+    def length(self) -> int:
+        """Tokens of a conversation at its end."""
+        return self.turns * (self.turn_tokens + self.answer_tokens)
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of the device's cache, the null block included."""
+        held = self.conversations * self.cached_share * -(-self.length // BLOCK)
+        return max(int(held), -(-self.length // BLOCK) + 1) + 1
+
+    def asked(self, vocab_size: int) -> np.ndarray:
+        """i32[turns, conversations, turn_tokens]: what is said to the model."""
+        rng = np.random.default_rng(self.seed)
+        size = (self.turns, self.conversations, self.turn_tokens)
+        return rng.integers(3, vocab_size, size, dtype=np.int32)
+
+
+def engine(model: str, trace: Trace, **settings: Any) -> LLM:
+    """An engine whose cache has room for a share of the conversations."""
+    return LLM(
+        model, max_model_len=trace.length + BLOCK, max_num_seqs=4, block_size=BLOCK,
+        num_gpu_blocks_override=trace.blocks, seed=trace.seed, **settings,
+    )  # fmt: skip
+
+
+def seconds_to_first_token(
+    llm: LLM, trace: Trace, texts: list[list[int]], turns: Sequence[int]
+) -> list[list[float]]:
+    """Run these turns of every conversation, one request after the other; by turn."""
+    llm.engine.wait_until_warm()
+    asked = trace.asked(llm.engine.model.vocab_size)
+    params = SamplingParams(temperature=0, max_tokens=trace.answer_tokens, ignore_eos=True)
+    found = []
+    for turn in turns:
+        row = []
+        for text, words in zip(texts, asked[turn].tolist(), strict=True):
+            text += words
+            (output,) = llm.generate([{"prompt_token_ids": list(text)}], params, use_tqdm=False)
+            assert output.metrics is not None
+            row.append(output.metrics.first_token_latency)
+            text += output.outputs[0].token_ids
+        found.append(row)
+    return found
+
+
+def measured(
+    model: str, trace: Trace, settings: Mapping[str, Any], *, restarts: bool = False
+) -> tuple[list[list[float]], list[list[int]]]:
+    """By turn after the first, what each conversation waited; and all texts. With `restarts` the
+    last turn alone, in an engine that starts when the others have run."""
+    texts: list[list[int]] = [[] for _ in range(trace.conversations)]
+    turns = list(range(trace.turns))
+    with engine(model, trace, **settings) as llm:
+        found = seconds_to_first_token(llm, trace, texts, turns[:-1] if restarts else turns)
+    if not restarts:
+        return found[1:], texts
+    with engine(model, trace, **settings) as llm:
+        return seconds_to_first_token(llm, trace, texts, turns[-1:]), texts
+
+
+def folder_settings(folder: str, most_bytes: int) -> dict[str, Any]:
+    """Blocks in the host's memory, and in a folder."""
+    tier = {"type": "fs", "root_dir": folder}
+    extra = {"cpu_bytes_to_use": most_bytes, "secondary_tiers": [tier]}
+    return {
+        "kv_transfer_config": {
+            "kv_connector": "OffloadingConnector", "kv_role": "kv_both",
+            "kv_connector_extra_config": extra,
+        },
+    }  # fmt: skip
+
+
+def percentiles(seconds: Sequence[Sequence[float]]) -> dict[str, float]:
+    """Milliseconds."""
+    values = 1e3 * np.asarray([one for row in seconds for one in row])
+    return {
+        "mean_ms": float(values.mean()),
+        "p50_ms": float(np.percentile(values, 50)),
+        "p99_ms": float(np.percentile(values, 99)),
+    }
+
+
+def run(model: str, trace: Trace, host_gib: float) -> dict[str, Any]:
+    """All measurements; each answers the same."""
+    computed, texts = measured(model, trace, {})
+    loaded, same = measured(model, trace, {"kv_offloading_size": host_gib})
+    assert same == texts, "answers differ with blocks from the host's memory"
+    with tempfile.TemporaryDirectory() as folder:
+        settings = folder_settings(folder, int(host_gib * 2**30))
+        fetched, same = measured(model, trace, settings, restarts=True)
+    assert same == texts, "answers differ with blocks from a folder"
+    found = {
+        "recompute": percentiles(computed),
+        "host": percentiles(loaded),
+        "recompute, last turn": percentiles(computed[-1:]),
+        "folder after a restart, last turn": percentiles(fetched),
+    }
+    ratio = {
+        "host": found["host"]["mean_ms"] / found["recompute"]["mean_ms"],
+        "folder": found["folder after a restart, last turn"]["mean_ms"]
+        / found["recompute, last turn"]["mean_ms"],
+    }
+    return {"time_to_first_token": found, "of_recompute": ratio}
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Measure, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="demo")
+    parser.add_argument("--conversations", type=int, default=64)
+    parser.add_argument("--turns", type=int, default=8)
+    parser.add_argument("--turn-tokens", type=int, default=80)
+    parser.add_argument("--answer-tokens", type=int, default=32)
+    parser.add_argument("--host-gib", type=float, default=1.0)
+    parser.add_argument("--output-json", type=Path)
+    args = parser.parse_args(words)
+    trace = Trace(args.conversations, args.turns, args.turn_tokens, args.answer_tokens)
+    result = run(args.model, trace, args.host_gib)
+    for name, values in result["time_to_first_token"].items():
+        print(f"{name:<36}" + "".join(f"{key} {value:9.2f}  " for key, value in values.items()))
+    for name, value in result["of_recompute"].items():
+        print(f"{name}: {value:.2f} of recompute")
+    if args.output_json is not None:
+        whole = {
+            "bench": "conversations",
+            "command": shown_command("jengine.bench.conversations", words or sys.argv[1:]),
+            "trace": asdict(trace), **surroundings(), **result,
+        }  # fmt: skip
+        args.output_json.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

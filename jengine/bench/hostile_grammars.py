@@ -1,0 +1,114 @@
+"""What grammars made to do harm cost those who make them, and everybody else.
+
+    python -m jengine.bench.hostile_grammars [MODEL] [--output-json FILE]
+
+One thread makes free text without a pause. Meanwhile each hostile grammar is asked for: the seconds
+until it was refused, or its answer had ended, and the free tokens per second until then beside
+those without it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jengine.api.llm import LLM
+from jengine.bench.surroundings import shown_command, surroundings
+from jengine.errors import RequestError
+from jengine.sampling_params import SamplingParams
+from jengine.structured_outputs import StructuredOutputsParams
+
+HOSTILE: Mapping[str, Mapping[str, Any]] = {
+    "regex of 2^60 states": {"regex": "(a|b)*a(a|b){60}"},
+    "regex of nested repetitions": {"regex": "((a{0,300}){0,300}){0,300}"},
+    "regex of many wildcards": {"regex": "(.*a){25}"},
+    "regex of nested options": {"regex": "(?:(?:(?:a?){50}){50}){50}b"},
+    "schema of 5 MiB": {"json": json.dumps({"description": "x" * (5 << 20)})},
+    "schema of 100,000 brackets": {"json": '{"items":' * 100_000 + "true" + "}" * 100_000},
+    "schema of 5,000 optional properties": {
+        "json": {"type": "object", "properties": {f"p{i}": {} for i in range(5000)}}
+    },
+    "EBNF of 10,000 alternatives": {
+        "grammar": "root ::= " + " | ".join(f'"{i:05}"' for i in range(10_000))
+    },
+}
+QUIET = 2.0  # seconds of free text alone
+ROWS = 4
+
+
+class FreeText:
+    """Makes free text in a thread of its own, and counts its tokens."""
+
+    def __init__(self, llm: LLM) -> None:
+        self.tokens = 0
+        self._llm = llm
+        self._ended = False
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        params = SamplingParams(max_tokens=32, ignore_eos=True)
+        while not self._ended:
+            outputs = self._llm.generate(["Once upon a time"] * ROWS, params, use_tqdm=False)
+            self.tokens += sum(len(one.outputs[0].token_ids) for one in outputs)
+
+    def end(self) -> None:
+        """Stop."""
+        self._ended = True
+        self._thread.join()
+
+
+def measure(llm: LLM) -> dict[str, Any]:
+    """Each hostile grammar beside free text."""
+    free = FreeText(llm)
+    time.sleep(QUIET)  # programs
+    began, before = time.perf_counter(), free.tokens
+    time.sleep(QUIET)
+    alone = (free.tokens - before) / (time.perf_counter() - began)
+    found = {name: _ask(llm, free, given) for name, given in HOSTILE.items()}
+    free.end()
+    return {"free_tokens_per_s": alone, "slowest_s": max(one["seconds"] for one in found.values()),
+            "grammars": found}  # fmt: skip
+
+
+def _ask(llm: LLM, free: FreeText, given: Mapping[str, Any]) -> dict[str, Any]:
+    began, before = time.perf_counter(), free.tokens
+    try:
+        params = SamplingParams(
+            structured_outputs=StructuredOutputsParams(**given), max_tokens=16, temperature=0
+        )
+        (output,) = llm.generate("Make one.", params, use_tqdm=False)
+        ended = str(output.outputs[0].finish_reason)
+    except RequestError as error:
+        ended = f"refused: {str(error)[:100]}"
+    seconds = time.perf_counter() - began
+    time.sleep(max(0.0, 1.0 - seconds))  # so that free tokens can be counted
+    rate = (free.tokens - before) / (time.perf_counter() - began)
+    return {"ended": ended, "seconds": seconds, "free_tokens_per_s": rate}
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model", nargs="?", default="demo")
+    parser.add_argument("--output-json", type=Path, metavar="FILE")
+    args = parser.parse_args(words)
+    compilation = {"variants": ["sampled", "adjusted"], "wait_for": "all"}
+    settings = {"max_num_seqs": 8, "max_model_len": 512, "show_progress": False}
+    with LLM(args.model, compilation_config=compilation, **settings) as llm:
+        found = measure(llm)
+    command = shown_command("jengine.bench.hostile_grammars", sys.argv[1:])
+    result = {"command": command, "bench": "hostile_grammars", **surroundings(), **found}
+    print(json.dumps(result))
+    if args.output_json is not None:
+        args.output_json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

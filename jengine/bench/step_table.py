@@ -1,0 +1,151 @@
+"""Times steps by decode rows, prompt tokens and context: the table of `jengine simulate`.
+
+In: an engine in which nothing runs. Out: a dict for JSON with its limits and seconds per step. The
+plans are made up, as in `driver`, so the prefix cache must be emptied afterwards.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+
+from jengine.api.llm import LLM
+from jengine.bench.driver import Driver
+from jengine.bench.surroundings import surroundings
+from jengine.engine.core import EngineCore
+from jengine.errors import ConfigError
+from jengine.plan import Entries, Entry, NewBlocks, NewRow, Plan, RowSampling
+from jengine.runner.step.group_arrays import each_array
+
+WARM_UP = 2
+SHORT = 32  # the shortest context
+
+
+def measure(llm: LLM, iterations: int) -> dict[str, Any]:
+    """The table of an engine: medians of so many steps."""
+    schedule, cache, core = llm.engine.schedule, llm.engine.cache, llm.engine.in_process.core
+    if not isinstance(core, EngineCore):
+        raise ConfigError("--step-table: expected one engine in this process, without replicas.")
+    rows, prefill, contexts = axes(llm, iterations)
+    timed = StepTimer(llm)
+    seconds = [
+        [
+            [timed.seconds(count, tokens, context, iterations) for context in contexts]
+            for tokens in prefill
+        ]
+        for count in rows
+    ]
+    llm.reset_prefix_cache()  # its blocks no longer hold what their hashes say
+    return {
+        "bench": "steps",
+        **surroundings(),
+        "schedule": msgspec.to_builtins(schedule),
+        "cache": msgspec.to_builtins(cache),
+        "depth": core.depth,
+        "token_bytes": token_bytes(llm),
+        "decode_rows": rows,
+        "prefill_tokens": prefill,
+        "contexts": contexts,
+        "seconds": seconds,
+    }
+
+
+def axes(llm: LLM, iterations: int) -> tuple[list[int], list[int], list[int]]:
+    """Decode rows beside one row that is prefilled; prompt tokens in whole tiles; contexts."""
+    schedule = llm.engine.schedule
+    rows = doubled(1, max(schedule.max_num_seqs - 1, 1))
+    tile = schedule.prefill_tile
+    room = schedule.max_num_batched_tokens - schedule.max_num_seqs + 1
+    far = longest(llm) - iterations - WARM_UP - 1
+    if far < max(SHORT, tile):
+        raise ConfigError(
+            f"--step-table: requests have {longest(llm)} tokens each when all {rows[-1] + 1} run, "
+            "which is too little to time steps. Raise max_model_len or kv_cache_memory_bytes, or "
+            "lower max_num_seqs."
+        )
+    prefill = doubled(tile, min(room, far) // tile * tile)
+    return [0, *rows], [0, *prefill], sorted({*doubled(SHORT, far)[::2], far})
+
+
+def longest(llm: LLM) -> int:
+    """Tokens of each request, if as many run as may."""
+    schedule, cache = llm.engine.schedule, llm.engine.cache
+    each = (min(cache.num_blocks) - 1) // schedule.max_num_seqs * cache.block_size
+    return min(schedule.max_model_len, each)
+
+
+def doubled(first: int, last: int) -> list[int]:
+    """`first`, twice that and so on, and `last` itself."""
+    found = [first] if first <= last else []
+    while found and found[-1] * 2 < last:
+        found.append(found[-1] * 2)
+    return found if not found or found[-1] == last else [*found, last]
+
+
+def token_bytes(llm: LLM) -> int:
+    """Bytes of the cache for one token."""
+    engine = llm.engine
+    sizes = [
+        sum(array.nbytes for array in each_array(cache)) // count // engine.cache.block_size
+        for cache, count in zip(engine.loaded.state.caches, engine.cache.num_blocks, strict=True)
+    ]
+    return sum(sizes)
+
+
+class StepTimer:
+    """Times made-up steps, one queued while another runs, as an engine does."""
+
+    def __init__(self, llm: LLM) -> None:
+        self.driver = Driver(llm)
+
+    def seconds(self, rows: int, tokens: int, context: int, steps: int) -> float:
+        """The median step; 0 for one without anything in it."""
+        if not rows + tokens:
+            return 0.0
+        runner, ends = self.driver.runner, []
+        plans = self.plans(rows, tokens, context, steps + WARM_UP)
+        queued = runner.submit(next(plans))
+        for plan in plans:
+            following = runner.submit(plan)
+            queued.result()
+            ends.append(time.perf_counter())
+            queued = following
+        queued.result()
+        ends.append(time.perf_counter())
+        took = [after - before for before, after in pairwise(ends)]
+        return statistics.median(took[-steps:])
+
+    def plans(self, rows: int, tokens: int, context: int, steps: int) -> Iterator[Plan]:
+        """Steps that decode a token of each row, and prefill the same tokens of one more row, as
+        far as there is room behind as many others."""
+        before = min(context, longest(self.driver.llm) - tokens - 1)
+        lengths = [context + steps] * rows + ([before + tokens] if tokens else [])
+        started = [
+            NewRow(row, [1] * (context - 1), context - 1, RowSampling()) for row in range(rows)
+        ]
+        chunk = []
+        if tokens:
+            whole = [1] * (before + tokens)
+            started.append(NewRow(rows, whole, len(whole), RowSampling()))
+            chunk = [Entry(rows, before, tokens)]
+        blocks = self.blocks(lengths)
+        for step in range(steps):
+            decodes = [Entry(row, context - 1 + step, 1) for row in range(rows)]
+            first = (started, blocks) if step == 0 else ([], [])
+            yield Plan(step, Entries.of([*decodes, *chunk]), rows, *first)
+
+    def blocks(self, lengths: Sequence[int]) -> list[NewBlocks]:
+        """Blocks of each row in every group, side by side as if they had grown together."""
+        size = self.driver.block_size
+        most = -(-max(lengths) // size)
+        return [
+            NewBlocks(row, group, 0, tables[row][: -(-length // size)])
+            for group in range(len(self.driver.groups))
+            for tables in (self.driver.tables(group, len(lengths), most),)
+            for row, length in enumerate(lengths)
+        ]

@@ -1,0 +1,90 @@
+"""`jengine models`: which models are supported, and what jengine understands of a model folder.
+
+In: a folder, of which config.json and the headers of weights are read. Out: how its tensors are
+read, or exactly what is not understood.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jengine.cli.parser import Parser
+from jengine.cli.terminal import Terminal
+from jengine.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from jengine.cli.main import OpenLLM
+
+USAGE = "list | check FOLDER [--json]"
+EXAMPLES = """\
+A decoder without a family here may still be read by what its tensors and config.json show: check
+says how, or what is not understood. LLM(FOLDER, model_impl="generic") loads it in that way;
+`jengine compare FOLDER --model-impl generic` compares it with transformers.
+
+examples:
+  jengine models list
+  jengine models check ./model
+"""
+
+
+def add_flags(parser: Parser) -> None:
+    """The flags of this command."""
+    parser.add_argument("action", metavar="ACTION", choices=("list", "check"), help="list or check")
+    parser.add_argument("folder", metavar="FOLDER", nargs="?", help="check: a model folder")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) -> int:
+    """List families, or check a folder: exit status 1 if it is not understood."""
+    registry = importlib.import_module("jengine.models.registry")  # imports jax
+    if arguments.action == "list":
+        table = {name: registry.models_of(name) for name in registry.supported()}
+        write(table, arguments.json, terminal)
+        return 0
+    if arguments.folder is None:
+        raise CheckpointError("jengine models check: give the FOLDER to check.")
+    found = checked(Path(arguments.folder))
+    write(found, arguments.json, terminal)
+    return 0
+
+
+def checked(folder: Path) -> dict[str, Any]:
+    """What is understood of a folder; raises a CheckpointError for what is not."""
+    registry = importlib.import_module("jengine.models.registry")
+    folders = importlib.import_module("jengine.weights.folder")
+    importing = importlib.import_module("jengine.models.importing.imported")
+    layouts = importlib.import_module("jengine.models.importing.layout")
+    unread = importlib.import_module("jengine.models.unread")
+    hf = folders.read_config_file(folder)
+    (architecture,) = hf["architectures"] if hf.get("architectures") else ("",)
+    if architecture in registry.supported():
+        # Compares names and shapes of all tensors; none is read.
+        model, _ = importlib.import_module("jengine.weights.safetensors_io").open_model(folder)
+        passed_over = [key for key in unread.unread_keys(hf) if key not in unread.HARMLESS]
+        return {
+            "family": registry.models_of(architecture),
+            "layers": len(model.config.layers),
+            "keys of config.json that change no answer": passed_over,
+        }
+    registry.refuse_known(architecture)
+    family = importing.ImportedFamily(hf, folders.shapes_of(folder))
+    return {
+        "family": f"none for {architecture}; model_impl='generic' reads it as follows",
+        "layers": family.layout.layers,
+        **layouts.shown(family.layout),
+        "assumed, since a folder cannot show it": list(importing.ASSUMED),
+    }
+
+
+def write(found: dict[str, Any], as_json: bool, terminal: Terminal) -> None:
+    """One line for each item."""
+    if as_json:
+        terminal.say(json.dumps(found, indent=2))
+        return
+    for name, value in found.items():
+        shown = "; ".join(map(str, value)) if isinstance(value, list) else value
+        terminal.say(f"{name}: {shown if shown != '' else 'none'}")

@@ -1,0 +1,1 @@
+"""What `jengine serve` does: flags, log, one process or several, hosts without an API."""

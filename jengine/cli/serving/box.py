@@ -1,0 +1,36 @@
+"""The box that `jengine serve` prints when requests are taken: what is served, where, how much."""
+
+from __future__ import annotations
+
+from jengine.assembly.engine import Engine
+from jengine.server.app import ENDPOINTS
+from jengine.server.settings import ServerSettings
+
+
+def box_of(engine: Engine, settings: ServerSettings, url: str) -> str:
+    """The box."""
+    root = url + settings.root_path
+    lines = [f"jengine serves {', '.join(settings.served_model_name)}", "", f"API       {root}/v1"]
+    if any(endpoint.path == "/" for endpoint in ENDPOINTS):
+        lines.append(f"Page      {root}/")
+    lines += [f"KV cache  {cache_line(engine)}", f"Programs  {programs_line(engine)}"]
+    width = max(map(len, lines))
+    rows = [f"│ {line:<{width}} │" for line in lines]
+    edge = "─" * (width + 2)
+    return "\n".join([f"╭{edge}╮", *rows, f"╰{edge}╯"])
+
+
+def cache_line(engine: Engine) -> str:
+    """How many tokens the cache holds, and how many of the longest requests at once."""
+    tokens = (engine.cache.fewest_blocks - 1) * engine.cache.block_size
+    longest = engine.schedule.max_model_len
+    return f"{tokens:,} tokens: {tokens / longest:.2f} requests of {longest:,} tokens at once"
+
+
+def programs_line(engine: Engine) -> str:
+    """How many programs are compiled, and how many are still to come."""
+    counts = engine.program_counts()
+    line = f"{counts.programs} compiled"
+    if counts.programs_to_come:
+        line += f", {counts.programs_to_come} more while requests run"
+    return line

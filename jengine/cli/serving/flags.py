@@ -1,0 +1,177 @@
+"""The flags of `jengine serve` that are the server's own, and the settings they make.
+
+In: a parser; later a namespace and the environment, which may hold the keys. Out: ServerSettings.
+Must not know the engine's flags.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, get_type_hints
+
+from jengine.adapters import adapter_modules
+from jengine.assembly.settings.flags import add_field_flags
+from jengine.cli.parser import Parser
+from jengine.errors import ConfigError
+from jengine.server.settings import ServerSettings
+from jengine.text.chat_parser import check_parser_names
+
+# For a setting that is true or false the text is about changing its default.
+SERVER_HELP = {
+    "host": "address to listen on; others than this machine reach 0.0.0.0",
+    "port": "port to listen on; 0: any that is free",
+    "uds": "Unix socket to listen on, instead of host and port",
+    "root_path": "path under which a proxy publishes the server",
+    "ssl_keyfile": "file of the TLS key",
+    "ssl_certfile": "file of the TLS certificate",
+    "ssl_ca_certs": "file of the CA certificates",
+    "allow_credentials": "CORS: browsers may send credentials",
+    "trust_request_chat_template": "requests may bring a chat template",
+    "chat_template_content_format": "how templates get the content of messages: as they seem "
+    "to read it, as one string, or as parts",
+    "response_role": "role of the answers' messages",
+    "enable_auto_tool_choice": "let the model decide to call tools; needs --tool-call-parser",
+    "exclude_tools_when_tool_choice_none": "do not show tools to the model when it may not call",
+    "tool_call_parser": "how this model writes tool calls",
+    "reasoning_parser": "how this model marks its reasoning",
+    "return_tokens_as_token_ids": "write tokens of log-probabilities as token_id:N",
+    "enable_prompt_tokens_details": "tell in usage how many prompt tokens were cached",
+    "enable_force_include_usage": "send usage with every stream",
+    "enable_per_request_metrics": "tell in responses how long they took",
+    "enable_tokenizer_info_endpoint": "offer GET /tokenizer_info",
+    "stream_interval": "tokens of each streamed chunk",
+    "max_body_bytes": "largest body of a request",
+    "max_num_queued_reqs": "most completions that may run or wait; 4 x max_num_seqs + 256",
+    "max_num_queued_tokens": "most prompt tokens that may wait",
+    "max_stored_responses": "most responses of /v1/responses that are kept",
+    "response_store_seconds": "seconds that a response of /v1/responses is kept",
+    "render_timeout": "seconds for a chat template and for tokenizing",
+    "strict_requests": "refuse requests with unknown fields",
+    "request_timeout": "seconds after which a request is aborted",
+    "shutdown_timeout": "seconds that open requests get after SIGTERM",
+    "stall_timeout": "seconds without a step after which health turns red (compiling: ten times)",
+    "sse_keep_alive_interval": "seconds between comments in an idle stream; 0: none",
+    "timeout_keep_alive": "seconds that an idle connection stays open",
+    "metrics_compat": "prefix of the metrics' names; vllm: for dashboards made for vLLM",
+    "enable_log_requests": "log the parameters of every request",
+    "uvicorn_log_level": "critical, error, warning, info, debug or trace",
+    "disable_uvicorn_access_log": "do not log every request's path and status",
+}
+WORDS = {
+    "api_key": "keys that open the API, one or several; also JENGINE_API_KEY",
+    "admin_key": "keys that open the admin routes; also JENGINE_ADMIN_KEY",
+    "served_model_name": "names of the model in the API; the first is in responses",
+    "lora_modules": "LoRA adapters as NAME=FOLDER or JSON with name and path: each is a model",
+    "lora_dirs": "folders below which /v1/load_lora_adapter may load; those of --lora-modules",
+}
+JSON_LISTS = {
+    "allowed_origins": "CORS: JSON list of origins",
+    "allowed_methods": "CORS: JSON list of methods",
+    "allowed_headers": "CORS: JSON list of headers",
+}
+# vLLM's flags for what always holds here, with the values that they may have.
+ALWAYS = {
+    "--disable-log-requests": None,  # unless --enable-log-requests is given
+    "--enable-request-id-headers": None,
+    "--enable-server-load-tracking": None,
+    "--disable-fastapi-docs": None,
+}
+# vLLM's name -> the setting's.
+RENAMED = {
+    "--h11-max-incomplete-event-size": "max_header_bytes",
+    "--h11-max-header-count": "max_header_count",
+}
+ENVIRONMENT = {
+    "api_key": ("JENGINE_API_KEY", "VLLM_API_KEY"),
+    "admin_key": ("JENGINE_ADMIN_KEY",),
+}
+
+
+def add_server_flags(parser: Parser) -> None:
+    """One flag for each setting of the server."""
+    group = parser.add_argument_group("server")
+    for name, text in WORDS.items():
+        group.add_argument(
+            flag(name), dest=name, nargs="+", action="extend", metavar="TEXT", help=text,
+            default=argparse.SUPPRESS,
+        )  # fmt: skip
+    for name, text in JSON_LISTS.items():
+        group.add_argument(
+            flag(name), dest=name, metavar="JSON", help=text, default=argparse.SUPPRESS
+        )
+    group.add_argument(
+        "--default-chat-template-kwargs", metavar="JSON", default=argparse.SUPPRESS,
+        help="JSON object: template variables for requests that do not set them",
+    )  # fmt: skip
+    for name, choices in ALWAYS.items():
+        how: dict[str, Any] = {"choices": choices} if choices else {"action": "store_true"}
+        group.add_argument(name, default=argparse.SUPPRESS, help=argparse.SUPPRESS, **how)
+    for name, setting in RENAMED.items():
+        group.add_argument(
+            name, dest=setting, type=int, default=argparse.SUPPRESS, help=argparse.SUPPRESS
+        )
+    add_field_flags(group, ServerSettings, SERVER_HELP)
+
+
+def server_settings(
+    arguments: argparse.Namespace, environment: Mapping[str, str]
+) -> ServerSettings:
+    """The settings that were given, and those of the environment."""
+    names = set(get_type_hints(ServerSettings))
+    given: dict[str, Any] = {
+        name: value for name, value in vars(arguments).items() if name in names
+    }
+    for name, variables in ENVIRONMENT.items():
+        found = [environment[variable] for variable in variables if environment.get(variable)]
+        if name not in given and found:
+            given[name] = found[:1]
+    grammars = vars(arguments).get("structured_outputs_config") or {}
+    if grammars.get("reasoning_parser"):
+        given.setdefault("reasoning_parser", grammars["reasoning_parser"])
+    given["grammar_in_reasoning"] = bool(grammars.get("enable_in_reasoning"))
+    for name in JSON_LISTS:
+        if name in given:
+            given[name] = json_value(name, given[name], list)
+    if "default_chat_template_kwargs" in given:
+        name = "default_chat_template_kwargs"
+        given[name] = json_value(name, given[name], dict)
+    given.setdefault("served_model_name", [str(arguments.model)])
+    values: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in given.items()
+    }
+    settings = ServerSettings(**values)
+    check(settings)
+    return settings
+
+
+def check(settings: ServerSettings) -> None:
+    """Refuse settings that do not fit each other."""
+    if settings.enable_auto_tool_choice and settings.tool_call_parser is None:
+        raise ConfigError("--enable-auto-tool-choice needs --tool-call-parser NAME.")
+    adapter_modules(settings.lora_modules)
+    check_parser_names(settings.reasoning_parser, settings.tool_call_parser)
+    if (settings.ssl_keyfile is None) != (settings.ssl_certfile is None):
+        raise ConfigError("TLS needs both --ssl-keyfile and --ssl-certfile.")
+    for field in fields(settings):
+        value = getattr(settings, field.name)
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and value < 0:
+            raise ConfigError(f"{flag(field.name)} {value}: expected a number of at least 0.")
+
+
+def json_value(name: str, text: str, kind: type) -> Any:
+    """The JSON value of a flag."""
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{flag(name)} {text!r}: expected JSON ({error}).") from error
+    if not isinstance(value, kind):
+        raise ConfigError(f"{flag(name)} {text!r}: expected a JSON {kind.__name__}.")
+    return value
+
+
+def flag(name: str) -> str:
+    """The flag of a setting."""
+    return "--" + name.replace("_", "-")

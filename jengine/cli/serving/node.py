@@ -1,0 +1,38 @@
+"""`jengine serve --headless --node-rank N`: a node that runs steps for the server on node 0.
+
+In: settings of the engine. Out: the exit status: 0 after a signal, else 1, so that who started it
+starts it again for the next server.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+
+from jengine.assembly.node_program import run_node
+from jengine.assembly.settings.args import EngineArgs
+
+logger = logging.getLogger(__name__)
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+def serve_node(args: EngineArgs) -> int:
+    """Run this node until node 0 leaves or a signal comes."""
+    end_on_signals()
+    logger.critical("This node ends: %s", run_node(args))
+    return 1
+
+
+def end_on_signals() -> None:
+    """End at once when a signal comes, also while this process waits in a collective. Node 0
+    notices, and ends the others."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # also in threads that start from now on
+
+    def wait() -> None:
+        number = signal.sigwait(SIGNALS)
+        logger.info("%s: shutting down.", signal.Signals(number).name)
+        os._exit(0)
+
+    threading.Thread(target=wait, name="jengine-signals", daemon=True).start()

@@ -1,0 +1,38 @@
+"""What `jengine serve` does once its flags are read: an engine in its own process, and a server.
+
+In: settings of server and engine. Out: the exit status of the server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from jengine.assembly.engine import Engine
+from jengine.assembly.processes.engine_process import shown, start_engine_process
+from jengine.assembly.settings.args import EngineArgs
+from jengine.cli.progress_words import in_words
+from jengine.cli.serving.box import box_of
+from jengine.cli.terminal import Terminal
+from jengine.engine.process.to_front import Progress
+from jengine.server.run import run_server
+from jengine.server.settings import ServerSettings
+
+
+def serve(settings: ServerSettings, args: EngineArgs, terminal: Terminal) -> int:
+    """Serve until the end."""
+
+    def ready(engine: Engine, url: str) -> None:
+        terminal.note(box_of(engine, settings, url))
+
+    return run_server(settings, lambda note: start_engine(args, note), ready)
+
+
+def start_engine(args: EngineArgs, note: Callable[[str], None]) -> Engine:
+    """The engine, whose core has a process of its own: steps and requests do not share a CPU."""
+    bars = shown(args.show_progress)
+
+    def tell(progress: Progress) -> None:
+        bars(progress)
+        note(in_words(progress))
+
+    return start_engine_process(args, tell)

@@ -1,0 +1,99 @@
+"""`jengine serve --api-server-count N`: a supervisor, its cores, and N processes that serve HTTP.
+
+In: settings of server and engine. Out: the exit status. This process starts and ends the others.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from jengine.assembly.processes.engine_process import model_folder, shown
+from jengine.assembly.processes.own_cores import OwnCores
+from jengine.assembly.settings.args import EngineArgs
+from jengine.assembly.settings.plain_settings import plain_settings
+from jengine.cli.serving.api_process import BOARD, CORES, ApiJob
+from jengine.engine.process.client import ProcessClient
+from jengine.engine.process.owned_process import OwnedProcess
+from jengine.engine.process.private_folder import PrivateFolder
+from jengine.server.http.listening import listening_socket
+from jengine.server.peers.board import Board
+from jengine.server.settings import ServerSettings
+from jengine.server.supervisor import Supervisor
+
+logger = logging.getLogger(__name__)
+PROGRAM = "jengine.cli.serving.api_process"
+WHERE = "--api-server-count"
+# Settings that hold objects of one process.
+NOT_FOR_PROCESSES = ("model", "params", "mesh", "show_progress", "trust_remote_code")
+
+
+def serve_with_several(
+    settings: ServerSettings, args: EngineArgs, count: int, *, debug: bool
+) -> int:
+    """Serve until the end, with so many API processes."""
+    cores = OwnCores(args, model_folder(args))
+    sock = listening_socket(settings)
+    shared = PrivateFolder()
+    try:
+        Board.create(shared.path / BOARD, count)
+        supervisor = Supervisor(settings, Board.shared(shared.path / BOARD, 0))
+        supervisor.prepare(lambda: started(cores, args, shared.path / CORES))
+        supervisor.start(
+            [
+                api_process(ApiJob(
+                    index, str(shared.path), sock.fileno(), msgspec.to_builtins(settings),
+                    engine_settings(args, index), debug,
+                ))
+                for index in range(count)
+            ]
+        )  # fmt: skip
+        logger.info("Started %d API server processes.", count)
+        sock.close()  # or connections would wait for this process when all others have ended
+        return supervisor.run()
+    finally:
+        cores.shutdown()
+        shared.remove()
+
+
+def started(cores: OwnCores, args: EngineArgs, file: Path) -> Sequence[ProcessClient]:
+    """Start the cores, tell the API processes where they are, and wait until they are ready."""
+    tell = shown(args.show_progress)
+    cores.expect_others()
+    cores.launch()
+    addresses = cores.addresses(tell)
+    write_addresses(file, addresses)
+
+    def back(rank: int, address: str) -> None:
+        addresses[rank] = address
+        write_addresses(file, addresses)
+
+    cores.when_back(back)
+    cores.wait_until_ready(tell)
+    return cores.clients
+
+
+def write_addresses(file: Path, addresses: Sequence[str]) -> None:
+    """Tell the API processes where the cores are; they see all of it or nothing."""
+    complete = file.with_suffix(".new")
+    complete.write_bytes(msgspec.msgpack.encode(addresses))
+    os.replace(complete, file)
+
+
+def api_process(job: ApiJob) -> OwnedProcess:
+    """One API process, which has not been started."""
+    name = f"API process {job.index}"
+    return OwnedProcess(name, PROGRAM, msgspec.msgpack.encode(job), {}, open_files=[job.listening])
+
+
+def engine_settings(args: EngineArgs, index: int) -> dict[str, object]:
+    """The engine's settings as plain data. One process logs the cores' figures for all."""
+    return plain_settings(
+        args, WHERE, NOT_FOR_PROCESSES,
+        model=str(model_folder(args)),
+        disable_log_stats=args.disable_log_stats or index > 0,
+    )  # fmt: skip

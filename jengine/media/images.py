@@ -1,0 +1,126 @@
+"""Pictures as users give them, as arrays of bytes. Whatever is wrong with one is a RequestError.
+
+In: a PIL image, an array, a path, or the bytes of a file. Out: uint8 [height, width, 3].
+"""
+
+from __future__ import annotations
+
+import io
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from jengine.errors import RequestError
+
+MOST_PIXELS = 178_956_970
+MOST_BYTES = 32 * 2**20  # of a file
+WHITE = (255, 255, 255)
+# Formats that are opened: plain pictures, whose decoders are in wide use.
+# What decoders of broken files raise.
+DECODER_ERRORS = (
+    OSError, ValueError, SyntaxError, TypeError, KeyError, IndexError, AttributeError,
+    OverflowError, EOFError, RuntimeError, MemoryError, AssertionError, ArithmeticError,
+    Image.DecompressionBombError,
+)  # fmt: skip
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
+
+
+def pixels_of(given: Any, what: str = "image") -> np.ndarray:
+    """The picture as uint8 [height, width, 3]; errors call it `what`."""
+    if isinstance(given, Image.Image):
+        check_size(given, what)
+        return loaded(given, what, background=None)
+    if isinstance(given, (bytes, bytearray, memoryview)):
+        return decoded(bytes(given), what)
+    if isinstance(given, (str, Path)):
+        return decoded(file_bytes(Path(given), what), what)
+    if hasattr(given, "shape") and hasattr(given, "dtype"):
+        return array_pixels(np.asarray(given), what)
+    raise RequestError(
+        f"{what} is a {type(given).__name__}; expected a PIL image, an array of numpy or JAX, a "
+        "path or the bytes of a file."
+    )
+
+
+def file_bytes(path: Path, what: str) -> bytes:
+    """The content of a file that is not too large."""
+    try:
+        size = path.stat().st_size
+        if size <= MOST_BYTES:
+            return path.read_bytes()
+    except OSError as error:
+        raise RequestError(f"{what}: cannot read {path}: {error.strerror}.") from None
+    raise RequestError(f"{what}: {path} has {size} bytes; expected at most {MOST_BYTES}.")
+
+
+def decoded(data: bytes, what: str) -> np.ndarray:
+    """The picture in a file's bytes, turned as its camera says, transparent parts white."""
+    if len(data) > MOST_BYTES:
+        raise RequestError(f"{what} has {len(data)} bytes; expected at most {MOST_BYTES}.")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter(
+                "ignore"
+            )  # of broken metadata, and of sizes that are checked here
+            image = Image.open(io.BytesIO(data), formats=FORMATS)
+            check_size(image, what)
+            return loaded(image, what, background=WHITE)
+    except RequestError:
+        raise
+    except UnidentifiedImageError:
+        raise RequestError(
+            f"{what} is no picture that can be read; expected {', '.join(FORMATS)}."
+        ) from None
+    except DECODER_ERRORS as error:
+        raise RequestError(f"{what} cannot be decoded: {type(error).__name__}.") from None
+
+
+def check_size(image: Image.Image, what: str) -> None:
+    """Refuse giants and moving pictures by what their header says, before they are decoded."""
+    width, height = image.size
+    if width < 1 or height < 1 or width * height > MOST_PIXELS:
+        raise RequestError(
+            f"{what} has {width} x {height} pixels; expected 1 to {MOST_PIXELS} in all."
+        )
+    frames = getattr(image, "n_frames", 1)
+    if frames != 1:
+        raise RequestError(f"{what} is animated: it has {frames} frames; expected one.")
+
+
+def loaded(image: Image.Image, what: str, background: tuple[int, int, int] | None) -> np.ndarray:
+    """The pixels of a picture. `background`: what shows through it; None: nothing."""
+    try:
+        if background is not None:
+            image = ImageOps.exif_transpose(image)
+        has_alpha = image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info
+        if has_alpha and background is not None:
+            image = image.convert("RGBA")
+            below = Image.new("RGB", image.size, background)
+            below.paste(image, mask=image.getchannel("A"))
+            image = below
+        return np.array(image.convert("RGB"))
+    except (OSError, ValueError, SyntaxError) as error:
+        raise RequestError(f"{what} cannot be decoded: {error}.") from None
+
+
+def array_pixels(array: np.ndarray, what: str) -> np.ndarray:
+    """An array [height, width], or with an axis of 1, 3 or 4 colors behind or before these."""
+    if array.dtype != np.uint8:
+        raise RequestError(f"{what} has dtype {array.dtype}; expected uint8, from 0 to 255.")
+    if array.ndim == 3 and array.shape[2] not in (1, 3, 4) and array.shape[0] in (1, 3, 4):
+        array = np.moveaxis(array, 0, -1)
+    if array.ndim == 2:
+        array = array[..., None]
+    if array.ndim != 3 or array.shape[2] not in (1, 3, 4) or not array.size:
+        raise RequestError(
+            f"{what} has shape {array.shape}; expected [height, width] or [height, width, 3]."
+        )
+    if array.shape[0] * array.shape[1] > MOST_PIXELS:
+        raise RequestError(
+            f"{what} has shape {array.shape}; expected at most {MOST_PIXELS} pixels."
+        )
+    colors = np.repeat(array, 3, axis=2) if array.shape[2] == 1 else array[..., :3]
+    return np.ascontiguousarray(colors)

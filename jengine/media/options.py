@@ -1,0 +1,59 @@
+"""Kinds of media that prompts may have, and the settings that users give for them, checked.
+
+In: values as users write them. Out: the same, or a RequestError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from jengine.config import VisionConfig
+from jengine.errors import RequestError, nearest_name
+
+KINDS = ("image", "video")
+LATER_KINDS = ("audio",)
+# Options of `mm_processor_kwargs`.
+OPTIONS = (
+    "min_pixels", "max_pixels", "min_patches", "max_patches", "crop_to_patches", "size",
+    "crop_size", "do_center_crop", "do_resize", "do_rescale", "do_normalize", "image_mean",
+    "image_std", "rescale_factor", "resample", "do_pan_and_scan",
+    "fps",
+)  # fmt: skip
+
+
+def kinds_of(vision: VisionConfig) -> tuple[str, ...]:
+    """The kinds of media that a model takes."""
+    return KINDS if vision.frames > 1 and vision.video_token is not None else KINDS[:1]
+
+
+def checked_limits(given: Mapping[str, int] | None) -> dict[str, int]:
+    """`limit_mm_per_prompt`: whole numbers by kind."""
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise RequestError(
+            f"limit_mm_per_prompt={given!r}: expected a dict such as {{'image': 4}}."
+        )
+    for kind, most in given.items():
+        if kind not in (*KINDS, *LATER_KINDS) or type(most) is not int or most < 0:
+            raise RequestError(
+                f"limit_mm_per_prompt has {kind!r}: {most!r}; expected a number for "
+                f"{' or '.join(map(repr, KINDS))}."
+            )
+    return dict(given)
+
+
+def checked_options(given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """`mm_processor_kwargs`, whose names are known."""
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise RequestError(f"mm_processor_kwargs is a {type(given).__name__}; expected a dict.")
+    for name in given:
+        if name not in OPTIONS:
+            raise RequestError(
+                f"mm_processor_kwargs has no key {name!r}; known: {', '.join(OPTIONS)}."
+                f"{nearest_name(str(name), OPTIONS)}"
+            )
+    return dict(given)

@@ -1,0 +1,28 @@
+"""Long audio in parts that a model can read, cut where it is quietest."""
+
+from __future__ import annotations
+
+import numpy as np
+
+SEARCHED = 1  # seconds before the longest end in which the quietest place is looked for
+WINDOW = 0.1  # seconds that must be quiet
+
+
+def parts_of(samples: np.ndarray, longest: int, rate: int) -> list[np.ndarray]:
+    """The audio in parts of at most `longest` samples."""
+    parts, begin = list[np.ndarray](), 0
+    window, searched = max(int(WINDOW * rate), 1), min(SEARCHED * rate, longest // 2)
+    while len(samples) - begin > longest:
+        place = begin + longest - searched
+        end = place + quietest(samples[place : begin + longest], window)
+        parts.append(samples[begin:end])
+        begin = end
+    return [*parts, samples[begin:]]
+
+
+def quietest(samples: np.ndarray, window: int) -> int:
+    """Where the window with the least energy begins."""
+    whole = samples[: len(samples) // window * window].reshape(-1, window)
+    if len(whole) == 0:
+        return len(samples)
+    return int(np.argmin(np.mean(whole.astype(np.float64) ** 2, axis=1))) * window

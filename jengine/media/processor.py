@@ -1,0 +1,231 @@
+"""Puts images and videos into prompts: opens them, and replaces each placeholder by as many tokens
+as there are embeddings.
+
+In: token ids and `multi_modal_data`. Out: longer token ids, and the spans of the embeddings. The
+last ones that were cut into patches are kept, so that the same one costs nothing again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from hashlib import sha256
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from jengine.config import VisionConfig
+from jengine.errors import RequestError, UnsupportedFeature, nearest_name
+from jengine.media.decoding_process import DecodingProcess
+from jengine.media.families import RULES, MediaItem
+from jengine.media.images import pixels_of
+from jengine.media.options import KINDS, LATER_KINDS, checked_options, kinds_of
+from jengine.media.sources import MediaSources
+from jengine.media.videos import MOST_FRAMES, Encode, are_videos, frames_of, video_item
+from jengine.media_spans import MediaKind, MediaSpan
+
+USUAL_LIMIT = 999  # images of a prompt
+KEPT_BYTES = 256 * 2**20
+NOWHERE = MediaSources()
+
+
+class MediaProcessor:
+    """Puts the images of prompts into them, by one model's rules. From any thread."""
+
+    def __init__(
+        self,
+        vision: VisionConfig,
+        settings: Mapping[str, Any],
+        limits: Mapping[str, int] | None = None,
+        sources: MediaSources = NOWHERE,
+        *,
+        of_videos: Mapping[str, Any] | None = None,
+        encode: Encode | None = None,
+    ) -> None:
+        """`of_videos`: settings that videos have in place of those of images. `encode`: tokens of a
+        text, where texts stand between the frames of a video."""
+        self.vision = vision
+        self._of_videos = dict(of_videos or {})
+        self._encode = encode
+        self._sources = sources
+        self._decoder = DecodingProcess()  # of what comes from strangers
+        self._settings = settings
+        self._limits = dict(limits or {})
+        self._rule = RULES[vision.family]
+        self._kept: OrderedDict[str, MediaItem] = OrderedDict()
+        self._kept_bytes = 0
+        self._lock = threading.Lock()
+
+    def expanded(
+        self, ids: list[int], data: Any, options: Mapping[str, Any] | None = None
+    ) -> tuple[list[int], list[MediaSpan]]:
+        """The prompt with its images and videos in place of their placeholders."""
+        given = self._given(data)
+        chosen = checked_options(options)
+        settings = {"image": {**self._settings, **chosen},
+                    "video": {**self._settings, **self._of_videos, **chosen}}  # fmt: skip
+        marks: dict[MediaKind, int | None] = {
+            "image": self.vision.placeholder,
+            "video": self.vision.video_token,
+        }
+        for kind, items in given.items():
+            check_places(kind, sum(one == marks[kind] for one in ids), marks[kind], len(items))
+        left = {kind: iter(enumerate(items)) for kind, items in given.items()}
+        kinds = {marks[kind]: kind for kind in given}
+        longer, spans, end = list[int](), list[MediaSpan](), 0
+        for place, token in enumerate(ids):
+            if token not in kinds:
+                continue
+            kind = kinds[token]
+            index, one = next(left[kind])
+            key, item = self._item(kind, one, settings[kind], f"{kind} {index}")
+            before, after = self._outside(kind, ids, place)
+            self._append(longer, ids[end:before])
+            begin = self._append(longer, item.tokens)
+            spans += spans_of(item, kind, key, begin, self.vision)
+            end = after
+        self._append(longer, ids[end:])
+        return longer, spans
+
+    def _outside(self, kind: str, ids: list[int], place: int) -> tuple[int, int]:
+        """Where what stands for an item begins and ends. Frames that stand apart have tokens around
+        each, in place of those around the whole."""
+        vision = self.vision
+        around = [vision.start_token, vision.end_token]
+        if kind == "video" and vision.times_in_text and ids[place - 1 : place + 2 : 2] == around:
+            return place - 1, place + 2
+        return place, place + 1
+
+    def _append(self, ids: list[int], more: list[int]) -> int:
+        """Add tokens, line breaks that meet as one token, and say where they begin."""
+        breaks = self.vision.line_breaks
+        if ids and more and ids[-1] in breaks and more[0] in breaks:
+            count = breaks.index(ids[-1]) + breaks.index(more[0]) + 2
+            if count <= len(breaks):
+                ids[-1] = breaks[count - 1]
+                ids += more[1:]
+                return len(ids) - len(more)
+        ids += more
+        return len(ids) - len(more)
+
+    def opened(self, given: Any, what: str) -> Any:
+        """What a part of a chat message leads to: the pixels behind a URL, the image itself, or a
+        list of frames of either kind."""
+        if isinstance(given, list):
+            if len(given) > MOST_FRAMES:
+                raise RequestError(
+                    f"{what} has {len(given)} frames; expected {MOST_FRAMES} at most."
+                )
+            return [self.opened(one, f"{what}, frame {n}") for n, one in enumerate(given)]
+        if not isinstance(given, str):
+            return given
+        return self._decoder.pixels(self._sources.content(given, what), what)
+
+    def check_count(self, count: int, kind: str = "image") -> None:
+        """Refuse too many images or videos, before any is opened."""
+        most = self._limits.get(kind, USUAL_LIMIT)
+        if count > most:
+            raise RequestError(f"At most {most} {kind}(s) may be provided in one prompt.")
+
+    def _given(self, data: Any) -> dict[MediaKind, list[Any]]:
+        """The items of each kind that this model takes."""
+        if not isinstance(data, Mapping):
+            raise RequestError(
+                f"multi_modal_data is a {type(data).__name__}; expected {{'image': ...}}."
+            )
+        for kind in data:
+            if kind in LATER_KINDS and data[kind] is not None:
+                raise UnsupportedFeature(f"multi_modal_data[{kind!r}]: {kind} is not built yet.")
+            if kind not in (*KINDS, *LATER_KINDS):
+                raise RequestError(
+                    f"multi_modal_data has no key {kind!r}; known: {', '.join(KINDS)}."
+                    f"{nearest_name(str(kind), KINDS)}"
+                )
+        images, videos = data.get("image"), data.get("video")
+        found: dict[MediaKind, list[Any]] = {
+            "image": several(images, isinstance(images, (list, tuple)))
+        }
+        takes_videos = "video" in kinds_of(self.vision)
+        if videos is not None and not takes_videos:
+            raise UnsupportedFeature(
+                f"multi_modal_data['video']: videos for models of the kind {self.vision.family!r} "
+                "are not built. Give frames as images."
+            )
+        if takes_videos:
+            found["video"] = several(videos, are_videos(videos))
+        for kind, items in found.items():
+            self.check_count(len(items), kind)
+        return found
+
+    def _item(
+        self, kind: str, given: Any, settings: Mapping[str, Any], what: str
+    ) -> tuple[str, MediaItem]:
+        """The patches of a picture or video, and the digest of all that they follow from."""
+        frames = frames_of(given, settings.get("fps"), what) if kind == "video" else None
+        pixels = pixels_of(given, what) if frames is None else frames.pixels
+        key = digest(pixels, {**settings, "seconds": frames.seconds if frames else None})
+        with self._lock:
+            item = self._kept.get(key)
+            if item is not None:
+                self._kept.move_to_end(key)
+                return key, item
+        if frames is None:
+            item = self._rule(pixels, self.vision, settings)
+        else:
+            item = video_item(frames, self.vision, settings, self._encode)
+        with self._lock:
+            if key not in self._kept:
+                self._kept[key] = item
+                self._kept_bytes += item.values.nbytes
+            while self._kept_bytes > KEPT_BYTES:
+                self._kept_bytes -= self._kept.popitem(last=False)[1].values.nbytes
+        return key, item
+
+
+def several(given: Any, are_several: bool) -> list[Any]:
+    """Items of a kind as a list."""
+    if given is None:
+        return []
+    return list(given) if are_several else [given]
+
+
+def check_places(kind: str, places: int, token: int | None, given: int) -> None:
+    """Raise unless there is a placeholder for each item."""
+    if places != given:
+        raise RequestError(
+            f"Failed to apply prompt replacement for mm_items[{kind!r}][{min(places, given)}]: the "
+            f"prompt has {places} placeholders (token {token}), and {given} {kind}s were given; "
+            "expected one for each."
+        )
+
+
+def digest(pixels: np.ndarray, settings: Mapping[str, Any]) -> str:
+    """The name of a picture in caches: its content, its shape, and how it is resized."""
+    how = msgspec.json.encode([settings, pixels.shape], order="deterministic", enc_hook=str)
+    return sha256(how + np.ascontiguousarray(pixels).data).hexdigest()
+
+
+def spans_of(
+    item: MediaItem, kind: MediaKind, key: str, begin: int, vision: VisionConfig
+) -> list[MediaSpan]:
+    """Where the embeddings of an item stand in a prompt that has its tokens from `begin` on."""
+    side, parts = vision.merger.side, len(item.firsts)
+    grid = (item.grid[0] // parts, *item.grid[1:])
+    steps = (grid[0], grid[1] // side, grid[2] // side)
+    values = np.split(np.ascontiguousarray(item.values, np.float32), parts)
+    return [
+        MediaSpan(
+            offset=begin + first,
+            length=steps[0] * steps[1] * steps[2],
+            key=key if parts == 1 else f"{key}-{number}",
+            kind=kind,
+            grid=grid,
+            steps=steps,
+            interval=item.interval,
+            values=values[number].tobytes(),
+            is_whole=vision.sees_ahead,
+        )
+        for number, first in enumerate(item.firsts)
+    ]

@@ -1,0 +1,154 @@
+"""Where URLs of images may lead: data in the URL itself, files of one folder, hosts of a list.
+
+In: a URL of a request. Out: the bytes, or a RequestError, before any socket is opened that the
+settings do not allow.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import http.client
+import ipaddress
+import socket
+import ssl
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import SplitResult, unquote, urlsplit
+
+from jengine.errors import RequestError
+from jengine.media.images import MOST_BYTES, file_bytes
+
+LONGEST_SHOWN = 80
+SECONDS = 5.0  # for a connection, and for each read
+Resolve = Callable[[str, int], Sequence[str]]
+Connect = Callable[[str, int, float], socket.socket]
+
+
+def resolved(host: str, port: int) -> list[str]:
+    """The addresses of a host."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [str(address[0]) for *_, address in found]
+
+
+def connected(address: str, port: int, seconds: float) -> socket.socket:
+    """A socket to an address."""
+    return socket.create_connection((address, port), seconds)
+
+
+@dataclass(frozen=True)
+class MediaSources:
+    """What URLs may name. `domains`: hosts that are asked over HTTP; none: no host is."""
+
+    domains: tuple[str, ...] = ()
+    folder: Path | None = None  # whose files may be read by file: URLs; None: no file may
+    resolve: Resolve = resolved
+    connect: Connect = connected
+
+    def content(self, url: str, what: str) -> bytes:
+        """The bytes that a URL leads to."""
+        if url[:5].lower() == "data:":
+            return data_bytes(url, what)
+        parts = split(url, what)
+        if parts.scheme == "file":
+            return self._file(parts, what)
+        if parts.scheme in ("http", "https"):
+            return self._download(parts, what)
+        raise RequestError(
+            f"{what}: a URL begins with {url[:LONGEST_SHOWN]!r}; expected data:, http:, https: or "
+            "file:."
+        )
+
+    def _file(self, parts: SplitResult, what: str) -> bytes:
+        if self.folder is None:
+            raise RequestError(
+                f"{what}: Cannot load local files without `--allowed-local-media-path`. Send the "
+                "image as a data: URL."
+            )
+        root, path = self.folder.resolve(), Path(unquote(parts.path)).resolve()
+        if parts.netloc not in ("", "localhost") or not path.is_relative_to(root):
+            raise RequestError(
+                f"{what}: the file path is not a subpath of `--allowed-local-media-path`."
+            )
+        return file_bytes(path, what)
+
+    def _download(self, parts: SplitResult, what: str) -> bytes:
+        host, port = self._host(parts, what)
+        address = self._address(host, port, what)
+        path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        connection = http.client.HTTPConnection(host, port, timeout=SECONDS)
+        try:
+            plain = self.connect(address, port, SECONDS)
+            secure = parts.scheme == "https"
+            context = ssl.create_default_context()
+            connection.sock = context.wrap_socket(plain, server_hostname=host) if secure else plain
+            connection.request("GET", path, headers={"Accept": "image/*"})
+            return self._body(connection.getresponse(), what)
+        except (OSError, http.client.HTTPException) as error:
+            raise RequestError(
+                f"{what}: {host} did not give the image: {type(error).__name__}."
+            ) from None
+        finally:
+            connection.close()
+
+    def _body(self, response: http.client.HTTPResponse, what: str) -> bytes:
+        if response.status != 200:
+            raise RequestError(
+                f"{what}: the server answered {response.status}; expected 200, as redirects are "
+                "not followed."
+            )
+        data = response.read(MOST_BYTES + 1)
+        if len(data) > MOST_BYTES:
+            raise RequestError(f"{what} has more than {MOST_BYTES} bytes.")
+        return data
+
+    def _host(self, parts: SplitResult, what: str) -> tuple[str, int]:
+        try:
+            host, port = parts.hostname, parts.port
+        except ValueError:
+            host, port = None, None
+        if not host or parts.username is not None or parts.password is not None:
+            raise RequestError(f"{what}: the URL has no plain host name.")
+        if host not in self.domains:
+            allowed = ", ".join(self.domains) or "none"
+            raise RequestError(
+                f"{what}: The URL must be from one of the allowed domains: {allowed}. Set "
+                "--allowed-media-domains, or send the image as a data: URL."
+            )
+        return host, port or (443 if parts.scheme == "https" else 80)
+
+    def _address(self, host: str, port: int, what: str) -> str:
+        """An address of the host that anyone may reach."""
+        try:
+            found = self.resolve(host, port)
+        except OSError:
+            found = ()
+        if not found:
+            raise RequestError(f"{what}: {host} has no address.")
+        if not all(ipaddress.ip_address(one.split("%")[0]).is_global for one in found):
+            raise RequestError(f"{what}: {host} is an address of a private network.")
+        return found[0]
+
+
+def split(url: str, what: str) -> SplitResult:
+    """The parts of a URL that every reader takes apart in the same way."""
+    if "\\" in url or any(ord(char) <= 32 or ord(char) == 127 for char in url):
+        raise RequestError(f"{what}: the URL holds a backslash, a space or a control character.")
+    try:
+        return urlsplit(url)
+    except ValueError:
+        raise RequestError(f"{what}: the URL cannot be read.") from None
+
+
+def data_bytes(url: str, what: str) -> bytes:
+    """The content of a data: URL in base64."""
+    head, comma, body = url[5:].partition(",")
+    if not comma or not head.lower().endswith(";base64"):
+        raise RequestError(f"{what}: expected data:image/...;base64,... .")
+    if len(body) > (MOST_BYTES + 2) // 3 * 4 + 4:
+        raise RequestError(f"{what}: the data: URL has more than {MOST_BYTES} bytes.")
+    try:
+        return base64.b64decode(unquote(body) if "%" in body else body, validate=True)
+    except (binascii.Error, ValueError):
+        raise RequestError(f"{what}: the data: URL is no valid base64.") from None

@@ -1,0 +1,90 @@
+"""Puts audio beside prompts: one audio, as the spectrogram that the encoder reads.
+
+In: token ids and `multi_modal_data`. Out: the ids, which begin with the token that starts a
+decoder, and the audio's span.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jengine.config import SpeechConfig
+from jengine.errors import RequestError, nearest_name
+from jengine.media.audio import read_file, samples_of
+from jengine.media.log_mel import log_mel
+from jengine.media_spans import MediaSpan
+
+
+class SpeechProcessor:
+    """Puts the audio of prompts beside them, by one model's rules. From any thread."""
+
+    def __init__(self, speech: SpeechConfig) -> None:
+        self.speech = speech
+
+    def expanded(
+        self, ids: list[int], data: Any, options: Mapping[str, Any] | None = None
+    ) -> tuple[list[int], list[MediaSpan]]:
+        """The prompt, and its audio."""
+        if options:
+            raise RequestError(
+                f"mm_processor_kwargs has {', '.join(map(repr, options))}: audio is processed in "
+                "one way. Leave it out."
+            )
+        span = self.span(self._one(data))
+        start = self.speech.start_token
+        return (ids if start in ids else [start, *ids]), [span]
+
+    def span(self, samples: np.ndarray) -> MediaSpan:
+        """The audio for the encoder."""
+        speech = self.speech
+        if len(samples) > speech.samples:
+            raise RequestError(
+                f"the audio lasts {len(samples) / speech.sampling_rate:.1f} s; this model reads "
+                f"{speech.samples / speech.sampling_rate:g} s at a time. Cut it into parts, or use "
+                "/v1/audio/transcriptions, which does."
+            )
+        values = log_mel(samples, speech).tobytes()
+        return MediaSpan(
+            offset=0,
+            length=speech.positions,
+            key=sha256(values).hexdigest(),
+            kind="audio",
+            grid=(1, speech.frames, speech.mels),
+            steps=(0, 0, 0),
+            values=values,
+        )
+
+    def _one(self, data: Any) -> np.ndarray:
+        """The samples of the one audio."""
+        if not isinstance(data, Mapping):
+            raise RequestError(
+                f"multi_modal_data is a {type(data).__name__}; expected {{'audio': (array, rate)}}."
+            )
+        for kind in data:
+            if kind != "audio":
+                raise RequestError(
+                    f"multi_modal_data has no key {kind!r} for this model; known: audio."
+                    f"{nearest_name(str(kind), ('audio',))}"
+                )
+        given = data.get("audio")
+        if isinstance(given, list) and given and not np.isscalar(given[0]):
+            if len(given) != 1:
+                raise RequestError(
+                    f"At most 1 audio(s) may be provided in one prompt; got {len(given)}."
+                )
+            given = given[0]
+        if given is None:
+            raise RequestError("multi_modal_data has no audio; expected {'audio': (array, rate)}.")
+        if isinstance(given, (str, Path)):
+            try:
+                given = Path(given).read_bytes()
+            except OSError as error:
+                raise RequestError(f"audio {str(given)!r}: {error.strerror}.") from None
+        if isinstance(given, (bytes, bytearray)):
+            given = read_file(bytes(given), "the audio")
+        return samples_of(given, self.speech.sampling_rate, "the audio")

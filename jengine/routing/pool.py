@@ -1,0 +1,80 @@
+"""The servers of one kind: which of them are up, what they have to do, what they have read lately.
+
+In: the texts of prompts. Out: the server that should read the next one, by `distributed.router`'s
+rule: the longest beginning in common with what it has read, unless its queue is longer by more.
+"""
+
+from __future__ import annotations
+
+import json
+import ssl
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from hashlib import sha256
+from typing import Any
+
+from jengine.client.address import Address
+from jengine.client.connection import Connections
+from jengine.distributed.router import choose
+
+# Bytes of text that are compared as one.
+PIECE = 256
+# Pieces that are remembered of each server.
+MOST_PIECES = 100_000
+
+
+def pieces_of(body: dict[str, Any]) -> list[bytes]:
+    """Hashes of the beginnings of a request's prompt: equal ones begin alike."""
+    said = body.get("messages", body.get("prompt", ""))
+    text = json.dumps([body.get("model"), body.get("cache_salt"), said], sort_keys=True).encode()
+    found, before = [], b""
+    for begin in range(0, len(text) - PIECE + 1, PIECE):
+        before = sha256(before + text[begin : begin + PIECE]).digest()
+        found.append(before)
+    return found
+
+
+class Backend:
+    """One server."""
+
+    def __init__(self, url: str, security: ssl.SSLContext | None = None) -> None:
+        self.address = Address.of(url)
+        self.connections = Connections(self.address, security)
+        self.is_up = True
+        self.load = 0  # pieces of open requests
+        self._read: OrderedDict[bytes, None] = OrderedDict()
+
+    def hit(self, pieces: Sequence[bytes]) -> int:
+        """How many of these it has read before."""
+        return next((i for i, one in enumerate(pieces) if one not in self._read), len(pieces))
+
+    @contextmanager
+    def reading(self, pieces: Sequence[bytes]) -> Iterator[None]:
+        """It answers a request with this prompt."""
+        for one in pieces:
+            self._read[one] = None
+            self._read.move_to_end(one)
+        while len(self._read) > MOST_PIECES:
+            self._read.popitem(last=False)
+        self.load += 1 + len(pieces)
+        try:
+            yield
+        finally:
+            self.load -= 1 + len(pieces)
+
+
+class Pool:
+    """Servers that can stand in for each other."""
+
+    def __init__(self, urls: Sequence[str]) -> None:
+        self.backends = [Backend(url) for url in urls]
+
+    def best(self, pieces: Sequence[bytes], tried: Sequence[Backend] = ()) -> Backend | None:
+        """The server for a prompt; None: none is left. One that is down is asked last."""
+        left = [one for one in self.backends if one not in tried]
+        among = [one for one in left if one.is_up] or left
+        if not among:
+            return None
+        hits = [one.hit(pieces) for one in among]
+        return among[choose([one.load for one in among], hits)]

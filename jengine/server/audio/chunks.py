@@ -1,0 +1,82 @@
+"""A stream of what is said: parts of the audio one after the other, though they run together."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import TYPE_CHECKING
+
+from msgspec import UNSET
+
+from jengine.outputs import RequestOutput
+from jengine.server.audio.types import AudioChoice, AudioChunk, AudioDelta
+from jengine.server.formats.usage import Usage, usage
+from jengine.server.http.events import event
+from jengine.server.serving.generation import Outputs
+
+if TYPE_CHECKING:
+    from jengine.server.audio.job import AudioJob
+
+OBJECTS = {"transcribe": "transcription.chunk", "translate": "translation.chunk"}
+
+
+class AudioChunks:
+    """The events of one request."""
+
+    def __init__(self, job: AudioJob) -> None:
+        self.job = job
+        forced = job.service.settings.enable_force_include_usage
+        self.tells_usage = bool(forced or job.request.stream_include_usage)
+        self.always = self.tells_usage and bool(job.request.stream_continuous_usage_stats)
+        self.written = 0  # tokens
+        self.read: dict[int, int] = {}  # tokens of each part's prompt
+        self.begun: set[int] = set()  # parts of which something has been sent
+
+    async def of(self, outputs: Outputs) -> AsyncGenerator[bytes, None]:
+        """All events but the last one, [DONE]. What later parts say is kept until earlier ones have
+        ended."""
+        turn, kept = 0, dict[int, list[bytes]]()
+        ended = set[int]()
+        try:
+            async for part, output in outputs:
+                events = self._events(part, output)
+                if any(one.finish_reason for one in output.outputs):
+                    ended.add(part)
+                if part != turn:
+                    kept.setdefault(part, []).append(events)
+                    continue
+                while turn in ended:
+                    turn += 1
+                    events += b"".join(kept.pop(turn, []))
+                if events:
+                    yield events
+            if self.tells_usage:
+                yield event(self._chunk([], self._usage()))
+        finally:
+            await outputs.aclose()
+
+    def _events(self, part: int, output: RequestOutput) -> bytes:
+        """The event of what is new in a part; empty where nothing is."""
+        (one,) = output.outputs
+        self.written += len(one.token_ids)
+        self.read[part] = len(output.prompt_token_ids)
+        text = one.text
+        if part and text and part not in self.begun:
+            text = self.job.separator + text
+        if text:
+            self.begun.add(part)
+        if not text and one.finish_reason is None:
+            return b""
+        choice = AudioChoice(delta=AudioDelta(text))
+        if one.finish_reason is not None:
+            choice.finish_reason, choice.stop_reason = one.finish_reason, one.stop_reason
+        return event(self._chunk([choice], self._usage() if self.always else None))
+
+    def _usage(self) -> Usage:
+        return usage(sum(self.read.values()), self.written)
+
+    def _chunk(self, choices: list[AudioChoice], told: Usage | None) -> AudioChunk:
+        job = self.job
+        return AudioChunk(
+            id=job.request_id, object=OBJECTS[job.task], created=job.created, model=job.model,
+            choices=choices, usage=UNSET if told is None else told,
+        )  # fmt: skip

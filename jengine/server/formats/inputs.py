@@ -1,0 +1,20 @@
+"""Checks of lists of prompts, which endpoints share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jengine.server.errors import ApiError
+
+
+def one_kind(given: list[Any], kind: type, name: str) -> list[Any]:
+    """The items of a field, all of which must be of this type."""
+    for index, item in enumerate(given):
+        if type(item) is not kind:
+            raise ApiError(
+                400,
+                f"{name}[{index}] is of another kind than {name}[0]; expected a list of texts, of "
+                "token ids, or of lists of token ids.",
+                param=f"{name}[{index}]",
+            )
+    return given

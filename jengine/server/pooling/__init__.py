@@ -1,0 +1,1 @@
+"""Endpoints of pooling models: embeddings, classes, scores and rankings of prompts."""

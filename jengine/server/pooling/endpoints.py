@@ -1,0 +1,141 @@
+"""POST /v1/embeddings, /pooling and /classify."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import msgspec
+import numpy as np
+from starlette.requests import Request
+from starlette.responses import Response
+
+from jengine.config import PoolingTask
+from jengine.engine.pooling_input import VALID
+from jengine.pooling_params import REMOVED_TASKS
+from jengine.server.errors import ApiError
+from jengine.server.http.body import read_body
+from jengine.server.pooling.encoding import encoded, raw_bytes
+from jengine.server.pooling.fields import (
+    ClassifyRequest,
+    EmbeddingRequest,
+    EncodedFields,
+    PoolingRequest,
+)
+from jengine.server.pooling.jobs import InputJob, Pooled, require
+from jengine.server.pooling.types import ClassData, EmbeddingData, PoolingData
+from jengine.server.serving.generation import answer
+from jengine.server.serving.service import Service
+
+
+async def embeddings(service: Service, http: Request) -> Response:
+    """The embedding of each input."""
+    strict = service.settings.strict_requests
+    request = await read_body(http, EmbeddingRequest, strict=strict)
+    request.check_encoding()
+    require(service, "embed", "/v1/embeddings")
+    return await encoded_answer(service, http, EmbeddingJob(service, http, request, "embed"))
+
+
+async def pooling(service: Service, http: Request) -> Response:
+    """What each input is pooled to, by the model's task."""
+    request = await read_body(http, PoolingRequest, strict=service.settings.strict_requests)
+    request.check_encoding()
+    if request.dimensions is not None:
+        raise ApiError(400, "dimensions is currently not supported", param="dimensions")
+    if request.task in REMOVED_TASKS:
+        raise ApiError(400, REMOVED_TASKS[request.task], param="task")
+    task = request.task or own_task(service)
+    if task not in VALID:
+        raise ApiError(400, f"task={task!r}: expected one of {', '.join(VALID)}.", param="task")
+    job = PoolJob(service, http, request, cast(PoolingTask, task))
+    return await encoded_answer(service, http, job)
+
+
+async def classify(service: Service, http: Request) -> Response:
+    """The probabilities of classes for each input."""
+    request = await read_body(http, ClassifyRequest, strict=service.settings.strict_requests)
+    require(service, "classify", "/classify")
+    return await answer(service, http, ClassifyJob(service, http, request, "classify"))
+
+
+def own_task(service: Service) -> str:
+    """The task of the model, which pools."""
+    found = service.check_serving().front.session.input_processor.pooling
+    assert found is not None, "the route is for pooling models"
+    return found.config.task
+
+
+class EncodedJob(InputJob):
+    """A job whose numbers may come as bytes."""
+
+    def numbers(self, pooled: Pooled) -> Response:
+        """The rows of all inputs as bytes, one after the other, described in a header."""
+        request = cast(EncodedFields, self.request)
+        parts = [raw_bytes(one.outputs.data, request) for one in pooled]
+        if request.encoding_format == "bytes_only":
+            return Response(b"".join(parts), media_type="application/octet-stream")
+        items, start = [], 0
+        for index, (one, part) in enumerate(zip(pooled, parts, strict=True)):
+            items.append({
+                "index": index,
+                "embed_dtype": request.embed_dtype or "float32",
+                "endianness": request.endianness or "native",
+                "start": start,
+                "end": start + len(part),
+                "shape": one.outputs.data.shape,
+            })  # fmt: skip
+            start += len(part)
+        told = {
+            "id": self.request_id,
+            "created": self.created,
+            "model": self.model,
+            "data": items,
+            "usage": self.usage(pooled),
+        }
+        headers = {"metadata": msgspec.json.encode(told).decode()}
+        return Response(b"".join(parts), media_type="application/octet-stream", headers=headers)
+
+
+class EmbeddingJob(EncodedJob):
+    """One request for embeddings."""
+
+    prefix = "embd"
+
+    def item(self, index: int, data: np.ndarray) -> EmbeddingData:
+        """An embedding."""
+        request = cast(EmbeddingRequest, self.request)
+        return EmbeddingData(index=index, embedding=encoded(data, request))
+
+
+class PoolJob(EncodedJob):
+    """One request for whatever the model pools to."""
+
+    prefix = "pool"
+
+    def item(self, index: int, data: np.ndarray) -> PoolingData:
+        """A row, or a row for each token."""
+        return PoolingData(index=index, data=encoded(data, cast(PoolingRequest, self.request)))
+
+
+class ClassifyJob(InputJob):
+    """One request for classes."""
+
+    prefix = "classify"
+
+    def item(self, index: int, data: np.ndarray) -> ClassData:
+        """The classes of an input, and the likeliest one."""
+        best, names = int(np.argmax(data)), self.pooling.model("classify").config.label_names
+        return ClassData(
+            index=index,
+            label=names[best] if best < len(names) else None,
+            probs=data.tolist(),
+            num_classes=len(data),
+        )
+
+
+async def encoded_answer(service: Service, http: Request, job: EncodedJob) -> Response:
+    """The response of a job, as JSON or as bytes."""
+    as_bytes = cast(EncodedFields, job.request).encoding_format in ("bytes", "bytes_only")
+    if not as_bytes:
+        return await answer(service, http, job)
+    return await answer(service, http, job, lambda outputs: job.numbers(job.pooled(outputs)))

@@ -1,0 +1,129 @@
+"""POST /score and /rerank: how well queries and documents fit."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from jengine.api.pooling.front import Pooling
+from jengine.api.pooling.scoring import Limits, Pairs, Scoring
+from jengine.errors import RequestError
+from jengine.pooling_outputs import ScoringRequestOutput
+from jengine.server.errors import ApiError
+from jengine.server.http.body import read_body
+from jengine.server.pooling.fields import RerankRequest, ScoreRequest, ScoringFields
+from jengine.server.pooling.jobs import Pooled, PoolingJob
+from jengine.server.pooling.types import (
+    ListResponse,
+    RankedDocument,
+    RankedItem,
+    RankResponse,
+    RankUsage,
+    ScoreData,
+)
+from jengine.server.serving.generation import answer
+from jengine.server.serving.service import Service
+
+
+async def score(service: Service, http: Request) -> Response:
+    """The score of each pair."""
+    request = await read_body(http, ScoreRequest, strict=service.settings.strict_requests)
+    scoring = scoring_of(service, "/score")
+    first, second = request.sides
+    pairs = scoring.pairs(first, second)
+    return await answer(service, http, ScoreJob(service, http, request, scoring, pairs))
+
+
+async def rerank(service: Service, http: Request) -> Response:
+    """The documents, the best first."""
+    request = await read_body(http, RerankRequest, strict=service.settings.strict_requests)
+    scoring = scoring_of(service, "/rerank")
+    for name in ("query", "documents"):
+        if getattr(request, name) is None:
+            raise ApiError(400, f"{name} is missing.", param=name)
+    if not isinstance(request.query, str):
+        raise ApiError(400, "query: expected a text.", param="query")
+    if request.top_n is not None and request.top_n < 0:
+        raise ApiError(400, f"top_n={request.top_n}: expected 0 or more.", param="top_n")
+    pairs = scoring.pairs(request.query, request.documents)
+    return await answer(service, http, RerankJob(service, http, request, scoring, pairs))
+
+
+def scoring_of(service: Service, path: str) -> Scoring:
+    """Scores with the model; 404, as where the route is not there, if it has none."""
+    try:
+        return Scoring(Pooling(service.check_serving().front, "server"))
+    except RequestError as error:
+        raise ApiError(404, f"{path}: {error}") from error
+
+
+class PairsJob(PoolingJob):
+    """A request about pairs of texts."""
+
+    prefix = "score"
+
+    def __init__(
+        self, service: Service, http: Request, request: ScoringFields, scoring: Scoring,
+        pairs: Pairs,
+    ) -> None:  # fmt: skip
+        self.scoring, self.pairs = scoring, pairs
+        most = service.settings.max_prompts
+        if len(pairs.documents) > most:
+            raise ApiError(
+                400,
+                f"{len(pairs.documents)} documents; at most {most} are allowed in one request.",
+                param="documents",
+            )
+        super().__init__(service, http, request, scoring.task)
+
+    def count(self) -> int:
+        """A prompt for each pair, or for each text."""
+        alone = self.scoring.task != "classify"
+        return len(self.pairs.documents) + (len(self.pairs.queries) if alone else 0)
+
+    def prompts(self) -> list[Any]:
+        """The pairs, or the texts."""
+        request = cast(ScoringFields, self.request)
+        limits = Limits(request.max_tokens_per_query or 0, request.max_tokens_per_doc or 0)
+        template = self.service.live.engine.args.chat_template
+        return self.scoring.prompts(
+            self.pairs, request.tokenization(), limits,
+            None if template is None else str(template), request.template_kwargs,
+        )  # fmt: skip
+
+    def scored(self, pooled: Pooled) -> list[ScoringRequestOutput]:
+        """The score of each pair."""
+        return self.scoring.outputs(self.pairs, pooled)
+
+
+class ScoreJob(PairsJob):
+    """One request for scores."""
+
+    def body(self, pooled: Pooled) -> ListResponse:
+        """A score for each pair."""
+        scores = self.scored(pooled)
+        data = [ScoreData(index=index, score=one.outputs.score) for index, one in enumerate(scores)]
+        return self.listed(pooled, data)
+
+
+class RerankJob(PairsJob):
+    """One request for a ranking."""
+
+    def body(self, pooled: Pooled) -> RankResponse:
+        """The documents, the best first."""
+        scores = self.scored(pooled)
+        results = [
+            RankedItem(
+                index=index, document=RankedDocument(text=text), relevance_score=one.outputs.score
+            )
+            for index, (text, one) in enumerate(zip(self.pairs.documents, scores, strict=True))
+        ]
+        results.sort(key=lambda item: item.relevance_score, reverse=True)
+        top = cast(RerankRequest, self.request).top_n or len(results)
+        tokens = self.usage(pooled).prompt_tokens
+        return RankResponse(
+            id=self.request_id, model=self.model, usage=RankUsage(tokens, tokens),
+            results=results[:top],
+        )  # fmt: skip

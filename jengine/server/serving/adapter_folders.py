@@ -1,0 +1,36 @@
+"""Which folders may be loaded as LoRA adapters while the server runs: those below given ones.
+
+In: settings, and what a client sent. Out: a folder, or an error that names none. Must not know what
+an adapter is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from jengine.adapters import adapter_modules
+from jengine.server.errors import ApiError
+
+
+def allowed_folders(dirs: Sequence[str], modules: Sequence[str]) -> list[Path]:
+    """The folders that hold adapters: `--lora-dirs`, or those with the ones of `--lora-modules`."""
+    if dirs:
+        return [Path(one) for one in dirs]
+    return [Path(one.lora_path).parent for one in adapter_modules(modules)]
+
+
+def adapter_folder(allowed: Sequence[Path], given: str) -> str:
+    """The folder that a client means by a path, or by a name below an allowed folder. Links and
+    dots are followed first."""
+    for place in allowed:
+        folder = place / given  # an absolute path stays as it is
+        inside = "\0" not in given and folder.resolve().is_relative_to(place.resolve())
+        if inside and (Path(given).is_absolute() or folder.exists()):
+            return str(folder)
+    raise ApiError(
+        400,
+        "lora_path: expected a folder below one of those that the server allows. It is started "
+        "with --lora-dirs DIR, or allows the folders that its --lora-modules are in.",
+        param="lora_path",
+    )

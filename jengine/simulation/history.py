@@ -1,0 +1,84 @@
+"""What happened to requests: arrays with an item per request, and a histogram of gaps of tokens.
+
+In: live requests as they get tokens and end. Out: arrays. Gaps are counted in buckets of half a
+percent, since a large simulation has hundreds of millions of them.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+
+import numpy as np
+
+# Buckets of gaps between a microsecond and an hour, each this much wider than the one before.
+SHORTEST, WIDER, BUCKETS = 1e-6, 1.005, 4410
+FLUSH = 1 << 16
+LOG_WIDER = float(np.log(WIDER))
+
+
+@dataclass
+class Gaps:
+    """Seconds between two tokens of a request."""
+
+    counts: np.ndarray = field(default_factory=lambda: np.zeros(BUCKETS, np.int64))
+    new: list[float] = field(default_factory=list)
+
+    def add_all(self, values: list[float]) -> None:
+        """Count some."""
+        self.new += values
+        if len(self.new) >= FLUSH:
+            self.flush()
+
+    def flush(self) -> None:
+        """Put the newest into the buckets."""
+        values, self.new = np.array(self.new), []
+        places = np.log(np.maximum(values, SHORTEST) / SHORTEST) / LOG_WIDER
+        chosen = np.minimum(places.astype(np.int64), BUCKETS - 1)
+        self.counts += np.bincount(chosen, minlength=BUCKETS)
+
+    def percentile(self, percent: float) -> float:
+        """The gap that so many percent do not exceed, to half a percent."""
+        self.flush()
+        total = int(self.counts.sum())
+        if not total:
+            return 0.0
+        index = int(np.searchsorted(np.cumsum(self.counts), percent / 100 * total))
+        return SHORTEST * WIDER ** (min(index, BUCKETS - 1) + 0.5)
+
+
+COLUMNS = ("arrived", "first", "ended", "prompt", "cached", "answer")
+
+
+@dataclass
+class History:
+    """Every request that has ended: when it arrived, got its first and its last token, in seconds;
+    tokens of its prompt, of these cached, and of its answer."""
+
+    arrived: array[float] = field(default_factory=lambda: array("d"))
+    first: array[float] = field(default_factory=lambda: array("d"))
+    ended: array[float] = field(default_factory=lambda: array("d"))
+    prompt: array[int] = field(default_factory=lambda: array("q"))
+    cached: array[int] = field(default_factory=lambda: array("q"))
+    answer: array[int] = field(default_factory=lambda: array("q"))
+    gaps: Gaps = field(default_factory=Gaps)
+    refused: int = 0  # that no schedule could answer
+    unanswered: int = 0  # at the end, since no replica lived
+    rerun: int = 0  # whose replica died
+    moved_bytes: float = 0.0  # between pools
+    fetched_bytes: float = 0.0  # from host memory
+
+    def end(
+        self, arrived: float, first: float, ended: float, prompt: int, cached: int, answer: int
+    ) -> None:  # fmt: skip
+        """A request has ended."""
+        self.arrived.append(arrived)
+        self.first.append(first)
+        self.ended.append(ended)
+        self.prompt.append(prompt)
+        self.cached.append(cached)
+        self.answer.append(answer)
+
+    def columns(self) -> dict[str, np.ndarray]:
+        """The arrays."""
+        return {name: np.array(getattr(self, name)) for name in COLUMNS}

@@ -1,0 +1,47 @@
+"""The tier in host memory: blocks that left the devices' cache, by content, least recent first.
+
+In: the journal of a cache. Out: how far a prompt can be fetched. It holds what was evicted from the
+first cache group, as if every such block were copied. Must not know how long a copy takes.
+"""
+
+from __future__ import annotations
+
+from jengine.kvcache.content_journal import STORED
+from jengine.kvcache.coordinator import CacheCoordinator
+from jengine.request import Request
+
+
+class HostTier:
+    """A bounded set of block hashes."""
+
+    def __init__(self, cache: CacheCoordinator, blocks: int) -> None:
+        self._journal = cache.listeners.record()
+        self._block_size = cache.block_size
+        self._most = blocks
+        self._hashes: dict[bytes, None] = {}  # the least recently used first
+
+    def beyond(self, request: Request, found: int) -> int:
+        """Tokens behind a prefix of so many that are held here; never the last known one.
+
+        The request's hashes are known as far as its prefix was looked up.
+        """
+        self._follow()
+        size = self._block_size
+        last = (request.num_known - 1) // size
+        hashes = request.block_hashes[found // size : last]
+        count = next((i for i, one in enumerate(hashes) if one not in self._hashes), len(hashes))
+        for one in hashes[:count]:
+            del self._hashes[one]
+            self._hashes[one] = None
+        return count * size
+
+    def _follow(self) -> None:
+        """Take what the cache has evicted since the last call."""
+        held = self._hashes
+        for change in self._journal.take():
+            content = change[1:]
+            held.pop(content, None)
+            if change[:1] != STORED:
+                held[content] = None
+        for _ in range(len(held) - self._most):
+            del held[next(iter(held))]

@@ -1,0 +1,70 @@
+"""Seconds per step by `jengine plan`'s model of time, for steps that mix decodes and prompts.
+
+In: a Timing. Out: StepTimes. It adds up bytes and operations as a plan on paper does, per step and
+in microseconds. Must not know schedulers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from jengine.planning.timing import Timing
+from jengine.simulation.step_times import Load
+
+# The context at which the growth of what a token reads and computes is taken, with windows.
+FAR = 1 << 20
+
+
+@dataclass
+class ModelTimes:
+    """Expected seconds on devices that need not be here."""
+
+    timing: Timing
+    _fixed: dict[int, tuple[float, float]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        timing = self.timing
+        assumed, device = timing.assumed, timing.device
+        self._read = 1 / (device.bandwidth * assumed.bandwidth_share)
+        self._compute = 1 / (device.flops * assumed.flops_share)
+        layers = len(timing.memory.stage) * assumed.between_launches
+        self._launches = (layers * assumed.decode_launches, layers * assumed.prefill_launches)
+        self._token = timing.operations(head=False)
+        self._head = timing.operations(head=True) - self._token
+        self._is_linear = not any(spec.window for spec in timing.memory.config.cache_specs)
+        self._context_bytes = timing.memory.read_bytes(FAR) / FAR
+        self._context_operations = timing.attention(FAR) / FAR
+
+    def seconds(self, load: Load) -> float:
+        """Memory or arithmetic, whichever takes longer, then launches and exchanges."""
+        tokens = load.decode_rows + load.prefill_tokens
+        fixed = self._fixed.get(tokens)
+        if fixed is None:
+            fixed = self._fixed[tokens] = self._of(tokens)
+        weights, exchanges = fixed
+        if self._is_linear:
+            cache = self._context_bytes * (load.decode_context + load.prefill_read)
+            attention = self._context_operations * (load.decode_context + load.attended)
+        else:
+            cache, attention = self._by_mean(load)
+        operations = tokens * self._token + load.sampled * self._head + attention
+        busy = max((weights + cache) * self._read, operations * self._compute)
+        return busy + self._launches[load.prefill_tokens > 0] + exchanges
+
+    def _of(self, tokens: int) -> tuple[float, float]:
+        """Bytes of weights that so many tokens read, and seconds of their exchanges."""
+        exchanges = sum(one.seconds for one in self.timing.exchanges(tokens))
+        return self.timing.weights_read(tokens), exchanges
+
+    def _by_mean(self, load: Load) -> tuple[float, float]:
+        """Bytes and operations of attention where windows end it, by mean contexts."""
+        timing, cache, operations = self.timing, 0.0, 0.0
+        if load.decode_rows:
+            mean = load.decode_context // load.decode_rows
+            cache += load.decode_rows * timing.memory.read_bytes(mean)
+            operations += load.decode_rows * timing.attention(mean)
+        if load.prefill_tokens:
+            cache += timing.memory.read_bytes(load.prefill_read)
+            mean = load.attended // load.prefill_tokens
+            operations += load.prefill_tokens * timing.attention(mean)
+        return cache, operations

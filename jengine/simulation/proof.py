@@ -1,0 +1,155 @@
+"""Proof of a simulation: the same trace on an engine of this machine, and simulated by its steps.
+
+python -m jengine.simulation.proof MODEL [--rate 4 ...]: measures the table of steps, runs the trace
+in real time, simulates it, and prints both. Alone on a machine: whatever else runs is in the times
+of one of them only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from jengine.api.llm import LLM
+from jengine.bench.step_table import measure
+from jengine.bench.surroundings import shown_command
+from jengine.engine.core import EngineCore
+from jengine.request import WireRequest
+from jengine.simulation.fleet import Fleet
+from jengine.simulation.history import History
+from jengine.simulation.journeys import Journey, noted, wire_of
+from jengine.simulation.pool import Pool
+from jengine.simulation.replica import Clock, Replica
+from jengine.simulation.results import figures, group_result
+from jengine.simulation.table_times import StepTable, table_kind
+from jengine.simulation.trace import SyntheticTrace, TraceSettings
+
+WARM_UP = 8  # requests before the measured ones
+LATEST = 5e-3  # seconds that a sleep may take longer
+ENOUGH = 0.1  # the difference that is accepted
+
+
+def measured(core: EngineCore, settings: TraceSettings) -> History:
+    """Run a trace in real time, by the engine's own core without texts."""
+    history, live = History(), dict[str, Journey]()
+    waiting = sorted(SyntheticTrace(settings).arrivals(), key=lambda one: one[0], reverse=True)
+    wires: list[tuple[float, Journey, WireRequest]] = []
+    for at, ask in waiting:
+        journey = Journey(f"proof-{ask.name}", ask, at)
+        wires.append((at, journey, wire_of(journey, is_last=True)))
+    began = time.perf_counter()
+    while wires or live:
+        now = time.perf_counter() - began
+        while wires and wires[-1][0] <= now:
+            _, journey, wire = wires.pop()
+            live[journey.name] = journey
+            core.add(wire)
+        if not core.has_work:
+            time.sleep(max(wires[-1][0] - now - LATEST, 0.0))
+            continue  # and again without sleep, which may end too late
+        deltas = core.step()
+        ends = [time.perf_counter() - began]
+        for journey in noted(deltas, ends, live, history.gaps):
+            del live[journey.name]
+            history.end(
+                journey.arrived, journey.first, journey.last, len(journey.ask.prompt),
+                journey.cached, len(journey.answer),
+            )  # fmt: skip
+    return history
+
+
+def simulated(table: StepTable, settings: TraceSettings) -> History:
+    """The same trace by the table."""
+    clock = Clock()
+    pool = Pool("replicas", [Replica(table_kind(table), clock)], "turns")
+    return Fleet([pool], clock, SyntheticTrace(settings)).run()
+
+
+def compared(real: dict[str, Any], made_up: dict[str, Any]) -> list[dict[str, Any]]:
+    """The three figures, and how far they are apart."""
+    rows = []
+    for name, pick in (
+        ("output tokens/s", lambda one: one["output_throughput"]),
+        ("TTFT p50, ms", lambda one: one["latency_ms"]["ttft"]["p50"]),
+        ("ITL p50, ms", lambda one: one["latency_ms"]["itl"]["p50"]),
+    ):
+        both = pick(real), pick(made_up)
+        rows.append({"figure": name, "measured": both[0], "simulated": both[1],
+                     "difference": both[1] / both[0] - 1})  # fmt: skip
+    return rows
+
+
+def proof(llm: LLM, settings: TraceSettings, iterations: int) -> dict[str, Any]:
+    """Measure, simulate, compare."""
+    core = llm.engine.in_process.core
+    assert isinstance(core, EngineCore), "one engine in this process, without replicas"
+    found = {"model": str(llm.engine.folder), **measure(llm, iterations)}
+    table = msgspec.json.decode(json.dumps(found).encode(), type=StepTable)
+    measured(core, replace(settings, requests=WARM_UP, seed=settings.seed + 1))
+    core.reset_prefix_cache()
+    real = figures([group_result(measured(core, settings))], {}, None)
+    made_up = figures([group_result(simulated(table, settings))], {}, None)
+    rows = compared(real, made_up)
+    return {
+        "bench": "simulation proof",
+        **{key: found[key] for key in ("commit", "hardware", "versions")},
+        "trace": msgspec.to_builtins(settings),
+        "compared": rows,
+        "within": all(abs(row["difference"]) <= ENOUGH for row in rows),
+        "measured": real,
+        "simulated": made_up,
+        "table": found,
+    }
+
+
+def printed(result: dict[str, Any]) -> str:
+    """The comparison as a table."""
+    lines = [f"{'':<18}{'measured':>12}{'simulated':>12}{'difference':>12}"]
+    lines += [
+        f"{row['figure']:<18}{row['measured']:>12,.2f}{row['simulated']:>12,.2f}"
+        f"{row['difference']:>+12.1%}"
+        for row in result["compared"]
+    ]
+    return "\n".join([*lines, f"within {ENOUGH:.0%}: {'yes' if result['within'] else 'no'}"])
+
+
+def main(words: list[str]) -> int:
+    """Run the command line; 1 where a figure is further apart than is accepted."""
+    parser = argparse.ArgumentParser(prog="python -m jengine.simulation.proof")
+    parser.add_argument("model", help="a model folder, or demo")
+    parser.add_argument("--rate", type=float, default=4.0, help="requests per second [4]")
+    parser.add_argument("--requests", type=int, default=120, help="[120]")
+    parser.add_argument("--input-len", type=int, default=128, help="mean prompt tokens [128]")
+    parser.add_argument("--output-len", type=int, default=48, help="mean answer tokens [48]")
+    parser.add_argument("--spread", type=float, default=0.5, help="of lengths over mean [0.5]")
+    parser.add_argument("--max-num-seqs", type=int, default=16, help="[16]")
+    parser.add_argument("--max-model-len", type=int, default=1024, help="[1024]")
+    parser.add_argument("--num-iters", type=int, default=5, help="steps for each time [5]")
+    parser.add_argument("--output-json", metavar="FILE", help="write the result to this file")
+    given = parser.parse_args(words)
+    settings = {"max_num_seqs": given.max_num_seqs, "max_model_len": given.max_model_len}
+    with LLM(
+        given.model, **settings, skip_tokenizer_init=True, compilation_config={"wait_for": "all"}
+    ) as llm:
+        trace = TraceSettings(
+            requests=given.requests, rate=given.rate, input_len=given.input_len,
+            output_len=given.output_len, spread=given.spread, longest=given.max_model_len,
+            vocab_size=llm.engine.model.vocab_size,
+        )  # fmt: skip
+        result = proof(llm, trace, given.num_iters)
+    result["command"] = shown_command("jengine.simulation.proof", words)
+    sys.stdout.write(printed(result) + "\n")
+    if given.output_json:
+        Path(given.output_json).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    return 0 if result["within"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

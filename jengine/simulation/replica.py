@@ -1,0 +1,238 @@
+"""One replica on a virtual clock: a real scheduler and cache, made-up tokens, and seconds per step.
+
+In: WireRequests and the time. Out: the deltas of the steps that have ended by then. It plans and
+commits as EngineCore does: the next step is queued while one runs. Must not know other replicas.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from jengine.config import CacheConfig, ScheduleConfig
+from jengine.kvcache.coordinator import CacheCoordinator
+from jengine.outputs import StepOutput, TokenDelta
+from jengine.plan import Plan
+from jengine.request import Request, WireRequest
+from jengine.scheduler.recorder import Recorder
+from jengine.scheduler.scheduler import Scheduler
+from jengine.simulation.host_tier import HostTier
+from jengine.simulation.jumps import Jumps
+from jengine.simulation.step_times import StepTimes, later, load_of, pure_decode
+
+MADE_UP = 7  # every token of every answer, unless an executor says otherwise
+NEVER = float("inf")
+Run = Callable[[Plan], StepOutput]
+
+
+def made_up(plan: Plan) -> StepOutput:
+    """The output of a plan: always the same token."""
+    sampled = int(np.count_nonzero(plan.entries.wants_tokens))
+    return StepOutput(np.full((sampled, plan.repeats), MADE_UP, np.int32))
+
+
+@dataclass
+class Clock:
+    """The virtual time, in seconds."""
+
+    now: float = 0.0
+
+
+@dataclass(frozen=True)
+class ReplicaKind:
+    """What all replicas of a pool have in common."""
+
+    schedule: ScheduleConfig
+    cache: CacheConfig
+    times: StepTimes
+    depth: int = 1  # plans that may be in flight while one is read
+    stages: int = 1  # of a pipeline, whose slowest one takes what `times` says
+    devices: int = 1
+    token_bytes: int = 0  # keys and values of one token, on all devices
+    host_bytes: int = 0  # of the tier in host memory; 0: there is none
+    copy_rate: float = 1.0  # bytes per second between host and devices
+
+
+class Incoming(NamedTuple):
+    """A request whose first so many tokens have keys and values that are here, outside blocks."""
+
+    wire: WireRequest
+    hashes: Sequence[bytes]
+    tokens: int
+
+
+class Running(NamedTuple):
+    """A plan whose steps run."""
+
+    plan: Plan
+    output: StepOutput
+    ends: list[float]  # of each of its runs
+
+
+@dataclass
+class Work:
+    """What a replica has done."""
+
+    steps: int = 0
+    busy: float = 0.0  # seconds
+    rows: float = 0.0  # row-seconds of decodes
+    prefilled: int = 0  # tokens
+    decoded: int = 0
+    preemptions: int = 0
+    cache_use: float = 0.0  # seconds times the share of blocks in use
+
+
+@dataclass
+class Replica:
+    """Steps of one scheduler."""
+
+    kind: ReplicaKind
+    clock: Clock
+    number: int = 0
+    run: Run = made_up
+    horizon: Callable[[bool], float] = lambda waiting: 0.0  # see Jumps
+    work: Work = field(default_factory=Work)
+    _running: deque[Running] = field(default_factory=deque)
+    _incoming: deque[Incoming] = field(default_factory=deque)
+    _free_at: float = 0.0  # when the devices, or the first stage, can begin another step
+    _hold: float = 0.0  # no plan is made before: a jump's last run has not begun
+    _preempted: int = 0  # by schedulers before this one
+    copies_until: float = 0.0  # when its link to the host, or to other replicas, is idle again
+
+    def __post_init__(self) -> None:
+        self.start()
+
+    def start(self) -> None:
+        """Begin with an empty cache and no requests, as after a failure."""
+        kind = self.kind
+        self._running.clear()
+        self._incoming.clear()
+        self._free_at = self.copies_until = self.clock.now
+        self._hold = 0.0
+        self.cache = CacheCoordinator(kind.cache)
+        self.scheduler = Scheduler(
+            kind.schedule,
+            self.cache,
+            depth=kind.depth,
+            spacing=kind.stages,
+            lengthening=Jumps(self.cache, self._runs_until_the_horizon),
+            recorder=Recorder(self.number, clock=lambda: self.clock.now),
+        )
+        self._preempted = self.work.preemptions
+        blocks = kind.host_bytes // max(kind.token_bytes * kind.cache.block_size, 1)
+        self.tier = HostTier(self.cache, blocks) if blocks else None
+
+    def add(self, wire: WireRequest, hashes: Sequence[bytes] = ()) -> None:
+        """Queue a request."""
+        self.scheduler.add(wire, hashes)
+
+    def take_in(self, incoming: Incoming) -> None:
+        """Queue a request behind the keys and values that have been copied here."""
+        self._incoming.append(incoming)
+
+    def held(self, request: Request) -> int:
+        """Tokens of a request's prefix that are cached, on the devices or in the host."""
+        found = self.cache.find_prefix(request)
+        return found + (self.fetchable(request, found) if self.tier else 0)
+
+    def fetchable(self, request: Request, found: int) -> int:
+        """Tokens that follow a cached prefix in the host's memory."""
+        return self.tier.beyond(request, found) if self.tier else 0
+
+    def copy_ends(self, num_bytes: float, rate: float) -> float:
+        """When a copy that is queued now has ended; copies take turns."""
+        self.copies_until = max(self.copies_until, self.clock.now) + num_bytes / rate
+        return self.copies_until
+
+    @property
+    def wakes_at(self) -> float:
+        """When something is to be done, if no request arrives."""
+        if not self._running:
+            return NEVER
+        end = self._running[0].ends[-1]
+        return min(end, self._hold) if self._hold > self.clock.now else end
+
+    def read(self) -> tuple[list[TokenDelta], list[float]]:
+        """Read the step that has ended by now, if one has: its deltas, and when each of its runs
+        ended."""
+        if not self._running or self._running[0].ends[-1] > self.clock.now:
+            return [], []
+        done = self._running.popleft()
+        return self.scheduler.commit(done.plan, done.output), done.ends
+
+    def queue(self) -> None:
+        """Queue the next steps, as far as they may be planned now."""
+        while self._incoming and self._has_taken_in(self._incoming[0]):
+            self._incoming.popleft()
+        while self.clock.now >= self._hold and len(self._running) <= self.kind.depth:
+            plan = self.scheduler.schedule()
+            if plan is None:
+                break
+            self._submit(plan)
+
+    def _has_taken_in(self, incoming: Incoming) -> bool:
+        """Whether there was a row, and blocks for what has been copied, which the scheduler then
+        finds as a cached prefix. An idle replica takes a request whether or not they fit."""
+        scheduler, wire = self.scheduler, incoming.wire
+        busy = scheduler.num_running + scheduler.num_waiting
+        if busy >= self.kind.schedule.max_num_seqs:
+            return False
+        copied = WireRequest(
+            request_id=f"copy of {wire.request_id}",
+            prompt_token_ids=wire.prompt_token_ids[: incoming.tokens + 1],
+            sampling=wire.sampling,
+            max_tokens=1,
+        )
+        request = Request(copied, len(copied.prompt_token_ids) + 1, 0)
+        request.block_hashes = list(incoming.hashes[: incoming.tokens // self.cache.block_size])
+        hit = self.cache.find_prefix(request)
+        if incoming.tokens > hit:
+            if self.cache.allocate(request, incoming.tokens - hit, hit) is None:
+                if busy:
+                    return False
+            else:
+                self.cache.publish(request, incoming.tokens)
+                self.cache.free(request)
+        scheduler.add(wire, incoming.hashes)
+        return True
+
+    def _submit(self, plan: Plan) -> None:
+        began = at = max(self.clock.now, self._free_at)
+        load, ends = load_of(plan), []
+        for number in range(plan.repeats):
+            at += self.kind.times.seconds(later(load, number) if number else load)
+            ends.append(at)
+        self._free_at = at
+        self._hold = ends[-2] if len(ends) > 1 else 0.0
+        passing = (self.kind.stages - 1) * (at - began)  # through the other stages
+        if passing:
+            ends = [end + passing for end in ends]
+        self._running.append(Running(plan, self.run(plan), ends))
+        self._count(plan, load.decode_rows, load.prefill_tokens, at - began)
+
+    def _count(self, plan: Plan, decodes: int, prefilled: int, seconds: float) -> None:
+        work = self.work
+        work.steps += plan.repeats
+        work.busy += seconds
+        work.rows += seconds * decodes
+        work.prefilled += prefilled
+        work.decoded += decodes * plan.repeats
+        work.preemptions = self._preempted + self.scheduler.num_preemptions
+        work.cache_use += seconds * self.cache.usage
+
+    def _runs_until_the_horizon(self, rows: int, context: int, most: int, waiting: bool) -> int:
+        """How many runs of these decodes end before anything else can happen: where a request may
+        end with the step in flight, another may take its place or follow it."""
+        if rows < self.scheduler.num_running:
+            return 1
+        horizon = self.horizon(waiting)
+        at, runs = max(self.clock.now, self._free_at), 0
+        load = pure_decode(rows, context)
+        while runs < most and at < horizon:
+            at += self.kind.times.seconds(later(load, runs))
+            runs += at <= horizon
+        return max(runs, 1)

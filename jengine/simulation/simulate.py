@@ -1,0 +1,85 @@
+"""One simulation from a scenario to its result.
+
+In: a Scenario, objectives, a price. Out: a dict for JSON, from which text and pages are made.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from jengine.errors import ConfigError
+from jengine.simulation.groups import run_groups
+from jengine.simulation.results import figures
+from jengine.simulation.scenario import Scenario
+
+KIND = "simulation"
+LEFT_OUT = (
+    "HTTP, tokenizers and the network between clients and replicas",
+    "the host's own time for a step, which the next one hides while devices run",
+    "compiling, warming up, and loading of weights after a failure",
+)
+
+
+def simulate(
+    scenario: Scenario, command: str, objectives: Mapping[str, float], price: float | None
+) -> dict[str, Any]:
+    """Run it. The command is kept with the result."""
+    began = time.monotonic()
+    groups = run_groups(scenario)
+    found = figures(groups, objectives, price)
+    return {
+        "bench": KIND,
+        "command": command,
+        "scenario": msgspec.to_builtins(scenario),
+        "wall_seconds": time.monotonic() - began,
+        "figures": found,
+        "left_out": [*LEFT_OUT, *left_out(scenario)],
+    }
+
+
+def left_out(scenario: Scenario) -> list[str]:
+    """What the model of time does not hold, for this scenario."""
+    notes = []
+    if any(pool.table is None for pool in scenario.pools):
+        notes.append(
+            "everything that `jengine plan` leaves out: no step was timed, exchanges overlap with "
+            "nothing, padding to compiled sizes is free, and experts are chosen evenly"
+        )
+    if any(pool.ep for pool in scenario.pools):
+        notes.append(
+            "waiting of replicas that share experts for the slowest of them: steps of each begin "
+            "and end by themselves, as if all had its number of tokens; replicas without requests "
+            "give their experts' time away"
+        )
+    if len(scenario.pools) > 1:
+        notes.append(
+            "overlap of a prefill with the copy of its keys and values: the copy begins when the "
+            "prefill has ended, at the full rate of one link per prefill replica"
+        )
+    if scenario.host_gb:
+        notes.append("the cost of copies to host memory, which are taken to be free")
+    if scenario.groups > 1:
+        notes.append(
+            f"routing between the {scenario.groups} groups: each router has every "
+            f"{scenario.groups}th request and knows its own replicas only"
+        )
+    return notes
+
+
+def read(file: Path) -> dict[str, Any]:
+    """An earlier result."""
+    try:
+        result = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"--from {str(file)!r}: expected what simulate --output-json wrote: {error}"
+        ) from error
+    if not isinstance(result, dict) or result.get("bench") != KIND:
+        raise ConfigError(f"--from {str(file)!r}: expected a result of simulate.")
+    return result

@@ -1,0 +1,55 @@
+"""Seconds per step: what a step's plan asks of a replica's devices, and who says how long it takes.
+
+In: plans. Out: a Load. Must not know requests or clocks.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from jengine.plan import Plan
+
+
+class Load(NamedTuple):
+    """One run of one step."""
+
+    decode_rows: int
+    decode_context: int  # tokens that all decodes read together
+    prefill_tokens: int
+    prefill_start: int  # tokens before each prefill token's chunk, summed over prefill tokens
+    prefill_read: int  # tokens that all chunks read together
+    attended: int  # pairs of a prefill token and one that it attends to
+    sampled: int  # rows that get a token
+
+
+class StepTimes(Protocol):
+    """How long steps take."""
+
+    def seconds(self, load: Load) -> float:
+        """The duration of a step, or of one stage of it where there are stages."""
+
+
+def load_of(plan: Plan) -> Load:
+    """What the first run of a plan asks for."""
+    columns = plan.entries.columns.tolist()
+    starts, lengths, count = columns[1], columns[2], plan.num_decodes
+    if count == len(starts):
+        return pure_decode(count, sum(starts) + count)
+    tokens = before = read = attended = 0
+    for start, length in zip(starts[count:], lengths[count:], strict=True):
+        tokens += length
+        before += length * start
+        read += start + length
+        attended += length * start + length * (length + 1) // 2
+    sampled = sum(columns[3])
+    return Load(count, sum(starts[:count]) + count, tokens, before, read, attended, sampled)
+
+
+def pure_decode(rows: int, context: int) -> Load:
+    """The load of decodes alone, which read so many tokens together."""
+    return Load(rows, context, 0, 0, 0, 0, rows)
+
+
+def later(load: Load, runs: int) -> Load:
+    """The load of decodes so many runs later."""
+    return load._replace(decode_context=load.decode_context + runs * load.decode_rows)

@@ -1,0 +1,102 @@
+"""Seconds per step by a measured table, which `jengine bench growth --step-table` writes.
+
+In: JSON with the limits of an engine, its cache, and steps of so many decodes and prompt tokens at
+a context. Out: StepTimes, and a replica like that engine. Times between measured ones are linear in
+each direction; beyond the last ones they grow as between the last two.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from jengine.config import CacheConfig, ScheduleConfig
+from jengine.errors import ConfigError
+from jengine.simulation.replica import ReplicaKind
+from jengine.simulation.step_times import Load
+
+KIND = "steps"
+
+
+class StepTable(msgspec.Struct, frozen=True):
+    """An engine's limits and its steps."""
+
+    bench: str
+    model: str
+    schedule: ScheduleConfig
+    cache: CacheConfig
+    depth: int
+    token_bytes: int
+    decode_rows: list[int]  # each axis of the grid begins with what is 0 or least
+    prefill_tokens: list[int]
+    contexts: list[int]
+    # By decode rows, prefill tokens and context; nothing runs in a step of 0 and 0.
+    seconds: list[list[list[float]]]
+
+
+def read_table(file: Path) -> StepTable:
+    """The table of a file."""
+    try:
+        found = msgspec.json.decode(file.read_bytes(), type=StepTable)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"--table {str(file)!r}: expected what bench growth --step-table wrote: {error}"
+        ) from error
+    shape = (len(found.decode_rows), len(found.prefill_tokens), len(found.contexts))
+    if found.bench != KIND or np.shape(found.seconds) != shape or min(shape) < 1:
+        raise ConfigError(
+            f"--table {str(file)!r}: expected a table of steps by {shape[0]} numbers of decodes, "
+            f"{shape[1]} of prompt tokens and {shape[2]} contexts."
+        )
+    return found
+
+
+def table_kind(table: StepTable) -> ReplicaKind:
+    """A replica like the engine that was measured."""
+    times = TableTimes.of(table)
+    return ReplicaKind(
+        table.schedule, table.cache, times, table.depth, token_bytes=table.token_bytes
+    )
+
+
+@dataclass
+class TableTimes:
+    """Times of a grid."""
+
+    axes: tuple[Sequence[int], Sequence[int], Sequence[int]]
+    seconds_at: Any  # nested lists
+
+    @classmethod
+    def of(cls, table: StepTable) -> TableTimes:
+        """The times of a table."""
+        return cls((table.decode_rows, table.prefill_tokens, table.contexts), table.seconds)
+
+    def seconds(self, load: Load) -> float:
+        """The time of a step, at the mean number of tokens before each of its own."""
+        tokens = load.decode_rows + load.prefill_tokens
+        context = (load.decode_context + load.prefill_start) / tokens
+        rows, prefill, contexts = self.axes
+        by_rows = self.seconds_at
+        total = 0.0
+        for i, a in weights(rows, load.decode_rows):
+            for j, b in weights(prefill, load.prefill_tokens):
+                column = by_rows[i][j]
+                for k, c in weights(contexts, context):
+                    total += a * b * c * column[k]
+        return max(total, 0.0)
+
+
+def weights(axis: Sequence[int], value: float) -> list[tuple[int, float]]:
+    """The two points around a value and their shares; beyond the axis, those of its end."""
+    if len(axis) == 1:
+        return [(0, 1.0)]
+    above = min(max(bisect_right(axis, value), 1), len(axis) - 1)
+    low, high = axis[above - 1], axis[above]
+    share = (value - low) / (high - low)
+    return [(above - 1, 1 - share), (above, share)]

@@ -1,0 +1,46 @@
+"""`jengine models`: what is said of folders that a family reads, or none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jengine.cli.main import main
+from tests.models.tiny_models import write_tiny_native
+
+
+def renamed(folder: Path, **changes: Any) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def test_a_folder_of_a_family(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_tiny_native(tmp_path, "llama")
+    renamed(folder, attention_probe=3)
+    assert main(["models", "check", str(folder), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["family"] == "Llama 2, Llama 3"
+    assert found["keys of config.json that change no answer"] == ["attention_probe"]
+
+
+def test_a_folder_without_a_family(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_tiny_native(tmp_path, "olmo2")
+    renamed(folder, architectures=["NovelForCausalLM"])
+    assert main(["models", "check", str(folder)]) == 0
+    shown = capsys.readouterr().out
+    assert "none for NovelForCausalLM; model_impl='generic'" in shown
+    assert "self_attn.q_norm, self_attn.k_norm (whole)" in shown
+    renamed(folder, scale_depth=1.4)
+    assert main(["models", "check", str(folder)]) == 1
+    assert "scale_depth=1.4" in capsys.readouterr().err
+    renamed(folder, architectures=["Gemma4ForCausalLM"])
+    assert main(["models", "check", str(folder)]) == 1
+    assert "embeddings of each layer" in capsys.readouterr().err
+
+
+def test_the_list(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models", "list"]) == 0
+    assert "LlamaForCausalLM: Llama 2, Llama 3" in capsys.readouterr().out

@@ -1,0 +1,133 @@
+"""`jengine simulate`: figures from a table of steps, pages, what is kept, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.fake_llm import FakeLLM, Result, run
+
+SCHEDULE = {"max_num_seqs": 8, "max_num_batched_tokens": 128, "max_model_len": 256,
+            "prefill_tile": 4}  # fmt: skip
+SPEC = {"kind": "full", "kv_heads": 2, "head_dim": 4}
+CACHE = {"groups": [{"spec": SPEC, "layers": [0]}], "block_size": 4, "num_blocks": [200]}
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    """Steps of 10 ms, and 1 ms for each row."""
+    file = tmp_path / "steps.json"
+    seconds = [[[0.01 + 0.001 * rows] * 2 for _ in (0, 64)] for rows in (0, 8)]
+    found = {
+        "bench": "steps", "model": "small", "schedule": SCHEDULE, "cache": CACHE, "depth": 1,
+        "token_bytes": 64, "decode_rows": [0, 8], "prefill_tokens": [0, 64], "contexts": [8, 128],
+        "seconds": seconds,
+    }  # fmt: skip
+    file.write_text(json.dumps(found), encoding="utf-8")
+    return file
+
+
+def simulate(table: Path, *words: str) -> dict[str, Any]:
+    done = simulated(table, *words, "--json")
+    assert done.status == 0, done.err
+    return json.loads(done.out)
+
+
+def simulated(table: Path, *words: str) -> Result:
+    small = ("--requests", "40", "--input-len", "20", "--output-len", "10")
+    return run(FakeLLM(), "simulate", "--table", str(table), *small, *words)
+
+
+def test_figures_by_a_table(table: Path) -> None:
+    found = simulate(table, "--rate", "0.5", "--replicas", "2", "--price", "3.6",
+                     "--goodput", "ttft:10.5", "tpot:20")  # fmt: skip
+    figures = found["figures"]
+    assert figures["completed"] == 40
+    assert figures["total_output_tokens"] == 400
+    # Nearly always alone: a prompt takes 10 ms, a token 11 ms.
+    assert figures["latency_ms"]["ttft"]["p50"] == pytest.approx(10)
+    assert figures["latency_ms"]["itl"]["p50"] == pytest.approx(11, rel=0.005)
+    assert figures["latency_ms"]["e2el"]["p50"] == pytest.approx(10 + 9 * 11)
+    assert figures["good_share"] > 0.9
+    hours = 2 * figures["seconds"] / 3600
+    assert figures["cost"]["device_hours"] == pytest.approx(hours)
+    dollars = figures["cost"]["dollars_per_million_output_tokens"]
+    assert dollars == pytest.approx(3.6 * hours / 400 * 1e6)
+    assert found["command"] == (
+        "jengine simulate --replicas 2 --table steps.json --requests 40 --rate 0.5 "
+        "--input-len 20 --output-len 10 --goodput ttft:10.5 tpot:20 --price 3.6"
+    )
+
+
+def test_a_page_with_another_result_beside(table: Path, tmp_path: Path) -> None:
+    first, second, page = (tmp_path / name for name in ("by-prefix.json", "b.json", "page.html"))
+    prefixes = ("--prefixes", "2", "--prefix-len", "40", "--replicas", "2")
+    simulate(table, *prefixes, "--output-json", str(first))
+    done = simulated(table, *prefixes, "--routing", "turns", "--output-json", str(second),
+                     "--beside", str(first), "--html", str(page))  # fmt: skip
+    assert done.status == 0, done.err
+    assert "requests/s" in done.out and "Left out:" in done.out
+    text = page.read_text(encoding="utf-8")
+    assert "by-prefix" in text and "<svg" in text and "--routing turns" in text
+    rates = [json.loads(one.read_text())["figures"]["prefix_hit_rate"] for one in (first, second)]
+    assert 0 < rates[1] <= rates[0]
+
+
+def test_a_pair_and_a_failure(table: Path) -> None:
+    found = simulate(table, "--rate", "20", "--replicas", "2", "--prefill-replicas", "1",
+                     "--fail", "0@0.5-1", "prefill:0@1.5-1.6", "--link", "0.001")  # fmt: skip
+    figures = found["figures"]
+    assert figures["completed"] == 40 and figures["unanswered"] == 0
+    assert figures["rerun"] > 0 and figures["moved_bytes"] > 0
+    assert set(figures["pools"]) == {"prefill replicas", "decode replicas"}
+
+
+@pytest.mark.slow
+def test_groups_run_in_processes_of_their_own(table: Path) -> None:
+    words = ("--rate", "20", "--replicas", "4", "--routing", "load")
+    figures = simulate(table, *words, "--groups", "2")["figures"]
+    assert figures["completed"] == 40 and figures["pools"]["replicas"]["replicas"] == 4
+    assert figures["total_input_tokens"] == simulate(table, *words)["figures"]["total_input_tokens"]
+
+
+@pytest.mark.slow
+def test_a_model_on_devices_that_are_not_here() -> None:
+    words = ("qwen3-0.6b", "--device", "h100", "--requests", "20", "--rate", "0.2", "--json")
+    found = json.loads(run(FakeLLM(), "simulate", *words).out)
+    planned = json.loads(run(FakeLLM(), "plan", *words[:3], "--batch", "1", "--context", "576",
+                             "--json").out)  # fmt: skip
+    itl = found["figures"]["latency_ms"]["itl"]["p50"]
+    assert itl == pytest.approx(1e3 * planned["decode"]["expected"], rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--replicas", "0"), "--replicas 0: expected more than 0"),
+        (("--replicas", "2000"), "1 to 1024"),
+        (("--replicas", "3", "--groups", "2"), "divisor of the 3"),
+        (("--spread", "-1"), "--spread -1: expected 0 or more"),
+        (("--fail", "soon"), "REPLICA@SECONDS"),
+        (("--fail", "prefill:0@3"), "only with --prefill-replicas"),
+        (("--fail", "4@3"), "a replica from 0 to 0"),
+        (("--fail", "0@3-2"), "come back after"),
+        (("--goodput", "itl:3"), "METRIC:MILLISECONDS"),
+        (("--html", "/none/of/these.html"), "a folder that exists"),
+        (("--csv", "/none.csv"), "No such file"),
+        (("--beside", "a", "b", "c"), "up to two"),
+        (("llama-8b",), "expected a MODEL, or --table"),
+        (("--prefixes", "1", "--prefix-len", "400"), "40 were refused"),
+    ],
+)
+def test_refused(table: Path, words: tuple[str, ...], message: str) -> None:
+    done = simulated(table, *words)
+    assert done.status == 1
+    assert message in done.err
+
+
+def test_a_table_of_something_else_is_refused(table: Path) -> None:
+    table.write_text("{}")
+    assert "bench growth --step-table" in simulated(table).err

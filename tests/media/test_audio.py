@@ -1,0 +1,97 @@
+"""Audio on the host: files, sampling rates, spectrograms."""
+
+from __future__ import annotations
+
+import io
+import wave
+
+import numpy as np
+import pytest
+
+from jengine.config import SpeechConfig
+from jengine.errors import RequestError
+from jengine.media.audio import read_file, resampled, samples_of
+from jengine.media.log_mel import log_mel
+from jengine.media.speech import SpeechProcessor
+from tests.media.tiny_whisper import extractor, sound
+
+SPEECH = SpeechConfig(32, 48, 1, 2, mels=16, positions=50, start_token=90)
+
+
+def wav(samples: np.ndarray, rate: int, size: int, channels: int = 1) -> bytes:
+    """A WAV file whose samples have `size` bytes."""
+    scaled = np.round(samples * (2 ** (8 * size - 1) - 1)).astype(np.int64)
+    data = (scaled + 128 * (size == 1)).astype("<i8").reshape(-1, 1).view(np.uint8)[:, :size]
+    file = io.BytesIO()
+    with wave.open(file, "wb") as out:
+        out.setnchannels(channels)
+        out.setsampwidth(size)
+        out.setframerate(rate)
+        out.writeframes(np.ascontiguousarray(data).tobytes())
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("seconds", [0.1, 0.777, 1.0])
+def test_spectrograms_equal_those_of_transformers(seconds: float) -> None:
+    samples = sound(seconds, 440)
+    expected = extractor()(samples, sampling_rate=16000, return_tensors="np").input_features[0]
+    found = log_mel(samples, SPEECH).T
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("own", [8000, 16000, 22050, 44100, 48000])
+def test_resampling_keeps_a_tone(own: int) -> None:
+    times = np.arange(own) / own
+    found = resampled(np.sin(2 * np.pi * 440 * times).astype(np.float32), own, 16000)
+    assert abs(len(found) - 16000) <= 1
+    expected = np.sin(2 * np.pi * 440 * np.arange(len(found)) / 16000)
+    assert np.abs(found - expected)[800:-800].max() < 0.01
+
+
+def test_resampling_removes_what_the_lower_rate_cannot_hold() -> None:
+    tone = np.sin(2 * np.pi * 12000 * np.arange(48000) / 48000).astype(np.float32)
+    assert np.abs(resampled(tone, 48000, 16000))[800:-800].max() < 0.01
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_wav_files_are_read(size: int) -> None:
+    samples = sound(0.05, 300).clip(-0.9, 0.9)
+    found, rate = read_file(wav(samples, 8000, size), "it")
+    assert rate == 8000
+    assert np.abs(found - samples).max() < 2.0 ** (2 - 8 * size) + 1e-6
+
+
+def test_channels_are_averaged() -> None:
+    both = np.stack([np.full(100, 0.5), np.full(100, -0.25)], axis=1)
+    found, _ = read_file(wav(both.reshape(-1), 16000, 2, channels=2), "it")
+    np.testing.assert_allclose(found, 0.125, atol=1e-3)
+    np.testing.assert_allclose(samples_of((both, 16000), 16000, "it"), 0.125)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (b"OggS" + bytes(100), "no WAV file"),
+        (b"RIFF\0\0\0\0WAVEfmt ", "cannot be read"),
+        (wav(np.zeros(0), 16000, 2), "no samples"),
+        ((np.zeros(10, np.int16), 16000), "floats from -1 to 1"),
+        ((np.zeros(10), 0), "sampling rate"),
+        ((np.zeros((2, 3, 4)), 16000), "expected samples"),
+        ((np.full(10, np.nan), 16000), "not finite"),
+        ("/nowhere/speech.wav", "No such file"),
+    ],
+)
+def test_bad_audio_is_refused(given: object, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jengine.media.audio._soundfile", lambda: None)
+    with pytest.raises(RequestError, match=message):
+        SpeechProcessor(SPEECH).expanded([5], {"audio": given})
+
+
+def test_the_token_that_starts_a_decoder_is_put_first() -> None:
+    processor, data = SpeechProcessor(SPEECH), {"audio": (sound(0.1, 300), 16000)}
+    ids, (span,) = processor.expanded([5, 6], data)
+    assert ids == [90, 5, 6]
+    assert processor.expanded([90, 5], data)[0] == [90, 5]
+    assert span.length == 50
+    assert span.end > 10**9, "every token of the request reads it"

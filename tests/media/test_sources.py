@@ -1,0 +1,161 @@
+"""URLs of images: what they may lead to, and that nothing else is asked."""
+
+from __future__ import annotations
+
+import base64
+import io
+import signal
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from jengine.errors import RequestError
+from jengine.media import images
+from jengine.media.decoding_process import DecodingProcess
+from jengine.media.images import decoded, pixels_of
+from jengine.media.sources import MediaSources
+
+
+def never(*_: Any) -> Any:
+    raise AssertionError("a socket was opened, or a name was looked up")
+
+
+CLOSED = MediaSources(resolve=never, connect=never)
+LISTED = MediaSources(("a.example", "b.example"), resolve=never, connect=never)
+
+
+def file_of(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def test_data_urls() -> None:
+    data = file_of(Image.new("RGB", (3, 2), (1, 2, 3)))
+    url = "data:image/png;base64," + base64.b64encode(data).decode()
+    assert CLOSED.content(url, "image") == data
+
+
+@pytest.mark.parametrize(
+    ("url", "complaint"),
+    [
+        ("data:image/png,abc", "expected data:image"),
+        ("data:image/png;base64,a!", "no valid base64"),
+        ("ftp://a.example/x.png", "expected data:, http:, https: or file:"),
+        ("x.png", "expected data:"),
+        ("file:///etc/passwd", "without `--allowed-local-media-path`"),
+        ("http://c.example/x.png", "one of the allowed domains: a.example, b.example"),
+        ("http://127.0.0.1/x.png", "allowed domains"),
+        ("http://a.example@c.example/x.png", "no plain host name"),
+        ("http://a.example:x/x.png", "no plain host name"),
+        ("http://a.example\\@c.example/", "backslash"),
+        ("http://a.example/ x", "a space"),
+        ("http://[a.example/", "cannot be read"),
+    ],
+)
+def test_what_is_refused_before_a_socket_is_opened(url: str, complaint: str) -> None:
+    with pytest.raises(RequestError, match=complaint):
+        LISTED.content(url, "image")
+
+
+def test_data_urls_that_are_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jengine.media.sources.MOST_BYTES", 8)
+    with pytest.raises(RequestError, match="more than 8 bytes"):
+        CLOSED.content("data:image/png;base64," + "AAAA" * 10, "image")
+
+
+@pytest.mark.parametrize("address", ["10.0.0.7", "127.0.0.1", "169.254.169.254", "::1", "fc00::1"])
+def test_hosts_in_private_networks_are_not_asked(address: str) -> None:
+    sources = MediaSources(("a.example",), resolve=lambda *_: [address], connect=never)
+    with pytest.raises(RequestError, match="private network"):
+        sources.content("http://a.example/x.png", "image")
+
+
+def answering(answer: bytes) -> tuple[MediaSources, list[bytes]]:
+    """Sources whose only host gives this answer, and what it was asked."""
+    asked: list[bytes] = []
+
+    def connect(address: str, port: int, seconds: float) -> socket.socket:
+        assert (address, port) == ("93.184.216.34", 80)
+        ours, theirs = socket.socketpair()
+
+        def serve() -> None:
+            asked.append(theirs.recv(4096))
+            theirs.sendall(answer)
+            theirs.close()
+
+        threading.Thread(target=serve, daemon=True).start()
+        return ours
+
+    return MediaSources(("a.example",), None, lambda *_: ["93.184.216.34"], connect), asked
+
+
+def test_a_host_of_the_list_is_asked_at_the_address_that_was_checked() -> None:
+    sources, asked = answering(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabc")
+    assert sources.content("http://a.example/x.png?y=1", "image") == b"abc"
+    assert asked[0].startswith(b"GET /x.png?y=1 HTTP/1.1\r\nHost: a.example")
+    sources, _ = answering(b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1/\r\n\r\n")
+    with pytest.raises(RequestError, match="answered 302"):
+        sources.content("http://a.example/x.png", "image")
+
+
+def test_files_of_one_folder(tmp_path: Path) -> None:
+    inside, outside = tmp_path / "in" / "a b.png", tmp_path / "c.png"
+    inside.parent.mkdir()
+    for file in (inside, outside):
+        file.write_bytes(b"abc")
+    sources = MediaSources(folder=inside.parent, resolve=never, connect=never)
+    assert sources.content(f"file://{inside.parent}/a%20b.png", "image") == b"abc"
+    for path in (outside, f"{inside.parent}/../c.png", f"{inside.parent}/%2e%2e/c.png"):
+        with pytest.raises(RequestError, match="not a subpath"):
+            sources.content(f"file://{path}", "image")
+
+
+def test_hostile_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    picture = Image.fromarray(np.arange(48, dtype=np.uint8).reshape(4, 4, 3))
+    whole = file_of(picture)
+    for broken in (whole[:40], whole[:-30], b"\x89PNG\r\n\x1a\n" + b"\0" * 100, b"", b"GIF89a"):
+        with pytest.raises(RequestError, match=r"cannot be decoded|no picture that can be read"):
+            decoded(broken, "image")
+    frames = [Image.new("RGB", (4, 4), (n, 0, 0)) for n in range(3)]
+    moving = file_of(frames[0], "GIF", save_all=True, append_images=frames[1:])
+    with pytest.raises(RequestError, match="is animated: it has 3 frames"):
+        decoded(moving, "image")
+    monkeypatch.setattr(images, "MOST_PIXELS", 15)
+    with pytest.raises(RequestError, match="4 x 4 pixels; expected 1 to 15"):
+        decoded(whole, "image")
+
+
+def test_colors_of_every_mode() -> None:
+    picture = Image.fromarray(np.arange(48, dtype=np.uint8).reshape(4, 4, 3))
+    np.testing.assert_array_equal(decoded(file_of(picture), "image"), np.asarray(picture))
+    clear = picture.convert("RGBA")
+    clear.putalpha(0)
+    assert (decoded(file_of(clear), "image") == 255).all(), "what is clear is white"
+    assert pixels_of(picture.convert("L")).shape == (4, 4, 3)
+    gray = np.asarray(picture.convert("L"))
+    np.testing.assert_array_equal(pixels_of(gray)[..., 2], gray)
+
+
+def test_a_process_decodes_for_strangers_and_is_replaced_when_it_ends() -> None:
+    picture = Image.fromarray(np.arange(48, dtype=np.uint8).reshape(4, 4, 3))
+    decoder = DecodingProcess(seconds=60)
+    np.testing.assert_array_equal(decoder.pixels(file_of(picture), "image"), np.asarray(picture))
+    with pytest.raises(RequestError, match=r"^image is no picture that can be read"):
+        decoder.pixels(b"no picture", "image")
+    first = decoder._process
+    assert first is not None
+    first.kill()
+    first.wait()
+    assert decoder.pixels(file_of(picture), "image").shape == (4, 4, 3)
+    second, decoder._seconds = decoder._process, 0.1
+    assert second is not None and second.pid != first.pid
+    second.send_signal(signal.SIGSTOP)
+    with pytest.raises(RequestError, match="it took too long"):
+        decoder.pixels(file_of(picture), "image")
+    assert second.poll() is not None, "it was ended"
