@@ -19,7 +19,7 @@ from jengine.bench import against, load, peak_memory, step_clock
 from jengine.bench.against import PeerFailed, PeerProgram, PeerSettings, trace_peer
 from jengine.bench.machine import peak_bytes
 from jengine.bench.throughput import Ours, memory_line
-from jengine.bench.workloads import WORKLOADS, generated, read_trace, write_trace
+from jengine.bench.workloads import WORKLOADS, Item, generated, read_trace, write_trace
 from jengine.cli.main import main
 from jengine.cli.terminal import Terminal
 from jengine.errors import ConfigError
@@ -297,8 +297,11 @@ def test_peak_memory_is_of_this_process_alone() -> None:
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_workloads_are_the_same_every_time(name: str, tmp_path: Path) -> None:
-    items = generated(name, 1000, requests=5, seed=3)
-    assert items == generated(name, 1000, requests=5, seed=3) != generated(name, 1000, 5, seed=4)
+    def items_of(seed: int) -> list[Item]:
+        return generated(name, 1000, 5, seed, encode=lambda text: [ord(one) for one in text])
+
+    items = items_of(3)
+    assert items == items_of(3) != items_of(4)
     write_trace(items, tmp_path / "trace")
     assert read_trace(tmp_path / "trace") == items
     assert all(0 <= token < 1000 for item in items for token in item.prompt_token_ids)

@@ -9,7 +9,9 @@ import re
 import subprocess
 import sys
 import tomllib
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,7 @@ import pytest
 
 from jengine.bench.driver import Driver, read_bytes, weight_bytes
 from jengine.bench.gpu import __main__ as check
-from jengine.bench.gpu import ceilings, kernels, models, numerics, stages
+from jengine.bench.gpu import arrays, ceilings, compared, kernels, models, numerics, stages
 from jengine.bench.gpu.cases import DRY, REAL, AttentionCase
 from jengine.bench.gpu.part import Part
 from jengine.bench.gpu.report import printed, shares, succeeded
@@ -35,7 +37,7 @@ def measured(
     """What a stage writes in a dry run, in this process."""
     part = Part(tmp_path / "part.json", seconds)
     given = {"part": part.path, "dry_run": True, "model": "", "few": False,
-             "tensor_parallel": False, "captured": False, "matmuls": "auto",
+             "tensor_parallel": False, "captured": False, "long_graphs": False, "matmuls": "auto",
              **arguments}  # fmt: skip
     module.measure(part, argparse.Namespace(**given))
     written = json.loads(part.path.read_text())
@@ -54,6 +56,7 @@ def test_ceilings(tmp_path: Path) -> None:
     assert all(line["best_us"] > 0 for line in part["lines"])
 
 
+@pytest.mark.slow
 def test_numerics_are_right(tmp_path: Path) -> None:
     part = measured(numerics, tmp_path)
     assert kinds(part) == {"attention", "rotate and write", "sampling"}
@@ -85,6 +88,45 @@ def test_numerics_find_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "WRONG: rotate and write float32" in printed(
         {"dry_run": False, "command": "", "parts": parts}
     )
+
+
+def test_kernels_are_called_as_engines_call_them() -> None:
+    """Prompts in short tiles that are joined; decodes with leading blocks in common."""
+    few = AttentionCase(2, 100, 50, kv_heads=2, group=4, head_dim=8, dtype="float32")
+    found = arrays.attention_arrays(few, 1 << 16)
+    assert found.q.shape[0] == found.lengths.size == 2 * 7 * 8, "7 tiles of 8 for 50 tokens"
+    assert arrays.joined_tiles(few) == 4, "32 tokens of four heads are 128 queries"
+    assert found.runs.tolist() == [0, 4, 7, 11, 14]
+    shared = replace(few, rows=3, context=64, new_tokens=1, shared=32)
+    tables = np.asarray(arrays.attention_arrays(shared, 1 << 16).tables)
+    assert (tables[:, :2] == tables[0, :2]).all()
+    assert len(set(tables[:, 2:].ravel().tolist())) == tables[:, 2:].size
+    assert shared.cache_bytes == (3 * 32 + 32) * 2 * 2 * 8 * 4
+    assert any(check.case.shared for check in numerics.checks(dry_run=False))
+
+
+@pytest.mark.parametrize(("passed", "status"), [(True, 0), (False, 1), (False, 2)])
+def test_the_engine_is_compared_with_torch(
+    passed: bool, status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[str]] = []
+
+    def run(words: list[str], **_: Any) -> Any:
+        asked.append(words)
+        verdict = {"verdict": "as said", "passed": passed}
+        Path(words[words.index("--json") + 1]).write_text(json.dumps(verdict))
+        return SimpleNamespace(returncode=status, stderr="no such model")
+
+    monkeypatch.setattr(compared.subprocess, "run", run)
+    part = Part(tmp_path / "part.json", 100)
+    args = argparse.Namespace(dry_run=False, peer_python="a-python")
+    compared.measure(part, args)
+    assert [words[words.index("--dtype") + 1] for words in asked] == ["bfloat16", "float32"]
+    assert all(words[words.index("--torch-python") + 1] == "a-python" for words in asked)
+    if status == 2:
+        assert all("no such model" in line["failed"] for line in part.content["lines"])
+    else:
+        assert [line["right"] for line in part.content["lines"]] == [passed] * 2
 
 
 def test_a_result_that_is_not_finite_is_wrong() -> None:
@@ -174,11 +216,14 @@ def test_tensor_parallel_models(
     asked: list[dict[str, Any]] = []
     monkeypatch.setattr(models, "LLM", lambda *_, **settings: asked.append(settings))
     with pytest.raises(TypeError, match="context manager"):  # this LLM is None
-        measured(models, tmp_path, model="llama-8b", tensor_parallel=True, captured=captured)
+        measured(models, tmp_path, model="llama-8b", tensor_parallel=True, captured=captured,
+                 long_graphs=captured)  # fmt: skip
     assert asked[0]["tensor_parallel_size"] == 2  # the tiny model has 2 KV heads
     assert asked[0]["compilation_config"]["capture_collectives"] is captured
+    assert asked[0]["compilation_config"]["short_graphs"] is not captured
 
 
+@pytest.mark.slow
 def test_rows_that_claim_a_past_have_blocks_of_their_own(tmp_path: Path) -> None:
     folder = models.write_config(tmp_path / "model", DRY.models["llama-8b"])
     with models.open_llm(folder, DRY, [(2, 32)]) as llm:
@@ -302,7 +347,7 @@ def test_a_stage_that_does_not_end_well_keeps_its_lines(
     words = [sys.executable, "-c", WRITES_AND + then, str(file)]
     monkeypatch.setattr(check, "command", lambda *_: words)
     monkeypatch.setattr(check, "GRACE", 1)
-    part = check.run_one(Stage(stage.name, stage.module, 3, ()), settings, 60)
+    part = check.run_one(Stage(stage.name, stage.module, 6, ()), settings, 60)
     assert part == json.loads(file.read_text())
     assert part["status"] == status
     assert part["lines"] == [{"what": "copy", "gb_s": 1.0}]
@@ -326,10 +371,10 @@ def test_an_error_is_a_line_and_the_next_case_runs(
     part = Part(tmp_path / "part.json", 100)
     arguments = argparse.Namespace(part=part.path, dry_run=True)
     numerics.measure(part, arguments)
-    assert len(attempted) == 4
+    assert len(attempted) == 5
     lines = [line for line in part.content["lines"] if line["what"] == "attention"]
     assert lines[0]["failed"] == "RuntimeError: no such instruction"
-    assert [line.get("right") for line in lines] == [None, True, True, True]
+    assert [line.get("right") for line in lines] == [None, True, True, True, True]
     assert part.failed
     text = printed({"dry_run": True, "command": "", "parts": {
         "numerics": {**part.content, "status": "failed"}}})  # fmt: skip
@@ -370,6 +415,7 @@ def test_steps_with_and_without_command_buffers_lie_side_by_side() -> None:
     ("what", "stage", "usual"),
     [
         ("captured collectives", "captured-collectives", "tensor-parallel"),
+        ("graphs of few launches", "tensor-parallel", "long-graphs"),
         ("all matmuls by cuBLASLt", "cublaslt-alone", "xla-matmuls"),
     ],
 )

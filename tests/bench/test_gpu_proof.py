@@ -19,12 +19,17 @@ from jengine.bench.gpu_proof import assembly
 from jengine.bench.gpu_proof.__main__ import with_kept
 from jengine.bench.gpu_proof.cases import (
     MODELS,
+    StepCase,
+    coded_cases,
     expert_cases,
     kernel_cases,
     latent_cases,
     sample_cases,
     step_cases,
 )
+from jengine.bench.gpu_proof.device import environment
+from jengine.bench.gpu_proof.from_host import copied_from_host, host_facts
+from jengine.bench.gpu_proof.quantized import plain_weights
 from jengine.bench.gpu_proof.report import markdown, worse
 
 RESULTS = Path(__file__).parents[2] / "jengine" / "bench" / "results" / "gpu-proof.json"
@@ -62,6 +67,67 @@ def test_the_last_line_says_what_and_where() -> None:
     assert told["steps"] == told["kernels"] == 0
 
 
+def test_plain_copies_of_weights_of_few_bits_are_found() -> None:
+    """Those in memory: not what a fusion has inside, and no activations."""
+    program = """HloModule step
+
+%fused_computation (p: u8[2048,14336]) -> bf16[4096,14336] {
+  %p = u8[2048,14336]{1,0} parameter(0)
+  ROOT %inside = bf16[4096,14336]{1,0} convert(%p)
+}
+
+ENTRY %main (p.1: u8[2048,14336]) -> bf16[64,14336] {
+  %p.1 = u8[2048,14336]{1,0} parameter(0)
+  %copy = bf16[4096,14336]{1,0} fusion(%p.1), kind=kLoop, calls=%fused_computation
+  ROOT %made = bf16[64,14336]{1,0} custom-call(%copy)
+}
+"""
+    case = StepCase("llama-8b", 64, 0, "triton", quantization="int4")
+    assert plain_weights(program, case) == 1
+    assert plain_weights(program, StepCase("llama-8b", 64, 0, "triton")) == 0
+    row = {"step": str(case), "kernel_calls": 1, "plain_weights": 1, "command_buffers": 1,
+           "outside_command_buffers": 0, "collectives_outside": 0, "cache_copies": 0,
+           "rematerialized": 0, "cache_aliased": True, "moves_a_layer": 0, "temporary_mb": 1,
+           "launches": 1}  # fmt: skip
+    assert worse({"kernels": [], "steps": [row]}, {"kernels": [], "steps": []}) == [
+        f"{case}: 1 plain copies of weights of few bits"
+    ]
+
+
+def test_copies_from_the_host_and_the_kernels_beside_them() -> None:
+    program = (
+        "%copy-start.1 = (bf16[4096,14336]{1,0}, bf16[4096,14336]{1,0:S(5)}, u32[]) "
+        "copy-start(%w), metadata={}\n"
+        "%copy-start.2 = (f8e4m3fn[8,4]{1,0}, f8e4m3fn[8,4]{1,0:S(5)}, u32[]) copy-start(%s)\n"
+        "%copy-start.3 = (f32[8]{0}, f32[8]{0}, u32[]) copy-start(%of.the.device)\n"
+    )
+    assert copied_from_host(program) == 2 * 4096 * 14336 + 8 * 4
+    thunks = """\
+002: kAsyncStart    [source | next=000 (6)] stream=computation_stream[0], async_id=2
+    001: kCopy [source | sink] (no description)
+003: kAsyncDone     [source | sink] async_id=2
+005: kAsyncStart    [source | next=000 (6)] stream=computation_stream[0], async_id=5
+    004: kCopy [source | sink] (no description)
+000: kCommandBuffer [prev=004 (5) | next=020 (3)]
+    006: kCustomKernel [source | sink] gemm grid: [14336, 1, 1]
+007: kAsyncDone     [source | sink] async_id=5
+""".splitlines()
+    found = host_facts(program, thunks)
+    assert found == {"host_gb": 0.117, "host_copies": 2, "late_copies": 1}
+
+
+@pytest.mark.parametrize(("name", "value"), [("late_copies", 7), ("host_gb", 14.1)])
+def test_layers_are_copied_once_and_beside_kernels(
+    result: dict[str, Any], name: str, value: float
+) -> None:
+    step = "llama-8b, 64 rows, triton, 16 GiB on the host"
+    (row,) = (row for row in result["steps"] if row["step"] == step)
+    earlier = {"kernels": [], "steps": []}
+    assert not worse({"kernels": [], "steps": [row]}, earlier)
+    (problem,) = worse({"kernels": [], "steps": [{**row, name: value}]}, earlier)
+    assert step in problem and str(value) in problem
+
+
 @pytest.fixture
 def result() -> dict[str, Any]:
     return json.loads(RESULTS.read_text("utf-8"))
@@ -70,7 +136,7 @@ def result() -> dict[str, Any]:
 def test_the_committed_results_are_good(result: dict[str, Any]) -> None:
     assert worse(result, result) == []
     assert {row["step"] for row in result["steps"]} == {str(case) for case in step_cases()}
-    kinds = kernel_cases, latent_cases, sample_cases, expert_cases
+    kinds = kernel_cases, latent_cases, sample_cases, expert_cases, coded_cases
     cases = {str(case) for kind in kinds for case in kind()}
     assert {row["case"] for row in result["kernels"]} == cases
     assert {row["capability"] for row in result["kernels"]} == {80, 89, 90}
@@ -233,6 +299,34 @@ def test_kernels_compile_for_a_gpu(result: dict[str, Any]) -> None:
     rows = worker("kernels", "90", "--dtype", "float16")
     assert {row["kernel"] for row in rows} >= {"decode_parts", "prefill_tiles"}
     assert worse({"kernels": rows, "steps": []}, result) == []
+
+
+@needs_plugin
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_step_compiles_with_this_jax(result: dict[str, Any], tmp_path: Path) -> None:
+    """Through jax-triton where it is installed and works with this jax, else without it: to as many
+    launches, in one graph."""
+    done = subprocess.run(
+        [sys.executable, "-m", "jengine.bench.gpu_proof.steps", "0", str(tmp_path)],
+        capture_output=True, text=True, check=False, env=environment(tmp_path),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    row = json.loads(done.stdout.splitlines()[-1])
+    assert row["kernel_calls"] > 0
+    assert worse({"kernels": [], "steps": [row]}, result) == []
+    if importlib.util.find_spec("jax_triton") is not None:
+        problem = jax_triton_problem(environment(tmp_path))
+        said = f"kernels are launched without it: {problem}" in done.stderr
+        assert said == (problem is not None), done.stderr[-3000:]
+
+
+def jax_triton_problem(environment: dict[str, str]) -> str | None:
+    """Asked in a process like the step's: in this one kernels may be interpreted."""
+    asked = "from pallas_kernels.launch.bridge import jax_triton_problem as problem\n"
+    command = [sys.executable, "-c", f"import json\n{asked}print(json.dumps(problem(90)))"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 @needs_plugin

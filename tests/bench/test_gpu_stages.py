@@ -24,7 +24,7 @@ def measured(module: Any, tmp_path: Path, **arguments: Any) -> dict[str, Any]:
     """What a stage writes in a dry run, in this process."""
     part = Part(tmp_path / "part.json", 1000)
     given = {"part": part.path, "dry_run": True, "model": "llama-8b", "few": False, "soak": False,
-             "tensor_parallel": False, "captured": False, "matmuls": "auto",
+             "tensor_parallel": False, "captured": False, "long_graphs": False, "matmuls": "auto",
              "peer_python": "", **arguments}  # fmt: skip
     module.measure(part, argparse.Namespace(**given))
     assert not part.failed, [line for line in part.content["lines"] if "failed" in line]

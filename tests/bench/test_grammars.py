@@ -54,7 +54,8 @@ def test_schemas_are_the_same_every_time_and_differ() -> None:
     assert schema(random.Random(1))["type"] == "object"
 
 
-def test_every_answer_drawn_from_masks_fits() -> None:
-    found = draw_answers(resolve_model("demo"), 25)
+@pytest.mark.parametrize("kind", ["json", "regex", "grammar"])
+def test_every_answer_drawn_from_masks_fits(kind: str) -> None:
+    found = draw_answers(resolve_model("demo"), 25, kind)
     assert found["fitting"] == found["finished"] > 20 and not found["failed"]
     assert set(found["mask_ms"]) == {"p50", "p99", "max"}

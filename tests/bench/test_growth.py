@@ -65,6 +65,18 @@ def test_growth_measures_draws_and_draws_again(model: str, tmp_path: Path) -> No
     assert (again / "growth.html").read_text() == page
 
 
+@pytest.mark.slow
+def test_states_are_read_whole_at_every_context(tmp_path: Path) -> None:
+    """What a step reads of recurrent layers does not grow, and that of attention does."""
+    model = str(write_tiny_native(tmp_path / "hybrid", "lfm2"))
+    _, found = lines_and_result("growth", model, *WORDS, "--enforce-eager")
+    by_size = {(row["rows"], row["context"]): row["read_bytes"] for row in found["decode"]}
+    one, two = by_size[1, 32] - by_size[1, 8], by_size[2, 32] - by_size[2, 8]
+    assert 24 * 2 * 2 * 8 * 4 == one == two / 2  # keys and values of one layer, two heads of 8
+    assert by_size[2, 8] - by_size[1, 8] > one // 3  # those of 8 tokens, and a state
+    assert [row["requests"] for row in found["memory"]] == [1, 4, 6]
+
+
 def test_cache_bytes_are_those_of_the_array(model: str) -> None:
     """Everything in use, counted in bytes, is the whole cache without its null block."""
     with LLM(model, skip_tokenizer_init=True, max_num_seqs=2, max_model_len=64,

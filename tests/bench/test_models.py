@@ -24,6 +24,9 @@ SIZES = {
     "llama-1b": 1235.8,
     "qwen3-moe-150m": 157.7,
     "gemma2-150m": 155.4,
+    "granite4-h-300m-long": 301.0,
+    "minilm-22m": 22.6,
+    "qwen2-vl-70m": 67.1,
 }
 
 

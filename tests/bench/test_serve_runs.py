@@ -106,7 +106,7 @@ import sys, time
 from jengine.bench.serve import launched
 with launched.running(sys.argv[1:], "test") as url:
     print(url, flush=True)
-    time.sleep(60)
+    time.sleep(600)
 """
 
 
@@ -117,7 +117,7 @@ def test_a_program_that_is_terminated_leaves_no_server(program: list[str]) -> No
         server = Server(Address.of(waiting.stdout.readline().strip()))
         assert server.models()[0]["id"] == MODEL
         waiting.terminate()
-        assert waiting.wait(20) == 143
+        assert waiting.wait(60) == 143
     with pytest.raises(ServerFailed, match="cannot be reached"):
         server.models()
 

@@ -35,7 +35,17 @@ def test_the_readmes_show_the_results() -> None:
 
 
 def test_every_bench_has_rows() -> None:
-    assert set(table.KINDS) == {*KINDS, "grammars", "marathon"}  # modules of their own
+    own = {
+        "adapters",
+        "conversations",
+        "embeddings",
+        "grammars",
+        "hostile_grammars",
+        "images",
+        "marathon",
+        "schemes",
+    }  # modules of their own
+    assert set(table.KINDS) == {*KINDS, *own}
 
 
 def test_every_kept_result_is_named_where_it_is_told_how_to_make_it() -> None:
@@ -82,12 +92,21 @@ def test_rows_of_grammars() -> None:
     masks = {**found, "vocabulary": 32_000, "mask_ms": {"p99": 0.0895}}
     engine = {**found, "ruled_tokens_per_s": 950.0, "free_tokens_per_s": 1000.0, "ratio": 0.95}
     lines = table.markdown_table([masks, engine]).splitlines()[2:]
-    assert "vocabulary of 32,000; 9 of 9 finished answers fit their schemas; p99 |" in lines[0]
+    assert "vocabulary of 32,000; 9 of 9 finished answers fit their JSON schemas; p99" in lines[0]
     assert "| 950 tok/s | 1,000 tok/s, no grammar | 0.95 |" in lines[1]
 
 
+def test_rows_of_hostile_grammars() -> None:
+    each = {"a": {"free_tokens_per_s": 500.0}, "b": {"free_tokens_per_s": 900.0}}
+    found = {"bench": "hostile_grammars", **AROUND, "free_tokens_per_s": 1000.0,
+             "slowest_s": 1.234, "grammars": each}  # fmt: skip
+    lines = table.markdown_table([found]).splitlines()[2:]
+    assert "had ended | 1.23 s |" in lines[0]
+    assert "| 500 tok/s | 1,000 tok/s, without | 0.50 |" in lines[1]
+
+
 def test_rows_of_marathons() -> None:
-    faults = [{"recovery_s": 1.25}, {"recovery_s": 7.5}]
+    faults = [{"recovery_s": 0.0}, {"recovery_s": 7.5}]
     found = {
         "bench": "marathon", **AROUND, "requests": 1234, "seconds": 600.2, "lost_count": 0,
         "injections": faults, "memory_slope_mib_per_minute": None,
@@ -98,6 +117,8 @@ def test_rows_of_marathons() -> None:
     assert lines[0].startswith(f"| {work}, 2 faults; requests lost | 0 |")
     assert lines[1].startswith(f"| {work}, 2 faults; longest until it answered again | 7.5 s |")
     assert lines[2].startswith(f"| {work}, no faults; requests lost | 0 |")
+    never = {**found, "injections": [{"recovery_s": None}]}
+    assert "| inf s |" in table.markdown_table([never])
     assert lines[3].startswith(f"| {work}, no faults; growth of memory | -0.12 MiB a minute |")
 
 
