@@ -1,4 +1,4 @@
-"""Add a model family from your own code: Starcoder2, which jengine does not ship.
+"""Add a model family from your own code: GPT-J, which jengine does not ship.
 
 A family is data, as long as the shared decoder's parts suffice: what config.json says, in the
 decoder's words, and what the tensors are called. This file is the whole recipe; the steps and what
@@ -13,75 +13,108 @@ from pathlib import Path
 
 from jengine import LLM, SamplingParams, register_model
 from jengine.config import LayerConfig, ModelConfig
-from jengine.models.checkpoint import Names
-from jengine.models.fields import Fields
-from jengine.models.hf_config import (
+from jengine.models.reading.fields import Fields
+from jengine.models.reading.hf_config import (
     Defaults,
     read_attention,
     read_decoder,
     read_mlp,
     read_num_layers,
 )
-from jengine.models.hf_write import write_decoder, written_window
+from jengine.models.reading.hf_write import write_decoder, written_attention
+from jengine.models.tensors.checkpoint import IgnoredTensor, Names
 
 
-class Starcoder2:
-    """Positions and shared keys as Llama has them; layer norms, plain MLP and biases as GPT-2."""
+class GPTJ:
+    """Attention and MLP read one layer norm; the first lanes of heads rotate, as neighbours."""
 
-    ARCHITECTURES = ("Starcoder2ForCausalLM",)
-    MODELS = "StarCoder2"
+    ARCHITECTURES = ("GPTJForCausalLM",)
+    MODELS = "GPT-J"
     # Only what differs from Llama's names, without '.weight' and '.bias'.
-    NAMES = Names(gate_up=("mlp.c_fc",), down="mlp.c_proj")
+    NAMES = Names(
+        prefix="transformer.",
+        embed="wte",
+        layers="h",
+        final_norm="ln_f",
+        before_attention="ln_1",
+        qkv=("attn.q_proj", "attn.k_proj", "attn.v_proj"),
+        rotates_neighbours=True,
+        attention_out="attn.out_proj",
+        gate_up=("mlp.fc_in",),
+        down="mlp.fc_out",
+        ignored=(
+            IgnoredTensor(r"transformer\.h\.\d+\.attn\.(masked_)?bias", "old files hold the mask"),
+        ),
+    )
     # What transformers assumes for keys that config.json leaves out.
     DEFAULTS = Defaults(
-        vocab_size=49152,
-        hidden_size=3072,
-        intermediate_size=12288,
-        num_layers=30,
-        num_heads=24,
-        num_kv_heads=2,
+        vocab_size=50400,
+        hidden_size=4096,
+        intermediate_size=16384,
+        num_layers=28,
+        num_heads=16,
+        num_kv_heads=None,
         head_dim=None,
-        max_position=4096,
-        activation="gelu_pytorch_tanh",
-        tie_embeddings=True,
+        max_position=2048,
+        norm_eps=1e-5,
+        norm_eps_key="layer_norm_epsilon",
+        partial_rotary=1.0,
+        activation="gelu_new",
+        activation_key="activation_function",
         bos_token_id=50256,
         eos_token_id=50256,
     )
+    # GPT-J's names of what most families call otherwise.
+    KEYS = {
+        "n_embd": "hidden_size",
+        "n_layer": "num_hidden_layers",
+        "n_head": "num_attention_heads",
+        "n_inner": "intermediate_size",
+        "n_positions": "max_position_embeddings",
+    }
 
     def read_config(self, hf: Mapping[str, object]) -> ModelConfig:
         """config.json in the decoder's words. What cannot be honoured is refused, never ignored."""
-        fields = Fields(hf)
-        if not fields.flag("use_bias", True):
-            fields.refuse("use_bias", "true: the decoder's plain MLP has biases")
-        attention = read_attention(fields, self.DEFAULTS, qkv_bias=True, output_bias=True)
-        attention = replace(attention, window=fields.optional_integer("sliding_window", None))
+        usual = {ours: hf[key] for key, ours in self.KEYS.items() if hf.get(key) is not None}
+        fields = Fields({**hf, **usual})
+        if fields.flag("tie_word_embeddings", False):
+            fields.refuse("tie_word_embeddings", "false, as in GPT-J")
+        attention = read_attention(fields, self.DEFAULTS)
+        rotated = fields.integer("rotary_dim", 64, maximum=attention.head_dim)
+        rope = replace(attention.rope, rotated=rotated)
         mlp = replace(read_mlp(fields, self.DEFAULTS), gated=False, biases=True)
-        layers = (LayerConfig(attention, mlp),) * read_num_layers(fields, self.DEFAULTS)
+        if "intermediate_size" not in usual:
+            hidden = fields.integer("hidden_size", self.DEFAULTS.hidden_size)
+            mlp = replace(mlp, intermediate_size=4 * hidden)
+        layer = LayerConfig(replace(attention, rope=rope), mlp)
+        layers = (layer,) * read_num_layers(fields, self.DEFAULTS)
         config = read_decoder(fields, self.DEFAULTS, layers)
-        epsilon = fields.number("norm_epsilon", 1e-5, above_minimum=True)
-        return replace(config, norm="layer", norm_eps=epsilon)
+        return replace(config, norm="layer", block="parallel_one_norm", head_bias=True)
 
     def write_config(self, config: ModelConfig) -> dict[str, object]:
         """The inverse, for `llm.save`."""
+        written = write_decoder(config, self.DEFAULTS.norm_eps_key)
+        own = {key: written[ours] for key, ours in self.KEYS.items()}
         return {
-            **write_decoder(config),
-            "model_type": "starcoder2",
-            "norm_epsilon": config.norm_eps,
-            "use_bias": True,
-            "sliding_window": written_window(config),
+            **{key: written[key] for key in ("vocab_size", "layer_norm_epsilon", "architectures")},
+            **{key: written[key] for key in ("initializer_range", "torch_dtype")},
+            **{key: written[key] for key in ("bos_token_id", "eos_token_id")},
+            **own,
+            "model_type": "gptj",
+            "rotary_dim": written_attention(config).rope.rotated,
+            "activation_function": "gelu_new",
         }
 
 
 TINY = {
-    "architectures": ["Starcoder2ForCausalLM"],
+    "architectures": ["GPTJForCausalLM"],
     "vocab_size": 97,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "sliding_window": 64,
+    "n_embd": 32,
+    "n_layer": 2,
+    "n_head": 2,
+    "n_inner": 64,
+    "n_positions": 256,
+    "rotary_dim": 8,
     "initializer_range": 0.3,
     "bos_token_id": 1,
     "eos_token_id": 2,
@@ -89,7 +122,7 @@ TINY = {
 
 
 def main() -> None:
-    register_model(Starcoder2())
+    register_model(GPTJ())
     settings = {"skip_tokenizer_init": True, "max_num_seqs": 2, "enforce_eager": True}
     params = SamplingParams(temperature=0, max_tokens=8)
     with tempfile.TemporaryDirectory() as temporary:

@@ -22,6 +22,7 @@ def reached(*changed: str) -> dict[str, int]:
     return {str(file): distance for file, distance in near.items()}
 
 
+@pytest.mark.slow
 def test_a_test_is_reached_through_what_it_imports() -> None:
     near = reached("jengine/kvcache/block_pool.py")
     assert near["jengine/kvcache/block_pool.py"] == 0
@@ -52,6 +53,22 @@ def test_the_nearest_fit_the_budget_and_the_rest_takes_turns() -> None:
     assert set.union(*days) == set("abcdefgh")
     assert sum("b" in day for day in days) == 1
     assert all(len(day) <= 4 for day in days)
+
+
+def test_a_file_that_does_not_fit_keeps_no_other_out() -> None:
+    slow = [Path(name) for name in "abcd"]
+    near = {Path("a"): 0, Path("d"): 1, Path("b"): 1, Path("c"): 2}
+    seconds = {"a": 500.0, "b": 90.0, "c": 20.0, "d": 30.0}
+    for budget, wanted in ((60.0, "cd"), (130.0, "bd"), (650.0, "abcd")):
+        day = next(day for day in range(ci.SHARES) if not slow[day % ci.SHARES :: ci.SHARES])
+        assert "".join(map(str, ci.chosen(slow, near, seconds, budget, day))) == wanted
+
+
+def test_what_reaches_everything_comes_after_what_is_near() -> None:
+    near = reached("tests/conftest.py", "jengine/grammar/compiler.py")
+    assert near["tests/grammar/test_compiler.py"] == 1
+    assert near["tests/kvcache/test_block_pool.py"] == max(near.values())
+    assert reached("pyproject.toml")["tests/kvcache/test_block_pool.py"] == 1
 
 
 def test_every_slow_file_is_known() -> None:

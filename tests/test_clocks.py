@@ -8,9 +8,12 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("jengine", "pallas_kernels", "sharding")
 DAY_CLOCKS = {("time", "time"), ("time", "time_ns"), ("datetime", "now"), ("datetime", "utcnow")}
-# Ages of files, which have the time of day, and when a request arrived, for people to read.
+# Ages of files, which have the time of day, and when something happened, for people to read.
 OF_DAY = {
+    "jengine/connectors/folder.py",
+    "jengine/connectors/kv_events.py",
     "jengine/engine/answer.py",
+    "jengine/metrics/exporter.py",
     "jengine/runner/disk/broken_entries.py",
     "jengine/runner/disk/compile_cache.py",
     "pallas_kernels/cpu/build.py",

@@ -20,14 +20,17 @@ from tests.api.engines import SMALL_DEMO
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("jengine", "pallas_kernels", "sharding")
 
-# Room -> rooms it may import. "nouns" are the files at the top of jengine/.
+# Room -> rooms it may import. "nouns" are the files at the top of jengine/, and those of `config`.
+NOUN_FOLDERS = {"config"}
 HOST_HALF = {
     "nouns": {"pictures"},
     "text": {"nouns"},
-    "kvcache": {"nouns"},
+    "connectors": {"nouns"},
+    "kvcache": {"nouns", "connectors"},
     "grammar": {"nouns", "text"},
+    "media": {"nouns"},
     "speculative": {"nouns"},
-    "scheduler": {"nouns", "kvcache", "speculative"},
+    "scheduler": {"nouns", "kvcache", "speculative", "connectors"},
 }
 DEVICE_HALF = {
     "layers": {"nouns"},
@@ -35,7 +38,7 @@ DEVICE_HALF = {
     "quantization": {"nouns", "layers", "pallas_kernels", "sharding"},
     "models": {"nouns", "layers", "quantization"},
     "weights": {"nouns", "layers", "models", "quantization", "sharding", "demo"},
-    "lora": {"nouns", "models", "quantization", "weights"},
+    "lora": {"nouns", "models", "quantization", "weights", "sharding", "pallas_kernels"},
 }
 LEAVES: dict[str, set[str]] = {"pallas_kernels": set(), "sharding": set()}
 # Pages for people: knows nothing of ours, and only those who report use it.
@@ -51,20 +54,32 @@ ALLOWED = {
     "demo": set(),
     # Talks with servers: knows no engine.
     "client": {"nouns"},
-    "runner": {"nouns", *DEVICE_HALF, *LEAVES},
+    "runner": {"nouns", "connectors", *DEVICE_HALF, *LEAVES},
     "executor": {"nouns", "runner", "grammar"},
     "metrics": {"nouns"},
     "engine": {*BELOW_ENGINE, "metrics"},
     "distributed": {*BELOW_ENGINE, "engine"},
     "assembly": BELOW_API - {"assembly"},
     "api": BELOW_API,
+    "routing": {"nouns", "client", "distributed"},
     "planning": ABOVE_API,
     "bench": {*ABOVE_API, "client"},
     "research": ABOVE_API,
+    "simulation": {*ABOVE_API, "planning", "bench", "client"},
     "server": ABOVE_API,
     "integrations": ABOVE_API,
-    "cli": {*ABOVE_API, "demo", "planning", "bench", "client", "research", "server"},
-}
+    "cli": {
+        *ABOVE_API,
+        "demo",
+        "planning",
+        "bench",
+        "client",
+        "research",
+        "server",
+        "simulation",
+        "routing",
+    },
+}  # fmt: skip
 # Rooms of the runner -> those that each may import. "top" is the files right below it;
 # report_types is plain data that both sides of the executor read.
 RUNNER: dict[str, set[str]] = {
@@ -75,6 +90,7 @@ RUNNER: dict[str, set[str]] = {
     "step": {"variants"},
     "plans": {"variants", "step"},
     "programs": {"report_types", "variants", "memory", "step"},
+    "transfers": {"report_types", "variants", "step", "top"},
     "top": {"report_types", "variants", "disk", "memory", "step", "plans", "programs"},
 }
 # Rooms of the server, in the same way. "nouns" are the files right below it that all may read.
@@ -87,12 +103,14 @@ SERVER: dict[str, set[str]] = {
     "serving": {"nouns", "http", "peers"},
     "completions": {"nouns", "http", "formats", "serving"},
     "chat": {"nouns", "http", "formats", "serving"},
+    "pooling": {"nouns", "http", "formats", "serving"},
+    "audio": {"nouns", "http", "formats", "serving"},
     "responses": {"nouns", "http", "formats", "serving", "chat"},
     "messages": {"nouns", "http", "formats", "serving", "chat", "responses"},
     "routes": {"nouns", "http", "formats", "serving", "chat"},
     "top": {
         "nouns", "http", "formats", "peers", "serving", "completions", "chat", "responses",
-        "messages", "routes",
+        "messages", "routes", "pooling", "audio",
     },
 }  # fmt: skip
 # The nouns that the device half may know: shapes and errors, never who asked for what.
@@ -103,6 +121,8 @@ DEVICE_LIBRARIES = {"jax", "flax", "orbax"}
 OTHER_PROCESSES = {
     "jengine.research.torch_reference",
     "jengine.bench.gpu.torch_peer",
+    "jengine.bench.peers.embeddings_peer",
+    "jengine.bench.peers.images_peer",
     "jengine.bench.peers.transformers_peer",
     "jengine.bench.peers.vllm_peer",
 }
@@ -131,6 +151,8 @@ NO_JAX = {
 LAZY_IMPORTERS = {"jengine": "public names, loaded when they are first used"}
 LAZY_TARGETS = {
     "jengine.weights.orbax_io": "orbax takes a second to import, and few need it",
+    "jengine.grammar.guidance": "llguidance, for engines whose requests have grammars",
+    "jengine.grammar.tokens": "the same",
 }
 
 
@@ -151,7 +173,8 @@ def room_of(module: str) -> str:
     package, *rest = module.split(".")
     if package != "jengine":
         return package
-    return rest[0] if rest and (ROOT / "jengine" / rest[0]).is_dir() else "nouns"
+    is_room = rest and rest[0] not in NOUN_FOLDERS and (ROOT / "jengine" / rest[0]).is_dir()
+    return rest[0] if is_room else "nouns"
 
 
 def files() -> list[Path]:
@@ -334,7 +357,7 @@ def test_exceptions_are_still_needed() -> None:
         "jengine.scheduler.scheduler",
         "jengine.kvcache.coordinator",
         "jengine.text.transcript",
-        "jengine.assembly.args",
+        "jengine.assembly.settings.args",
         "jengine.sampling.inputs",
         "jengine.runner.variants.program_list",
         "jengine.runner.plans.rows",
@@ -357,7 +380,7 @@ def test_an_engine_of_tokens_loads_only_what_it_needs() -> None:
     code = (
         f"import sys; from jengine import LLM; LLM('demo', **{SMALL_DEMO}, "
         "skip_tokenizer_init=True, load_format='safetensors'); "
-        "unwanted = ('transformers', 'torch', 'orbax', 'ray', 'jaxtyping'); "
+        "unwanted = ('transformers', 'torch', 'orbax', 'ray', 'jaxtyping', 'llguidance'); "
         "print([m for m in unwanted if m in sys.modules])"
     )
     done = subprocess.run(

@@ -11,6 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.api.engines import SMALL_DEMO
 
 ROOT = Path(__file__).parent.parent
@@ -32,6 +34,7 @@ print(len(found))
 """
 
 
+@pytest.mark.slow
 def test_an_engine_unpickles_nothing() -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)},

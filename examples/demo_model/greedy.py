@@ -88,7 +88,7 @@ def fill(graph: Any, variables: Any, tokens: Array, lengths: Array) -> Array:
         tokens, cache = carried
         now = jnp.broadcast_to(at, (rows, 1))
         every_row = jnp.arange(rows)[:, None]
-        context = StepContext(now, every_row, partial(attend_until, at), cache)
+        context = StepContext(now, every_row, partial(attend_until, at), length, cache)
         hidden = model(jax.lax.dynamic_slice_in_dim(tokens, at, 1, 1), context)
         likely = jnp.argmax(model.logits(hidden)[:, 0], axis=-1).astype(tokens.dtype)
         given = jax.lax.dynamic_index_in_dim(tokens, at + 1, 1, keepdims=False)

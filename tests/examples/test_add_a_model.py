@@ -44,19 +44,20 @@ def folder_with(path: Path, **settings: Any) -> Path:
     return path
 
 
-@pytest.mark.parametrize("window", [None, 9])
-@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.slow
+@pytest.mark.parametrize("inner", [None, 40])
+@pytest.mark.parametrize("rotated", [8, 16])
 def test_it_scores_as_transformers_does(
-    recipe: ModuleType, tmp_path: Path, window: int | None, tied: bool
+    recipe: ModuleType, tmp_path: Path, inner: int | None, rotated: int
 ) -> None:
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     settings = {key: value for key, value in recipe.TINY.items() if key != "architectures"}
-    config = transformers.Starcoder2Config(
-        **{**settings, "sliding_window": window, "tie_word_embeddings": tied, "norm_epsilon": 0.01}
+    config = transformers.GPTJConfig(
+        **{**settings, "n_inner": inner, "rotary_dim": rotated, "layer_norm_epsilon": 0.01}
     )
     torch.manual_seed(0)
-    model = transformers.Starcoder2ForCausalLM(config)
+    model = transformers.GPTJForCausalLM(config)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 1:  # norms are born as ones, biases as zeros
@@ -66,20 +67,20 @@ def test_it_scores_as_transformers_does(
     with torch.no_grad():
         wanted = model(torch.as_tensor(tokens)).logits.numpy()
 
-    jengine.register_model(recipe.Starcoder2())
+    jengine.register_model(recipe.GPTJ())
     ours = load_model(tmp_path / "theirs", dtype="float32")
     score = jax.jit(lambda tokens: ours.score(tokens))
     np.testing.assert_allclose(score(jnp.asarray(tokens)), wanted, atol=1e-4)
     save_pretrained(ours, tmp_path / "ours")
-    again = transformers.Starcoder2ForCausalLM.from_pretrained(tmp_path / "ours")
+    again = transformers.GPTJForCausalLM.from_pretrained(tmp_path / "ours")
     with torch.no_grad():
         np.testing.assert_allclose(again(torch.as_tensor(tokens)).logits, wanted, atol=1e-5)
 
 
 def test_what_it_cannot_honour_is_refused(recipe: ModuleType) -> None:
-    jengine.register_model(recipe.Starcoder2())
-    with pytest.raises(CheckpointError, match="'use_bias': given False, expected true"):
-        registry.model_config({**recipe.TINY, "use_bias": False})
+    jengine.register_model(recipe.GPTJ())
+    with pytest.raises(CheckpointError, match="'tie_word_embeddings': given True, expected false"):
+        registry.model_config({**recipe.TINY, "tie_word_embeddings": True})
 
 
 def test_an_unknown_architecture_leads_to_the_recipe(recipe: ModuleType, tmp_path: Path) -> None:
@@ -87,7 +88,7 @@ def test_an_unknown_architecture_leads_to_the_recipe(recipe: ModuleType, tmp_pat
     with pytest.raises(CheckpointError) as error:
         jengine.LLM(folder, load_format="dummy", skip_tokenizer_init=True)
     text = str(error.value)
-    assert "'Starcoder2ForCausalLM' is not supported" in text
+    assert "'GPTJForCausalLM' is not supported" in text
     assert all(architecture in text for architecture in registry.FAMILIES)
     assert f"examples/{EXAMPLE.name}" in text and "'Add a model' in CONTRIBUTING.md" in text
     folder_with(folder, **{**recipe.TINY, "auto_map": {"AutoConfig": "configuration.Config"}})
@@ -97,13 +98,13 @@ def test_an_unknown_architecture_leads_to_the_recipe(recipe: ModuleType, tmp_pat
 
 
 def test_a_registered_family_is_supported_until_it_is_replaced(recipe: ModuleType) -> None:
-    family = recipe.Starcoder2()
+    family = recipe.GPTJ()
     jengine.register_model(family)
     jengine.register_model(family)
-    assert registry.supported()[-1] == "Starcoder2ForCausalLM"
+    assert registry.supported()[-1] == "GPTJForCausalLM"
     assert not registry.model_config(recipe.TINY).layers[0].ffn.gated
 
-    class Other(recipe.Starcoder2):
+    class Other(recipe.GPTJ):
         def read_config(self, hf: Any) -> Any:
             raise CheckpointError("read by the other")
 
@@ -122,14 +123,14 @@ def test_what_is_no_family_is_refused(recipe: ModuleType) -> None:
 
     with pytest.raises(ConfigError, match="a family needs NAMES, write_config"):
         jengine.register_model(Half())  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"give an instance: register_model\(Starcoder2\(\)\)"):
-        jengine.register_model(recipe.Starcoder2)
-    family = recipe.Starcoder2()
-    for names in ("Starcoder2ForCausalLM", (), [1]):
+    with pytest.raises(ConfigError, match=r"give an instance: register_model\(GPTJ\(\)\)"):
+        jengine.register_model(recipe.GPTJ)
+    family = recipe.GPTJ()
+    for names in ("GPTJForCausalLM", (), [1]):
         family.ARCHITECTURES = names
         with pytest.raises(ConfigError, match="expected a tuple of class names"):
             jengine.register_model(family)
-    family.ARCHITECTURES = ("Starcoder2ForCausalLM", "LlamaForCausalLM")
+    family.ARCHITECTURES = ("GPTJForCausalLM", "LlamaForCausalLM")
     with pytest.raises(ConfigError, match="LlamaForCausalLM: built in"):
         jengine.register_model(family)
     assert registry.supported() == tuple(registry.FAMILIES)

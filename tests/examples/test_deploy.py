@@ -12,7 +12,7 @@ import yaml
 
 from jengine.cli import serve
 from jengine.cli.main import command_parser
-from jengine.cli.serve_flags import ENVIRONMENT, server_settings
+from jengine.cli.serving.flags import ENVIRONMENT, server_settings
 from jengine.cli.terminal import Terminal
 from jengine.server.app import ENDPOINTS
 from jengine.server.http.auth import Access

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import jengine
-from jengine.assembly.args import EngineArgs
+from jengine.assembly.settings.args import EngineArgs
 from tests.api.engines import SMALL_DEMO
 from tests.assembly.vllm_arguments import VLLM_ARGUMENTS
 
