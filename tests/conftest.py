@@ -13,6 +13,8 @@ from pathlib import Path
 # What tests import is compiled once for all their processes, and for the next run.
 sys.dont_write_bytecode = False
 
+from hypothesis import HealthCheck, settings  # noqa: E402
+
 from jengine.assembly.settings import warm_up  # noqa: E402
 
 
@@ -59,6 +61,10 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 # Which program runs a step, and so how numbers round, would depend on time in an engine that starts
 # before everything is compiled. tests/api/test_early_start.py tests those.
 warm_up.USUAL_WAIT = "all"
+
+# A busy machine may take any time for an example.
+settings.register_profile("any time", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any time")
 
 # A shell that starts something in the background lets it ignore Ctrl-C, which some tests press.
 signal.signal(signal.SIGINT, signal.default_int_handler)

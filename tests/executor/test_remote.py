@@ -39,7 +39,7 @@ from tests.scheduler.scheduler_loop import make_wire
 
 # FakeWorkers end a thread where real ones end the process.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-SETTINGS = MultihostSettings(silence=2.0, stuck=5.0)
+SETTINGS = MultihostSettings(silence=60.0, stuck=60.0)
 CAPACITY: Capacity = ScriptedWorkers.start(
     type("Job", (), {"options": {}})()  # type: ignore[arg-type]
 ).capacity
@@ -126,9 +126,8 @@ def pair() -> Iterator[Pair]:
     )
     yield Pair(driver, workers, serving, theirs, stops)
     driver.shutdown()
-    if not workers.ended:  # a real one would have taken its process with it
-        serving.join(60)
-        assert not serving.is_alive()
+    # Workers that end take the process with them; here the thread that serves stays behind.
+    eventually(lambda: workers.ended or not serving.is_alive())
 
 
 def eventually(ready: Callable[[], Any]) -> None:
