@@ -26,6 +26,8 @@ MESH_AXES: dict[str, tuple[str, ...]] = {
     "queries_of_kv_head": (REPLICAS, CONTEXT),
     # Heads of latent attention, which share what is cached.
     "heads": (TENSOR, REPLICAS, CONTEXT),
+    # Images that devices encode apart, each with a whole tower.
+    "images": (TENSOR, REPLICAS, CONTEXT),
     # The tokens of a block of the KV cache; queries and heads that read one device's tokens.
     "block_tokens": (CONTEXT,),
     "queries_of_block": (REPLICAS,),

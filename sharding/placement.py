@@ -37,6 +37,8 @@ class Placement:
     # where arrays are its shards already.
     inside_stage: bool = False
     inside_replica: bool = False
+    # Whether every device has arrays whole, and works with them by itself.
+    is_apart: bool = False
     # HOST: arrays are in the host's memory, sharded as if they were on the devices.
     memory: str | None = None
 
@@ -44,6 +46,8 @@ class Placement:
     def sizes(self) -> dict[str, int]:
         """The mesh axes, and the number of shards along each."""
         sizes = dict(self.mesh.shape)
+        if self.is_apart:
+            return dict.fromkeys(sizes, 1)
         if self.inside_replica:
             sizes[DATA] = 1
         return {**sizes, STAGES: 1} if self.inside_stage else sizes
@@ -75,6 +79,11 @@ class Placement:
     def in_stage(self) -> Placement:
         """This placement inside a function that `on_each_stage` calls."""
         return replace(self, inside_stage=True)
+
+    @property
+    def apart(self) -> Placement:
+        """The placement of arrays that every device has whole."""
+        return replace(self, is_apart=True)
 
     def stage(self, index: int) -> Placement:
         """The placement on the devices of one stage."""

@@ -98,7 +98,9 @@ def place_model(
 ) -> PlacedModel:
     """Read the parameters and put them on the devices, in the form that steps take."""
     matmuls = settings.steps.matmuls
-    places = StagePlaces(group.observed(settings.placement), settings.layout)
+    apart = args.mm_encoder_tp_mode == "data"
+    whole = group.observed(settings.placement)
+    places = StagePlaces(whole, settings.layout, whole_towers=apart)
     places = with_layers_on_host(args, source.config, places, matmuls)
     model, values = load_parameters(args, source, places, bar)
     order = LeafOrder(model, places, matmuls)

@@ -105,7 +105,9 @@ def media_processor(
 ) -> MediaProcessor | SpeechProcessor | Sources | None:
     """What puts images into prompts, or audio or text beside them; None: the model takes none."""
     given = {"limit_mm_per_prompt": args.limit_mm_per_prompt,
-             "mm_processor_kwargs": args.mm_processor_kwargs}  # fmt: skip
+             "mm_processor_kwargs": args.mm_processor_kwargs,
+             "mm_encoder_tp_mode": None if args.mm_encoder_tp_mode == "weights" else "data",
+             }  # fmt: skip
     vision = source.config.vision
     if vision is None:
         for name in [name for name, value in given.items() if value]:

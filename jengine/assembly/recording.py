@@ -28,7 +28,7 @@ KEPT = (
     "pack_weights",
     "quantization", "kv_cache_dtype", "deterministic", "compilation_config",
     "enable_chunked_prefill", "num_scheduler_steps", "speculative_config", "max_logprobs",
-    "logprobs_mode",
+    "logprobs_mode", "mm_encoder_tp_mode",
 )  # fmt: skip
 
 

@@ -15,6 +15,8 @@ from jengine.models.vision_tower import PatchInput, VisionTower
 from jengine.quantization.scheme import WeightScheme
 from jengine.quantization.unquantized import UNQUANTIZED
 
+TOWER_PATH = "vision."  # where the paths of a tower's parameters begin
+
 if TYPE_CHECKING:  # shapes are for readers and type checkers
     from jaxtyping import Float32
 

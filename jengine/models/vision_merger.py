@@ -29,13 +29,13 @@ class PatchMerger(nnx.Module):
         factory = replace(factory, config=own)
         if config.kind != "none":
             width = merged if config.kind == "norm_merged" else hidden
-            self.norm = make_norm(factory, (width,), (None,))
-        axes = (None, None)
+            self.norm = make_norm(factory, (width,), ("embed",))
         if config.kind == "average":
-            self.out = Linear(factory, (hidden,), (config.width,), axes)
+            self.out = Linear(factory, (hidden,), (config.width,), ("embed", "embed"))
             return
-        self.up = Linear(factory, (merged,), (config.inner,), axes, bias=config.bias)
-        self.down = Linear(factory, (config.inner,), (config.width,), axes, bias=config.bias)
+        inner, bias = (config.inner,), config.bias
+        self.up = Linear(factory, (merged,), inner, ("embed", "mlp"), bias=bias)
+        self.down = Linear(factory, inner, (config.width,), ("mlp", "embed"), bias=bias)
 
     def __call__(self, x: Float32[Array, "patches hidden"]) -> Float32[Array, "tokens width"]:
         config = self.config

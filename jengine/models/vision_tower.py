@@ -76,19 +76,21 @@ class VisionBlock(nnx.Module):
         self.activation, self.gated = vision.activation, vision.gated
         full = vision.full_layers is None or layer in vision.full_layers
         self.segments = 0 if full else 1
-        self.before_attention, self.after_attention = norms_around(factory, (None,))
-        self.qkv = Linear(factory, (hidden,), (3, heads, dim), (None,) * 4, bias=vision.qkv_bias)
-        self.out = Linear(factory, (heads, dim), (hidden,), (None,) * 3, bias=True)
+        self.before_attention, self.after_attention = norms_around(factory)
+        axes = ("embed", None, "heads", None)
+        self.qkv = Linear(factory, (hidden,), (3, heads, dim), axes, bias=vision.qkv_bias)
+        axes = ("heads", None, "embed")
+        self.out = Linear(factory, (heads, dim), (hidden,), axes, bias=True)
         self.is_scaled = vision.layer_scales
         if self.is_scaled:
             init, shape = Initializer(mean=1.0), (hidden,)
-            self.attention_scale = parameter(factory.rngs, shape, (None,), factory.dtype, init)
-            self.mlp_scale = parameter(factory.rngs, shape, (None,), factory.dtype, init)
-        self.before_mlp, self.after_mlp = norms_around(factory, (None,))
-        outputs = (2, inner) if vision.gated else (inner,)
-        axes = (None,) * (1 + len(outputs))
-        self.up = Linear(factory, (hidden,), outputs, axes, bias=vision.mlp_bias)
-        self.down = Linear(factory, (inner,), (hidden,), (None, None), bias=vision.mlp_bias)
+            self.attention_scale = parameter(factory.rngs, shape, ("embed",), factory.dtype, init)
+            self.mlp_scale = parameter(factory.rngs, shape, ("embed",), factory.dtype, init)
+        self.before_mlp, self.after_mlp = norms_around(factory)
+        halves = (2,) if vision.gated else ()
+        axes = ("embed", *(None for _ in halves), "mlp")
+        self.up = Linear(factory, (hidden,), (*halves, inner), axes, bias=vision.mlp_bias)
+        self.down = Linear(factory, (inner,), (hidden,), ("mlp", "embed"), bias=vision.mlp_bias)
 
     def __call__(
         self,

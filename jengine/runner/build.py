@@ -137,8 +137,9 @@ def encoders_of(
     """The encoder's programs; `warm_up`: compiled now."""
     programs = loaded.programs
     encoders = Encoders(
-        programs.compiler, packer, config.encoder_tokens, config.patch_sizes, programs.ledger
-    )
+        programs.compiler, packer, config.encoder_tokens, config.patch_sizes, programs.ledger,
+        apart=loaded.order.places.whole_towers,
+    )  # fmt: skip
     if warm_up:
         encoders.warm_up()
     return encoders

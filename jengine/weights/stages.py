@@ -13,6 +13,7 @@ from jax.sharding import NamedSharding
 
 from jengine.errors import UnsupportedFeature
 from jengine.models.stages import LAYER_PATH, StageLayout
+from jengine.models.vision_language import TOWER_PATH
 from sharding.axes import Axes
 from sharding.placement import HOST, Placement, Readable
 
@@ -25,6 +26,8 @@ class StagePlaces:
     layout: StageLayout
     # Layers whose parameters stay in the host's memory.
     on_host: frozenset[int] = frozenset()
+    # Whether every device has the whole vision tower, for images of its own.
+    whole_towers: bool = False
 
     def __call__(self, path: str, axes: Axes, values: Readable) -> jax.Array:
         """Place one parameter."""
@@ -38,10 +41,15 @@ class StagePlaces:
 
     def running(self, path: str) -> Placement:
         """The placement that a step sees where it uses a parameter."""
+        if self._is_whole(path):
+            return self.whole.apart
         in_stage = self.layout.num_stages > 1 and LAYER_PATH.fullmatch(path) is not None
         if self.whole.joint:
             return self.whole.in_replica()
         return self.whole.in_stage() if in_stage else self.whole
+
+    def _is_whole(self, path: str) -> bool:
+        return self.whole_towers and path.startswith(TOWER_PATH)
 
     def refuse_several_processes(self, what: str) -> None:
         """Some arrays would have to reach processes that hold no part of their stage."""
@@ -56,6 +64,8 @@ class StagePlaces:
     def of(self, path: str) -> Placement:
         """The placement that a parameter follows."""
         layer = layer_of(path)
+        if self._is_whole(path):
+            return self.whole.apart
         if layer is None:
             return self.whole
         if layer in self.on_host:

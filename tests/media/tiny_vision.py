@@ -125,8 +125,9 @@ def write_vision(folder: Path, family: str, **settings: Any) -> Path:
     torch.manual_seed(0)
     own = getattr(transformers, f"{name}Config")(**config)
     model = getattr(transformers, f"{name}ForConditionalGeneration")(own).eval().float()
-    for parameter in model.parameters():  # biases and class vectors begin as zeros
-        if parameter.ndim == 1 and not parameter.any():
+    for parameter in model.parameters():
+        # Biases, class vectors and what projects the images of Gemma begin as zeros.
+        if not parameter.any():
             torch.nn.init.normal_(parameter, std=0.1)
     model.save_pretrained(folder)
     processor_of(family, **settings).save_pretrained(folder)

@@ -205,6 +205,9 @@ class EngineArgs:
     # preprocessor_config.json, {"max_pixels": 500000}.
     limit_mm_per_prompt: Mapping[str, int] | None = None
     mm_processor_kwargs: Mapping[str, Any] | None = None
+    # What devices that share a model do with images: each has some of the heads and columns of the
+    # vision tower ("weights"), or the whole tower, and encodes some of the images ("data").
+    mm_encoder_tp_mode: Literal["weights", "data"] = "weights"
     # What URLs of images in chat messages may lead to, besides data: URLs: files of this folder
     # ("": none), and these hosts over http and https (None: none).
     allowed_local_media_path: str | Path = ""

@@ -120,6 +120,7 @@ ENGINE_HELP = {
     "allowed_local_media_path": "folder whose files may be named by file: URLs of images",
     "allowed_media_domains": "hosts from which images may be loaded over http and https",
     "mm_processor_kwargs": "settings of the preprocessing of images",
+    "mm_encoder_tp_mode": "whether devices share the weights of the vision tower, or its images",
     "max_logprobs": "most log-probabilities a request may ask for; -1: the vocabulary",
     "logprobs_mode": "what is returned as log-probabilities",
     "disable_log_stats": "log figures while running",

@@ -40,7 +40,7 @@ FEATURES: dict[str, dict[str, Any]] = {
         "interleave_mm_strings": False, "media_io_kwargs": None,
         "mm_processor_cache_gb": 4, "mm_processor_cache_type": "lru",
         "mm_hasher_algorithm": "blake3", "mm_shm_cache_max_object_size_mb": 128,
-        "mm_encoder_only": False, "mm_encoder_tp_mode": "weights",
+        "mm_encoder_only": False,
         "mm_encoder_attn_backend": None, "mm_encoder_attn_dtype": None,
         "mm_encoder_fp8_scale_path": None, "mm_encoder_fp8_scale_save_path": None,
         "mm_encoder_fp8_scale_save_margin": 1.5, "skip_mm_profiling": False,

@@ -111,6 +111,7 @@ def refuse_beside_images(
     cross = "audio" if config.speech is not None else "text for its encoder"
     what = "images" if config.cross_encoder is None else cross
     ahead = config.vision is not None and config.vision.sees_ahead
+    apart = args.mm_encoder_tp_mode == "data"
     speculative = args.speculative_config or {}
     others = {
         f"pipeline_parallel_size={stages}": stages > 1,
@@ -118,6 +119,7 @@ def refuse_beside_images(
         "decode_context_parallel_size": args.decode_context_parallel_size > 1 and ahead,
         "enable_prompt_embeds": args.enable_prompt_embeds,
         "enable_lora": args.enable_lora,
+        "cpu_offload_gb and mm_encoder_tp_mode='data'": bool(args.cpu_offload_gb) and apart,
         "logits_processors that run on the host": bool(host_processors(args)),
         f"executor={args.executor!r}": args.executor not in ("auto", "local"),
         "speculative_config with a model that guesses": "model" in speculative,

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.sharding import NamedSharding
 
 from jengine.media_spans import MediaSpan
 from jengine.runner.programs.compiler import Compiled, StepCompiler
@@ -22,6 +23,9 @@ from jengine.runner.programs.ledger import CompileLedger, LedgerEntry
 from jengine.runner.step.leaves import Leaves
 from jengine.runner.variants.buckets import Bucket
 from jengine.runner.variants.features import Features
+from sharding.placement import put
+
+IMAGES = "images"  # the logical axis of runs side by side
 
 
 class Packed(Protocol):
@@ -49,17 +53,19 @@ class Packer(Protocol):
 
 
 class Encoders:
-    """The encoder's programs of one replica, on all of its devices alike."""
+    """The encoder's programs of one replica. Its devices share every run, or, `apart`, each runs
+    the whole encoder for spans of its own, at the same time."""
 
     def __init__(
         self, compiler: StepCompiler, packer: Packer, capacity: int, sizes: tuple[int, ...],
-        ledger: CompileLedger,
+        ledger: CompileLedger, *, apart: bool = False,
     ) -> None:  # fmt: skip
         self._packer = packer
         self.sizes = sizes  # ascending
         self.capacity = capacity
         self._compiler = compiler
         self._ledger = ledger
+        self._ways = compiler.placement.ways(IMAGES) if apart else 1
         self._programs: dict[int, tuple[Compiled, LedgerEntry]] = {}
         self.rows = jax.device_put(
             np.zeros((capacity, packer.width), np.float32), compiler.placement.everywhere
@@ -67,26 +73,34 @@ class Encoders:
 
     def encode(self, leaves: Leaves, spans: Sequence[MediaSpan]) -> None:
         """Queue runs of the encoder, each with as many spans as the largest program takes."""
-        batch, taken = list[MediaSpan](), 0
-        for span in spans:
-            size = self._packer.places_taken(span)
-            if taken + size > self.sizes[-1]:
-                self._run(leaves, batch, taken)
-                batch, taken = [], 0
-            batch.append(span)
-            taken += size
-        self._run(leaves, batch, taken)
+        sizes = [self._packer.places_taken(span) for span in spans]
+        for shares in shared(sizes, self._ways, self.sizes[-1]):
+            each = [[spans[index] for index in share] for share in shares]
+            self._run(leaves, each, [sum(sizes[index] for index in share) for share in shares])
 
-    def _run(self, leaves: Leaves, batch: list[MediaSpan], used: int) -> None:
-        """Queue one run, of which `used` places are no padding."""
-        if not batch:
-            return
-        size = next(size for size in self.sizes if size >= used)
+    def _run(self, leaves: Leaves, each: list[list[MediaSpan]], used: list[int]) -> None:
+        """Queue one run, of which `used` places on each device are no padding."""
+        size = next(size for size in self.sizes if size >= max(used))
         if size not in self._programs:
             self._programs[size] = self._compiled(size)
         program, entry = self._programs[size]
-        self.rows = program(leaves, self.rows, self._packer.pack(batch, size, self.capacity))
-        entry.count(used, prompt_tokens=used)
+        self.rows = program(leaves, self.rows, self._packed(each, size))
+        entry.count(sum(used), prompt_tokens=sum(used))
+
+    def _packed(self, each: Sequence[Sequence[MediaSpan]], size: int) -> Packed:
+        """One run of these spans; those of devices apart have an axis of devices before others."""
+        parts = [self._packer.pack(spans, size, self.capacity) for spans in each]
+        if self._ways == 1:
+            return parts[0]
+        whole = jax.tree.map(lambda *arrays: np.stack(arrays), *parts)
+        return jax.tree.map(lambda x: put(x, self._where(x)), whole)
+
+    def _where(self, array: np.ndarray) -> NamedSharding:
+        """The sharding of an array of a run."""
+        placement = self._compiler.placement
+        if self._ways == 1:
+            return placement.everywhere
+        return placement.sharding((IMAGES, *[None] * (array.ndim - 1)), array.shape)
 
     def warm_up(self) -> None:
         """Compile every program."""
@@ -97,17 +111,19 @@ class Encoders:
     def _compiled(self, size: int) -> tuple[Compiled, LedgerEntry]:
         began = time.perf_counter()
         everywhere = self._compiler.placement.everywhere
-        empty = self._packer.pack([], size, self.capacity)
-        inputs, rows = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere),
-            (empty, self.rows),
+        inputs = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._where(x)),
+            self._packed([[]] * self._ways, size),
         )
+        rows = jax.ShapeDtypeStruct(self.rows.shape, self.rows.dtype, sharding=everywhere)
         body = encoding(self._compiler.rebuild)
+        if self._ways > 1:
+            body = encoding_apart(self._compiler)
         jitted = jax.jit(body, donate_argnums=1, out_shardings=everywhere)
         compiled = jitted.lower(self._compiler.leaves, rows, inputs).compile()
         memory = compiled.memory_analysis()
         entry = LedgerEntry(
-            Bucket(0, size, 0),
+            Bucket(0, size * self._ways, 0),
             Features(encoder=True),
             seconds=time.perf_counter() - began,
             temp_bytes=memory.temp_size_in_bytes if memory else 0,
@@ -125,3 +141,38 @@ def encoding(rebuild: Callable[[Leaves], Any]) -> Callable[..., Array]:
         return kept.at[packed.rows].set(made, mode="drop")
 
     return encode
+
+
+def encoding_apart(compiler: StepCompiler) -> Callable[..., Array]:
+    """The same of arrays with an axis of devices, each of which runs the encoder by itself."""
+    placement = compiler.placement
+    parts = [leaf.sharding.spec for leaf in compiler.leaves]
+    images = placement.spec((IMAGES,), (placement.ways(IMAGES),))
+
+    def own(leaves: Leaves, given: Any) -> Array:
+        made = compiler.rebuild(leaves).encode(jax.tree.map(lambda x: x[0], given))
+        return made.astype(jnp.float32)
+
+    run = placement.on_each_device(own, (tuple(parts), images), images)
+
+    def encode(leaves: Leaves, kept: Array, packed: Packed) -> Array:
+        return kept.at[packed.rows.reshape(-1)].set(run(leaves, packed.given), mode="drop")
+
+    return encode
+
+
+def shared(sizes: Sequence[int], ways: int, most: int) -> list[list[list[int]]]:
+    """Runs, each as the items of every device: indices of sizes, of which a device takes `most`.
+
+    One device takes them in order. Of several, the one with least takes the largest that is left.
+    """
+    runs, taken = list[list[list[int]]](), [most] * ways
+    order = range(len(sizes))
+    for index in order if ways == 1 else sorted(order, key=lambda index: -sizes[index]):
+        least = taken.index(min(taken))
+        if not runs or taken[least] + sizes[index] > most:
+            runs.append([[] for _ in range(ways)])
+            taken, least = [0] * ways, 0
+        runs[-1][least].append(index)
+        taken[least] += sizes[index]
+    return runs
