@@ -18,6 +18,8 @@ LARGEST_HEAD = 256
 # Implementations of paged attention that add slopes to scores; models with slopes attend in XLA
 # instead of any other.
 SLOPED = frozenset({"xla"})
+# Those that add a table of biases by distance, alike.
+BIASED = frozenset({"xla"})
 # The first devices with bfloat16 and asynchronous copies to shared memory.
 OLDEST_CAPABILITY = 8.0
 
@@ -43,6 +45,11 @@ def choose(
 def with_slopes(implementation: str | None, slopes: Array | None) -> str | None:
     """The implementation of paged attention, which has to take slopes if they are given."""
     return implementation if slopes is None or implementation in SLOPED else "xla"
+
+
+def with_biases(implementation: str | None, biases: Array | None) -> str | None:
+    """The same, where it has to take a table of biases."""
+    return implementation if biases is None or implementation in BIASED else "xla"
 
 
 def missing_for_triton() -> str | None:

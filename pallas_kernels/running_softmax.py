@@ -114,6 +114,18 @@ def sloped(slopes: Array | None, distance: Array) -> Array | None:
     return jnp.broadcast_to(wide, shape) * jnp.broadcast_to(distance, shape).astype(jnp.float32)
 
 
+def biased(biases: Array | None, distance: Array) -> Array | None:
+    """What a table [KV, q, distances] adds to scores of keys that lie `distance` [batch, 1, q or 1,
+    S] behind their query. Those further before it than the table goes take its last number."""
+    if biases is None:
+        return None
+    kv_heads, queries, distances = biases.shape
+    before = jnp.clip(-distance, 0, distances - 1)
+    kv_head = jnp.arange(kv_heads)[None, :, None, None]
+    query = jnp.arange(queries)[None, None, :, None]
+    return biases.astype(jnp.float32).at[kv_head, query, before].get(mode="promise_in_bounds")
+
+
 def capped(scores: Array, soft_cap: float | None) -> Array:
     """soft_cap * tanh(scores / soft_cap); None leaves scores alone."""
     return scores if soft_cap is None else soft_cap * jnp.tanh(scores / soft_cap)

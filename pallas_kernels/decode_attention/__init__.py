@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
-from pallas_kernels.choice import choose, with_slopes
+from pallas_kernels.choice import choose, with_biases, with_slopes
 from pallas_kernels.decode_attention.teams import least_shared as least_shared
 from pallas_kernels.decode_attention.teams import rows_of_a_team as rows_of_a_team
 from pallas_kernels.decode_attention.teams import shared_multiple as shared_multiple
@@ -57,6 +57,7 @@ def decode_attention(
     soft_cap: float | None = None,
     sinks: Float[Array, " heads"] | None = None,
     slopes: Float[Array, " heads"] | None = None,
+    biases: Float[Array, "heads distances"] | None = None,
     return_lse: bool = False,
     dtype: DTypeLike = jnp.float32,
     reads_together: bool = False,
@@ -72,18 +73,22 @@ def decode_attention(
     Padding rows come last. Unused blocks and slots may hold anything, NaN included. Scores are
     q @ k * scale (None: head_dim ** -0.5), then cap * tanh(score / cap) where a soft cap is given.
     A sink is one more score per query of its head, without a value. A slope is how much lower the
-    scores of its head are for each token that a key lies before its query (ALiBi). With return_lse
-    the log-sum-exp of the scores is returned too, float32, sinks included; -inf for padding.
+    scores of its head are for each token that a key lies before its query (ALiBi). biases[head, n]
+    is added to scores of keys n tokens before their query; keys further before take the last one.
+    With return_lse the log-sum-exp of the scores is returned too, float32, sinks included; -inf for
+    padding.
 
     With `reads_together` a kernel may read the blocks with which the contexts of neighbouring rows
     begin once for several rows. Then a row's bits depend on its neighbours.
     """
-    implementation = with_slopes(implementation, slopes)
+    implementation = with_biases(with_slopes(implementation, slopes), biases)
     run = choose("decode_attention", implementation, IMPLEMENTATIONS)
     options = {"window": window, "scale": scale, "soft_cap": soft_cap}
     given: dict[str, Any] = {"sinks": sinks, "dtype": jnp.dtype(dtype)}
     if slopes is not None:
         given["slopes"] = slopes
+    if biases is not None:
+        given["biases"] = biases
     if implementation in CASCADING:
         given["reads_together"] = reads_together
     out, lse = run(q, cache, layer, tables, starts, lengths, head_dim=head_dim, **options, **given)

@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array, lax
 
 from pallas_kernels.layout import held_dtype, kv_heads_of, pad_pages, read_heads
-from pallas_kernels.running_softmax import Running, in_groups, sloped
+from pallas_kernels.running_softmax import Running, biased, in_groups, sloped
 
 ROWS_AT_ONCE = 8, 4
 TOKENS_AT_ONCE = 64
@@ -35,6 +35,7 @@ def decode_attention_xla(
     sinks: Array | None,
     dtype: np.dtype,
     slopes: Array | None = None,
+    biases: Array | None = None,
 ) -> tuple[Array, Array]:
     """See `decode_attention`; returns the log-sum-exp as well."""
     rows, heads, _ = q.shape
@@ -49,10 +50,13 @@ def decode_attention_xla(
         sinks = jnp.pad(sinks.reshape(kv_heads, -1), ((0, 0), (0, missing)))
     if slopes is not None:
         slopes = jnp.pad(slopes.reshape(kv_heads, -1), ((0, 0), (0, missing)))
+    if biases is not None:
+        grouped = biases.reshape(kv_heads, -1, biases.shape[-1])
+        biases = jnp.pad(grouped, ((0, 0), (0, missing), (0, 0)))
 
     def some_rows(q: Array, tables: Array, starts: Array, lengths: Array) -> Running:
         return _attend_rows(
-            q, cache, layer, tables, starts, lengths, pages, window, scale, soft_cap, slopes
+            q, cache, layer, tables, starts, lengths, pages, window, scale, soft_cap, slopes, biases
         )
 
     used = jnp.sum((lengths > 0).astype(jnp.int32))
@@ -77,8 +81,10 @@ def _attend_rows(
     scale: float,
     soft_cap: float | None,
     slopes: Array | None,
+    biases: Array | None,
 ) -> Running:
-    """Online softmax over chunks of pages for a few rows; q is [r, KV, G, D], slopes [KV, G]."""
+    """Online softmax over chunks of pages for a few rows; q is [r, KV, G, D], slopes [KV, G],
+    biases [KV, G, distances]."""
     span = pages * cache.shape[3]
 
     def some_pages(index: Array, running: Running) -> Running:
@@ -89,7 +95,7 @@ def _attend_rows(
             seen &= position >= lengths[:, None] - window
         keys, values = read_heads(cache, layer, blocks, q.shape[-1], seen)
         distance = (position - lengths[:, None] + 1)[:, None, None, :]
-        bias = sloped(slopes, distance)
+        bias = sloped(slopes, distance) if biases is None else biased(biases, distance)
         return running.with_chunk(q, keys, values, seen[:, None, None, :], scale, soft_cap, bias)
 
     runs = -(-jnp.max(lengths - starts) // span)

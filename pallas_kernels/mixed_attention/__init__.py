@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
-from pallas_kernels.choice import choose, with_slopes
+from pallas_kernels.choice import choose, with_biases, with_slopes
 from pallas_kernels.decode_attention import decode_attention
 from pallas_kernels.prefill_attention import prefill_attention
 
@@ -52,6 +52,7 @@ def mixed_attention(
     soft_cap: float | None = None,
     sinks: Float[Array, " heads"] | None = None,
     slopes: Float[Array, " heads"] | None = None,
+    biases: Float[Array, "heads distances"] | None = None,
     return_lse: bool = False,
     runs: Int[Array, " firsts"] | None = None,
     joined: int = 1,
@@ -79,6 +80,9 @@ def mixed_attention(
     if slopes is not None:
         options["slopes"] = slopes
         implementation = with_slopes(implementation, slopes)
+    if biases is not None:
+        options["biases"] = biases
+        implementation = with_biases(implementation, biases)
     if implementation in JOINT:
         run = choose("mixed_attention", implementation, JOINT)
         results = run(

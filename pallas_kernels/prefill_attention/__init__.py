@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
-from pallas_kernels.choice import choose, with_slopes
+from pallas_kernels.choice import choose, with_biases, with_slopes
 from pallas_kernels.prefill_attention.xla import prefill_attention_xla
 from pallas_kernels.shapes import next_power_of_two
 
@@ -62,6 +62,7 @@ def prefill_attention(
     soft_cap: float | None = None,
     sinks: Float[Array, " heads"] | None = None,
     slopes: Float[Array, " heads"] | None = None,
+    biases: Float[Array, "heads distances"] | None = None,
     return_lse: bool = False,
     runs: Int[Array, " firsts"] | None = None,
     joined: int = 1,
@@ -86,12 +87,14 @@ def prefill_attention(
     them. Run r of `runs` holds the tiles from runs[r] up to runs[r + 1], at most `joined`; every
     tile is in a run, and a run reads the blocks of its first tile.
     """
-    implementation = with_slopes(implementation, slopes)
+    implementation = with_biases(with_slopes(implementation, slopes), biases)
     run = choose("prefill_attention", implementation, IMPLEMENTATIONS)
     options = {"window": window, "scale": scale, "soft_cap": soft_cap}
     given: dict[str, Any] = {"sinks": sinks, "dtype": jnp.dtype(dtype), "ends": ends}
     if slopes is not None:
         given["slopes"] = slopes
+    if biases is not None:
+        given["biases"] = biases
     if implementation in JOINING:
         given |= {"runs": runs, "joined": joined}
     out, lse = run(

@@ -10,7 +10,7 @@ import numpy as np
 from jax import Array, lax
 
 from pallas_kernels.layout import held_dtype, kv_heads_of, pad_pages, read_heads
-from pallas_kernels.running_softmax import Running, in_groups, sloped
+from pallas_kernels.running_softmax import Running, biased, in_groups, sloped
 
 TOKENS_AT_ONCE = 128
 # Consecutive tiles mostly belong to one prompt, so they need about the same number of keys.
@@ -33,6 +33,7 @@ def prefill_attention_xla(
     dtype: np.dtype,
     ends: Array | None = None,
     slopes: Array | None = None,
+    biases: Array | None = None,
 ) -> tuple[Array, Array]:
     """See `prefill_attention`; returns the log-sum-exp as well."""
     tiles = tables.shape[0]
@@ -48,8 +49,9 @@ def prefill_attention_xla(
     shape = grouped.shape
     queries = grouped.reshape(tiles, kv_heads, -1, head_dim)
     tile_positions = positions.reshape(tiles, tile)
-    spread, spread_slopes = (
-        None if one is None else spread_heads(one, kv_heads, tile) for one in (sinks, slopes)
+    spread, spread_slopes, spread_biases = (
+        None if one is None else spread_heads(one, kv_heads, tile)
+        for one in (sinks, slopes, biases)
     )
 
     def some_tiles(
@@ -57,7 +59,7 @@ def prefill_attention_xla(
     ) -> Running:
         return _attend_tiles(
             q, cache, layer, tables, starts, positions, ends, pages, window, scale, soft_cap,
-            spread_slopes,
+            spread_slopes, spread_biases,
         )  # fmt: skip
 
     last_keys = jnp.max(tile_positions, axis=1) + 1
@@ -74,10 +76,11 @@ def prefill_attention_xla(
 
 
 def spread_heads(numbers: Array, kv_heads: int, tile: int) -> Array:
-    """Numbers of heads [heads] repeated for the queries of a tile, [KV, tile * G]."""
-    grouped = numbers.reshape(kv_heads, 1, -1)
-    wide = jnp.broadcast_to(grouped, (kv_heads, tile, grouped.shape[-1]))
-    return wide.reshape(kv_heads, -1)
+    """Numbers of heads [heads, ...] repeated for the queries of a tile, [KV, tile * G, ...]."""
+    heads, *rest = numbers.shape
+    grouped = numbers.reshape(kv_heads, 1, heads // kv_heads, *rest)
+    wide = jnp.broadcast_to(grouped, (kv_heads, tile, *grouped.shape[2:]))
+    return wide.reshape(kv_heads, -1, *rest)
 
 
 def _attend_tiles(
@@ -93,9 +96,10 @@ def _attend_tiles(
     scale: float,
     soft_cap: float | None,
     slopes: Array | None,
+    biases: Array | None,
 ) -> Running:
     """Online softmax of q [t, KV, tile * G, D]; each tile attends to the blocks of its row. Slopes
-    are [KV, tile * G]."""
+    are [KV, tile * G], biases [KV, tile * G, distances]."""
     span = pages * cache.shape[3]
     group = q.shape[2] // positions.shape[1]
     own_position = jnp.repeat(positions, group, axis=1)[:, None, :, None]  # [t, 1, tile * G, 1]
@@ -109,7 +113,8 @@ def _attend_tiles(
         seen = (position <= own_position) & exists
         if window is not None:
             seen &= position > own_position - window
-        bias = sloped(slopes, position - own_position)
+        distance = position - own_position
+        bias = sloped(slopes, distance) if biases is None else biased(biases, distance)
         return running.with_chunk(q, keys, values, seen, scale, soft_cap, bias)
 
     runs = -(-jnp.max(ends - starts) // span)
