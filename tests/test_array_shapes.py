@@ -27,6 +27,7 @@ from tests.array_shapes.steps import (
     tiny,
     tiny_pooling,
     tiny_speech,
+    tiny_stack,
     tiny_text,
     tiny_vision,
     trace_encoder,
@@ -82,7 +83,7 @@ def test_every_annotation_is_true(seen: set[str]) -> None:
     trace_step(tiny("mistral"), BUCKET, adapted, slots=2)
     trace_pooling()
     trace_images()
-    for config in (tiny_speech(), tiny_text()):
+    for config in (tiny_speech(), tiny_text(), tiny_stack()):
         trace_encoder(config)
         trace_step(config, BUCKET, known["sampled"])
     trace_arrivals()

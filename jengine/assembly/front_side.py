@@ -115,9 +115,9 @@ def media_processor(
                 f"{name}={given[name]!r}: {source.config.architecture} takes no images. Leave it "
                 "out."
             )
-        speech, encoder = source.config.speech, source.config.text_encoder
+        speech, encoder = source.config.speech, source.config.source_encoder
         if encoder is not None:
-            return Sources(encoder, forced_token(source))
+            return Sources(encoder.positions, encoder.start_token, forced_token(source))
         return None if speech is None else SpeechProcessor(speech)
     try:
         options = checked_options(args.mm_processor_kwargs)

@@ -8,7 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from jengine.config.attention import AlibiConfig, AttentionConfig, LatentConfig, RopeConfig
+from jengine.config.attention import (
+    AlibiConfig,
+    AttentionConfig,
+    DistanceBiasConfig,
+    LatentConfig,
+    RopeConfig,
+)
 from jengine.config.balance import BalanceConfig
 from jengine.config.cache import (
     CACHE_CODES,
@@ -57,7 +63,7 @@ from jengine.config.schedule import (
 )
 from jengine.config.side_by_side import SideBySideConfig
 from jengine.config.speech import SpeechConfig
-from jengine.config.text_encoder import TextEncoderConfig
+from jengine.config.text_encoder import TextEncoderConfig, TextStackConfig, layers_alike
 from jengine.config.vision import MergerConfig, VisionActivation, VisionConfig
 from jengine.vllm_names import missing_name
 
@@ -78,6 +84,7 @@ __all__ = [
     "CacheKind",
     "CacheSpec",
     "DeltaConfig",
+    "DistanceBiasConfig",
     "ExpertsConfig",
     "FfnConfig",
     "Gate",
@@ -104,11 +111,13 @@ __all__ = [
     "SpeechConfig",
     "StateSpec",
     "TextEncoderConfig",
+    "TextStackConfig",
     "TokenPooling",
     "VisionActivation",
     "VisionConfig",
     "cache_groups",
     "decode_rows",
+    "layers_alike",
 ]
 
 if not TYPE_CHECKING:  # a checker would take every name for a name of this module

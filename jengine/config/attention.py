@@ -75,6 +75,21 @@ class AlibiConfig:
 
 
 @dataclass(frozen=True)
+class DistanceBiasConfig:
+    """Scores to which a learned number of their head is added by how far key and query lie apart.
+
+    Distances are put into buckets: half of them hold one distance each, the others wider and wider
+    ranges up to `max_distance`, beyond which all fall into the last one. Where a query attends to
+    later tokens as well, half of the buckets are for those.
+    """
+
+    buckets: int = 32
+    max_distance: int = 128
+    # Whether the layer has such numbers; otherwise it takes those of the last one that has.
+    is_own: bool = True
+
+
+@dataclass(frozen=True)
 class AttentionConfig:
     """Attention of one layer: its heads, what a query may see, and how scores are formed."""
 
@@ -86,6 +101,7 @@ class AttentionConfig:
     # None: queries and keys are not rotated.
     rope: RopeConfig | None = field(default_factory=RopeConfig)
     alibi: AlibiConfig | None = None
+    distance_bias: DistanceBiasConfig | None = None
     qkv_bias: bool = False
     output_bias: bool = False
     # RMS norm of queries and keys: of each head alone, or of all heads of a token as one vector;

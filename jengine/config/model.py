@@ -10,7 +10,7 @@ from jengine.config.cache import CacheGroup, CacheSpec, cache_groups
 from jengine.config.layers import ExpertsConfig, LayerConfig
 from jengine.config.pooling import PoolingConfig
 from jengine.config.speech import SpeechConfig
-from jengine.config.text_encoder import TextEncoderConfig
+from jengine.config.text_encoder import TextEncoderConfig, TextStackConfig
 from jengine.config.vision import VisionConfig
 from jengine.weight_formats import Quantization
 
@@ -69,6 +69,7 @@ class ModelConfig:
     speech: SpeechConfig | None = None  # what encodes audio. None: prompts have none
     # What encodes texts that layers attend to. None: a prompt has one text.
     text_encoder: TextEncoderConfig | None = None
+    text_stack: TextStackConfig | None = None  # the same, as layers like its own
     # What it makes of hidden states in place of logits. None: it writes, so it has an output head.
     pooling: PoolingConfig | None = None
 
@@ -129,9 +130,14 @@ class ModelConfig:
         return any(spec.kind == "whole" for spec in self.cache_specs)
 
     @property
-    def cross_encoder(self) -> SpeechConfig | TextEncoderConfig | None:
+    def source_encoder(self) -> TextEncoderConfig | TextStackConfig | None:
+        """The encoder of texts."""
+        return self.text_encoder if self.text_stack is None else self.text_stack
+
+    @property
+    def cross_encoder(self) -> SpeechConfig | TextEncoderConfig | TextStackConfig | None:
         """The encoder whose output layers attend to."""
-        return self.text_encoder if self.speech is None else self.speech
+        return self.source_encoder if self.speech is None else self.speech
 
     @property
     def cross_width(self) -> int:

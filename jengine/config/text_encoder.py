@@ -4,8 +4,10 @@ layer of a decoder attends to its output.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from jengine.config.attention import AttentionConfig
+from jengine.config.layers import LayerConfig, MlpConfig
 from jengine.config.vision import VisionActivation
 
 
@@ -33,3 +35,31 @@ class TextEncoderConfig:
     def head_dim(self) -> int:
         """Numbers of a head."""
         return self.hidden_size // self.num_heads
+
+
+@dataclass(frozen=True)
+class TextStackConfig:
+    """The encoder of T5: layers of the decoder's own kind and width, but for their number, whose
+    tokens attend to all others of their text."""
+
+    num_layers: int
+    attention: AttentionConfig  # of the first layer; the others take its biases
+    ffn: MlpConfig
+    positions: int  # tokens of the longest text
+    start_token: int  # with which the decoder's prompt begins
+
+    @property
+    def layers(self) -> tuple[LayerConfig, ...]:
+        """Its layers."""
+        return layers_alike(self.num_layers, self.attention, self.ffn)
+
+
+def layers_alike(
+    count: int, attention: AttentionConfig, ffn: MlpConfig, cross: AttentionConfig | None = None
+) -> tuple[LayerConfig, ...]:
+    """So many layers, of which the first has the biases by distance that all take."""
+    taken = attention
+    if attention.distance_bias is not None:
+        taken = replace(attention, distance_bias=replace(attention.distance_bias, is_own=False))
+    first, other = (LayerConfig(one, ffn, cross=cross) for one in (attention, taken))
+    return (first, *[other] * (count - 1))

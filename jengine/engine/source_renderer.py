@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from jengine.config import TextEncoderConfig
 from jengine.engine.limits import Limits
 from jengine.engine.prompt_renderer import PromptRenderer
 from jengine.errors import RequestError
@@ -34,7 +33,8 @@ class Sources:
     after a prompt that is the start token alone; it counts as one of the prompt.
     """
 
-    encoder: TextEncoderConfig
+    positions: int  # tokens of the longest text
+    start_token: int
     forced: int | None = None
 
 
@@ -48,7 +48,7 @@ class SourceRenderer(PromptRenderer):
     def __init__(self, limits: Limits, tokenizer: Tokenizer | None, sources: Sources) -> None:
         super().__init__(limits, tokenizer)
         self.source = sources
-        longest = replace(limits, max_model_len=sources.encoder.positions, answer_room=0)
+        longest = replace(limits, max_model_len=sources.positions, answer_room=0)
         self._read = PromptRenderer(longest, tokenizer)
 
     def render(self, given: Any, how: Tokenization = AS_USUAL) -> TokensPrompt:
@@ -74,7 +74,7 @@ class SourceRenderer(PromptRenderer):
 
     def _decoders(self, given: Any) -> TokensPrompt:
         """The decoder's prompt: by default, the start token and the forced one."""
-        start = self.source.encoder.start_token
+        start = self.source.start_token
         if not given:
             prompt = TokensPrompt(prompt_token_ids=[])
         else:

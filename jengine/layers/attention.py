@@ -52,6 +52,8 @@ class AttentionInputs(NamedTuple):
     norms: HeadNorms | None
     rotation: tuple[Array, Array] | None  # cos and sin, [..., dim / 2] each
     sinks: Array | None = None  # [kv_heads, group]
+    # f32[kv_heads, group, distances], as `layers.distance_bias` orders them.
+    biases: Array | None = None
 
     def normalized(self) -> AttentionInputs:
         """The inputs with the norms already applied."""
@@ -111,6 +113,10 @@ def dense_attention(inputs: AttentionInputs) -> Float[Array, "batch length heads
         distance = np.arange(length)[None, :] - np.arange(length)[:, None]
         bias = slopes[:, :, None, None] * distance.astype(np.float32)
         scores = scores + jnp.broadcast_to(bias, scores.shape)
+    if inputs.biases is not None:
+        before = np.arange(length)[:, None] - np.arange(length)[None, :]
+        before = np.clip(before, 0, inputs.biases.shape[-1] - 1)
+        scores = scores + jnp.broadcast_to(inputs.biases[:, :, before], scores.shape)
     mask = jnp.broadcast_to(causal_mask(length, config.window), scores.shape)
     scores = jnp.where(mask, scores, -jnp.inf)
     weights = softmax_with_sinks(scores, inputs.sinks)

@@ -12,8 +12,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from jengine.layers.distance_bias import between
+
 if TYPE_CHECKING:  # shapes are for readers and type checkers
-    from jaxtyping import Float, Int
+    from jaxtyping import Float, Float32, Int
 
 QUERIES_AT_ONCE = 512  # so that the scores of a long sequence need not all be in memory
 
@@ -24,19 +26,25 @@ def segment_attention(
     v: Float[Array, "tokens heads dim"],
     segments: Int[Array, " tokens"],
     scale: float | None = None,
+    biases: Float32[Array, "heads distances"] | None = None,
 ) -> Float[Array, "tokens heads dim"]:
-    """Softmax attention of each token to those with an equal number in `segments`."""
+    """Softmax attention of each token to those with an equal number in `segments`, which follow
+    each other. `biases` of both directions are added to scores by distance."""
     tokens, heads, dim = q.shape
     scale = dim**-0.5 if scale is None else scale
 
-    def some(part: tuple[Array, Array]) -> Array:
-        queries, own = part
+    places = jnp.arange(tokens)
+
+    def some(part: tuple[Array, Array, Array]) -> Array:
+        queries, own, at = part
         scores = jnp.einsum("thd,shd->hts", queries, k) * scale
+        scores = scores if biases is None else scores + between(biases, at, places)
         seen = jnp.broadcast_to(own[:, None] == segments[None, :], scores.shape)
         weights = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), axis=-1)
         return jnp.einsum("hts,shd->thd", weights, v)
 
     if tokens <= QUERIES_AT_ONCE or tokens % QUERIES_AT_ONCE:
-        return some((q, segments))
-    tiles = (q.reshape(-1, QUERIES_AT_ONCE, heads, dim), segments.reshape(-1, QUERIES_AT_ONCE))
+        return some((q, segments, places))
+    of_tiles = (one.reshape(-1, QUERIES_AT_ONCE) for one in (segments, places))
+    tiles = (q.reshape(-1, QUERIES_AT_ONCE, heads, dim), *of_tiles)
     return lax.map(some, tiles).reshape(tokens, heads, dim)

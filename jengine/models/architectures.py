@@ -81,6 +81,8 @@ FAMILIES = {
     "Gemma3ForConditionalGeneration": "jengine.models.families.gemma3_vision",
     "WhisperForConditionalGeneration": "jengine.models.families.whisper",
     "BartForConditionalGeneration": "jengine.models.families.bart",
+    "T5ForConditionalGeneration": "jengine.models.families.t5",
+    "MT5ForConditionalGeneration": "jengine.models.families.t5",
 }
 # Ends of class names that have another head than the one that writes, or none.
 POOLED_ENDINGS = (
@@ -104,18 +106,14 @@ GEMMA4 = (
     " their own, a factor of each layer, and experts beside an MLP with norms of their own are not"
     " built"
 )
-SCORE_BIASES = (
-    "scores with learned biases by the distance of two tokens are not built for a paged cache"
-)
+BIASES_OF_LAYERS = "biases of scores by distance that every layer has for itself are not read"
 # Architectures that look like a native one and are not: what is missing.
 REFUSED = {
     "Gemma3nForCausalLM": GEMMA3N,
     "Gemma3nForConditionalGeneration": GEMMA3N,
     "Gemma4ForCausalLM": GEMMA4,
     "Gemma4ForConditionalGeneration": GEMMA4,
-    "T5ForConditionalGeneration": SCORE_BIASES,
-    "MT5ForConditionalGeneration": SCORE_BIASES,
-    "UMT5ForConditionalGeneration": SCORE_BIASES,
+    "UMT5ForConditionalGeneration": BIASES_OF_LAYERS,
     "DeepseekV32ForCausalLM": SPARSE_INDEXER,
     "GlmMoeDsaForCausalLM": SPARSE_INDEXER,
 }

@@ -15,6 +15,7 @@ from jax import Array
 
 from jengine.config import AttentionConfig
 from jengine.layers.attention import AttentionInputs, HeadNorms
+from jengine.layers.distance_bias import biases_by_distance
 from jengine.models.context import StepContext
 from jengine.models.linear import Factory, Linear, Norm
 from jengine.models.norms import head_norms
@@ -50,6 +51,10 @@ class Attention(nnx.Module):
         if config.sinks:
             init, shape = normal(factory.config.initializer_range), (kv, config.group)
             self.sinks = parameter(factory.rngs, shape, ("kv_heads", None), factory.dtype, init)
+        if config.distance_bias is not None and config.distance_bias.is_own:
+            init = normal(factory.config.initializer_range)
+            shape, own = (kv, config.group, config.distance_bias.buckets), ("kv_heads", None, None)
+            self.distance_bias = parameter(factory.rngs, shape, own, factory.dtype, init)
         mixed, axes = (kv, config.group, dim), ("kv_heads", None, None, "embed")
         heads = "kv_heads", "queries_of_kv_head", None  # of what is mixed
         self.out = Linear(factory, mixed, (hidden,), axes, bias=config.output_bias, x_axes=heads)
@@ -68,7 +73,8 @@ class Attention(nnx.Module):
         rope = self.config.rope
         rotation = None if rope is None else context.rotation(rope, self.config.head_dim)
         sinks = self.sinks[...] if self.config.sinks else None
-        inputs = AttentionInputs(self.config, qkv, self._norms(), rotation, sinks)
+        biases = self._biases(context)
+        inputs = AttentionInputs(self.config, qkv, self._norms(), rotation, sinks, biases)
         with jax.named_scope("attend"):
             mixed = context.mix(self.layer, inputs)
         mixed = mixed.reshape(*mixed.shape[:-2], -1)
@@ -76,6 +82,18 @@ class Attention(nnx.Module):
             gate = jax.nn.sigmoid(self.gate(x, norm=norm, live=context.live))
             mixed = mixed * gate.reshape(mixed.shape).astype(mixed.dtype)
         return self.out(mixed, residual=residual, live=context.live)
+
+    def _biases(self, context: StepContext) -> Float32[Array, "kv_heads group distances"] | None:
+        """What is added to scores by distance: of this layer, or of the last that has its own."""
+        config = self.config.distance_bias
+        if config is None:
+            return None
+        if config.is_own:
+            context.biases = biases_by_distance(
+                self.distance_bias[...], config, bidirectional=self.config.bidirectional
+            )
+        assert context.biases is not None, "the first layer has its own"
+        return context.biases
 
     def _temperature(
         self, positions: Int[Array, "*tokens"]

@@ -59,9 +59,9 @@ class GivenEmbeddings(NamedTuple):
         return jnp.where(self.mask[:, None], x + added, x)
 
 
-# A layer's number and its queries [..., heads, dim] -> what these read of their own request's keys
-# and values of an encoder's output.
-CrossReader = Callable[[int, Array], Array]
+# A layer's number, its queries [..., heads, dim] and what scores are multiplied by -> what these
+# read of their own request's keys and values of an encoder's output.
+CrossReader = Callable[[int, Array, float], Array]
 
 
 class StepContext:
@@ -97,6 +97,8 @@ class StepContext:
         self.planes = planes
         self.cross = cross  # None: there is no encoder
         self.caches = caches
+        # What the last layer with biases by distance has left for those behind it.
+        self.biases: Array | None = None
         # The values that have passed the tap points named in `keep`.
         self.kept: dict[str, Array] = {}
         # Layer -> i32 [tokens, chosen], the experts of each token; None: they are not kept.

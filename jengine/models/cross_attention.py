@@ -28,6 +28,7 @@ class CrossAttention(nnx.Module):
 
     def __init__(self, factory: Factory, config: AttentionConfig, index: int):
         self.index = index  # among the layers that have one
+        self.scale = config.head_dim**-0.5 if config.scale is None else config.scale
         hidden, heads, dim = factory.config.hidden_size, config.num_heads, config.head_dim
         axes, bias = (None, None, None), config.qkv_bias
         self.query = Linear(factory, (hidden,), (heads, dim), axes, bias=bias)
@@ -46,7 +47,7 @@ class CrossAttention(nnx.Module):
         assert context.cross is not None, "a model with cross attention runs after its encoder"
         query = self.query(x, norm=norm, live=context.live)
         with jax.named_scope("attend"):
-            mixed = context.cross(self.index, query)
+            mixed = context.cross(self.index, query, self.scale)
         return self.out(mixed.reshape(*mixed.shape[:-2], -1), residual=residual, live=context.live)
 
     def keys_and_values(

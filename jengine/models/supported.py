@@ -53,7 +53,7 @@ def layers_of(config: ModelConfig) -> str:
         "both ways": config.sees_ahead,
         "images": config.vision is not None,
         "audio": config.speech is not None,
-        "an encoder of text": config.text_encoder is not None,
+        "an encoder of text": config.source_encoder is not None,
     }
     return ", ".join(kind for kind, is_there in kinds.items() if is_there)
 

@@ -46,6 +46,7 @@ from jengine.runner.variants.features import Features
 from sharding.mesh import one_device_mesh
 from sharding.placement import Placement
 from tests.media.tiny_bart import CONFIG as BART
+from tests.media.tiny_t5 import CONFIG as T5
 from tests.media.tiny_vision import CONFIGS
 from tests.media.tiny_whisper import CONFIG as WHISPER
 from tests.models.split import split_model
@@ -94,6 +95,12 @@ def tiny_text() -> ModelConfig:
     """A decoder behind an encoder of text."""
     architectures = ["BartForConditionalGeneration"]
     return registry.model_config({"architectures": architectures, **BART, "vocab_size": 91})
+
+
+def tiny_stack() -> ModelConfig:
+    """A decoder behind an encoder of its own kind of layers."""
+    architectures = ["T5ForConditionalGeneration"]
+    return registry.model_config({"architectures": architectures, **T5, "vocab_size": 91})
 
 
 def abstract_model(config: ModelConfig) -> tuple[Any, Callable[..., Any]]:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from tokenizers.processors import TemplateProcessing
 
-from jengine.config import TextEncoderConfig
 from jengine.demo import model_path
 from jengine.engine.limits import Limits
 from jengine.engine.renderers import renderer_for
@@ -19,11 +16,9 @@ from jengine.runner.step.texts import TextPacker
 from jengine.text.tokenizer import load_tokenizer
 
 START, FORCED = 2, 0
-ENCODER = TextEncoderConfig(
-    hidden_size=8, intermediate_size=8, num_layers=1, num_heads=1, positions=6, start_token=START
-)
+POSITIONS = 6
 LIMITS = Limits(50, 20, 5, (START,))
-RENDERER = renderer_for(LIMITS, None, Sources(ENCODER, FORCED))
+RENDERER = renderer_for(LIMITS, None, Sources(POSITIONS, START, FORCED))
 
 
 def test_plain_ids_are_the_encoders_prompt() -> None:
@@ -57,8 +52,8 @@ def test_only_the_encoders_text_has_special_tokens() -> None:
     tokenizer.hf.backend_tokenizer.post_processor = TemplateProcessing(
         single=f"{first} $A {last}", special_tokens=[(first, 3), (last, 4)]
     )
-    limits, encoder = Limits(tokenizer.vocab_size, 20, 5, (START,)), replace(ENCODER, positions=9)
-    renderer = renderer_for(limits, tokenizer, Sources(encoder))
+    limits = Limits(tokenizer.vocab_size, 20, 5, (START,))
+    renderer = renderer_for(limits, tokenizer, Sources(9, START))
     plain = tokenizer.encode("Once upon", False)
     prompt = renderer.render({"encoder_prompt": "Once upon", "decoder_prompt": "Once upon"})
     assert prompt["prompt_token_ids"] == [START, *plain]

@@ -246,7 +246,7 @@ def test_unknown_architectures_name_the_supported_ones() -> None:
 def test_what_is_missing_is_named() -> None:
     missing = {
         "DeepseekV32ForCausalLM": "sparse indexer",
-        "T5ForConditionalGeneration": "biases by the distance of two tokens",
+        "UMT5ForConditionalGeneration": "biases of scores by distance",
         "GlmMoeDsaForCausalLM": "sparse indexer",
         "Gemma3nForConditionalGeneration": "AltUp",
         "Gemma4ForCausalLM": "embeddings of each layer",

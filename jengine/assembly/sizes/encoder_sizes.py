@@ -61,7 +61,7 @@ def tokens_of_one(config: ModelConfig) -> int:
 def patch_sizes(args: EngineArgs, config: ModelConfig, tokens: int) -> tuple[int, ...]:
     """Numbers of patches that the encoder's programs take: up to those of all embeddings; of
     tokens, up to those of the longest text."""
-    vision, text = config.vision, config.text_encoder
+    vision, text = config.vision, config.source_encoder
     if config.speech is not None:
         return (config.speech.positions,)  # all audio has one length
     if text is not None:

@@ -57,7 +57,7 @@ def read_encoder(fields: Fields, hidden: int, vocab: int, usual: Usual) -> dict[
 
 def write_both(config: ModelConfig) -> dict[str, object]:
     """The fields that say this."""
-    encoder = config.cross_encoder
+    encoder = config.text_encoder if config.speech is None else config.speech
     assert encoder is not None, "read with one"
     common = write_common(config)
     return {

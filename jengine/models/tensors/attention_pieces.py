@@ -47,6 +47,10 @@ def attention_pieces(
             pieces["attention.gate.bias"] = (_gate(None, config, names, layer),)
     if config.sinks:
         pieces["attention.sinks"] = (Piece(layer + names.sinks, (config.num_heads,)),)
+    if config.distance_bias is not None and config.distance_bias.is_own:
+        shape = (config.distance_bias.buckets, config.num_heads)
+        name = f"{layer}{names.distance_bias}.weight"
+        pieces["attention.distance_bias"] = (Piece(name, shape, transpose=True),)
     if config.qk_norm in ("head", "whole"):
         q, k = f"{layer}{names.q_norm}.weight", f"{layer}{names.k_norm}.weight"
         pieces["attention.q_norm.weight"] = _head_norm(q, (kv, config.group), config, names)

@@ -156,6 +156,7 @@ class Names:
     q_norm: str = "self_attn.q_norm"
     k_norm: str = "self_attn.k_norm"
     sinks: str = "self_attn.sinks"  # the whole name: there is no ".weight" behind it
+    distance_bias: str = ""
     attention_out: str = "self_attn.o_proj"
     recurrent: str = "mamba"  # the module of a recurrent layer
     # Without a gate, only up.

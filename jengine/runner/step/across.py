@@ -42,12 +42,12 @@ def cross_reader(
         for rows in (inputs.tokens.decode_rows, inputs.tiles.rows)
     ]
 
-    def attend(layer: int, queries: Array) -> Array:
+    def attend(layer: int, queries: Array, scale: float) -> Array:
         heads, dim = queries.shape[-2:]
         kept = given.kept.reshape(len(given.kept), -1, width)
         parts = (queries[:decodes, None], queries[decodes:].reshape(-1, tile, heads, dim))
         found = [
-            attended(part, of_rows(kept, table, layer, dim), table).reshape(-1, heads, dim)
+            attended(part, of_rows(kept, table, layer, dim), table, scale).reshape(-1, heads, dim)
             for part, table in zip(parts, tables, strict=True)
             if part.size
         ]
@@ -69,11 +69,12 @@ def attended(
     queries: Float[Array, "rows tokens heads dim"],
     both: Float[Array, "rows positions two kv_heads dim"],
     table: Int[Array, "rows positions"],
+    scale: float,
 ) -> Float[Array, "rows tokens heads dim"]:
     """Softmax attention of each row's queries to the positions in its table."""
     group = queries.shape[2] // both.shape[3]
     keys, values = (jnp.repeat(both[:, :, part], group, axis=2) for part in (0, 1))
-    scores = jnp.einsum("rthd,rphd->rhtp", queries, keys) * queries.shape[-1] ** -0.5
+    scores = jnp.einsum("rthd,rphd->rhtp", queries, keys) * scale
     exists = jnp.broadcast_to((table >= 0)[:, None, None, :], scores.shape)
     weights = jax.nn.softmax(jnp.where(exists, scores, NOWHERE), axis=-1)
     return jnp.einsum("rhtp,rphd->rthd", weights, values)

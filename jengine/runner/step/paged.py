@@ -42,7 +42,7 @@ KEY_AXES = (None, "kv_heads", None)
 # Of queries that read a part of each block: the same on all devices that divide a block.
 READ_AXES = (None, "kv_heads", "queries_of_block", None)
 Rotation = tuple[Array, Array] | None
-OfHeads = dict[str, Array | None]  # numbers of each head: [kv_heads, group]
+OfHeads = dict[str, Array | None]  # numbers of each head: [kv_heads, group, ...]
 
 
 def paged_attention(
@@ -142,7 +142,12 @@ def _attend(
 ) -> Array:  # fmt: skip
     """Attend q to the cache, and tokens of images to later ones: [T, heads, dim]."""
     config, slopes = inputs.config, alibi_slopes(inputs.config)
-    of_heads = {"sinks": inputs.sinks, "slopes": None if slopes is None else jnp.asarray(slopes)}
+    of_heads = {
+        "sinks": inputs.sinks,
+        "slopes": None if slopes is None else jnp.asarray(slopes),
+        "biases": inputs.biases,
+    }
+    assert inputs.biases is None or not config.bidirectional, "the table is of one direction"
     axes = attention_axes(config.cache)
     share = BlockShare.of(axes, shapes, placement)
     query_axes = QUERY_AXES if share.is_whole else READ_AXES
@@ -158,14 +163,15 @@ def _attend(
         dtype = q.dtype if has_scales(cache.dtype) else held_dtype(cache)
         if share.is_whole:
             given: dict[str, Any] = {
-                name: None if x is None else x.reshape(-1) for name, x in of_heads.items()
+                name: None if x is None else x.reshape(-1, *x.shape[2:])
+                for name, x in of_heads.items()
             }
             read = partial(read, view, dtype=dtype, **given)
             if later is None:
                 return read().reshape(q.shape)
             earlier = read(return_lse=True)
             return with_later(flat, earlier, later, config, shapes.most_ahead).reshape(q.shape)
-        assert slopes is None, "slopes count whole blocks"
+        assert slopes is None and inputs.biases is None, "distances are those in whole blocks"
         own, seen = share.view(view)
         part, lse = read(own, return_lse=True)
         part, lse = part.reshape(q.shape), lse.reshape(q.shape[:-1])
@@ -174,7 +180,7 @@ def _attend(
     query_spec, result_spec = (placement.spec(given, q.shape) for given in (query_axes, QUERY_AXES))
     cache_spec = placement.spec(axes, cache.shape)
     head_specs = {
-        name: PartitionSpec() if x is None else placement.spec(query_axes[1:3], x.shape)
+        name: PartitionSpec() if x is None else placement.spec(query_axes[1 : 1 + x.ndim], x.shape)
         for name, x in of_heads.items()
     }
     later, later_spec = None, None

@@ -1,0 +1,206 @@
+"""T5, its v1.1, Flan-T5 and mT5: an encoder of text and a decoder of the same layers, with learned
+biases of scores by distance in place of positions, and scores that are not scaled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from flax import nnx
+
+from jengine.config import (
+    Activation,
+    AttentionConfig,
+    DistanceBiasConfig,
+    LayerConfig,
+    MlpConfig,
+    ModelConfig,
+    TextStackConfig,
+    layers_alike,
+)
+from jengine.models.reading.fields import Fields
+from jengine.models.reading.hf_config import (
+    MOST_LAYERS,
+    read_architecture,
+    read_bos,
+    read_dtype,
+    read_eos,
+    refuse_unsupported,
+)
+from jengine.models.reading.hf_write import write_common, written_attention, written_ffn
+from jengine.models.tensors.checkpoint import EVERY, IgnoredTensor, Names, Piece
+from jengine.models.tensors.decoder_pieces import decoder_pieces, layer_pieces
+from jengine.models.tensors.matrix_pieces import Pieces, matrices
+from jengine.models.text_stack import StackedEncoderDecoder
+
+ARCHITECTURES = ("T5ForConditionalGeneration", "MT5ForConditionalGeneration")
+MODELS = "T5, Flan-T5, mT5"
+SELF, CROSS = "layer.0.SelfAttention", "layer.1.EncDecAttention"
+NAMES = Names(
+    prefix="",
+    embed="shared",
+    final_norm="decoder.final_layer_norm",
+    layers="decoder.block",
+    before_attention="layer.0.layer_norm",
+    qkv=(f"{SELF}.q", f"{SELF}.k", f"{SELF}.v"),
+    distance_bias=f"{SELF}.relative_attention_bias",
+    attention_out=f"{SELF}.o",
+    ignored=(
+        IgnoredTensor(
+            r"(encoder|decoder)\.embed_tokens\.weight", "both share one embedding",
+            same_as="shared.weight",
+        ),
+        IgnoredTensor(
+            rf"decoder\.block\.0\.{CROSS}\.relative_attention_bias\.weight",
+            "old files store biases of cross attention, which is computed without",
+        ),
+    ),
+)  # fmt: skip
+# feed_forward_proj -> the activation, and whether it is that of a gate.
+FEED_FORWARD: dict[str, tuple[Activation, bool]] = {
+    "relu": ("relu", False),
+    "gated-gelu": ("gelu_tanh", True),
+    "gated-silu": ("silu", True),
+    "gated-relu": ("relu", True),
+}
+USUAL_POSITIONS = 512
+
+
+def read_config(hf: Mapping[str, object]) -> ModelConfig:
+    """The decoder and the encoder that a T5 config.json describes."""
+    fields = Fields(hf)
+    refuse_unsupported(fields)
+    architecture = read_architecture(fields)
+    vocab, hidden = fields.integer("vocab_size", 32128), fields.integer("d_model", 512)
+    heads, head_dim = fields.integer("num_heads", 8), fields.integer("d_kv", 64)
+    own = AttentionConfig(
+        heads, heads, head_dim, rope=None, scale=1.0, distance_bias=read_biases(fields)
+    )
+    activation, gated = fields.choice("feed_forward_proj", "relu", FEED_FORWARD)
+    mlp = MlpConfig(fields.integer("d_ff", 2048), activation, gated=gated)
+    cross = replace(own, distance_bias=None)
+    layers = fields.integer("num_layers", 6, maximum=MOST_LAYERS)
+    decoders = fields.optional_integer("num_decoder_layers", None, maximum=MOST_LAYERS)
+    positions = fields.integer("n_positions", USUAL_POSITIONS)
+    tied = read_tied(fields, architecture)
+    return ModelConfig(
+        architecture=architecture,
+        vocab_size=vocab,
+        hidden_size=hidden,
+        max_position=positions,
+        layers=layers_alike(layers if decoders is None else decoders, own, mlp, cross),
+        norm_eps=fields.number("layer_norm_epsilon", 1e-6, above_minimum=True),
+        tie_embeddings=tied,
+        logit_scale=hidden**-0.5 if tied else 1.0,
+        initializer_range=fields.number("initializer_range", 0.02, maximum=1.0),
+        dtype=read_dtype(fields),
+        bos_token_id=read_bos(fields, None, vocab),
+        eos_token_ids=read_eos(fields, 1, vocab),
+        text_stack=TextStackConfig(
+            layers,
+            replace(own, bidirectional=True),
+            mlp,
+            positions,
+            fields.integer("decoder_start_token_id", 0, minimum=0, maximum=vocab - 1),
+        ),
+    )
+
+
+def read_biases(fields: Fields) -> DistanceBiasConfig:
+    """The buckets of distances."""
+    buckets = fields.integer("relative_attention_num_buckets", 32, maximum=4096)
+    if buckets % 4:
+        fields.refuse("relative_attention_num_buckets", "a multiple of 4")
+    distance = fields.integer(
+        "relative_attention_max_distance", 128, minimum=buckets // 2 + 1, maximum=65536
+    )
+    return DistanceBiasConfig(buckets, distance)
+
+
+def read_tied(fields: Fields, architecture: str) -> bool:
+    """Whether the head is the embedding, scaled: in mT5 it never is, and transformers 5 writes
+    `tie_word_embeddings: true` into every file."""
+    tied, scaled = (
+        fields.flag(key, True) for key in ("tie_word_embeddings", "scale_decoder_outputs")
+    )
+    return tied and scaled and not architecture.startswith("MT5")
+
+
+def write_config(config: ModelConfig) -> dict[str, object]:
+    """The inverse of `read_config`."""
+    encoder, attention, mlp = config.text_stack, written_attention(config), mlp_of(config)
+    assert encoder is not None, "read with one"
+    assert attention.distance_bias is not None
+    kind = mlp.activation, mlp.gated
+    return {
+        **write_common(config),
+        "model_type": "mt5" if config.architecture.startswith("MT5") else "t5",
+        "is_encoder_decoder": True,
+        "d_model": config.hidden_size,
+        "d_kv": attention.head_dim,
+        "d_ff": mlp.intermediate_size,
+        "num_heads": attention.num_heads,
+        "num_layers": encoder.num_layers,
+        "num_decoder_layers": len(config.layers),
+        "n_positions": config.max_position,
+        "relative_attention_num_buckets": attention.distance_bias.buckets,
+        "relative_attention_max_distance": attention.distance_bias.max_distance,
+        "feed_forward_proj": next(name for name, one in FEED_FORWARD.items() if one == kind),
+        "layer_norm_epsilon": config.norm_eps,
+        "tie_word_embeddings": config.tie_embeddings,
+        "decoder_start_token_id": encoder.start_token,
+    }
+
+
+def build(config: ModelConfig, *, dtype: Any, rngs: nnx.Rngs | None) -> StackedEncoderDecoder:
+    """The model."""
+    return StackedEncoderDecoder(config, dtype=dtype, rngs=rngs)
+
+
+def pieces(config: ModelConfig) -> Pieces:
+    """The checkpoint tensors of each parameter."""
+    encoder, hidden = config.text_stack, config.hidden_size
+    assert encoder is not None, "read with one"
+    found = decoder_pieces(config, names_of(config, 2))
+    for number, layer in enumerate(config.layers):
+        theirs = f"{NAMES.layers}.{number}."
+        found |= cross_pieces(layer, hidden, f"layers.{number}.", theirs)
+    norm = "encoder.final_layer_norm.weight"
+    found["encoder.norm.weight"] = (Piece(norm, (hidden,)),)
+    names = names_of(config, 1)
+    for number, layer in enumerate(encoder.layers):
+        ours, theirs = f"encoder.layers.{number}.", f"encoder.block.{number}."
+        found |= layer_pieces(config, layer, names, ours, theirs)
+    return found
+
+
+def mlp_of(config: ModelConfig) -> MlpConfig:
+    """The feed-forward block of all layers."""
+    found = written_ffn(config)
+    assert isinstance(found, MlpConfig), "T5 has no experts"
+    return found
+
+
+def names_of(config: ModelConfig, last: int) -> Names:
+    """Names in layers whose feed-forward block is the `last` of their parts."""
+    mlp, block = mlp_of(config), f"layer.{last}.DenseReluDense"
+    up = (f"{block}.wi_0", f"{block}.wi_1") if mlp.gated else (f"{block}.wi",)
+    norm = f"layer.{last}.layer_norm"
+    return replace(NAMES, before_mlp=norm, gate_up=up, down=f"{block}.wo")
+
+
+def cross_pieces(layer: LayerConfig, hidden: int, ours: str, theirs: str) -> Pieces:
+    """Of the cross attention of one layer."""
+    cross = layer.cross
+    assert cross is not None, "every layer of the decoder has one"
+    width, part = cross.num_heads * cross.head_dim, f"{theirs}{CROSS}"
+    kv = [f"{part}.k", f"{part}.v"]
+    return {
+        f"{ours}before_cross.weight": (Piece(f"{theirs}layer.1.layer_norm.weight", (hidden,)),),
+        f"{ours}cross.query.weight": matrices(NAMES, [f"{part}.q"], hidden, (width,), [()]),
+        f"{ours}cross.kv.weight": matrices(
+            NAMES, kv, hidden, (width, width), [(EVERY, 0), (EVERY, 1)]
+        ),
+        f"{ours}cross.out.weight": matrices(NAMES, [f"{part}.o"], width, (hidden,), [()]),
+    }

@@ -1,0 +1,84 @@
+"""The shared decoder behind an encoder that is made of the same layers.
+
+In: packed token ids of any number of texts. Out: keys and values of every decoder layer, which are
+kept for as long as a request runs. Must not know prompts or caches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+
+from jengine.config import ModelConfig, TextStackConfig
+from jengine.layers.attention import AttentionInputs
+from jengine.layers.segment_attention import segment_attention
+from jengine.models.context import MixInputs, StepContext
+from jengine.models.cross_attention import keys_and_values_of
+from jengine.models.decoder import Decoder, DecoderLayer
+from jengine.models.linear import Factory
+from jengine.models.norms import make_norm
+from jengine.models.text_encoder import TextInput
+from jengine.quantization.scheme import WeightScheme
+from jengine.quantization.unquantized import UNQUANTIZED
+
+if TYPE_CHECKING:  # shapes are for readers and type checkers
+    from jaxtyping import Float32, Int
+
+
+class TextStack(nnx.Module):
+    """Layers whose tokens attend to all others of their text, and a norm."""
+
+    def __init__(self, factory: Factory, stack: TextStackConfig):
+        factory = replace(factory, config=replace(factory.config, layers=stack.layers))
+        self.positions = stack.positions
+        self.layers = nnx.List([DecoderLayer(factory, i) for i in range(len(stack.layers))])
+        self.norm = make_norm(factory, (factory.config.hidden_size,), ("embed",))
+
+    def __call__(
+        self, x: Float32[Array, "tokens hidden"], given: TextInput
+    ) -> Float32[Array, "tokens hidden"]:
+        mixer = partial(_within_texts, given.segments)
+        context = StepContext(given.positions, given.segments, mixer, self.positions)
+        for number, layer in enumerate(self.layers):
+            with jax.named_scope(f"encoder_{number}"):
+                x = layer(x, context)
+        return self.norm(x)
+
+
+def _within_texts(
+    segments: Int[Array, " tokens"], caches: Any, layer: int, inputs: MixInputs
+) -> tuple[Array, Any]:
+    """A mixer that keeps nothing: tokens attend to those of their segment."""
+    assert isinstance(inputs, AttentionInputs), "an encoder of text has attention"
+    config, biases = inputs.config, inputs.biases
+    biases = None if biases is None else biases.reshape(config.num_heads, -1)
+    q, k, v = inputs.heads()
+    k, v = (jnp.repeat(one, config.group, axis=-2) for one in (k, v))
+    return segment_attention(q, k, v, segments, config.scale, biases), caches
+
+
+class StackedEncoderDecoder(Decoder):
+    """A decoder and the encoder that its layers attend to, over one embedding."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        dtype: Any = jnp.float32,
+        rngs: nnx.Rngs | None,
+        scheme: WeightScheme = UNQUANTIZED,
+    ):
+        super().__init__(config, dtype=dtype, rngs=rngs, scheme=scheme)
+        assert config.text_stack is not None, "a family with such an encoder reads its config"
+        self.encoder = TextStack(Factory(config, dtype, rngs, scheme), config.text_stack)
+
+    def encode(self, given: TextInput) -> Float32[Array, "tokens width"]:
+        """Keys and values of all layers for each token of these texts."""
+        encoded = self.encoder(self.scaled(self.embed(given.ids)), given)
+        return keys_and_values_of(self.layers, encoded)
