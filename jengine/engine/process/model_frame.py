@@ -35,7 +35,11 @@ FFNS: dict[str, Any] = {"mlp": MlpConfig, "experts": ExpertsConfig}
 # One layer: of the mixers one is there, and of the feed-forward blocks.
 LayerFrame = msgspec.defstruct(
     "LayerFrame",
-    [(name, kind | None, None) for name, kind in {**MIXERS, **FFNS}.items()],
+    [
+        *[(name, kind | None, None) for name, kind in {**MIXERS, **FFNS}.items()],
+        ("attention_norm", bool, True),
+        ("cross", AttentionConfig | None, None),
+    ],
     frozen=True,
 )
 
@@ -69,13 +73,16 @@ class ModelFrame(msgspec.Struct, frozen=True, array_like=True):
 
 def _layer_frame(layer: LayerConfig) -> Any:
     halves = (MIXERS, layer.mixer), (FFNS, layer.ffn)
-    return LayerFrame(**{
-        name: half for kinds, half in halves for name, kind in kinds.items() if type(half) is kind
-    })  # fmt: skip
+    return LayerFrame(
+        **{name: half for kinds, half in halves for name, kind in kinds.items()
+           if type(half) is kind},
+        attention_norm=layer.attention_norm, cross=layer.cross,
+    )  # fmt: skip
 
 
 def _layer(frame: Any) -> LayerConfig:
-    return LayerConfig(_only(frame, MIXERS, "a mixer"), _only(frame, FFNS, "a feed-forward block"))
+    halves = _only(frame, MIXERS, "a mixer"), _only(frame, FFNS, "a feed-forward block")
+    return LayerConfig(*halves, frame.attention_norm, frame.cross)
 
 
 def _only(frame: Any, kinds: dict[str, Any], what: str) -> Any:

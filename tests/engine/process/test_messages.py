@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from jengine.config import (
     AttentionConfig,
+    DistanceBiasConfig,
     ExpertsConfig,
     LatentConfig,
     LayerConfig,
@@ -17,6 +18,7 @@ from jengine.config import (
     ModelConfig,
     RopeConfig,
     RoutingConfig,
+    TextStackConfig,
 )
 from jengine.engine.process.arrays import ARRAY, ArrayFrame, unpack_array
 from jengine.engine.process.encoding import decode_from_core, decode_from_front, encode
@@ -37,8 +39,13 @@ MIXED = ModelConfig(
             ExpertsConfig(8, 2, 16, "gelu_tanh", routing=RoutingConfig(normalize=False)),
         ),
         LayerConfig(LatentConfig(4, 8, 4, 2, 6, query_rank=5, bias=True), MlpConfig(64)),
+        LayerConfig(
+            AttentionConfig(4, 4, 8, distance_bias=DistanceBiasConfig()), MlpConfig(64),
+            attention_norm=False, cross=AttentionConfig(4, 4, 8, scale=1.0),
+        ),
     ),
     norm="rms_one_plus", logit_soft_cap=30.0, eos_token_ids=(1, 2), dtype="bfloat16",
+    text_stack=TextStackConfig(2, AttentionConfig(4, 4, 8), MlpConfig(64), 16, 0),
 )  # fmt: skip
 
 
