@@ -23,6 +23,7 @@ from jengine.lora.peft_files import (
     UP,
     Matrices,
     Place,
+    Places,
     by_path,
     joined_parts,
     owners_of,
@@ -34,7 +35,7 @@ SOURCE = "the adapter's matrices"
 
 def read_live_adapter(
     matrices: Mapping[str, np.ndarray],
-    places: Mapping[str, Place],
+    places: Places,
     alpha: float | None,
     *,
     max_rank: int,
@@ -47,8 +48,8 @@ def read_live_adapter(
     for name in matrices:
         short = name.removeprefix(PREFIX)
         module = short.removesuffix(TABLE_DOWN).removesuffix(DOWN)
-        if module != short and module in places and short == module + places[module].names[0]:
-            place = places[module]
+        if module != short and module in places and short == module + places[module][0].names[0]:
+            place = places[module][0]
             found[module] = _module(matrices, name, place, alpha, max_rank, stabilized)
         elif name.endswith(OWN_DOWN) and name.removesuffix(OWN_DOWN) in paths:
             path = name.removesuffix(OWN_DOWN)
@@ -58,7 +59,7 @@ def read_live_adapter(
                 f"{SOURCE}: {name!r} fits nothing that an adapter can change here; expected pairs "
                 f"MODULE{DOWN} and MODULE{UP}, or PATH{OWN_DOWN} and PATH{OWN_UP}."
             )
-    both = sorted({places[module].path for module in found} & {*parts})
+    both = sorted({place.path for module in found for place in places[module]} & {*parts})
     if both:
         raise CheckpointError(f"{SOURCE}: {both[0]!r} is given by both kinds of names.")
     parts.update(joined_parts(places, found))

@@ -8,6 +8,7 @@ Must not know devices.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,7 +36,7 @@ FIRST_SHOWN = 5
 
 
 class Place(NamedTuple):
-    """Where a module of the checkpoint is in our model."""
+    """Where a module of the checkpoint, or a part of its outputs, is in our model."""
 
     path: str  # of a Linear
     shape: WeightShape
@@ -67,6 +68,10 @@ class Place(NamedTuple):
         return inputs, outputs
 
 
+# By module of the checkpoint: the weights of ours that its outputs are spread over, mostly one.
+Places = Mapping[str, tuple[Place, ...]]
+
+
 class Matrices(NamedTuple):
     """A module's matrices, the second one scaled."""
 
@@ -79,7 +84,7 @@ def read_adapter(
     config: ModelConfig,
     *,
     max_rank: int,
-    places: Mapping[str, Place] | None = None,
+    places: Places | None = None,
 ) -> Adapter:
     """The adapter in a folder, checked against the base model of `config`; `places` are those of
     modules that may be adapted."""
@@ -100,30 +105,32 @@ def read_adapter(
             " adapted, experts cannot."
         )
     read = {
-        module: _read_module(file, module, tensors, settings, places[module], max_rank)
+        module: _read_module(file, module, tensors, settings, places[module][0], max_rank)
         for module in modules
     }
     rank = max((len(one.down) for one in read.values()), default=0)
     return Adapter(rank, joined_parts(places, read))
 
 
-def joined_parts(places: Mapping[str, Place], read: Mapping[str, Matrices]) -> dict[str, LowRank]:
+def joined_parts(places: Places, read: Mapping[str, Matrices]) -> dict[str, LowRank]:
     """By path of a `Linear`: the matrices of all modules that share its weight."""
-    shared: dict[str, list[str]] = {}
-    for module, place in places.items():
-        shared.setdefault(place.path, []).append(module)
+    shared: dict[str, list[tuple[Place, Matrices | None]]] = {}
+    for module, own in places.items():
+        for place in own:
+            shared.setdefault(place.path, []).append((place, read.get(module)))
     return {
-        path: _joined([(places[one], read.get(one)) for one in own])
-        for path, own in shared.items()
-        if any(one in read for one in own)
+        path: _joined(modules)
+        for path, modules in shared.items()
+        if any(matrices is not None for _, matrices in modules)
     }
 
 
-def by_path(places: Mapping[str, Place]) -> dict[str, list[Place]]:
+def by_path(places: Places) -> dict[str, list[Place]]:
     """By path of a `Linear`: the modules that share its weight, in order."""
     found: dict[str, list[Place]] = {}
-    for place in places.values():
-        found.setdefault(place.path, []).append(place)
+    for own in places.values():
+        for place in own:
+            found.setdefault(place.path, []).append(place)
     return found
 
 
@@ -138,9 +145,9 @@ def owners_of(places: Sequence[Place]) -> np.ndarray:
     return owners
 
 
-def places_of(config: ModelConfig) -> dict[str, Place]:
+def places_of(config: ModelConfig) -> dict[str, tuple[Place, ...]]:
     """Modules of the checkpoint that an adapter may change."""
-    found: dict[str, Place] = {}
+    found: dict[str, tuple[Place, ...]] = {}
     linears = weighted(abstract_model(config))
     for path, pieces in registry.plain_pieces(config).items():
         short = path.removesuffix(WEIGHT)
@@ -151,7 +158,9 @@ def places_of(config: ModelConfig) -> dict[str, Place]:
             continue
         for name in dict.fromkeys(piece.name for piece in pieces):
             own = tuple(piece for piece in pieces if piece.name == name)
-            found[name.removesuffix(WEIGHT)] = Place(short, module.shape, own, is_table)
+            named = name.removesuffix(WEIGHT)
+            place = Place(short, module.shape, own, is_table)
+            found[named] = (*found.get(named, ()), place)
     return found
 
 
@@ -219,7 +228,7 @@ def _joined(modules: Sequence[tuple[Place, Matrices | None]]) -> LowRank:
         last = first + len(matrices.down)
         for where, rows in _outputs(place, matrices):
             part = up[first:last][(slice(None), *where)]
-            part[...] = rows.T.reshape(part.shape)
+            part[...] = rows.reshape(part.shape)
         first = last
     down = [matrices.down for _, matrices in modules if matrices is not None]
     return LowRank(np.concatenate(down).T.copy(), up, ranks)
@@ -232,7 +241,11 @@ def _parts(place: Place) -> Iterator[tuple[slice, ...]]:
 
 
 def _outputs(place: Place, matrices: Matrices) -> Iterator[tuple[tuple[slice, ...], np.ndarray]]:
-    """The outputs of our weight, and the rows of a module's second matrix that belong to them."""
+    """The outputs of our weight, and the columns [rank, ...] of a module's second matrix that
+    belong to them."""
     for piece, where in zip(place.pieces, _parts(place), strict=True):
-        source = piece.source if piece.transpose else piece.source[1:]
-        yield where, matrices.up[source or slice(None)]
+        if piece.transpose:
+            own = replace(piece, shape=matrices.up.shape)
+            yield where, own.turned(matrices.up)
+        else:
+            yield where, matrices.up[piece.source[1:] or slice(None)].T

@@ -5,7 +5,7 @@ In: a model's config. Out: shapes, and an adapter in these shapes. Must not know
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ import numpy as np
 from jengine.config import ModelConfig
 from jengine.errors import ConfigError
 from jengine.lora.adapter import LowRank
-from jengine.lora.peft_files import Place, by_path, owners_of, places_of
+from jengine.lora.peft_files import Places, by_path, owners_of, places_of
 from jengine.quantization.scheme import Axes, WeightShape
 from pallas_kernels.low_rank import COLUMNS
 
@@ -113,10 +113,10 @@ def adapted_weights(
     return found
 
 
-def wanted_places(places: Mapping[str, Place], modules: Sequence[str] | None) -> dict[str, Place]:
+def wanted_places(places: Places, modules: Sequence[str] | None) -> Places:
     """Those of these modules. An error if a name is that of no module."""
     if modules is None:
-        return dict(places)
+        return places
     last = {name: name.rpartition(".")[2] for name in places}
     unknown = sorted({*modules} - {*last.values()})
     if unknown:
@@ -124,7 +124,7 @@ def wanted_places(places: Mapping[str, Place], modules: Sequence[str] | None) ->
             f"lora_target_modules has {', '.join(unknown)}; this model's modules that can be "
             f"adapted are {', '.join(sorted({*last.values()}))}."
         )
-    return {name: place for name, place in places.items() if last[name] in modules}
+    return {name: own for name, own in places.items() if last[name] in modules}
 
 
 def stack_dtype(wanted: str, config: ModelConfig) -> Any:

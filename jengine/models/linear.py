@@ -160,8 +160,12 @@ class Embedding(Weighted):
 
     def __call__(self, indices: Int[Array, "*tokens"]) -> Float32[Array, "*tokens hidden"]:
         """The rows of these tokens or positions."""
-        found = self.scheme.lookup(self.shape, indices, self._step_tensors())
+        found = self.base_rows(indices)
         return found if self.adapters is None else self.adapters(indices, found)
+
+    def base_rows(self, indices: Int[Array, "*tokens"]) -> Float32[Array, "*tokens hidden"]:
+        """The same without adapters, which are those of the tokens that the model itself runs."""
+        return self.scheme.lookup(self.shape, indices, self._step_tensors())
 
     def as_head(
         self, x: Float[Array, "*tokens hidden"], *, live: Int[Array, "*tokens"] | None = None

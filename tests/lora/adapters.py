@@ -13,6 +13,12 @@ from tests.weights.quantized_models import write_tensors
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP = ("gate_proj", "up_proj", "down_proj")
+# What adapters change in models with recurrent layers; some of these matrices are several of ours.
+RECURRENT: dict[str, tuple[str, ...]] = {
+    "lfm2": ("in_proj", "q_proj", "w1", "w2", "w3"),
+    "bamba": ("in_proj", "mamba.out_proj", *ATTENTION, *MLP),
+    "qwen3_next": ("in_proj_qkvz", "in_proj_ba", "linear_attn.out_proj", *ATTENTION),
+}
 PREFIX = "base_model.model."
 
 

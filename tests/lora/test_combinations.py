@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,15 @@ from jengine.errors import RequestError
 from jengine.weights.folder import read_model_config
 from tests.api.engines import is_idle, tiny_engine
 from tests.api.guess_heads import write_heads
-from tests.lora.adapters import ATTENTION, MLP, write_adapter, write_merged
-from tests.lora.engines import GREEDY, PROMPTS, SETTINGS, Expected, Models, Setup, check
+from tests.lora.adapters import ATTENTION, MLP, RECURRENT, write_adapter, write_merged
+from tests.lora.engines import GREEDY, PLAIN, PROMPTS, SETTINGS, Expected, Models, Setup, check
 from tests.models.tiny_models import write_tiny_native
 
 NAMES: list[str | None] = ["all", None, "queries", "mlp"]
 DRAFTS: dict[str, Any] = {
     "method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "adaptive": False,
 }  # fmt: skip
+LONGER = replace(GREEDY, max_tokens=16)
 MANY = 200
 # Each builds an engine of its own.
 pytestmark = pytest.mark.slow
@@ -42,6 +44,7 @@ def guesses_for(base: Path, folder: Path, method: str) -> Path:
     """A model that guesses, with random weights."""
     if method == "draft_model":
         return write_tiny_native(folder, "mistral", seed=3)
+    folder.mkdir(exist_ok=True)
     return write_heads(folder, method, base, vocab_size=read_model_config(base).vocab_size)
 
 
@@ -80,6 +83,37 @@ def test_with_drafts_the_tokens_are_the_same(
         outputs = Setup(llm, models).answer(NAMES)
         assert llm.stats().drafts.drafted
     check(outputs, NAMES, expected)
+
+
+@pytest.mark.parametrize(
+    ("family", "method"),
+    [("lfm2", "ngram"), ("bamba", "ngram"), ("bamba", "eagle"), ("qwen3_next", "eagle3")],
+)
+def test_drafts_for_adapters_of_recurrent_layers(family: str, method: str, tmp_path: Path) -> None:
+    """States advance by the adapted projections of the tokens that count, each row by its own."""
+    base = write_tiny_native(tmp_path / "base", family, vocab_size=128)
+    added = write_adapter(tmp_path / "a", base, RECURRENT[family])
+    merged = write_merged(tmp_path / "m", base, {key: 2.0 * one for key, one in added.items()})
+    small = {**PLAIN, "mamba_block_size": 32}
+    expected: Expected = {}
+    for name, folder in (("a", merged), (None, base)):
+        with tiny_engine(folder, **small) as llm:
+            expected[name] = llm.generate(PROMPTS, LONGER, use_tqdm=False)
+    drafts = {**DRAFTS, "method": method}
+    if method != "ngram":
+        drafts = {**drafts, "model": str(guesses_for(base, tmp_path / "heads", method))}
+        del drafts["prompt_lookup_min"]
+    settings = {"enable_lora": True, "max_lora_rank": 8, "speculative_config": drafts}
+    compilation = {"decode_rows": [32]}
+    names = ["a", None, "a", None]
+    with tiny_engine(base, **small, **settings, compilation_config=compilation) as llm:
+        lora = LoRARequest("a", 1, str(tmp_path / "a"))
+        loras = [lora if name else None for name in names]
+        for _ in range(2):  # the second time from snapshots
+            outputs = llm.generate(PROMPTS, LONGER, use_tqdm=False, lora_request=loras)
+            check(outputs, names, expected)
+        assert llm.stats().drafts.drafted > 0
+        assert llm.stats().prefix_hits > 0
 
 
 def test_several_steps_in_one_call(models: Models, expected: Expected) -> None:

@@ -17,7 +17,7 @@ from jengine.models.parameter import named_parameters
 from jengine.weights.live import named_arrays
 from jengine.weights.safetensors_file import read_header
 from jengine.weights.safetensors_io import load_model
-from tests.lora.adapters import ATTENTION, MLP, PREFIX, write_adapter, write_merged
+from tests.lora.adapters import ATTENTION, MLP, PREFIX, RECURRENT, write_adapter, write_merged
 from tests.models.tiny_models import write_tiny_native
 from tests.weights.quantized_models import Tensors, write_tensors
 
@@ -27,6 +27,8 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "qwen3": ("q_proj", "v_proj", "down_proj"),
     "phi3": ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"),
     "mixtral": ATTENTION,
+    **RECURRENT,
+    "qwen3_5": ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", *ATTENTION),
 }
 
 

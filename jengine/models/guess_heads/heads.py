@@ -95,5 +95,5 @@ def plain_factory(config: ModelConfig) -> Factory:
 def embedded(
     own: Embedding | None, target: Any, tokens: Int[Array, " tokens"]
 ) -> Float32[Array, "tokens hidden"]:
-    """The rows of tokens in the heads' embedding, or in that of the model they guess for."""
-    return (target.embed if own is None else own)(tokens)
+    """The rows of tokens in the heads' embedding, or in that of their model, without adapters."""
+    return (target.embed if own is None else own).base_rows(tokens)
