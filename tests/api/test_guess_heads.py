@@ -63,7 +63,10 @@ def test_the_same_tokens_and_logprobs_as_without(tmp_path: Path, method: str) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("family", "method"), [("lfm2", "medusa"), ("bamba", "eagle")])
+@pytest.mark.parametrize(
+    ("family", "method"),
+    [("lfm2", "medusa"), ("bamba", "eagle"), ("lfm2", "eagle3"), ("qwen3_next", "eagle3")],
+)
 def test_heads_of_a_model_with_recurrent_layers(tmp_path: Path, family: str, method: str) -> None:
     (tmp_path / "heads").mkdir()
     target = write_tiny_native(tmp_path / "model", family, **SIZES)

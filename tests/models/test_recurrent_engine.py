@@ -140,6 +140,30 @@ def test_drafts_give_the_tokens_of_plain_decoding(family: str) -> None:
                 assert [alone] == [expected[4]]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["lfm2", "bamba", "qwen3_next"])
+def test_suffix_drafts_give_the_tokens_of_plain_decoding(family: str) -> None:
+    """Answers of the first time are past outputs the second time, and most drafts are right."""
+    model = dummy_model(tiny(family), seed=2)
+    suffix = {"method": "suffix", "num_speculative_tokens": 3, "adaptive": False}
+    sizes = {"decode_rows": [16], "prefill_tokens": [64], "variants": ["scored"]}
+    settings = {**SETTINGS, "compilation_config": sizes, "speculative_config": suffix}
+    drawn = SamplingParams(temperature=0.9, seed=4, max_tokens=12, ignore_eos=True, n=2)
+    with LLM(model, **settings) as llm:
+        with rebuilt(llm, speculative=None) as plain:
+            expected = answers(plain.generate(prompts(), GREEDY))
+            sampled = answers(plain.generate(prompts()[2:6], drawn))
+        for _ in range(2):
+            before = llm.stats().drafts
+            assert answers(llm.generate(prompts(), GREEDY)) == expected
+            assert answers(llm.generate(prompts()[2:6], drawn)) == sampled
+        last = llm.stats().drafts
+        assert last.accepted - before.accepted > (last.drafted - before.drafted) // 2 > 0
+        with rebuilt(llm, num_blocks=16) as small:
+            assert answers(small.generate(prompts(), GREEDY)) == expected
+            assert small.stats().preemptions > 0
+
+
 def test_other_drafts_and_odd_snapshots_are_refused_by_name() -> None:
     model = dummy_model(tiny("lfm2"), seed=1)
     with pytest.raises(ConfigError, match="mamba_block_size=24: expected a multiple of block_size"):

@@ -11,6 +11,7 @@ from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.scheduler.drafting import Drafting
 from jengine.scheduler.guesses import HostGuesses
 from tests.api.engines import answers, rebuilt, tiny_engine
+from tests.api.guess_heads import write_heads
 from tests.api.test_speculation import AnswerProposer, drafts_of
 from tests.models.tiny_models import write_tiny_native
 from tests.sharding.eight_devices.test_tensor_parallel import PROMPTS
@@ -65,3 +66,25 @@ def test_drafts_give_the_same_tokens_on_several_devices(family: str, tmp_path: P
         with rebuilt(llm, lengthening=drafting) as guessing:
             assert answers(guessing.generate(PROMPTS, PARAMS)) == expected
             assert 0 < drafts_of(guessing).accepted < drafts_of(guessing).drafted
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "method"), [("lfm2", "suffix"), ("bamba", "eagle3")])
+def test_drafts_give_the_same_tokens_in_two_replicas(
+    family: str, method: str, tmp_path: Path
+) -> None:
+    sizes = {"vocab_size": 128, "max_position_embeddings": 1024}
+    folder = write_tiny_native(tmp_path / "model", family, **sizes)
+    settings = {"mamba_block_size": 32, "compilation_config": {"decode_rows": [32]}}
+    with tiny_engine(folder, **settings) as llm:
+        expected = answers(llm.generate(PROMPTS, PARAMS))
+    drafts = {"method": method, "num_speculative_tokens": 2, "adaptive": False}
+    if method == "eagle3":
+        (tmp_path / "heads").mkdir()
+        drafts["model"] = str(write_heads(tmp_path / "heads", method, folder))
+    with tiny_engine(folder, **settings, speculative_config=drafts, data_parallel_size=2) as llm:
+        for _ in range(2):  # the second time from the prefix cache, and with past outputs
+            assert answers(llm.generate(PROMPTS, PARAMS)) == expected
+        stats = llm.stats()
+        assert stats.drafts.drafted > 0 and stats.prefix_hits > 0
+        assert all(one.drafts.drafted > 0 for one in stats.replicas)
