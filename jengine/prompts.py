@@ -28,8 +28,8 @@ class TokensPrompt(TypedDict):
     token_type_ids: NotRequired[list[int]]  # of models that read pairs of texts
     prompt_embeds: NotRequired[bytes]  # rendered: f32[prompt, hidden], which the ids stand for
     # Images, {"image": one or a list}: PIL images, arrays of numpy or JAX, paths, bytes of files.
-    # Videos, {"video": one or a list}: arrays of frames, lists of pictures, or a tuple of these and
-    # {"fps": ...}.
+    # Videos, {"video": one or a list}: arrays of frames, lists of pictures, animated pictures (GIF,
+    # WebP or PNG), or a tuple of these and {"fps": ...}.
     # Audio, {"audio": (array, sampling_rate)}, or a path or the bytes of a file.
     multi_modal_data: NotRequired[dict[str, Any]]
     mm_processor_kwargs: NotRequired[dict[str, Any]]  # how they are resized and scaled

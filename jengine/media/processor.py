@@ -21,9 +21,10 @@ from jengine.errors import RequestError, UnsupportedFeature, nearest_name
 from jengine.media.decoding_process import DecodingProcess
 from jengine.media.families import RULES, MediaItem
 from jengine.media.images import pixels_of
+from jengine.media.moving_pictures import MOST_FRAMES
 from jengine.media.options import KINDS, LATER_KINDS, checked_options, kinds_of
 from jengine.media.sources import MediaSources
-from jengine.media.videos import MOST_FRAMES, Encode, are_videos, frames_of, video_item
+from jengine.media.videos import Encode, are_videos, frames_of, video_item
 from jengine.media_spans import MediaKind, MediaSpan
 
 USUAL_LIMIT = 999  # images of a prompt
@@ -63,7 +64,7 @@ class MediaProcessor:
     ) -> tuple[list[int], list[MediaSpan]]:
         """The prompt with its images and videos in place of their placeholders."""
         given = self._given(data)
-        chosen = checked_options(options)
+        chosen = self.check_options(options)
         settings = {"image": {**self._settings, **chosen},
                     "video": {**self._settings, **self._of_videos, **chosen}}  # fmt: skip
         marks: dict[MediaKind, int | None] = {

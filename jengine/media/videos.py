@@ -1,7 +1,7 @@
 """Videos as frames: opened, resized alike, and cut into patches of several frames each.
 
-In: an array of frames, or a list of pictures, and how many of them a second has. Out: a MediaItem.
-Frames are taken as they are given: nothing is decoded, and none is left out.
+In: an array of frames, a list of pictures, or an animated picture, and how many of them a second
+has. Out: a MediaItem. Frames are taken as they are given: none is left out.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from jengine.config import VisionConfig
 from jengine.errors import RequestError, UnsupportedFeature, nearest_name
 from jengine.media.families import MediaItem, Settings, pixel_limits
 from jengine.media.images import MOST_PIXELS, pixels_of
+from jengine.media.moving_pictures import MOST_FRAMES, is_file, movie_of
 from jengine.media.scaling import Scaling, patches_of, size_in_steps
 
-MOST_FRAMES = 768
 USUAL_FPS = 24.0  # of frames of which nothing is said
 # What may be said of a video beside its frames.
 FACTS = ("fps", "frames_indices", "total_num_frames", "duration", "do_sample_frames", "height",
@@ -48,10 +48,13 @@ def frames_of(given: Any, fps: Any, what: str) -> Frames:
     facts: Mapping[str, Any] = {}
     if isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], Mapping | None):
         given, facts = given[0], given[1] or {}
+    seconds: tuple[float, ...] = ()
+    if is_file(given):
+        given, seconds = movie_of(given, what)
     if not is_video(given):
         raise RequestError(
-            f"{what} is a {type(given).__name__}; expected an array [frames, height, width, 3], or "
-            "a list of pictures. Files of videos are not decoded."
+            f"{what} is a {type(given).__name__}; expected an array [frames, height, width, 3], a "
+            "list of pictures, or an animated picture."
         )
     if not 0 < len(given) <= MOST_FRAMES:
         raise RequestError(f"{what} has {len(given)} frames; expected 1 to {MOST_FRAMES}.")
@@ -61,7 +64,9 @@ def frames_of(given: Any, fps: Any, what: str) -> Frames:
     shapes = {one.shape for one in frames}
     if len(shapes) > 1:
         raise RequestError(f"{what} has frames of several sizes; expected one size.")
-    return Frames(np.stack(frames), seconds_of(len(frames), facts, fps, what))
+    told = seconds_of(len(frames), facts, fps, what)
+    is_told = facts.get("fps") is not None or not seconds
+    return Frames(np.stack(frames), told if is_told else seconds)
 
 
 def seconds_of(count: int, facts: Mapping[str, Any], fps: Any, what: str) -> tuple[float, ...]:

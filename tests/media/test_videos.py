@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from jengine.config import VisionConfig
 from jengine.errors import JengineError
@@ -29,6 +32,32 @@ def vision_of(family: str) -> VisionConfig:
     return config
 
 
+def file_of(frames: np.ndarray, kind: str, **settings: Any) -> bytes:
+    first, *others = map(Image.fromarray, frames)
+    file = io.BytesIO()
+    first.save(file, kind, save_all=True, append_images=others, **settings)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["GIF", "WEBP", "PNG"])
+def test_frames_of_animated_pictures(kind: str, tmp_path: Path) -> None:
+    colors = np.array([[[0, 0, 0]], [[255, 0, 0]], [[0, 0, 255]], [[255, 255, 255]]], np.uint8)
+    frames = np.broadcast_to(colors[:, :, None], (4, 12, 20, 3))
+    lossless = {"lossless": True} if kind == "WEBP" else {}
+    data = file_of(frames, kind, duration=[100, 200, 300, 400], **lossless)
+    path = tmp_path / "movie"
+    path.write_bytes(data)
+    opened = Image.open(path)
+    for given in (data, path, str(path), opened, (opened, {"duration": 1.0})):
+        found = frames_of(given, 7, "video 0")
+        assert np.array_equal(found.pixels, frames)
+        np.testing.assert_allclose(found.seconds, [0, 0.1, 0.3, 0.6])
+    assert opened.tell() == 0
+    assert frames_of((data, {"fps": 2}), None, "video 0").seconds == (0.0, 0.5, 1.0, 1.5)
+    silent = frames_of(file_of(frames, kind, **lossless), 4, "video 0")
+    assert silent.seconds == (0.0, 0.25, 0.5, 0.75)
+
+
 def test_frames_come_as_arrays_or_pictures() -> None:
     wanted = frames_of(FRAMES, None, "video 0")
     assert wanted.seconds == tuple(n / 24 for n in range(5))
@@ -43,7 +72,9 @@ def test_frames_come_as_arrays_or_pictures() -> None:
     ("given", "complaint"),
     [
         (FRAMES[0], "expected an array"),
-        (b"mp4", "Files of videos are not decoded"),
+        (b"\0\0\0\x18ftypmp42", "no decoder of video files such as MP4"),
+        (file_of(FRAMES, "WEBP")[:200], "cannot be decoded"),
+        (file_of(np.tile(FRAMES[:, :1, :1], (200, 1, 1, 1)), "GIF"), "1000 frames; expected 768"),
         ([], "0 frames"),
         ([FRAMES[0], FRAMES[1][:8]], "frames of several sizes"),
         ((FRAMES, {"rate": 2}), "no key 'rate'"),
