@@ -120,7 +120,7 @@ def media_processor(
             return Sources(encoder.positions, encoder.start_token, forced_token(source))
         return None if speech is None else SpeechProcessor(speech)
     try:
-        options = checked_options(args.mm_processor_kwargs)
+        options = checked_options(args.mm_processor_kwargs, vision.family)
         limits = checked_limits(args.limit_mm_per_prompt)
     except RequestError as error:
         raise ConfigError(str(error)) from None

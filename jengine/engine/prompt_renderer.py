@@ -92,6 +92,7 @@ class PromptRenderer:
             prompt=self._marks.shown(text), prompt_token_ids=self._checked_ids(ids, how)
         )
         if not images:
+            self._check_unused(options)
             return prompt
         assert self.images is not None, "images are taken out of messages for models with a tower"
         data: dict[str, list[Any]] = {}
@@ -181,7 +182,17 @@ class PromptRenderer:
         elif given.get("multi_modal_data"):
             data, options = given["multi_modal_data"], given.get("mm_processor_kwargs")
             return self.with_media(prompt, data, options)
+        else:
+            self._check_unused(given.get("mm_processor_kwargs"))
         return prompt
+
+    def _check_unused(self, options: Mapping[str, Any] | None) -> None:
+        """Refuse what `mm_processor_kwargs` may not say, where there is nothing that it changes."""
+        if not options:
+            return
+        if self.images is None:
+            raise RequestError("mm_processor_kwargs: this model takes no images. Leave it out.")
+        self.images.check_options(options)
 
     def with_media(
         self, prompt: TokensPrompt, data: Any, options: Mapping[str, Any] | None = None

@@ -142,6 +142,8 @@ def tiles(pixels: np.ndarray, vision: VisionConfig, settings: Settings) -> Media
     scaling, side = Scaling().changed(settings), vision.image_size
     if sides("size", settings.get("size", {"height": 384, "width": 384})) != (side, side):
         raise RequestError(f"size={settings.get('size')!r}: this model takes tiles of {side}.")
+    if not scaling.do_resize:
+        raise RequestError(f"do_resize=False: this model takes tiles of {side}.")
     parts = [scaling.resized(pixels, side, side)]
     least, most = settings.get("min_patches", 1), settings.get("max_patches", 12)
     if type(least) is not int or type(most) is not int or not 1 <= least <= most <= MOST_TILES:

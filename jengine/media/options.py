@@ -13,13 +13,17 @@ from jengine.errors import RequestError, nearest_name
 
 KINDS = ("image", "video")
 LATER_KINDS = ("audio",)
-# Options of `mm_processor_kwargs`.
+# Options of `mm_processor_kwargs`: of all families, and of each.
 OPTIONS = (
-    "min_pixels", "max_pixels", "min_patches", "max_patches", "crop_to_patches", "size",
-    "crop_size", "do_center_crop", "do_resize", "do_rescale", "do_normalize", "image_mean",
-    "image_std", "rescale_factor", "resample", "do_pan_and_scan",
-    "fps",
+    "size", "do_resize", "do_rescale", "do_normalize", "image_mean", "image_std",
+    "rescale_factor", "resample",
 )  # fmt: skip
+OPTIONS_OF = {
+    "qwen2_vl": ("min_pixels", "max_pixels", "fps"),
+    "llava": ("crop_size", "do_center_crop"),
+    "internvl": ("min_patches", "max_patches", "crop_to_patches"),
+    "gemma3": ("do_pan_and_scan",),
+}
 
 
 def kinds_of(vision: VisionConfig) -> tuple[str, ...]:
@@ -44,16 +48,17 @@ def checked_limits(given: Mapping[str, int] | None) -> dict[str, int]:
     return dict(given)
 
 
-def checked_options(given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """`mm_processor_kwargs`, whose names are known."""
+def checked_options(given: Mapping[str, Any] | None, family: str) -> dict[str, Any]:
+    """`mm_processor_kwargs`, whose names this family knows."""
     if given is None:
         return {}
     if not isinstance(given, Mapping):
         raise RequestError(f"mm_processor_kwargs is a {type(given).__name__}; expected a dict.")
+    known = (*OPTIONS, *OPTIONS_OF[family])
     for name in given:
-        if name not in OPTIONS:
+        if name not in known:
             raise RequestError(
-                f"mm_processor_kwargs has no key {name!r}; known: {', '.join(OPTIONS)}."
-                f"{nearest_name(str(name), OPTIONS)}"
+                f"mm_processor_kwargs has no key {name!r} for models whose images are processed as "
+                f"those of {family!r}; known: {', '.join(known)}.{nearest_name(str(name), known)}"
             )
     return dict(given)

@@ -130,6 +130,10 @@ class MediaProcessor:
         if count > most:
             raise RequestError(f"At most {most} {kind}(s) may be provided in one prompt.")
 
+    def check_options(self, options: Mapping[str, Any] | None) -> dict[str, Any]:
+        """`mm_processor_kwargs` of a request, with names that this model's family knows."""
+        return checked_options(options, self.vision.family)
+
     def _given(self, data: Any) -> dict[MediaKind, list[Any]]:
         """The items of each kind that this model takes."""
         if not isinstance(data, Mapping):

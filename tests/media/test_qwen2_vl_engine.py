@@ -171,6 +171,8 @@ def test_options_of_the_preprocessing(llm: jengine.LLM) -> None:
     assert len(small.prompt_token_ids) < len(usual.prompt_token_ids)
     with pytest.raises(RequestError, match="no key 'max_pixel'"):
         llm.generate({**given, "mm_processor_kwargs": {"max_pixel": 1024}}, GREEDY)
+    with pytest.raises(RequestError, match=r"no key 'max_patches' for models .* 'qwen2_vl'"):
+        llm.generate({"prompt_token_ids": [3], "mm_processor_kwargs": {"max_patches": 2}}, GREEDY)
 
 
 @pytest.mark.parametrize(
