@@ -60,6 +60,7 @@ _HOMES = {
     "EmbeddingRequestOutput": "jengine.pooling_outputs",
     "EmbedsPrompt": "jengine.prompts",
     "EngineArgs": "jengine.assembly.settings.args",
+    "ExplicitEncoderDecoderPrompt": "jengine.prompts",
     "LLM": "jengine.api.llm",
     "LoRARequest": "jengine.adapters",
     "LogitsProcessor": "jengine.logits_processor",

@@ -45,11 +45,13 @@ class EmbedsPrompt(TypedDict):
     cache_salt: NotRequired[str]
 
 
-class EncoderDecoderPrompt(TypedDict):
+class ExplicitEncoderDecoderPrompt(TypedDict):
     """What an encoder reads, and how the answer of its decoder begins."""
 
     encoder_prompt: TextPrompt
     decoder_prompt: str | list[int] | TokensPrompt | None
 
 
-PromptType = str | list[int] | TextPrompt | TokensPrompt | EmbedsPrompt | EncoderDecoderPrompt
+PromptType = (
+    str | list[int] | TextPrompt | TokensPrompt | EmbedsPrompt | ExplicitEncoderDecoderPrompt
+)

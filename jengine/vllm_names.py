@@ -21,7 +21,12 @@ from typing import Any
 
 from jengine.errors import UnsupportedAttribute, UnsupportedImport
 
-MULTIMODAL = "multimodal input"
+MULTIMODAL = (
+    "give images, videos and audio in a prompt's multi_modal_data, or as parts of chat messages."
+)
+KEPT_IMAGES = (
+    "what is kept of images is named by their contents and by the weights, so it is never stale."
+)
 SERVER, ELASTIC = "the HTTP server", "elastic scaling"
 AS_DICT = "settings are given as a dict, such as compilation_config={...}"
 CONNECTORS = (
@@ -32,7 +37,13 @@ UPDATE = "use update_params(...), which takes a tree of arrays between two steps
 # Path of vLLM below jengine -> the public names of jengine that it holds, "ours as theirs" where
 # vLLM has another one.
 PATHS: dict[str, tuple[str, ...]] = {
-    "inputs": ("EmbedsPrompt", "PromptType", "TextPrompt", "TokensPrompt"),
+    "inputs": (
+        "EmbedsPrompt",
+        "ExplicitEncoderDecoderPrompt",
+        "PromptType",
+        "TextPrompt",
+        "TokensPrompt",
+    ),
     "engine.arg_utils": ("AsyncEngineArgs", "EngineArgs"),
     "engine.async_llm_engine": ("AsyncLLMEngine",),
     "entrypoints": (),
@@ -78,7 +89,6 @@ UNBUILT_PATHS = {
 }
 UNBUILT_NAMES = {
     "CompilationConfig": f"{AS_DICT}.",
-    "ExplicitEncoderDecoderPrompt": "encoder-decoder models",
     "GuidedDecodingParams": "use StructuredOutputsParams, which has the same fields.",
     "KVEventsConfig": f"{AS_DICT}.",
     "KVTransferConfig": f"{AS_DICT}.",
@@ -113,8 +123,8 @@ UNBUILT_METHODS = {
     "llm_engine": "use engine.",
     "model_config": "use engine.model.",
     "notify_kv_transfer_request_rejected": "producers keep no blocks for single requests.",
-    "reset_encoder_cache": MULTIMODAL,
-    "reset_mm_cache": MULTIMODAL,
+    "reset_encoder_cache": KEPT_IMAGES,
+    "reset_mm_cache": KEPT_IMAGES,
     "set_tokenizer": "give tokenizer=... when the engine is made.",
     "should_keep_api_server_alive": SERVER,
     "shutdown_weight_transfer_engine": f"{UPDATE}.",

@@ -68,9 +68,9 @@ def test_paths_that_work(path: str, names: list[str]) -> None:
     ("statement", "message"),
     [
         ("from jengine.sampling_params import GuidedDecodingParams", "StructuredOutputsParams"),
-        ("from jengine.outputs import ExplicitEncoderDecoderPrompt", "encoder-decoder"),
+        ("from jengine.config import VllmConfig", "use EngineArgs"),
         ("from jengine.config import CompilationConfig", "settings are given as a dict"),
-        ("from jengine.multimodal.utils import fetch_image", "needs multimodal input"),
+        ("from jengine.multimodal.utils import fetch_image", "give images, videos and audio in"),
         ("import jengine.engine.llm_engine", "use LLM with enqueue"),
     ],
 )

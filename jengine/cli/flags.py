@@ -90,7 +90,8 @@ def sampling_arguments(arguments: argparse.Namespace) -> dict[str, Any]:
 def unbuilt_flags() -> dict[str, str]:
     """Flags of other engines whose feature does not exist here yet."""
     return {
-        "--" + name.replace("_", "-"): setting.instead or f"{setting.feature}: not built yet"
+        "--" + name.replace("_", "-"): setting.instead
+        or f"a setting of {setting.feature} that is not built yet"
         for name, setting in VLLM_SETTINGS.items()
     }
 

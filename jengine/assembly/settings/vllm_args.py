@@ -1,4 +1,4 @@
-"""vLLM's engine settings that are no field of EngineArgs: what each one needs, and its default.
+"""vLLM's engine settings that are no field of EngineArgs: what each one is for, and its default.
 
 A setting left at vLLM's default, or None, asks for nothing and is accepted; any other value is
 refused with what to use instead. When a feature is built, its settings become fields of EngineArgs
@@ -206,7 +206,7 @@ INSTEAD: dict[str, dict[str, Any]] = {
 class VllmSetting(NamedTuple):
     """A setting of vLLM that EngineArgs has no field for."""
 
-    feature: str | None  # that is not built yet
+    feature: str | None  # that it would change; not built yet
     instead: str | None  # what to use
     unused: tuple[Any, ...]  # values that ask for nothing
 
@@ -269,6 +269,7 @@ def refuse_use(owner: str, name: str, value: Any) -> None:
         return
     if setting.feature is not None:
         raise UnsupportedFeature(
-            f"{owner}({name}={value!r}) needs {setting.feature}: not built yet; leave {name} out."
+            f"{owner}({name}={value!r}): a setting of {setting.feature} that is not built yet; "
+            f"leave {name} out."
         )
     raise UnsupportedFeature(f"{owner}({name}={value!r}): {setting.instead}; leave {name} out.")
