@@ -12,7 +12,7 @@ from jengine.config import VisionConfig
 from jengine.errors import RequestError, nearest_name
 
 KINDS = ("image", "video")
-LATER_KINDS = ("audio",)
+KINDS_OF_OTHERS = ("audio",)  # known, but of models without a vision tower
 # Options of `mm_processor_kwargs`: of all families, and of each.
 OPTIONS = (
     "size", "do_resize", "do_rescale", "do_normalize", "image_mean", "image_std",
@@ -40,7 +40,7 @@ def checked_limits(given: Mapping[str, int] | None) -> dict[str, int]:
             f"limit_mm_per_prompt={given!r}: expected a dict such as {{'image': 4}}."
         )
     for kind, most in given.items():
-        if kind not in (*KINDS, *LATER_KINDS) or type(most) is not int or most < 0:
+        if kind not in (*KINDS, *KINDS_OF_OTHERS) or type(most) is not int or most < 0:
             raise RequestError(
                 f"limit_mm_per_prompt has {kind!r}: {most!r}; expected a number for "
                 f"{' or '.join(map(repr, KINDS))}."

@@ -22,7 +22,7 @@ from jengine.media.decoding_process import DecodingProcess
 from jengine.media.families import RULES, MediaItem
 from jengine.media.images import pixels_of
 from jengine.media.moving_pictures import MOST_FRAMES
-from jengine.media.options import KINDS, LATER_KINDS, checked_options, kinds_of
+from jengine.media.options import KINDS, KINDS_OF_OTHERS, checked_options, kinds_of
 from jengine.media.sources import MediaSources
 from jengine.media.videos import Encode, are_videos, frames_of, video_item
 from jengine.media_spans import MediaKind, MediaSpan
@@ -141,9 +141,12 @@ class MediaProcessor:
                 f"multi_modal_data is a {type(data).__name__}; expected {{'image': ...}}."
             )
         for kind in data:
-            if kind in LATER_KINDS and data[kind] is not None:
-                raise UnsupportedFeature(f"multi_modal_data[{kind!r}]: {kind} is not built yet.")
-            if kind not in (*KINDS, *LATER_KINDS):
+            if kind in KINDS_OF_OTHERS and data[kind] is not None:
+                raise RequestError(
+                    f"At most 0 {kind}(s) may be provided in one prompt: this model takes "
+                    f"{' and '.join(f'{one}s' for one in kinds_of(self.vision))}."
+                )
+            if kind not in (*KINDS, *KINDS_OF_OTHERS):
                 raise RequestError(
                     f"multi_modal_data has no key {kind!r}; known: {', '.join(KINDS)}."
                     f"{nearest_name(str(kind), KINDS)}"

@@ -131,6 +131,7 @@ def test_images_of_every_kind(llm: jengine.LLM, expected: Any, tmp_path: Path) -
         (ONE, {"image": np.zeros((8, 2), np.uint8).T[None, None]}, "has shape"),
         (ONE, {"image": b"no picture"}, "no picture that can be read"),
         (ONE, {"image": picture(4, 1000)}, "longer side of at most 200 times"),
+        (ONE, {"audio": b"a sound"}, r"At most 0 audio\(s\) .* this model takes images"),
         (ONE, {"picture": SMALL}, "no key 'picture'"),
         (ONE, {"image": 7}, "is a int"),
         (ONE, [SMALL], "multi_modal_data is a list"),
