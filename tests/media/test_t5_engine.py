@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +15,8 @@ import jengine
 from jengine import SamplingParams
 from jengine.errors import CheckpointError, RequestError, UnsupportedFeature
 from jengine.models.parameter import named_parameters
+from jengine.weights.folder import open_checkpoint
+from jengine.weights.safetensors_file import write_file
 from jengine.weights.safetensors_io import load_model, save_pretrained
 from tests.api.engines import answers, is_idle, rebuilt, tiny_engine
 from tests.media.tiny_t5 import (
@@ -137,6 +140,23 @@ def test_what_is_saved_is_what_was_read(model: Written, tmp_path: Path) -> None:
     ids = [START, 5]
     expected = logits(model.peer, source, ids)
     np.testing.assert_allclose(logits(theirs, source, ids), expected, atol=1e-5)
+
+
+def test_published_files_repeat_the_embedding_and_hold_an_unused_bias(
+    model: Written, tmp_path: Path
+) -> None:
+    given = load_model(model.folder)
+    tensors = {name: np.asarray(one.read()) for name, one in open_checkpoint(model.folder).items()}
+    copies = ["encoder.embed_tokens", "decoder.embed_tokens", *["lm_head"] * model.kind.tied]
+    tensors |= {f"{name}.weight": tensors["shared.weight"] for name in copies}
+    unused = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
+    tensors[unused] = np.ones((8, 4), np.float32)
+    declared = [(name, tensor.dtype, tensor.shape) for name, tensor in tensors.items()]
+    write_file(tmp_path / "model.safetensors", declared, tensors.values())
+    shutil.copy(model.folder / "config.json", tmp_path)
+    found = dict(named_parameters(load_model(tmp_path)))
+    for path, parameter in named_parameters(given):
+        np.testing.assert_array_equal(found[path][...], parameter[...], err_msg=path)
 
 
 def test_what_is_not_built_is_refused_by_name(model: Written, tmp_path: Path) -> None:
