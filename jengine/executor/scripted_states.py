@@ -1,5 +1,6 @@
 """Recurrent layers of the scripted executor: what a unit of their cache groups holds is the mark of
-the text whose state it stands for. A step reads all states before it writes any."""
+the text whose state it stands for. What a row writes no other row reads in the same step, so rows
+may run in any order."""
 
 from __future__ import annotations
 
@@ -35,6 +36,7 @@ class ScriptedStates:
         where some were drafts, those of each."""
         for index, held in self.held.items():
             written: dict[int, tuple[MirrorRow, int]] = {}
+            readers = self._readers(index, rows)
             for mirror in rows:
                 start, end = mirror.ran[0], mirror.computed
                 assert end is not None, "a row has run"
@@ -43,5 +45,17 @@ class ScriptedStates:
                     assert unit != 0, "a state is written to the null unit"
                     owner, _ = written.get(unit, (mirror, 0))
                     assert owner is mirror, f"two rows write to unit {unit}"
+                    others = [row for row in readers.get(unit, ()) if row is not mirror]
+                    assert not others, f"a row writes to unit {unit}, which another one reads"
                     written[unit] = mirror, mirror.marks[place]
             held.update({unit: mark for unit, (_, mark) in written.items()})
+
+    def _readers(self, index: int, rows: Sequence[MirrorRow]) -> dict[int, list[MirrorRow]]:
+        """The rows that have read each unit of a group."""
+        readers: dict[int, list[MirrorRow]] = {}
+        for mirror in rows:
+            start = mirror.ran[0]
+            if start:
+                unit = mirror.tables[index][(start - 1) // self._block_size]
+                readers.setdefault(unit, []).append(mirror)
+        return readers

@@ -28,8 +28,27 @@ EPS = 1e-6
 
 
 class DeltaRule(NamedTuple):
-    """The recurrence, on tokens {q, k [heads, dim], v [heads, share, value dim], log_decay and beta
-    [heads, share]}: so many heads of values share a query and a key."""
+    """The recurrence, on tokens {qkv [heads, 2 * dim + share * value dim], dt and beta [heads,
+    share]}: so many heads of values share a query and a key."""
+
+    rate_logs: Array  # [heads, share]
+    dt_bias: Array  # [heads, share]
+    key_dim: int
+
+    def prepared(self, tokens: dict[str, Array]) -> dict[str, Array]:
+        """q, k [heads, dim], v [heads, share, value dim], log_decay and beta [heads, share]."""
+        q, k, v = jnp.split(tokens["qkv"], [self.key_dim, 2 * self.key_dim], axis=-1)
+        share = self.rate_logs.shape[1]
+        rates = -jnp.exp(self.rate_logs.astype(jnp.float32))
+        bias = self.dt_bias.astype(jnp.float32)
+        dt = jax.nn.softplus(tokens["dt"].astype(jnp.float32) + bias[None])
+        return {
+            "q": unit(q) * self.key_dim**-0.5,
+            "k": unit(k),
+            "v": v.reshape(*v.shape[:2], share, -1),
+            "log_decay": dt * rates[None],
+            "beta": jax.nn.sigmoid(tokens["beta"].astype(jnp.float32)),
+        }
 
     def step(self, tokens: dict[str, Array], states: Array) -> tuple[Array, Array]:
         q, k = tokens["q"], tokens["k"]
@@ -83,22 +102,10 @@ class DeltaRuleLayer(NamedTuple):
     ) -> tuple[Float32[Array, "tokens heads share dim"], tuple[Array, ...]]:
         inputs, before = tokens["qkv"], states[0]
         qkv, before = short_convolution(inputs, self.kernel, None, before, layer, view)
-        q, k, v = jnp.split(jax.nn.silu(qkv), [self.key_dim, 2 * self.key_dim], axis=-1)
-        share = self.rate_logs.shape[1]
-        rates = -jnp.exp(self.rate_logs.astype(jnp.float32))
-        dt = jax.nn.softplus(tokens["dt"].astype(jnp.float32) + self._bias())
-        recurrent = {
-            "q": unit(q) * self.key_dim**-0.5,
-            "k": unit(k),
-            "v": v.reshape(*v.shape[:2], share, -1),
-            "log_decay": dt * rates[None],
-            "beta": jax.nn.sigmoid(tokens["beta"].astype(jnp.float32)),
-        }
-        out, maps = scan_states(DeltaRule(), recurrent, states[1], layer, view)
+        recurrence = DeltaRule(self.rate_logs, self.dt_bias, self.key_dim)
+        recurrent = {"qkv": jax.nn.silu(qkv), "dt": tokens["dt"], "beta": tokens["beta"]}
+        out, maps = scan_states(recurrence, recurrent, states[1], layer, view)
         return out, (before, maps)
-
-    def _bias(self) -> Array:
-        return self.dt_bias.astype(jnp.float32)[None]
 
 
 def unit(x: Float[Array, "*shape dim"]) -> Float[Array, "*shape dim"]:

@@ -119,4 +119,6 @@ def _tokens_at(inputs: RecurrentInputs, slots: Int32[Array, " rows"]) -> Array:
 def _decodes(view: StateView, reads: Array, writes: Array, fresh: Array) -> StateView:
     """The view of one token of each row."""
     none = view.lengths[:0]
-    return StateView(reads, writes, fresh, view.firsts[:0], none, len(reads), view.tile)
+    return StateView(
+        reads, writes, fresh, view.firsts[:0], none, len(reads), view.tile, decoder=view.decoder
+    )

@@ -23,7 +23,19 @@ class StateSpace(NamedTuple):
     """The recurrence, on tokens {x [heads, dim], keys [2, groups, size], dt [heads]}; heads of a
     group share b and c."""
 
-    rates: Array  # f32[heads], below 0
+    rate_logs: Array  # [heads]
+    dt_bias: Array  # [heads]
+    limits: tuple[float, float]  # of dt
+
+    def prepared(self, tokens: dict[str, Array]) -> dict[str, Array]:
+        """The tokens with their time steps."""
+        dt = jax.nn.softplus(tokens["dt"].astype(jnp.float32) + exact(self.dt_bias)[None])
+        return {**tokens, "dt": jnp.clip(dt, *self.limits)}
+
+    @property
+    def rates(self) -> Float32[Array, " heads"]:
+        """Below 0."""
+        return -jnp.exp(exact(self.rate_logs))
 
     def step(self, tokens: dict[str, Array], states: Array) -> tuple[Array, Array]:
         x, dt = tokens["x"], tokens["dt"]
@@ -52,7 +64,7 @@ class StateSpace(NamedTuple):
         return out, state * jnp.exp(total[-1])[:, None, None] + added
 
     def _share(self, groups: int) -> int:
-        return self.rates.shape[0] // groups
+        return self.rate_logs.shape[0] // groups
 
     def _of_heads(self, x: Array) -> Array:
         """[..., groups, size] -> [..., heads, size]."""
@@ -79,13 +91,12 @@ class StateSpaceRule(NamedTuple):
             out, state = short_convolution(x, kernel, bias, state, layer, view)
             convolved.append((jax.nn.silu(out), state))
         (x, first), (keys, second) = convolved
-        dt = jax.nn.softplus(tokens["dt"].astype(jnp.float32) + _exact(self.dt_bias)[None])
-        dt = jnp.clip(dt, *self.limits)
-        recurrence = StateSpace(-jnp.exp(_exact(self.rate_logs)))
-        inputs = {"x": x, "keys": keys, "dt": dt}
+        recurrence = StateSpace(self.rate_logs, self.dt_bias, self.limits)
+        inputs = {"x": x, "keys": keys, "dt": tokens["dt"]}
         out, third = scan_states(recurrence, inputs, states[2], layer, view)
-        return out + _exact(self.skip)[None, :, None] * x, (first, second, third)
+        return out + exact(self.skip)[None, :, None] * x, (first, second, third)
 
 
-def _exact(x: Array) -> Array:
+def exact(x: Array) -> Array:
+    """The numbers in float32."""
     return x.astype(jnp.float32)

@@ -38,6 +38,8 @@ class StateView(NamedTuple):
     # i32[R, 1 + K] the decode rows of each row's last token and drafts: see `drafted_states`. None:
     # no decode row is a draft.
     turns: Array | None = None
+    # What updates the states of decodes where they are; None: they are read, and then written.
+    decoder: Decoder | None = None
 
     def live(self) -> Bool[Array, "tiles tile"]:
         """Which prefill tokens are no padding."""
@@ -48,7 +50,18 @@ class StateView(NamedTuple):
         reads, writes, fresh = (
             lax.dynamic_slice_in_dim(x, index, 1) for x in (self.reads, self.writes, self.fresh)
         )
-        return StateView(reads, writes, fresh, self.firsts[:0], self.lengths[:0], 1, self.tile)
+        none = self.firsts[:0], self.lengths[:0]
+        return StateView(reads, writes, fresh, *none, 1, self.tile, decoder=self.decoder)
+
+
+class Decoder(Protocol):
+    """Runs recurrences by kernels."""
+
+    def __call__(
+        self, recurrence: Any, tokens: Any, states: Array, layer: int, view: StateView
+    ) -> tuple[Array, Array]:
+        """One token of each decode row, as it comes to `scan_states`: results and states."""
+        ...
 
 
 class Rule(Protocol):

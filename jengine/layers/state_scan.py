@@ -21,7 +21,12 @@ EXACT = lax.Precision.HIGHEST
 
 
 class Recurrence(Protocol):
-    """A recurrence whose tokens change nothing where all their arrays are zero."""
+    """A recurrence, with its parameters. Prepared tokens change nothing where all their arrays are
+    zero."""
+
+    def prepared(self, tokens: Any) -> Any:
+        """What the recurrence reads of tokens [tokens, ...]: a tree of float32 arrays."""
+        ...
 
     def step(self, tokens: Any, states: Array) -> tuple[Array, Array]:
         """One token of each row: results [rows, ...] and states [rows, ...]."""
@@ -45,18 +50,35 @@ def scan_states(
 ) -> tuple[Float32[Array, "tokens ..."], Float32[Array, "layers units ..."]]:
     """The results of all tokens, and the states after them."""
     decodes = view.decodes
+    prepared = recurrence.prepared(tokens)
     parts = []
     if decodes:
-        own = view._replace(reads=view.reads[:decodes], fresh=view.fresh[:decodes])
-        before = read_states(states, layer, own)
-        out, after = recurrence.step(jax.tree.map(lambda x: x[:decodes], tokens), before)
-        states = write_states(states, layer, after, view.writes[:decodes])
+        own = view._replace(
+            reads=view.reads[:decodes], writes=view.writes[:decodes], fresh=view.fresh[:decodes]
+        )
+        if view.decoder is None:
+            out, states = _decode(recurrence, first(prepared, decodes), states, layer, own)
+        else:
+            out, states = view.decoder(recurrence, first(tokens, decodes), states, layer, own)
         parts.append(out)
     if len(view.lengths):
-        tiles = jax.tree.map(lambda x: in_tiles(x[decodes:], view), tokens)
+        tiles = jax.tree.map(lambda x: in_tiles(x[decodes:], view), prepared)
         out, states = _scan_tiles(recurrence, recurrence.within(tiles), states, layer, view)
         parts.append(out.reshape(-1, *out.shape[2:]))
     return jnp.concatenate(parts), states
+
+
+def _decode(
+    recurrence: Recurrence, prepared: Any, states: Array, layer: int, view: StateView
+) -> tuple[Array, Array]:
+    """One token of each row."""
+    out, after = recurrence.step(prepared, read_states(states, layer, view))
+    return out, write_states(states, layer, after, view.writes)
+
+
+def first(tokens: Any, count: int) -> Any:
+    """So many tokens of a tree."""
+    return jax.tree.map(lambda x: x[:count], tokens)
 
 
 def in_tiles(x: Array, view: StateView) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from jengine.config import ModelConfig, ScheduleConfig, SpeculativeConfig
 from jengine.errors import ConfigError, UnsupportedFeature
 from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.models.registry import model_config
+from jengine.runner.step import decoded_states
 from jengine.scheduler.drafting import Drafting
 from jengine.scheduler.guesses import HostGuesses
 from jengine.weights.dummy import dummy_model
@@ -22,6 +24,7 @@ from tests.api.test_speculation import AnswerProposer, drafts_of
 from tests.marks import slow
 from tests.models.test_latent_engine import sure_tokens
 from tests.models.tiny_models import FAMILIES, tiny_settings
+from tests.pallas_kernels.implementations import TRITON
 
 SETTINGS: dict[str, Any] = {
     "skip_tokenizer_init": True,
@@ -71,6 +74,62 @@ def test_states_are_those_of_whole_sequences(family: str) -> None:
         with rebuilt(llm, num_blocks=12) as small:
             assert answers(small.generate(prompts(), GREEDY)) == answers(outputs)
             assert small.stats().preemptions > 0
+
+
+GUESSES = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_min": 1}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", [TRITON])
+@pytest.mark.parametrize(
+    ("family", "rows", "options"),
+    [
+        ("qwen3_5", 2, {}),
+        ("qwen3_5", 6, {"speculative_config": GUESSES}),
+        ("qwen3_5", None, {"deterministic": True, "max_num_batched_tokens": 16}),
+        ("bamba", 2, {}),
+        ("falcon_h1", 6, {"speculative_config": GUESSES}),
+    ],
+)
+def test_kernels_update_states_in_place(
+    family: str,
+    rows: int | None,
+    options: dict[str, Any],
+    backend: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In Triton's interpreter: the tokens of XLA's path, for rows that come and go beside prompts
+    and go on from snapshots, with guesses, and where one row runs after the other."""
+    stepped: list[str] = []
+    for name in ("delta_step", "state_space_step"):
+        step = getattr(decoded_states, name)
+        monkeypatch.setattr(decoded_states, name, recorded(step, name, stepped))
+    model = dummy_model(tiny(family), seed=2)
+    sizes = {"decode_rows": [rows], "prefill_tokens": [32], "variants": ["greedy"]}
+    settings = {
+        **SETTINGS, "max_model_len": 48, "max_num_seqs": 2, "max_num_batched_tokens": 32,
+        "mamba_block_size": 16, "compilation_config": sizes if rows else {}, **options,
+    }  # fmt: skip
+    few = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+    asked = [prompts()[1], prompts()[2], [*prompts()[2], 7, 8]]
+    found = []
+    for used in ("xla", backend):
+        assert not stepped
+        with LLM(model, **settings, attention_backend=used) as llm:
+            found.append(answers(llm.generate(asked, few)))
+            assert llm.stats().prefix_hits > 0
+    assert found[0] == found[1]
+    assert set(stepped) == {"delta_step" if "qwen" in family else "state_space_step"}
+
+
+def recorded(step: Callable[..., Any], name: str, stepped: list[str]) -> Callable[..., Any]:
+    """The same function, which notes that it was called."""
+
+    def call(*arrays: Any, **options: Any) -> Any:
+        stepped.append(name)
+        return step(*arrays, **options)
+
+    return call
 
 
 @pytest.mark.slow

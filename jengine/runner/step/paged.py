@@ -67,7 +67,7 @@ def paged_attention(
         if group.spec.kind == "whole":
             views[index] = whole_view(batch, bucket, shapes)
         elif group.spec.kind == "recurrent":
-            state_views[index] = state_view(batch, index, bucket, shapes)
+            state_views[index] = state_view(batch, index, bucket, shapes, placement)
         else:
             views[index] = group_view(batch, index, bucket, shapes)
 

@@ -16,6 +16,7 @@ from jax import Array
 from jengine.layers.drafted_states import draft_turns, run_again, run_on_copies
 from jengine.layers.recurrent import NOWHERE, RecurrentInputs, StateView, run_recurrent
 from jengine.runner.step.batch import Batch
+from jengine.runner.step.decoded_states import kernel_decoder
 from jengine.runner.step.group_arrays import STATE_AXES
 from jengine.runner.step.state import StepState
 from jengine.runner.variants.buckets import Bucket, StepShapes
@@ -88,7 +89,9 @@ class HeldStates:
         return state._replace(caches=tuple(caches))
 
 
-def state_view(batch: Batch, group: int, bucket: Bucket, shapes: StepShapes) -> StateView:
+def state_view(
+    batch: Batch, group: int, bucket: Bucket, shapes: StepShapes, placement: Placement
+) -> StateView:
     """The step's view of a recurrent group."""
     decodes, tile = bucket.decode_rows, shapes.prefill_tile
     tiles = batch.positions[decodes:].reshape(-1, tile)
@@ -112,6 +115,7 @@ def state_view(batch: Batch, group: int, bucket: Bucket, shapes: StepShapes) -> 
         tile=tile,
         in_turn=shapes.one_segment,
         turns=turns,
+        decoder=kernel_decoder(shapes.attention, placement),
     )
 
 
