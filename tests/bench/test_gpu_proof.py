@@ -24,6 +24,7 @@ from jengine.bench.gpu_proof.cases import (
     expert_cases,
     kernel_cases,
     latent_cases,
+    recurrent_cases,
     sample_cases,
     step_cases,
 )
@@ -136,7 +137,9 @@ def result() -> dict[str, Any]:
 def test_the_committed_results_are_good(result: dict[str, Any]) -> None:
     assert worse(result, result) == []
     assert {row["step"] for row in result["steps"]} == {str(case) for case in step_cases()}
-    kinds = kernel_cases, latent_cases, sample_cases, expert_cases, coded_cases
+    kinds = (
+        kernel_cases, latent_cases, recurrent_cases, sample_cases, expert_cases, coded_cases
+    )  # fmt: skip
     cases = {str(case) for kind in kinds for case in kind()}
     assert {row["case"] for row in result["kernels"]} == cases
     assert {row["capability"] for row in result["kernels"]} == {80, 89, 90}

@@ -22,10 +22,8 @@ class KernelCase:
     head_dim: int
     group: int
     block_size: int = 16
-    # Sliding window, soft cap and sinks, all at once.
-    options: bool = False
-    # What the cache holds in place of plain numbers.
-    codes: str = ""
+    options: bool = False  # sliding window, soft cap and sinks, all at once
+    codes: str = ""  # what the cache holds in place of plain numbers
 
     def __str__(self) -> str:
         more = " all options" * self.options + f" cache of {self.codes}" * bool(self.codes)
@@ -90,6 +88,26 @@ def latent_cases() -> tuple[LatentCase, ...]:
         LatentCase("bfloat16", 128), LatentCase("bfloat16", 16), LatentCase("bfloat16", 16, 32),
         LatentCase("float32", 16),
     )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RecurrentCase:
+    """The recurrence of a model's layers on one of some devices, for so many rows."""
+
+    model: str
+    rows: int
+    devices: int
+
+    def __str__(self) -> str:
+        split = f", {self.devices} devices" * (self.devices > 1)
+        return f"float32 states of {self.model}, {self.rows} rows{split}"
+
+
+def recurrent_cases() -> Iterator[RecurrentCase]:
+    """One row and many, all heads and an eighth."""
+    for model in ("qwen3-next-80b-a3b", "granite-4-h-small"):
+        for rows, devices in ((1, 1), (64, 1), (64, 8)):
+            yield RecurrentCase(model, rows, devices)
 
 
 @dataclass(frozen=True)
@@ -247,14 +265,12 @@ def step_cases() -> Iterator[StepCase]:
             yield StepCase(
                 "qwen3-30b-a3b", 64, prompts, "triton", devices=devices, cache_tokens=100_000
             )
-    for exchange, replicas in (
-        ("allgather_reducescatter", 1), ("all_to_all", 1),
-        ("allgather_reducescatter", 8), ("all_to_all", 8),
-    ):  # fmt: skip
-        yield StepCase(
-            "qwen3-30b-a3b", 64, 0, "triton", devices=8, cache_tokens=100_000,
-            experts=exchange, replicas=replicas,
-        )  # fmt: skip
+    for replicas in (1, 8):
+        for exchange in ("allgather_reducescatter", "all_to_all"):
+            yield StepCase(
+                "qwen3-30b-a3b", 64, 0, "triton", devices=8, cache_tokens=100_000,
+                experts=exchange, replicas=replicas,
+            )  # fmt: skip
     # Every layer on the host, and some; sharded, and in few bits.
     yield StepCase("llama-8b", 64, 0, "triton", on_host=16)
     yield StepCase("llama-8b", 64, 2048, "triton", on_host=4)
@@ -268,6 +284,9 @@ def step_cases() -> Iterator[StepCase]:
             model, 64, 0, "triton", devices=8, cache_tokens=100_000,
             experts="allgather_reducescatter", layers=layers,
         )  # fmt: skip
+    # Recurrent layers whose heads are all on one device.
+    for model, layers in (("qwen3-next-80b-a3b", 4), ("granite-4-h-small", 6)):
+        yield StepCase(model, 64, 0, "triton", cache_tokens=100_000, layers=layers)
     # Fewer KV heads than devices, which divide the cached tokens of each request.
     for model, context in (("qwen3-30b-a3b", 2), ("deepseek-v3", 8)):
         yield StepCase(

@@ -32,15 +32,18 @@ from jengine.bench.gpu_proof.cases import (
     ExpertsCase,
     KernelCase,
     LatentCase,
+    RecurrentCase,
     coded_cases,
     expert_cases,
     kernel_cases,
     latent_cases,
+    recurrent_cases,
     sample_cases,
 )
 from jengine.bench.gpu_proof.coded import coded_calls
 from jengine.bench.gpu_proof.tracing import shape, traced
-from jengine.config import ExpertsConfig
+from jengine.config import RECURRENT, DeltaConfig, ExpertsConfig, Mamba2Config
+from jengine.layers.delta_rule import EPS
 from jengine.models.reading.published import PUBLISHED
 from jengine.models.registry import model_config
 from jengine.runner.step.attention_backend import CODES
@@ -52,6 +55,7 @@ from pallas_kernels.launch.bridge import compile_kernel, pointer_types
 from pallas_kernels.launch.call import launch_for
 from pallas_kernels.layout import cache_shape, entries_shape
 from pallas_kernels.prefill_attention import prefill_attention, tokens_of_tile
+from pallas_kernels.recurrent_decode import delta_step, state_space_step
 from pallas_kernels.token_sampling import sample_tokens
 
 # Constants that tell two programs of one kernel apart for a reader.
@@ -155,6 +159,33 @@ def latent_calls(case: LatentCase) -> Iterator[Any]:
     )  # fmt: skip
 
 
+def recurrent_calls(case: RecurrentCase) -> Iterator[Any]:
+    """The kernel call that updates the states of a model's first recurrent layer."""
+    layers = model_config(PUBLISHED[case.model]).layers
+    mixer = next(layer.mixer for layer in layers if isinstance(layer.mixer, RECURRENT))
+    rows, integer = case.rows, partial(shape, dtype="int32")
+    numbers = partial(shape, dtype="float32")
+    heads, *sizes = mixer.cache.states[-1].shape
+    heads //= case.devices
+    states = numbers((2, 3 * rows, heads, *sizes))
+    places = integer(()), integer((rows,)), integer((rows,))
+    if isinstance(mixer, DeltaConfig):
+        of_each = heads, mixer.share
+        yield from traced(
+            partial(delta_step, eps=EPS, implementation="triton"), states, *places,
+            numbers((rows, heads, mixer.convolved)), *[numbers((rows, *of_each))] * 2,
+            *[shape(of_each, "bfloat16")] * 2,
+        )  # fmt: skip
+        return
+    assert isinstance(mixer, Mamba2Config)
+    yield from traced(
+        partial(state_space_step, limits=mixer.time_limits, implementation="triton"),
+        states, *places, numbers((rows, heads, mixer.head_dim)),
+        numbers((rows, 2, mixer.groups, mixer.state_size)), integer((heads,)),
+        numbers((rows, heads)), *[shape((heads,), "bfloat16")] * 2,
+    )  # fmt: skip
+
+
 def sampling_calls(rows: int, vocab: int) -> Iterator[Any]:
     """The kernel calls that draw a token for each row of logits."""
     settings = [shape((rows,), kind) for kind in ("float32", "int32", "float32", "float32")]
@@ -227,6 +258,11 @@ def main() -> None:
             for equation in latent_calls(case)
         ]
     if args.dtype in (None, "float32") and args.head_dim is None:
+        rows += [
+            {"case": str(case), **measured(equation, args.capability)}
+            for case in recurrent_cases()
+            for equation in recurrent_calls(case)
+        ]
         rows += [
             {"case": str(case), **measured(equation, args.capability)}
             for case in sample_cases()

@@ -60,6 +60,8 @@ MOVES_OF_STEP = {
     "5 layers": 5,
     "qwen3-next-80b-a3b, 64 rows, triton, 8 devices, whole experts by allgather_reducescatter, "
     "4 layers": 1,
+    "qwen3-next-80b-a3b, 64 rows, triton, 4 layers": 1,
+    "granite-4-h-small, 64 rows, triton, 6 layers": 1,
     "qwen3-30b-a3b, 64 rows, triton, 8 devices of which 2 divide contexts, 4 layers": 1,
     "deepseek-v3, 64 rows, triton, 8 devices of which 8 divide contexts, 4 layers": 5,
 }
