@@ -74,12 +74,23 @@ def guessing(folder: Path, rank: int) -> None:
     drafted_by(folder, method="draft_model", model=str(folder.parent / "other"))
 
 
+def suffixes(folder: Path, rank: int) -> None:
+    """Drafts out of past answers, for a model with recurrent layers."""
+    drafted_by(folder, method="suffix")
+
+
+def headed(folder: Path, rank: int) -> None:
+    """Drafts by a head on hidden states, for a model with recurrent layers."""
+    drafted_by(folder, method="eagle3", model=str(folder.parent / "heads"))
+
+
 def drafted_by(folder: Path, **method: Any) -> None:
-    """Answers with three drafts in each decode."""
+    """Answers with three drafts in each decode, the second time with cached prefixes."""
     drafts = {**method, "num_speculative_tokens": 3, "adaptive": False}
     ladder = {"decode_rows": [32]}
-    with engine(folder, speculative_config=drafts, compilation_config=ladder) as llm:
-        say(tokens=run(llm), drafted=llm.stats().drafts.drafted)
+    settings = {"mamba_block_size": 32, "compilation_config": ladder}
+    with engine(folder, speculative_config=drafts, **settings) as llm:
+        say(tokens=run(llm), again=run(llm), drafted=llm.stats().drafts.drafted)
 
 
 def everything(built: jengine.LLM) -> None:
@@ -245,6 +256,8 @@ SCENARIOS = {
         adapting,
         drafting,
         guessing,
+        suffixes,
+        headed,
         differing,
         at_start,
         joined,

@@ -12,6 +12,7 @@ import pytest
 from jengine.executor.multihost.ending import EXIT_STATUS
 from tests.api import grammar_requests
 from tests.api.engines import answers, tiny_engine
+from tests.api.guess_heads import write_heads
 from tests.models.tiny_models import write_tiny_native
 from tests.multihost.launch import launched
 from tests.multihost.program import MULTIHOST, PARAMS, PROMPTS
@@ -76,7 +77,21 @@ def test_same_tokens_as_one_process(
 @pytest.mark.parametrize("scenario", ["drafting", "guessing"])
 def test_same_tokens_with_drafts(folder: Path, on_one: list[Any], scenario: str) -> None:
     found = said(scenario, folder)
-    assert found["tokens"] == on_one
+    assert found["tokens"] == found["again"] == on_one
+    assert found["drafted"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scenario", ["drafting", "suffixes", "headed"])
+def test_drafts_for_a_model_with_recurrent_layers(tmp_path: Path, scenario: str) -> None:
+    sizes = {"max_position_embeddings": 1024, "vocab_size": 128}
+    model = write_tiny_native(tmp_path / "bamba", "bamba", **sizes)
+    (tmp_path / "heads").mkdir()
+    write_heads(tmp_path / "heads", "eagle3", model)
+    with tiny_engine(model, max_model_len=256, mamba_block_size=32) as llm:
+        expected = answers(llm.generate(PROMPTS, PARAMS))
+    found = said(scenario, model)
+    assert found["tokens"] == found["again"] == expected
     assert found["drafted"] > 0
 
 
