@@ -7,7 +7,7 @@ cache specs, and its parameters in place. Must not know steps or sizes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,15 +16,14 @@ from typing import Any, NamedTuple
 from flax import nnx
 
 from jengine.assembly.model_facts import ModelSource
+from jengine.assembly.mtp_layer import Stored, mtp_layer
 from jengine.assembly.settings.args import EngineArgs
 from jengine.config import CacheSpec, ModelConfig, ScheduleConfig, SpeculativeConfig
-from jengine.errors import CheckpointError, ConfigError, UnsupportedFeature
-from jengine.models import registry
+from jengine.errors import CheckpointError, ConfigError
 from jengine.models.guess_heads.eagle import read_eagle
 from jengine.models.guess_heads.eagle3_file import OFFSETS, PLACES, read_eagle3
 from jengine.models.guess_heads.heads import GuessHeads
 from jengine.models.guess_heads.medusa import Medusa, read_medusa
-from jengine.models.guess_heads.mtp import COPIES, layer_prefix, read_mtp
 from jengine.models.language_model import LanguageModel
 from jengine.models.parameter import named_parameters
 from jengine.runner.guesser import LoadedGuesser
@@ -37,7 +36,7 @@ from jengine.weights.folder import open_checkpoint, read_model_config
 from jengine.weights.generation_config import read_json
 from jengine.weights.resolve import resolve_model
 from jengine.weights.safetensors_file import StoredTensor
-from jengine.weights.safetensors_io import Tensors, check_tensors, is_copy, open_model, stream
+from jengine.weights.safetensors_io import Tensors, check_tensors, open_model, stream
 from jengine.weights.stages import StagePlaces
 
 # What a step does besides takes as long as reading so many numbers; it is all but nothing beside
@@ -89,10 +88,11 @@ def open_guesser(
         )
     if speculative.method == "draft_model":
         return draft_model(args, config, folder, speculative)
-    tensors: Tensors = {} if args.load_format == "dummy" else open_checkpoint(folder)
+    stored: Stored = {} if args.load_format == "dummy" else open_checkpoint(folder)
+    tensors: Tensors = stored
     hf = read_json(folder / "config.json")
     if speculative.method == "mtp":
-        heads, tensors = mtp_layer(hf, config, tensors)
+        heads, tensors = mtp_layer(folder, hf, config, stored)
     else:
         heads = READERS[speculative.method](hf, config, tensors)
     most = speculative.num_speculative_tokens
@@ -102,28 +102,6 @@ def open_guesser(
             f"{len(heads.model.heads)} Medusa heads, each of which guesses one token."
         )
     return heads_of(speculative.method, args, folder, heads, tensors)
-
-
-def mtp_layer(
-    hf: Mapping[str, Any], config: ModelConfig, tensors: Tensors
-) -> tuple[GuessHeads, Tensors]:
-    """The MTP layer of a model, and its tensors by their names within the layer."""
-    if config.quantization is not None and not config.quantization.on_load:
-        raise UnsupportedFeature(
-            "speculative_config with method='mtp' for a quantized checkpoint: its MTP layer is "
-            "quantized in another way than is read. Use another method, or a plain checkpoint."
-        )
-    names = registry.tensor_names(config)
-    tensors = registry.full_names(config, tensors) if tensors else tensors
-    prefix = layer_prefix(config, names)
-    own = {
-        name.removeprefix(prefix): one for name, one in tensors.items() if name.startswith(prefix)
-    }
-    whole = names.embed_weight, f"{names.head}.weight"
-    for copy, original in zip(COPIES, whole, strict=True):
-        if copy in own and original in tensors and is_copy(own[copy], tensors[original]):
-            del own[copy]
-    return read_mtp(hf, config, names, own), own
 
 
 def heads_of(

@@ -50,9 +50,9 @@ def write_target(folder: Path, method: str = "eagle") -> Path:
     return write_mtp_model(folder, "glm4_moe")
 
 
-def write_mtp_model(folder: Path, family: str) -> Path:
+def write_mtp_model(folder: Path, family: str, **overrides: Any) -> Path:
     """A model of random weights with an MTP layer, which holds a copy of the embedding."""
-    write_tiny_native(folder, family, **SIZES)
+    write_tiny_native(folder, family, **SIZES, **overrides)
     file, config = folder / "config.json", read_model_config(folder)
     hf = {**json.loads(file.read_text()), "num_nextn_predict_layers": 1}
     file.write_text(json.dumps(hf))
