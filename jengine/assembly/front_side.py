@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from itertools import count as count_from
 from pathlib import Path
 from typing import Any
@@ -27,12 +28,14 @@ from jengine.engine.source_renderer import Sources
 from jengine.errors import ConfigError, RequestError
 from jengine.grammar.compiler import GrammarCompiler
 from jengine.media.options import checked_limits, checked_options
+from jengine.media.pan_and_scan import AFTER_WHOLE, BETWEEN_CROPS
 from jengine.media.processor import MediaProcessor
 from jengine.media.sources import MediaSources
 from jengine.media.speech import SpeechProcessor
 from jengine.metrics.stats_log import StatsLog
 from jengine.metrics.tracing import Tracer
 from jengine.sampling_params import SamplingParams
+from jengine.text.tokenizer import Tokenizer
 from jengine.weights.generation_config import FORCED
 
 # A request of embeddings must fit in one message to a core in another process.
@@ -136,7 +139,19 @@ def media_processor(
         media_sources(args),
         of_videos={**video_settings(source.folder), **options},
         encode=None if tokenizer is None else lambda text: tokenizer.encode(text, False),
+        join=None if tokenizer is None else partial(joined, tokenizer),
     )
+
+
+def joined(tokenizer: Tokenizer, ids: list[int], text: str) -> list[int]:
+    """Tokens with a text behind them, as if it had been tokenized together with what it follows."""
+    first = len(ids)
+    while first and ids[first - 1] not in tokenizer.added_tokens:
+        first -= 1
+    before = tokenizer.decode(ids[first:], skip_special_tokens=False)
+    if tokenizer.encode(before, False) != ids[first:]:  # tokens that no text is made of
+        return ids + tokenizer.encode(text, False)
+    return ids[:first] + tokenizer.encode(before + text, False)
 
 
 def forced_token(source: ModelSource) -> int | None:
@@ -157,7 +172,9 @@ def wrapped(vision: VisionConfig, source: ModelSource) -> VisionConfig:
     known = source.tokenizer.hf.get_vocab()
     if vision.family == "gemma3":
         longest = next(count for count in count_from(1) if "\n" * count not in known)
-        return replace(vision, line_breaks=tuple(known["\n" * n] for n in range(1, longest)))
+        texts = (source.tokenizer.encode(text, False) for text in (AFTER_WHOLE, BETWEEN_CROPS))
+        breaks = tuple(known["\n" * n] for n in range(1, longest))
+        return replace(vision, line_breaks=breaks, crop_texts=tuple(map(tuple, texts)))
     if vision.family not in AROUND_IMAGES:
         return vision
     start, end = (known.get(token) for token in AROUND_IMAGES[vision.family])

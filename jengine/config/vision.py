@@ -68,6 +68,8 @@ class VisionConfig:
     # Tokens of one, two, ... line breaks, of which there are two on both sides of an image. Those
     # that meet become one. Empty: there are none.
     line_breaks: tuple[int, ...] = ()
+    # Tokens between an image and its crops, and between these. Empty: unknown without a tokenizer.
+    crop_texts: tuple[tuple[int, ...], ...] = ()
     # Whether the tokens of one image attend to each other, to later ones too.
     sees_ahead: bool = False
     # Base of the rotation by row and column of a patch. None: positions are not rotated.

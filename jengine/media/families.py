@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from jengine.config import VisionConfig
-from jengine.errors import RequestError, UnsupportedFeature
+from jengine.errors import RequestError
+from jengine.media.pan_and_scan import BEFORE, crops_of
 from jengine.media.scaling import MOST_RATIO, Scaling, patches_of, size_in_steps
 
 Settings = Mapping[str, Any]
@@ -33,6 +34,7 @@ class MediaItem:
     # Places of the first embedding among them: one, or one for each frame.
     firsts: tuple[int, ...]
     interval: float = 1.0
+    before: str = ""  # a text that joins the one before the placeholder
 
 
 def any_size(pixels: np.ndarray, vision: VisionConfig, settings: Settings) -> MediaItem:
@@ -187,11 +189,10 @@ def tile_grid(height: int, width: int, side: int, least: int, most: int) -> tupl
 
 def square(pixels: np.ndarray, vision: VisionConfig, settings: Settings) -> MediaItem:
     """Gemma 3: the whole picture as a square, between line breaks and tokens of its own."""
-    if settings.get("do_pan_and_scan"):
-        raise UnsupportedFeature(
-            "do_pan_and_scan=True: cutting wide pictures into further ones is not built. Leave it "
-            "out."
-        )
+    scans = settings.get("do_pan_and_scan")
+    if scans not in (None, True, False):
+        raise RequestError(f"do_pan_and_scan={scans!r}: expected true or false.")
+    crops = crops_of(pixels, settings) if scans else []
     usual = {"size": {"height": 224, "width": 224}, "image_mean": 0.5, "image_std": 0.5}
     given = {name: value for name, value in settings.items() if value is not None}
     whole = {**usual, "resample": 2, **given, "do_center_crop": False}
@@ -199,7 +200,30 @@ def square(pixels: np.ndarray, vision: VisionConfig, settings: Settings) -> Medi
     breaks = vision.line_breaks[1:2]
     before = [*breaks, *(one for one in (vision.start_token,) if one is not None)]
     after = [*(one for one in (vision.end_token,) if one is not None), *breaks]
+    if crops:
+        return with_crops(item, [one_size(crop, vision, whole) for crop in crops], vision)
     return replace(item, tokens=[*before, *item.tokens, *after], firsts=(len(before),))
+
+
+def with_crops(item: MediaItem, crops: list[MediaItem], vision: VisionConfig) -> MediaItem:
+    """A picture and its crops, with texts between them."""
+    if not vision.crop_texts:
+        raise RequestError(
+            "do_pan_and_scan=True puts texts between the crops of an image: expected an engine "
+            "with a tokenizer."
+        )
+    after_whole, between_crops = vision.crop_texts
+    begin, end = ([] if one is None else [one] for one in (vision.start_token, vision.end_token))
+    tokens, firsts = list[int](), list[int]()
+    for number, one in enumerate([item, *crops]):
+        if number:
+            tokens += after_whole if number == 1 else between_crops
+        firsts.append(len(tokens) + len(begin))
+        tokens += [*begin, *one.tokens, *end]
+    tokens += vision.line_breaks[1:2]
+    values = np.concatenate([item.values, *(crop.values for crop in crops)])
+    grid = (len(firsts), *item.grid[1:])
+    return MediaItem(values, grid, tokens, tuple(firsts), before=BEFORE)
 
 
 Rule = Callable[[np.ndarray, VisionConfig, Settings], MediaItem]

@@ -22,8 +22,11 @@ OPTIONS_OF = {
     "qwen2_vl": ("min_pixels", "max_pixels", "fps"),
     "llava": ("crop_size", "do_center_crop"),
     "internvl": ("min_patches", "max_patches", "crop_to_patches"),
-    "gemma3": ("do_pan_and_scan",),
-}
+    "gemma3": (
+        "do_pan_and_scan", "pan_and_scan_min_crop_size", "pan_and_scan_max_num_crops",
+        "pan_and_scan_min_ratio_to_activate",
+    ),
+}  # fmt: skip
 
 
 def kinds_of(vision: VisionConfig) -> tuple[str, ...]:

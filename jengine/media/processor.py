@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from hashlib import sha256
 from typing import Any
 
@@ -26,6 +26,8 @@ from jengine.media.options import KINDS, KINDS_OF_OTHERS, checked_options, kinds
 from jengine.media.sources import MediaSources
 from jengine.media.videos import Encode, are_videos, frames_of, video_item
 from jengine.media_spans import MediaKind, MediaSpan
+
+Join = Callable[[list[int], str], list[int]]  # tokens with those of a text behind them
 
 USUAL_LIMIT = 999  # images of a prompt
 KEPT_BYTES = 256 * 2**20
@@ -44,12 +46,15 @@ class MediaProcessor:
         *,
         of_videos: Mapping[str, Any] | None = None,
         encode: Encode | None = None,
+        join: Join | None = None,
     ) -> None:
         """`of_videos`: settings that videos have in place of those of images. `encode`: tokens of a
-        text, where texts stand between the frames of a video."""
+        text, where texts stand between the frames of a video. `join`: a prompt with a text behind
+        it, where one stands before an image."""
         self.vision = vision
         self._of_videos = dict(of_videos or {})
         self._encode = encode
+        self._join = join
         self._sources = sources
         self._decoder = DecodingProcess()  # of what comes from strangers
         self._settings = settings
@@ -84,6 +89,9 @@ class MediaProcessor:
             key, item = self._item(kind, one, settings[kind], f"{kind} {index}")
             before, after = self._outside(kind, ids, place)
             self._append(longer, ids[end:before])
+            if item.before:
+                assert self._join is not None, "its other texts were tokenized too"
+                longer = self._join(longer, item.before)
             begin = self._append(longer, item.tokens)
             spans += spans_of(item, kind, key, begin, self.vision)
             end = after

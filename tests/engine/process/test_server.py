@@ -138,7 +138,8 @@ def test_a_front_that_leaves_has_its_requests_ended(tmp_path: Path) -> None:
         other = core.front()
         other.add(wire("a", max_tokens=900))
         other.settle()
-        assert client.stats().running + client.stats().waiting == 1
+        now = client.stats()
+        assert now.running + now.waiting == 1
         other.shutdown()
         eventually(lambda: client.stats().running + client.stats().waiting == 0)
         with pytest.raises(EngineDead, match="was shut down"):
