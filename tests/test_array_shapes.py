@@ -61,7 +61,17 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> set[str]:
 
 def test_every_annotation_is_true(seen: set[str]) -> None:
     known = variants(5, "raw_logprobs")
-    whole = ("mistral", "qwen3", "gemma2", "gpt2", "deepseek_v3", "gpt_oss", "llama4", "bamba")
+    whole = (
+        "mistral",
+        "qwen3",
+        "gemma2",
+        "gpt2",
+        "deepseek_v3",
+        "gpt_oss",
+        "llama4",
+        "bamba",
+        "gemma4",
+    )
     for family in whole:
         trace_scores(tiny(family))
     for family in (

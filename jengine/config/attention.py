@@ -14,7 +14,9 @@ class RopeConfig:
     """Rotary positions: the base and, but for `default`, how frequencies are stretched."""
 
     theta: float = 10000.0
-    kind: Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"] = "default"
+    kind: Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional"] = (
+        "default"
+    )
     factor: float = 1.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
@@ -34,6 +36,8 @@ class RopeConfig:
     # than the original length, and where some may be.
     short_factors: tuple[float, ...] = ()
     long_factors: tuple[float, ...] = ()
+    # proportional: how many pairs of a head are rotated, the first ones, as in whole heads.
+    pairs: int = 0
     # How many dimensions of a head are rotated, the first ones in checkpoints. None: all.
     rotated: int | None = None
     # How many pairs of a head are rotated by the frame, the row and the column of a token in an
@@ -107,6 +111,11 @@ class AttentionConfig:
     # RMS norm of queries and keys: of each head alone, or of all heads of a token as one vector;
     # `unit` is that of each head, without weights.
     qk_norm: Literal["head", "whole", "unit"] | None = None
+    value_norm: bool = False  # whether values have an RMS norm of each head, without weights
+    keys_are_values: bool = False  # whether values are the keys before norm and rotation
+    # The earlier layer whose keys and values it reads, having none of its own.
+    source: int | None = None
+    is_source: bool = False  # whether a later layer reads its keys and values
     scale: float | None = None  # None: head_dim ** -0.5
     soft_cap: float | None = None
     # Whether each query head has one more score, a parameter, whose value vector is zero.
@@ -141,7 +150,8 @@ class AttentionConfig:
 
     def weights(self, hidden: int) -> int:
         """Elements of the matrices of a layer."""
-        heads = 2 * (self.num_heads + self.num_kv_heads) + self.gated * self.num_heads
+        kept = 0 if self.source is not None else 2 - self.keys_are_values
+        heads = (2 + self.gated) * self.num_heads + kept * self.num_kv_heads
         return hidden * self.head_dim * heads
 
     @property

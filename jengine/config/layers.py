@@ -32,6 +32,16 @@ class MlpConfig:
 
 
 @dataclass(frozen=True)
+class LayerInputsConfig:
+    """A vector of each token for each layer, made of the token and of its embedding. The layer
+    multiplies a gate with it at its end, which is added to the residual stream."""
+
+    size: int
+    rows: int  # of the table that tokens are looked up in
+    activation: Activation = "gelu_tanh"  # of the gate
+
+
+@dataclass(frozen=True)
 class RoutingConfig:
     """How a token picks its experts: the scores of a router's logits, the choice, the weights."""
 

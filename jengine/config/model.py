@@ -7,7 +7,7 @@ from typing import Literal
 
 from jengine.config.attention import AttentionConfig, LatentConfig, RopeConfig
 from jengine.config.cache import CacheGroup, CacheSpec, cache_groups
-from jengine.config.layers import ExpertsConfig, LayerConfig
+from jengine.config.layers import ExpertsConfig, LayerConfig, LayerInputsConfig, SingleMixer
 from jengine.config.pooling import PoolingConfig
 from jengine.config.speech import SpeechConfig
 from jengine.config.text_encoder import TextEncoderConfig, TextStackConfig
@@ -47,6 +47,8 @@ class ModelConfig:
     block: Literal["serial", "parallel", "parallel_one_norm"] = "serial"
     # What attention and feed-forward block add to the residual stream is multiplied by this.
     residual_scale: float = 1.0
+    layer_inputs: LayerInputsConfig | None = None  # what each layer is given of each token
+    layer_factors: bool = False  # whether what leaves a layer is multiplied by a parameter
     # Whether a learned vector for its position is added to each token's embedding.
     learned_positions: bool = False
     # Whether `max_position` counts what linear rotation adds, as only Gemma 3's does.
@@ -75,8 +77,11 @@ class ModelConfig:
 
     @property
     def layer_specs(self) -> tuple[tuple[CacheSpec, ...], ...]:
-        """What each layer keeps of a token, or of a row."""
-        return tuple(tuple(mixer.cache for mixer in layer.mixers) for layer in self.layers)
+        """What each layer keeps of a token, or of a row; nothing if it reads what another keeps."""
+        return tuple(
+            tuple(mixer.cache for mixer in layer.mixers if source_of(mixer) is None)
+            for layer in self.layers
+        )
 
     @property
     def cache_specs(self) -> tuple[CacheSpec, ...]:
@@ -89,6 +94,11 @@ class ModelConfig:
         mixers = (mixer for layer in self.layers for mixer in layer.mixers)
         found = (m.rope for m in mixers if isinstance(m, AttentionConfig | LatentConfig))
         return tuple(rope for rope in found if rope is not None)
+
+    @property
+    def reads_across(self) -> bool:
+        """Whether some layer reads what another one keeps."""
+        return any(source_of(mixer) is not None for layer in self.layers for mixer in layer.mixers)
 
     @property
     def has_slopes(self) -> bool:
@@ -158,3 +168,8 @@ class ModelConfig:
     def has_recurrent(self) -> bool:
         """Whether some layer keeps a state of each row."""
         return any(spec.kind == "recurrent" for spec in self.cache_specs)
+
+
+def source_of(mixer: SingleMixer) -> int | None:
+    """The layer whose cache this one reads in place of its own."""
+    return mixer.source if isinstance(mixer, AttentionConfig) else None

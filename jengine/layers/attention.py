@@ -82,6 +82,15 @@ class AttentionInputs(NamedTuple):
         return q, k, v
 
 
+class ReadInputs(NamedTuple):
+    """Queries of a layer that reads the keys and values of an earlier one."""
+
+    config: AttentionConfig
+    q: Array  # [..., kv_heads, group, dim], normalised and rotated
+    sinks: Array | None = None  # as in `AttentionInputs`
+    biases: Array | None = None
+
+
 class ScoreOptions(TypedDict, total=False):
     """Changes to the attention scores; without them a score is q @ k * head_dim ** -0.5."""
 
@@ -101,7 +110,17 @@ def score_options(config: AttentionConfig) -> ScoreOptions:
 
 def dense_attention(inputs: AttentionInputs) -> Float[Array, "batch length heads dim"]:
     """Causal attention over whole sequences."""
-    q, k, v = inputs.heads()
+    return attend_whole(*inputs.heads(), inputs)
+
+
+def attend_whole(
+    q: Float[Array, "batch length heads dim"],
+    k: Float[Array, "batch length kv_heads dim"],
+    v: Float[Array, "batch length kv_heads dim"],
+    inputs: AttentionInputs | ReadInputs,
+) -> Float[Array, "batch length heads dim"]:
+    """Causal attention of queries to keys and values, all ready for scores, with the options of the
+    inputs."""
     batch, length, heads, dim = q.shape
     config = inputs.config
     grouped = q.reshape(batch, length, k.shape[2], heads // k.shape[2], dim)

@@ -37,6 +37,9 @@ def _rotated_frequencies(config: RopeConfig, head_dim: int, longest: int) -> np.
         factors = config.long_factors if is_long else config.short_factors
         return np.float32(1.0) / (np.asarray(factors, np.float32) * powers.astype(np.float32))
     plain = np.float32(1.0) / powers.astype(np.float32)
+    if config.kind == "proportional":
+        rotated = np.arange(head_dim // 2) < config.pairs
+        return np.where(rotated, plain / np.float32(config.factor), np.float32(0.0))
     if config.kind == "linear":
         return plain / np.float32(config.factor)
     if config.kind == "llama3":

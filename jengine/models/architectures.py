@@ -12,6 +12,8 @@ FAMILIES = {
     "GemmaForCausalLM": "jengine.models.families.gemma",
     "Gemma2ForCausalLM": "jengine.models.families.gemma2",
     "Gemma3ForCausalLM": "jengine.models.families.gemma3",
+    "Gemma4ForCausalLM": "jengine.models.families.gemma4",
+    "Gemma4ForConditionalGeneration": "jengine.models.families.gemma4",
     "Phi3ForCausalLM": "jengine.models.families.phi3",
     "Olmo2ForCausalLM": "jengine.models.families.olmo2",
     "SeedOssForCausalLM": "jengine.models.families.seed_oss",
@@ -101,18 +103,11 @@ GEMMA3N = (
     " residuals (LAuReL), layers that read the keys and values of others, and activations that keep"
     " the largest only are not built"
 )
-GEMMA4 = (
-    "embeddings of each layer, layers that read the keys and values of others or have no values of"
-    " their own, a factor of each layer, and experts beside an MLP with norms of their own are not"
-    " built"
-)
 BIASES_OF_LAYERS = "biases of scores by distance that every layer has for itself are not read"
 # Architectures that look like a native one and are not: what is missing.
 REFUSED = {
     "Gemma3nForCausalLM": GEMMA3N,
     "Gemma3nForConditionalGeneration": GEMMA3N,
-    "Gemma4ForCausalLM": GEMMA4,
-    "Gemma4ForConditionalGeneration": GEMMA4,
     "UMT5ForConditionalGeneration": BIASES_OF_LAYERS,
     "DeepseekV32ForCausalLM": SPARSE_INDEXER,
     "GlmMoeDsaForCausalLM": SPARSE_INDEXER,

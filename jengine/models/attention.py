@@ -14,11 +14,13 @@ from flax import nnx
 from jax import Array
 
 from jengine.config import AttentionConfig
-from jengine.layers.attention import AttentionInputs, HeadNorms
+from jengine.layers.attention import AttentionInputs, HeadNorms, ReadInputs
 from jengine.layers.distance_bias import biases_by_distance
+from jengine.layers.norm import rms_norm
+from jengine.layers.rope import rotate
 from jengine.models.context import StepContext
 from jengine.models.linear import Factory, Linear, Norm
-from jengine.models.norms import head_norms
+from jengine.models.norms import RmsNorm, head_norms
 from jengine.models.parameter import normal, parameter
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
@@ -38,7 +40,8 @@ class Attention(nnx.Module):
         self.layer = layer
         self.config = config
         hidden, kv, dim = factory.config.hidden_size, config.num_kv_heads, config.head_dim
-        outputs, axes = (kv, config.group + 2, dim), ("embed", "kv_heads", None, None)
+        members = config.group + 2 - config.keys_are_values
+        outputs, axes = (kv, members, dim), ("embed", "kv_heads", None, None)
         width = (hidden if inputs is None else inputs,)
         self.qkv = Linear(factory, width, outputs, axes, bias=config.qkv_bias, inner=True)
         if config.gated:
@@ -68,6 +71,8 @@ class Attention(nnx.Module):
         residual: Float[Array, "*tokens hidden"] | None = None,
     ) -> Float32[Array, "*tokens hidden"]:
         qkv = self.qkv(x, norm=norm, live=context.live)  # [..., KV, G + 2, D]
+        if self.config.keys_are_values or self.config.value_norm:
+            qkv = self._with_values(qkv)
         if self.config.temperature is not None:
             qkv = qkv * self._temperature(context.positions)
         rope = self.config.rope
@@ -95,6 +100,17 @@ class Attention(nnx.Module):
         assert context.biases is not None, "the first layer has its own"
         return context.biases
 
+    def _with_values(
+        self, qkv: Float[Array, "*tokens kv_heads members dim"]
+    ) -> Float[Array, "*tokens kv_heads parts dim"]:
+        """Queries, keys and values, of which the last may be the keys, and normalised."""
+        values = qkv[..., -1:, :]
+        rest = qkv if self.config.keys_are_values else qkv[..., :-1, :]
+        if self.config.value_norm:
+            ones = jnp.ones((self.config.head_dim,))
+            values = rms_norm(values, ones, self.eps).astype(qkv.dtype)
+        return jnp.concatenate([rest, values], axis=-2)
+
     def _temperature(
         self, positions: Int[Array, "*tokens"]
     ) -> Float32[Array, "*tokens kv_heads parts dim"]:
@@ -116,3 +132,48 @@ class Attention(nnx.Module):
             return HeadNorms(ones, ones, self.eps, 0.0)
         weights = self.q_norm.weight[...], self.k_norm.weight[...]
         return HeadNorms(*weights, self.q_norm.eps, self.q_norm.offset)
+
+
+class ReadingAttention(nnx.Module):
+    """Queries of a layer that reads the keys and values of an earlier one: it makes none, and keeps
+    nothing."""
+
+    def __init__(self, factory: Factory, config: AttentionConfig, layer: int):
+        assert config.source is not None and config.source < layer
+        plain = not (config.gated or config.sinks or config.temperature or config.bidirectional)
+        assert plain and config.qk_norm == "head", "no family reads with other options"
+        self.config = config
+        hidden, kv, dim = factory.config.hidden_size, config.num_kv_heads, config.head_dim
+        outputs, axes = (kv, config.group, dim), ("embed", "kv_heads", None, None)
+        self.q = Linear(factory, (hidden,), outputs, axes, bias=config.qkv_bias, inner=True)
+        self.q_norm = RmsNorm(factory, (dim,), ("head_dim",))
+        mixed, axes = (kv, config.group, dim), ("kv_heads", None, None, "embed")
+        heads = "kv_heads", "queries_of_kv_head", None
+        self.out = Linear(factory, mixed, (hidden,), axes, bias=config.output_bias, x_axes=heads)
+
+    def __call__(
+        self,
+        x: Float[Array, "*tokens hidden"],
+        context: StepContext,
+        *,
+        norm: Norm | None = None,
+        residual: Float[Array, "*tokens hidden"] | None = None,
+    ) -> Float32[Array, "*tokens hidden"]:
+        assert self.config.source is not None
+        q = self.q_norm(self.q(x, norm=norm, live=context.live))  # [..., KV, G, D]
+        if self.config.rope is not None:
+            rotation = context.rotation(self.config.rope, self.config.head_dim)
+            with jax.named_scope("rope"):
+                heads = q.reshape(*q.shape[:-3], self.config.num_heads, self.config.head_dim)
+                q = rotate(heads, *rotation).reshape(q.shape)
+        with jax.named_scope("attend"):
+            mixed = context.mix(self.config.source, ReadInputs(self.config, q))
+        mixed = mixed.reshape(*mixed.shape[:-2], -1)
+        return self.out(mixed, residual=residual, live=context.live)
+
+
+def make_attention(
+    factory: Factory, config: AttentionConfig, layer: int
+) -> Attention | ReadingAttention:
+    """The attention of one layer."""
+    return (Attention if config.source is None else ReadingAttention)(factory, config, layer)

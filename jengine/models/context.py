@@ -16,7 +16,7 @@ from flax.nnx.tracers import TraceState
 from jax import Array
 
 from jengine.config import RopeConfig
-from jengine.layers.attention import AttentionInputs, dense_attention
+from jengine.layers.attention import AttentionInputs, ReadInputs, attend_whole, dense_attention
 from jengine.layers.latent import LatentInputs, dense_latent_attention
 from jengine.layers.recurrent import RecurrentInputs, dense_recurrent
 from jengine.layers.rope import rotation
@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
     from jaxtyping import Float, Float32, Int
 
 # One type per kind of mixing; a mixer dispatches on it.
-MixInputs = AttentionInputs | LatentInputs | RecurrentInputs
+MixInputs = AttentionInputs | ReadInputs | LatentInputs | RecurrentInputs
 
 
 class Mixer(Protocol):
@@ -103,6 +103,8 @@ class StepContext:
         self.kept: dict[str, Array] = {}
         # Layer -> i32 [tokens, chosen], the experts of each token; None: they are not kept.
         self.experts: dict[int, Array] | None = {} if keeps_experts else None
+        # f32 [..., layers, size]: what each layer is given of each token, where the model has that.
+        self.layer_inputs: Array | None = None
         self._keep = keep
         self._longest = longest  # no sequence gets longer
         self._mixer = mixer
@@ -111,7 +113,8 @@ class StepContext:
         self._trace = TraceState()
 
     def mix(self, layer: int, inputs: MixInputs) -> Float[Array, "*tokens heads dim"]:
-        """Combine the layer's tokens with earlier ones, and store what later tokens need."""
+        """Combine the layer's tokens with earlier ones, and store what later tokens need. Queries
+        alone come with the number of the layer that they read."""
         mixed, caches = self._mixer(self.caches, layer, inputs)
         if caches is not self.caches:
             if not self._trace.is_valid():
@@ -169,4 +172,10 @@ def _dense(caches: Any, layer: int, inputs: MixInputs) -> tuple[Array, Any]:
         return dense_recurrent(inputs), caches
     if isinstance(inputs, LatentInputs):
         return dense_latent_attention(inputs), caches
+    if isinstance(inputs, ReadInputs):
+        q = inputs.q.reshape(*inputs.q.shape[:-3], -1, inputs.q.shape[-1])
+        k, v = caches[layer]
+        return attend_whole(q, k, v, inputs), caches
+    if inputs.config.is_source:
+        caches = {**(caches or {}), layer: inputs.heads()[1:]}
     return dense_attention(inputs), caches

@@ -26,12 +26,13 @@ from jengine.config import (
     SideBySideConfig,
 )
 from jengine.layers.soft_cap import soft_cap
-from jengine.models.attention import Attention
+from jengine.models.attention import make_attention
 from jengine.models.context import GivenEmbeddings, StepContext
 from jengine.models.cross_attention import CrossAttention
 from jengine.models.gated_delta import GatedDelta
 from jengine.models.language_model import LanguageModel
 from jengine.models.latent_attention import LatentAttention
+from jengine.models.layer_inputs import LayerInputs, make_ending
 from jengine.models.linear import Embedding, Factory, Linear
 from jengine.models.mamba2 import Mamba2
 from jengine.models.mlp import make_mlp
@@ -65,6 +66,7 @@ class DecoderLayer(nnx.Module):
             self.cross = CrossAttention(factory, own.cross, factory.config.cross_index(layer))
         self.normalizes_sums = factory.config.norm_places == "sums"
         self.block, self.scale = factory.config.block, factory.config.residual_scale
+        self.ending = make_ending(factory, layer)
         self.has_mlp = own.ffn.active_size > 0
         self.has_experts = isinstance(own.ffn, ExpertsConfig)
         if not self.has_mlp:
@@ -85,7 +87,7 @@ class DecoderLayer(nnx.Module):
                 cross = partial(self.cross, x, context=context, norm=self.before_cross)
                 x = self._added(x, cross, self.after_cross, context, "cross")
         if not self.has_mlp:
-            return context.tap(f"{self.path}.output", x)
+            return context.tap(f"{self.path}.output", self.ending(x, context))
         before, after = self.before_attention, self.after_attention
         if self.block != "parallel_one_norm":
             before, after = self.before_mlp, self.after_mlp
@@ -95,7 +97,7 @@ class DecoderLayer(nnx.Module):
             if self.has_experts:
                 mlp = partial(mlp, chosen=context.chosen_in(self.index))
             x = self._added(x, mlp, after, context, "mlp")
-        return context.tap(f"{self.path}.output", x)
+        return context.tap(f"{self.path}.output", self.ending(x, context))
 
     def _added(
         self, x: Array, block: Callable[..., Array], after: Norm, context: StepContext, point: str
@@ -115,7 +117,7 @@ class DecoderLayer(nnx.Module):
 
 # What mixes the tokens of a layer, by the kind of its config.
 MIXERS: dict[type, Callable[..., nnx.Module]] = {
-    AttentionConfig: Attention,
+    AttentionConfig: make_attention,
     LatentConfig: LatentAttention,
     ShortConvConfig: ShortConv,
     Mamba2Config: Mamba2,
@@ -151,6 +153,8 @@ class Decoder(LanguageModel):
             self.type_embed = Embedding(factory, config.token_types, (None, "embed"))
         if config.embed_norm:
             self.embed_norm = make_norm(factory, (hidden,), ("embed",))
+        if config.layer_inputs is not None:
+            self.layer_inputs = LayerInputs(factory, config.layer_inputs)
         self.layers = nnx.List([DecoderLayer(factory, i) for i in range(len(config.layers))])
         normed = config.norm_places == "sums"
         self.norm = NoNorm() if normed else make_norm(factory, (hidden,), ("embed",))
@@ -164,6 +168,8 @@ class Decoder(LanguageModel):
         """Hidden states after the final norm."""
         with jax.named_scope("embed"):
             x = context.tap("embed", self.embedded(tokens, context.positions, context.given))
+            if self.config.layer_inputs is not None:
+                context.layer_inputs = self.layer_inputs(tokens, x)
         return context.tap("norm", self.norm(self.through_layers(x, context)))
 
     def through_layers(

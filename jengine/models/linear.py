@@ -148,10 +148,19 @@ class Linear(Weighted):
 
 
 class Embedding(Weighted):
-    """A table [rows, hidden]; as a tied head, its transpose is the weight of a matmul."""
+    """A table [rows, hidden], unless it has another width; as a tied head, its transpose is the
+    weight of a matmul."""
 
-    def __init__(self, factory: Factory, rows: int, axes: Axes, *, is_head: bool = False):
-        hidden = factory.config.hidden_size
+    def __init__(
+        self,
+        factory: Factory,
+        rows: int,
+        axes: Axes,
+        *,
+        is_head: bool = False,
+        width: int | None = None,
+    ):
+        hidden = factory.config.hidden_size if width is None else width
         self.is_head = is_head
         shape = WeightShape((hidden,), (rows,), axes, outputs_first=True)
         super().__init__(UNQUANTIZED, shape, factory)

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 
 from jengine.config import LayerConfig, ModelConfig
-from jengine.errors import ConfigError
+from jengine.errors import ConfigError, UnsupportedFeature
 
 LAYER_PATH = re.compile(r"layers\.(\d+)\.(.+)")
 
@@ -56,6 +56,11 @@ def stage_layout(config: ModelConfig, stages: int) -> StageLayout:
         raise ConfigError(
             f"pipeline_parallel_size={stages}: expected 1 to {count}, the number of layers of this "
             "model."
+        )
+    if stages > 1 and (config.reads_across or config.layer_inputs is not None):
+        raise UnsupportedFeature(
+            f"pipeline_parallel_size={stages} with {config.architecture}: its layers read what is "
+            "made or kept in earlier ones, which are on other devices. Use tensor_parallel_size."
         )
     slots = -(-count // stages)
     while (found := laid_out(config.layers, stages, slots)) is None:

@@ -50,6 +50,7 @@ def layers_of(config: ModelConfig) -> str:
         "attention": not config.has_recurrent and isinstance(mixers[0], AttentionConfig),
         "latent attention": isinstance(mixers[0], LatentConfig),
         "experts": config.has_experts,
+        "inputs of each layer": config.layer_inputs is not None,
         "both ways": config.sees_ahead,
         "images": config.vision is not None,
         "audio": config.speech is not None,

@@ -36,7 +36,7 @@ def test_a_folder_without_a_family(tmp_path: Path, capsys: pytest.CaptureFixture
     renamed(folder, scale_depth=1.4)
     assert main(["models", "check", str(folder)]) == 1
     assert "scale_depth=1.4" in capsys.readouterr().err
-    renamed(folder, architectures=["Gemma4ForCausalLM"])
+    renamed(folder, architectures=["Gemma3nForCausalLM"])
     assert main(["models", "check", str(folder)]) == 1
     assert "embeddings of each layer" in capsys.readouterr().err
 

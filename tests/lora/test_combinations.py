@@ -164,7 +164,7 @@ def test_the_core_may_be_in_a_process_of_its_own(models: Models, expected: Expec
         check(made.answer(["all"] * 4), ["all"] * 4, expected)
 
 
-@pytest.mark.parametrize("family", ["qwen3", "phi3", "mixtral", "gemma2", "deepseek_v2"])
+@pytest.mark.parametrize("family", ["qwen3", "phi3", "mixtral", "gemma2", "gemma4", "deepseek_v2"])
 def test_other_families_answer_as_their_merged_models(family: str, tmp_path: Path) -> None:
     targets = {
         "phi3": ("qkv_proj", "o_proj", "gate_up_proj"),

@@ -101,6 +101,25 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_scaling": {"rope_type": "linear", "factor": 4.0},
         },
     ),
+    "gemma4": ("gemma4", {}),
+    "gemma4-keys-are-values": (
+        "gemma4",
+        {
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "num_kv_shared_layers": 0,
+            "use_double_wide_mlp": False,
+            "hidden_size_per_layer_input": 0,
+            "use_bidirectional_attention": "vision",
+            "attention_bias": True,
+            "tie_word_embeddings": False,
+            "layer_types": None,
+        },
+    ),
+    "gemma4-shared-keys-are-values": (
+        "gemma4",
+        {"attention_k_eq_v": True, "num_kv_shared_layers": 1, "final_logit_softcapping": None},
+    ),
     "phi3": ("phi3", {}),
     "phi3-window-tied": (
         "phi3",

@@ -23,6 +23,7 @@ NEW_TOKENS = 24
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma2": ("gemma2", {"attn_logit_softcapping": 4.0, "num_hidden_layers": 3}),
     "gemma3": ("gemma3", {"num_hidden_layers": 7, "layer_types": None}),
+    "gemma4": ("gemma4", {}),
     "qwen3-moe": ("qwen3_moe", {"mlp_only_layers": [1], "num_hidden_layers": 3}),
     "gpt2": ("gpt2", {}),
     "deepseek-v2": ("deepseek_v2", {"rope_parameters": YARN, "q_lora_rank": None}),

@@ -249,7 +249,6 @@ def test_what_is_missing_is_named() -> None:
         "UMT5ForConditionalGeneration": "biases of scores by distance",
         "GlmMoeDsaForCausalLM": "sparse indexer",
         "Gemma3nForConditionalGeneration": "AltUp",
-        "Gemma4ForCausalLM": "embeddings of each layer",
     }
     for name, what in missing.items():
         with pytest.raises(CheckpointError, match=f"{name}.*{what}"):

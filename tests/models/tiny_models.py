@@ -21,6 +21,7 @@ FAMILIES = {
     "gemma": "GemmaForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
     "gemma3": "Gemma3ForCausalLM",
+    "gemma4": "Gemma4ForCausalLM",
     "phi3": "Phi3ForCausalLM",
     "olmo2": "Olmo2ForCausalLM",
     "seed_oss": "SeedOssForCausalLM",
@@ -148,6 +149,29 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
         "query_pre_attn_scalar": 20,
         "sliding_window": 16,
         "layer_types": ["sliding_attention", "full_attention"],
+    },
+    "gemma4": {
+        "num_hidden_layers": 6,
+        "head_dim": 12,
+        "global_head_dim": 16,
+        "sliding_window": 16,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+        "num_kv_shared_layers": 3,
+        "use_double_wide_mlp": True,
+        "hidden_size_per_layer_input": 6,
+        "vocab_size_per_layer_input": 97,
+        "final_logit_softcapping": 30.0,
+        "pad_token_id": 0,
+        # Gates of a layer's inputs may let next to nothing through, which is then normalised.
+        "rms_norm_eps": 1e-2,
+        "rope_parameters": {
+            "full_attention": {
+                "rope_type": "proportional",
+                "partial_rotary_factor": 0.5,
+                "rope_theta": 1e6,
+            },
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
     },
     "phi3": {"pad_token_id": 0},
     "qwen2_moe": {
@@ -372,8 +396,13 @@ def write_tiny(
         for parameter in model.parameters():
             if parameter.ndim == 1:
                 parameter.add_(torch.randn_like(parameter) * 0.2)
+        for name, parameter in model.named_parameters():
+            # Nothing else scales its scores. As sharp as they are with norms of one, float32 itself
+            # is not exact to 1e-4: transformers differs as much from itself in float64.
+            if family == "gemma4" and name.endswith("q_norm.weight"):
+                parameter.mul_(0.25)
         for name, buffer in model.named_buffers():
-            if name.endswith("e_score_correction_bias"):
+            if name.endswith(("e_score_correction_bias", "layer_scalar")):
                 buffer.add_(torch.randn_like(buffer) * 0.2)
     model.to(getattr(torch, dtype)).save_pretrained(folder)
     return Path(folder)

@@ -124,6 +124,7 @@ def embeds_width(args: EngineArgs, config: ModelConfig, stages: int) -> int:
         return 0
     others = {
         f"pipeline_parallel_size={stages}": stages > 1,
+        f"{config.architecture}, whose layers look tokens up,": config.layer_inputs is not None,
         "logits_processors that run on the host": bool(host_processors(args)),
         f"executor={args.executor!r}": args.executor not in ("auto", "local"),
     }

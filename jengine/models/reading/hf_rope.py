@@ -26,6 +26,7 @@ _ROPE_KEYS = {
         "factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "truncate",
         "attention_factor", "mscale", "mscale_all_dim",
     },
+    "proportional": _ROPE_COMMON | {"factor"},
     "longrope": _ROPE_COMMON
     | {
         "factor", "original_max_position_embeddings", "attention_factor", "short_factor",
@@ -51,6 +52,8 @@ def read_rope(
     _check_keys(part, kind, whole=partial is None)
     theta = _rope_theta(fields, part, default_theta)
     rotated = head_dim if partial is None else _read_rotated(fields, part, head_dim, partial)
+    if kind == "proportional":
+        return _read_proportional(part, theta, head_dim)
     if kind == "longrope":
         if not rotated:
             part.refuse("rope_type", "another type for this architecture")
@@ -58,6 +61,15 @@ def read_rope(
     else:
         rope = _read_kind(part, kind, theta, max_position)
     return rope if rotated == head_dim else replace(rope, rotated=rotated)
+
+
+def _read_proportional(part: Fields, theta: float, head_dim: int) -> RopeConfig:
+    """The first pairs of a head are rotated as if all were."""
+    if not head_dim:
+        part.refuse("rope_type", "another type for this architecture")
+    pairs = int(part.number(PARTIAL, 1.0, maximum=1.0) * head_dim // 2)
+    factor = part.number("factor", 1.0, above_minimum=True)
+    return RopeConfig(theta, "proportional", factor, pairs=pairs)
 
 
 def _read_rotated(fields: Fields, part: Fields, head_dim: int, default: float) -> int:
@@ -76,7 +88,7 @@ def _check_keys(part: Fields, kind: str, *, whole: bool) -> None:
             f"{part.where}: given {', '.join(map(repr, unknown))}, expected for rope type"
             f" {kind!r} only {', '.join(sorted(_ROPE_KEYS[kind]))}."
         )
-    if part.number(PARTIAL, 1.0) != 1.0 and whole:
+    if part.number(PARTIAL, 1.0) != 1.0 and whole and kind != "proportional":
         part.refuse(PARTIAL, "1.0: this architecture rotates whole heads")
 
 
@@ -162,6 +174,10 @@ def write_rope_scaling(rope: RopeConfig) -> dict[str, object] | None:
     if rope.kind == "default":
         return None
     scaling: dict[str, object] = {"rope_type": rope.kind, "factor": rope.factor}
+    if rope.kind == "proportional":
+        del scaling["factor"]
+        if rope.factor != 1.0:
+            scaling["factor"] = rope.factor
     if rope.kind == "longrope":
         scaling["original_max_position_embeddings"] = rope.original_max_position
         scaling["attention_factor"] = rope.attention_factor

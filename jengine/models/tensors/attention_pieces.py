@@ -31,6 +31,8 @@ def attention_pieces(
     """Queries, keys and values share one parameter [inputs, kv, group + 2, dim]; `inputs` is the
     hidden size unless it is given."""
     kv, heads = config.num_kv_heads, config.num_heads * config.head_dim
+    if config.source is not None:
+        return _reading_pieces(hidden, config, names, layer)
     pieces: Pieces = {
         "attention.qkv.weight": _qkv(hidden if inputs is None else inputs, config, names, layer),
         "attention.out.weight": matrices(
@@ -55,6 +57,22 @@ def attention_pieces(
         q, k = f"{layer}{names.q_norm}.weight", f"{layer}{names.k_norm}.weight"
         pieces["attention.q_norm.weight"] = _head_norm(q, (kv, config.group), config, names)
         pieces["attention.k_norm.weight"] = _head_norm(k, (kv,), config, names)
+    return pieces
+
+
+def _reading_pieces(hidden: int, config: AttentionConfig, names: Names, layer: str) -> Pieces:
+    """Of a layer without keys and values of its own."""
+    assert rotated_lanes(config, names) is ALL_LANES and not names.qkv_by_head
+    heads, q, out = config.num_heads * config.head_dim, layer + names.qkv[0], names.attention_out
+    pieces: Pieces = {
+        "attention.q.weight": matrices(names, [q], hidden, (heads,), [()]),
+        "attention.q_norm.weight": (Piece(f"{layer}{names.q_norm}.weight", (config.head_dim,)),),
+        "attention.out.weight": matrices(names, [layer + out], heads, (hidden,), [()]),
+    }
+    if config.qkv_bias:
+        pieces["attention.q.bias"] = biases([q], (heads,), [()])
+    if config.output_bias:
+        pieces["attention.out.bias"] = biases([layer + out], (hidden,), [()])
     return pieces
 
 
@@ -85,15 +103,15 @@ def _qkv(
 ) -> tuple[Piece, ...]:
     """The weight, or without `hidden` the bias."""
     dim, kv, group = config.head_dim, config.num_kv_heads, config.group
-    parts = (slice(0, group), group, group + 1)
-    qkv = [layer + name for name in names.qkv]
+    parts = (slice(0, group), group, group + 1)[: 3 - config.keys_are_values]
+    qkv = [layer + name for name in names.qkv[: len(parts)]]
     lanes = rotated_lanes(config, names)
     if lanes is ALL_LANES and not names.qkv_by_head and not config.gated:
-        sizes = (config.num_heads * dim, kv * dim, kv * dim)
+        sizes = (config.num_heads * dim, kv * dim, kv * dim)[: len(parts)]
         if hidden is None:
             return biases(qkv, sizes, [(EVERY, part) for part in parts])
         return matrices(names, qkv, hidden, sizes, [(EVERY, EVERY, part) for part in parts])
-    counts = (config.num_heads, kv, kv)
+    counts = (config.num_heads, kv, kv)[: len(parts)]
     pieces = []
     for number, part in enumerate(parts):
         for ours, theirs in lanes if number < 2 else ALL_LANES:

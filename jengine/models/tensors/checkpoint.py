@@ -158,6 +158,15 @@ class Names:
     sinks: str = "self_attn.sinks"  # the whole name: there is no ".weight" behind it
     distance_bias: str = ""
     attention_out: str = "self_attn.o_proj"
+    # Of each layer's inputs: the table, the projection of embeddings, the projection's norm; then
+    # of what a layer does with its own, and the whole name of what its output is multiplied by.
+    layer_inputs: str = "embed_tokens_per_layer"
+    layer_inputs_project: str = "per_layer_model_projection"
+    layer_inputs_norm: str = "per_layer_projection_norm"
+    ending_gate: str = "per_layer_input_gate"
+    ending_out: str = "per_layer_projection"
+    ending_norm: str = "post_per_layer_input_norm"
+    layer_factor: str = "layer_scalar"
     recurrent: str = "mamba"  # the module of a recurrent layer
     # Without a gate, only up.
     gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")

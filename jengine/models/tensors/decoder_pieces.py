@@ -10,6 +10,7 @@ from jengine.config import (
     RECURRENT,
     LatentConfig,
     LayerConfig,
+    LayerInputsConfig,
     MixerConfig,
     ModelConfig,
     SideBySideConfig,
@@ -18,7 +19,7 @@ from jengine.models.tensors.attention_pieces import attention_pieces
 from jengine.models.tensors.checkpoint import Names, Piece
 from jengine.models.tensors.ffn_pieces import ffn_pieces
 from jengine.models.tensors.latent_pieces import latent_pieces
-from jengine.models.tensors.matrix_pieces import Pieces
+from jengine.models.tensors.matrix_pieces import Pieces, matrices
 from jengine.models.tensors.recurrent_pieces import recurrent_pieces
 
 
@@ -41,6 +42,8 @@ def decoder_pieces(config: ModelConfig, names: Names) -> Pieces:
         pieces["head.weight"] = (Piece(f"{names.head}.weight", (vocab, hidden), transpose=True),)
         if config.head_bias:
             pieces["head.bias"] = (Piece(f"{names.head}.bias", (vocab,)),)
+    if config.layer_inputs is not None:
+        pieces |= _layer_inputs(config, config.layer_inputs, names)
     number = 0  # of the checkpoint's layer
     for layer, own in enumerate(config.layers):
         theirs = f"{names.prefix}{names.layers}.{number}."
@@ -61,6 +64,7 @@ def layer_pieces(
     second = theirs if second is None else second
     found = {
         **_layer_norms(config, own, names, theirs, second),
+        **_ending(config, names, second),
         **_mixer(config.hidden_size, own.mixer, names, theirs),
         **(ffn_pieces(config.hidden_size, own.ffn, names, second) if own.ffn.active_size else {}),
     }
@@ -71,6 +75,33 @@ def _norm(config: ModelConfig, path: str, name: str, shape: tuple[int, ...]) -> 
     pieces: Pieces = {f"{path}.weight": (Piece(f"{name}.weight", shape),)}
     if config.norm in ("layer", "layer_one_plus"):
         pieces[f"{path}.bias"] = (Piece(f"{name}.bias", shape),)
+    return pieces
+
+
+def _layer_inputs(config: ModelConfig, inputs: LayerInputsConfig, names: Names) -> Pieces:
+    """What makes the inputs of all layers."""
+    width, prefix = len(config.layers) * inputs.size, names.prefix
+    project = [prefix + names.layer_inputs_project]
+    return {
+        "layer_inputs.table.weight": (
+            Piece(f"{prefix}{names.layer_inputs}.weight", (inputs.rows, width)),
+        ),
+        "layer_inputs.project.weight": matrices(names, project, config.hidden_size, (width,), [()]),
+        **_norm(config, "layer_inputs.norm", prefix + names.layer_inputs_norm, (inputs.size,)),
+    }
+
+
+def _ending(config: ModelConfig, names: Names, layer: str) -> Pieces:
+    """What comes last in a layer."""
+    pieces: Pieces = {}
+    hidden, inputs = config.hidden_size, config.layer_inputs
+    if inputs is not None:
+        gate, out = [layer + names.ending_gate], [layer + names.ending_out]
+        pieces["ending.gate.weight"] = matrices(names, gate, hidden, (inputs.size,), [()])
+        pieces["ending.out.weight"] = matrices(names, out, inputs.size, (hidden,), [()])
+        pieces |= _norm(config, "ending.norm", layer + names.ending_norm, (hidden,))
+    if config.layer_factors:
+        pieces["ending.factor"] = (Piece(layer + names.layer_factor, (1,)),)
     return pieces
 
 

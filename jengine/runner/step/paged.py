@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec
 
 from jengine.config import AttentionConfig
 from jengine.layers.alibi import alibi_slopes
-from jengine.layers.attention import AttentionInputs, score_options
+from jengine.layers.attention import AttentionInputs, ReadInputs, score_options
 from jengine.layers.latent import LatentInputs
 from jengine.layers.recurrent import RecurrentInputs, StateView
 from jengine.models.context import Mixer, MixInputs
@@ -82,6 +82,9 @@ def paged_attention(
         elif isinstance(inputs, LatentInputs):
             view = views[group]
             mixed, cache = latent_mixer(cache, index, inputs, view, bucket, shapes, placement)
+        elif isinstance(inputs, ReadInputs):
+            view = views[group]
+            mixed = _attend(inputs.q, cache, index, inputs, view, bucket, shapes, placement)
         elif inputs.config.bidirectional:
             blocks = step_blocks(inputs.config, bucket, shapes)
             mixed, _ = _write_and_attend(blocks, 0, inputs, views[group], bucket, shapes, placement)
@@ -137,8 +140,8 @@ def _write(
 
 
 def _attend(
-    q: Array, cache: Array, layer: int, inputs: AttentionInputs, view: GroupView, bucket: Bucket,
-    shapes: StepShapes, placement: Placement,
+    q: Array, cache: Array, layer: int, inputs: AttentionInputs | ReadInputs, view: GroupView,
+    bucket: Bucket, shapes: StepShapes, placement: Placement,
 ) -> Array:  # fmt: skip
     """Attend q to the cache, and tokens of images to later ones: [T, heads, dim]."""
     config, slopes = inputs.config, alibi_slopes(inputs.config)
@@ -185,6 +188,7 @@ def _attend(
     }
     later, later_spec = None, None
     if view.ahead is not None:
+        assert isinstance(inputs, AttentionInputs), "images are read with keys of their own layer"
         _, keys, values = inputs.heads()
         specs: list[Any] = [*[placement.spec(KEY_AXES, keys.shape)] * 2, PartitionSpec()]
         later, later_spec = Later(keys, values, view.ahead), Later(*specs)

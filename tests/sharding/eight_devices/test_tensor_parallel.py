@@ -39,7 +39,7 @@ KINDS: list[dict[str, Any]] = [
 ]
 PARAMS = [SamplingParams(max_tokens=12, ignore_eos=True, logprobs=2, **kind) for kind in KINDS]
 FAMILIES = ["mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "olmo2", "gpt2", "mixtral"]
-FAMILIES += ["qwen3_moe", "deepseek_v3"]
+FAMILIES += ["qwen3_moe", "deepseek_v3", "gemma4"]
 
 
 def split_engine(folder: Path, devices: int, **settings: Any) -> jengine.LLM:
@@ -78,7 +78,13 @@ def test_same_tokens_on_any_number_of_devices(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "devices"),
-    [*((family, 4) for family in FAMILIES), ("llama", 2), ("gemma3", 2), ("mixtral", 2)],
+    [
+        *((family, 4) for family in FAMILIES),
+        ("llama", 2),
+        ("gemma3", 2),
+        ("gemma4", 2),
+        ("mixtral", 2),
+    ],
 )
 def test_every_family(tmp_path: Path, family: str, devices: int) -> None:
     folder = write_tiny_native(tmp_path, family)

@@ -1,0 +1,95 @@
+"""What each layer is given of each token beside the residual stream, and what it does with it.
+
+In: tokens with their embeddings, once per call; at the end of a layer, the residual stream. Out:
+vectors of every layer; the stream that leaves the layer. Must not know attention or caches.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+
+from jengine.config import LayerInputsConfig
+from jengine.layers.initializer import Initializer
+from jengine.layers.mlp import ACTIVATIONS
+from jengine.models.context import StepContext
+from jengine.models.linear import Embedding, Factory, Linear
+from jengine.models.norms import make_norm
+from jengine.models.parameter import parameter
+
+if TYPE_CHECKING:  # shapes are for readers and type checkers
+    from jaxtyping import Float, Float32, Int
+
+
+class LayerInputs(nnx.Module):
+    """For every layer a row of a table, and a projection of the token's embedding, as one sum."""
+
+    def __init__(self, factory: Factory, config: LayerInputsConfig):
+        self.shape = (len(factory.config.layers), config.size)
+        hidden = factory.config.hidden_size
+        self.table = Embedding(
+            factory, config.rows, ("vocab", "embed"), width=math.prod(self.shape)
+        )
+        self.project = Linear(factory, (hidden,), self.shape, ("embed", None, None))
+        self.norm = make_norm(factory, (config.size,), (None,))
+        self.projection_scale = hidden**-0.5
+
+    def __call__(
+        self, tokens: Int[Array, "*tokens"], x: Float[Array, "*tokens hidden"]
+    ) -> Float32[Array, "*tokens layers size"]:
+        # Rounded to the weights' dtype, as it was when the model was trained.
+        scale = jnp.asarray(self.shape[-1] ** 0.5, self.table.dtype).astype(jnp.float32)
+        found = (self.table(tokens) * scale).reshape(*tokens.shape, *self.shape)
+        made = self.norm(self.project(x) * self.projection_scale)
+        return (made + found) * 2.0**-0.5
+
+
+class LayerEnding(nnx.Module):
+    """factor * (x + norm(out(act(gate(x)) * the layer's input))), as far as the model has these."""
+
+    def __init__(self, factory: Factory, layer: int):
+        config, hidden = factory.config, factory.config.hidden_size
+        self.layer, self.inputs = layer, config.layer_inputs
+        if self.inputs is not None:
+            size = self.inputs.size
+            self.gate = Linear(factory, (hidden,), (size,), ("embed", None))
+            self.out = Linear(factory, (size,), (hidden,), (None, "embed"))
+            self.norm = make_norm(factory, (hidden,), ("embed",))
+        self.has_factor = config.layer_factors
+        if self.has_factor:
+            self.factor = parameter(
+                factory.rngs, (1,), (None,), factory.dtype, Initializer(mean=1.0)
+            )
+
+    def __call__(
+        self, x: Float[Array, "*tokens hidden"], context: StepContext
+    ) -> Float32[Array, "*tokens hidden"]:
+        if self.inputs is not None:
+            assert context.layer_inputs is not None, "made with the embeddings"
+            with jax.named_scope("layer_input"):
+                gate = self.gate(x, live=context.live)
+                given = context.layer_inputs[..., self.layer, :]
+                inner = ACTIVATIONS[self.inputs.activation](gate) * given
+                x = x + self.norm(self.out(inner, live=context.live))
+        if not self.has_factor:
+            return x
+        return x * jnp.broadcast_to(self.factor[...].astype(jnp.float32), x.shape)
+
+
+class NoEnding(nnx.Module):
+    """The identity, where layers end with their feed-forward block."""
+
+    def __call__(self, x: Array, context: StepContext) -> Array:
+        return x
+
+
+def make_ending(factory: Factory, layer: int) -> LayerEnding | NoEnding:
+    """What comes last in a layer."""
+    config = factory.config
+    is_needed = config.layer_inputs is not None or config.layer_factors
+    return LayerEnding(factory, layer) if is_needed else NoEnding()
