@@ -17,6 +17,7 @@ MLP = ("gate_proj", "up_proj", "down_proj")
 RECURRENT: dict[str, tuple[str, ...]] = {
     "lfm2": ("in_proj", "q_proj", "w1", "w2", "w3"),
     "bamba": ("in_proj", "mamba.out_proj", *ATTENTION, *MLP),
+    "falcon_h1": ("in_proj", "mamba.out_proj", *ATTENTION, *MLP),
     "qwen3_next": ("in_proj_qkvz", "in_proj_ba", "linear_attn.out_proj", *ATTENTION),
 }
 PREFIX = "base_model.model."

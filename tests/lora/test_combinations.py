@@ -87,7 +87,13 @@ def test_with_drafts_the_tokens_are_the_same(
 
 @pytest.mark.parametrize(
     ("family", "method"),
-    [("lfm2", "ngram"), ("bamba", "ngram"), ("bamba", "eagle"), ("qwen3_next", "eagle3")],
+    [
+        ("lfm2", "ngram"),
+        ("bamba", "ngram"),
+        ("falcon_h1", "ngram"),
+        ("bamba", "eagle"),
+        ("qwen3_next", "eagle3"),
+    ],
 )
 def test_drafts_for_adapters_of_recurrent_layers(family: str, method: str, tmp_path: Path) -> None:
     """States advance by the adapted projections of the tokens that count, each row by its own."""

@@ -33,6 +33,11 @@ from tests.weights.quantized_models import (
 # Formats of every run.
 USUAL = ["W8A16 channel", "FP8 block", "GPTQ 4", "AWQ"]
 TOKENS = [1, 5, 9, 33, 2, 64, 7]
+# Outputs come in words of eight, inputs in whole groups.
+PACKED_SIZES: dict[str, dict[str, Any]] = {
+    "phi3": {"pad_token_id": 0},
+    "falcon_h1": {"mamba_n_heads": 8, "mamba_d_head": 4, "mamba_d_ssm": 32},
+}
 DOWN = "model.layers.1.mlp.down_proj"
 ENGINE: dict[str, Any] = {
     "skip_tokenizer_init": True,
@@ -57,13 +62,12 @@ def test_logits_are_those_of_the_weights_it_stands_for(name: str, tmp_path: Path
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("family", ["phi3", *slow("mixtral", "qwen2")])
+@pytest.mark.parametrize("family", ["phi3", *slow("mixtral", "qwen2", "falcon_h1")])
 @pytest.mark.parametrize("name", ["W4A16 group, zeros", *slow("FP8 block", "GPTQ 4")])
 def test_experts_and_matrices_that_files_hold_as_one(
     family: str, name: str, tmp_path: Path
 ) -> None:
-    more = {"pad_token_id": 0} if family == "phi3" else {}
-    folders = write_quantized(tmp_path, family, LAYOUTS[name], **more)
+    folders = write_quantized(tmp_path, family, LAYOUTS[name], **PACKED_SIZES.get(family, {}))
     found, expected = (plain_logits(load_model(folder), TOKENS) for folder in folders)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
