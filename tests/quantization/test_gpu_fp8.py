@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -113,3 +114,32 @@ def test_where_it_is_chosen(
     assert chosen == (GpuFloat8(declared) if taken else declared)
     experts = WeightShape((8,), (4,), ("experts", "embed", "mlp"), groups=3)
     assert weight_scheme(declared, experts, "triton", where) == declared
+
+
+def check_nearest(found: Any, ratio: np.ndarray) -> np.ndarray:
+    """FP8 numbers in float64, none further from the ratio than its nearest one, but for ties."""
+    values = np.asarray(found).astype(np.float64)
+    nearest = np.clip(ratio, -448, 448).astype(ml_dtypes.float8_e4m3fn).astype(np.float64)
+    assert (np.abs(values - ratio) <= np.abs(nearest - ratio) + 1e-6 * np.abs(ratio)).all()
+    return values
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_both_schemes_multiply_as_numpy_does_in_float64(dtype: str) -> None:
+    """A scale for each output and token, by which the largest number becomes 448."""
+    weight = SHAPES["gated"]
+    plain = random(*weight.shape).astype(dtype)
+    x = random(5, 24, seed=9).at[2].mul(1000.0).at[3].set(0.0)
+    wide = np.asarray(plain, np.float32)
+    scale = (np.abs(wide).max(0) / np.float32(448)).astype(dtype).astype(np.float32)
+    x_scale = np.maximum(np.abs(np.asarray(x)).max(-1, keepdims=True) / 448, 1e-12)
+    given = QuantizedOnLoad(DYNAMIC, dtype)
+    tensors = given.prepare(weight, {"weight": plain})
+    np.testing.assert_allclose(tensors["scale"][0], scale, rtol=3e-7)
+    values = check_nearest(tensors["weight"], wide / scale)
+    few = check_nearest(given.quantized.few_bits(x, tensors)[0], np.asarray(x) / x_scale)
+    expected = np.einsum("ti,ijk->tjk", few, values) * x_scale[..., None] * scale
+    for scheme in (given, GpuFloat8(given)):
+        found = scheme.multiply(weight, x, scheme.prepare(weight, {"weight": plain}))
+        error = np.abs(np.asarray(found) - expected)
+        assert (error <= 1e-5 * np.abs(expected).max((1, 2), keepdims=True)).all()
