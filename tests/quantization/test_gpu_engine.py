@@ -14,7 +14,9 @@ from flax import nnx
 
 import jengine
 from jengine.models.linear import Linear
+from jengine.quantization import gpu_fp8
 from jengine.quantization.gpu_codes import GpuCodes
+from jengine.quantization.gpu_fp8 import GpuFloat8
 from jengine.quantization.scheme import WeightScheme
 from tests.models.tiny_models import write_tiny_native
 from tests.pallas_kernels.implementations import TRITON
@@ -74,3 +76,32 @@ def test_the_same_tokens_as_by_xla(
     for name, value in parameters[0].items():
         ours, theirs = (np.asarray(one, np.float32) for one in (value, parameters[1][name]))
         np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", [TRITON])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_fp8_is_as_near_to_the_truth_as_by_xla(
+    dtype: str, backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In float32 the scores are those of XLA. Inner results in bfloat16 round to other FP8 numbers,
+    and this model's random weights multiply the difference, but the error stays the same."""
+    monkeypatch.setattr(gpu_fp8, "knows_float8", lambda placement: True)
+    folder = write_tiny_native(tmp_path, "llama", **SIZES)
+    prompts = np.random.default_rng(0).integers(3, 97, (4, 30)).tolist()
+
+    def scores(attention: str, dtype: str, **given: Any) -> np.ndarray:
+        settings = {**ENGINE, "dtype": dtype, **given}
+        with jengine.LLM(folder, attention_backend=attention, **settings) as llm:
+            assert (schemes(llm) == {GpuFloat8}) == (attention == backend)
+            return np.concatenate([np.asarray(one) for one in llm.compute_logprobs(prompts)])
+
+    truth = scores("xla", "float32")
+    by_xla, by_gpu = (scores(one, dtype, quantization="fp8") for one in ("xla", backend))
+    if dtype == "float32":
+        np.testing.assert_allclose(by_gpu, by_xla, atol=1e-3)
+        return
+    costs = [float(np.sqrt(np.mean((one - truth) ** 2))) for one in (by_xla, by_gpu)]
+    assert 0 < max(costs) < 0.4 * truth.std()
+    assert max(costs) < 1.3 * min(costs)
+    assert np.sqrt(np.mean((by_gpu - by_xla) ** 2)) < min(costs)
