@@ -81,8 +81,12 @@ class Setup(NamedTuple):
 
 
 def write_models(folder: Path) -> Models:
-    """The model and its adapters."""
-    base = write_tiny_native(folder / "base", "llama")
+    """A model and adapters for it."""
+    return models_of(write_tiny_native(folder / "base", "llama"), folder)
+
+
+def models_of(base: Path, folder: Path) -> Models:
+    """The model and adapters for it, which are written to the folder."""
     requests, merged = {}, {}
     for number, (name, targets) in enumerate(TARGETS.items(), start=1):
         added = write_adapter(folder / name, base, targets, seed=number)

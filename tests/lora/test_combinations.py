@@ -16,8 +16,20 @@ from jengine.weights.folder import read_model_config
 from tests.api.engines import is_idle, tiny_engine
 from tests.api.guess_heads import write_heads
 from tests.lora.adapters import ATTENTION, MLP, RECURRENT, write_adapter, write_merged
-from tests.lora.engines import GREEDY, PLAIN, PROMPTS, SETTINGS, Expected, Models, Setup, check
+from tests.lora.engines import (
+    GREEDY,
+    PLAIN,
+    PROMPTS,
+    SETTINGS,
+    Expected,
+    Models,
+    Setup,
+    check,
+    merged_answers,
+    models_of,
+)
 from tests.models.tiny_models import write_tiny_native
+from tests.weights.quantized_models import LAYOUTS, write_quantized
 
 NAMES: list[str | None] = ["all", None, "queries", "mlp"]
 DRAFTS: dict[str, Any] = {
@@ -66,6 +78,17 @@ def test_200_adapters_through_8_slots(models: Models) -> None:
         for output in together:
             seen.add(tuple(output.outputs[0].token_ids))
         assert len(seen) > MANY // 2, "adapters make a difference"
+
+
+@pytest.mark.parametrize("layout", ["W4A16 group", "W8A16 channel", "FP8 block", "GPTQ 4"])
+def test_on_quantized_weights(tmp_path: Path, layout: str) -> None:
+    """As merged into the plain weights that the quantized ones stand for."""
+    quantized, plain = write_quantized(tmp_path, "llama", LAYOUTS[layout])
+    models = models_of(plain, tmp_path)
+    expected = merged_answers(models)
+    with tiny_engine(quantized, **{**SETTINGS, "max_loras": 3}) as llm:
+        for names in (NAMES, [None] * 4):
+            check(Setup(llm, models).answer(names), names, expected)
 
 
 @pytest.mark.parametrize("method", ["ngram", "eagle", "medusa", "draft_model"])

@@ -1,4 +1,4 @@
-"""Weights rounded at load together with features of the scheduler: the same tokens."""
+"""Quantized weights and caches together with features of the scheduler: the same tokens."""
 
 from __future__ import annotations
 
@@ -10,26 +10,35 @@ import pytest
 from jengine import SamplingParams
 from tests.api.engines import answers, random_prompts, rebuilt, tiny_engine
 from tests.models.tiny_models import write_tiny_native
+from tests.weights.quantized_models import LAYOUTS, write_quantized
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 PROMPTS = random_prompts(5, 40, 17, 29)
 DRAFTS: dict[str, Any] = {
     "method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "adaptive": False,
 }  # fmt: skip
+ROUNDED: list[dict[str, str]] = [
+    {"quantization": "int8"}, {"quantization": "int4"}, {"quantization": "fp8"},
+    {"kv_cache_dtype": "int8"}, {"kv_cache_dtype": "fp8"},
+]  # fmt: skip
+FILES = ["W4A16 group, zeros", "W8A16 channel", "FP8 channel", "DeepSeek FP8", "GPTQ 4", "AWQ"]
 # Each builds engines of its own.
 pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("backend", ["auto", "xla"])
-@pytest.mark.parametrize("name", ["int8", "int4", "fp8"])
+@pytest.mark.parametrize("given", [*ROUNDED, *FILES], ids=str)
 def test_chunks_preemption_prefixes_and_drafts_change_nothing(
-    name: str, backend: str, tmp_path: Path
+    given: dict[str, str] | str, backend: str, tmp_path: Path
 ) -> None:
     """By the CPU's kernels, where they have the format, as by XLA."""
-    folder = write_tiny_native(tmp_path, "llama", hidden_size=32, intermediate_size=64)
+    own = given if isinstance(given, dict) else {}
+    if isinstance(given, str):
+        folder = write_quantized(tmp_path, "llama", LAYOUTS[given]).quantized
+    else:
+        folder = write_tiny_native(tmp_path, "llama", hidden_size=32, intermediate_size=64)
     settings: dict[str, Any] = {
-        "dtype": "float32", "max_model_len": 512, "quantization": name,
-        "attention_backend": backend,
+        "dtype": "float32", "max_model_len": 512, "attention_backend": backend, **own,
     }  # fmt: skip
     with tiny_engine(folder, **settings) as llm:
         with rebuilt(llm, prefix_caching=False):
