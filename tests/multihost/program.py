@@ -24,10 +24,12 @@ from jengine import SamplingParams
 from jengine.errors import ConfigError, RequestError
 from jengine.models.parameter import named_parameters
 from tests.api import grammar_requests
-from tests.api.engines import answers, tiny_engine
+from tests.api.engines import answers, random_prompts, tiny_engine
 from tests.api.few_requests import LONG, PARAMS, PROMPTS
 from tests.lora import engines as adapted
 
+# More tokens than the cache of the scenario below has room for.
+OFFLOADED = random_prompts(100, 70, 110, 90)
 MULTIHOST = {"silence": 8, "meet": 120, "compare_every": 4}
 
 
@@ -128,6 +130,18 @@ def asleep(folder: Path, rank: int) -> None:
         llm.reload_weights()
         say(tokens=first, held=held, again=again, dropped=dropped, awake=llm.wake_up(),
             reloaded=run(llm))  # fmt: skip
+
+
+def offloading(folder: Path, rank: int) -> None:
+    """Blocks that leave the devices for the hosts' memory, of which each process has a part."""
+    with engine(folder, num_gpu_blocks_override=18, kv_offloading_size=0.01) as llm:
+        say(**in_turn(llm, OFFLOADED + OFFLOADED))
+
+
+def in_turn(llm: jengine.LLM, prompts: list[list[int]]) -> dict[str, Any]:
+    """Answers of one request after the other, and how many tokens of each were cached."""
+    outputs = [llm.generate([prompt], PARAMS[0])[0] for prompt in prompts]
+    return {"tokens": answers(outputs), "cached": [one.num_cached_tokens for one in outputs]}
 
 
 def zeroed(llm: jengine.LLM) -> dict[str, np.ndarray]:
@@ -256,6 +270,7 @@ SCENARIOS = {
         adapting,
         drafting,
         guessing,
+        offloading,
         suffixes,
         headed,
         differing,

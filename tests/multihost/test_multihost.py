@@ -15,7 +15,7 @@ from tests.api.engines import answers, tiny_engine
 from tests.api.guess_heads import write_heads
 from tests.models.tiny_models import write_tiny_native
 from tests.multihost.launch import launched
-from tests.multihost.program import MULTIHOST, PARAMS, PROMPTS
+from tests.multihost.program import MULTIHOST, OFFLOADED, PARAMS, PROMPTS, in_turn
 from tests.server.serving import letters
 
 SECONDS = 240  # for a scenario, on cores that are shared with others
@@ -93,6 +93,16 @@ def test_drafts_for_a_model_with_recurrent_layers(tmp_path: Path, scenario: str)
     found = said(scenario, model)
     assert found["tokens"] == found["again"] == expected
     assert found["drafted"] > 0
+
+
+@pytest.mark.slow
+def test_blocks_come_back_from_the_memory_of_every_host(folder: Path) -> None:
+    with tiny_engine(folder, max_model_len=256, num_gpu_blocks_override=18) as llm:
+        plain = in_turn(llm, OFFLOADED + OFFLOADED)
+    assert sum(plain["cached"]) <= 32, "the cache of the devices is large enough for all"
+    found = said("offloading", folder)
+    assert found["tokens"] == plain["tokens"]
+    assert found["cached"] == [0] * 4 + [96, 64, 96, 80]
 
 
 @pytest.mark.slow
