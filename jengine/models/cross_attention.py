@@ -30,10 +30,11 @@ class CrossAttention(nnx.Module):
         self.index = index  # among the layers that have one
         self.scale = config.head_dim**-0.5 if config.scale is None else config.scale
         hidden, heads, dim = factory.config.hidden_size, config.num_heads, config.head_dim
-        axes, bias = (None, None, None), config.qkv_bias
+        bias, axes = config.qkv_bias, ("embed", "heads", None)
         self.query = Linear(factory, (hidden,), (heads, dim), axes, bias=bias)
-        kv = (2, config.num_kv_heads, dim)
-        self.kv = Linear(factory, (hidden,), kv, (*axes, None), bias=bias)
+        kv, axes = (2, config.num_kv_heads, dim), ("embed", None, "heads", None)
+        self.kv = Linear(factory, (hidden,), kv, axes, bias=bias)
+        axes = ("heads", None, "embed")
         self.out = Linear(factory, (heads, dim), (hidden,), axes, bias=config.output_bias)
 
     def __call__(

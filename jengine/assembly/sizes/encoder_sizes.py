@@ -136,7 +136,6 @@ def refuse_beside_images(
 def refused_across(args: EngineArgs, config: ModelConfig) -> dict[str, bool]:
     """What cross attention cannot be combined with, by what users call it."""
     return {
-        f"tensor_parallel_size={args.tensor_parallel_size}": (args.tensor_parallel_size or 1) > 1,
         f"num_scheduler_steps={args.num_scheduler_steps}": args.num_scheduler_steps > 1,
         "speculative_config": args.speculative_config is not None,
         "deterministic=True": args.deterministic,
