@@ -161,6 +161,10 @@ class Decoder(LanguageModel):
         if config.has_own_head:
             axes, outputs = ("embed", "vocab"), (config.vocab_size,)
             self.head = Linear(factory, (hidden,), outputs, axes, bias=config.head_bias)
+        self.add_parts(factory)
+
+    def add_parts(self, factory: Factory) -> None:
+        """Make what a kind of model has beside the decoder: an encoder."""
 
     def __call__(
         self, tokens: Int[Array, "*tokens"], context: StepContext

@@ -7,14 +7,14 @@ a request runs. Must not know files, prompts or caches.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from jengine.config import ModelConfig, SpeechConfig
+from jengine.config import SpeechConfig
 from jengine.layers.linear import add_bias
 from jengine.layers.mlp import ACTIVATIONS
 from jengine.models.cross_attention import keys_and_values_of
@@ -23,8 +23,6 @@ from jengine.models.linear import Factory
 from jengine.models.norms import make_norm
 from jengine.models.parameter import normal, parameter, zeros
 from jengine.models.vision_tower import VisionBlock
-from jengine.quantization.scheme import WeightScheme
-from jengine.quantization.unquantized import UNQUANTIZED
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
     from jaxtyping import Float32
@@ -80,17 +78,10 @@ class SpeechEncoder(nnx.Module):
 class SpeechDecoder(Decoder):
     """A decoder and the encoder that its layers attend to."""
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        *,
-        dtype: Any = jnp.float32,
-        rngs: nnx.Rngs | None,
-        scheme: WeightScheme = UNQUANTIZED,
-    ):
-        super().__init__(config, dtype=dtype, rngs=rngs, scheme=scheme)
-        assert config.speech is not None, "a family with an encoder reads its config"
-        self.speech = SpeechEncoder(Factory(config, dtype, rngs, scheme), config.speech)
+    def add_parts(self, factory: Factory) -> None:
+        speech = factory.config.speech
+        assert speech is not None, "a family with an encoder reads its config"
+        self.speech = SpeechEncoder(factory, speech)
 
     def encode(self, mels: Float32[Array, "frames mels"]) -> Float32[Array, "positions width"]:
         """Keys and values of all layers for each position of one audio."""

@@ -7,14 +7,13 @@ kept for as long as a request runs. Must not know prompts or caches.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from jengine.config import ModelConfig, TextEncoderConfig
+from jengine.config import TextEncoderConfig
 from jengine.layers.linear import add_bias
 from jengine.models.cross_attention import keys_and_values_of
 from jengine.models.decoder import Decoder
@@ -22,8 +21,6 @@ from jengine.models.linear import Embedding, Factory
 from jengine.models.norms import make_norm
 from jengine.models.parameter import zeros
 from jengine.models.vision_tower import VisionBlock
-from jengine.quantization.scheme import WeightScheme
-from jengine.quantization.unquantized import UNQUANTIZED
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
     from jaxtyping import Float, Float32, Int
@@ -63,18 +60,11 @@ class EncoderDecoder(Decoder):
     """A decoder and the encoder that its layers attend to, over one vocabulary. A bias is added to
     the logits."""
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        *,
-        dtype: Any = jnp.float32,
-        rngs: nnx.Rngs | None,
-        scheme: WeightScheme = UNQUANTIZED,
-    ):
-        super().__init__(config, dtype=dtype, rngs=rngs, scheme=scheme)
-        assert config.text_encoder is not None, "a family with an encoder reads its config"
-        self.encoder = TextEncoder(Factory(config, dtype, rngs, scheme), config.text_encoder)
-        self.logits_bias = zeros(rngs, (config.vocab_size,), ("vocab",), dtype)
+    def add_parts(self, factory: Factory) -> None:
+        encoder, vocab = factory.config.text_encoder, (factory.config.vocab_size,)
+        assert encoder is not None, "a family with an encoder reads its config"
+        self.encoder = TextEncoder(factory, encoder)
+        self.logits_bias = zeros(factory.rngs, vocab, ("vocab",), factory.dtype)
 
     def encode(self, given: TextInput) -> Float32[Array, "tokens width"]:
         """Keys and values of all layers for each token of these texts."""

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from jengine.config import ModelConfig, TextStackConfig
+from jengine.config import TextStackConfig
 from jengine.layers.attention import AttentionInputs
 from jengine.layers.segment_attention import segment_attention
 from jengine.models.context import MixInputs, StepContext
@@ -24,8 +24,6 @@ from jengine.models.decoder import Decoder, DecoderLayer
 from jengine.models.linear import Factory
 from jengine.models.norms import make_norm
 from jengine.models.text_encoder import TextInput
-from jengine.quantization.scheme import WeightScheme
-from jengine.quantization.unquantized import UNQUANTIZED
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
     from jaxtyping import Float32, Int
@@ -66,17 +64,10 @@ def _within_texts(
 class StackedEncoderDecoder(Decoder):
     """A decoder and the encoder that its layers attend to, over one embedding."""
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        *,
-        dtype: Any = jnp.float32,
-        rngs: nnx.Rngs | None,
-        scheme: WeightScheme = UNQUANTIZED,
-    ):
-        super().__init__(config, dtype=dtype, rngs=rngs, scheme=scheme)
-        assert config.text_stack is not None, "a family with such an encoder reads its config"
-        self.encoder = TextStack(Factory(config, dtype, rngs, scheme), config.text_stack)
+    def add_parts(self, factory: Factory) -> None:
+        stack = factory.config.text_stack
+        assert stack is not None, "a family with such an encoder reads its config"
+        self.encoder = TextStack(factory, stack)
 
     def encode(self, given: TextInput) -> Float32[Array, "tokens width"]:
         """Keys and values of all layers for each token of these texts."""
