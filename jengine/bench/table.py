@@ -252,6 +252,15 @@ def beside_peers(result: dict[str, Any], what: str, work: str) -> Iterator[Row]:
             )  # fmt: skip
 
 
+def simulation_proof(result: dict[str, Any]) -> Iterator[Row]:
+    """What a trace took, beside what its simulation told."""
+    trace = result["trace"]
+    work = f"{trace['requests']} requests, {trace['rate']:g} a second; the peer is their simulation"
+    for one in result["compared"]:
+        ours, told = one["measured"], one["simulated"]
+        yield Row(f"{work}; {one['figure']}", f"{ours:.1f}", f"{told:.1f}", f"{ours / told:.2f}")
+
+
 KINDS: dict[str, Callable[[dict[str, Any]], Iterator[Row]]] = {
     "throughput": throughput,
     "latency": latency,
@@ -268,6 +277,7 @@ KINDS: dict[str, Callable[[dict[str, Any]], Iterator[Row]]] = {
     "conversations": conversations,
     "embeddings": embeddings,
     "images": images,
+    "simulation proof": simulation_proof,
 }
 
 
