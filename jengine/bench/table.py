@@ -168,6 +168,30 @@ def marathon(result: dict[str, Any]) -> Iterator[Row]:
         yield Row(f"{work}; growth of memory", f"{slope:.2f} MiB a minute")
 
 
+def disaggregated(result: dict[str, Any]) -> Iterator[Row]:
+    """A prefill and a decode server beside one that does both, and what kills of them have lost."""
+    pair, mixed, kills = result["pair"], result["mixed"], result["kills"]
+    asked = result["settings"]
+    work = (
+        "a prefill and a decode server on the same cores; the peer is one server that does both; "
+    )
+    work += f"{asked['prompts']} prompts of {asked['input_tokens']} tokens"
+    fast, slow = pair["output_throughput"], mixed["output_throughput"]
+    yield Row(work, speed(fast), f"{speed(slow)}, one server", f"{fast / slow:.2f}")
+    late, usual = pair["p99_itl_ms"], mixed["p99_itl_ms"]
+    yield Row(
+        f"{work}; ITL p99, ms", f"{late:.1f}", f"{usual:.1f}, one server", f"{late / usual:.2f}"
+    )
+    trial = f"{result['requests']:,} requests to the pair in {asked['seconds']:.0f} s, "
+    trial += f"{len(kills)} kills; "
+    with_it = result["lost_with_the_decode_server"]
+    yield Row(
+        f"{trial}lost, beside {with_it:,} that a killed server decoded", f"{result['lost_count']}"
+    )
+    slowest = max(float("inf") if one["recovery_s"] is None else one["recovery_s"] for one in kills)
+    yield Row(f"{trial}longest until a server was back", f"{slowest:.1f} s")
+
+
 def hostile_grammars(result: dict[str, Any]) -> Iterator[Row]:
     """Seconds that the worst grammar took, and free text beside the one that slowed it most."""
     work = f"{len(result['grammars'])} grammars made to do harm, among them schemas of 5 MiB"
@@ -272,6 +296,7 @@ KINDS: dict[str, Callable[[dict[str, Any]], Iterator[Row]]] = {
     "serve": serve,
     "grammars": grammars,
     "adapters": adapters,
+    "disaggregated": disaggregated,
     "hostile_grammars": hostile_grammars,
     "schemes": schemes,
     "conversations": conversations,

@@ -42,6 +42,7 @@ def test_every_bench_has_rows() -> None:
         "grammars",
         "hostile_grammars",
         "images",
+        "disaggregated",
         "marathon",
         "schemes",
         "simulation proof",
@@ -121,6 +122,25 @@ def test_rows_of_marathons() -> None:
     never = {**found, "injections": [{"recovery_s": None}]}
     assert "| inf s |" in table.markdown_table([never])
     assert lines[3].startswith(f"| {work}, no faults; growth of memory | -0.12 MiB a minute |")
+
+
+def test_rows_of_a_pair_of_servers() -> None:
+    found = {
+        "bench": "disaggregated", **AROUND, "requests": 1234, "lost_count": 2,
+        "settings": {"prompts": 200, "input_tokens": 128, "seconds": 600.0},
+        "pair": {"output_throughput": 500.0, "p99_itl_ms": 9.0},
+        "mixed": {"output_throughput": 1000.0, "p99_itl_ms": 6.0},
+        "lost_with_the_decode_server": 7,
+        "kills": [{"recovery_s": 3.0}, {"recovery_s": 6.5}],
+    }  # fmt: skip
+    lines = table.markdown_table([found]).splitlines()[2:]
+    assert "200 prompts of 128 tokens | 500 tok/s | 1,000 tok/s, one server | 0.50 |" in lines[0]
+    assert "ITL p99, ms | 9.0 | 6.0, one server | 1.50 |" in lines[1]
+    trial = "| 1,234 requests to the pair in 600 s, 2 kills; "
+    assert lines[2].startswith(f"{trial}lost, beside 7 that a killed server decoded | 2 |")
+    assert lines[3].startswith(f"{trial}longest until a server was back | 6.5 s |")
+    never = {**found, "kills": [{"recovery_s": None}]}
+    assert "| inf s |" in table.markdown_table([never])
 
 
 def test_host_rows_name_the_context_that_they_were_measured_with() -> None:
