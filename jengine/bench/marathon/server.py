@@ -96,10 +96,14 @@ class ServerProcess:
             status = self.process.wait(seconds)
         except subprocess.TimeoutExpired as error:
             raise ServerFailed(f"the server has not ended within {seconds:g} s") from error
+        self._wait_for_orphans()
+        return status
+
+    def _wait_for_orphans(self) -> None:
+        """Whoever is to end does so a little later than the server's own process."""
         end = time.monotonic() + GLANCE * 20
         while self.orphans() and time.monotonic() < end:
             time.sleep(GLANCE)
-        return status
 
     def terminate(self, seconds: float) -> int:
         """Ask it to end; its exit status."""
@@ -119,6 +123,7 @@ class ServerProcess:
         if self._process is not None:
             self._process.kill()
             self._process.wait()
+            self._wait_for_orphans()
 
     def log_text(self) -> str:
         """What it has said so far."""
