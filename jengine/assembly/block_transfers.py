@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import jengine
 from jengine.assembly.model_facts import ModelSource
@@ -22,6 +23,7 @@ from jengine.connectors.kv_events import EventPublisher
 from jengine.errors import ConfigError, UnsupportedFeature
 from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.kvcache.event_log import EventLog
+from jengine.models.stages import stage_layout
 from jengine.runner.runner import PlanRunner
 from jengine.runner.transfers.transfer_runner import programs_of, with_transfers
 from jengine.scheduler.copy_costs import CopyCosts
@@ -53,12 +55,6 @@ def with_room_outside(
             "enable_prefix_caching=False with kv_offloading_size or kv_transfer_config: blocks "
             "outside of the device are found as cached prefixes. Leave one of them out."
         )
-    if placement.num_stages > 1:
-        raise UnsupportedFeature(
-            f"kv_offloading_size and kv_transfer_config with pipeline_parallel_size="
-            f"{placement.num_stages}: blocks of stages are not copied yet. Use "
-            "tensor_parallel_size, or leave them out."
-        )
     if settings.is_far and len(placement.processes) > 1:
         raise UnsupportedFeature(
             f"kv_transfer_config with devices of processes {placement.processes}: each of them has "
@@ -74,7 +70,7 @@ def with_room_outside(
             f"whose blocks take {sizes} bytes. Give more."
         )
     most = max(1, MOST_LOADED * len(sizes) // sum(sizes))
-    named = namespace(args, source, cache) if settings.is_far else ""
+    named = namespace(args, source, cache, placement.num_stages) if settings.is_far else ""
     made = []
     for runner in runners:
         own = with_transfers(runner, slots, worker_half(settings, named))
@@ -90,10 +86,11 @@ def with_room_outside(
 
 
 def transfers_of(
-    args: EngineArgs, source: ModelSource, cache: CacheConfig
+    args: EngineArgs, source: ModelSource, cache: CacheConfig, stages: int
 ) -> partial[BlockTransfers | None]:
-    """What makes the transfers of a scheduler for such a cache."""
-    named = namespace(args, source, cache) if args.transfers and args.transfers.is_far else ""
+    """What makes the transfers of a scheduler for such a cache, of so many stages."""
+    is_far = args.transfers is not None and args.transfers.is_far
+    named = namespace(args, source, cache, stages) if is_far else ""
     return partial(planned_transfers, args, named)
 
 
@@ -119,7 +116,7 @@ def planned_transfers(
     )
 
 
-def namespace(args: EngineArgs, source: ModelSource, cache: CacheConfig) -> str:
+def namespace(args: EngineArgs, source: ModelSource, cache: CacheConfig, stages: int) -> str:
     """A name for contents that only engines with the same model, cache and version share."""
     assert args.transfers is not None
     weights = args.transfers.namespace
@@ -131,10 +128,21 @@ def namespace(args: EngineArgs, source: ModelSource, cache: CacheConfig) -> str:
             )
         weights = f"{files_digest(source.folder)} {args.load_format} {args.seed or 0}"
     facts = (
-        jengine.__version__, repr(source.config), weights, repr(cache.groups), cache.block_size,
-        cache.stored_as, args.attention_backend,
+        jengine.__version__, repr(source.config), weights, held_layers(source, cache, stages),
+        cache.block_size, cache.stored_as, args.attention_backend,
     )  # fmt: skip
     return sha256(repr(facts).encode()).hexdigest()[:32]
+
+
+def held_layers(source: ModelSource, cache: CacheConfig, stages: int) -> tuple[Any, ...]:
+    """What a block has of which layers, in its order, by groups of the cache.
+
+    A block is the blocks of all stages, one after the other. Where each stage has as many layers,
+    that is the model's order, whatever the number of stages; otherwise some are padding.
+    """
+    layout = stage_layout(source.config, stages) if stages > 1 else None
+    padding = () if layout is None or layout.is_even else layout.runs
+    return padding, [(repr(group.spec), len(group.layers) * stages) for group in cache.groups]
 
 
 def files_digest(folder: Path) -> str:

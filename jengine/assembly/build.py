@@ -83,7 +83,7 @@ def remote_engine(args: EngineArgs) -> Engine:
         depth=capacity.depth,
         gates=[grammars.gate],
         check_drafts=watched.checked_drafts,
-        transfers=transfers_of(args, source, cache)(coordinator, 0),
+        transfers=transfers_of(args, source, cache, stages=1)(coordinator, 0),
     )
     core = EngineCore(scheduler, watched, capacity.depth)
     log_long_rotation(source.config, capacity.schedule)

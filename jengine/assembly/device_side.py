@@ -169,6 +169,6 @@ def core_parts(
         in_turn=not (settings.independent or settings.placement.joint),
         watched=lambda executor: grammars.around(watched(balancer(executor))),
         gates=(grammars.gate,),
-        transfers=transfers_of(args, source, cache),
+        transfers=transfers_of(args, source, cache, settings.placement.num_stages),
         launch=launch_of(runners),
     )

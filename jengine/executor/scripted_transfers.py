@@ -6,7 +6,7 @@ what is loaded was saved before.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jengine.config import CacheConfig
@@ -41,13 +41,39 @@ class ScriptedTransfers:
         """What runs before a step: loads. The fetches that have ended by now."""
         if transfers is not None:
             if transfers.reset:
-                self._fetching.clear()
-                self._slots = [{} for _ in self._slots]
+                self.reset()
             for copies in transfers.loads:
-                assert len(set(copies.blocks)) == len(copies.blocks), "a block is loaded twice"
-                for block, slot in zip(copies.blocks, copies.slots, strict=True):
-                    assert slot in self._slots[copies.group], f"slot {slot} holds nothing"
-                    self._put(copies.group, block, self._slots[copies.group][slot])
+                self.load(copies)
+        return self.ended()
+
+    def after(self, transfers: Transfers | None) -> None:
+        """What runs after a step: saves, and fetches that begin."""
+        if transfers is None:
+            return
+        for copies in transfers.saves:
+            self.save(copies)
+        self.fetch(transfers.fetches)
+
+    def reset(self) -> None:
+        """Forget the fetches in progress; no slot holds anything."""
+        self._fetching.clear()
+        self._slots = [{} for _ in self._slots]
+
+    def load(self, copies: BlockCopies) -> None:
+        """Fill blocks from slots."""
+        assert len(set(copies.blocks)) == len(copies.blocks), "a block is loaded twice"
+        for block, slot in zip(copies.blocks, copies.slots, strict=True):
+            assert slot in self._slots[copies.group], f"slot {slot} holds nothing"
+            self._put(copies.group, block, self._slots[copies.group][slot])
+
+    def fetch(self, fetches: Sequence[Fetch]) -> None:
+        """Begin to bring contents into slots."""
+        for fetch in fetches:
+            self._slots[fetch.group].pop(fetch.slot, None)
+        self._fetching += fetches
+
+    def ended(self) -> dict[int, bool]:
+        """The fetches that have ended by now, and whether they succeeded."""
         done = {}
         for fetch in list(self._fetching):
             has_arrived = self._arrives(fetch)
@@ -59,17 +85,8 @@ class ScriptedTransfers:
             self._fetching.remove(fetch)
         return done
 
-    def after(self, transfers: Transfers | None) -> None:
-        """What runs after a step: saves, and fetches that begin."""
-        if transfers is None:
-            return
-        for copies in transfers.saves:
-            self._save(copies)
-        for fetch in transfers.fetches:
-            self._slots[fetch.group].pop(fetch.slot, None)
-        self._fetching += transfers.fetches
-
-    def _save(self, copies: BlockCopies) -> None:
+    def save(self, copies: BlockCopies) -> None:
+        """Fill slots from blocks."""
         for index, (block, slot) in enumerate(zip(copies.blocks, copies.slots, strict=True)):
             content = self._get(copies.group, block)
             self._slots[copies.group][slot] = content

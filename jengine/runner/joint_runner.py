@@ -148,6 +148,10 @@ class JointRunner:
         """Add the plan to the round of all replicas."""
         return self.group.submit(self._replica, plan)
 
+    def drain(self) -> None:
+        """Queue the round that is being gathered."""
+        self.group.launch()
+
     def update_parameters(self, values: Mapping[str, jax.Array]) -> None:
         """Use these parameters for later plans. They are arrays of all replicas, and the first one
         takes them for all."""

@@ -80,10 +80,14 @@ class PipelineRunner:
         self._advance(entering)
         return entering
 
-    def update_parameters(self, values: Mapping[str, jax.Array]) -> None:
-        """Use these parameters for later plans; plans in the stages finish with the old ones."""
+    def drain(self) -> None:
+        """Queue the steps in which the plans in the stages run the rest of their way."""
         while any(self._held):
             self._advance()
+
+    def update_parameters(self, values: Mapping[str, jax.Array]) -> None:
+        """Use these parameters for later plans; plans in the stages finish with the old ones."""
+        self.drain()
         self.loaded.update_parameters(values)
 
     def _advance(self, entering: PipelinedStep | None = None) -> None:

@@ -44,6 +44,10 @@ class PlanRunner(Protocol):
         """Queue the step of this plan. Waits for no step."""
         ...
 
+    def drain(self) -> None:
+        """Queue what submitted plans still need, so that all of them have left. Waits for none."""
+        ...
+
     def update_parameters(self, values: Mapping[str, jax.Array]) -> None:
         """Use these parameters for later plans; shapes and dtypes were checked before."""
         ...
@@ -74,6 +78,9 @@ class Runner:
             output = self._run(plan, packed, program, adapters=entry.features.adapters)
         entry.count(plan.num_tokens, plan.repeats, plan.num_prompt_tokens)
         return PendingStep(plan, packed, output)
+
+    def drain(self) -> None:
+        """Nothing: every plan was queued whole."""
 
     def _needed(self, plan: Plan) -> Features:
         """The features of the plan's rows, which are up to date."""

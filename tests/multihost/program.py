@@ -134,8 +134,18 @@ def asleep(folder: Path, rank: int) -> None:
 
 def offloading(folder: Path, rank: int) -> None:
     """Blocks that leave the devices for the hosts' memory, of which each process has a part."""
-    with engine(folder, num_gpu_blocks_override=18, kv_offloading_size=0.01) as llm:
-        say(**in_turn(llm, OFFLOADED + OFFLOADED))
+    offloaded(folder)
+
+
+def offloading_stages(folder: Path, rank: int) -> None:
+    """As above, from the stages of a pipeline."""
+    offloaded(folder, pipeline_parallel_size=2)
+
+
+def offloaded(folder: Path, **settings: Any) -> None:
+    with engine(folder, num_gpu_blocks_override=18, kv_offloading_size=0.01, **settings) as llm:
+        found = in_turn(llm, OFFLOADED + OFFLOADED)
+        say(**found, together=answers(llm.generate(OFFLOADED, PARAMS[0])))
 
 
 def in_turn(llm: jengine.LLM, prompts: list[list[int]]) -> dict[str, Any]:
@@ -271,6 +281,7 @@ SCENARIOS = {
         drafting,
         guessing,
         offloading,
+        offloading_stages,
         suffixes,
         headed,
         differing,

@@ -96,12 +96,19 @@ def test_drafts_for_a_model_with_recurrent_layers(tmp_path: Path, scenario: str)
 
 
 @pytest.mark.slow
-def test_blocks_come_back_from_the_memory_of_every_host(folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("scenario", "devices"),
+    [("offloading", 1), ("offloading_stages", 1), ("offloading_stages", 2)],
+)
+def test_blocks_come_back_from_the_memory_of_every_host(
+    folder: Path, scenario: str, devices: int
+) -> None:
     with tiny_engine(folder, max_model_len=256, num_gpu_blocks_override=18) as llm:
         plain = in_turn(llm, OFFLOADED + OFFLOADED)
     assert sum(plain["cached"]) <= 32, "the cache of the devices is large enough for all"
-    found = said("offloading", folder)
+    found = said(scenario, folder, devices=devices)
     assert found["tokens"] == plain["tokens"]
+    assert found["together"] == plain["tokens"][:4]
     assert found["cached"] == [0] * 4 + [96, 64, 96, 80]
 
 

@@ -19,6 +19,7 @@ from jengine.request import WireRequest
 from jengine.scheduler.tiered_transfers import TieredTransfers
 from tests.kvcache.cache_cases import FULL, recurrent, sliding
 from tests.scheduler.scheduler_loop import Loop, make_wire
+from tests.scheduler.staged_executor import StagedExecutor
 
 QUICK = settings(derandomize=True, deadline=None, max_examples=20, stateful_step_count=40)
 LARGE = settings(derandomize=True, deadline=None, max_examples=1500, stateful_step_count=100)
@@ -58,6 +59,7 @@ class TransfersMachine(RuleBasedStateMachine):
     """Adds, aborts, preempts, schedules and commits; fetches arrive, fail or take their time."""
 
     loop: Loop | None = None
+    stages = (1,)  # of pipelines, each a scripted executor with a cache of its own
 
     @initialize(
         groups=st.sampled_from(GROUPS),
@@ -68,13 +70,17 @@ class TransfersMachine(RuleBasedStateMachine):
         most_loads=st.sampled_from([1, 2, 64]),
         far=st.sampled_from([None, None, False, True]),
         prompt_tokens=st.sampled_from([4, 8]),
+        stages=st.runner().flatmap(lambda self: st.sampled_from(self.stages)),
     )
-    def start(self, groups, depth, block_size, spare, slots, most_loads, far, prompt_tokens):
+    def start(
+        self, groups, depth, block_size, spare, slots, most_loads, far, prompt_tokens, stages
+    ):
         stored: dict = {}
         self.connector = None if far is None else FarAway(stored, boasts=far)
         self.loop = Loop(
             *groups,
-            depth=depth,
+            depth=depth + stages - 1,
+            spacing=stages,
             blocks=16 // block_size + 2 + spare,
             block_size=block_size,
             max_num_seqs=4,
@@ -85,9 +91,12 @@ class TransfersMachine(RuleBasedStateMachine):
             ),
         )
         executor = self.loop.executor
-        executor.transfers = ScriptedTransfers(
-            executor.cache, executor._cache.cached, executor._states, stored, self.arrives
-        )
+        if stages > 1:
+            self.loop.executor = StagedExecutor(executor, stages, stored, self.arrives)
+        else:
+            executor.transfers = ScriptedTransfers(
+                executor.cache, executor._cache.cached, executor._states, stored, self.arrives
+            )
         self.outcome: bool | None = True
         self.wires: dict[str, WireRequest] = {}
         self.num_added = 0
@@ -180,10 +189,23 @@ class TransfersMachine(RuleBasedStateMachine):
         )
 
 
+class StagedTransfersMachine(TransfersMachine):
+    """In pipelines, where a plan writes the blocks of a stage when later plans are under way."""
+
+    stages = (2, 2, 3)
+
+
 TestTransfers = TransfersMachine.TestCase
 TestTransfers.settings = QUICK
+TestStagedTransfers = StagedTransfersMachine.TestCase
+TestStagedTransfers.settings = QUICK
 
 
 @pytest.mark.slow
 class TestTransfersLarge(TransfersMachine.TestCase):
+    settings = LARGE
+
+
+@pytest.mark.slow
+class TestStagedTransfersLarge(StagedTransfersMachine.TestCase):
     settings = LARGE

@@ -2,7 +2,10 @@
 
 In: plans. Out: steps whose outputs say which fetches have ended. Blocks leave and enter the cache
 in the order of the devices' queue, so a step sees what was loaded before it, and what is saved is
-what the steps until then have written, whatever later ones do with those blocks.
+what the steps until then have written, whatever later ones do with those blocks. In a pipeline the
+later stages of a plan run after the first stages of its successors: saves wait until their plan
+has left the last stage, and before a load the plans in the stages run to their ends, since they may
+still write blocks that were freed meanwhile.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from jengine.runner.step.group_arrays import each_array
 from jengine.runner.transfers.device_blocks import COUNTS, BlockPrograms, parts
 from jengine.runner.transfers.host_copies import HostCopies
 from jengine.runner.transfers.host_memory import HostMemory, on_host
+from jengine.runner.transfers.waiting_saves import SaveQueue, WaitingSaves
 
 # Seconds that a plan without anything to run waits for fetches.
 REST = 5e-3
@@ -30,12 +34,21 @@ NO_TOKENS = np.zeros((0, 1), np.int32)
 
 
 class TransferStep:
-    """A step and the fetches that had ended when it was queued; without a step only those."""
+    """A step, its saves, and the fetches that had ended when it was queued. A plan without entries
+    has no step, but may have saves."""
 
-    __slots__ = ("_done", "_step")
+    __slots__ = ("_done", "_queue", "_saves", "_step")
 
-    def __init__(self, step: StepHandle | None, done: dict[int, bool]) -> None:
+    def __init__(
+        self,
+        step: StepHandle | None,
+        saves: WaitingSaves | None,
+        queue: SaveQueue,
+        done: dict[int, bool],
+    ) -> None:
         self._step = step
+        self._saves = saves
+        self._queue = queue
         self._done = done
 
     @property
@@ -46,11 +59,17 @@ class TransferStep:
     @property
     def has_left(self) -> bool:
         """Whether nothing more has to be queued before it can be read."""
-        return self._step is None or self._step.has_left
+        saved = self._saves is None or self._saves.is_settled
+        return saved and (self._step is None or self._step.has_left)
 
     def result(self) -> StepOutput:
-        """Wait for the step."""
+        """Wait for the step, and queue its saves if they are not."""
         output = StepOutput(NO_TOKENS) if self._step is None else self._step.result()
+        saves = self._saves
+        if saves is not None and not saves.is_settled:
+            if saves.after is not None and not saves.may_run:
+                saves.after.result()
+            self._queue.run()
         return output._replace(transfers_done=self._done)
 
 
@@ -64,6 +83,8 @@ class TransferRunner:
         self._runner = runner
         self._programs = programs
         self._copies = copies
+        self._saves = SaveQueue(self._save)
+        self._last: StepHandle | None = None  # the last step, if it has stages to go
         self.loaded.closing.append(copies.close)
 
     def submit(self, plan: Plan) -> TransferStep:
@@ -71,21 +92,34 @@ class TransferRunner:
         transfers, copies = plan.transfers, self._copies
         if transfers is not None:
             if transfers.reset:
+                self._saves.drop()
                 copies.reset()
+            if transfers.loads:
+                self.drain()
             for loads in transfers.loads:
                 self._load(loads)
         runs = transfers is None or len(plan.entries) > 0
         step = self._runner.submit(plan) if runs else None
+        if step is not None:
+            self._last = None if step.has_left else step
+        self._saves.run()
+        saves = None
         if transfers is not None:
             copies.tidy()
-            for saves in transfers.saves:
-                self._save(saves)
+            if transfers.saves:
+                saves = self._saves.add(self._last, transfers.saves)
             copies.fetch(transfers.fetches)
-        return TransferStep(step, copies.ended(0.0 if runs else REST))
+        return TransferStep(step, saves, self._saves, copies.ended(0.0 if runs else REST))
+
+    def drain(self) -> None:
+        """Queue what submitted plans still need, their saves among it."""
+        self._runner.drain()
+        self._saves.run()
 
     def update_parameters(self, values: Mapping[str, jax.Array]) -> None:
         """Use these parameters for later plans."""
         self._runner.update_parameters(values)
+        self._saves.run()
 
     def warm_up(self) -> None:
         """Compile the programs, by writing what the null blocks hold to where they are."""
