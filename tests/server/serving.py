@@ -25,6 +25,8 @@ from jengine.text.tokenizer import Tokenizer
 from tests.engine.scripted import VOCAB, scripted_engine
 
 NAME = "letters"
+# What a whole answer says of counts that are not told.
+UNTOLD = {"prompt_tokens_details": None, "completion_tokens_details": None}
 CHAT_TEMPLATE = (
     "{% for message in messages %}<s>{{ message.role }}:{{ message.content }}</s>{% endfor %}"
     "{% if add_generation_prompt %}<s>assistant:{% if thinking %}!{% endif %}{% endif %}"

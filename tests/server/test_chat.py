@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from jengine.server.version import FINGERPRINT
 from tests.engine.scripted import told
 from tests.server.serving import answer_with, error_of, events, letters, serving
 
@@ -43,6 +44,19 @@ def test_a_message(client: TestClient) -> None:
     assert body["usage"]["completion_tokens"] == 7
 
 
+def test_a_whole_body_has_every_field_in_the_order_of_vllm(client: TestClient) -> None:
+    body = chat(client, max_tokens=1)
+    assert list(body) == [
+        "id", "object", "created", "model", "choices", "service_tier", "system_fingerprint",
+        "usage", "prompt_logprobs", "prompt_token_ids", "prompt_text", "kv_transfer_params",
+        "ec_transfer_params", "metrics",
+    ]  # fmt: skip
+    assert list(body["choices"][0]) == [
+        "index", "message", "logprobs", "finish_reason", "stop_reason", "token_ids",
+        "routed_experts",
+    ]  # fmt: skip
+
+
 def test_the_newer_limit_wins(client: TestClient) -> None:
     body = chat(client, max_tokens=7, max_completion_tokens=3)
     assert body["usage"]["completion_tokens"] == 3
@@ -58,8 +72,8 @@ def test_parts_of_text_and_developers(client: TestClient) -> None:
 def test_a_message_is_continued(client: TestClient) -> None:
     messages = [*HELLO, {"role": "assistant", "content": "abc"}]
     body = chat(
-        client, messages=messages, continue_final_message=True, echo=True, max_tokens=3,
-        return_prompt_text=True,
+        client, messages=messages, continue_final_message=True, add_generation_prompt=False,
+        echo=True, max_tokens=3, return_prompt_text=True,
     )  # fmt: skip
     assert body["prompt_text"] == "<s>user:hello</s><s>assistant:abc"
     content = body["choices"][0]["message"]["content"]
@@ -105,6 +119,30 @@ def test_log_probabilities(client: TestClient) -> None:
         assert bytes(one["bytes"]).decode() == one["token"] and len(one["top_logprobs"]) == 2
 
 
+def test_the_events_of_a_stream_letter_by_letter(client: TestClient) -> None:
+    body = {
+        "messages": HELLO, "max_tokens": 1, "temperature": 0, "stream": True,
+        "stream_options": {"include_usage": True},
+    }  # fmt: skip
+    response = client.post(PATH, json=body)
+    first = events(response)[0]
+    head = (
+        f'data: {{"id":"{first["id"]}","object":"chat.completion.chunk",'
+        f'"created":{first["created"]},"model":"letters","choices":['
+    )
+    text = answer_to("<s>user:hello</s><s>assistant:", 1)
+    assert response.text.split("\n\n") == [
+        head + '{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,'
+        '"finish_reason":null}],"prompt_token_ids":null,"prompt_text":null}',
+        head + f'{{"index":0,"delta":{{"content":"{text}"}},"logprobs":null,'
+        '"finish_reason":"length","stop_reason":null,"token_ids":null}]}',
+        head + '],"usage":{"prompt_tokens":23,"total_tokens":24,"completion_tokens":1},'
+        f'"system_fingerprint":"{FINGERPRINT}"}}',
+        "data: [DONE]",
+        "",
+    ]
+
+
 def test_a_stream(client: TestClient) -> None:
     body = {"messages": HELLO, "max_tokens": 6, "temperature": 0, "stream": True}
     first, *rest = events(client.post(PATH, json=body))
@@ -114,6 +152,8 @@ def test_a_stream(client: TestClient) -> None:
     assert text == chat(client, max_tokens=6)["choices"][0]["message"]["content"]
     assert rest[-1]["choices"][0]["finish_reason"] == "length"
     assert all("usage" not in one for one in rest)
+    for *_, keys in (list(one["choices"][0]) for one in rest):
+        assert keys == "token_ids"
 
 
 def joined(chunks: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
@@ -192,6 +232,7 @@ def test_a_stream_adds_up_to_the_whole_message(
         ({"tools": TOOLS, "tool_choice": {"function": {"name": "g"}}}, "tool_choice", 400),
         ({"tools": [{"type": "function"}], "tool_choice": "none"}, "tools[0]", 400),
         ({"reasoning_effort": "huge"}, "reasoning_effort", 400),
+        ({"continue_final_message": True}, "add_generation_prompt", 400),
         ({"add_generation_prompt": True, "continue_final_message": True},
          "add_generation_prompt", 400),
     ],

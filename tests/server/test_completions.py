@@ -15,7 +15,7 @@ from jengine.errors import RequestError
 from jengine.scheduler.transfers import NoTransfers
 from jengine.server.http.body import decoded
 from tests.engine.scripted import told
-from tests.server.serving import error_of, events, letters, serving
+from tests.server.serving import UNTOLD, error_of, events, letters, serving
 
 PATH = "/v1/completions"
 
@@ -42,8 +42,28 @@ def test_a_text(client: TestClient) -> None:
     assert choice["text"] == answer_to("hello", 7) and choice["finish_reason"] == "length"
     assert choice["index"] == 0 and choice["logprobs"] is None and choice["stop_reason"] is None
     assert body["id"].startswith("cmpl-") and body["object"] == "text_completion"
-    assert body["usage"] == {"prompt_tokens": 5, "total_tokens": 12, "completion_tokens": 7}
+    assert body["usage"] == {
+        "prompt_tokens": 5, "total_tokens": 12, "completion_tokens": 7, **UNTOLD
+    }  # fmt: skip
     assert body["system_fingerprint"].startswith("jengine-")
+    assert list(body) == [
+        "id", "object", "created", "model", "choices", "service_tier", "system_fingerprint",
+        "usage", "kv_transfer_params", "ec_transfer_params", "metrics",
+    ]  # fmt: skip
+    assert list(choice) == [
+        "index", "text", "logprobs", "finish_reason", "stop_reason", "token_ids",
+        "prompt_logprobs", "prompt_token_ids", "routed_experts",
+    ]  # fmt: skip
+
+
+def test_options_of_a_stream_that_say_nothing_need_no_stream(client: TestClient) -> None:
+    assert complete(client, prompt="a", stream_options={})["choices"]
+
+
+@pytest.mark.parametrize("n", [0, 129])
+def test_a_limit_is_told_as_it_is(client: TestClient, n: int) -> None:
+    error = error_of(client.post(PATH, json={"prompt": "a", "n": n}), 400)
+    assert error["message"] == f"n={n}: expected an integer from 1 to 128."
 
 
 @pytest.mark.parametrize("fields", [{}, {"max_tokens": None}], ids=["absent", "null"])
@@ -202,7 +222,7 @@ def add_up(sum_: dict[str, Any], new: dict[str, Any]) -> None:
         ({"prompt": "a", "suffix": "b"}, "suffix"),
         ({"prompt": "a", "best_of": 2}, "best_of"),
         ({"prompt": "a", "length_penalty": 2.0}, "length_penalty"),
-        ({"prompt": "a", "stream_options": {}}, "stream_options"),
+        ({"prompt": "a", "stream_options": {"include_usage": True}}, "stream_options"),
         ({"prompt": "a", "stream": True, "prompt_logprobs": 1}, "prompt_logprobs"),
         ({"prompt": "a", "stream_options": {"include_usage": 3}}, "stream_options.include_usage"),
         ({"prompt": "a", "prompt_embeds": "AAAA"}, "prompt_embeds"),
@@ -241,7 +261,7 @@ def test_what_engines_say_of_blocks_goes_in_and_comes_out(
     said = {"do_remote_decode": True, "remote_host": None}
     body = {"prompt": "hello", "max_tokens": 2, "kv_transfer_params": said}
     assert client.post(PATH, json=body).json()["kv_transfer_params"] == said
-    assert "kv_transfer_params" not in client.post(PATH, json={"prompt": "hello"}).json()
+    assert client.post(PATH, json={"prompt": "hello"}).json()["kv_transfer_params"] is None
     chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
     answer = client.post("/v1/chat/completions", json={**chat, "kv_transfer_params": said})
     assert answer.json()["kv_transfer_params"] == said

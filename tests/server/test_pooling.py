@@ -19,7 +19,7 @@ from jengine.assembly.progress import progress_factory
 from jengine.assembly.settings.args import EngineArgs
 from tests.api.test_encoders import BASE, DOCUMENTS, QUERY, SMALL, saved, words_tokenizer
 from tests.api.test_pooling import unit
-from tests.server.serving import error_of, serving
+from tests.server.serving import UNTOLD, error_of, serving
 
 IDS = [5, 6, 7]
 
@@ -60,7 +60,9 @@ def test_embeddings(embedder: TestClient) -> None:
     answer = embedder.post("/v1/embeddings", json={"input": ["1 2 3", "4"], "model": "m"}).json()
     assert answer["id"].startswith("embd-") and answer["object"] == "list"
     assert answer["model"] == "m"
-    assert answer["usage"] == {"prompt_tokens": 8, "total_tokens": 8, "completion_tokens": 0}
+    assert answer["usage"] == {
+        "prompt_tokens": 8, "total_tokens": 8, "completion_tokens": 0, **UNTOLD
+    }  # fmt: skip
     assert [one["index"] for one in answer["data"]] == [0, 1]
     assert {one["object"] for one in answer["data"]} == {"embedding"}
     vectors = [one["embedding"] for one in answer["data"]]

@@ -72,7 +72,7 @@ class AudioChunks:
         return event(self._chunk([choice], self._usage() if self.always else None))
 
     def _usage(self) -> Usage:
-        return usage(sum(self.read.values()), self.written)
+        return usage(sum(self.read.values()), self.written, untold=UNSET)
 
     def _chunk(self, choices: list[AudioChoice], told: Usage | None) -> AudioChunk:
         job = self.job

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator
 
+from msgspec import UNSET
+
 from jengine.outputs import CompletionOutput, RequestOutput
 from jengine.server.chat.answers import Answer
 from jengine.server.chat.texts import ChatTexts
@@ -68,10 +70,10 @@ class ChatChunks:
         for place, delta in enumerate(deltas):
             for index in range(len(self.progress)):
                 chunk = self._chunk(output, DeltaChoice(index=index, delta=delta))
-                if request.return_token_ids and place == 0:
-                    chunk.prompt_token_ids = output.prompt_token_ids
-                if request.return_prompt_text and place == 0:
-                    chunk.prompt_text = texts.prompt
+                if place == 0:
+                    ids, text = request.return_token_ids, request.return_prompt_text
+                    chunk.prompt_token_ids = output.prompt_token_ids if ids else None
+                    chunk.prompt_text = texts.prompt if text else None
                 yield chunk
 
     def _choice(self, one: CompletionOutput) -> DeltaChoice | None:
@@ -82,10 +84,10 @@ class ChatChunks:
         progress.ended = one.finish_reason is not None
         progress.tokens += len(one.token_ids)
         delta = progress.answer.delta(one, ends=progress.ended)
-        choice = DeltaChoice(index=one.index, delta=delta, logprobs=self.texts.logprobs(one))
         token_ids = self.texts.token_ids(one)
-        if token_ids is not None:
-            choice.token_ids = token_ids
+        choice = DeltaChoice(
+            index=one.index, delta=delta, logprobs=self.texts.logprobs(one), token_ids=token_ids
+        )
         if progress.ended:
             choice.finish_reason = progress.answer.finish_reason(one.finish_reason)
             choice.stop_reason = one.stop_reason
@@ -105,7 +107,7 @@ class ChatChunks:
         chunk = ChatChunk(**self.head, choices=[choice])
         if self.wanted.always:
             tokens = self.progress[choice.index].tokens
-            chunk.usage = usage(len(output.prompt_token_ids), tokens)
+            chunk.usage = usage(len(output.prompt_token_ids), tokens, untold=UNSET)
         return chunk
 
     def _last(self, output: RequestOutput, reasoning: int | None) -> ChatChunk:
@@ -116,11 +118,12 @@ class ChatChunks:
             sum(one.tokens for one in self.progress),
             max(output.num_cached_tokens, 0) if tells_cached else None,
             reasoning,
+            untold=UNSET,
         )
         return ChatChunk(
             **self.head,
             choices=[],
             usage=counts,
-            metrics=told_metrics([output], self.settings),
+            metrics=told_metrics([output], self.settings) or UNSET,
             system_fingerprint=FINGERPRINT,
         )

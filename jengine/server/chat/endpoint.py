@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -126,7 +125,7 @@ class ChatJob:
             prompt_logprobs=None if scores is None else prompt_logprobs(scores),  # type: ignore[arg-type]
             prompt_token_ids=output.prompt_token_ids if request.return_token_ids else None,
             prompt_text=self.texts.prompt if request.return_prompt_text else None,
-            kv_transfer_params=output.kv_transfer_params or UNSET,
+            kv_transfer_params=output.kv_transfer_params or None,
         )
 
     def chunks(self, outputs: Outputs) -> Chunks:

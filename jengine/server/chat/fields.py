@@ -69,9 +69,7 @@ class ChatRequest(CommonFields, kw_only=True):
     @property
     def opens_answer(self) -> bool:
         """Whether the prompt ends with the head of a new message."""
-        if self.add_generation_prompt is None:
-            return not self.continue_final_message
-        return self.add_generation_prompt
+        return self.add_generation_prompt is not False
 
     @property
     def offers_tools(self) -> bool:
@@ -111,11 +109,12 @@ def check_chat(request: ChatRequest, settings: ServerSettings) -> None:
             400, f"top_logprobs={request.top_logprobs}: expected 0 or more, or -1 for all.",
             param="top_logprobs",
         )  # fmt: skip
-    if request.add_generation_prompt and request.continue_final_message:
+    if request.opens_answer and request.continue_final_message:
         raise ApiError(
             400,
-            "add_generation_prompt and continue_final_message are both true; the prompt either "
-            "opens a new message or continues the last one. Set one of them to false.",
+            "add_generation_prompt and continue_final_message are both true, the former by "
+            "default; the prompt either opens a new message or continues the last one. Set one of "
+            "them to false.",
             param="add_generation_prompt",
         )
     if request.chat_template is not None and not settings.trust_request_chat_template:

@@ -66,11 +66,12 @@ class ChatResponse(msgspec.Struct, kw_only=True):
     service_tier: str | None = None
     system_fingerprint: str | None = None
     usage: Usage
-    metrics: PerRequestMetrics | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | None = None
     prompt_token_ids: list[int] | None = None
     prompt_text: str | None = None
-    kv_transfer_params: dict[str, Any] | UnsetType = UNSET
+    kv_transfer_params: dict[str, Any] | None = None
+    ec_transfer_params: None = None  # encoders are not apart from their decoders
+    metrics: PerRequestMetrics | None = None
 
 
 class DeltaChoice(msgspec.Struct, kw_only=True):
@@ -93,7 +94,7 @@ class ChatChunk(msgspec.Struct, kw_only=True):
     model: str
     choices: list[DeltaChoice]
     usage: Usage | UnsetType = UNSET
-    metrics: PerRequestMetrics | UnsetType = UNSET
     system_fingerprint: str | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType | None = UNSET
     prompt_text: str | UnsetType | None = UNSET
+    metrics: PerRequestMetrics | UnsetType = UNSET

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 
+from msgspec import UNSET
+
 from jengine.outputs import CompletionOutput, RequestOutput
 from jengine.server.completions.fields import CompletionRequest
 from jengine.server.completions.texts import CompletionTexts
@@ -95,7 +97,7 @@ class CompletionChunks:
         chunk = CompletionChunk(**self.head, choices=[choice])
         if self.wanted.always:
             tokens = self.progress[choice.index].tokens
-            chunk.usage = usage(len(output.prompt_token_ids), tokens)
+            chunk.usage = usage(len(output.prompt_token_ids), tokens, untold=UNSET)
         if names_server:
             chunk.system_fingerprint = FINGERPRINT
         return event(chunk)
@@ -108,11 +110,12 @@ class CompletionChunks:
             sum(len(output.prompt_token_ids) for output in outputs),
             sum(one.tokens for one in self.progress.values()),
             cached if self.settings.enable_prompt_tokens_details else None,
+            untold=UNSET,
         )
         return CompletionChunk(
             **self.head,
             choices=[],
             usage=counts,
-            metrics=told_metrics(list(outputs), self.settings),
+            metrics=told_metrics(list(outputs), self.settings) or UNSET,
             system_fingerprint=FINGERPRINT,
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -97,7 +96,7 @@ class CompletionJob:
             usage=whole_usage(outputs, self.service.settings),
             metrics=told_metrics(outputs, self.service.settings),
             system_fingerprint=FINGERPRINT,
-            kv_transfer_params=outputs[0].kv_transfer_params or UNSET,
+            kv_transfer_params=outputs[0].kv_transfer_params or None,
         )
 
     def chunks(self, outputs: Outputs) -> Chunks:

@@ -20,10 +20,10 @@ class CompletionChoice(msgspec.Struct, kw_only=True):
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     token_ids: list[int] | None = None
-    # A .npy file as base64: [tokens - 1, layers, chosen], if the engine returns experts.
-    routed_experts: str | None = None
     prompt_logprobs: PromptLogprobs | None = None
     prompt_token_ids: list[int] | None = None
+    # A .npy file as base64: [tokens - 1, layers, chosen], if the engine returns experts.
+    routed_experts: str | None = None
 
 
 class CompletionResponse(msgspec.Struct, kw_only=True):
@@ -37,8 +37,9 @@ class CompletionResponse(msgspec.Struct, kw_only=True):
     service_tier: str | None = None
     system_fingerprint: str | None = None
     usage: Usage
-    metrics: PerRequestMetrics | msgspec.UnsetType = msgspec.UNSET
-    kv_transfer_params: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
+    kv_transfer_params: dict[str, Any] | None = None
+    ec_transfer_params: None = None  # encoders are not apart from their decoders
+    metrics: PerRequestMetrics | None = None
 
 
 class ChunkChoice(msgspec.Struct, kw_only=True):
@@ -62,5 +63,5 @@ class CompletionChunk(msgspec.Struct, kw_only=True):
     model: str
     choices: list[ChunkChoice]
     usage: Usage | msgspec.UnsetType = msgspec.UNSET
-    metrics: PerRequestMetrics | msgspec.UnsetType = msgspec.UNSET
     system_fingerprint: str | msgspec.UnsetType = msgspec.UNSET
+    metrics: PerRequestMetrics | msgspec.UnsetType = msgspec.UNSET

@@ -47,10 +47,10 @@ def per_request_metrics(times: RequestMetrics) -> PerRequestMetrics:
 
 def told_metrics(
     outputs: Sequence[RequestOutput], settings: ServerSettings
-) -> PerRequestMetrics | msgspec.UnsetType:
+) -> PerRequestMetrics | None:
     """The times of a request, if they are to be told and there is one answer that they are of."""
     if not settings.enable_per_request_metrics:
-        return msgspec.UNSET
+        return None
     if len(outputs) != 1 or len(outputs[0].outputs) != 1:
-        return msgspec.UNSET
+        return None
     return per_request_metrics(outputs[0].metrics)

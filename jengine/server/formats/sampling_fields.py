@@ -117,9 +117,9 @@ class CommonFields(msgspec.Struct, kw_only=True):
 
 def check_common(request: CommonFields, settings: ServerSettings) -> None:
     """Refuse what no setting of the engine could make possible, before any work is done."""
-    if (request.n or 1) > settings.max_n:
+    if request.n is not None and not 1 <= request.n <= settings.max_n:
         raise ApiError(
-            400, f"n={request.n}: expected at most {settings.max_n}.", param="n",
+            400, f"n={request.n}: expected an integer from 1 to {settings.max_n}.", param="n",
         )  # fmt: skip
     if isinstance(request.stop, list) and len(request.stop) > settings.max_stop_strings:
         raise ApiError(
@@ -128,7 +128,8 @@ def check_common(request: CommonFields, settings: ServerSettings) -> None:
             "allowed.",
             param="stop",
         )
-    if request.stream_options is not None and not request.stream:
+    options = request.stream_options
+    if options is not None and options != StreamOptions() and not request.stream:
         raise ApiError(
             400, "stream_options needs stream=true. Leave it out.", param="stream_options"
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
+from msgspec import UnsetType
 
 from jengine.outputs import RequestOutput
 from jengine.server.formats.sampling_fields import CommonFields
@@ -23,14 +24,15 @@ class CompletionDetails(msgspec.Struct):
     reasoning_tokens: int
 
 
-class Usage(msgspec.Struct, omit_defaults=True):
-    """How many tokens were read and written."""
+class Usage(msgspec.Struct):
+    """How many tokens were read and written. A whole answer has null for details that are not told,
+    a stream leaves them out."""
 
     prompt_tokens: int
     total_tokens: int
     completion_tokens: int
-    prompt_tokens_details: PromptDetails | None = None
-    completion_tokens_details: CompletionDetails | None = None
+    prompt_tokens_details: PromptDetails | UnsetType | None = None
+    completion_tokens_details: CompletionDetails | UnsetType | None = None
 
 
 def usage(
@@ -38,14 +40,15 @@ def usage(
     completion_tokens: int,
     cached: int | None = None,
     reasoning: int | None = None,
+    untold: UnsetType | None = None,
 ) -> Usage:
-    """The counts of a request; `cached` and `reasoning` where they are to be told."""
+    """The counts of a request: `cached` and `reasoning`, or `untold` where they are not to be."""
     return Usage(
         prompt_tokens,
         prompt_tokens + completion_tokens,
         completion_tokens,
-        None if cached is None else PromptDetails(cached),
-        None if reasoning is None else CompletionDetails(min(reasoning, completion_tokens)),
+        untold if cached is None else PromptDetails(cached),
+        untold if reasoning is None else CompletionDetails(min(reasoning, completion_tokens)),
     )
 
 

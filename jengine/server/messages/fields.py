@@ -109,7 +109,8 @@ def as_chat(request: CountRequest) -> ChatRequest:
         reasoning_effort=effort,
         response_format=_response_format(config),
         chat_template_kwargs=request.chat_template_kwargs,
-        continue_final_message=True if continues else None,
+        add_generation_prompt=not continues,
+        continue_final_message=continues,
     )
 
 
