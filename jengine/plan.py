@@ -284,6 +284,11 @@ class Plan(msgspec.Struct, frozen=True, array_like=True):
     encode: list[MediaSpan] = []  # images to encode before the step
 
     @property
+    def runs_step(self) -> bool:
+        """Whether it runs a step: one with transfers and without entries runs only these."""
+        return self.transfers is None or len(self.entries) > 0
+
+    @property
     def num_decode_rows(self) -> int:
         """Tokens that its decodes run at a time."""
         if not self.drafts:

@@ -14,17 +14,21 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import jax
+
 import jengine
 from jengine.assembly.model_facts import ModelSource
 from jengine.assembly.settings.args import EngineArgs
 from jengine.config import CacheConfig
 from jengine.connectors.choice import scheduler_half, worker_half
 from jengine.connectors.kv_events import EventPublisher
+from jengine.connectors.settings import TransferSettings
 from jengine.errors import ConfigError, UnsupportedFeature
 from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.kvcache.event_log import EventLog
 from jengine.models.stages import stage_layout
 from jengine.runner.runner import PlanRunner
+from jengine.runner.transfers.pieces import piece_names
 from jengine.runner.transfers.transfer_runner import programs_of, with_transfers
 from jengine.scheduler.copy_costs import CopyCosts
 from jengine.scheduler.tiered_transfers import TieredTransfers
@@ -50,17 +54,9 @@ def with_room_outside(
     settings = args.transfers
     if settings is None:
         return tuple(runners), cache
-    if not cache.enable_prefix_caching:
-        raise ConfigError(
-            "enable_prefix_caching=False with kv_offloading_size or kv_transfer_config: blocks "
-            "outside of the device are found as cached prefixes. Leave one of them out."
-        )
-    if settings.is_far and len(placement.processes) > 1:
-        raise UnsupportedFeature(
-            f"kv_transfer_config with devices of processes {placement.processes}: each of them has "
-            "a part of a block. Use kv_offloading_size, which keeps the parts where they are."
-        )
-    sizes = [one.block_bytes for one in programs_of(runners[0].loaded)]
+    refuse_unfit(settings, cache, placement)
+    programs = programs_of(runners[0].loaded)
+    sizes = [one.block_bytes for one in programs]
     held = [size * (count - 1) for size, count in zip(sizes, cache.num_blocks, strict=True)]
     share = settings.host_bytes / sum(held)
     slots = tuple(int((count - 1) * share) for count in cache.num_blocks)
@@ -71,9 +67,12 @@ def with_room_outside(
         )
     most = max(1, MOST_LOADED * len(sizes) // sum(sizes))
     named = namespace(args, source, cache, placement.num_stages) if settings.is_far else ""
+    names = piece_names(programs, placement.processes)
+    by_process = dict(zip(placement.processes, names, strict=True))
+    pieces, piece = tuple(dict.fromkeys(by_process.values())), by_process[jax.process_index()]
     made = []
     for runner in runners:
-        own = with_transfers(runner, slots, worker_half(settings, named))
+        own = with_transfers(runner, slots, worker_half(settings, named, pieces, piece))
         if not args.enforce_eager:
             own.warm_up()
         made.append(own)
@@ -82,7 +81,25 @@ def with_room_outside(
         "KV cache in the host's memory: %.2f GiB, %s blocks", settings.host_bytes / 2**30,
         " + ".join(map(str, slots)),
     )  # fmt: skip
-    return tuple(made), replace(cache, host_slots=slots, most_loads=most, load_seconds=seconds)
+    return tuple(made), replace(
+        cache, host_slots=slots, most_loads=most, pieces=pieces, load_seconds=seconds
+    )
+
+
+def refuse_unfit(settings: TransferSettings, cache: CacheConfig, placement: Placement) -> None:
+    """Raise if blocks of such a cache cannot go where the settings say."""
+    if not cache.enable_prefix_caching:
+        raise ConfigError(
+            "enable_prefix_caching=False with kv_offloading_size or kv_transfer_config: blocks "
+            "outside of the device are found as cached prefixes. Leave one of them out."
+        )
+    if len(placement.processes) > 1 and (settings.peer or settings.module):
+        kind = settings.module or "ZmqConnector"
+        raise UnsupportedFeature(
+            f"kv_connector {kind} with devices of processes {placement.processes}: each of them "
+            "has a piece of a block. Use a folder that they share (SharedStorageConnector), or "
+            "kv_offloading_size."
+        )
 
 
 def transfers_of(
@@ -109,7 +126,7 @@ def planned_transfers(
         coordinator,
         cache.host_slots,
         cache.most_loads,
-        scheduler_half(settings, namespace),
+        scheduler_half(settings, namespace, cache.pieces),
         saves=settings.saves,
         loads=settings.loads,
         costs=CopyCosts(cache.load_seconds),

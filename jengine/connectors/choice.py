@@ -7,6 +7,7 @@ class methods `scheduler_half(extra, namespace)` and `worker_half(extra, namespa
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
@@ -16,11 +17,16 @@ from jengine.connectors.protocol import SchedulerHalf, WorkerHalf
 from jengine.connectors.settings import TransferSettings
 from jengine.errors import ConfigError
 
+WHOLE = ("",)  # the pieces of a block of which each process has all
 
-def scheduler_half(settings: TransferSettings, namespace: str) -> SchedulerHalf | None:
-    """What the scheduler asks; None: there is the host's memory alone."""
+
+def scheduler_half(
+    settings: TransferSettings, namespace: str, pieces: Sequence[str] = WHOLE
+) -> SchedulerHalf | None:
+    """What the scheduler asks; None: there is the host's memory alone. `pieces` name those of a
+    block that processes keep."""
     if settings.folder is not None:
-        return FolderIndex(settings.folder.path, namespace)
+        return FolderIndex(settings.folder.path, namespace, pieces)
     if settings.peer is not None:
         return PeerIndex(settings.peer)
     if settings.module is not None:
@@ -28,11 +34,16 @@ def scheduler_half(settings: TransferSettings, namespace: str) -> SchedulerHalf 
     return None
 
 
-def worker_half(settings: TransferSettings, namespace: str) -> WorkerHalf | None:
-    """What the worker reads from and writes to; None: there is the host's memory alone."""
+def worker_half(
+    settings: TransferSettings, namespace: str, pieces: Sequence[str] = WHOLE, own: str = ""
+) -> WorkerHalf | None:
+    """What the worker reads from and writes to; None: there is the host's memory alone. This
+    process keeps its `own` of the pieces."""
     if settings.folder is not None:
         folder = settings.folder
-        return FolderStore(folder.path, namespace, folder.most_bytes)
+        # Each piece has its share of the limit, and is counted by those who store it.
+        most = None if folder.most_bytes is None else folder.most_bytes // len(pieces)
+        return FolderStore(folder.path, namespace + own, most)
     if settings.peer is not None:
         return PeerStore(settings.peer, namespace)
     if settings.module is not None:

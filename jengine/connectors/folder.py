@@ -2,7 +2,9 @@
 
 Files are named by namespace and content key, appear when they are complete and carry a checksum, so
 they survive restarts, and any number of engines may use a folder. What is damaged is removed. With
-a limit the files that were not read for the longest time go first.
+a limit the files that were not read for the longest time go first. Where the processes of an engine
+have pieces of a block, each writes its piece below a namespace of its own, and a content is there
+when all pieces are.
 """
 
 from __future__ import annotations
@@ -14,11 +16,12 @@ import tempfile
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from jengine.errors import ConfigError
 from jengine.request import WireRequest
 
 MAGIC = b"jengine KV 1\n"
@@ -49,8 +52,15 @@ def digest_of(key: bytes, data: bytes | memoryview) -> bytes:
 class FolderIndex:
     """The scheduler's half: which files there are."""
 
-    def __init__(self, root: str | Path, namespace: str) -> None:
-        self._folder = folder_of(root, namespace)
+    def __init__(self, root: str | Path, namespace: str, pieces: Sequence[str] = ("",)) -> None:
+        self._folders = [folder_of(root, namespace + piece) for piece in pieces]
+        missing = [folder for folder in self._folders if not folder.is_dir()]
+        if missing and len(pieces) > 1:
+            raise ConfigError(
+                f"{missing[0]}, which another process of this engine has made, is not seen in this "
+                "one. Give a folder that the hosts of all processes share, and each the same files "
+                "of the model."
+            )
         self._valid_since = 0.0  # seconds of the epoch: older files are not used
 
     def source(self, wire: WireRequest) -> str | None:
@@ -58,9 +68,12 @@ class FolderIndex:
         return ""
 
     def holds(self, key: bytes, source: str) -> bool:
-        """Whether there is a file, written since the last reset."""
+        """Whether there is a file of each piece, written since the last reset."""
         try:
-            return os.stat(file_of(self._folder, key)).st_mtime >= self._valid_since
+            return all(
+                os.stat(file_of(folder, key)).st_mtime >= self._valid_since
+                for folder in self._folders
+            )
         except OSError:
             return False
 
@@ -68,9 +81,10 @@ class FolderIndex:
         """The file was damaged or has gone; the next look tells."""
 
     def forget(self, key: bytes) -> None:
-        """Remove a content's file."""
-        with contextlib.suppress(OSError):  # it was not there
-            os.unlink(file_of(self._folder, key))
+        """Remove the files of a content."""
+        for folder in self._folders:
+            with contextlib.suppress(OSError):  # it was not there
+                os.unlink(file_of(folder, key))
 
     def finished(self, wire: WireRequest, num_tokens: int) -> Mapping[str, Any]:
         """Nothing: what is in the folder is found by content."""

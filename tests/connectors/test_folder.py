@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from jengine.connectors.choice import worker_half
 from jengine.connectors.folder import FolderIndex, FolderStore, file_of, folder_of
+from jengine.connectors.settings import FolderSettings, TransferSettings
+from jengine.errors import ConfigError
 
 KEY, OTHER = b"k" * 36, b"o" * 36
 
@@ -82,3 +85,41 @@ def test_a_file_that_is_removed_while_it_is_read_stays_readable(tmp_path: Path) 
     assert isinstance(data, memoryview)  # of the file, without a copy
     FolderIndex(tmp_path, "model").forget(KEY)
     assert store.read(KEY, "") is None and data == b"content"
+
+
+PIECES = ("-left", "-right")
+
+
+def test_a_content_is_there_when_every_process_has_stored_its_piece(tmp_path: Path) -> None:
+    left, right = (FolderStore(tmp_path, "model" + piece) for piece in PIECES)
+    index = FolderIndex(tmp_path, "model", PIECES)
+    left.write(KEY, b"le")
+    assert not index.holds(KEY, "")
+    right.write(KEY, b"ft")
+    assert index.holds(KEY, "")
+    assert (left.read(KEY, ""), right.read(KEY, "")) == (b"le", b"ft")
+    os.utime(file_of(folder_of(tmp_path, "model-right"), KEY), (1, 1))
+    index.reset()
+    left.write(KEY, b"le")
+    assert not index.holds(KEY, ""), "the right piece is of before the reset"
+    right.write(KEY, b"ft")
+    assert index.holds(KEY, "")
+    index.forget(KEY)
+    assert left.read(KEY, "") is None and right.read(KEY, "") is None
+
+
+def test_a_folder_that_processes_do_not_share_is_refused(tmp_path: Path) -> None:
+    FolderStore(tmp_path, "model-left")
+    with pytest.raises(ConfigError, match=r"model-right, .*the hosts of all processes share"):
+        FolderIndex(tmp_path, "model", PIECES)
+
+
+def test_pieces_share_the_limit_of_a_folder(tmp_path: Path) -> None:
+    settings = TransferSettings(1, folder=FolderSettings(str(tmp_path), 1000))
+    left, right = (worker_half(settings, "model", PIECES, piece) for piece in PIECES)
+    for number in range(8):
+        for store in (left, right):
+            assert isinstance(store, FolderStore)
+            store.write(bytes([number]) * 36, b"x" * 150)
+    sizes = [path.stat().st_size for path in tmp_path.rglob("*.kv")]
+    assert 0 < sum(sizes) <= 1000

@@ -21,7 +21,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import jengine
 from jengine import SamplingParams
-from jengine.errors import ConfigError, RequestError
+from jengine.errors import ConfigError, RequestError, UnsupportedFeature
 from jengine.models.parameter import named_parameters
 from tests.api import grammar_requests
 from tests.api.engines import answers, random_prompts, tiny_engine
@@ -146,6 +146,40 @@ def offloaded(folder: Path, **settings: Any) -> None:
     with engine(folder, num_gpu_blocks_override=18, kv_offloading_size=0.01, **settings) as llm:
         found = in_turn(llm, OFFLOADED + OFFLOADED)
         say(**found, together=answers(llm.generate(OFFLOADED, PARAMS[0])))
+
+
+def producing(folder: Path, rank: int) -> None:
+    """Blocks that go on to a folder, where each process stores its piece of them."""
+    far(folder, "kv_producer")
+
+
+def consuming(folder: Path, rank: int) -> None:
+    """Blocks that earlier processes have stored."""
+    far(folder, "kv_consumer")
+
+
+def sharing_stages(folder: Path, rank: int) -> None:
+    """Both, with the layers in two stages."""
+    far(folder, "kv_both", pipeline_parallel_size=2)
+
+
+def far(folder: Path, role: str, **settings: Any) -> None:
+    config = {
+        "kv_connector": "SharedStorageConnector", "kv_role": role,
+        "kv_connector_extra_config": {"shared_storage_path": str(folder.parent / "blocks")},
+    }  # fmt: skip
+    with engine(folder, kv_transfer_config=config, **settings) as llm:
+        say(begins=True)
+        say(**in_turn(llm, OFFLOADED))
+
+
+def over_tcp(folder: Path, rank: int) -> None:
+    """A connector whose producers have one address."""
+    config = {
+        "kv_connector": "ZmqConnector", "kv_role": "kv_both",
+        "kv_connector_extra_config": {"secret": "a secret of both engines"},
+    }  # fmt: skip
+    say(refused=refused(UnsupportedFeature, lambda: engine(folder, kv_transfer_config=config)))
 
 
 def in_turn(llm: jengine.LLM, prompts: list[list[int]]) -> dict[str, Any]:
@@ -282,6 +316,10 @@ SCENARIOS = {
         guessing,
         offloading,
         offloading_stages,
+        producing,
+        consuming,
+        sharing_stages,
+        over_tcp,
         suffixes,
         headed,
         differing,

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,9 @@ from jengine.executor.multihost import channel as channels
 from jengine.executor.multihost.agreement import problem_in
 from jengine.executor.multihost.channel import FollowerChannel, LeaderChannel, reports
 from jengine.executor.multihost.connection import Connection, accept, connect, listen
+from jengine.executor.multihost.executors import FollowingExecutor, LeadingExecutor
 from jengine.executor.multihost.messages import (
+    FetchesEnded,
     RequestAborted,
     RunPlan,
     SampleDigest,
@@ -30,7 +33,17 @@ from jengine.executor.multihost.rendezvous import address_towards
 from jengine.executor.multihost.settings import MultihostSettings
 from jengine.executor.multihost.trace import Trace
 from jengine.outputs import Counts, StepLogprobs, StepOutput, TokenDelta
-from jengine.plan import Entries, Entry, NewBlocks, NewRow, Plan, RowSampling, Wanted
+from jengine.plan import (
+    Entries,
+    Entry,
+    Fetch,
+    NewBlocks,
+    NewRow,
+    Plan,
+    RowSampling,
+    Transfers,
+    Wanted,
+)
 
 SETTINGS = MultihostSettings(silence=5.0, stuck=0.5)
 PLAN = Plan(
@@ -248,6 +261,53 @@ def test_other_tokens_make_another_digest() -> None:
         assert (found[0] == found[2]) == (step < 3)
 
 
+class Steps:
+    """A local executor whose plans run no step: the fetches that end with each."""
+
+    def __init__(self, *ended: dict[int, bool]) -> None:
+        self.ended = list(ended)
+
+    def submit(self, plan: Plan) -> Any:
+        output = StepOutput(np.zeros((0, 1), np.int32), transfers_done=self.ended.pop(0))
+        return SimpleNamespace(ready=True, has_left=True, result=lambda: output)
+
+
+def test_a_fetch_has_ended_when_a_follower_has_said_so_too(
+    pair: tuple[LeaderChannel, FollowerChannel],
+) -> None:
+    leader, follower = pair
+    here: Any = Steps({0: True, 1: True}, {}, {})
+    there: Any = Steps({}, {0: False}, {1: True})
+    leading = LeadingExecutor(here, leader, 1)
+    following = FollowingExecutor(there, follower, 1)
+    found = []
+    for step, fetches in enumerate(([Fetch(0, 0, 1, b"k", ""), Fetch(1, 0, 2, b"l", "")], [], [])):
+        transfers = Transfers(fetches=fetches)
+        pending = leading.submit(Plan(step, Entries.of([]), 0, transfers=transfers))
+        message = follower.next()
+        assert isinstance(message, RunPlan)
+        following.submit(message.plan)
+        following.read_up_to(step)
+        if step:
+            eventually(leader.read)
+        found.append(pending.result().transfers_done)
+    assert found == [{}, {0: False}, {1: True}]
+
+
+def test_plans_without_a_step_do_not_make_a_digest_due() -> None:
+    """The leader may be any number of them ahead, and keeps few digests; their transfers count."""
+    output = StepOutput(np.zeros((0, 1), np.int32))
+    idle = [Plan(step, Entries.of([]), 0, transfers=Transfers()) for step in range(9)]
+    reset = Plan(8, Entries.of([]), 0, transfers=Transfers(reset=True))
+    runs = Plan(9, Entries.of([Entry(0, 1, 1)]), 1)
+    ones, others = Trace(2), Trace(2)
+    assert not any(list(ones.add(plan, output)) for plan in (*idle, runs, *idle))
+    assert not any(list(others.add(plan, output)) for plan in (*idle[:8], reset, runs, *idle))
+    found = [list(trace.add(runs, output)) for trace in (ones, others)]
+    assert [len(one) for one in found] == [1, 1] and found[0] != found[1]
+    assert not any(list(ones.add(plan, output)) for plan in idle)
+
+
 def test_a_witness_sees_shape_dtype_and_contents() -> None:
     array = np.arange(6000, dtype=np.float32).reshape(60, 100)
     changed = array + (np.arange(6000).reshape(60, 100) == 5999)
@@ -259,3 +319,4 @@ def test_a_witness_sees_shape_dtype_and_contents() -> None:
         assert witness.take() == []
     assert len(notes) == 4
     assert SampleDigest(1, b"x") == decode(encode(SampleDigest(1, b"x")))
+    assert FetchesEnded({7: False}) == decode(encode(FetchesEnded({7: False})))

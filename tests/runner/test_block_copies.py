@@ -44,8 +44,8 @@ def test_blocks_go_out_and_come_back_in_other_places(group: CacheGroup, mesh: Me
     programs = BlockPrograms(group, arrays)
     memory, other = HostMemory(programs, 5), HostMemory(programs, 2)
     memory.keep([4, 0, 2], programs.read(arrays, [7, 1, 3]))
-    assert other.put(1, memory.whole(2))
-    assert not other.put(0, memory.whole(2)[1:])
+    assert other.put(1, memory.piece(2))
+    assert not other.put(0, memory.piece(2)[1:])
     arrays = programs.write(arrays, [2, 5], memory.staged([4, 0]))
     arrays = programs.write(arrays, [8], other.staged([1]))
     axis = programs.axis

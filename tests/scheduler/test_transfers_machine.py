@@ -7,14 +7,17 @@ up after every operation: free + used + pinned + cached = total.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import hypothesis.strategies as st
 import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from jengine.errors import RequestError
+from jengine.executor.multihost.fetch_tally import FetchTally
 from jengine.executor.scripted_transfers import ScriptedTransfers
-from jengine.plan import Fetch
+from jengine.plan import Fetch, Transfers
 from jengine.request import WireRequest
 from jengine.scheduler.tiered_transfers import TieredTransfers
 from tests.kvcache.cache_cases import FULL, recurrent, sliding
@@ -60,6 +63,7 @@ class TransfersMachine(RuleBasedStateMachine):
 
     loop: Loop | None = None
     stages = (1,)  # of pipelines, each a scripted executor with a cache of its own
+    copies = ScriptedTransfers
 
     @initialize(
         groups=st.sampled_from(GROUPS),
@@ -94,7 +98,7 @@ class TransfersMachine(RuleBasedStateMachine):
         if stages > 1:
             self.loop.executor = StagedExecutor(executor, stages, stored, self.arrives)
         else:
-            executor.transfers = ScriptedTransfers(
+            executor.transfers = self.copies(
                 executor.cache, executor._cache.cached, executor._states, stored, self.arrives
             )
         self.outcome: bool | None = True
@@ -195,14 +199,63 @@ class StagedTransfersMachine(TransfersMachine):
     stages = (2, 2, 3)
 
 
+class TalliedTransfers(ScriptedTransfers):
+    """Copies of the first of several processes, which hears late which fetches have ended in the
+    others."""
+
+    RANKS = 3
+
+    def __init__(self, *args) -> None:
+        super().__init__(*args)
+        self.tally = FetchTally(range(self.RANKS))
+        self.others: list[list[Fetch]] = [[] for _ in range(1, self.RANKS)]
+        self.sent: list[dict[int, bool]] = [{} for _ in range(1, self.RANKS)]
+        self.turn = 0
+
+    def before(self, transfers: Transfers | None) -> dict[int, bool]:
+        if transfers is not None:
+            self.tally.began(transfers)
+        self.tally.ended(0, super().before(transfers))
+        for rank, (fetching, sent) in enumerate(zip(self.others, self.sent, strict=True), 1):
+            self.tally.ended(rank, sent)  # of the plan before: perhaps from before a reset
+            sent.clear()
+            if transfers is not None and transfers.reset:
+                fetching.clear()
+            for fetch in list(fetching):
+                self.turn += 1
+                outcome = None if self.turn % 3 == 0 else self._arrives(fetch)
+                if outcome is not None:
+                    sent[fetch.number] = outcome and self.turn % 5 != 0
+                    fetching.remove(fetch)
+        return self.tally.take()
+
+    def fetch(self, fetches: Sequence[Fetch]) -> None:
+        super().fetch(fetches)
+        for fetching in self.others:
+            fetching += fetches
+
+
+class TalliedTransfersMachine(TransfersMachine):
+    """In several processes, each of which fetches a piece: some late, some in vain."""
+
+    copies = TalliedTransfers
+
+
 TestTransfers = TransfersMachine.TestCase
 TestTransfers.settings = QUICK
+TestTalliedTransfers = TalliedTransfersMachine.TestCase
+TestTalliedTransfers.settings = QUICK
 TestStagedTransfers = StagedTransfersMachine.TestCase
 TestStagedTransfers.settings = QUICK
 
 
 @pytest.mark.slow
 class TestTransfersLarge(TransfersMachine.TestCase):
+    settings = LARGE
+
+
+@pytest.mark.slow
+class TestTalliedTransfersLarge(TalliedTransfersMachine.TestCase):
     settings = LARGE
 
 

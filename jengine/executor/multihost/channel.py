@@ -23,6 +23,7 @@ from jengine.executor.multihost.ending import end_process
 from jengine.executor.multihost.messages import (
     AbortRequest,
     Fatal,
+    FetchesEnded,
     Goodbye,
     Message,
     Report,
@@ -52,6 +53,7 @@ class LeaderChannel:
             deque()
         )  # (process, request) cancelled by a follower's client
         self.samples: deque[tuple[int, SampleDigest]] = deque()
+        self.fetches: deque[tuple[int, dict[int, bool]]] = deque()  # that ended in a follower
         self.observers: list[
             Callable[[str], None]
         ] = []  # called with the reason when the engine ends
@@ -65,6 +67,11 @@ class LeaderChannel:
         for peer in self._peers.values():
             peer.start(self._receive, self.end_all, self._step_in_time)
         atexit.register(self.leave, "its program has ended")
+
+    @property
+    def ranks(self) -> list[int]:
+        """All processes of this engine."""
+        return [self.rank, *self._peers]
 
     def broadcast(self, message: Message) -> None:
         """Send to every follower, in order."""
@@ -104,6 +111,8 @@ class LeaderChannel:
             self.ends.append((rank, message.request_id))
         elif isinstance(message, SampleDigest):
             self.samples.append((rank, message))
+        elif isinstance(message, FetchesEnded):
+            self.fetches.append((rank, message.done))
         elif not isinstance(message, Goodbye):  # which the peer has noted itself
             self.end_all(f"process {rank} sent a {type(message).__name__} to the leader")
         return True

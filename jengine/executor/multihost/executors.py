@@ -16,12 +16,20 @@ from jengine.errors import RequestError
 from jengine.executor.local import LocalExecutor
 from jengine.executor.multihost.agreement import digest_of
 from jengine.executor.multihost.channel import FollowerChannel, LeaderChannel, reports
-from jengine.executor.multihost.messages import Report, RunPlan, SampleDigest, StepRead
+from jengine.executor.multihost.fetch_tally import FetchTally
+from jengine.executor.multihost.messages import (
+    FetchesEnded,
+    Report,
+    RunPlan,
+    SampleDigest,
+    StepRead,
+)
 from jengine.executor.multihost.trace import Trace
 from jengine.executor.protocol import PendingOutput, WorkerHealth
 from jengine.executor.read_step import ReadStep
 from jengine.outputs import StepOutput
 from jengine.plan import Plan
+from jengine.runner.transfers.transfer_runner import REST
 
 # No process can be further behind: a step runs in all processes or in none.
 DIGESTS_KEPT = 64
@@ -36,9 +44,12 @@ class LeadingExecutor:
         self._channel = channel
         self._trace = Trace(compare_every)
         self._digests: dict[int, bytes] = {}
+        self._fetches = FetchTally(channel.ranks)
 
     def submit(self, plan: Plan) -> PendingOutput:
         """Broadcast the plan, then queue its step here."""
+        if plan.transfers is not None:
+            self._fetches.began(plan.transfers)
         self._channel.step = plan.step
         self._channel.broadcast(RunPlan(plan))
         return ReadStep(self._local.submit(plan), partial(self._read, plan))
@@ -52,7 +63,17 @@ class LeadingExecutor:
         self._digests.update(self._trace.add(plan, output))
         while len(self._digests) > DIGESTS_KEPT:
             del self._digests[next(iter(self._digests))]
-        return output
+        return output._replace(transfers_done=self._ended_fetches(plan, output))
+
+    def _ended_fetches(self, plan: Plan, output: StepOutput) -> dict[int, bool]:
+        """The fetches that have ended in every process."""
+        fetches, said = self._fetches, self._channel.fetches
+        fetches.ended(self._channel.rank, output.transfers_done)
+        if not (plan.runs_step or said) and fetches.is_waiting:
+            self._channel.read(REST)  # with nothing to run, the next plan would only ask again
+        while said:
+            fetches.ended(*said.popleft())
+        return fetches.take()
 
     def compare_samples(self) -> None:
         """End all processes if a follower sampled other tokens than this one."""
@@ -109,8 +130,11 @@ class FollowingExecutor:
         """Wait for the steps that the leader has read."""
         while self._pending and self._pending[0][0].step <= step:
             plan, pending = self._pending.popleft()
-            for number, digest in self._trace.add(plan, pending.result()):
+            output = pending.result()
+            for number, digest in self._trace.add(plan, output):
                 self._channel.send(SampleDigest(number, digest))
+            if output.transfers_done:
+                self._channel.send(FetchesEnded(output.transfers_done))
 
     def report(self, method: str, arguments: bytes) -> Report:
         """This process's answer to a call, as its report to the leader."""

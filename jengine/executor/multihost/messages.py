@@ -133,6 +133,12 @@ class SampleDigest(Message, frozen=True):
     digest: bytes
 
 
+class FetchesEnded(Message, frozen=True):
+    """Follower: numbers of fetches that have ended in this process, and whether each succeeded."""
+
+    done: dict[int, bool]
+
+
 class Fatal(Message, frozen=True):
     """The engine cannot go on in any process."""
 
@@ -156,6 +162,7 @@ AnyMessage = (
     | Report
     | Verdict
     | SampleDigest
+    | FetchesEnded
     | Fatal
     | Goodbye
     | CallWorkers

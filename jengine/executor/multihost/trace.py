@@ -22,8 +22,9 @@ class Trace:
         self._steps = 0
 
     def add(self, plan: Plan, output: StepOutput) -> Iterator[tuple[int, bytes]]:
-        """Take in a step that has ended; yields its number and the digest when one is due."""
+        """Take in a step that has ended; yields its number and the digest when one is due. Plans
+        that run no step do not count: a process may be any number of them ahead of another."""
         self._digest.update(msgspec.msgpack.encode((plan, output.tokens.tolist())))
-        self._steps += 1
-        if self._steps % self._every == 0:
+        self._steps += plan.runs_step
+        if plan.runs_step and self._steps % self._every == 0:
             yield plan.step, self._digest.digest()

@@ -116,7 +116,7 @@ class HostCopies:
         if self._far is None or self._writer is None:
             return
         for slot, key in zip(copies.slots, copies.keys, strict=False):
-            data = memory.whole(slot)
+            data = memory.piece(slot)
             with self._changed:
                 if self._unwritten + len(data) > MOST_UNWRITTEN:
                     self.dropped += 1

@@ -1,7 +1,7 @@
 """Slots in the host's memory for the blocks of one cache group, as its devices hold them.
 
-In: arrays with blocks first. Out: such arrays on the devices, or the bytes of one block whatever
-devices share it. Each process keeps the shards of its own devices.
+In: arrays with blocks first. Out: such arrays on the devices, or the bytes of this process's piece
+of one block, whatever devices share the piece. Each process keeps the shards of its own devices.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ import numpy as np
 from jax import Array
 
 from jengine.runner.transfers.device_blocks import BlockPrograms, padded_count
+from jengine.runner.transfers.pieces import Part, part_of, piece_of, volume, within
 
-# Which part of a block a device has: from and to along each dimension.
-Part = tuple[tuple[int, int], ...]
 PINNED = "pinned_host"  # the memory kind that devices copy to and from the fastest
 
 
@@ -26,6 +25,8 @@ class HostMemory:
         self._programs = programs
         self.num_slots = slots
         self._parts: list[dict[Part, np.ndarray]] = []
+        # Of each array the boxes that its piece consists of, in the order of their bytes.
+        self._boxes: list[tuple[Part, ...]] = []
         for shape, dtype, sharding in zip(
             programs.shapes, programs.dtypes, programs.shardings, strict=True
         ):
@@ -34,6 +35,12 @@ class HostMemory:
             self._parts.append(
                 {part: np.empty((slots, *(b - a for a, b in part)), dtype) for part in found}
             )
+            self._boxes.append(piece_of(sharding, shape, jax.process_index()))
+        self.piece_bytes = sum(
+            volume(box) * dtype.itemsize
+            for boxes, dtype in zip(self._boxes, programs.dtypes, strict=True)
+            for box in boxes
+        )
 
     def keep(self, slots: Sequence[int], arrays: Sequence[Array]) -> None:
         """Write the first of these blocks to slots, once they are there."""
@@ -68,37 +75,36 @@ class HostMemory:
             found.append(jax.make_array_from_single_device_arrays(whole, sharding, arrays))
         return tuple(found)
 
-    def whole(self, slot: int) -> bytes:
-        """The bytes of a block, which are the same whatever devices share it."""
+    def piece(self, slot: int) -> bytes:
+        """The bytes of this process's piece of a block: all of it, if there is no other process."""
         found = []
-        for parts, shape, dtype in zip(
-            self._parts, self._programs.shapes, self._programs.dtypes, strict=True
+        for parts, boxes, dtype in zip(
+            self._parts, self._boxes, self._programs.dtypes, strict=True
         ):
-            block = np.empty(shape, dtype)
-            for part, memory in parts.items():
-                block[tuple(slice(*ends) for ends in part)] = memory[slot]
-            found.append(block.tobytes())
+            for box in boxes:
+                values = np.empty([b - a for a, b in box], dtype)
+                for part, memory in parts.items():
+                    if (place := within(part, box)) is not None:
+                        values[place] = memory[slot]
+                found.append(values.tobytes())
         return b"".join(found)
 
     def put(self, slot: int, data: bytes | memoryview) -> bool:
-        """Write the bytes of a block to a slot; False: they are of no such block."""
-        if len(data) != self._programs.block_bytes:
+        """Write the bytes of a piece to a slot; False: they are of no such piece."""
+        if len(data) != self.piece_bytes:
             return False
         begin = 0
-        for parts, shape, dtype in zip(
-            self._parts, self._programs.shapes, self._programs.dtypes, strict=True
+        for parts, boxes, dtype in zip(
+            self._parts, self._boxes, self._programs.dtypes, strict=True
         ):
-            count = int(np.prod(shape))
-            block = np.frombuffer(data, dtype, count, begin).reshape(shape)
-            begin += count * dtype.itemsize
-            for part, memory in parts.items():
-                memory[slot] = block[tuple(slice(*ends) for ends in part)]
+            for box in boxes:
+                shape = [b - a for a, b in box]
+                values = np.frombuffer(data, dtype, volume(box), begin).reshape(shape)
+                begin += values.nbytes
+                for part, memory in parts.items():
+                    if (place := within(part, box)) is not None:
+                        memory[slot] = values[place]
         return True
-
-
-def part_of(index: tuple[slice, ...], shape: tuple[int, ...]) -> Part:
-    """The part of a block that a shard with blocks first has."""
-    return tuple(one.indices(size)[:2] for one, size in zip(index[1:], shape, strict=True))
 
 
 def on_device(values: np.ndarray, device: jax.Device) -> Array:

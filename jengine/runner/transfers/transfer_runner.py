@@ -98,7 +98,7 @@ class TransferRunner:
                 self.drain()
             for loads in transfers.loads:
                 self._load(loads)
-        runs = transfers is None or len(plan.entries) > 0
+        runs = plan.runs_step
         step = self._runner.submit(plan) if runs else None
         if step is not None:
             self._last = None if step.has_left else step

@@ -1,0 +1,76 @@
+"""The piece of a block that a process stores: what its devices hold of each array.
+
+In: shapes and shardings, with blocks first. Out: boxes, and a name of a process's piece that is the
+same wherever the piece is the same part of the block. A piece that is the whole block has the
+name "", so engines of one process, and processes that hold all of it, share what they store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import sha256
+from math import prod
+
+from jax.sharding import Sharding
+
+from jengine.runner.transfers.device_blocks import BlockPrograms
+
+# A box within a block: from and to along each dimension.
+Part = tuple[tuple[int, int], ...]
+NAME_DIGITS = 16
+
+
+def part_of(index: tuple[slice, ...], shape: tuple[int, ...]) -> Part:
+    """The part of a block that a shard with blocks first has."""
+    return tuple(one.indices(size)[:2] for one, size in zip(index[1:], shape, strict=True))
+
+
+def piece_of(sharding: Sharding, shape: tuple[int, ...], process: int) -> tuple[Part, ...]:
+    """What a process has of one array's block: one box if its devices' parts fill it, whatever
+    these are, else the parts."""
+    places = sharding.devices_indices_map((1, *shape))
+    parts = sorted(
+        {
+            part_of(place, shape)
+            for device, place in places.items()
+            if device.process_index == process
+        }
+    )
+    ends = zip(*parts, strict=True)
+    box = tuple((min(a for a, _ in one), max(b for _, b in one)) for one in ends)
+    # Parts are equal or disjoint.
+    return (box,) if volume(box) == sum(map(volume, parts)) else tuple(parts)
+
+
+def volume(part: Part) -> int:
+    """Elements in a part."""
+    return prod(b - a for a, b in part)
+
+
+def within(part: Part, box: Part) -> tuple[slice, ...] | None:
+    """Where a part is in a box; None: outside of it."""
+    if any(a < low or b > high for (a, b), (low, high) in zip(part, box, strict=True)):
+        return None
+    return tuple(slice(a - low, b - low) for (a, b), (low, _) in zip(part, box, strict=True))
+
+
+def piece_name(groups: Sequence[BlockPrograms], process: int) -> str:
+    """The name of what a process has of the blocks of all groups."""
+    pieces = [
+        (shape, piece_of(sharding, shape, process))
+        for group in groups
+        for shape, sharding in zip(group.shapes, group.shardings, strict=True)
+    ]
+    if all(boxes == (whole(shape),) for shape, boxes in pieces):
+        return ""
+    return "-" + sha256(repr(pieces).encode()).hexdigest()[:NAME_DIGITS]
+
+
+def whole(shape: tuple[int, ...]) -> Part:
+    """The box that is all of a block."""
+    return tuple((0, size) for size in shape)
+
+
+def piece_names(groups: Sequence[BlockPrograms], processes: Sequence[int]) -> tuple[str, ...]:
+    """The names of the pieces that processes store, in their order."""
+    return tuple(piece_name(groups, process) for process in processes)
