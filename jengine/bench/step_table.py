@@ -6,13 +6,13 @@ plans are made up, as in `driver`, so the prefix cache must be emptied afterward
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import product
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from jengine.api.llm import LLM
 from jengine.bench.driver import Driver
@@ -22,46 +22,65 @@ from jengine.errors import ConfigError
 from jengine.plan import Entries, Entry, NewBlocks, NewRow, Plan, RowSampling
 from jengine.runner.step.group_arrays import each_array
 
-WARM_UP = 2
+PLANS = 2  # for each time: that of the last one, which was queued while the one before it ran
 SHORT = 32  # the shortest context
 
 
 def measure(llm: LLM, iterations: int) -> dict[str, Any]:
-    """The table of an engine: medians of so many steps."""
-    schedule, cache, core = llm.engine.schedule, llm.engine.cache, llm.engine.in_process.core
-    if not isinstance(core, EngineCore):
-        raise ConfigError("--step-table: expected one engine in this process, without replicas.")
-    rows, prefill, contexts = axes(llm, iterations)
-    timed = StepTimer(llm)
-    seconds = [
-        [
-            [timed.seconds(count, tokens, context, iterations) for context in contexts]
-            for tokens in prefill
-        ]
-        for count in rows
-    ]
-    llm.reset_prefix_cache()  # its blocks no longer hold what their hashes say
-    return {
-        "bench": "steps",
-        **surroundings(),
-        "schedule": msgspec.to_builtins(schedule),
-        "cache": msgspec.to_builtins(cache),
-        "depth": core.depth,
-        "token_bytes": token_bytes(llm),
-        "decode_rows": rows,
-        "prefill_tokens": prefill,
-        "contexts": contexts,
-        "seconds": seconds,
-    }
+    """The table of an engine: medians of so many rounds."""
+    rounds = Rounds(llm)
+    for _ in range(iterations):
+        rounds.another()
+    return rounds.table()
 
 
-def axes(llm: LLM, iterations: int) -> tuple[list[int], list[int], list[int]]:
+class Rounds:
+    """Times every step of a table once per round, so that a machine that is slower for a while is
+    so for all of them; one after the other would be measured on as many machines."""
+
+    def __init__(self, llm: LLM) -> None:
+        if not isinstance(llm.engine.in_process.core, EngineCore):
+            raise ConfigError(
+                "--step-table: expected one engine in this process, without replicas."
+            )
+        self._llm = llm
+        self._axes = axes(llm)
+        self._found: list[list[float]] = []  # by round and place in the table
+        self._timer = StepTimer(llm)
+
+    def another(self) -> None:
+        """Time all of them once more, while nothing else runs."""
+        self._found.append([self._timer.seconds(*place) for place in product(*self._axes)])
+        self._llm.reset_prefix_cache()  # its blocks no longer hold what their hashes say
+
+    def table(self) -> dict[str, Any]:
+        """The medians of all rounds."""
+        engine, (rows, prefill, contexts) = self._llm.engine, self._axes
+        core = engine.in_process.core
+        assert isinstance(core, EngineCore), "checked at the beginning"
+        shape = (len(rows), len(prefill), len(contexts))
+        return {
+            "bench": "steps",
+            **surroundings(),
+            "schedule": msgspec.to_builtins(engine.schedule),
+            "cache": msgspec.to_builtins(engine.cache),
+            "depth": core.depth,
+            "token_bytes": token_bytes(self._llm),
+            "rounds": len(self._found),
+            "decode_rows": rows,
+            "prefill_tokens": prefill,
+            "contexts": contexts,
+            "seconds": np.median(self._found, axis=0).reshape(shape).tolist(),
+        }
+
+
+def axes(llm: LLM) -> tuple[list[int], list[int], list[int]]:
     """Decode rows beside one row that is prefilled; prompt tokens in whole tiles; contexts."""
     schedule = llm.engine.schedule
     rows = doubled(1, max(schedule.max_num_seqs - 1, 1))
     tile = schedule.prefill_tile
     room = schedule.max_num_batched_tokens - schedule.max_num_seqs + 1
-    far = longest(llm) - iterations - WARM_UP - 1
+    far = longest(llm) - PLANS - 1
     if far < max(SHORT, tile):
         raise ConfigError(
             f"--step-table: requests have {longest(llm)} tokens each when all {rows[-1] + 1} run, "
@@ -103,22 +122,16 @@ class StepTimer:
     def __init__(self, llm: LLM) -> None:
         self.driver = Driver(llm)
 
-    def seconds(self, rows: int, tokens: int, context: int, steps: int) -> float:
-        """The median step; 0 for one without anything in it."""
+    def seconds(self, rows: int, tokens: int, context: int) -> float:
+        """From the end of the step before to the end of this one; 0 without anything in it."""
         if not rows + tokens:
             return 0.0
-        runner, ends = self.driver.runner, []
-        plans = self.plans(rows, tokens, context, steps + WARM_UP)
-        queued = runner.submit(next(plans))
-        for plan in plans:
-            following = runner.submit(plan)
-            queued.result()
+        steps = [self.driver.runner.submit(one) for one in self.plans(rows, tokens, context, PLANS)]
+        ends = []
+        for step in steps:
+            step.result()
             ends.append(time.perf_counter())
-            queued = following
-        queued.result()
-        ends.append(time.perf_counter())
-        took = [after - before for before, after in pairwise(ends)]
-        return statistics.median(took[-steps:])
+        return ends[-1] - ends[-2]
 
     def plans(self, rows: int, tokens: int, context: int, steps: int) -> Iterator[Plan]:
         """Steps that decode a token of each row, and prefill the same tokens of one more row, as

@@ -1,8 +1,8 @@
 """Proof of a simulation: the same trace on an engine of this machine, and simulated by its steps.
 
 python -m jengine.simulation.proof MODEL [--rate 4 ...]: measures the table of steps, runs the trace
-in real time, simulates it, and prints both. Alone on a machine: whatever else runs is in the times
-of one of them only.
+in real time, simulates it, and prints both. The trace comes in parts, with rounds of the table
+before, between and after them: what else runs on the machine is then in the times of both.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,12 @@ from typing import Any
 import msgspec
 
 from jengine.api.llm import LLM
-from jengine.bench.step_table import measure
+from jengine.bench.step_table import Rounds
 from jengine.bench.surroundings import shown_command
 from jengine.engine.core import EngineCore
 from jengine.request import WireRequest
 from jengine.simulation.fleet import Fleet
-from jengine.simulation.history import History
+from jengine.simulation.history import COLUMNS, History
 from jengine.simulation.journeys import Journey, noted, wire_of
 from jengine.simulation.pool import Pool
 from jengine.simulation.replica import Clock, Replica
@@ -72,6 +73,19 @@ def simulated(table: StepTable, settings: TraceSettings) -> History:
     return Fleet([pool], clock, SyntheticTrace(settings)).run()
 
 
+def in_turn(histories: Sequence[History]) -> History:
+    """One history, in which each begins when the one before has ended."""
+    whole, began = History(), 0.0
+    for one in histories:
+        columns = zip(*(getattr(one, name) for name in COLUMNS), strict=True)
+        for arrived, first, ended, *tokens in columns:
+            whole.end(began + arrived, began + first, began + ended, *tokens)
+        one.gaps.flush()
+        whole.gaps.counts += one.gaps.counts
+        began = max(whole.ended)
+    return whole
+
+
 def compared(real: dict[str, Any], made_up: dict[str, Any]) -> list[dict[str, Any]]:
     """The three figures, and how far they are apart."""
     rows = []
@@ -86,21 +100,38 @@ def compared(real: dict[str, Any], made_up: dict[str, Any]) -> list[dict[str, An
     return rows
 
 
-def proof(llm: LLM, settings: TraceSettings, iterations: int) -> dict[str, Any]:
+def parts_of(settings: TraceSettings, parts: int) -> list[TraceSettings]:
+    """Traces that have a trace's requests between them."""
+    sizes = [settings.requests // parts + (i < settings.requests % parts) for i in range(parts)]
+    return [
+        replace(settings, requests=size, seed=settings.seed + number)
+        for number, size in enumerate(sizes)
+    ]
+
+
+def proof(llm: LLM, settings: TraceSettings, parts: int) -> dict[str, Any]:
     """Measure, simulate, compare."""
     core = llm.engine.in_process.core
     assert isinstance(core, EngineCore), "one engine in this process, without replicas"
-    found = {"model": str(llm.engine.folder), **measure(llm, iterations)}
+    rounds, traces = Rounds(llm), parts_of(settings, parts)
+    measured(core, replace(settings, requests=WARM_UP, seed=settings.seed + parts))
+    histories = []
+    for trace in traces:
+        rounds.another()
+        histories.append(measured(core, trace))
+        core.reset_prefix_cache()
+    rounds.another()
+    found = {"model": str(llm.engine.folder), **rounds.table()}
     table = msgspec.json.decode(json.dumps(found).encode(), type=StepTable)
-    measured(core, replace(settings, requests=WARM_UP, seed=settings.seed + 1))
-    core.reset_prefix_cache()
-    real = figures([group_result(measured(core, settings))], {}, None)
-    made_up = figures([group_result(simulated(table, settings))], {}, None)
+    real = figures([group_result(in_turn(histories))], {}, None)
+    told = in_turn([simulated(table, trace) for trace in traces])
+    made_up = figures([group_result(told)], {}, None)
     rows = compared(real, made_up)
     return {
         "bench": "simulation proof",
         **{key: found[key] for key in ("commit", "hardware", "versions")},
         "trace": msgspec.to_builtins(settings),
+        "parts": parts,
         "compared": rows,
         "within": all(abs(row["difference"]) <= ENOUGH for row in rows),
         "measured": real,
@@ -131,9 +162,11 @@ def main(words: list[str]) -> int:
     parser.add_argument("--spread", type=float, default=0.5, help="of lengths over mean [0.5]")
     parser.add_argument("--max-num-seqs", type=int, default=16, help="[16]")
     parser.add_argument("--max-model-len", type=int, default=1024, help="[1024]")
-    parser.add_argument("--num-iters", type=int, default=5, help="steps for each time [5]")
+    parser.add_argument("--parts", type=int, default=5, help="of the trace [5]")
     parser.add_argument("--output-json", metavar="FILE", help="write the result to this file")
     given = parser.parse_args(words)
+    if not 1 <= given.parts <= given.requests:
+        parser.error(f"--parts {given.parts}: expected 1 to {given.requests}, the requests.")
     settings = {"max_num_seqs": given.max_num_seqs, "max_model_len": given.max_model_len}
     with LLM(
         given.model, **settings, skip_tokenizer_init=True, compilation_config={"wait_for": "all"}
@@ -143,7 +176,7 @@ def main(words: list[str]) -> int:
             output_len=given.output_len, spread=given.spread, longest=given.max_model_len,
             vocab_size=llm.engine.model.vocab_size,
         )  # fmt: skip
-        result = proof(llm, trace, given.num_iters)
+        result = proof(llm, trace, given.parts)
     result["command"] = shown_command("jengine.simulation.proof", words)
     sys.stdout.write(printed(result) + "\n")
     if given.output_json:
