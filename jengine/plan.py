@@ -117,6 +117,8 @@ class Wanted(IntEnum):
 
 # Looking a member up in its class is slow.
 NOTHING, TOKENS = Wanted
+# And numpy looks for attributes of a member that an array is compared with.
+TOKENS_NUMBER = int(TOKENS)
 
 
 class Entry(NamedTuple):
@@ -174,7 +176,7 @@ class Entries(msgspec.Struct, frozen=True, array_like=True):
     @property
     def wants_tokens(self) -> np.ndarray:
         """bool[entries]: whether tokens are to be sampled."""
-        return self.columns[3] == TOKENS
+        return self.columns[3] == TOKENS_NUMBER
 
     def __len__(self) -> int:
         return self.columns.shape[1]

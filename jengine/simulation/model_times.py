@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from jengine.planning.timing import Timing
-from jengine.simulation.step_times import Load
+from jengine.simulation.step_times import Load, stepwise
 
 # The context at which the growth of what a token reads and computes is taken, with windows.
 FAR = 1 << 20
@@ -50,6 +50,22 @@ class ModelTimes:
         operations = tokens * self._token + load.sampled * self._head + attention
         busy = max((weights + cache) * self._read, operations * self._compute)
         return busy + self._launches[load.prefill_tokens > 0] + exchanges
+
+    def ends(self, load: Load, at: float, runs: int, until: float) -> list[float]:
+        """Decodes alone differ in their context only, which is linear without windows."""
+        rows, context, ends = load.decode_rows, load.decode_context, []
+        if load.prefill_tokens or not self._is_linear:
+            return stepwise(self, load, at, runs, until)
+        weights, exchanges = self._fixed.get(rows) or self._fixed.setdefault(rows, self._of(rows))
+        operations, launches = rows * self._token + load.sampled * self._head, self._launches[0]
+        read, compute = self._read, self._compute
+        while len(ends) < runs and at <= until:
+            memory = (weights + self._context_bytes * context) * read
+            arithmetic = (operations + self._context_operations * context) * compute
+            at += (memory if memory >= arithmetic else arithmetic) + launches + exchanges
+            ends.append(at)
+            context += rows
+        return ends
 
     def _of(self, tokens: int) -> tuple[float, float]:
         """Bytes of weights that so many tokens read, and seconds of their exchanges."""

@@ -22,7 +22,7 @@ from jengine.scheduler.recorder import Recorder
 from jengine.scheduler.scheduler import Scheduler
 from jengine.simulation.host_tier import HostTier
 from jengine.simulation.jumps import Jumps
-from jengine.simulation.step_times import StepTimes, later, load_of, pure_decode
+from jengine.simulation.step_times import Load, StepTimes, load_of, pure_decode
 
 MADE_UP = 7  # every token of every answer, unless an executor says otherwise
 NEVER = float("inf")
@@ -73,6 +73,17 @@ class Running(NamedTuple):
     ends: list[float]  # of each of its runs
 
 
+class LookAhead(NamedTuple):
+    """The ends of a step's runs, which a jump was measured by before its plan was made."""
+
+    began: float
+    load: Load
+    ends: list[float]
+
+
+NOT_LOOKED = LookAhead(NEVER, pure_decode(0, 0), [])
+
+
 @dataclass
 class Work:
     """What a replica has done."""
@@ -100,6 +111,7 @@ class Replica:
     _incoming: deque[Incoming] = field(default_factory=deque)
     _free_at: float = 0.0  # when the devices, or the first stage, can begin another step
     _hold: float = 0.0  # no plan is made before: a jump's last run has not begun
+    _looked_ahead: LookAhead = NOT_LOOKED
     _preempted: int = 0  # by schedulers before this one
     copies_until: float = 0.0  # when its link to the host, or to other replicas, is idle again
 
@@ -201,12 +213,13 @@ class Replica:
         return True
 
     def _submit(self, plan: Plan) -> None:
-        began = at = max(self.clock.now, self._free_at)
-        load, ends = load_of(plan), []
-        for number in range(plan.repeats):
-            at += self.kind.times.seconds(later(load, number) if number else load)
-            ends.append(at)
-        self._free_at = at
+        began = max(self.clock.now, self._free_at)
+        load, looked = load_of(plan), self._looked_ahead
+        if looked.began == began and looked.load == load:
+            ends = looked.ends[: plan.repeats]
+        else:
+            ends = self.kind.times.ends(load, began, plan.repeats, NEVER)
+        self._free_at = at = ends[-1]
         self._hold = ends[-2] if len(ends) > 1 else 0.0
         passing = (self.kind.stages - 1) * (at - began)  # through the other stages
         if passing:
@@ -230,9 +243,9 @@ class Replica:
         if rows < self.scheduler.num_running:
             return 1
         horizon = self.horizon(waiting)
-        at, runs = max(self.clock.now, self._free_at), 0
-        load = pure_decode(rows, context)
-        while runs < most and at < horizon:
-            at += self.kind.times.seconds(later(load, runs))
-            runs += at <= horizon
-        return max(runs, 1)
+        began, load = max(self.clock.now, self._free_at), pure_decode(rows, context)
+        if began >= horizon:
+            return 1
+        ends = self.kind.times.ends(load, began, most, horizon)
+        self._looked_ahead = LookAhead(began, load, ends)
+        return max(len(ends) - (ends[-1] > horizon), 1)

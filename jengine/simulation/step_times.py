@@ -28,6 +28,11 @@ class StepTimes(Protocol):
     def seconds(self, load: Load) -> float:
         """The duration of a step, or of one stage of it where there are stages."""
 
+    def ends(self, load: Load, at: float, runs: int, until: float) -> list[float]:
+        """When so many runs of a step end that begins at `at`; of decodes alone if there are
+        several, each of which reads a token more in each run. The first end later than `until` is
+        the last one. To the bit the sums of `seconds`, as `stepwise` adds them up."""
+
 
 def load_of(plan: Plan) -> Load:
     """What the first run of a plan asks for."""
@@ -48,6 +53,15 @@ def load_of(plan: Plan) -> Load:
 def pure_decode(rows: int, context: int) -> Load:
     """The load of decodes alone, which read so many tokens together."""
     return Load(rows, context, 0, 0, 0, 0, rows)
+
+
+def stepwise(times: StepTimes, load: Load, at: float, runs: int, until: float) -> list[float]:
+    """`StepTimes.ends`, a step at a time."""
+    ends: list[float] = []
+    while len(ends) < runs and at <= until:
+        at += times.seconds(later(load, len(ends)) if ends else load)
+        ends.append(at)
+    return ends
 
 
 def later(load: Load, runs: int) -> Load:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import numpy as np
 from jengine.config import CacheConfig, ScheduleConfig
 from jengine.errors import ConfigError
 from jengine.simulation.replica import ReplicaKind
-from jengine.simulation.step_times import Load
+from jengine.simulation.step_times import Load, stepwise
 
 KIND = "steps"
 
@@ -71,6 +71,8 @@ class TableTimes:
 
     axes: tuple[Sequence[int], Sequence[int], Sequence[int]]
     seconds_at: Any  # nested lists
+    # By decode rows: seconds of a step without prompts at each context.
+    _decodes: dict[int, list[float]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, table: StepTable) -> TableTimes:
@@ -81,15 +83,45 @@ class TableTimes:
         """The time of a step, at the mean number of tokens before each of its own."""
         tokens = load.decode_rows + load.prefill_tokens
         context = (load.decode_context + load.prefill_start) / tokens
-        rows, prefill, contexts = self.axes
-        by_rows = self.seconds_at
-        total = 0.0
-        for i, a in weights(rows, load.decode_rows):
-            for j, b in weights(prefill, load.prefill_tokens):
-                column = by_rows[i][j]
-                for k, c in weights(contexts, context):
-                    total += a * b * c * column[k]
-        return max(total, 0.0)
+        return self._at(self._column(load.decode_rows, load.prefill_tokens), context)
+
+    def ends(self, load: Load, at: float, runs: int, until: float) -> list[float]:
+        """Decodes alone differ in their context only."""
+        if load.prefill_tokens:
+            return stepwise(self, load, at, runs, until)
+        rows, context, ends = load.decode_rows, load.decode_context, []
+        column = self._column(rows, 0)
+        while len(ends) < runs and at <= until:
+            at += self._at(column, context / rows)
+            ends.append(at)
+            context += rows
+        return ends
+
+    def _column(self, rows: int, prefill: int) -> list[float]:
+        """Seconds at each context."""
+        known = self._decodes.get(rows) if not prefill else None
+        if known is not None:
+            return known
+        found = [0.0] * len(self.axes[2])
+        for i, a in weights(self.axes[0], rows):
+            for j, b in weights(self.axes[1], prefill):
+                if share := a * b:
+                    for k, seconds in enumerate(self.seconds_at[i][j]):
+                        found[k] += share * seconds
+        if not prefill:
+            self._decodes[rows] = found
+        return found
+
+    def _at(self, column: list[float], context: float) -> float:
+        """A time of a column, which extrapolation never makes negative."""
+        contexts = self.axes[2]
+        if len(contexts) == 1:
+            return max(column[0], 0.0)
+        above = min(max(bisect_right(contexts, context), 1), len(contexts) - 1)
+        low, high = contexts[above - 1], contexts[above]
+        first, last = column[above - 1], column[above]
+        total = first + (context - low) / (high - low) * (last - first)
+        return total if total > 0.0 else 0.0
 
 
 def weights(axis: Sequence[int], value: float) -> list[tuple[int, float]]:

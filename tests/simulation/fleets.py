@@ -11,7 +11,7 @@ from jengine.executor.scripted import ScriptedExecutor
 from jengine.simulation.fleet import Fleet
 from jengine.simulation.pool import Pool, Routing
 from jengine.simulation.replica import Clock, Replica, ReplicaKind, Run, made_up
-from jengine.simulation.step_times import Load
+from jengine.simulation.step_times import Load, stepwise
 from jengine.simulation.trace import SyntheticTrace, Trace, TraceSettings
 
 VOCAB = 97
@@ -28,6 +28,9 @@ class Steps:
 
     def seconds(self, load: Load) -> float:
         return self.base + self.row * load.decode_rows + self.token * load.prefill_tokens
+
+    def ends(self, load: Load, at: float, runs: int, until: float) -> list[float]:
+        return stepwise(self, load, at, runs, until)
 
 
 def kind(blocks: int = 200, **more: Any) -> ReplicaKind:

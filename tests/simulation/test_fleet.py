@@ -8,11 +8,18 @@ import numpy as np
 import pytest
 
 from jengine.simulation.fleet import Fleet
+from jengine.simulation.step_times import StepTimes
+from jengine.simulation.table_times import TableTimes
 from jengine.simulation.trace import Arrival, Ask, TraceSettings
 from tests.simulation.fleets import Steps, any_tokens, fleet, kind
 
 BUSY = TraceSettings(
     requests=60, rate=30.0, input_len=20, output_len=12, spread=0.5, prefixes=3, prefix_len=24
+)
+# Decodes slow down with their context.
+TABLE = TableTimes(
+    ([0, 2, 8], [0, 64], [8, 128]),
+    [[[0.0, 0.0], [0.03, 0.04]], [[0.01, 0.013], [0.04, 0.06]], [[0.02, 0.027], [0.05, 0.08]]],
 )
 
 
@@ -69,10 +76,11 @@ def test_without_overlap_it_joins_the_next_step() -> None:
 @pytest.mark.parametrize("replicas", [1, 3])
 @pytest.mark.parametrize("turns", [1, 3])
 @pytest.mark.parametrize("rate", [0.5, 30.0])
-def test_jumps_change_nothing(replicas: int, turns: int, rate: float) -> None:
+@pytest.mark.parametrize("times", [Steps(0.01, 0.001, 0.0005), TABLE], ids=["linear", "table"])
+def test_jumps_change_nothing(replicas: int, turns: int, rate: float, times: StepTimes) -> None:
     trace = TraceSettings(requests=30, rate=rate, input_len=9, output_len=20, spread=0.4,
                           turns=turns, think=0.3)  # fmt: skip
-    jumping, single = (fleet([(kind(), replicas)], trace) for _ in range(2))
+    jumping, single = (fleet([(kind(times=times), replicas)], trace) for _ in range(2))
     for _, replica in single.sites:
         replica.horizon = lambda waiting: 0.0
     for one in (jumping, single):
