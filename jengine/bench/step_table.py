@@ -22,7 +22,8 @@ from jengine.errors import ConfigError
 from jengine.plan import Entries, Entry, NewBlocks, NewRow, Plan, RowSampling
 from jengine.runner.step.group_arrays import each_array
 
-PLANS = 2  # for each time: that of the last one, which was queued while the one before it ran
+PLANS = 3  # for each time: one to queue behind, the one that is timed, and one to queue meanwhile
+IDLE = 0.1  # seconds without steps
 SHORT = 32  # the shortest context
 
 
@@ -46,11 +47,18 @@ class Rounds:
         self._llm = llm
         self._axes = axes(llm)
         self._found: list[list[float]] = []  # by round and place in the table
+        self._idle: list[float] = []  # seconds that steps took longer after nothing
         self._timer = StepTimer(llm)
 
     def another(self) -> None:
         """Time all of them once more, while nothing else runs."""
-        self._found.append([self._timer.seconds(*place) for place in product(*self._axes)])
+        rows, prefill, (context, *_) = self._axes
+        found = {place: self._timer.seconds(*place) for place in product(*self._axes)}
+        self._found.append(list(found.values()))
+        self._idle += [
+            self._timer.after_idling(tokens, context) - found[rows[0], tokens, context]
+            for tokens in prefill[1:]
+        ]
         self._llm.reset_prefix_cache()  # its blocks no longer hold what their hashes say
 
     def table(self) -> dict[str, Any]:
@@ -67,6 +75,7 @@ class Rounds:
             "depth": core.depth,
             "token_bytes": token_bytes(self._llm),
             "rounds": len(self._found),
+            "idle_seconds": max(float(np.median(self._idle or [0.0])), 0.0),
             "decode_rows": rows,
             "prefill_tokens": prefill,
             "contexts": contexts,
@@ -123,21 +132,36 @@ class StepTimer:
         self.driver = Driver(llm)
 
     def seconds(self, rows: int, tokens: int, context: int) -> float:
-        """From the end of the step before to the end of this one; 0 without anything in it."""
+        """From the end of the step before to the end of this one, while the host makes the next
+        plan, as in an engine: on a CPU both want its cores. 0 without anything in it."""
         if not rows + tokens:
             return 0.0
-        steps = [self.driver.runner.submit(one) for one in self.plans(rows, tokens, context, PLANS)]
-        ends = []
-        for step in steps:
-            step.result()
-            ends.append(time.perf_counter())
-        return ends[-1] - ends[-2]
+        submit, plans = self.driver.runner.submit, self.plans(rows, tokens, context, PLANS)
+        before, timed = submit(next(plans)), submit(next(plans))
+        before.result()
+        began = time.perf_counter()
+        behind = submit(next(plans))
+        timed.result()
+        ended = time.perf_counter()
+        behind.result()
+        return ended - began
+
+    def after_idling(self, tokens: int, context: int) -> float:
+        """The same of a prompt for which nothing had to wait, from its arrival on."""
+        submit, plans = self.driver.runner.submit, self.plans(0, tokens, context, PLANS - 1)
+        time.sleep(IDLE)
+        began = time.perf_counter()
+        timed, behind = submit(next(plans)), submit(next(plans))
+        timed.result()
+        ended = time.perf_counter()
+        behind.result()
+        return ended - began
 
     def plans(self, rows: int, tokens: int, context: int, steps: int) -> Iterator[Plan]:
         """Steps that decode a token of each row, and prefill the same tokens of one more row, as
-        far as there is room behind as many others."""
+        far as there is room behind as many others; the last one only decodes."""
         before = min(context, longest(self.driver.llm) - tokens - 1)
-        lengths = [context + steps] * rows + ([before + tokens] if tokens else [])
+        lengths = [context + steps] * rows + ([before + tokens + 1] if tokens else [])
         started = [
             NewRow(row, [1] * (context - 1), context - 1, RowSampling()) for row in range(rows)
         ]
@@ -150,7 +174,11 @@ class StepTimer:
         for step in range(steps):
             decodes = [Entry(row, context - 1 + step, 1) for row in range(rows)]
             first = (started, blocks) if step == 0 else ([], [])
-            yield Plan(step, Entries.of([*decodes, *chunk]), rows, *first)
+            if step == steps - 1:
+                decodes = decodes or [Entry(0, before + tokens, 1)]
+                yield Plan(step, Entries.of(decodes), len(decodes), *first)
+            else:
+                yield Plan(step, Entries.of([*decodes, *chunk]), rows, *first)
 
     def blocks(self, lengths: Sequence[int]) -> list[NewBlocks]:
         """Blocks of each row in every group, side by side as if they had grown together."""

@@ -162,7 +162,7 @@ def main(words: list[str]) -> int:
     parser.add_argument("--spread", type=float, default=0.5, help="of lengths over mean [0.5]")
     parser.add_argument("--max-num-seqs", type=int, default=16, help="[16]")
     parser.add_argument("--max-model-len", type=int, default=1024, help="[1024]")
-    parser.add_argument("--parts", type=int, default=5, help="of the trace [5]")
+    parser.add_argument("--parts", type=int, default=3, help="of the trace [3]")
     parser.add_argument("--output-json", metavar="FILE", help="write the result to this file")
     given = parser.parse_args(words)
     if not 1 <= given.parts <= given.requests:

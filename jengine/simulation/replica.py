@@ -52,6 +52,7 @@ class ReplicaKind:
     depth: int = 1  # plans that may be in flight while one is read
     stages: int = 1  # of a pipeline, whose slowest one takes what `times` says
     devices: int = 1
+    idle_seconds: float = 0.0  # what a step takes longer before which nothing ran
     token_bytes: int = 0  # keys and values of one token, on all devices
     host_bytes: int = 0  # of the tier in host memory; 0: there is none
     copy_rate: float = 1.0  # bytes per second between host and devices
@@ -212,8 +213,14 @@ class Replica:
         scheduler.add(wire, incoming.hashes)
         return True
 
+    @property
+    def _next_begins(self) -> float:
+        """When the devices begin a step that is queued now."""
+        now = self.clock.now
+        return self._free_at if self._free_at >= now else now + self.kind.idle_seconds
+
     def _submit(self, plan: Plan) -> None:
-        began = max(self.clock.now, self._free_at)
+        began = self._next_begins
         load, looked = load_of(plan), self._looked_ahead
         if looked.began == began and looked.load == load:
             ends = looked.ends[: plan.repeats]
@@ -243,7 +250,7 @@ class Replica:
         if rows < self.scheduler.num_running:
             return 1
         horizon = self.horizon(waiting)
-        began, load = max(self.clock.now, self._free_at), pure_decode(rows, context)
+        began, load = self._next_begins, pure_decode(rows, context)
         if began >= horizon:
             return 1
         ends = self.kind.times.ends(load, began, most, horizon)

@@ -21,7 +21,6 @@ from jengine.simulation.scenario import Scenario
 KIND = "simulation"
 LEFT_OUT = (
     "HTTP, tokenizers and the network between clients and replicas",
-    "the host's own time for a step, which the next one hides while devices run",
     "compiling, warming up, and loading of weights after a failure",
 )
 
@@ -47,6 +46,7 @@ def left_out(scenario: Scenario) -> list[str]:
     """What the model of time does not hold, for this scenario."""
     notes = []
     if any(pool.table is None for pool in scenario.pools):
+        notes.append("the host's own time for a step, which the next one hides while devices run")
         notes.append(
             "everything that `jengine plan` leaves out: no step was timed, exchanges overlap with "
             "nothing, padding to compiled sizes is free, and experts are chosen evenly"

@@ -38,6 +38,8 @@ class StepTable(msgspec.Struct, frozen=True):
     contexts: list[int]
     # By decode rows, prefill tokens and context; nothing runs in a step of 0 and 0.
     seconds: list[list[list[float]]]
+    # What a step takes longer for which nothing was queued before: the host's work is not hidden.
+    idle_seconds: float = 0.0
 
 
 def read_table(file: Path) -> StepTable:
@@ -61,7 +63,12 @@ def table_kind(table: StepTable) -> ReplicaKind:
     """A replica like the engine that was measured."""
     times = TableTimes.of(table)
     return ReplicaKind(
-        table.schedule, table.cache, times, table.depth, token_bytes=table.token_bytes
+        table.schedule,
+        table.cache,
+        times,
+        table.depth,
+        token_bytes=table.token_bytes,
+        idle_seconds=table.idle_seconds,
     )
 
 

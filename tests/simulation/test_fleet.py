@@ -59,6 +59,16 @@ def test_a_lone_request_takes_a_step_for_each_token() -> None:
     assert one.sites[0][1].work.busy == pytest.approx(0.05)
 
 
+def test_a_step_before_which_nothing_ran_takes_longer() -> None:
+    one = fleet(
+        [(kind(times=Steps(0.01), idle_seconds=0.003), 1)], Given((2.0, 10, 5), (3.0, 9, 2))
+    )
+    one.run()
+    found = columns(one)
+    assert found["first"] == pytest.approx([2.013, 3.013])
+    assert found["ended"] == pytest.approx([2.053, 3.023])
+
+
 def test_a_request_that_comes_during_a_step_waits_for_those_that_are_queued() -> None:
     # The second arrives in the first step, behind which another is queued already.
     one = fleet([(kind(times=Steps(0.01)), 1)], Given((0.0, 10, 9), (0.005, 10, 2)))
@@ -80,7 +90,9 @@ def test_without_overlap_it_joins_the_next_step() -> None:
 def test_jumps_change_nothing(replicas: int, turns: int, rate: float, times: StepTimes) -> None:
     trace = TraceSettings(requests=30, rate=rate, input_len=9, output_len=20, spread=0.4,
                           turns=turns, think=0.3)  # fmt: skip
-    jumping, single = (fleet([(kind(times=times), replicas)], trace) for _ in range(2))
+    jumping, single = (
+        fleet([(kind(times=times, idle_seconds=0.002), replicas)], trace) for _ in range(2)
+    )
     for _, replica in single.sites:
         replica.horizon = lambda waiting: 0.0
     for one in (jumping, single):
