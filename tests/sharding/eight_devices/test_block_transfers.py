@@ -13,7 +13,7 @@ import pytest
 import jengine
 from jengine import SamplingParams
 from tests.api.engines import random_prompts, tiny_engine
-from tests.api.test_kv_offloading import answers, transfers
+from tests.api.test_kv_offloading import KINDS, answers, transfers, twice
 from tests.models.tiny_models import write_tiny_native
 
 PROMPT = random_prompts(100)[0]
@@ -114,6 +114,25 @@ def test_blocks_of_stages_come_back(tmp_path: Path, layers: str, sizes: tuple[in
             if outside:
                 assert cached == [0] * 4 + [96, 64, 96, 80]
                 assert transfers(llm).loaded >= 20
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_cache_comes_back_to_the_stages(kind: str, tmp_path: Path) -> None:
+    family, config, own = KINDS[kind]
+    model = write_tiny_native(tmp_path, family, max_position_embeddings=1024, **config)
+    prompts, found = random_prompts(*[150] * 24), []
+    # Beside a cache that holds everything, as hits round otherwise than misses with some kinds.
+    for outside in (
+        {"num_gpu_blocks_override": 400},
+        {"num_gpu_blocks_override": 60, "kv_offloading_size": 0.05},
+    ):
+        with tiny_engine(model, **meshed((1, 2)), **{**SMALL, **own, **outside}) as llm:
+            made, cached = answers(llm, twice(prompts))
+            found.append(made)
+            if "kv_offloading_size" in outside:
+                assert min(cached[24:28]) >= 128
+                assert transfers(llm).loaded > 0
     assert found[0] == found[1]
 
 
