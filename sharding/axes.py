@@ -10,8 +10,9 @@ from jax.sharding import PartitionSpec
 # The mesh of an engine. STAGES shards the layers. Devices along REPLICAS and CONTEXT work on the
 # same KV heads, because a model has fewer of those than there are devices: along REPLICAS they
 # cache the same tokens of a request, along CONTEXT different ones. Everything else of a layer is
-# sharded over all three.
-STAGES, TENSOR, REPLICAS, CONTEXT = "pp", "tp", "tp_replicas", "dcp"
+# sharded over all three. Devices along PREFILL have the same part of the model and of the cache,
+# and compute different tokens of a step.
+STAGES, TENSOR, REPLICAS, CONTEXT, PREFILL = "pp", "tp", "tp_replicas", "dcp", "pcp"
 # Numbers copies of the model.
 DATA = "dp"
 
@@ -32,6 +33,8 @@ MESH_AXES: dict[str, tuple[str, ...]] = {
     "block_tokens": (CONTEXT,),
     "queries_of_block": (REPLICAS,),
     "heads_of_block": (TENSOR, REPLICAS),
+    # The tokens of a step, in the order of devices.
+    "tokens": (PREFILL,),
     "embed": (),
     # Parameters of experts name "mlp" as well: a placement shards by one of the two. Over copies of
     # the model only where those step together.

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from sharding.axes import CONTEXT
+from sharding.axes import CONTEXT, PREFILL
 
 OUTSIDE = jnp.iinfo(jnp.int32).max
 
@@ -34,6 +34,11 @@ def own_count(tokens: Array, own_tokens: int, ways: int) -> Array:
     blocks, rest = tokens // (own_tokens * ways), tokens % (own_tokens * ways)
     count = blocks * own_tokens + jnp.clip(rest - first, 0, own_tokens)
     return jnp.where(tokens > 0, count, tokens)
+
+
+def of_all_tokens(own: Array) -> Array:
+    """An array over the tokens of a step, given those that this device computes along "pcp"."""
+    return lax.all_gather(own, PREFILL, tiled=True)
 
 
 def merged(

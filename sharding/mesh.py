@@ -8,25 +8,34 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
-from sharding.axes import CONTEXT, REPLICAS, STAGES, TENSOR
+from sharding.axes import CONTEXT, PREFILL, REPLICAS, STAGES, TENSOR
 
 
-def engine_mesh(devices: np.ndarray, kv_heads: tuple[int, ...], context: int = 1) -> Mesh:
+def engine_mesh(
+    devices: np.ndarray, kv_heads: tuple[int, ...], context: int = 1, prefill: int = 1
+) -> Mesh:
     """A mesh of devices [stages, devices per stage], for layers with these numbers of KV heads.
 
-    The cached tokens of each request are divided among `context` devices of a stage. The heads are
-    sharded over as many of the others as divide all these numbers evenly; the rest hold copies.
+    The tokens of a step are divided among `prefill` groups of a stage's devices, the cached tokens
+    of each request among `context` devices of a group. The heads are sharded over as many of the
+    others as divide all these numbers evenly; the rest hold copies.
     """
     stages, size = devices.shape
-    sizes = mesh_sizes(size, stages, kv_heads, context)
+    sizes = mesh_sizes(size, stages, kv_heads, context, prefill)
     grid = devices.reshape(tuple(sizes.values()))
     return Mesh(grid, tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
 
 
 def mesh_sizes(
-    devices: int, stages: int, kv_heads: tuple[int, ...], context: int = 1
+    devices: int, stages: int, kv_heads: tuple[int, ...], context: int = 1, prefill: int = 1
 ) -> dict[str, int]:
     """The axes of a mesh with so many devices per stage, and their sizes."""
+    if prefill < 1 or devices % prefill:
+        raise ValueError(
+            f"prefill_context_parallel_size={prefill}: expected a divisor of the {devices} devices "
+            "of a stage, in as many groups of which it divides the tokens of a step."
+        )
+    devices //= prefill
     if context < 1 or devices % context:
         raise ValueError(
             f"decode_context_parallel_size={context}: expected a divisor of the {devices} devices "
@@ -35,7 +44,8 @@ def mesh_sizes(
         )
     others = devices // context
     tensor = math.gcd(others, *kv_heads)
-    sizes = {STAGES: stages, TENSOR: tensor, REPLICAS: others // tensor}
+    groups = {} if prefill == 1 else {PREFILL: prefill}
+    sizes = {STAGES: stages, **groups, TENSOR: tensor, REPLICAS: others // tensor}
     return sizes if context == 1 else {**sizes, CONTEXT: context}
 
 

@@ -69,8 +69,7 @@ def devices_of(engine: Engine) -> int:
     """How many devices share one replica of the model."""
     if engine.devices is not None:
         return engine.placement.replicas[0].mesh.size
-    args = engine.args
-    return (args.tensor_parallel_size or 1) * (args.pipeline_parallel_size or 1)
+    return engine.args.devices_per_replica
 
 
 def cache_facts(engine: Engine) -> dict[str, str]:

@@ -46,8 +46,15 @@ def opened_taps(
 
 
 def refuse_stages(loaded: LoadedModel, given: Sequence[str]) -> None:
-    """Refuse taps on a pipeline, whose stages run different tokens at the same time."""
+    """Refuse taps on a pipeline, whose stages run different tokens at the same time, and where the
+    tokens of a step are in the order of devices."""
     stages = loaded.order.places.layout.num_stages
+    groups = loaded.placement.ways("tokens")
+    if given and groups > 1:
+        raise UnsupportedFeature(
+            f"{given[0]} with prefill_context_parallel_size={groups} is not built yet. Use "
+            "tensor_parallel_size, or one device."
+        )
     if given and stages > 1:
         raise UnsupportedFeature(
             f"{given[0]} with pipeline_parallel_size={stages} is not built yet. Use "

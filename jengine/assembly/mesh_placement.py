@@ -5,6 +5,7 @@ In: the sizes that were asked for, and the model's shape. Out: a placement, or a
 
 from __future__ import annotations
 
+import jax
 import numpy as np
 from jax.sharding import Mesh
 
@@ -19,15 +20,17 @@ from sharding.replicas import mesh_of_replicas, replica_devices
 
 def placement_for(args: EngineArgs, config: ModelConfig) -> Placement:
     """The mesh of the devices that were asked for, and how this model's arrays are placed on it."""
+    groups = args.prefill_context_parallel_size
     try:
         replicas = replica_devices(
             args.data_parallel_size,
-            args.tensor_parallel_size,
+            devices_per_stage(args),
             args.pipeline_parallel_size,
             args.mesh,
         )
     except ValueError as error:
-        raise ConfigError(str(error)) from error
+        counted = f" (prefill_context_parallel_size={groups} is counted in.)" * (groups > 1)
+        raise ConfigError(f"{error}{counted}") from error
     mesh = mesh_of_replicas([stages_mesh(args, config, devices) for devices in replicas])
     balance = args.expert_balance
     redundant = None if balance is None else balance.num_redundant_experts
@@ -44,6 +47,8 @@ def placement_for(args: EngineArgs, config: ModelConfig) -> Placement:
     )  # fmt: skip
     if args.joint_replicas:
         check_joint(args, config, placement)
+    if groups > 1:
+        check_striped(args, config, placement)
     if balance is not None:
         check_balance(args, placement)
     if len(replicas) > 1 and len(placement.processes) > 1:
@@ -53,6 +58,14 @@ def placement_for(args: EngineArgs, config: ModelConfig) -> Placement:
             "process, with mesh= of that process's devices, and divide the prompts among them."
         )
     return placement
+
+
+def devices_per_stage(args: EngineArgs) -> int | None:
+    """How many devices share a stage; None: all that there are."""
+    tensor, groups = args.tensor_parallel_size, args.prefill_context_parallel_size
+    if tensor is None and (groups == 1 or args.mesh is not None or jax.process_count() > 1):
+        return None
+    return (tensor or 1) * groups
 
 
 def stages_mesh(args: EngineArgs, config: ModelConfig, devices: np.ndarray) -> Mesh:
@@ -70,7 +83,7 @@ def stages_mesh(args: EngineArgs, config: ModelConfig, devices: np.ndarray) -> M
             " (ALiBi) are not built for divided blocks. Leave it out."
         )
     try:
-        return engine_mesh(devices, heads, context)
+        return engine_mesh(devices, heads, context, args.prefill_context_parallel_size)
     except ValueError as error:
         raise ConfigError(str(error)) from error
 
@@ -103,6 +116,35 @@ def check_joint(args: EngineArgs, config: ModelConfig, placement: Placement) -> 
     }
     for name in [name for name, is_used in others.items() if is_used]:
         raise UnsupportedFeature(f"joint_replicas with {name} is not built; leave one of them out.")
+
+
+def check_striped(args: EngineArgs, config: ModelConfig, placement: Placement) -> None:
+    """Refuse what dividing the tokens of a step is not built with."""
+    groups = args.prefill_context_parallel_size
+    attention = all(spec.kind in ("full", "sliding") for spec in config.cache_specs)
+    others = {
+        f"pipeline_parallel_size={placement.num_stages}": placement.num_stages > 1,
+        f"num_scheduler_steps={args.num_scheduler_steps}": args.num_scheduler_steps > 1,
+        f"executor={args.executor!r}": args.executor not in ("auto", "local", "multihost"),
+        "speculative_config": args.speculative_config is not None,
+        "deterministic=True": args.deterministic,
+        "enable_lora": args.enable_lora,
+        "enable_prompt_embeds": args.enable_prompt_embeds,
+        "enable_expert_parallel": args.enable_expert_parallel,
+        "enable_return_routed_experts": args.enable_return_routed_experts,
+        "joint_replicas": args.joint_replicas,
+        f"{config.architecture}, whose layers are not all of attention to cached heads": (
+            not attention or config.sees_ahead
+        ),
+        "a pooling model": config.pooling is not None,
+        "images": config.vision is not None,
+        "cross attention": config.cross_encoder is not None,
+    }
+    for name in [name for name, is_used in others.items() if is_used]:
+        raise UnsupportedFeature(
+            f"prefill_context_parallel_size={groups} with {name} is not built; leave one of them "
+            "out."
+        )
 
 
 def check_balance(args: EngineArgs, placement: Placement) -> None:

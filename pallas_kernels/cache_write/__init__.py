@@ -11,6 +11,7 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from pallas_kernels.cache_write.xla import rotate_and_write_xla, write_cache_xla
+from pallas_kernels.cache_write.xla import rotated_heads as rotated_heads
 from pallas_kernels.choice import choose
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers

@@ -24,6 +24,19 @@ def rotate_and_write_xla(
     weight_offset: float,
 ) -> tuple[Array, Array]:
     """See `rotate_and_write`."""
+    q, k, v = rotated_heads(qkv, rotation, norms, eps, weight_offset)
+    return q, write_cache_xla(cache, layer, k, v, slots)
+
+
+def rotated_heads(
+    qkv: Array,
+    rotation: tuple[Array, Array] | None,
+    norms: tuple[Array, Array] | None,
+    eps: float = 1e-6,
+    weight_offset: float = 0.0,
+) -> tuple[Array, Array, Array]:
+    """Queries and keys, normalised and rotated, and values: [T, heads, dim], as in
+    `rotate_and_write`."""
     tokens, kv_heads, members, head_dim = qkv.shape
     q, k, v = qkv[:, :, :-2], qkv[:, :, -2], qkv[:, :, -1]
     if norms is not None:
@@ -33,7 +46,7 @@ def rotate_and_write_xla(
     q = q.reshape(tokens, kv_heads * (members - 2), head_dim)
     if rotation is not None:
         q, k = (rotated(x, *rotation) for x in (q, k))
-    return q, write_cache_xla(cache, layer, k, v, slots)
+    return q, k, v
 
 
 def normed(x: Array, weight: Array, eps: float, weight_offset: float) -> Array:

@@ -66,6 +66,11 @@ def staged(folder: Path, rank: int) -> None:
     everything(engine(folder, pipeline_parallel_size=2))
 
 
+def striped(folder: Path, rank: int) -> None:
+    """The tokens of a step divided among groups of devices, one in each process."""
+    everything(engine(folder, prefill_context_parallel_size=2))
+
+
 def drafting(folder: Path, rank: int) -> None:
     """Drafts, which the plans of the first process bring to the others."""
     drafted_by(folder, method="ngram", prompt_lookup_min=1)
@@ -310,6 +315,7 @@ SCENARIOS = {
     for function in (
         same,
         staged,
+        striped,
         ruled,
         adapting,
         drafting,

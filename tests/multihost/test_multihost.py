@@ -123,6 +123,14 @@ def test_stages_of_layers(folder: Path, on_one: list[Any], processes: int, devic
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("devices", [1, 2])
+def test_tokens_are_divided_among_processes(folder: Path, on_one: list[Any], devices: int) -> None:
+    found = said("striped", folder, devices=devices)
+    assert found["tokens"] == found["again"] == on_one
+    assert found["hits"] > 0
+
+
+@pytest.mark.slow
 def test_answers_follow_their_grammars(folder: Path) -> None:
     letters().hf.save_pretrained(folder)
     with tiny_engine(folder, tokenizer=folder, max_model_len=256) as llm:

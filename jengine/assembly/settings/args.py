@@ -93,6 +93,9 @@ class EngineArgs:
     # divided, by blocks of block_size tokens. Where there are more devices than KV heads, they
     # would else hold copies. The engine's blocks are then so many times as long.
     decode_context_parallel_size: int = 1
+    # Into so many parts the tokens of each step are divided, prompts above all: as many times as
+    # many devices share each layer, and each part of them has all weights and the whole cache.
+    prefill_context_parallel_size: int = 1
     # Replicas of the model, each with its own devices: the axis "dp" of a mesh. Limits of requests
     # and memory hold for each replica.
     data_parallel_size: int | None = None

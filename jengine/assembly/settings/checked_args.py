@@ -54,6 +54,7 @@ SIZES = (
     "tensor_parallel_size",
     "pipeline_parallel_size",
     "decode_context_parallel_size",
+    "prefill_context_parallel_size",
     "data_parallel_size",
     "flight_recorder_steps",
     "mamba_block_size",

@@ -44,7 +44,8 @@ def replicas_in_processes(args: EngineArgs) -> bool:
 
 def devices_per_replica(args: EngineArgs) -> int:
     """How many devices each replica takes, as far as settings tell."""
-    return (args.tensor_parallel_size or 1) * (args.pipeline_parallel_size or 1)
+    per_stage = (args.tensor_parallel_size or 1) * args.prefill_context_parallel_size
+    return per_stage * (args.pipeline_parallel_size or 1)
 
 
 def ranks(args: EngineArgs) -> Ranks:

@@ -43,6 +43,8 @@ ENGINE_HELP = {
     "enable_return_routed_experts": "return the experts that each token picked",
     "decode_context_parallel_size": "devices of one KV head that divide the cached tokens of each "
     "request among them, instead of holding copies",
+    "prefill_context_parallel_size": "groups of devices, each with all weights, that divide the "
+    "tokens of each step among them",
     "pipeline_parallel_size": "stages of layers, each on separate devices",
     "data_parallel_size": "copies of the model, each on separate devices",
     "data_parallel_backend": "local: copies run in one process; process (serve): each in its own; "

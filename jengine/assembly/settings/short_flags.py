@@ -7,6 +7,7 @@ SHORT_FLAGS = {
     "tensor_parallel_size": "-tp",
     "pipeline_parallel_size": "-pp",
     "decode_context_parallel_size": "-dcp",
+    "prefill_context_parallel_size": "-pcp",
     "enable_expert_parallel": "-ep",
     "nnodes": "-n",
     "node_rank": "-r",

@@ -77,7 +77,7 @@ FEATURES: dict[str, dict[str, Any]] = {
         "dbo_prefill_token_threshold": 512,
     },
     "context parallelism": {
-        "prefill_context_parallel_size": 1, "dcp_comm_backend": [None, "ag_rs"],
+        "dcp_comm_backend": [None, "ag_rs"],
         "dcp_q_replicate": None, "dcp_kv_cache_interleave_size": 1,
         "cp_kv_cache_interleave_size": None,
     },

@@ -56,6 +56,19 @@ def ladders_for(
     return ladders
 
 
+def striped_ladders(ladders: Ladders, ways: int, tile: int) -> Ladders:
+    """Sizes that so many devices divide, by rows and by tiles of prompt tokens."""
+
+    def rounded(sizes: tuple[int, ...], unit: int) -> tuple[int, ...]:
+        return tuple(sorted({-(-size // unit) * unit for size in sizes}))
+
+    return replace(
+        ladders,
+        decode_rows=rounded(ladders.decode_rows, ways),
+        prefill_tokens=rounded(ladders.prefill_tokens, ways * tile),
+    )
+
+
 def rungs(name: str, given: Any) -> tuple[int, ...]:
     """A ladder of the user's, checked to be a list of integers."""
     if not isinstance(given, (list, tuple)) or any(type(item) is not int for item in given):

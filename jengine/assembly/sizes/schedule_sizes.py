@@ -169,8 +169,8 @@ def joins_tiles(
 ) -> bool:
     """Whether attention joins short tiles of prompt tokens. In a pipeline each tile has a block
     table in the packed input, so there tiles are long; so they are with recurrent layers, which
-    pass a state from tile to tile."""
-    if (stages or 1) > 1 or config.has_recurrent:
+    pass a state from tile to tile, and where neighbouring tiles are on different devices."""
+    if (stages or 1) > 1 or config.has_recurrent or args.prefill_context_parallel_size > 1:
         return False
     # Short prompts of encoders would be padding for the most part in long tiles.
     by_itself = ("cpu",) if config.sees_ahead else ()

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from jengine.assembly.settings.args import EngineArgs
 from jengine.assembly.sizes.device_defaults import SHORTEST_TILE, DeviceDefaults
-from jengine.assembly.sizes.ladders import ladders_for
+from jengine.assembly.sizes.ladders import ladders_for, striped_ladders
 from jengine.assembly.sizes.step_adapters import with_adapted
 from jengine.config import ModelConfig, ScheduleConfig
 from jengine.config.pooling import TOKEN_TASKS
@@ -47,6 +47,7 @@ def step_programs(
     if schedule.one_segment:
         return one_program(schedule, shapes, known, compilation)
     ladders = ladders_for(schedule, shapes, compilation, defaults.first_rungs)
+    ladders = striped_ladders(ladders, args.prefill_context_parallel_size, shapes.prefill_tile)
     if config.pooling is not None:
         ladders = pooling_ladders(ladders)
     usual = tuple(known) if args.strict else usual_variants(defaults.variants, penalises)

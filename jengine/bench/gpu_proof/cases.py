@@ -206,6 +206,7 @@ class StepCase:
     on_host: float = 0  # GiB of layers that stay in the host's memory
     layers: int = 0  # how many of the model's, from the first on; 0: all
     context: int = 1  # devices that divide the cached tokens of each request
+    groups: int = 1  # of devices, which divide the tokens of each step
 
     def __str__(self) -> str:
         size = f"{self.decode_rows} rows"
@@ -213,6 +214,7 @@ class StepCase:
         split = f", {self.devices} devices" * (self.devices > 1)
         split += f" in {self.stages} stages" * (self.stages > 1)
         split += f" of which {self.context} divide contexts" * (self.context > 1)
+        split += f" in {self.groups} groups that divide tokens" * (self.groups > 1)
         drawn = f", {self.variant}" * (self.variant != "greedy")
         drawn += f", matmuls {self.matmuls}" * (self.matmuls != "auto")
         drawn += ", captured collectives" * self.captured
@@ -292,6 +294,12 @@ def step_cases() -> Iterator[StepCase]:
         yield StepCase(
             model, 64, 0, "triton", devices=8, cache_tokens=100_000, layers=4, context=context
         )
+    # Groups of devices that divide the tokens of a step, beside one device that runs them all.
+    for devices, groups in ((1, 1), (8, 8), (8, 4)):
+        yield StepCase(
+            "llama-8b", 8, 16_384, "triton", devices=devices, groups=groups, layers=4,
+            cache_tokens=300_000, max_model_len=131_072,
+        )  # fmt: skip
     # The same step without our kernels, for comparison.
     yield StepCase("llama-8b", 64, 0, "xla")
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from jengine.bench.gpu_proof.groups import GROUPED, group_problems
+
 STEP_COLUMNS = {
     "step": "step",
     "launches": "launches",
@@ -20,6 +22,8 @@ STEP_COLUMNS = {
     "temporary_mb": "temporaries MB",
     "host_gb": "GB from the host",
     "late_copies": "copies without kernels",
+    "matmul_rows": "rows of matmuls",
+    "gathers_a_layer": "gathers a layer",
 }
 KERNEL_COLUMNS = {
     "kernel": "kernel",
@@ -64,6 +68,8 @@ MOVES_OF_STEP = {
     "granite-4-h-small, 64 rows, triton, 6 layers": 1,
     "qwen3-30b-a3b, 64 rows, triton, 8 devices of which 2 divide contexts, 4 layers": 1,
     "deepseek-v3, 64 rows, triton, 8 devices of which 8 divide contexts, 4 layers": 5,
+    # Of the whole step: by the order of tokens, not by layers.
+    **dict(zip(GROUPED, (1, 6, 5), strict=True)),
 }
 # Steps with layers in the host's memory: GB that they copy, which are those layers once, and how
 # many copies no kernel need run beside, which are those of the first layer.
@@ -182,6 +188,7 @@ def step_problems(row: Mapping[str, Any]) -> Iterator[str]:
             yield f"{row['step']}: {row['host_gb']} GB come from the host, expected {gb}"
         if row["late_copies"] > late:
             yield f"{row['step']}: no kernel runs beside {row['late_copies']} copies, of {late}"
+    yield from group_problems(row)
     room = MOST_OF_STEP.get(row["step"], MOST_TEMPORARY)
     if row["temporary_mb"] > room:
         yield f"{row['step']}: {row['temporary_mb']} MB of temporaries, of at most {room}"

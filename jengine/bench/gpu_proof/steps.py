@@ -30,6 +30,7 @@ from jengine.bench.gpu_proof.from_host import (
     places_for,
     shapes_for,
 )
+from jengine.bench.gpu_proof.groups import group_facts
 from jengine.bench.gpu_proof.quantized import config_of, plain_weights
 from jengine.config import CacheConfig, ModelConfig, cache_groups
 from jengine.lora.weights import adapted_weights
@@ -82,7 +83,8 @@ def compiler_for(case: StepCase, config: ModelConfig, devices: np.ndarray) -> St
     block_size = BLOCK_SIZE * case.context
     blocks = case.cache_tokens // block_size
     run = prefill_tile(config, DEVICE_DEFAULTS["gpu"])
-    joins = case.stages == 1 and case.attention in JOINING and not config.has_recurrent
+    joins = case.stages == case.groups == 1 and case.attention in JOINING
+    joins = joins and not config.has_recurrent
     tile = JOINED_TILE if joins else run
     shapes = StepShapes(
         groups, block_size, tile, rows, case.max_model_len,
@@ -114,7 +116,7 @@ def placement_of(case: StepCase, config: ModelConfig, devices: np.ndarray) -> Pl
     """The placement of all replicas."""
     heads = tuple(spec.kv_heads for spec in config.cache_specs)
     parts = np.split(devices, case.replicas, axis=1)
-    mesh = mesh_of_replicas([engine_mesh(part, heads, case.context) for part in parts])
+    mesh = mesh_of_replicas([engine_mesh(part, heads, case.context, case.groups) for part in parts])
     exchange = case.experts or "allgather_reducescatter"
     return Placement(
         mesh, whole_experts=bool(case.experts), expert_exchange=exchange, joint=case.replicas > 1
@@ -183,6 +185,7 @@ def program_facts(compiled: Any, dump: Path, case: StepCase, cache_bytes: int) -
         "temporary_mb": round(memory.temp_size_in_bytes / 1e6, 1),
         "thunks": dict(launches.most_common()),
         **(host_facts(text, found.lines) if case.on_host else {}),
+        **(group_facts(text, layers) if case.groups > 1 else {}),
     }
 
 

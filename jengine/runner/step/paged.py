@@ -25,22 +25,23 @@ from jengine.runner.step.block_share import BlockShare, scattered_dimension
 from jengine.runner.step.group_arrays import attention_axes
 from jengine.runner.step.paged_latent import latent_mixer
 from jengine.runner.step.recurrent import HeldStates, recurrent_mixer, state_view
+from jengine.runner.step.stripes import TOKENS, Stripes, view_spec
 from jengine.runner.step.views import GroupView, group_view
 from jengine.runner.step.whole import reach_of, step_blocks, whole_view
 from jengine.runner.variants.buckets import Bucket, StepShapes
-from pallas_kernels.cache_write import rotate_and_write
+from pallas_kernels.cache_write import rotate_and_write, rotated_heads, write_cache
 from pallas_kernels.layout import has_scales, held_dtype
 from pallas_kernels.mixed_attention import mixed_attention
-from sharding.context import merged
+from sharding.context import merged, of_all_tokens
 from sharding.placement import Placement
 
 Caches = tuple[Any, ...]
 # Logical axes of the fused projection's output and of queries.
-QKV_AXES = (None, "kv_heads", None, None)
-QUERY_AXES = (None, "kv_heads", "queries_of_kv_head", None)
+QKV_AXES = (TOKENS, "kv_heads", None, None)
+QUERY_AXES = (TOKENS, "kv_heads", "queries_of_kv_head", None)
 KEY_AXES = (None, "kv_heads", None)
 # Of queries that read a part of each block: the same on all devices that divide a block.
-READ_AXES = (None, "kv_heads", "queries_of_block", None)
+READ_AXES = (TOKENS, "kv_heads", "queries_of_block", None)
 Rotation = tuple[Array, Array] | None
 OfHeads = dict[str, Array | None]  # numbers of each head: [kv_heads, group, ...]
 
@@ -54,8 +55,10 @@ def paged_attention(
 ) -> Mixer:
     """The mixer of one step: write a layer's keys and values, then attend to the cache.
 
-    Each device attends with its heads, without collectives. `held` is told of recurrent layers.
+    Each device attends with its heads, and with its tokens where a step is striped over devices: it
+    gets the keys and values of the others'. `held` is told of recurrent layers.
     """
+    stripes = Stripes(bucket, shapes, placement)
     place = {
         (layer, group.spec.kind == "recurrent"): (group_index, index)
         for group_index, group in enumerate(shapes.groups)
@@ -69,7 +72,8 @@ def paged_attention(
         elif group.spec.kind == "recurrent":
             state_views[index] = state_view(batch, index, bucket, shapes, placement)
         else:
-            views[index] = group_view(batch, index, bucket, shapes)
+            views[index] = stripes.of_view(group_view(batch, index, bucket, shapes))
+    bucket = stripes.bucket  # from here on what a device runs
 
     def attend(caches: Caches, layer: int, inputs: MixInputs) -> tuple[Array, Caches]:
         group, index = place[layer, isinstance(inputs, RecurrentInputs)]
@@ -117,23 +121,32 @@ def _write(
     norms = inputs.norms
     options = {} if norms is None else {"eps": norms.eps, "weight_offset": norms.offset}
     weights = None if norms is None else (norms.q_weight, norms.k_weight)
+    is_striped = placement.ways(TOKENS) > 1
+    travels = jnp.float32 if has_scales(cache.dtype) else held_dtype(cache)
 
     def own_heads(
         cache: Array, qkv: Array, slots: Array, rotation: Rotation, weights: Rotation
     ) -> tuple[Array, Array]:
-        q, cache = rotate_and_write(
-            cache, layer, qkv, share.slots(slots), rotation=rotation, norms=weights,
-            implementation=shapes.attention, **options,
-        )  # fmt: skip
+        own = share.slots(slots)
+        if is_striped:
+            q, k, v = rotated_heads(qkv, rotation, weights, **options)
+            k, v = (of_all_tokens(x.astype(travels)) for x in (k, v))
+            cache = write_cache(cache, layer, k, v, own, implementation=shapes.attention)
+        else:
+            q, cache = rotate_and_write(
+                cache, layer, qkv, own, rotation=rotation, norms=weights,
+                implementation=shapes.attention, **options,
+            )  # fmt: skip
         return q.reshape(*qkv.shape[:2], -1, qkv.shape[-1]), cache
 
     # Sharded by KV head only: sharded further, q would need an all-to-all.
     qkv = placement.held(inputs.qkv, QKV_AXES)
     q_shape = (*qkv.shape[:2], qkv.shape[2] - 2, qkv.shape[3])
-    cache_spec = placement.spec(axes, cache.shape)
+    cache_spec, whole = placement.spec(axes, cache.shape), PartitionSpec()
+    tokens = placement.spec((TOKENS,), qkv.shape[:1])
     run = placement.on_each_device(
         own_heads,
-        (cache_spec, placement.spec(QKV_AXES, qkv.shape), *[PartitionSpec()] * 3),
+        (cache_spec, placement.spec(QKV_AXES, qkv.shape), whole, tokens, whole),
         (placement.spec(QKV_AXES, q_shape), cache_spec),
     )
     return run(cache, qkv, slots, inputs.rotation, weights)
@@ -192,7 +205,7 @@ def _attend(
         _, keys, values = inputs.heads()
         specs: list[Any] = [*[placement.spec(KEY_AXES, keys.shape)] * 2, PartitionSpec()]
         later, later_spec = Later(keys, values, view.ahead), Later(*specs)
-    given = (query_spec, cache_spec, PartitionSpec(), head_specs, later_spec)
+    given = (query_spec, cache_spec, view_spec(view, placement), head_specs, later_spec)
     mixed = placement.on_each_device(own_heads, given, result_spec)(q, cache, view, of_heads, later)
     return mixed.reshape(mixed.shape[0], config.num_heads, config.head_dim)
 

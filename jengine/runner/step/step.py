@@ -31,6 +31,7 @@ from jengine.runner.step.program import Models, Program
 from jengine.runner.step.recurrent import HeldStates
 from jengine.runner.step.state import StepState
 from jengine.runner.step.step_input import StepInput, TokenInput, tile_of_token
+from jengine.runner.step.stripes import Stripes
 from jengine.runner.step.taps import StepTaps
 from jengine.sampling import SamplingInput
 
@@ -128,30 +129,39 @@ def run(
     attention = paged_attention(batch, bucket, shapes, program.placement, held)
     positions = jnp.maximum(batch.positions, 0)
     rows = tile_of_token(bucket, shapes)
+    stripes = Stripes(bucket, shapes, program.placement)
     taps = StepTaps(program.features.taps, inputs.tiles.taps[rows], positions)
     tap = taps if taps.sets else None
     context = StepContext(
-        positions,
-        rows,
+        stripes.of_tokens(positions),
+        stripes.of_tokens(rows),
         attention,
         shapes.max_model_len,
         state.caches,
         tap,
-        batch.positions,
+        stripes.of_tokens(batch.positions),
         program.kept_points,
         given,
         rotary_planes(positions, row_of_token(inputs, bucket, shapes), state.offsets, planes),
         cross,
         keeps_experts=shapes.experts is not None,
     )
-    hidden = model(tokens, context)
+    striped = model(stripes.of_tokens(tokens), context)
+    hidden = stripes.in_order(striped)
     state = state._replace(caches=context.caches)
     ends = inputs.heads.logit_index
     sampling = with_positions(inputs.sampling, batch.positions[ends])
     prompts = hidden[bucket.decode_rows :]
     guesses = slot_drafts(drafts, len(ends), shapes.most_drafts)
     leaving = Hidden(
-        model, hidden[ends], prompts, inputs.heads, sampling, guesses, head_adapters, batch
+        model,
+        stripes.taken(striped, ends),
+        prompts,
+        inputs.heads,
+        sampling,
+        guesses,
+        head_adapters,
+        batch,
     )
     state, output = run_heads(leaving, state, program)
     state = held.settled(state, inputs.tokens.decode_rows, batch, program.placement)
