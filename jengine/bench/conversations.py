@@ -2,7 +2,7 @@
 
 In: a model and a number of conversations. Out: a table, and JSON with every setting: the same trace
 with what left the device computed again, loaded from the host's memory, and loaded from a folder by
-an engine that has just started.
+an engine that has just started. The operating system still has the folder's files in memory.
 
     python -m jengine.bench.conversations --output-json result.json
 """
@@ -163,6 +163,7 @@ def main(words: Sequence[str] | None = None) -> None:
     if args.output_json is not None:
         whole = {
             "bench": "conversations",
+            "model": Path(args.model).name,
             "command": shown_command("jengine.bench.conversations", words or sys.argv[1:]),
             "trace": asdict(trace), **surroundings(), **result,
         }  # fmt: skip

@@ -234,12 +234,12 @@ def conversations(result: dict[str, Any]) -> Iterator[Row]:
     trace, times = result["trace"], result["time_to_first_token"]
     work = (
         f"{trace['conversations']} conversations of {trace['turns']} turns, a cache for "
-        f"{trace['cached_share']:.0%} of them; time to first token"
+        f"{trace['cached_share']:.0%} of them, {result['model']}; time to first token"
     )
     sources = {
         "host": ("blocks from the host's memory", "host", "recompute"),
         "folder": (
-            "last turns, blocks from a folder after a restart",
+            "last turns, blocks from a folder (in the page cache) after a restart",
             "folder after a restart, last turn",
             "recompute, last turn",
         ),
