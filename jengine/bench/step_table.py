@@ -24,6 +24,7 @@ from jengine.runner.step.group_arrays import each_array
 
 PLANS = 3  # for each time: one to queue behind, the one that is timed, and one to queue meanwhile
 IDLE = 0.1  # seconds without steps
+IDLE_TIMES = 5  # per round
 SHORT = 32  # the shortest context
 
 
@@ -52,12 +53,12 @@ class Rounds:
 
     def another(self) -> None:
         """Time all of them once more, while nothing else runs."""
-        rows, prefill, (context, *_) = self._axes
-        found = {place: self._timer.seconds(*place) for place in product(*self._axes)}
-        self._found.append(list(found.values()))
+        _, prefill, (context, *_) = self._axes
+        self._found.append([self._timer.seconds(*place) for place in product(*self._axes)])
+        # Of the shortest prompt: of long steps the noise would be more than the difference.
         self._idle += [
-            self._timer.after_idling(tokens, context) - found[rows[0], tokens, context]
-            for tokens in prefill[1:]
+            self._timer.after_idling(tokens, context) - self._timer.seconds(0, tokens, context)
+            for tokens in prefill[1:2] * IDLE_TIMES
         ]
         self._llm.reset_prefix_cache()  # its blocks no longer hold what their hashes say
 
