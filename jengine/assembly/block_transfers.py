@@ -67,12 +67,11 @@ def with_room_outside(
         )
     most = max(1, MOST_LOADED * len(sizes) // sum(sizes))
     named = namespace(args, source, cache, placement.num_stages) if settings.is_far else ""
-    names = piece_names(programs, placement.processes)
-    by_process = dict(zip(placement.processes, names, strict=True))
-    pieces, piece = tuple(dict.fromkeys(by_process.values())), by_process[jax.process_index()]
+    pieces = piece_names(programs, placement.processes)
+    process = placement.processes.index(jax.process_index())
     made = []
     for runner in runners:
-        own = with_transfers(runner, slots, worker_half(settings, named, pieces, piece))
+        own = with_transfers(runner, slots, worker_half(settings, named, pieces, process))
         if not args.enforce_eager:
             own.warm_up()
         made.append(own)
@@ -93,13 +92,21 @@ def refuse_unfit(settings: TransferSettings, cache: CacheConfig, placement: Plac
             "enable_prefix_caching=False with kv_offloading_size or kv_transfer_config: blocks "
             "outside of the device are found as cached prefixes. Leave one of them out."
         )
-    if len(placement.processes) > 1 and (settings.peer or settings.module):
-        kind = settings.module or "ZmqConnector"
+    count = len(placement.processes)
+    if count > 1 and settings.module:
         raise UnsupportedFeature(
-            f"kv_connector {kind} with devices of processes {placement.processes}: each of them "
-            "has a piece of a block. Use a folder that they share (SharedStorageConnector), or "
+            f"kv_connector {settings.module} with devices of processes {placement.processes}: each "
+            "of them has a piece of a block. Use SharedStorageConnector, ZmqConnector or "
             "kv_offloading_size."
         )
+    peer = settings.peer
+    if peer is not None and peer.hosts and len(peer.hosts) != count:
+        raise ConfigError(
+            f"kv_ip={list(peer.hosts)}: expected an address of each of the processes "
+            f"{placement.processes}, in their order."
+        )
+    if peer is not None and peer.port + count > 2**16:
+        raise ConfigError(f"kv_port={peer.port}: expected the first of {count} ports, below 65536.")
 
 
 def transfers_of(

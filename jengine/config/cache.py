@@ -96,8 +96,7 @@ class CacheConfig:
     host_slots: tuple[int, ...] = ()
     # Blocks that a step waits for at most, when they come from there.
     most_loads: int = 0
-    # What names the pieces of a block that processes keep apart outside of the hosts' memory, each
-    # once; "": a whole block.
+    # What names the piece of a block that each process has, in their order; "": all of it.
     pieces: tuple[str, ...] = ("",)
     # Seconds that the copy of a block of each group from there takes, as this process has measured;
     # processes need not agree on it. Empty: not measured.

@@ -8,44 +8,45 @@ class methods `scheduler_half(extra, namespace)` and `worker_half(extra, namespa
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
 from jengine.connectors.folder import FolderIndex, FolderStore
+from jengine.connectors.peer_addresses import WHOLE
 from jengine.connectors.peers import PeerIndex, PeerStore
 from jengine.connectors.protocol import SchedulerHalf, WorkerHalf
 from jengine.connectors.settings import TransferSettings
 from jengine.errors import ConfigError
 
-WHOLE = ("",)  # the pieces of a block of which each process has all
-
 
 def scheduler_half(
     settings: TransferSettings, namespace: str, pieces: Sequence[str] = WHOLE
 ) -> SchedulerHalf | None:
-    """What the scheduler asks; None: there is the host's memory alone. `pieces` name those of a
-    block that processes keep."""
+    """What the scheduler asks; None: there is the host's memory alone. `pieces` name what each
+    process has of a block."""
     if settings.folder is not None:
         return FolderIndex(settings.folder.path, namespace, pieces)
     if settings.peer is not None:
-        return PeerIndex(settings.peer)
+        return PeerIndex(settings.peer, pieces)
     if settings.module is not None:
         return loaded_class(settings.module).scheduler_half(settings.extra, namespace)
     return None
 
 
 def worker_half(
-    settings: TransferSettings, namespace: str, pieces: Sequence[str] = WHOLE, own: str = ""
+    settings: TransferSettings, namespace: str, pieces: Sequence[str] = WHOLE, process: int = 0
 ) -> WorkerHalf | None:
     """What the worker reads from and writes to; None: there is the host's memory alone. This
-    process keeps its `own` of the pieces."""
+    process has that one of the pieces."""
+    own, shares = pieces[process], len(set(pieces))  # each piece has its share of a limit
     if settings.folder is not None:
         folder = settings.folder
-        # Each piece has its share of the limit, and is counted by those who store it.
-        most = None if folder.most_bytes is None else folder.most_bytes // len(pieces)
+        most = None if folder.most_bytes is None else folder.most_bytes // shares
         return FolderStore(folder.path, namespace + own, most)
     if settings.peer is not None:
-        return PeerStore(settings.peer, namespace)
+        peer = settings.peer.of_process(process)
+        return PeerStore(replace(peer, most_bytes=peer.most_bytes // shares), namespace, own)
     if settings.module is not None:
         return loaded_class(settings.module).worker_half(settings.extra, namespace)
     return None

@@ -53,9 +53,10 @@ class FolderIndex:
     """The scheduler's half: which files there are."""
 
     def __init__(self, root: str | Path, namespace: str, pieces: Sequence[str] = ("",)) -> None:
-        self._folders = [folder_of(root, namespace + piece) for piece in pieces]
+        """`pieces` name what each process has of a block."""
+        self._folders = [folder_of(root, namespace + piece) for piece in dict.fromkeys(pieces)]
         missing = [folder for folder in self._folders if not folder.is_dir()]
-        if missing and len(pieces) > 1:
+        if missing and len(self._folders) > 1:
             raise ConfigError(
                 f"{missing[0]}, which another process of this engine has made, is not seen in this "
                 "one. Give a folder that the hosts of all processes share, and each the same files "

@@ -2,7 +2,8 @@
 
 A producer keeps what it has saved in memory, up to a limit, and serves it by content key. What a
 request's `kv_transfer_params` say of the producer is where a consumer asks. Frames are a msgpack
-header and the raw block; both sides know one secret, from which the sockets' keys follow.
+header and the raw block; both sides know one secret, from which the sockets' keys follow. Each
+process of a producer serves its piece of blocks, and those of a consumer ask for theirs.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -19,6 +20,7 @@ import msgspec
 import zmq
 
 from jengine.connectors.curve import as_client, as_server, tcp
+from jengine.connectors.peer_addresses import WHOLE, address_in, said_of, source_of
 from jengine.connectors.settings import PeerSettings
 from jengine.errors import ConfigError
 from jengine.request import WireRequest
@@ -53,20 +55,18 @@ class Header(msgspec.Struct, frozen=True, array_like=True):
 class PeerIndex:
     """The scheduler's half: what requests say of other engines."""
 
-    def __init__(self, settings: PeerSettings) -> None:
+    def __init__(self, settings: PeerSettings, pieces: Sequence[str] = WHOLE) -> None:
+        """`pieces` of blocks are what this engine's processes have, in their order."""
         self._settings = settings
+        self._pieces = pieces
         self._lost: OrderedDict[tuple[bytes, str], None] = OrderedDict()
 
     def source(self, wire: WireRequest) -> str | None:
         """The producer of this request's blocks."""
         said = wire.kv_transfer or {}
-        host, port = said.get("remote_host"), said.get("remote_port")
-        if not said.get("do_remote_prefill") or not isinstance(host, str):
+        if not said.get("do_remote_prefill"):
             return None
-        if not isinstance(port, int) or not 0 < port < 2**16:
-            return None
-        peers = self._settings.peers
-        return tcp(host, port) if not peers or f"{host}:{port}" in peers else None
+        return source_of(said, self._pieces, self._settings.peers)
 
     def holds(self, key: bytes, source: str) -> bool:
         """Whether the producer may have a content: it is asked only when it is fetched."""
@@ -89,7 +89,7 @@ class PeerIndex:
         return {
             "do_remote_prefill": True, "do_remote_decode": False,
             "remote_engine_id": own.engine_id, "remote_request_id": wire.request_id,
-            "remote_host": own.host, "remote_port": own.port, "remote_num_tokens": num_tokens,
+            **said_of(own, self._pieces), "remote_num_tokens": num_tokens,
         }  # fmt: skip
 
     def reset(self) -> None:
@@ -100,9 +100,10 @@ class PeerIndex:
 class PeerStore:
     """The worker's half: serves what was saved, and fetches from others."""
 
-    def __init__(self, settings: PeerSettings, namespace: str) -> None:
+    def __init__(self, settings: PeerSettings, namespace: str, piece: str = "") -> None:
         self._settings = settings
-        self._namespace = namespace
+        self._namespace = namespace + piece
+        self._piece = piece
         self._kept: OrderedDict[bytes, bytes] = OrderedDict()
         self._total = 0
         self._lock = threading.Lock()
@@ -117,23 +118,24 @@ class PeerStore:
 
     def read(self, key: bytes, source: str) -> bytes | None:
         """Fetch a content from a producer; None if it has not got it, or does not answer."""
-        if time.monotonic() < self._silent.get(source, 0.0):
+        place = address_in(source, self._piece)
+        if place is None or time.monotonic() < self._silent.get(place, 0.0):
             return None
-        socket = self._socket(source)
+        socket = self._socket(place)
         with self._lock:
             self._numbers += 1
             number = self._numbers
         seconds = self._settings.seconds
         socket.send(msgspec.msgpack.encode(Question(number, self._namespace, key, seconds / 2)))
         if not socket.poll(int(seconds * 1000)):
-            self._drop(source)
-            self._silent[source] = time.monotonic() + SILENCE
-            logger.warning("%s does not answer; its blocks are computed again.", source)
+            self._drop(place)
+            self._silent[place] = time.monotonic() + SILENCE
+            logger.warning("%s does not answer; its blocks are computed again.", place)
             return None
         head, *data = socket.recv_multipart()
         header = msgspec.msgpack.decode(head, type=Header)
         if header.number != number:
-            self._drop(source)  # of a question that was given up
+            self._drop(place)  # of a question that was given up
             return None
         if not header.found or not data or header.checksum != checksum(key, data[0]):
             return None

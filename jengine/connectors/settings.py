@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from jengine.connectors.curve import checked_secret
@@ -29,8 +29,9 @@ KEYS = {
     "kv_connector": f"{OFFLOADING}, {PEER}, {', '.join(FOLDERS)}, or a class of the module",
     "kv_role": "kv_producer (saves), kv_consumer (loads) or kv_both",
     "engine_id": "name of this engine for the others",
-    "kv_ip": f"address at which {PEER} serves other engines",
-    "kv_port": "port there, of this engine alone",
+    "kv_ip": f"address at which {PEER} serves other engines; of several processes that are not on "
+    "one host a list, one each",
+    "kv_port": "port there, of this engine alone; of several processes the first of as many",
     "kv_connector_extra_config": "settings of the connector",
     "kv_connector_module_path": "module of a connector that is not one of these",
     "kv_load_failure_policy": "recompute: blocks that cannot be fetched are computed",
@@ -70,6 +71,12 @@ class PeerSettings:
     most_bytes: int  # of contents that it keeps for others
     seconds: float  # that it waits for an answer
     peers: tuple[str, ...] = ()  # "host:port" of those that requests may name; empty: any
+    hosts: tuple[str, ...] = ()  # of each process; empty: all have the same
+
+    def of_process(self, index: int) -> PeerSettings:
+        """Where this process of an engine is reached."""
+        host = self.hosts[index] if self.hosts else self.host
+        return replace(self, host=host, port=self.port + index)
 
 
 @dataclass(frozen=True)
@@ -183,8 +190,15 @@ def peer_settings(
     if not isinstance(peers, (list, tuple)) or not all(isinstance(one, str) for one in peers):
         raise ConfigError(f"peers={peers!r}: expected a list of 'host:port'.")
     secret = extra.get("secret") or os.environ.get(SECRET_VARIABLE)
+    given = config.get("kv_ip", "127.0.0.1")
+    hosts = tuple(given) if isinstance(given, (list, tuple)) else ()
+    if not all(isinstance(one, str) and one for one in hosts or (given,)):
+        raise ConfigError(
+            f"kv_ip={given!r}: expected an address, or a list with one of each process."
+        )
     return PeerSettings(
-        host=str(config.get("kv_ip", "127.0.0.1")),
+        host=hosts[0] if hosts else given,
+        hosts=hosts,
         port=port,
         engine_id=engine_id,
         secret=checked_secret(f"kv_connector_extra_config['secret'], or {SECRET_VARIABLE}", secret),

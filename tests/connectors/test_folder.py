@@ -116,7 +116,7 @@ def test_a_folder_that_processes_do_not_share_is_refused(tmp_path: Path) -> None
 
 def test_pieces_share_the_limit_of_a_folder(tmp_path: Path) -> None:
     settings = TransferSettings(1, folder=FolderSettings(str(tmp_path), 1000))
-    left, right = (worker_half(settings, "model", PIECES, piece) for piece in PIECES)
+    left, right = (worker_half(settings, "model", PIECES, process) for process in (0, 1))
     for number in range(8):
         for store in (left, right):
             assert isinstance(store, FolderStore)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 from collections.abc import Iterator
@@ -135,3 +136,67 @@ def test_what_requests_and_answers_say() -> None:
     assert index.source(make_wire(3, kv_transfer={**said, "remote_port": "1"})) is None
     fenced = PeerIndex(settings(peers=("10.0.0.1:5",)))
     assert fenced.source(goes_on) is None
+
+
+LEFT_RIGHT = ("-left", "-right")
+
+
+def test_each_process_is_asked_for_its_piece() -> None:
+    own = settings(port=two_free_ports())
+    said = PeerIndex(own, LEFT_RIGHT).finished(
+        make_wire(3, kv_transfer={"do_remote_decode": True}), 9
+    )
+    goes_on = make_wire(3, kv_transfer=dict(said))
+    source = PeerIndex(settings(), LEFT_RIGHT).source(goes_on)
+    assert source is not None
+    with contextlib.ExitStack() as stores:
+
+        def store(where: PeerSettings, piece: str) -> PeerStore:
+            return stores.enter_context(contextlib.closing(PeerStore(where, "model", piece)))
+
+        for index, (piece, data) in enumerate(zip(LEFT_RIGHT, (b"le", b"ft"), strict=True)):
+            store(own.of_process(index), piece).write(KEY, data)
+        left, right = (store(settings(serves=False), piece) for piece in LEFT_RIGHT)
+        assert (left.read(KEY, source), right.read(KEY, source)) == (b"le", b"ft")
+        assert right.read(KEY, f"-left@tcp://127.0.0.1:{own.port}") is None
+        astray = f"-right@tcp://127.0.0.1:{own.port}"
+        assert right.read(KEY, astray) is None, "the left piece is there"
+    # Nobody else has such pieces, and whole blocks are no pieces.
+    assert PeerIndex(settings()).source(goes_on) is None
+    assert PeerIndex(settings(), ("-left", "-other")).source(goes_on) is None
+    whole = PeerIndex(own).finished(make_wire(3, kv_transfer={"do_remote_decode": True}), 9)
+    assert PeerIndex(own, LEFT_RIGHT).source(make_wire(3, kv_transfer=dict(whole))) is None
+    fenced = PeerIndex(settings(peers=(f"127.0.0.1:{own.port}",)), LEFT_RIGHT)
+    assert fenced.source(goes_on) is None, "one of its processes may not be named"
+
+
+def test_processes_with_whole_blocks_serve_any_engine() -> None:
+    own = settings()
+    said = PeerIndex(own, ("", "")).finished(
+        make_wire(3, kv_transfer={"do_remote_decode": True}), 9
+    )
+    goes_on = make_wire(3, kv_transfer=dict(said))
+    for pieces in (("",), ("", "", "")):
+        assert PeerIndex(settings(), pieces).source(goes_on) == f"tcp://127.0.0.1:{own.port}"
+
+
+@pytest.mark.parametrize(
+    "places",
+    [
+        "text", [], {"-left": ["h", 1]}, {"-left": ["h", 1], "-right": ["h", 0]},
+        {"-left": ["h", 1], "-right": "h1"}, {"-left": ["h", 1], "-right": ["a @tcp://b", 1]},
+        {"-left": ["h", 1], "-right": [1, "h"]}, {"-left": ["h", 1], "-right": ["h", True, 2]},
+    ],
+)  # fmt: skip
+def test_places_that_make_no_sense_are_none(places: object) -> None:
+    said = {"do_remote_prefill": True, "remote_pieces": places}
+    assert PeerIndex(settings(), LEFT_RIGHT).source(make_wire(3, kv_transfer=said)) is None
+
+
+def two_free_ports() -> int:
+    """The first of two neighbouring ports that were free a moment ago."""
+    while True:
+        first = free_port()
+        with contextlib.suppress(OSError), socket.socket() as one:
+            one.bind(("127.0.0.1", first + 1))
+            return first

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from jengine.assembly.block_transfers import refuse_unfit
+from jengine.config import CacheConfig
 from jengine.connectors.choice import scheduler_half
-from jengine.connectors.settings import GIB, FolderSettings, TransferSettings, transfer_settings
+from jengine.connectors.settings import (
+    GIB,
+    FolderSettings,
+    PeerSettings,
+    TransferSettings,
+    transfer_settings,
+)
 from jengine.errors import ConfigError, UnsupportedFeature
 
 TIER = {"type": "fs", "root_dir": "/blocks", "max_bytes": 10}
@@ -64,6 +73,14 @@ def test_connectors_by_vllms_names() -> None:
             r"'type': 'fs'",
         ),
         (
+            None, "native",
+            {
+                "kv_connector": "ZmqConnector", "kv_role": "kv_both", "kv_ip": ["10.0.0.1", 7],
+                "kv_connector_extra_config": {"secret": "a secret of engines"},
+            },
+            r"kv_ip=\['10.0.0.1', 7\]: expected an address, or a list",
+        ),
+        (
             1, "native",
             {
                 "kv_connector": "OffloadingConnector", "kv_role": "kv_both",
@@ -104,3 +121,47 @@ def test_a_class_of_ones_own() -> None:
     assert missing is not None
     with pytest.raises(ConfigError, match="cannot be imported"):
         scheduler_half(missing, "model")
+
+
+def test_every_process_has_an_address_and_a_port_of_its_own() -> None:
+    config = {
+        "kv_connector": "ZmqConnector", "kv_role": "kv_both", "kv_port": 700,
+        "kv_connector_extra_config": {"secret": "a secret of engines"},
+    }  # fmt: skip
+    one, two = (
+        transfer_settings(None, "native", {**config, "kv_ip": address})
+        for address in ("10.0.0.1", ["10.0.0.1", "10.0.0.2"])
+    )
+    assert one is not None and one.peer is not None and two is not None and two.peer is not None
+    assert [(p.host, p.port) for p in map(one.peer.of_process, (0, 1))] == [
+        ("10.0.0.1", 700), ("10.0.0.1", 701),
+    ]  # fmt: skip
+    assert [(p.host, p.port) for p in map(two.peer.of_process, (0, 1))] == [
+        ("10.0.0.1", 700), ("10.0.0.2", 701),
+    ]  # fmt: skip
+
+
+class OwnKind:
+    num_stages = 1
+    processes = (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("peer", "module", "message"),
+    [
+        ({"hosts": ("a", "b", "c")}, None, r"kv_ip=.*an address of each of the processes \(0, 1\)"),
+        ({"port": 65535}, None, "the first of 2 ports"),
+        (None, "own:Connector", "each of them has a piece of a block"),
+    ],
+)
+def test_what_several_processes_cannot_use_is_refused(
+    peer: dict[str, Any] | None, module: str | None, message: str
+) -> None:
+    usual = PeerSettings(
+        host="a", port=5, engine_id="", secret=b"", serves=True, most_bytes=1, seconds=1
+    )
+    settings = TransferSettings(1, peer=None if peer is None else replace(usual, **peer),
+                                module=module)  # fmt: skip
+    placement: Any = OwnKind()
+    with pytest.raises((ConfigError, UnsupportedFeature), match=message):
+        refuse_unfit(settings, CacheConfig((), 16, ()), placement)

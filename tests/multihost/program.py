@@ -21,7 +21,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import jengine
 from jengine import SamplingParams
-from jengine.errors import ConfigError, RequestError, UnsupportedFeature
+from jengine.errors import ConfigError, RequestError
 from jengine.models.parameter import named_parameters
 from tests.api import grammar_requests
 from tests.api.engines import answers, random_prompts, tiny_engine
@@ -30,6 +30,7 @@ from tests.lora import engines as adapted
 
 # More tokens than the cache of the scenario below has room for.
 OFFLOADED = random_prompts(100, 70, 110, 90)
+GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 9, "ignore_eos": True}
 MULTIHOST = {"silence": 8, "meet": 120, "compare_every": 4}
 
 
@@ -178,13 +179,34 @@ def far(folder: Path, role: str, **settings: Any) -> None:
         say(**in_turn(llm, OFFLOADED))
 
 
-def over_tcp(folder: Path, rank: int) -> None:
-    """A connector whose producers have one address."""
-    config = {
-        "kv_connector": "ZmqConnector", "kv_role": "kv_both",
-        "kv_connector_extra_config": {"secret": "a secret of both engines"},
+def serving_pieces(folder: Path, rank: int) -> None:
+    """Prompts are computed for others, who ask each process for its piece of the blocks."""
+    asked = {"kv_transfer_params": {"do_remote_decode": True}}
+    params = SamplingParams(temperature=0, max_tokens=1, extra_args=asked)
+    with engine(folder, kv_transfer_config=over_tcp(folder, "kv_producer")) as llm:
+        say(said=[llm.generate([one], params)[0].kv_transfer_params for one in OFFLOADED])
+        while not (folder.parent / "done").exists():
+            time.sleep(0.05)
+
+
+def fetching_pieces(folder: Path, rank: int) -> None:
+    """The prompts of the others, wherever these have said that their blocks are."""
+    said = json.loads((folder.parent / "said.json").read_text())
+    with engine(folder, kv_transfer_config=over_tcp(folder, "kv_consumer")) as llm:
+        outputs = []
+        for prompt, place in zip(OFFLOADED, said, strict=True):
+            params = SamplingParams(**GREEDY, extra_args={"kv_transfer_params": place})
+            outputs += llm.generate([prompt], params)
+        say(tokens=answers(outputs), cached=[one.num_cached_tokens for one in outputs])
+
+
+def over_tcp(folder: Path, role: str) -> dict[str, Any]:
+    extra = {"secret": "a secret of both engines", "timeout_seconds": 10}
+    port = int((folder.parent / "port").read_text())
+    return {
+        "kv_connector": "ZmqConnector", "kv_role": role, "kv_port": port,
+        "kv_connector_extra_config": extra,
     }  # fmt: skip
-    say(refused=refused(UnsupportedFeature, lambda: engine(folder, kv_transfer_config=config)))
 
 
 def in_turn(llm: jengine.LLM, prompts: list[list[int]]) -> dict[str, Any]:
@@ -325,7 +347,8 @@ SCENARIOS = {
         producing,
         consuming,
         sharing_stages,
-        over_tcp,
+        serving_pieces,
+        fetching_pieces,
         suffixes,
         headed,
         differing,

@@ -1,9 +1,12 @@
-"""Blocks in a folder, of which each of several real processes stores a piece."""
+"""Blocks in a folder or another engine, of which each of several real processes has a piece."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import shutil
+import socket
 import time
 from collections import Counter
 from pathlib import Path
@@ -11,11 +14,12 @@ from typing import Any
 
 import pytest
 
+from jengine import SamplingParams
 from jengine.executor.multihost.ending import EXIT_STATUS
-from tests.api.engines import tiny_engine
+from tests.api.engines import answers, tiny_engine
 from tests.models.tiny_models import write_tiny_native
-from tests.multihost.launch import launched
-from tests.multihost.program import OFFLOADED, in_turn
+from tests.multihost.launch import free_port, launched
+from tests.multihost.program import GREEDY, OFFLOADED, in_turn
 from tests.multihost.test_multihost import NAMED_WITHIN, SECONDS, said
 
 pytestmark = pytest.mark.slow
@@ -23,11 +27,15 @@ CACHED = [96, 64, 96, 80]  # of the prompts, all whole blocks before their last 
 
 
 @pytest.fixture(scope="module")
-def produced(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """A model, beside it the blocks that two processes have stored, and what they answered."""
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     base = tmp_path_factory.mktemp("produced")
     sizes = {"max_position_embeddings": 1024, "vocab_size": 128}
-    model = write_tiny_native(base / "llama", "llama", **sizes)
+    return write_tiny_native(base / "llama", "llama", **sizes)
+
+
+@pytest.fixture(scope="module")
+def produced(model: Path) -> tuple[Path, dict[str, Any]]:
+    """A model, beside it the blocks that two processes have stored, and what they answered."""
     with tiny_engine(model, max_model_len=256) as llm:
         plain = in_turn(llm, OFFLOADED)
     found = said("producing", model)
@@ -105,6 +113,33 @@ def test_a_process_lost_while_it_reads_ends_all(folder: Path, rank: int) -> None
         assert f"process {rank} was lost" in other.read()[1]
 
 
-def test_a_connector_with_one_address_is_refused(folder: Path) -> None:
-    found = said("over_tcp", folder)
-    assert "kv_connector ZmqConnector with devices of processes [0, 1]" in found["refused"]
+def test_processes_fetch_their_pieces_from_those_of_another_engine(model: Path) -> None:
+    """And where one process of it does not answer, all compute what they lack."""
+    params = SamplingParams(**GREEDY)
+    with tiny_engine(model, max_model_len=256) as llm:
+        plain = [answers(llm.generate([prompt], params))[0] for prompt in OFFLOADED]
+    (model.parent / "port").write_text(str(free_ports(2)))
+    with launched("serving_pieces", model) as producer:
+        producer.until(lambda: all(p.said() for p in producer.processes), SECONDS)
+        first, second = [process.said()[0]["said"] for process in producer.processes]
+        assert first == second
+        (model.parent / "said.json").write_text(json.dumps(first))
+        found = said("fetching_pieces", model, devices=2)
+        for one in first:  # the second process is said to be where nobody listens
+            one["remote_pieces"][list(one["remote_pieces"])[1]] = ["127.0.0.1", free_ports(1)]
+        (model.parent / "said.json").write_text(json.dumps(first))
+        alone = said("fetching_pieces", model)
+        (model.parent / "done").touch()
+        assert producer.wait(SECONDS) == [0, 0], str(producer)
+    assert found["tokens"] == alone["tokens"] == plain
+    assert found["cached"] == CACHED and alone["cached"] == [0] * 4
+
+
+def free_ports(count: int) -> int:
+    """The first of so many neighbouring ports that were free a moment ago."""
+    while True:
+        first = free_port()
+        with contextlib.suppress(OSError), contextlib.ExitStack() as sockets:
+            for port in range(first, first + count):
+                sockets.enter_context(socket.create_server(("127.0.0.1", port)))
+            return first
