@@ -124,7 +124,7 @@ def load_parameters(
     if args.load_format == "peer":
         settings = args.weight_settings
         assert settings is not None, "the settings of a peer were checked"
-        check_peer(source.config, args.quantization)
+        check_peer(source.config)
         return declared, peer_parameters(settings, declared, place, bar)
     if args.load_format == "dummy":
         return declared, dummy_arrays(declared, seed=args.seed or 0, place=place)

@@ -92,12 +92,15 @@ def serve_weights(settings: WeightSettings | None, loaded: LoadedModel) -> None:
     loaded.closing.append(server.close)
 
 
-def check_peer(config: ModelConfig, quantization: str | None) -> None:
-    """Refuse models whose declared parameters another engine does not have."""
-    if config.quantization is not None or quantization is not None:
+def check_peer(config: ModelConfig) -> None:
+    """Refuse weights that are rounded at load: an engine that serves them no longer has what they
+    were rounded from, and rounded once more they would be others. Those that are quantized in files
+    are declared as they are."""
+    if config.quantization is not None and config.quantization.on_load:
         raise UnsupportedFeature(
-            "load_format='peer' with quantized weights is not built; leave quantization out, or "
-            "give the engine a folder with the weights."
+            "load_format='peer' with weights that are rounded at load: a peer has them rounded, "
+            "and not what they were. Leave quantization out, take a checkpoint that is quantized, "
+            "or give the engine a folder with the weights."
         )
 
 

@@ -16,10 +16,11 @@ from jengine.assembly import peer_weights
 from jengine.connectors import weight_peers
 from jengine.connectors.weight_peers import ParameterInfo, WeightClient, WeightList, WeightServer
 from jengine.connectors.weight_settings import WeightSettings, weight_settings
-from jengine.errors import CheckpointError, ConfigError
+from jengine.errors import CheckpointError, ConfigError, UnsupportedFeature
 from tests.api.engines import answers, random_prompts, tiny_engine
 from tests.connectors.test_peers import free_port
 from tests.models.tiny_models import write_tiny_native
+from tests.weights.quantized_models import LAYOUTS, write_quantized
 
 SECRET = "a secret of 16 bytes or more"
 DATA = np.arange(1000, dtype=np.float32).reshape(10, 100)
@@ -181,3 +182,40 @@ def test_an_engine_starts_from_one_that_runs(tmp_path: Path) -> None:
                 bare, max_model_len=256, load_format="peer", model_loader_extra_config=take
             ) as starts:
                 assert answers(starts.generate(prompts, params)) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "layout",
+    ["W8A16 channel", "W4A16 group, zeros", "GPTQ 4", "AWQ", "DeepSeek FP8", "FP8 of vLLM"],
+)
+def test_quantized_weights_travel_as_they_are(tmp_path: Path, layout: str) -> None:
+    full = write_quantized(tmp_path, "llama", LAYOUTS[layout]).quantized
+    bare = tmp_path / "bare"
+    shutil.copytree(full, bare, ignore=shutil.ignore_patterns("*.safetensors*"))
+    where, prompts = f"127.0.0.1:{free_port()}", random_prompts(20, 33)
+    params = jengine.SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=1)
+    serve = {"serve": where, "secret": SECRET}
+    take = {"peer": where, "secret": SECRET}
+    with (
+        tiny_engine(full, max_model_len=128, model_loader_extra_config=serve) as runs,
+        tiny_engine(
+            bare, max_model_len=128, load_format="peer", model_loader_extra_config=take
+        ) as starts,
+    ):
+        ours, theirs = (one.engine.loaded.leaves for one in (starts, runs))
+        for own, other in zip(ours, theirs, strict=True):
+            assert own.dtype == other.dtype
+            np.testing.assert_array_equal(own, other)
+        expected = answers(runs.generate(prompts, params))
+        assert answers(starts.generate(prompts, params)) == expected
+
+
+def test_weights_rounded_at_load_are_refused(tmp_path: Path) -> None:
+    folder = write_tiny_native(tmp_path, "llama")
+    take = {"peer": f"127.0.0.1:{free_port()}", "secret": SECRET}
+    with pytest.raises(UnsupportedFeature, match="rounded at load"):
+        tiny_engine(
+            folder, max_model_len=128, quantization="int8", load_format="peer",
+            model_loader_extra_config=take,
+        )  # fmt: skip
