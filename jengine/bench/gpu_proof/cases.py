@@ -289,6 +289,13 @@ def step_cases() -> Iterator[StepCase]:
     # Recurrent layers whose heads are all on one device.
     for model, layers in (("qwen3-next-80b-a3b", 4), ("granite-4-h-small", 6)):
         yield StepCase(model, 64, 0, "triton", cache_tokens=100_000, layers=layers)
+    yield from divided_cases()
+    # The same step without our kernels, for comparison.
+    yield StepCase("llama-8b", 64, 0, "xla")
+
+
+def divided_cases() -> Iterator[StepCase]:
+    """Steps whose tokens, new or cached, devices divide."""
     # Fewer KV heads than devices, which divide the cached tokens of each request.
     for model, context in (("qwen3-30b-a3b", 2), ("deepseek-v3", 8)):
         yield StepCase(
@@ -300,8 +307,6 @@ def step_cases() -> Iterator[StepCase]:
             "llama-8b", 8, 16_384, "triton", devices=devices, groups=groups, layers=4,
             cache_tokens=300_000, max_model_len=131_072,
         )  # fmt: skip
-    # The same step without our kernels, for comparison.
-    yield StepCase("llama-8b", 64, 0, "xla")
 
 
 MODELS = {name: PUBLISHED[name] for name in ("qwen3-0.6b", "llama-8b")}
