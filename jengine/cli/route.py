@@ -39,6 +39,9 @@ def add_flags(parser: Parser) -> None:
                         help="seconds between two looks at the servers")  # fmt: skip
     parser.add_argument("--prefill-seconds", type=float, default=600.0,
                         help="seconds in which a prompt must be computed")  # fmt: skip
+    parser.add_argument("--wait-seconds", type=float, default=30.0,
+                        help="seconds that a prompt waits for a server while none "
+                        "answers")  # fmt: skip
 
 
 def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: object) -> int:
@@ -47,11 +50,13 @@ def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: object) -> 
         Address.of(url)  # refused before anything is opened
     if arguments.health_every <= 0 or arguments.prefill_seconds <= 0:
         raise ConfigError("--health-every and --prefill-seconds: expected seconds above 0.")
+    if arguments.wait_seconds < 0:
+        raise ConfigError("--wait-seconds: expected seconds, 0 for not at all.")
     # Imports numpy, which help does without.
     room = importlib.import_module("jengine.routing.app")
     app = room.make_router(
         arguments.servers, arguments.prefill, health_every=arguments.health_every,
-        prefill_seconds=arguments.prefill_seconds,
+        prefill_seconds=arguments.prefill_seconds, wait_seconds=arguments.wait_seconds,
     )  # fmt: skip
     terminal.say(f"Routing at http://{arguments.host}:{arguments.port}")
     # Not uvloop: its transports are no asyncio.Transport, which connections of the client are.

@@ -2,7 +2,8 @@
 
 With servers for prefill, one of them computes the prompt first, and the server that goes on is told
 where the blocks are. If none does, it computes the prompt itself. A request is sent to another
-server only until the first byte of its answer has been passed on.
+server only until the first byte of its answer has been passed on; while no server answers at all,
+prompts wait for one that comes back.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
@@ -28,18 +30,28 @@ GENERATE = ("/v1/completions", "/v1/chat/completions")
 # What a server that computes prompts leaves out: it gives one token, at once.
 ONLY_WHOLE = ("stream_options", "min_tokens")
 MOST_BODY = 64 * 2**20  # bytes
+# Seconds between two attempts of a prompt for which no server was there.
+GLANCE = 0.25
+# Seconds after which a client that was refused should try again.
+RETRY_AFTER = "1"
 
 
 class Router:
     """Passes requests on."""
 
     def __init__(
-        self, workers: Pool, prefillers: Pool | None, health_every: float, prefill_seconds: float
+        self,
+        workers: Pool,
+        prefillers: Pool | None,
+        health_every: float,
+        prefill_seconds: float,
+        wait_seconds: float,
     ) -> None:
         self.workers = workers
         self.prefillers = prefillers
         self._health_every = health_every
         self._prefill_seconds = prefill_seconds
+        self._wait_seconds = wait_seconds
 
     async def watch(self) -> None:
         """Know which servers are up."""
@@ -61,17 +73,17 @@ class Router:
         except ValueError:
             body = None
         if not isinstance(body, dict):
-            return await self._passed_on(request, data, [])
+            return await self._passed_on(request, data)
         pieces = pieces_of(body)
         if self.prefillers is not None and body.get("kv_transfer_params") is None:
             said = await self._prefilled(request, body, pieces)
             if said:
                 data = json.dumps({**body, "kv_transfer_params": said}).encode()
-        return await self._passed_on(request, data, pieces)
+        return await self._passed_on(request, data, pieces, self._wait_seconds)
 
     async def other(self, request: Request) -> Response:
         """Anything else goes to a server that answers."""
-        return await self._passed_on(request, await request.body(), [])
+        return await self._passed_on(request, await request.body())
 
     async def _prefilled(
         self, request: Request, body: dict[str, Any], pieces: list[bytes]
@@ -103,7 +115,27 @@ class Router:
             return said if isinstance(said, dict) else None
         return None
 
-    async def _passed_on(self, request: Request, data: bytes, pieces: list[bytes]) -> Response:
+    async def _passed_on(
+        self, request: Request, data: bytes, pieces: Sequence[bytes] = (), seconds: float = 0.0
+    ) -> Response:
+        """A server's answer. Waits so many seconds for a server that answers."""
+        end = time.monotonic() + seconds
+        while isinstance(begun := await self._begun(request, data, pieces), str):
+            if time.monotonic() >= end or await request.is_disconnected():
+                return failed(503, f"no server answers: {begun}", {"Retry-After": RETRY_AFTER})
+            await asyncio.sleep(GLANCE)
+        backend, reply = begun
+        # With its length, so that clients notice an answer that was cut off.
+        passed = {name for name in reply.headers if name not in HOP} | {"content-length"}
+        headers = {name: reply.headers[name] for name in passed & reply.headers.keys()}
+        return StreamingResponse(
+            counted(backend, pieces, reply), status_code=reply.status, headers=headers
+        )
+
+    async def _begun(
+        self, request: Request, data: bytes, pieces: Sequence[bytes]
+    ) -> tuple[Backend, Reply] | str:
+        """An answer that has begun, and its server; or what kept the last one from it."""
         tried, problem = list[Backend](), "there is none"
         while (backend := self.workers.best(pieces, tried)) is not None:
             tried.append(backend)
@@ -111,23 +143,19 @@ class Router:
             try:
                 await reply.begin(backend, head_and(request, backend, data))
             except ServerFailed as error:
+                if backend.is_up:
+                    logger.warning("%s does not answer: %s", backend.address, error)
                 backend.is_up, problem = False, str(error)
-                logger.warning("%s does not answer: %s", backend.address, error)
                 continue
             except asyncio.CancelledError:
                 reply.cancel()
                 raise
-            # With its length, so that clients notice an answer that was cut off.
-            passed = {name for name in reply.headers if name not in HOP} | {"content-length"}
-            headers = {name: reply.headers[name] for name in passed & reply.headers.keys()}
-            return StreamingResponse(
-                counted(backend, pieces, reply), status_code=reply.status, headers=headers
-            )
-        return failed(503, f"no server answers: {problem}")
+            return backend, reply
+        return problem
 
 
 async def counted(
-    backend: Backend, pieces: list[bytes], reply: Reply
+    backend: Backend, pieces: Sequence[bytes], reply: Reply
 ) -> AsyncGenerator[bytes, None]:
     """The parts of an answer, which is load of its server until it ends."""
     with backend.reading(pieces):
@@ -142,10 +170,10 @@ def head_and(request: Request, backend: Backend, data: bytes) -> bytes:
     return encoded(backend, request.method, path, dict(request.headers), data)
 
 
-def failed(status: int, message: str) -> Response:
+def failed(status: int, message: str, headers: dict[str, str] | None = None) -> Response:
     """An error in OpenAI's form."""
     error = {"message": message, "type": "server_error", "param": None, "code": status}
-    return JSONResponse({"error": error}, status_code=status)
+    return JSONResponse({"error": error}, status_code=status, headers=headers)
 
 
 def make_router(
@@ -154,10 +182,12 @@ def make_router(
     *,
     health_every: float = 2.0,
     prefill_seconds: float = 600.0,
+    wait_seconds: float = 30.0,
 ) -> Starlette:
-    """The application in front of these servers."""
+    """The application in front of these servers. A prompt waits at most `wait_seconds` for one of
+    them to be there."""
     prefill = Pool(prefillers) if prefillers else None
-    router = Router(Pool(workers), prefill, health_every, prefill_seconds)
+    router = Router(Pool(workers), prefill, health_every, prefill_seconds, wait_seconds)
 
     @asynccontextmanager
     async def watched(app: Starlette) -> AsyncIterator[None]:

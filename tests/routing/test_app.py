@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from jengine.client.errors import ServerFailed
+from jengine.routing import app
 from jengine.routing.app import make_router
-from jengine.routing.pool import PIECE, Pool, pieces_of
+from jengine.routing.exchange import Reply
+from jengine.routing.pool import PIECE, Backend, Pool, pieces_of
 from tests.client.scripted_server import (
     BROKEN,
     ScriptedServer,
@@ -32,8 +35,11 @@ def servers() -> Iterator[tuple[ScriptedServer, ScriptedServer]]:
 
 
 @contextmanager
-def router(workers: list[str], prefill: list[str] | None = None) -> Iterator[TestClient]:
-    with TestClient(make_router(workers, prefill or [], health_every=30.0)) as client:
+def router(
+    workers: list[str], prefill: list[str] | None = None, wait_seconds: float = 0.0
+) -> Iterator[TestClient]:
+    made = make_router(workers, prefill or [], health_every=30.0, wait_seconds=wait_seconds)
+    with TestClient(made) as client:
         yield client
 
 
@@ -87,6 +93,28 @@ def test_a_server_that_does_not_answer_is_stood_in_for(
     with router([NOBODY]) as client:
         nobody = client.post("/v1/completions", json=body())
     assert nobody.status_code == 503 and "no server answers" in nobody.json()["error"]["message"]
+    assert nobody.headers["retry-after"] == "1"
+
+
+def test_a_prompt_waits_for_a_server_that_comes_back(
+    servers: tuple[ScriptedServer, ScriptedServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin, refused = Reply.begin, [1, 2, 3]
+
+    async def refusing(self: Reply, backend: Backend, request: bytes) -> None:
+        if refused:
+            refused.pop()
+            raise ServerFailed(f"{backend.address} does not answer.")
+        await begin(self, backend, request)
+
+    monkeypatch.setattr(app, "GLANCE", 0.01)
+    monkeypatch.setattr(Reply, "begin", refusing)
+    with router([servers[0].url], wait_seconds=30.0) as client:
+        waited = client.post("/v1/completions", json=body(stream=True))
+        assert waited.status_code == 200 and not refused
+        refused.append(1)  # what is no prompt does not wait
+        assert client.get("/v1/models").status_code == 503
+    assert len(servers[0].asked) == 1
 
 
 def test_prefill_runs_first_and_decode_is_told(
