@@ -6,12 +6,16 @@ In: the text of a compiled step. Out: facts, and what is wrong with them.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-# The rows of a matmul of the library's, and of an array that is gathered.
+# The rows of a matmul of the library's.
 MATMUL = re.compile(r'= \(?\w+\[(\d+),\d+\][^=\n]*custom_call_target="__cublas')
-GATHER = re.compile(r" all-gather(?:-start)?\(")
+COLLECTIVE = re.compile(
+    r" (all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter|ragged-all-to-all)"
+    r"(?:-start)?\("
+)
 # One device, eight groups of one, and four of two.
 GROUPED = tuple(
     f"llama-8b, 8 rows + 16384 prompt tokens, triton{devices}, 4 layers, contexts to 131,072"
@@ -21,23 +25,28 @@ GROUPED = tuple(
         ", 8 devices in 4 groups that divide tokens",
     )
 )
-# Rows of the matmuls of layers, and gathers of a layer: of its keys and its values.
-EXPECTED = dict(zip(GROUPED[1:], ((2056, 2), (4104, 2)), strict=True))
+# Rows of the matmuls of layers, and collectives of four layers: two gathers of each, of keys and of
+# values, and a sum of the hidden states that logits come from. Groups of two devices have those of
+# tensor parallelism as well: two sums of each layer, one of embeddings, two of the best tokens.
+EXPECTED: dict[str, tuple[int, dict[str, int]]] = {
+    GROUPED[1]: (2056, {"all-gather": 8, "all-reduce": 1}),
+    GROUPED[2]: (4104, {"all-gather": 8, "all-reduce": 12}),
+}
 
 
-def group_facts(text: str, layers: int) -> dict[str, Any]:
-    """The most rows of any matmul, and gathers."""
+def group_facts(text: str) -> dict[str, Any]:
+    """The most rows of any matmul, and all collectives of the step."""
     return {
         "matmul_rows": max((int(rows) for rows in MATMUL.findall(text)), default=0),
-        "gathers_a_layer": len(GATHER.findall(text)) // layers,
+        "collectives": dict(sorted(Counter(COLLECTIVE.findall(text)).items())),
     }
 
 
 def group_problems(row: Mapping[str, Any]) -> Iterator[str]:
-    """Each device computes its own tokens, and nothing but keys and values goes to all."""
+    """Each device computes its own tokens, and nothing travels but what has to."""
     if row["step"] not in EXPECTED:
         return
-    names = "matmul_rows", "gathers_a_layer"
+    names = "matmul_rows", "collectives"
     for name, wanted in zip(names, EXPECTED[row["step"]], strict=True):
         if row[name] != wanted:
             yield f"{row['step']}: {name} is {row[name]}, expected {wanted}"

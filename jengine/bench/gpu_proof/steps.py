@@ -185,7 +185,7 @@ def program_facts(compiled: Any, dump: Path, case: StepCase, cache_bytes: int) -
         "temporary_mb": round(memory.temp_size_in_bytes / 1e6, 1),
         "thunks": dict(launches.most_common()),
         **(host_facts(text, found.lines) if case.on_host else {}),
-        **(group_facts(text, layers) if case.groups > 1 else {}),
+        **(group_facts(text) if case.groups > 1 else {}),
     }
 
 

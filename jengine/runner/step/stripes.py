@@ -84,10 +84,12 @@ class Stripes:
         return self._placement.held(self._ordered(array, tile), axes)
 
     def _ordered(self, array: Array, tile: int) -> Array:
+        # Every device makes all of these small arrays, else XLA would have them travel in parts.
+        whole = (None,) * array.ndim
         rows = self.bucket.decode_rows * self.ways
         parts = [
-            dealt(array[:rows], self.ways, 1),
-            dealt(array[rows:], self.ways, tile),
+            dealt(self._placement.held(part, whole), self.ways, unit)
+            for part, unit in ((array[:rows], 1), (array[rows:], tile))
         ]
         return jnp.concatenate(parts, axis=1).reshape(array.shape)
 
