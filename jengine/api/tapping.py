@@ -29,7 +29,7 @@ def opened_taps(
     if capture is None and intervene is None:
         return nullcontext(0)
     given = {"capture": capture, "intervene": intervene}
-    refuse_stages(loaded, [name for name, value in given.items() if value])
+    refuse_divided(loaded, [name for name, value in given.items() if value])
     points = [point.name for point in tap_points(config)]
     wanted = [capture] if isinstance(capture, str) else capture or ()
     if not isinstance(wanted, Sequence) or not all(isinstance(name, str) for name in wanted):
@@ -45,21 +45,19 @@ def opened_taps(
     return loaded.taps.opened(list(dict.fromkeys(names)), changes)
 
 
-def refuse_stages(loaded: LoadedModel, given: Sequence[str]) -> None:
+def refuse_divided(loaded: LoadedModel, given: Sequence[str]) -> None:
     """Refuse taps on a pipeline, whose stages run different tokens at the same time, and where the
     tokens of a step are in the order of devices."""
-    stages = loaded.order.places.layout.num_stages
-    groups = loaded.placement.ways("tokens")
-    if given and groups > 1:
-        raise UnsupportedFeature(
-            f"{given[0]} with prefill_context_parallel_size={groups} is not built yet. Use "
-            "tensor_parallel_size, or one device."
-        )
-    if given and stages > 1:
-        raise UnsupportedFeature(
-            f"{given[0]} with pipeline_parallel_size={stages} is not built yet. Use "
-            "tensor_parallel_size, or one device."
-        )
+    sizes = {
+        "prefill_context_parallel_size": loaded.placement.ways("tokens"),
+        "pipeline_parallel_size": loaded.order.places.layout.num_stages,
+    }
+    for name, size in sizes.items():
+        if given and size > 1:
+            raise UnsupportedFeature(
+                f"{given[0]} with {name}={size} is not built yet. Use tensor_parallel_size, or one "
+                "device."
+            )
 
 
 def interventions(given: Any, points: list[str]) -> dict[str, Intervention]:

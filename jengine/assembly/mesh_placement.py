@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jengine.assembly.settings.args import EngineArgs
-from jengine.assembly.settings.expert_settings import refuse_with_balance
+from jengine.assembly.settings.combinations import refuse_together
 from jengine.config import ExpertsConfig, ModelConfig
 from jengine.errors import ConfigError, UnsupportedFeature
 from sharding.mesh import engine_mesh
@@ -114,13 +114,11 @@ def check_joint(args: EngineArgs, config: ModelConfig, placement: Placement) -> 
         "cross attention": config.cross_encoder is not None,
         "copies of KV blocks outside of the device": args.transfers is not None,
     }
-    for name in [name for name, is_used in others.items() if is_used]:
-        raise UnsupportedFeature(f"joint_replicas with {name} is not built; leave one of them out.")
+    refuse_together("joint_replicas", others)
 
 
 def check_striped(args: EngineArgs, config: ModelConfig, placement: Placement) -> None:
     """Refuse what dividing the tokens of a step is not built with."""
-    groups = args.prefill_context_parallel_size
     attention = all(spec.kind in ("full", "sliding") for spec in config.cache_specs)
     others = {
         f"pipeline_parallel_size={placement.num_stages}": placement.num_stages > 1,
@@ -140,11 +138,7 @@ def check_striped(args: EngineArgs, config: ModelConfig, placement: Placement) -
         "images": config.vision is not None,
         "cross attention": config.cross_encoder is not None,
     }
-    for name in [name for name, is_used in others.items() if is_used]:
-        raise UnsupportedFeature(
-            f"prefill_context_parallel_size={groups} with {name} is not built; leave one of them "
-            "out."
-        )
+    refuse_together(f"prefill_context_parallel_size={args.prefill_context_parallel_size}", others)
 
 
 def check_balance(args: EngineArgs, placement: Placement) -> None:
@@ -154,7 +148,8 @@ def check_balance(args: EngineArgs, placement: Placement) -> None:
             "enable_eplb=True moves whole experts between devices: give "
             "enable_expert_parallel=True and a tensor_parallel_size of at least 2 with it."
         )
-    refuse_with_balance(
+    refuse_together(
+        "enable_eplb",
         {
             f"pipeline_parallel_size={placement.num_stages}": placement.num_stages > 1,
             f"data_parallel_size={args.data_parallel_size}": (args.data_parallel_size or 1) > 1,
@@ -162,7 +157,7 @@ def check_balance(args: EngineArgs, placement: Placement) -> None:
             f"devices of the processes {placement.processes}": len(placement.processes) > 1,
             f"quantization={args.quantization!r}": args.quantization is not None,
             "deterministic=True": args.deterministic,
-        }
+        },
     )
 
 

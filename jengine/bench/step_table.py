@@ -41,11 +41,13 @@ class Rounds:
     so for all of them; one after the other would be measured on as many machines."""
 
     def __init__(self, llm: LLM) -> None:
-        if not isinstance(llm.engine.in_process.core, EngineCore):
+        core = llm.engine.in_process.core
+        if not isinstance(core, EngineCore):
             raise ConfigError(
                 "--step-table: expected one engine in this process, without replicas."
             )
         self._llm = llm
+        self._depth = core.depth
         self._axes = axes(llm)
         self._found: list[list[float]] = []  # by round and place in the table
         self._idle: list[float] = []  # seconds that steps took longer after nothing
@@ -65,15 +67,13 @@ class Rounds:
     def table(self) -> dict[str, Any]:
         """The medians of all rounds."""
         engine, (rows, prefill, contexts) = self._llm.engine, self._axes
-        core = engine.in_process.core
-        assert isinstance(core, EngineCore), "checked at the beginning"
         shape = (len(rows), len(prefill), len(contexts))
         return {
             "bench": "steps",
             **surroundings(),
             "schedule": msgspec.to_builtins(engine.schedule),
             "cache": msgspec.to_builtins(engine.cache),
-            "depth": core.depth,
+            "depth": self._depth,
             "token_bytes": token_bytes(self._llm),
             "rounds": len(self._found),
             "idle_seconds": max(float(np.median(self._idle or [0.0])), 0.0),

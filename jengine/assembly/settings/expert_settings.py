@@ -8,7 +8,7 @@ from typing import Any
 from jengine.assembly.settings.dict_settings import checked_keys
 from jengine.assembly.settings.values import switch
 from jengine.config import BalanceConfig
-from jengine.errors import ConfigError, UnsupportedFeature
+from jengine.errors import ConfigError
 
 EPLB_KEYS = {
     "num_redundant_experts": "slots beyond one for each expert",
@@ -35,9 +35,3 @@ def balance_config(enabled: bool, given: Mapping[str, Any] | None) -> BalanceCon
             )
     switch("eplb_config['log_balancedness']", config.log_balancedness)
     return config
-
-
-def refuse_with_balance(others: Mapping[str, bool]) -> None:
-    """Raise for what moving experts is not built with."""
-    for name in [name for name, is_used in others.items() if is_used]:
-        raise UnsupportedFeature(f"enable_eplb with {name} is not built; leave one of them out.")

@@ -110,8 +110,9 @@ def refuse_for_pooling(args: EngineArgs, *, one_segment: bool) -> None:
     asked = {
         "speculative_config": args.speculative_config is not None,
         f"num_scheduler_steps={args.num_scheduler_steps}": args.num_scheduler_steps != 1,
-        f"pipeline_parallel_size={args.pipeline_parallel_size}": args.devices_per_replica
-        > (args.tensor_parallel_size or 1),
+        f"pipeline_parallel_size={args.pipeline_parallel_size}": (
+            (args.pipeline_parallel_size or 1) > 1
+        ),
         "deterministic=True where XLA multiplies": one_segment,
         "enable_prompt_embeds": args.enable_prompt_embeds,
         "enable_lora": args.enable_lora,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from jengine.assembly.settings.args import EngineArgs
+from jengine.assembly.settings.combinations import refuse_together
 from jengine.config import ExpertsConfig, ModelConfig, ScheduleConfig
 from jengine.errors import ConfigError, UnsupportedFeature
 from jengine.executor.balanced_experts import BalancedExperts, SpreadExperts
@@ -31,28 +32,20 @@ def chosen_experts(
             f"enable_return_routed_experts=True: {config.architecture} has no experts. "
             "Leave it out."
         )
+    returned = args.enable_return_routed_experts
     others = {
         f"pipeline_parallel_size={stages}": stages > 1,
         f"num_scheduler_steps={schedule.num_scheduler_steps}": schedule.num_scheduler_steps > 1,
         # They bring blocks back without what steps have said of their tokens.
-        "copies of KV blocks outside of the device": (
-            args.enable_return_routed_experts and args.transfers is not None
-        ),
+        "copies of KV blocks outside of the device": returned and args.transfers is not None,
     }
-    for name, is_used in others.items():
-        if is_used:
-            asked = (
-                "enable_return_routed_experts"
-                if args.enable_return_routed_experts
-                else "enable_eplb"
-            )
-            raise UnsupportedFeature(f"{asked} with {name} is not built; leave one of them out.")
+    refuse_together("enable_return_routed_experts" if returned else "enable_eplb", others)
     most = max(block.num_experts for block in blocks)
     return ChosenExperts(
         len(config.layers),
         max(block.experts_per_token for block in blocks),
         "uint8" if most <= MOST_IN_A_BYTE else "uint16",
-        returned=args.enable_return_routed_experts,
+        returned=returned,
     )
 
 

@@ -1,0 +1,14 @@
+"""What settings cannot be combined with. No jax."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from jengine.errors import UnsupportedFeature
+
+
+def refuse_together(what: str, others: Mapping[str, bool]) -> None:
+    """Raise for the first of the others, by what users call them, that is asked for beside it."""
+    for name, is_used in others.items():
+        if is_used:
+            raise UnsupportedFeature(f"{what} with {name} is not built; leave one of them out.")
