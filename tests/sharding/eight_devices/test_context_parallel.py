@@ -7,39 +7,23 @@ import re
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 
 import jengine
-from jengine import SamplingParams
 from jengine.errors import ConfigError
-from jengine.models import registry
-from jengine.weights.safetensors_io import save_pretrained
+from jengine.models.language_model import LanguageModel
 from tests.api.engines import rebuilt, tiny_engine
-from tests.models.parallel_family import (
-    SETTINGS,
-    ParallelFamily,
-    assert_answers,
-    model_of,
-)
+from tests.models.parallel_family import SETTINGS, assert_answers
 from tests.models.tiny_models import write_tiny_native
+from tests.sharding.eight_devices.same_answers import run, same_after_131k_tokens, same_beside
 from tests.sharding.eight_devices.test_drafts import DRAFTING
-from tests.sharding.eight_devices.test_tensor_parallel import run
-
-LONG = 131_072
 
 
 def context_engine(folder: Path, devices: int, context: int, **settings: Any) -> jengine.LLM:
     return tiny_engine(
         folder, tensor_parallel_size=devices, decode_context_parallel_size=context, **settings
     )
-
-
-@pytest.fixture(scope="module")
-def on_one(folder: Path) -> list[Any]:
-    with tiny_engine(folder) as llm:
-        return run(llm)
 
 
 @pytest.mark.parametrize(
@@ -78,13 +62,8 @@ def test_same_tokens_on_any_number_of_devices(
     DRAFTING,
 ], ids=lambda given: next(iter(given)))  # fmt: skip
 def test_beside_other_features(folder: Path, settings: dict[str, Any]) -> None:
-    sizes = {name: 1 for name in settings if name.endswith("parallel_size")}
-    with tiny_engine(folder, **{**settings, **sizes}) as one:
-        expected = run(one)
-    split = {"tensor_parallel_size": 4, **settings}
-    with tiny_engine(folder, **split, decode_context_parallel_size=2) as llm:
-        assert run(llm) == expected
-        assert run(llm) == expected
+    split = {"tensor_parallel_size": 4, "decode_context_parallel_size": 2}
+    same_beside(folder, settings, split)
 
 
 @pytest.mark.slow
@@ -92,20 +71,14 @@ def test_beside_other_features(folder: Path, settings: dict[str, Any]) -> None:
 def test_families(tmp_path: Path, family: str) -> None:
     """Windows, of which each device has all tokens; vectors of latent attention; experts."""
     folder = write_tiny_native(tmp_path, family)
-    with tiny_engine(folder, max_model_len=256) as one:
-        expected = run(one)
-    with context_engine(folder, 4, 4, max_model_len=256) as llm:
-        assert run(llm) == expected
+    split = {"tensor_parallel_size": 4, "decode_context_parallel_size": 4}
+    same_beside(folder, {"max_model_len": 256}, split)
 
 
-def test_a_sink_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_REGISTERED", {})
-    jengine.register_model(ParallelFamily())
-    model = model_of(1)
-    save_pretrained(model, tmp_path)
+def test_a_sink_counts_once(tmp_path: Path, own_model: LanguageModel) -> None:
     settings = {**SETTINGS, "tensor_parallel_size": 4, "decode_context_parallel_size": 2}
     with jengine.LLM(tmp_path, **settings) as llm:
-        assert_answers(llm, model)
+        assert_answers(llm, own_model)
 
 
 def test_what_devices_exchange(folder: Path) -> None:
@@ -133,23 +106,7 @@ def test_sizes_that_do_not_divide(folder: Path, devices: int, context: int) -> N
 
 @pytest.mark.slow
 def test_a_prompt_of_131k_tokens(tmp_path: Path) -> None:
-    folder = write_tiny_native(
-        tmp_path, "llama", max_position_embeddings=LONG, vocab_size=128, num_hidden_layers=1
-    )
-    prompt = np.random.default_rng(0).integers(3, 120, LONG - 16).tolist()
-    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=1)
-    settings = {
-        "max_model_len": LONG, "max_num_seqs": 2, "max_num_batched_tokens": 4096,
-        "compilation_config": {"decode_rows": [2], "prefill_tokens": [4096]},
-        "num_gpu_blocks_override": LONG // 128 + 2,
-    }  # fmt: skip
-    found = []
-    for devices in (1, jax.device_count()):
-        with context_engine(folder, devices, devices, block_size=128 // devices, **settings) as llm:
-            found.append(llm.generate([prompt], params)[0].outputs[0])
-    assert found[0].token_ids == found[1].token_ids
-    np.testing.assert_allclose(
-        *[[row[token].logprob for row, token in zip(one.logprobs, one.token_ids, strict=True)]
-          for one in found],
-        atol=1e-3,
-    )  # fmt: skip
+    def engine(folder: Path, devices: int, **settings: Any) -> jengine.LLM:
+        return context_engine(folder, devices, devices, block_size=128 // devices, **settings)
+
+    same_after_131k_tokens(tmp_path, engine)

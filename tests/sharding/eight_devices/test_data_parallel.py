@@ -29,7 +29,7 @@ from jengine.weights.abstract import with_values
 from sharding.placement import Placement, put
 from tests.api.engines import answers, random_prompts, tiny_engine
 from tests.sharding.eight_devices.memory import shares_memory
-from tests.sharding.eight_devices.test_tensor_parallel import PARAMS, PROMPTS, run
+from tests.sharding.eight_devices.same_answers import PARAMS, PROMPTS, run
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 # More than a small cache holds.

@@ -12,7 +12,7 @@ from jengine.errors import UnsupportedFeature
 from tests.api.engines import tiny_engine
 from tests.api.guess_heads import write_heads
 from tests.models.tiny_models import write_tiny_native
-from tests.sharding.eight_devices.test_tensor_parallel import run
+from tests.sharding.eight_devices.same_answers import run
 
 NGRAM = {
     "method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "adaptive": False,
@@ -21,12 +21,6 @@ DRAFTING: dict[str, Any] = {
     "speculative_config": NGRAM,
     "compilation_config": {"decode_rows": [32]},  # 8 requests of 1 + 3 tokens
 }
-
-
-@pytest.fixture(scope="module")
-def on_one(folder: Path) -> list[Any]:
-    with tiny_engine(folder) as llm:
-        return run(llm)
 
 
 def drafted(llm: jengine.LLM) -> int:

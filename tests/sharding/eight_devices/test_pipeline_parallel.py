@@ -19,10 +19,11 @@ from jengine.errors import ConfigError, UnexpectedCompile, UnsupportedFeature
 from jengine.plan import Wanted
 from jengine.runner.step.leaves import first_layers
 from jengine.weights.safetensors_io import load_model
-from tests.api.engines import answers, rebuilt, tiny_engine
+from tests.api.engines import answers, tiny_engine
 from tests.models.tiny_models import write_tiny_native
 from tests.sharding.eight_devices.memory import shares_memory
-from tests.sharding.eight_devices.test_tensor_parallel import FAMILIES, PROMPTS, run
+from tests.sharding.eight_devices.same_answers import PROMPTS, run, same_in_every_way
+from tests.sharding.eight_devices.test_tensor_parallel import FAMILIES
 
 # Layers over stages: even, and with slots that stages leave out.
 LAYERS = 3
@@ -57,16 +58,6 @@ def two(uneven: Path) -> Iterator[jengine.LLM]:
 def staged(folder: Path, stages: int, tensor: int = 1, **settings: Any) -> jengine.LLM:
     sizes = {"pipeline_parallel_size": stages, "tensor_parallel_size": tensor}
     return tiny_engine(folder, **sizes, **{"max_logprobs": 2, **settings})
-
-
-def same_in_every_way(llm: jengine.LLM, expected: list[Any]) -> None:
-    """From the prefix cache, in small chunks, in a cache that is too small for all at once."""
-    assert run(llm) == expected
-    assert run(llm) == expected
-    assert llm.stats().prefix_hits > 0
-    with rebuilt(llm, num_blocks=20, max_num_batched_tokens=64) as small:
-        assert run(small) == expected
-        assert small.stats().preemptions > 0
 
 
 @pytest.mark.slow

@@ -4,40 +4,29 @@ of one device."""
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import jax
-import numpy as np
 import pytest
 
 import jengine
 from jengine import SamplingParams
 from jengine.errors import ConfigError, UnsupportedFeature
-from jengine.models import registry
-from jengine.weights.safetensors_io import save_pretrained
-from tests.api.engines import rebuilt, tiny_engine
-from tests.models.parallel_family import (
-    SETTINGS,
-    ParallelFamily,
-    assert_answers,
-    model_of,
-)
+from jengine.models.language_model import LanguageModel
+from tests.api.engines import tiny_engine
+from tests.models.parallel_family import SETTINGS, assert_answers
 from tests.models.tiny_models import write_tiny_native
-from tests.sharding.eight_devices.test_tensor_parallel import run
-
-LONG = 131_072
+from tests.sharding.eight_devices.same_answers import (
+    same_after_131k_tokens,
+    same_beside,
+    same_in_every_way,
+)
 
 
 def striped(folder: Path, groups: int, tensor: int = 1, **settings: Any) -> jengine.LLM:
     sizes = {"tensor_parallel_size": tensor, "prefill_context_parallel_size": groups}
     return tiny_engine(folder, **sizes, **settings)
-
-
-@pytest.fixture(scope="module")
-def on_one(folder: Path) -> list[Any]:
-    with tiny_engine(folder) as llm:
-        return run(llm)
 
 
 @pytest.mark.parametrize(
@@ -54,13 +43,7 @@ def test_same_tokens_in_any_number_of_groups(
 ) -> None:
     with striped(folder, groups, tensor) as llm:
         assert dict(llm.mesh.shape)["pcp"] == groups
-        assert run(llm) == on_one
-        assert run(llm) == on_one  # from the prefix cache
-        assert llm.stats().prefix_hits > 0
-        # Prompts in several chunks, beside decodes; requests are preempted.
-        with rebuilt(llm, num_blocks=20, max_num_batched_tokens=64) as small:
-            assert run(small) == on_one
-            assert small.stats().preemptions > 0
+        same_in_every_way(llm, on_one)
 
 
 @pytest.mark.slow
@@ -77,32 +60,20 @@ def test_same_tokens_in_any_number_of_groups(
      "compilation_config": {"prefill_tokens": [768]}},
 ], ids=lambda given: next(iter(given)))  # fmt: skip
 def test_beside_other_features(folder: Path, settings: dict[str, Any]) -> None:
-    sizes = {name: 1 for name in settings if name.endswith("parallel_size")}
-    with tiny_engine(folder, **{**settings, **sizes}) as one:
-        expected = run(one)
-    with tiny_engine(folder, **settings, prefill_context_parallel_size=2) as llm:
-        assert run(llm) == expected
-        assert run(llm) == expected
+    same_beside(folder, settings, {"prefill_context_parallel_size": 2})
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["gemma2", "gemma3", "mixtral", "qwen3"])
 def test_families(tmp_path: Path, family: str) -> None:
     folder = write_tiny_native(tmp_path, family)
-    with tiny_engine(folder, max_model_len=256) as one:
-        expected = run(one)
-    with striped(folder, 4, max_model_len=256) as llm:
-        assert run(llm) == expected
+    same_beside(folder, {"max_model_len": 256}, {"prefill_context_parallel_size": 4})
 
 
 @pytest.mark.slow
-def test_sinks_and_norms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_REGISTERED", {})
-    jengine.register_model(ParallelFamily())
-    model = model_of(1)
-    save_pretrained(model, tmp_path)
+def test_sinks_and_norms(tmp_path: Path, own_model: LanguageModel) -> None:
     with jengine.LLM(tmp_path, **SETTINGS, prefill_context_parallel_size=2) as llm:
-        assert_answers(llm, model)
+        assert_answers(llm, own_model)
 
 
 @pytest.mark.slow
@@ -162,23 +133,4 @@ def test_layers_that_need_tokens_in_order_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_prompt_of_131k_tokens(tmp_path: Path) -> None:
-    folder = write_tiny_native(
-        tmp_path, "llama", max_position_embeddings=LONG, vocab_size=128, num_hidden_layers=1
-    )
-    prompt = np.random.default_rng(0).integers(3, 120, LONG - 16).tolist()
-    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=1)
-    settings = {
-        "max_model_len": LONG, "max_num_seqs": 2, "max_num_batched_tokens": 4096,
-        "compilation_config": {"decode_rows": [2], "prefill_tokens": [4096]},
-        "block_size": 128, "num_gpu_blocks_override": LONG // 128 + 2,
-    }  # fmt: skip
-    found = []
-    for groups in (1, jax.device_count()):
-        with striped(folder, groups, **settings) as llm:
-            found.append(llm.generate([prompt], params)[0].outputs[0])
-    assert found[0].token_ids == found[1].token_ids
-    np.testing.assert_allclose(
-        *[[row[token].logprob for row, token in zip(one.logprobs, one.token_ids, strict=True)]
-          for one in found],
-        atol=1e-3,
-    )  # fmt: skip
+    same_after_131k_tokens(tmp_path, partial(striped, block_size=128))

@@ -26,7 +26,7 @@ from tests.api.test_speculation import AnswerProposer, drafts_of
 from tests.marks import slow
 from tests.models.tiny_models import write_tiny_native
 from tests.pallas_kernels.implementations import TRITON
-from tests.sharding.eight_devices.test_tensor_parallel import PROMPTS
+from tests.sharding.eight_devices.same_answers import PROMPTS
 
 PARAMS = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 SPLITS = [(2, 1), (4, 1), (1, 2), (2, 2)]  # devices that share each layer, stages

@@ -10,7 +10,7 @@ from jengine import SamplingParams
 from jengine.errors import UnsupportedFeature
 from tests.api.engines import answers, rebuilt, tiny_engine
 from tests.models.tiny_models import write_tiny_native
-from tests.sharding.eight_devices.test_tensor_parallel import PROMPTS
+from tests.sharding.eight_devices.same_answers import PROMPTS
 
 PARAMS = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 

@@ -14,49 +14,25 @@ from jax.sharding import Mesh
 import jengine
 from jengine import SamplingParams
 from jengine.errors import ConfigError
-from jengine.models import registry
+from jengine.models.language_model import LanguageModel
 from jengine.models.parameter import named_parameters
 from jengine.weights.abstract import with_values
-from jengine.weights.safetensors_io import save_pretrained
-from tests.api.engines import answers, random_prompts, rebuilt, tiny_engine
+from tests.api.engines import tiny_engine
 from tests.models.parallel_family import (
     SETTINGS,
-    ParallelFamily,
     arrays,
     assert_answers,
-    model_of,
 )
 from tests.models.tiny_models import write_tiny_native
 from tests.sharding.eight_devices.memory import shares_memory
+from tests.sharding.eight_devices.same_answers import PROMPTS, run, same_in_every_way
 
-PROMPTS = random_prompts(1, 17, 60, 130, 200)
-KINDS: list[dict[str, Any]] = [
-    {"temperature": 0},
-    {"temperature": 1.0, "seed": 5},
-    {"temperature": 0.8, "seed": 7, "top_k": 20, "top_p": 0.9, "min_p": 0.01},
-    {"temperature": 0, "repetition_penalty": 1.3, "logit_bias": {5: 2.0}},
-    {"temperature": 1.2, "seed": 9, "frequency_penalty": 0.7, "min_tokens": 4},
-]
-PARAMS = [SamplingParams(max_tokens=12, ignore_eos=True, logprobs=2, **kind) for kind in KINDS]
 FAMILIES = ["mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "olmo2", "gpt2", "mixtral"]
 FAMILIES += ["qwen3_moe", "deepseek_v3", "gemma4"]
 
 
 def split_engine(folder: Path, devices: int, **settings: Any) -> jengine.LLM:
     return tiny_engine(folder, tensor_parallel_size=devices, **settings)
-
-
-def run(llm: jengine.LLM) -> list[Any]:
-    outputs = llm.generate(PROMPTS, PARAMS)
-    for output in outputs:
-        assert output.outputs[0].finish_reason == "length"
-    return answers(outputs)
-
-
-@pytest.fixture(scope="module")
-def on_one(folder: Path) -> list[Any]:
-    with split_engine(folder, 1) as llm:
-        return run(llm)
 
 
 @pytest.mark.parametrize(
@@ -67,12 +43,7 @@ def test_same_tokens_on_any_number_of_devices(
 ) -> None:
     with split_engine(folder, devices) as llm:
         assert llm.mesh.devices.size == devices
-        assert run(llm) == on_one
-        assert run(llm) == on_one  # from the prefix cache
-        assert llm.stats().prefix_hits > 0
-        with rebuilt(llm, num_blocks=20, max_num_batched_tokens=64) as small:
-            assert run(small) == on_one
-            assert small.stats().preemptions > 0
+        same_in_every_way(llm, on_one)
 
 
 @pytest.mark.slow
@@ -95,13 +66,10 @@ def test_every_family(tmp_path: Path, family: str, devices: int) -> None:
 
 
 def test_a_family_with_its_own_body_and_weight_scheme(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, own_model: LanguageModel
 ) -> None:
     """Prepared weights and attention sinks are sharded by their own logical axes."""
-    monkeypatch.setattr(registry, "_REGISTERED", {})
-    jengine.register_model(ParallelFamily())
-    model = model_of(1)
-    save_pretrained(model, tmp_path)
+    model = own_model
     with jengine.LLM(tmp_path, tensor_parallel_size=4, **SETTINGS) as llm:
         assert_answers(llm, model)
         names, leaves = llm.engine.order.names, llm.engine.loaded.leaves
