@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from types import SimpleNamespace
+from functools import partial
 from typing import Any
 
 import hypothesis.strategies as st
@@ -14,62 +14,31 @@ from hypothesis import given, settings
 
 from jengine.outputs import StepOutput
 from jengine.plan import NO_ENTRIES, BlockCopies, Entries, Entry, Fetch, Plan, Transfers
-from jengine.runner.transfers.transfer_runner import TransferRunner, TransferStep
+from jengine.runner.transfers.transfer_runner import TransferStep
+from tests.scheduler.staged_executor import ScriptedTransferRunner, StagedRunner, StagedStep
 
 BLOCKS, SLOTS = 4, 3
 Writes = Mapping[int, tuple[int, int]]  # block -> content: the plan and the block
 
 
-class Step:
-    """A plan in the stages."""
-
-    def __init__(self, writes: Writes, stages: Stages) -> None:
-        self.writes = writes
-        self.has_left = False
-        self._stages = stages
-
-    @property
-    def ready(self) -> bool:
-        return True
-
-    def result(self) -> StepOutput:
-        while not self.has_left:
-            self._stages.advance()
-        return StepOutput(np.zeros((0, 1), np.int32))
-
-
-class Stages:
+class Stages(StagedRunner):
     """A runner of so many stages and what copies their blocks, in plain dictionaries."""
 
     def __init__(self, count: int) -> None:
-        self.loaded: Any = SimpleNamespace(closing=[])
         self.queued = 0  # steps and copies
         self.blocks: list[dict[int, Any]] = [{} for _ in range(count)]
         self.slots: list[dict[int, Any]] = [{} for _ in range(count)]
         self.far: list[dict[bytes, Any]] = [{} for _ in range(count)]
         self.writes: dict[int, Writes] = {}  # of the plans that will come
-        self._held: list[Step | None] = [None] * (count - 1)
+        super().__init__([partial(self._run, blocks) for blocks in self.blocks])
 
-    def submit(self, plan: Plan) -> Step:
-        entering = Step(self.writes[plan.step], self)
-        self.advance(entering)
-        return entering
+    def _run(self, blocks: dict[int, Any], plan: Plan) -> StepOutput:
+        blocks.update(self.writes[plan.step])
+        return StepOutput(np.zeros((0, 1), np.int32))
 
-    def advance(self, entering: Step | None = None) -> None:
-        running = [entering, *self._held]
-        self._held = running[:-1]
-        for blocks, step in zip(self.blocks, running, strict=True):
-            blocks.update({} if step is None else step.writes)
-        if running[-1] is not None:
-            running[-1].has_left = True
+    def _advance(self, entering: StagedStep | None = None) -> None:
+        super()._advance(entering)
         self.queued += 1
-
-    def drain(self) -> None:
-        while any(self._held):
-            self.advance()
-
-    def update_parameters(self, values: Mapping[str, Any]) -> None:
-        self.drain()
 
     def reset(self) -> None:
         for slots in self.slots:
@@ -100,21 +69,6 @@ class Stages:
         pass
 
 
-class DictionaryRunner(TransferRunner):
-    """The runner of transfers, over such stages."""
-
-    def __init__(self, stages: Stages) -> None:
-        copies: Any = stages
-        super().__init__(stages, (), copies)
-        self._stages = stages
-
-    def _load(self, copies: BlockCopies) -> None:
-        self._stages.load(copies)
-
-    def _save(self, copies: BlockCopies) -> None:
-        self._stages.save(copies)
-
-
 class Both:
     """The same plans for one stage and for several, as a scheduler may make them: what a plan saves
     is pinned until it is read, other blocks are anybody's at any time."""
@@ -122,7 +76,9 @@ class Both:
     def __init__(self, count: int, data: st.DataObject | None = None) -> None:
         self.data = data
         self.one, self.staged = Stages(1), Stages(count)
-        self.runners = [DictionaryRunner(stages) for stages in (self.one, self.staged)]
+        self.runners = [
+            ScriptedTransferRunner(stages, stages) for stages in (self.one, self.staged)
+        ]
         self.in_flight: deque[tuple[list[TransferStep], set[int], set[int]]] = deque()
         self.step = 0
 

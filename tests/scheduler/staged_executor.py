@@ -6,7 +6,8 @@ text. A plan reaches a stage when it has passed those before it, as in `runner.p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -42,9 +43,9 @@ class StagedStep:
 
 
 class StagedRunner:
-    """Keeps a plan in every stage."""
+    """Keeps a plan in every stage; a stage is what runs a plan there."""
 
-    def __init__(self, stages: Sequence[ScriptedExecutor]) -> None:
+    def __init__(self, stages: Sequence[Callable[[Plan], StepOutput]]) -> None:
         self.loaded: Any = SimpleNamespace(closing=[])
         self._stages = stages
         self._held: tuple[StagedStep | None, ...] = (None,) * (len(stages) - 1)
@@ -58,14 +59,14 @@ class StagedRunner:
         while any(self._held):
             self._advance()
 
-    def update_parameters(self, values: Any) -> None:
-        raise AssertionError("scripted stages have no parameters")
+    def update_parameters(self, values: Mapping[str, Any]) -> None:
+        self.drain()
 
     def _advance(self, entering: StagedStep | None = None) -> None:
         running = (entering, *self._held)
         for stage, step in zip(self._stages, running, strict=True):
             if step is not None:
-                output = stage.submit(step.plan).output
+                output = stage(step.plan)
         self._held = running[:-1]
         if running[-1] is not None:
             running[-1].output = output
@@ -87,7 +88,15 @@ class StagedCopies:
     def close(self) -> None:
         pass
 
-    def fetch(self, fetches: list[Fetch]) -> None:
+    def load(self, copies: BlockCopies) -> None:
+        for stage in self.stages:
+            stage.load(copies)
+
+    def save(self, copies: BlockCopies) -> None:
+        for stage in self.stages:
+            stage.save(copies)
+
+    def fetch(self, fetches: Sequence[Fetch]) -> None:
         for stage in self.stages:
             stage.fetch(fetches)
 
@@ -97,20 +106,22 @@ class StagedCopies:
         return {number: all(one[number] for one in found) for number in found[0]}
 
 
-class StagedTransferRunner(TransferRunner):
-    """The runner of transfers, with scripted copies."""
+class ScriptedTransferRunner(TransferRunner):
+    """The runner of transfers, whose copies load and save blocks without programs."""
 
     def __init__(self, runner: StagedRunner, copies: Any) -> None:
         super().__init__(runner, (), copies)
-        self._parts: Sequence[ScriptedTransfers] = copies.stages
+        self._scripted = copies
 
     def _load(self, copies: BlockCopies) -> None:
-        for part in self._parts:
-            part.load(copies)
+        self._scripted.load(copies)
 
     def _save(self, copies: BlockCopies) -> None:
-        for part in self._parts:
-            part.save(copies)
+        self._scripted.save(copies)
+
+
+def output_of(executor: ScriptedExecutor, plan: Plan) -> StepOutput:
+    return executor.submit(plan).output
 
 
 class StagedExecutor:
@@ -129,7 +140,8 @@ class StagedExecutor:
             ScriptedTransfers(one.cache, one._cache.cached, one._states, far, arrives)
             for one, far in zip(executors, [stored, *({} for _ in executors[1:])], strict=True)
         ]
-        self._runner = StagedTransferRunner(StagedRunner(executors), StagedCopies(parts))
+        stages = [partial(output_of, one) for one in executors]
+        self._runner = ScriptedTransferRunner(StagedRunner(stages), StagedCopies(parts))
 
     def submit(self, plan: Plan) -> TransferStep:
         return self._runner.submit(plan)
