@@ -121,8 +121,12 @@ UNLIKE: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "layers"),
-    [*((family, {"num_hidden_layers": 3}) for family in FAMILIES if family != "gemma3"), *UNLIKE],
-)
+    [
+        *((family, {"num_hidden_layers": 3}) for family in FAMILIES
+          if family not in ("gemma3", "gemma4")),
+        *UNLIKE,
+    ],
+)  # fmt: skip
 def test_every_family(tmp_path: Path, family: str, layers: dict[str, Any]) -> None:
     folder = write_tiny_native(tmp_path, family, **layers)
     params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
@@ -131,6 +135,12 @@ def test_every_family(tmp_path: Path, family: str, layers: dict[str, Any]) -> No
         with staged(folder, stages, variant="greedy", max_model_len=256) as llm:
             found.append(answers(llm.generate(PROMPTS, params)))
     assert found[0] == found[1]
+
+
+def test_layers_that_read_earlier_ones_are_refused(tmp_path: Path) -> None:
+    folder = write_tiny_native(tmp_path, "gemma4")
+    with pytest.raises(UnsupportedFeature, match="its layers read what is made or kept in earlier"):
+        staged(folder, 2, max_model_len=256)
 
 
 def test_strict_mode_refuses_before_a_plan_enters(uneven: Path) -> None:
