@@ -15,6 +15,7 @@ import numpy as np
 
 from jengine.media_spans import MediaSpan
 from jengine.structured_outputs import GrammarSpec
+from jengine.thinking_budget import ThinkingBudget
 
 # What a row may want in place of a token: one vector, or one per token of its prompt.
 POOLED_AS = ("", "vectors", "tokens")
@@ -40,6 +41,7 @@ class RowSampling(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: int | None = None  # None: not wanted; 0: the sampled token only; -1: all
     prompt_logprobs: int | None = None
     grammar: GrammarSpec | None = None  # what the answer must follow
+    thinking: ThinkingBudget | None = None  # where its reasoning must end
     processors: int = 0  # number of a set of logits processors; 0: none
     extra_args: dict[str, Any] | None = None  # for processors that run on the host
     # What is wanted in place of a sampled token: see `POOLED_AS`. 0: nothing.
@@ -48,11 +50,16 @@ class RowSampling(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def adjusts_logits(self) -> bool:
         """Whether penalties, biases or masks are in use, which need per-row device state."""
-        return self.grammar is not None or self.adjusts_beyond_grammar
+        return self.is_masked or self.adjusts_beyond_mask
 
     @property
-    def adjusts_beyond_grammar(self) -> bool:
-        """Whether anything but a grammar's mask changes the logits."""
+    def is_masked(self) -> bool:
+        """Whether masks from the host say which tokens may follow."""
+        return self.grammar is not None or self.thinking is not None
+
+    @property
+    def adjusts_beyond_mask(self) -> bool:
+        """Whether anything but a mask from the host changes the logits."""
         return self.counts_tokens or bool(self.min_tokens > 0 and self.stop_ids)
 
     @property
@@ -187,8 +194,8 @@ class Entries(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TokenMasks(msgspec.Struct, frozen=True, array_like=True):
-    """Which tokens rows with a grammar may sample next, and after each of their drafts. They hold
-    until they are replaced."""
+    """Which tokens rows with a grammar or a budget of reasoning may sample next, and after each of
+    their drafts. They hold until they are replaced."""
 
     sampler_rows: bytes  # i32[masks]: where each is kept, as `NewRow.sampler_row`
     drafts_before: bytes  # i32[masks]: after how many of the row's drafts each holds

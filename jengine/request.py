@@ -121,7 +121,7 @@ class Request:
         # When it arrived, got its row and got its first token: see scheduler.recorder. -1: not yet.
         self.queued_at = self.scheduled_at = self.first_token_at = -1.0
         # Whether the host must have read its last token before the next one may be sampled.
-        self.reads_each_token = wire.sampling.grammar is not None
+        self.reads_each_token = wire.sampling.is_masked
         # Sampled tokens that end it.
         self.ending_ids = frozenset(
             [NOT_FINITE, NO_SUCH_TOKEN, REFUSED, POOLED, *wire.eos_token_ids, *wire.stop_token_ids]

@@ -33,6 +33,7 @@ from jengine.sampling_checks import (
 )
 from jengine.sampling_names import refuses_unknown_names
 from jengine.structured_outputs import StructuredOutputsParams
+from jengine.thinking_budget import checked_budget
 from jengine.vllm_names import missing_name
 
 logger = logging.getLogger(__name__)
@@ -89,6 +90,8 @@ class SamplingParams:
     allowed_token_ids: list[int] | None = None
     skip_reading_prefix_cache: bool | None = None
     structured_outputs: StructuredOutputsParams | None = None
+    # The most tokens of reasoning, after which its end is forced; -1: no limit, as None.
+    thinking_token_budget: int | None = None
     # Ends an answer whose last tokens repeat themselves, with finish_reason "repetition".
     repetition_detection: RepetitionDetectionParams | dict[str, int] | None = None
     # With enable_return_routed_experts: so many first tokens of the prompt are left out there.
@@ -185,6 +188,7 @@ class SamplingParams:
         self.routed_experts_prompt_start = integer(
             "routed_experts_prompt_start", self.routed_experts_prompt_start, 0, INT32_LIMIT - 1
         )
+        self.thinking_token_budget = checked_budget(self.thinking_token_budget)
         if self.stream_interval is not None:
             self.stream_interval = integer("stream_interval", self.stream_interval, 1)
         if self.seed is not None:

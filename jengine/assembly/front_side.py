@@ -16,6 +16,7 @@ from jengine.assembly.engine import DeviceSide, Engine
 from jengine.assembly.model_facts import ModelSource, image_settings, video_settings
 from jengine.assembly.processors import RequestProcessors
 from jengine.assembly.settings.args import EngineArgs
+from jengine.assembly.settings.reasoning_settings import reasoning_marks
 from jengine.assembly.settings.structured_settings import structured_outputs_defaults
 from jengine.config import CacheConfig, ScheduleConfig, VisionConfig
 from jengine.engine.client import EngineClient
@@ -87,6 +88,7 @@ def engine_of(
         RequestProcessors(args, devices),
         media_processor(args, source),
         pooling_input(args, source),
+        reasoning_marks(args.reasoning_parser, args.reasoning_config, source.tokenizer),
     )
     return Engine(
         session=Session(inputs, client, log, tracer, args.adapter_limits),

@@ -18,8 +18,8 @@ NOT_FOR_WORKERS = (
     "executor", "executor_options", "generation_config", "disable_log_stats", "show_progress",
     "trust_remote_code", "dtype", "multiprocess", "data_parallel_backend", "flight_recorder",
     "flight_recorder_steps", "otlp_traces_endpoint", "kv_cache_metrics",
-    "kv_cache_metrics_sample", "reasoning_parser", "structured_outputs_config", "nnodes",
-    "node_rank", "master_addr", "master_port",
+    "kv_cache_metrics_sample", "reasoning_parser", "reasoning_config",
+    "structured_outputs_config", "nnodes", "node_rank", "master_addr", "master_port",
 )  # fmt: skip
 
 

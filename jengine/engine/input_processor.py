@@ -38,6 +38,7 @@ from jengine.structured_outputs import (
 )
 from jengine.text.chat_parser import end_of_reasoning
 from jengine.text.tokenizer import Tokenizer
+from jengine.thinking_budget import ReasoningMarks, budget_with
 
 MAX_BAD_WORD_TOKENS = 1024
 # Beyond these, float32 overflows when a logit is multiplied.
@@ -70,10 +71,12 @@ class InputProcessor:
         processors: Processors | None = None,
         media: MediaProcessor | SpeechProcessor | Sources | None = None,
         pooling: PoolingInput | None = None,
+        marks: ReasoningMarks | None = None,
     ) -> None:
         self.limits = limits
         self.tokenizer = tokenizer
         self.structured = structured
+        self._marks = marks  # None: budgets of reasoning are refused
         self._processors = processors  # None: this engine has no step to run them
         self.pooling = pooling  # None: the model writes
         self._grammars = grammars  # None: the core cannot have this tokenizer
@@ -217,6 +220,7 @@ class InputProcessor:
             logprobs=self._logprob_count("logprobs", params.logprobs),
             prompt_logprobs=self._logprob_count("prompt_logprobs", params.prompt_logprobs),
             grammar=self._grammar_after(prompt, params.structured_outputs),
+            thinking=budget_with(params.thinking_token_budget, self._marks),
             processors=self._number_of(params.logits_processors or []),
             extra_args=params.processor_args,
         )

@@ -17,9 +17,9 @@ In: GrammarSpecs, plans and sampled tokens. Out: token masks in the plan. The de
   keeps follows from plans and outputs alone: `NewRow` starts a matcher and replays the tokens known
   since the prompt (so preemption needs nothing else), an output advances it, and a plan that
   samples for the row gets a mask.
-- **One step in flight**: the scheduler plans a row with a grammar only once its last token is read
-  (`Request.reads_each_token`); all other rows keep their overlap. Such a row joins no multi-step
-  decode. Rows with grammars wait for each other, so that they run in the same steps, and a core
+- **One step in flight**: the scheduler plans a row with a grammar or a budget only once its last
+  token is read (`Request.reads_each_token`); all other rows keep their overlap. Such a row joins no
+  multi-step decode. Such rows wait for each other, so that they run in the same steps, and a core
   queues their next step before the tokens of the last one become text.
 - **Drafts**: as nothing of such a row is in flight when it is planned, its drafts follow its known
   tokens. Before they are planned, `GrammarRows.checked` walks a copy of the matcher along them and
@@ -47,6 +47,10 @@ In: GrammarSpecs, plans and sampled tokens. Out: token masks in the plan. The de
   grammar may end. A token that the grammar refuses, or a mask that exceeds llguidance's limits,
   ends the request with finish_reason "error" (`outputs.REFUSED`, `StepOutput.messages`).
 - **Reasoning**: with `begins_after` all tokens are free until the end of reasoning was sampled.
+- **Budgets of reasoning** (`thinking.py`): a row with `thinking_token_budget` has a follower of its
+  own, around the matcher of its grammar if it has one. While tokens are left, its mask allows all
+  and is sent once; then it allows the next token of the forced end alone, unless a grammar that
+  has begun refuses it. The marks are token ids that the front has made of `reasoning_config`.
 - **Forced tokens** (jump-ahead): where the grammar leaves no choice for several tokens, they follow
   the sampled one in the output (`StepOutput.forced`). The commit appends them, and the row runs
   them as a prefill chunk: `Plan.known` brings them. Rows whose log-probabilities are wanted, or

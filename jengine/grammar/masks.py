@@ -27,8 +27,11 @@ LEAST_PARALLEL, LEAST_PROCESSORS = 16, 4
 class Follower(Protocol):
     """A matcher, or what stands for one."""
 
-    error: str
-    is_terminated: bool
+    @property
+    def error(self) -> str: ...
+
+    @property
+    def is_terminated(self) -> bool: ...
 
     @property
     def deciding(self) -> LLMatcher | None: ...
@@ -43,27 +46,32 @@ class Follower(Protocol):
 
 
 class MaskFiller:
-    """Fills masks for the vocabulary of a compiler's tokenizer."""
+    """Fills masks for a vocabulary: that of a compiler's tokenizer is no smaller."""
 
-    def __init__(self, compiler: GrammarCompiler) -> None:
+    def __init__(self, compiler: GrammarCompiler, words: int) -> None:
         self._compiler = compiler
+        self._words = words
         self._threads: LLExecutor | None = None
         self._least = LEAST_PARALLEL if (os.cpu_count() or 1) >= LEAST_PROCESSORS else 1 << 30
 
     def filled(self, matchers: Sequence[Follower]) -> np.ndarray:
         """i32[matchers, words]: which tokens may follow, one bit per token."""
-        tokenizer = self._compiler.tokenizer
-        assert tokenizer is not None, "a core's compiler has a tokenizer"
-        masks = np.full((len(matchers), -(-tokenizer.vocab_size // 32)), ANY_TOKEN, np.int32)
         deciding = [
             (grammar, place)
             for place, one in enumerate(matchers)
             if (grammar := one.deciding) is not None
         ]
+        words = self._tokenizer_words() if deciding else self._words
+        masks = np.full((len(matchers), words), ANY_TOKEN, np.int32)
         self._compute(deciding, masks)
-        for _, place in deciding:
-            matchers[place].settle(masks[place])
-        return masks
+        for one, mask in zip(matchers, masks, strict=True):
+            one.settle(mask)
+        return masks[:, : self._words]
+
+    def _tokenizer_words(self) -> int:
+        tokenizer = self._compiler.tokenizer
+        assert tokenizer is not None, "a core's compiler has a tokenizer"
+        return -(-tokenizer.vocab_size // 32)
 
     def _compute(self, grammars: list[tuple[LLMatcher, int]], masks: np.ndarray) -> None:
         begin, size = masks.ctypes.data, masks.strides[0]

@@ -102,6 +102,8 @@ class Matcher:
 
     def settle(self, mask: np.ndarray) -> None:
         """Finish a mask that was computed by `deciding`: stop ids, and any token after an error."""
+        if self.deciding is None:
+            return
         if self._grammar.is_error():
             self._fail("cannot go on")
             mask.fill(ANY_TOKEN)

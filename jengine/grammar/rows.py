@@ -1,4 +1,5 @@
-"""The matchers of all rows with a grammar, kept by plans and outputs alone.
+"""What follows the answers of rows with a grammar or a budget of reasoning, kept by plans and
+outputs alone.
 
 In: plans, and the tokens that were sampled. Out: plans with token masks, and messages about tokens
 that a grammar refused. A row has at most one step in flight, so its matcher stands where its
@@ -18,8 +19,10 @@ from jengine.errors import JengineError
 from jengine.grammar.compiler import GrammarCompiler
 from jengine.grammar.masks import Follower, MaskFiller, leaves_no_choice
 from jengine.grammar.matcher import FailedMatcher, Matcher
+from jengine.grammar.thinking import BudgetFollower
 from jengine.outputs import NO_TOKEN, REFUSED, StepOutput
 from jengine.plan import NewRow, Plan, RowSampling, TokenMasks
+from jengine.structured_outputs import GrammarSpec
 
 # Fewer forced tokens are sampled. A prefill chunk is computed in whole tiles, but it saves steps.
 LEAST_JUMP = 2
@@ -27,7 +30,7 @@ LEAST_JUMP = 2
 
 @dataclass(slots=True)
 class MaskedRow:
-    """A row with a grammar."""
+    """A row with a grammar or a budget."""
 
     number: int
     matcher: Follower  # where the answer is, as far as it is read
@@ -58,8 +61,7 @@ class GrammarRows:
 
     def __init__(self, compiler: GrammarCompiler, vocab_size: int) -> None:
         self._compiler = compiler
-        self._filler = MaskFiller(compiler)
-        self._words = -(-vocab_size // 32)
+        self._filler = MaskFiller(compiler, -(-vocab_size // 32))
         self._rows: dict[int, MaskedRow] = {}
         self._drafts: dict[int, list[CheckedDraft]] = {}  # of rows in the plan being made
 
@@ -86,9 +88,9 @@ class GrammarRows:
             self._rows.pop(row, None)
         for new in plan.new_rows:
             self._rows.pop(new.row, None)
-            if new.sampling.grammar is not None:
+            if new.sampling.is_masked:
                 self._rows[new.row] = MaskedRow(
-                    new.row, self._matcher_of(new), new.sampler_row, may_jump(new.sampling)
+                    new.row, self._follower_of(new), new.sampler_row, may_jump(new.sampling)
                 )
         if not self._rows:
             return plan, []
@@ -125,7 +127,7 @@ class GrammarRows:
         drafted = [one for one in entries if one.ahead]
         if drafted:
             filled = self._filler.filled([one for entry in drafted for one in entry.ahead])
-            masks.append(filled[:, : self._words].tobytes())
+            masks.append(filled.tobytes())
             for entry in drafted:
                 places += [(entry.row.sampler_row, 1 + place) for place in range(len(entry.ahead))]
         if not places:
@@ -137,7 +139,7 @@ class GrammarRows:
         """The next masks of rows, which they keep."""
         masks = self._filler.filled([row.matcher for row in rows])
         for row, mask in zip(rows, masks, strict=True):
-            row.mask = mask[: self._words].tobytes()
+            row.mask = mask.tobytes()
         return masks
 
     def followed(self, output: StepOutput, entries: Sequence[MaskedEntry]) -> StepOutput:
@@ -179,20 +181,27 @@ class GrammarRows:
                 row.mask = None
         return forced
 
-    def _matcher_of(self, new: NewRow) -> Follower:
-        """A matcher that has taken what the row's answer has so far."""
-        spec, sampling = new.sampling.grammar, new.sampling
-        assert spec is not None, "asked for rows with a grammar"
+    def _follower_of(self, new: NewRow) -> Follower:
+        """What follows the row's answer, of which it has taken what there is so far."""
+        sampling, prompt = new.sampling, new.token_ids[: new.prompt_length]
+        follower = (
+            None if sampling.grammar is None else self._matcher_of(sampling.grammar, sampling)
+        )
+        if sampling.thinking is not None:
+            follower = BudgetFollower(sampling.thinking, prompt, sampling.stop_ids, follower)
+        assert follower is not None, "asked for rows that are masked"
+        follower.advance(new.token_ids[new.prompt_length :])
+        return follower
+
+    def _matcher_of(self, spec: GrammarSpec, sampling: RowSampling) -> Follower:
         try:
             compiled, tokenizer = self._compiler.compiled(spec), self._compiler.tokenizer
             assert compiled is not None and tokenizer is not None, "not only checked"
         except JengineError as error:
             return FailedMatcher(str(error))
-        matcher = Matcher(
+        return Matcher(
             compiled.deep_copy(), tokenizer.eos_tokens, sampling.stop_ids, spec.begins_after
         )
-        matcher.advance(new.token_ids[new.prompt_length :])
-        return matcher
 
 
 def may_jump(sampling: RowSampling) -> bool:

@@ -41,7 +41,7 @@ class SamplingInput(NamedTuple):
     adjusted: Annotated[Any, RowSetting("int32", lambda new: new.sampler_row)]
     # i32[S] 0: nothing but a token mask changes the logits
     beyond_mask: Annotated[
-        Any, RowSetting("int32", lambda new: int(new.sampling.adjusts_beyond_grammar))
+        Any, RowSetting("int32", lambda new: int(new.sampling.adjusts_beyond_mask))
     ]
     # i32[S] number of a set of logits processors; 0: none
     processors: Annotated[Any, RowSetting("int32", lambda new: new.sampling.processors)]

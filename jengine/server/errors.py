@@ -52,7 +52,8 @@ _TRACEBACK_HEAD = re.compile(r"Traceback \(most recent call last\):")
 _PATH = re.compile(r"(?<![\w/.:<])/(?:[\w.+@%-]+/)+[\w.+@%-]+")
 # The field that a message of the sampling parameters or of the input processor is about.
 _SUBJECT = re.compile(
-    r"^(?:SamplingParams\()?(\w+)(?:\[\d+\])?(?==|\[| key|: expected| has | may )"
+    r"^(?:SamplingParams\()?`?(\w+)`?(?:\[\d+\])?"
+    r"(?==|\[| key|: expected| has | may | must | is set )"
 )
 
 

@@ -190,7 +190,7 @@ NUMBERS = [
 
 
 def test_numeric_fields_are_found() -> None:
-    assert len(NUMBERS) == 15
+    assert len(NUMBERS) == 16
 
 
 @pytest.mark.parametrize("name", NUMBERS)
@@ -201,6 +201,7 @@ def test_numeric_fields_are_found() -> None:
 def test_numeric_parameters_refuse_what_is_no_number_in_range(name: str, value: Any) -> None:
     allowed = {("max_tokens", 2**63), ("min_tokens", 2**63), ("stream_interval", 2**63),
                ("logprobs", 2**63), ("prompt_logprobs", 2**63), ("top_k", 2**63),
+               ("thinking_token_budget", 2**63),
                ("repetition_penalty", 1e308), ("repetition_penalty", 2**63)}  # fmt: skip
     if isinstance(value, (int, float)) and (name, value) in allowed:
         return  # there is no largest one; the engine has its own limits
@@ -208,7 +209,8 @@ def test_numeric_parameters_refuse_what_is_no_number_in_range(name: str, value: 
         SamplingParams(**{name: value})
 
 
-@pytest.mark.parametrize("name", ["n", "top_k", "max_tokens", "min_tokens", "stream_interval"])
+@pytest.mark.parametrize("name", ["n", "top_k", "max_tokens", "min_tokens", "stream_interval",
+                                  "thinking_token_budget"])  # fmt: skip
 @pytest.mark.parametrize("value", [-2, True, 1.5])
 def test_counts_refuse_negatives_and_bools_and_floats(name: str, value: Any) -> None:
     with pytest.raises(RequestError, match=name):

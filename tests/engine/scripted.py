@@ -11,6 +11,7 @@ import msgspec
 
 from jengine.assembly.engine import Engine
 from jengine.assembly.settings.args import EngineArgs
+from jengine.assembly.settings.reasoning_settings import reasoning_marks
 from jengine.config import CacheConfig, CacheGroup, CacheSpec, ScheduleConfig
 from jengine.engine.core import EngineCore
 from jengine.engine.in_process import InProcessClient
@@ -100,10 +101,13 @@ def scripted_engine(
     scheduler = Scheduler(schedule, CacheCoordinator(cache), depth=1, gates=gates)
     client = InProcessClient(EngineCore(scheduler, script, depth=1))
     limits = Limits(VOCAB, MAX_MODEL_LEN, 20, eos_token_ids)
+    args = EngineArgs(model="scripted", **settings)
+    marks = reasoning_marks(args.reasoning_parser, args.reasoning_config, tokenizer)
+    inputs = InputProcessor(limits, tokenizer, 0, GrammarCompiler(), marks=marks)
     return Engine(
-        session=Session(InputProcessor(limits, tokenizer, 0, GrammarCompiler()), client),
+        session=Session(inputs, client),
         client=client,
-        args=EngineArgs(model="scripted", **settings),
+        args=args,
         folder=None,
         model=None,  # type: ignore[arg-type]
         schedule=schedule,

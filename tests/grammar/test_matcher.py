@@ -12,7 +12,7 @@ import pytest
 from jengine.grammar.masks import Follower, MaskFiller, leaves_no_choice
 from jengine.grammar.matcher import ANY_TOKEN, FailedMatcher, Matcher
 from jengine.structured_outputs import StructuredOutputsParams
-from tests.grammar.letters import EOS, VOCAB, allowed, compiler, ids, matcher, regex
+from tests.grammar.letters import EOS, VOCAB, WORDS, allowed, compiler, ids, matcher, regex
 from tests.server.serving import letters
 
 
@@ -101,7 +101,7 @@ def test_masks_of_many_are_those_of_each(monkeypatch: pytest.MonkeyPatch) -> Non
     """Few are computed one by one, many in one call."""
     monkeypatch.setattr("jengine.grammar.masks.LEAST_PROCESSORS", 1)
     made = compiler()
-    filler = MaskFiller(made)
+    filler = MaskFiller(made, WORDS)
     texts = ["[a-c]{4}", "x|yz", "ab", "[0-9]+", "q[a-z]*"] * 4
     matchers: list[Follower] = [matcher(regex(text)) for text in texts]
     begins = StructuredOutputsParams(regex="a").spec()

@@ -5,47 +5,22 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from itertools import product
-from typing import Any
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from jengine.executor.grammar_masks import GrammarMasks
-from jengine.executor.scripted import ScriptedExecutor, ScriptedResult
-from jengine.grammar.rows import GrammarRows
-from jengine.plan import Plan, RowSampling
+from jengine.plan import RowSampling
 from jengine.request import WireRequest
 from jengine.scheduler.gates import GrammarReady
 from jengine.structured_outputs import GrammarSpec
-from tests.grammar.letters import EOS, compiler, ids, regex
+from tests.grammar.letters import EOS, ids, regex
+from tests.scheduler.masked_loop import followed, masked, submitted
 from tests.scheduler.scheduler_loop import VOCAB, Loop, TruthProposer, make_wire, rows
 from tests.server.serving import letters
 
-COMPILER = compiler()
 WORDS = "[a-z]{3}( [a-z]{2}){2}"
-
-
-def followed(**given: object) -> Loop:
-    """A loop whose executor follows grammars."""
-    followers = GrammarRows(COMPILER, VOCAB)
-    loop = Loop(check_drafts=followers.checked, **given)  # type: ignore[arg-type]
-    submitted = Submitted(loop.executor)
-    loop.executor = GrammarMasks(submitted, followers)  # type: ignore[assignment, arg-type]
-    return loop
-
-
-class Submitted:
-    """Keeps the plans that a scripted executor is given."""
-
-    def __init__(self, script: ScriptedExecutor) -> None:
-        self._script = script
-        self.plans: list[Plan] = []
-
-    def submit(self, plan: Plan) -> ScriptedResult:
-        self.plans.append(plan)
-        return self._script.submit(plan)
 
 
 def ruled(
@@ -58,17 +33,6 @@ def ruled(
 
 def answer(loop: Loop, name: str) -> str:
     return letters().decode(loop.tokens[name])
-
-
-def masked(plan: Plan) -> list[int]:
-    """The sampler rows whose masks a plan brings."""
-    return [] if plan.masks is None else (plan.masks.rows + 1).tolist()
-
-
-def submitted(loop: Loop) -> list[Plan]:
-    """The plans as they were submitted."""
-    masks: Any = loop.executor
-    return masks.executor.plans
 
 
 def test_an_answer_follows_its_grammar_and_ends_where_that_does() -> None:

@@ -29,7 +29,7 @@ SECRET = "data_parallel_secret (JENGINE_DATA_PARALLEL_SECRET)"  # noqa: S105 - w
 # Settings of requests, of this process, or of how the core is started.
 NOT_FOR_CORES = (
     "model", "params", "mesh", "chat_template", "multiprocess", "show_progress",
-    "structured_outputs_config", "reasoning_parser",
+    "structured_outputs_config", "reasoning_parser", "reasoning_config",
     "disable_log_stats", "trust_remote_code", "data_parallel_backend", "otlp_traces_endpoint",
     "data_parallel_size_local", "data_parallel_start_rank", "data_parallel_address",
     "data_parallel_rpc_port", "data_parallel_secret", "data_parallel_options",

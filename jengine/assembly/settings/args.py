@@ -229,6 +229,9 @@ class EngineArgs:
     # How the model marks its reasoning: grammars of answers begin after it.
     reasoning_parser: str | None = None
     structured_outputs_config: Mapping[str, Any] | None = None
+    # What begins reasoning, and what ends it where a request's thinking_token_budget is spent; by
+    # default as the reasoning parser has them.
+    reasoning_config: Mapping[str, str] | None = None
     # JAX functions f(logits) or f(ids, logits) that run in the steps of all requests, classes of
     # `LogitsProcessor` that run on the host, or their names, as package.module:name.
     logits_processors: Sequence[Any] | None = None

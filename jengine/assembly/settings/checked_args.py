@@ -24,6 +24,7 @@ from jengine.assembly.settings.pooling_settings import (
     runner_and_conversion,
 )
 from jengine.assembly.settings.ranks import checked_rank_options
+from jengine.assembly.settings.reasoning_settings import check_reasoning_config
 from jengine.assembly.settings.structured_settings import checked_reasoning_parser
 from jengine.assembly.settings.values import (
     check_types,
@@ -82,6 +83,7 @@ def check_args(args: EngineArgs) -> None:
     args.reasoning_parser = checked_reasoning_parser(
         args.reasoning_parser, args.structured_outputs_config
     )
+    check_reasoning_config(args.reasoning_parser, args.reasoning_config)
 
 
 def fill_defaults(args: EngineArgs) -> None:

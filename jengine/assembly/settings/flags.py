@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any, Literal, get_args, get_origin
 
 from jengine.assembly.settings.dict_settings import COMPILATION_KEYS
+from jengine.assembly.settings.reasoning_settings import KEYS as REASONING_KEYS
 from jengine.assembly.settings.structured_settings import KEYS as STRUCTURED_OUTPUTS_KEYS
 from jengine.assembly.settings.values import field_types, human_integer
 from jengine.errors import ConfigError
@@ -116,6 +117,8 @@ ENGINE_HELP = {
     "generation_config": "whether the model's generation_config.json sets sampling defaults",
     "structured_outputs_config": "JSON, or --structured-outputs-config.KEY VALUE; keys: "
     + ", ".join(STRUCTURED_OUTPUTS_KEYS),
+    "reasoning_config": "JSON, or --reasoning-config.KEY VALUE: the marks by which a request's "
+    "thinking_token_budget ends its reasoning; keys: " + ", ".join(REASONING_KEYS),
     "logits_processors": "JAX functions that change logits, or classes of processors that run on "
     "the host, each as package.module:name",
     "limit_mm_per_prompt": "most images of a prompt",
@@ -144,7 +147,7 @@ OBJECTS = (
     "data_parallel_options", "executor_options", "kv_events_config", "kv_transfer_config",
     "model_loader_extra_config",
     "multihost",    "speculative_config",
-    "structured_outputs_config",
+    "reasoning_config", "structured_outputs_config",
     "limit_mm_per_prompt", "mm_processor_kwargs",
     "pooler_config", "hf_overrides",
 )  # fmt: skip

@@ -49,7 +49,6 @@ FEATURES: dict[str, dict[str, Any]] = {
         "disable_chunked_mm_input": False, "enable_mm_processor_stats": False,
         "ec_manager_config": None, "ec_transfer_config": None,
     },
-    "budgets of reasoning": {"reasoning_config": None},
     "overrides of the model's config": {
         "hf_config_path": None, "model_class_overrides": None,
         "rope_scaling": None, "rope_theta": None,

@@ -26,6 +26,7 @@ class BeamFields(Protocol):
     include_stop_str_in_output: bool | None
     response_format: dict[str, Any] | None
     structured_outputs: dict[str, Any] | None
+    thinking_token_budget: int | None
 
 
 def check_beams(request: BeamFields) -> None:
@@ -46,6 +47,7 @@ def check_beams(request: BeamFields) -> None:
         "response_format": not plain_text,
         "structured_outputs": request.structured_outputs is not None,
         "stream": bool(request.stream),
+        "thinking_token_budget": request.thinking_token_budget not in (None, -1),
     }
     for name, is_asked in impossible.items():
         if is_asked:

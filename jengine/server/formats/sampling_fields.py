@@ -45,12 +45,11 @@ SAMPLING = (
     "repetition_penalty", "stop", "stop_token_ids", "bad_words", "ignore_eos", "min_tokens",
     "skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output",
     "logit_bias", "allowed_token_ids", "n", "routed_experts_prompt_start",
-    "repetition_detection",
+    "repetition_detection", "thinking_token_budget",
 )  # fmt: skip
 # Fields of features that are not built; SamplingParams refuses values that ask for something.
 UNBUILT = (
-    "best_of", "thinking_token_budget", "logprob_token_ids",
-    "watermarking",
+    "best_of", "logprob_token_ids", "watermarking",
 )  # fmt: skip
 
 
@@ -104,11 +103,11 @@ class CommonFields(msgspec.Struct, kw_only=True):
     routed_experts_prompt_start: AmountOrNone | None = None
     vllm_xargs: dict[str, Any] | None = None  # plain data for logits processors of the engine
     kv_transfer_params: dict[str, Any] | None = None  # for the engine's KV connector
+    thinking_token_budget: int | None = None
     use_beam_search: bool | None = None
     length_penalty: float | None = None
     # Known, and refused by SamplingParams where they ask for something.
     best_of: int | None = None
-    thinking_token_budget: int | None = None
     logprob_token_ids: list[int] | None = None
     repetition_detection: dict[str, Any] | None = None
     watermarking: bool | None = None

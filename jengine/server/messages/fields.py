@@ -25,12 +25,13 @@ _NAMES = {
     "response_format": "output_config.format",
     "reasoning_effort": "output_config.effort",
     "max_completion_tokens": "max_tokens",
+    "thinking_token_budget": "thinking.budget_tokens",
 }
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
 class Thinking(msgspec.Struct):
-    """Whether the model is to think first. The budget of tokens is not enforced."""
+    """Whether the model is to think first, and how many tokens at most if it is "enabled"."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: int | None = None
@@ -98,8 +99,11 @@ def as_chat(request: CountRequest) -> ChatRequest:
     continues = last.get("role") == "assistant" and "tool_calls" not in last
     config, choice = request.output_config, request.tool_choice
     effort = config.effort if config else None
-    if request.thinking is not None and request.thinking.type == "disabled":
+    thinking, budget = request.thinking, None
+    if thinking is not None and thinking.type == "disabled":
         effort = "none"
+    elif thinking is not None and thinking.type == "enabled":
+        budget = thinking.budget_tokens
     return ChatRequest(
         **fields,
         messages=messages,
@@ -107,6 +111,7 @@ def as_chat(request: CountRequest) -> ChatRequest:
         tool_choice=_chat_choice(choice) if request.tools else None,
         parallel_tool_calls=not (choice and choice.disable_parallel_tool_use),
         reasoning_effort=effort,
+        thinking_token_budget=budget,
         response_format=_response_format(config),
         chat_template_kwargs=request.chat_template_kwargs,
         add_generation_prompt=not continues,

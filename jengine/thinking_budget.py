@@ -1,0 +1,66 @@
+"""Budgets of reasoning: the most tokens that an answer may think, and the marks around thinking.
+
+In: an engine's marks as token ids, a request's budget. Out: plain data that travels in the plan.
+Must not know tokenizers, or how a budget is kept (`grammar/thinking.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from jengine.errors import RequestError
+
+NAME = "thinking_token_budget"
+UNLIMITED = -1
+MOST = 2**31 - 1  # of a budget: beyond every context
+
+
+class ReasoningMarks(msgspec.Struct, frozen=True, array_like=True):
+    """The token ids around reasoning. `forced_end` is what the end of a budget brings: it holds
+    `natural_end`, by which the model ends its reasoning itself, and maybe words before it, and
+    never `start`. So forced tokens always lead out of reasoning."""
+
+    start: tuple[int, ...]
+    natural_end: tuple[int, ...]
+    forced_end: tuple[int, ...]
+
+
+class ThinkingBudget(msgspec.Struct, frozen=True, array_like=True):
+    """One request's budget."""
+
+    tokens: int
+    marks: ReasoningMarks
+
+
+def occurs(mark: Sequence[int], tokens: Sequence[int]) -> bool:
+    """Whether the tokens of a mark occur among these, one behind the other."""
+    places = range(len(tokens) - len(mark) + 1)
+    return any(tuple(tokens[at : at + len(mark)]) == tuple(mark) for at in places)
+
+
+def checked_budget(value: Any) -> int | None:
+    """The most tokens of reasoning; None: no limit."""
+    if value is None:
+        return None
+    is_integer = hasattr(value, "__index__") and not isinstance(value, bool)
+    count = value.__index__() if is_integer else UNLIMITED - 1
+    if count < UNLIMITED:
+        raise RequestError(
+            f"`{NAME}` must be a non-negative integer or -1 for unlimited; given: {value!r:.80}."
+        )
+    return None if count == UNLIMITED else min(count, MOST)
+
+
+def budget_with(tokens: int | None, marks: ReasoningMarks | None) -> ThinkingBudget | None:
+    """A checked budget with the engine's marks; a RequestError if it has none."""
+    if tokens is None:
+        return None
+    if marks is None:
+        raise RequestError(
+            f"{NAME} is set but reasoning_config is not configured. Please set --reasoning-parser "
+            f"and/or --reasoning-config to use {NAME}."
+        )
+    return ThinkingBudget(tokens, marks)
