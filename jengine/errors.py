@@ -20,6 +20,8 @@ import difflib
 from collections.abc import Iterable
 from pathlib import Path
 
+# Seconds after which a client that was refused for want of room should try again.
+RETRY_AFTER = 1
 LFS_POINTER = b"version https://git-lfs.github.com/"
 
 

@@ -18,6 +18,7 @@ from jengine.config.attention import (
 from jengine.config.balance import BalanceConfig
 from jengine.config.cache import (
     CACHE_CODES,
+    WHOLE_BLOCKS,
     CacheConfig,
     CacheGroup,
     CacheKind,
@@ -76,6 +77,7 @@ __all__ = [
     "RECURRENT",
     "SEQUENCE_TASKS",
     "TOKEN_TASKS",
+    "WHOLE_BLOCKS",
     "Activation",
     "AlibiConfig",
     "AttentionConfig",

@@ -14,6 +14,10 @@ CACHE_CODES: dict[str, str | None] = {
 }  # fmt: skip
 
 
+# Names of the pieces of a block where each process has all of it.
+WHOLE_BLOCKS = ("",)
+
+
 @dataclass(frozen=True)
 class StateSpec:
     """One array of a recurrent layer's state, which is float32: its shape for one row, and its
@@ -97,7 +101,7 @@ class CacheConfig:
     # Blocks that a step waits for at most, when they come from there.
     most_loads: int = 0
     # What names the piece of a block that each process has, in their order; "": all of it.
-    pieces: tuple[str, ...] = ("",)
+    pieces: tuple[str, ...] = WHOLE_BLOCKS
     # Seconds that the copy of a block of each group from there takes, as this process has measured;
     # processes need not agree on it. Empty: not measured.
     load_seconds: tuple[float, ...] = field(default=(), repr=False, compare=False)

@@ -12,8 +12,8 @@ from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
+from jengine.config import WHOLE_BLOCKS
 from jengine.connectors.folder import FolderIndex, FolderStore
-from jengine.connectors.peer_addresses import WHOLE
 from jengine.connectors.peers import PeerIndex, PeerStore
 from jengine.connectors.protocol import SchedulerHalf, WorkerHalf
 from jengine.connectors.settings import TransferSettings
@@ -21,7 +21,7 @@ from jengine.errors import ConfigError
 
 
 def scheduler_half(
-    settings: TransferSettings, namespace: str, pieces: Sequence[str] = WHOLE
+    settings: TransferSettings, namespace: str, pieces: Sequence[str] = WHOLE_BLOCKS
 ) -> SchedulerHalf | None:
     """What the scheduler asks; None: there is the host's memory alone. `pieces` name what each
     process has of a block."""
@@ -35,7 +35,10 @@ def scheduler_half(
 
 
 def worker_half(
-    settings: TransferSettings, namespace: str, pieces: Sequence[str] = WHOLE, process: int = 0
+    settings: TransferSettings,
+    namespace: str,
+    pieces: Sequence[str] = WHOLE_BLOCKS,
+    process: int = 0,
 ) -> WorkerHalf | None:
     """What the worker reads from and writes to; None: there is the host's memory alone. This
     process has that one of the pieces."""

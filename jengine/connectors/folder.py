@@ -21,6 +21,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from jengine.config import WHOLE_BLOCKS
 from jengine.errors import ConfigError
 from jengine.request import WireRequest
 
@@ -52,7 +53,9 @@ def digest_of(key: bytes, data: bytes | memoryview) -> bytes:
 class FolderIndex:
     """The scheduler's half: which files there are."""
 
-    def __init__(self, root: str | Path, namespace: str, pieces: Sequence[str] = ("",)) -> None:
+    def __init__(
+        self, root: str | Path, namespace: str, pieces: Sequence[str] = WHOLE_BLOCKS
+    ) -> None:
         """`pieces` name what each process has of a block."""
         self._folders = [folder_of(root, namespace + piece) for piece in dict.fromkeys(pieces)]
         missing = [folder for folder in self._folders if not folder.is_dir()]

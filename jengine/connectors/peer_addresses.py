@@ -13,7 +13,6 @@ from typing import Any
 from jengine.connectors.curve import tcp
 from jengine.connectors.settings import PeerSettings
 
-WHOLE = ("",)  # the pieces of a block of which each process has all
 AT = "@"
 
 

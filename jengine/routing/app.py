@@ -22,6 +22,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from jengine.client.errors import ServerFailed
+from jengine.errors import RETRY_AFTER
 from jengine.routing.exchange import HOP, Reply, encoded, watch
 from jengine.routing.pool import Backend, Pool, pieces_of
 
@@ -32,8 +33,6 @@ ONLY_WHOLE = ("stream_options", "min_tokens")
 MOST_BODY = 64 * 2**20  # bytes
 # Seconds between two attempts of a prompt for which no server was there.
 GLANCE = 0.25
-# Seconds after which a client that was refused should try again.
-RETRY_AFTER = "1"
 
 
 class Router:
@@ -122,7 +121,7 @@ class Router:
         end = time.monotonic() + seconds
         while isinstance(begun := await self._begun(request, data, pieces), str):
             if time.monotonic() >= end or await request.is_disconnected():
-                return failed(503, f"no server answers: {begun}", {"Retry-After": RETRY_AFTER})
+                return failed(503, f"no server answers: {begun}", {"Retry-After": str(RETRY_AFTER)})
             await asyncio.sleep(GLANCE)
         backend, reply = begun
         # With its length, so that clients notice an answer that was cut off.

@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from jengine.errors import (
+    RETRY_AFTER,
     CapacityError,
     ContextOverflow,
     EngineDead,
@@ -42,8 +43,6 @@ TYPES = {
     501: "NotImplementedError",
     503: "ServiceUnavailableError",
 }
-# Seconds after which a refused client should try again.
-RETRY_AFTER = "1"
 LONGEST_MESSAGE = 1024
 
 _ADDRESS = re.compile(r"(?: at )?\b0x[0-9a-fA-F]{4,}\b")
@@ -91,7 +90,7 @@ class ApiError(Exception):
         self.kind = kind or TYPES[status]
         self.headers = dict(headers or {})
         if status == 503:
-            self.headers.setdefault("Retry-After", RETRY_AFTER)
+            self.headers.setdefault("Retry-After", str(RETRY_AFTER))
 
     @property
     def body(self) -> ErrorBody:
