@@ -19,8 +19,9 @@ from typing import Any
 import msgspec
 import zmq
 
+from jengine.config import WHOLE_BLOCKS
 from jengine.connectors.curve import as_client, as_server, tcp
-from jengine.connectors.peer_addresses import WHOLE, address_in, said_of, source_of
+from jengine.connectors.peer_addresses import address_in, said_of, source_of
 from jengine.connectors.settings import PeerSettings
 from jengine.errors import ConfigError
 from jengine.request import WireRequest
@@ -55,7 +56,7 @@ class Header(msgspec.Struct, frozen=True, array_like=True):
 class PeerIndex:
     """The scheduler's half: what requests say of other engines."""
 
-    def __init__(self, settings: PeerSettings, pieces: Sequence[str] = WHOLE) -> None:
+    def __init__(self, settings: PeerSettings, pieces: Sequence[str] = WHOLE_BLOCKS) -> None:
         """`pieces` of blocks are what this engine's processes have, in their order."""
         self._settings = settings
         self._pieces = pieces

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -35,18 +35,31 @@ def settings(**more: object) -> PeerSettings:
     return replace(usual, **more)
 
 
-@pytest.fixture
-def producer() -> Iterator[PeerStore]:
-    store = PeerStore(settings(), "model")
-    yield store
-    store.close()
+Opener = Callable[..., PeerStore]
 
 
 @pytest.fixture
-def consumer() -> Iterator[PeerStore]:
-    store = PeerStore(settings(serves=False), "model")
-    yield store
-    store.close()
+def opened() -> Iterator[Opener]:
+    """Opens stores that are closed at the end, also of a test that fails."""
+    with contextlib.ExitStack() as stores:
+
+        def opened_store(
+            where: PeerSettings, namespace: str = "model", piece: str = ""
+        ) -> PeerStore:
+            store = PeerStore(where, namespace, piece)
+            return stores.enter_context(contextlib.closing(store))
+
+        yield opened_store
+
+
+@pytest.fixture
+def producer(opened: Opener) -> PeerStore:
+    return opened(settings())
+
+
+@pytest.fixture
+def consumer(opened: Opener) -> PeerStore:
+    return opened(settings(serves=False))
 
 
 def source_of(producer: PeerStore) -> str:
@@ -62,18 +75,18 @@ def test_a_content_arrives_also_if_it_is_saved_only_then(
     assert consumer.read(OTHER, source_of(producer)) == b"later"
 
 
-def test_what_is_not_there_is_a_miss(producer: PeerStore) -> None:
-    quick = PeerStore(settings(serves=False, seconds=0.4), "model")
-    other = PeerStore(settings(serves=False, seconds=0.4), "another model")
+def test_what_is_not_there_is_a_miss(producer: PeerStore, opened: Opener) -> None:
+    quick = opened(settings(serves=False, seconds=0.4))
+    other = opened(settings(serves=False, seconds=0.4), "another model")
     producer.write(OTHER, b"block")
     assert quick.read(KEY, source_of(producer)) is None
     assert other.read(OTHER, source_of(producer)) is None
-    quick.close()
-    other.close()
 
 
-def test_a_producer_that_does_not_answer_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    silent = PeerStore(settings(serves=False, seconds=0.1), "model")
+def test_a_producer_that_does_not_answer_is_asked_once(
+    monkeypatch: pytest.MonkeyPatch, opened: Opener
+) -> None:
+    silent = opened(settings(serves=False, seconds=0.1))
     asked: list[str] = []
     socket_to = silent._socket
 
@@ -87,16 +100,12 @@ def test_a_producer_that_does_not_answer_is_asked_once(monkeypatch: pytest.Monke
     assert silent.read(KEY, first) is None
     assert [silent.read(KEY, second) for _ in range(50)] == [None] * 50
     assert asked == [first, second]
-    silent.close()
 
 
-def test_who_does_not_know_the_secret_gets_nothing(producer: PeerStore) -> None:
+def test_who_does_not_know_the_secret_gets_nothing(producer: PeerStore, opened: Opener) -> None:
     producer.write(KEY, b"block")
-    stranger = PeerStore(
-        settings(serves=False, secret=b"another secret of 16", seconds=0.3), "model"
-    )
+    stranger = opened(settings(serves=False, secret=b"another secret of 16", seconds=0.3))
     assert stranger.read(KEY, source_of(producer)) is None
-    stranger.close()
     with zmq.Context() as context, context.socket(zmq.DEALER) as plain:
         plain.setsockopt(zmq.LINGER, 0)
         plain.connect(source_of(producer))
@@ -104,13 +113,14 @@ def test_who_does_not_know_the_secret_gets_nothing(producer: PeerStore) -> None:
         assert not plain.poll(200)
 
 
-def test_what_is_kept_for_others_is_bounded(producer: PeerStore, consumer: PeerStore) -> None:
+def test_what_is_kept_for_others_is_bounded(
+    producer: PeerStore, consumer: PeerStore, opened: Opener
+) -> None:
     for number in range(8):
         producer.write(bytes([number]) * 36, b"x" * 300)
-    quick = PeerStore(settings(serves=False, seconds=0.2), "model")
+    quick = opened(settings(serves=False, seconds=0.2))
     assert quick.read(bytes([0]) * 36, source_of(producer)) is None
     assert consumer.read(bytes([7]) * 36, source_of(producer)) == b"x" * 300
-    quick.close()
 
 
 def test_an_address_in_use_is_refused(producer: PeerStore) -> None:
@@ -141,7 +151,7 @@ def test_what_requests_and_answers_say() -> None:
 LEFT_RIGHT = ("-left", "-right")
 
 
-def test_each_process_is_asked_for_its_piece() -> None:
+def test_each_process_is_asked_for_its_piece(opened: Opener) -> None:
     own = settings(port=two_free_ports())
     said = PeerIndex(own, LEFT_RIGHT).finished(
         make_wire(3, kv_transfer={"do_remote_decode": True}), 9
@@ -149,18 +159,14 @@ def test_each_process_is_asked_for_its_piece() -> None:
     goes_on = make_wire(3, kv_transfer=dict(said))
     source = PeerIndex(settings(), LEFT_RIGHT).source(goes_on)
     assert source is not None
-    with contextlib.ExitStack() as stores:
-
-        def store(where: PeerSettings, piece: str) -> PeerStore:
-            return stores.enter_context(contextlib.closing(PeerStore(where, "model", piece)))
-
-        for index, (piece, data) in enumerate(zip(LEFT_RIGHT, (b"le", b"ft"), strict=True)):
-            store(own.of_process(index), piece).write(KEY, data)
-        left, right = (store(settings(serves=False), piece) for piece in LEFT_RIGHT)
-        assert (left.read(KEY, source), right.read(KEY, source)) == (b"le", b"ft")
-        assert right.read(KEY, f"-left@tcp://127.0.0.1:{own.port}") is None
-        astray = f"-right@tcp://127.0.0.1:{own.port}"
-        assert right.read(KEY, astray) is None, "the left piece is there"
+    for index, (piece, data) in enumerate(zip(LEFT_RIGHT, (b"le", b"ft"), strict=True)):
+        opened(own.of_process(index), piece=piece).write(KEY, data)
+    consumer = settings(serves=False, seconds=0.4)
+    left, right = (opened(consumer, piece=piece) for piece in LEFT_RIGHT)
+    assert (left.read(KEY, source), right.read(KEY, source)) == (b"le", b"ft")
+    assert right.read(KEY, f"-left@tcp://127.0.0.1:{own.port}") is None
+    astray = f"-right@tcp://127.0.0.1:{own.port}"
+    assert right.read(KEY, astray) is None, "the left piece is there"
     # Nobody else has such pieces, and whole blocks are no pieces.
     assert PeerIndex(settings()).source(goes_on) is None
     assert PeerIndex(settings(), ("-left", "-other")).source(goes_on) is None
