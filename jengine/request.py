@@ -36,6 +36,8 @@ class WireRequest(msgspec.Struct, frozen=True, kw_only=True):
     taps: int = 0  # number of a set of taps that the runner knows; 0: none
     replica: int | None = None  # the data-parallel replica that is to run it; None: any
     adapter: str = ""  # digest of the LoRA adapter's content; "": none
+    adapter_name: str = ""  # what its user calls it, for events of blocks
+    adapter_number: int = 0  # likewise
     kv_transfer: dict[str, Any] | None = None  # what other engines say of its blocks, and may ask
     routed_experts_start: int = 0  # experts of tokens before this position are not wanted
     media: list[MediaSpan] = []  # images and videos in the prompt, in their order

@@ -54,7 +54,7 @@ def with_room_outside(
     settings = args.transfers
     if settings is None:
         return tuple(runners), cache
-    refuse_unfit(settings, cache, placement)
+    refuse_unfit(settings, cache, placement, len(runners))
     programs = programs_of(runners[0].loaded)
     sizes = [one.block_bytes for one in programs]
     held = [size * (count - 1) for size, count in zip(sizes, cache.num_blocks, strict=True)]
@@ -70,8 +70,9 @@ def with_room_outside(
     pieces = piece_names(programs, placement.processes)
     process = placement.processes.index(jax.process_index())
     made = []
-    for runner in runners:
-        own = with_transfers(runner, slots, worker_half(settings, named, pieces, process))
+    for replica, runner in enumerate(runners):
+        of_replica = settings.of_replica(replica, len(pieces))
+        own = with_transfers(runner, slots, worker_half(of_replica, named, pieces, process))
         if not args.enforce_eager:
             own.warm_up()
         made.append(own)
@@ -85,7 +86,9 @@ def with_room_outside(
     )
 
 
-def refuse_unfit(settings: TransferSettings, cache: CacheConfig, placement: Placement) -> None:
+def refuse_unfit(
+    settings: TransferSettings, cache: CacheConfig, placement: Placement, replicas: int = 1
+) -> None:
     """Raise if blocks of such a cache cannot go where the settings say."""
     if not cache.enable_prefix_caching:
         raise ConfigError(
@@ -105,8 +108,9 @@ def refuse_unfit(settings: TransferSettings, cache: CacheConfig, placement: Plac
             f"kv_ip={list(peer.hosts)}: expected an address of each of the processes "
             f"{placement.processes}, in their order."
         )
-    if peer is not None and peer.port + count > 2**16:
-        raise ConfigError(f"kv_port={peer.port}: expected the first of {count} ports, below 65536.")
+    ports = count * replicas
+    if peer is not None and peer.port + ports > 2**16:
+        raise ConfigError(f"kv_port={peer.port}: expected the first of {ports} ports, below 65536.")
 
 
 def transfers_of(
@@ -125,15 +129,22 @@ def planned_transfers(
     the blocks, if they want to know."""
     settings, cache = args.transfers, coordinator.config
     if args.kv_events is not None:
+        if not cache.enable_prefix_caching:
+            raise ConfigError(
+                "kv_events_config without prefix caching: no block is ever found again, so there "
+                "is nothing to publish. Leave it out, or give enable_prefix_caching=True."
+            )
         publisher = EventPublisher(args.kv_events, replica)
-        coordinator.listeners.tell(EventLog(cache.block_size, publisher.publish), publisher.close)
+        log = EventLog(cache.block_size, publisher.publish, cache.groups)
+        coordinator.listeners.tell(log, publisher.close)
     if settings is None or not cache.host_slots:
         return None
+    of_replica = settings.of_replica(replica, len(cache.pieces))
     return TieredTransfers(
         coordinator,
         cache.host_slots,
         cache.most_loads,
-        scheduler_half(settings, namespace, cache.pieces),
+        scheduler_half(of_replica, namespace, cache.pieces),
         saves=settings.saves,
         loads=settings.loads,
         costs=CopyCosts(cache.load_seconds),

@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from itertools import count
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import zmq
@@ -22,6 +22,7 @@ from jengine.connectors.settings import known_keys
 from jengine.errors import ConfigError
 
 logger = logging.getLogger(__name__)
+RANK = "data_parallel_rank"
 KEYS = {
     "enable_kv_cache_events": "whether events are published",
     "publisher": "zmq, or null for none",
@@ -31,8 +32,10 @@ KEYS = {
     "hwm": "messages that may wait for one subscriber",
     "max_queue_size": "batches that may wait to be published",
     "topic": "topic of every batch",
+    RANK: "number of this engine among data-parallel ones, which is added to its ports",
 }
 END = (-1).to_bytes(8, "big", signed=True)
+AtLeast0 = Annotated[int, msgspec.Meta(ge=0)]
 # Seconds between two looks at the replay socket.
 GLANCE = 0.05
 
@@ -47,8 +50,10 @@ class BlockStored(msgspec.Struct, omit_defaults=True, tag=True, frozen=True):
     lora_id: int | None
     medium: str | None
     lora_name: str | None
-    extra_keys: list[tuple[str, ...] | None] | None = None
+    extra_keys: list[tuple[Any, ...] | None] | None = None
     group_idx: int | None = None
+    kv_cache_spec_kind: str | None = None
+    kv_cache_spec_sliding_window: int | None = None
 
 
 class BlockRemoved(msgspec.Struct, omit_defaults=True, tag=True, frozen=True):
@@ -79,10 +84,11 @@ class EventSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     endpoint: str = "tcp://*:5557"
     replay_endpoint: str | None = None
-    buffer_steps: int = 10_000
-    hwm: int = 100_000
-    max_queue_size: int = 100_000
+    buffer_steps: AtLeast0 = 10_000
+    hwm: AtLeast0 = 100_000
+    max_queue_size: AtLeast0 = 100_000
     topic: str = ""
+    data_parallel_rank: AtLeast0 = 0
 
 
 def event_settings(given: Mapping[str, Any] | None) -> EventSettings | None:
@@ -96,6 +102,10 @@ def event_settings(given: Mapping[str, Any] | None) -> EventSettings | None:
         raise ConfigError(
             f"kv_events_config={dict(given)!r}: expected enable_kv_cache_events true or false, and "
             "publisher 'zmq' or 'null'."
+        )
+    if not enabled and publisher == "zmq":
+        logger.warning(
+            "kv_events_config: no events are published, as enable_kv_cache_events is not true."
         )
     if not enabled or publisher == "null":
         return None
@@ -112,7 +122,7 @@ def with_rank(endpoint: str, rank: int) -> str:
     """The address of a data-parallel rank: each has a port of its own."""
     if not rank:
         return endpoint
-    if endpoint.startswith("inproc"):
+    if endpoint.startswith(("inproc:", "ipc:")):
         return f"{endpoint}_dp{rank}"
     base, _, port = endpoint.rpartition(":")
     return f"{base}:{int(port) + rank}" if port.isdecimal() and int(port) else endpoint
@@ -121,9 +131,10 @@ def with_rank(endpoint: str, rank: int) -> str:
 class EventPublisher:
     """A thread that publishes batches in their order."""
 
-    def __init__(self, settings: EventSettings, rank: int = 0) -> None:
+    def __init__(self, settings: EventSettings, replica: int = 0) -> None:
+        """`replica` is one of several in this process."""
         self._settings = settings
-        self._rank = rank
+        self._rank = rank = settings.data_parallel_rank + replica
         self._queue: queue.Queue[EventBatch | None] = queue.Queue(settings.max_queue_size)
         self._sent: deque[tuple[bytes, bytes]] = deque(maxlen=settings.buffer_steps)
         self._topic = settings.topic.encode()
@@ -154,8 +165,10 @@ class EventPublisher:
     def _opened(self, kind: int, endpoint: str) -> zmq.Socket[bytes]:
         socket = self._context.socket(kind)
         socket.set_hwm(self._settings.hwm)
+        socket.setsockopt(zmq.IPV6, int("[" in endpoint))
+        everywhere = "*" in endpoint or "::" in endpoint
         try:
-            if "*" in endpoint or kind == zmq.ROUTER or not endpoint.startswith("tcp"):
+            if everywhere or kind == zmq.ROUTER or not endpoint.startswith("tcp:"):
                 socket.bind(endpoint)
             else:
                 socket.connect(endpoint)
@@ -165,6 +178,11 @@ class EventPublisher:
                 f"kv_events_config: {endpoint} cannot be used ({error}). Give each engine an "
                 "address of its own, such as 'tcp://*:5557'."
             ) from error
+        logger.info(
+            "KV events are %s at %s",
+            "sent again" if kind == zmq.ROUTER else "published",
+            socket.getsockopt_string(zmq.LAST_ENDPOINT),
+        )
         return socket
 
     def _run(self) -> None:

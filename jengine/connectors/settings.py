@@ -97,12 +97,27 @@ class TransferSettings:
         """Whether there is more than the host's memory."""
         return any(one is not None for one in (self.folder, self.peer, self.module))
 
+    def of_replica(self, replica: int, processes: int) -> TransferSettings:
+        """The settings of one of several replicas in this process: each serves at ports of its
+        own, one per process that it has."""
+        if self.peer is None or not replica:
+            return self
+        peer = replace(self.peer, port=self.peer.port + replica * processes)
+        return replace(self, peer=peer)
+
 
 def named_engine(config: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
     """The config with a name of this engine for the others."""
     if not config or config.get("engine_id"):
         return config
     return {**config, "engine_id": str(uuid.uuid4())}
+
+
+def config_of_rank(config: Mapping[str, Any], rank: int) -> Mapping[str, Any]:
+    """The config of a data-parallel rank, which is an engine with a port of its own."""
+    port = config.get("kv_port", USUAL_PORT)
+    name = f"{config.get('engine_id') or uuid.uuid4()}_dp{rank}"
+    return {**config, "kv_port": port + rank, "engine_id": name}
 
 
 def transfer_settings(

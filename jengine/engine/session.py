@@ -95,6 +95,8 @@ class Session:
         text = rendered.get("prompt")
         with self.adapters.held(lora_request) as adapter:
             wires = self.input_processor.wires(rendered, params, priority, taps, adapter)
+            if lora_request is not None:
+                wires = with_adapter_name(wires, lora_request)
             if arrival.replica is not None:
                 wires = self._for_replica(arrival.replica, wires)
             with self._entry:
@@ -230,3 +232,13 @@ class Session:
             while self._discarded:
                 self._answers.close(self._discarded.popleft(), "abort", time.monotonic())
             yield self._answers
+
+
+def with_adapter_name(
+    wires: Sequence[WireRequest], lora_request: LoRARequest
+) -> tuple[WireRequest, ...]:
+    """The requests, which know what their user calls the adapter."""
+    name, number = lora_request.lora_name, lora_request.lora_int_id
+    return tuple(
+        msgspec.structs.replace(wire, adapter_name=name, adapter_number=number) for wire in wires
+    )

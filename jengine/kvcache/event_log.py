@@ -6,23 +6,38 @@ events. Blocks of recurrent layers, which stand for no run of tokens, are left o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import groupby
+from typing import Any
 
+from jengine.config import CacheGroup
 from jengine.connectors.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, Event
-from jengine.kvcache.hashing import extra_keys, group_of
-from jengine.request import Request
+from jengine.kvcache.hashing import ExtraKey, extra_keys, group_of
+from jengine.request import Request, WireRequest
 
 MEDIUM = "GPU"  # vLLM's word for the device, whatever it is
 LAST = (1 << 64) - 1
+# vLLM's words for the kinds of cache groups whose blocks are told of.
+KINDS = {
+    "full": "full_attention", "sliding": "sliding_window", "latent": "mla_attention",
+    "whole": "encoder_only_attention",
+}  # fmt: skip
+# Extra keys in vLLM's order; the adapter, which comes first, is told by name.
+ORDER = ("mm", "cache_salt", "prompt_embeds", "taps")
 
 
 class EventLog:
     """The events of all groups, in their order."""
 
-    def __init__(self, block_size: int, publish: Callable[[list[Event]], None]) -> None:
+    def __init__(
+        self,
+        block_size: int,
+        publish: Callable[[list[Event]], None],
+        groups: Sequence[CacheGroup],
+    ) -> None:
         self._block_size = block_size
         self._publish = publish
+        self._groups = [(KINDS.get(one.spec.kind), one.spec.window) for one in groups]
         self._stored: list[bytes] = []  # keys that nobody has explained yet
         self._events: list[Event] = []
 
@@ -67,19 +82,43 @@ class EventLog:
             self._publish(events)
 
     def _event(self, request: Request, group: int, first: int, count: int) -> BlockStored:
-        size, hashes = self._block_size, request.block_hashes
-        keys = [extra_keys(request.wire, first + at, size) for at in range(count)]
+        size, hashes, wire = self._block_size, request.block_hashes, request.wire
+        kind, window = self._groups[group]
         return BlockStored(
-            [number_of(one) for one in hashes[first : first + count]],
-            number_of(hashes[first - 1]) if first else None,
-            request.token_ids[first * size : (first + count) * size],
-            size,
-            None,
-            MEDIUM,
-            request.wire.adapter or None,
-            [tuple(value for _, value, *_ in own) or None for own in keys],
-            group,
+            block_hashes=[number_of(one) for one in hashes[first : first + count]],
+            parent_block_hash=number_of(hashes[first - 1]) if first else None,
+            token_ids=request.token_ids[first * size : (first + count) * size],
+            block_size=size,
+            lora_id=wire.adapter_number or None,
+            medium=MEDIUM,
+            lora_name=valid_text(wire.adapter_name) or None,
+            extra_keys=[told_keys(wire, first + at, size) or None for at in range(count)],
+            group_idx=group,
+            kv_cache_spec_kind=kind,
+            kv_cache_spec_sliding_window=window,
         )
+
+
+def told_keys(wire: WireRequest, block_index: int, block_size: int) -> tuple[Any, ...]:
+    """What else a block depends on, as vLLM tells it: the adapter's name, images with where they
+    begin in the block, the salt, the digest of embeddings."""
+    found = extra_keys(wire, block_index, block_size)
+    ordered = sorted((key for key in found if key[0] in ORDER), key=lambda key: ORDER.index(key[0]))
+    adapter = (valid_text(wire.adapter_name),) if wire.adapter else ()
+    return (*adapter, *map(told_key, ordered))
+
+
+def told_key(key: ExtraKey) -> Any:
+    """An extra key without its name, in the type that it has in vLLM's events."""
+    name, value, *more = key
+    if name == "mm":
+        return value, int(more[0])
+    return bytes.fromhex(value) if name == "prompt_embeds" else valid_text(value)
+
+
+def valid_text(text: str) -> str:
+    """A text that msgpack can hold: a lone surrogate may arrive in JSON."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def number_of(content: bytes) -> int:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from jengine.assembly.block_transfers import refuse_unfit
+from jengine.assembly.block_transfers import planned_transfers, refuse_unfit
+from jengine.assembly.settings.args import EngineArgs
 from jengine.config import CacheConfig
 from jengine.connectors.choice import scheduler_half
 from jengine.connectors.settings import (
@@ -18,6 +19,7 @@ from jengine.connectors.settings import (
     transfer_settings,
 )
 from jengine.errors import ConfigError, UnsupportedFeature
+from tests.kvcache.cache_cases import make_cache
 
 TIER = {"type": "fs", "root_dir": "/blocks", "max_bytes": 10}
 
@@ -139,6 +141,12 @@ def test_every_process_has_an_address_and_a_port_of_its_own() -> None:
     assert [(p.host, p.port) for p in map(two.peer.of_process, (0, 1))] == [
         ("10.0.0.1", 700), ("10.0.0.2", 701),
     ]  # fmt: skip
+
+
+def test_events_without_anything_to_find_are_refused() -> None:
+    args = EngineArgs("demo", kv_events_config={"enable_kv_cache_events": True})
+    with pytest.raises(ConfigError, match=r"without prefix caching.*Leave it out"):
+        planned_transfers(args, "", make_cache(enable_prefix_caching=False), 0)
 
 
 class OwnKind:

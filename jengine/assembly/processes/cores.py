@@ -15,6 +15,7 @@ import msgspec
 
 from jengine.assembly.processes.core_settings import CoreSettings
 from jengine.assembly.processes.core_shares import Share, shares
+from jengine.assembly.processes.rank_settings import rank_settings
 from jengine.assembly.settings.args import EngineArgs
 from jengine.assembly.settings.plain_settings import plain_settings
 from jengine.engine.process.client import ProcessClient
@@ -45,10 +46,10 @@ def launch_cores(
     """
     if not args.replicas_in_processes:
         return [launch(CORE_PROGRAM, core_settings(args, folder), mailbox=mailbox, door=door)]
-    settings = core_settings(args, folder, tells_contents=True, data_parallel_size=None)
     clients: list[ProcessClient] = []
     try:
-        for share in _local_shares(args):
+        for rank, share in zip(args.ranks.local, _local_shares(args), strict=True):
+            settings = replica_settings(args, folder, rank)
             clients.append(launch(CORE_PROGRAM, settings, share.cpus, share.env, mailbox, door))
     except BaseException:
         shut_down(clients)
@@ -80,6 +81,11 @@ def shut_down(clients: Sequence[ProcessClient]) -> None:
     """End the cores that belong to this process, and leave the others."""
     for client in clients:
         client.shutdown()
+
+
+def replica_settings(args: EngineArgs, folder: Path, rank: int) -> bytes:
+    """The settings of the core of one data-parallel rank."""
+    return core_settings(args, folder, tells_contents=True, **rank_settings(args, rank))
 
 
 def core_settings(
