@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -22,6 +23,11 @@ logger = logging.getLogger(__name__)
 READERS = 8
 # Bytes that may wait to be written out; what comes while there are more is not kept further away.
 MOST_UNWRITTEN = 512 * 2**20
+UNWRITTEN = "A block of the KV cache could not be written out; it is not kept."
+UNREAD = "A block of the KV cache could not be fetched; it is computed again."
+NO_BLOCK = "What a connector has brought is no block of the KV cache; it is computed again."
+# Seconds in which the same problem is logged once.
+SILENCE = 60.0
 
 
 class HostCopies:
@@ -39,6 +45,7 @@ class HostCopies:
         self._ended: dict[int, bool] = {}
         self._changed = threading.Condition()
         self._unwritten = 0
+        self._silent_until: dict[str, float] = {}  # of each problem
         self.dropped = 0  # contents that were not written out, as too many waited
 
     def save(self, copies: BlockCopies, arrays: Sequence[Array]) -> None:
@@ -129,7 +136,8 @@ class HostCopies:
         try:
             self._far.write(key, data)
         except Exception:
-            logger.exception("A block of the KV cache could not be written out; it is not kept.")
+            if self._is_news(UNWRITTEN):
+                logger.exception(UNWRITTEN)
         finally:
             with self._changed:
                 self._unwritten -= len(data)
@@ -142,21 +150,35 @@ class HostCopies:
             try:
                 data = self._far.read(fetch.key, fetch.source)
             except Exception:
-                logger.exception(
-                    "A block of the KV cache could not be fetched; it is computed again."
-                )
+                if self._is_news(UNREAD):
+                    logger.exception(UNREAD)
             found.append((fetch, data))
         self._slots.submit(self._fill, found, epoch)
+
+    def _is_news(self, problem: str) -> bool:
+        """Whether to log a problem: a disk that is full fails for every block."""
+        now = time.monotonic()
+        with self._changed:
+            is_news = now >= self._silent_until.get(problem, now)
+            if is_news:
+                self._silent_until[problem] = now + SILENCE
+        return is_news
+
+    def _put(self, fetch: Fetch, data: bytes | memoryview | None) -> bool:
+        """Write what a connector has brought to its slot; False: that is no such block."""
+        try:
+            return data is not None and self._memories[fetch.group].put(fetch.slot, data)
+        except Exception:  # a connector of a user's brings anything
+            if self._is_news(NO_BLOCK):
+                logger.exception(NO_BLOCK)
+            return False
 
     def _fill(self, found: Sequence[tuple[Fetch, bytes | memoryview | None]], epoch: int) -> None:
         """Write what was read to its slots, unless there was a reset since."""
         with self._changed:
             if epoch != self._epoch:
                 return
-        ended = {
-            fetch.number: data is not None and self._memories[fetch.group].put(fetch.slot, data)
-            for fetch, data in found
-        }
+        ended = {fetch.number: self._put(fetch, data) for fetch, data in found}
         with self._changed:
             if epoch == self._epoch:
                 self._fetching.difference_update((epoch, number) for number in ended)
