@@ -139,6 +139,28 @@ def added(one: list[int], other: list[int]) -> list[int]:
 NO_DRAFT_COUNTS = DraftCounts()
 
 
+class CopyCounts(msgspec.Struct, frozen=True):
+    """Copies of KV cache blocks between the device, the host's memory and a connector."""
+
+    loaded_bytes: int = 0  # from the host's memory to the device
+    stored_bytes: int = 0  # from the device to the host's memory
+    fetched: int = 0  # blocks that a connector has brought to the host's memory
+    failed: int = 0  # blocks that it was asked for and could not bring
+    used_slots: int = 0  # blocks that the host's memory holds
+    slots: int = 0  # blocks that it has room for
+
+    @property
+    def usage(self) -> float:
+        """Share of the host's memory for blocks that is in use, 0 to 1."""
+        return self.used_slots / self.slots if self.slots else 0.0
+
+    def plus(self, other: CopyCounts) -> CopyCounts:
+        """The copies of both."""
+        return CopyCounts(
+            *(getattr(self, name) + getattr(other, name) for name in self.__struct_fields__)
+        )
+
+
 def block_histogram() -> Histogram:
     """An empty histogram of a block's times."""
     return Histogram.of(BLOCK_SECONDS)
@@ -193,6 +215,7 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
     step_tokens: Histogram = msgspec.field(default_factory=lambda: Histogram.of(STEP_TOKENS))
     step_seconds: dict[str, Histogram] = {}  # by phase
     drafts: DraftCounts = NO_DRAFT_COUNTS
+    copies: CopyCounts = CopyCounts()
     programs: ProgramTotals = ProgramTotals()
     block_times: BlockTimes | None = None  # where they are measured
     replicas: tuple[Counts, ...] = ()  # each data-parallel replica's own, where there are several
@@ -217,7 +240,9 @@ LARGEST = ("weights_version", "sleep_level")
 SMALLEST = ("last_step_age",)
 AVERAGED = ("cache_usage",)
 # Structs, which are put together by their own rules.
-MERGED = ("replicas", "programs", "drafts", "step_tokens", "step_seconds", "block_times")
+MERGED = (
+    "replicas", "programs", "drafts", "copies", "step_tokens", "step_seconds", "block_times",
+)  # fmt: skip
 
 
 def together(each: Sequence[Counts]) -> Counts:
@@ -228,6 +253,7 @@ def together(each: Sequence[Counts]) -> Counts:
             values[name] = _combined(name, [getattr(one, name) for one in each])
     values["programs"] = functools.reduce(ProgramTotals.plus, (one.programs for one in each))
     values["drafts"] = functools.reduce(DraftCounts.plus, (one.drafts for one in each))
+    values["copies"] = functools.reduce(CopyCounts.plus, (one.copies for one in each))
     times = [one.block_times for one in each if one.block_times is not None]
     values["block_times"] = functools.reduce(BlockTimes.plus, times) if times else None
     first, *others = (one.step_tokens for one in each)

@@ -82,7 +82,12 @@ def with_room_outside(
         " + ".join(map(str, slots)),
     )  # fmt: skip
     return tuple(made), replace(
-        cache, host_slots=slots, most_loads=most, pieces=pieces, load_seconds=seconds
+        cache,
+        host_slots=slots,
+        block_bytes=tuple(sizes),
+        most_loads=most,
+        pieces=pieces,
+        load_seconds=seconds,
     )
 
 
@@ -148,6 +153,7 @@ def planned_transfers(
         saves=settings.saves,
         loads=settings.loads,
         costs=CopyCosts(cache.load_seconds),
+        block_bytes=cache.block_bytes,
     )
 
 

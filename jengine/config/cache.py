@@ -98,6 +98,8 @@ class CacheConfig:
     keeps_records: bool = False
     # Of each group, blocks that have room in the host's memory. Empty: none leave the device.
     host_slots: tuple[int, ...] = ()
+    # Bytes of a block of each group on all devices; empty: not known where none leave them.
+    block_bytes: tuple[int, ...] = ()
     # Blocks that a step waits for at most, when they come from there.
     most_loads: int = 0
     # What names the piece of a block that each process has, in their order; "": all of it.

@@ -48,6 +48,10 @@ GAUGES = (
     ),
     gauge("kv_cache_usage_perc", "Share of the KV cache's blocks in use, 0 to 1."),
     gauge(
+        "kv_offload_cpu_cache_usage_perc",
+        "Share of the host's memory for KV cache blocks in use, 0 to 1.",
+    ),
+    gauge(
         "engine_sleep_state",
         "Whether the engine is awake, has its weights offloaded, or has discarded everything.",
         "sleep_state",
@@ -66,6 +70,10 @@ COUNTERS = (
     counter("prefix_cache_hits", "Tokens found in the prefix cache."),
     counter("external_prefix_cache_queries", "Tokens looked up in caches outside this engine."),
     counter("external_prefix_cache_hits", "Tokens found in caches outside this engine."),
+    counter("kv_offload_load_bytes", "Bytes of KV cache blocks copied from the host's memory."),
+    counter("kv_offload_store_bytes", "Bytes of KV cache blocks copied to the host's memory."),
+    counter("kv_connector_fetched_blocks", "KV cache blocks that a connector has brought."),
+    counter("kv_connector_failed_blocks", "KV cache blocks that a connector could not bring."),
     counter("mm_cache_queries", "Multi-modal items looked up in their cache."),
     counter("mm_cache_hits", "Multi-modal items found in their cache."),
     counter(

@@ -230,6 +230,7 @@ class Scheduler:
             outside_hits=outside.hits,
             weights_version=self.cache.weights_version,
             drafts=self._lengthening.counts,
+            copies=self._transfers.counts,
             programs=programs,
             block_times=self.cache.block_times,
             **recorder.numbers(),

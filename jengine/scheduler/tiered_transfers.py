@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jengine.connectors.protocol import SchedulerHalf
+from jengine.counts import CopyCounts
 from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.kvcache.host_slots import HostSlots
 from jengine.outputs import StepOutput
@@ -47,9 +48,13 @@ class TieredTransfers:
         saves: bool = True,
         loads: bool = True,
         costs: CopyCosts | None = None,
+        block_bytes: Sequence[int] = (),
     ) -> None:
         """`slots` of the host per group; a plan loads at most `most_loads` blocks. `costs` decide
-        whether preempted requests get theirs back; by default they do."""
+        whether preempted requests get theirs back; by default they do. Copies count as 0 bytes
+        where `block_bytes` of each group are not given."""
+        self._block_bytes = block_bytes or (0,) * len(slots)
+        self._loaded_bytes = self._stored_bytes = 0
         self._costs = costs or CopyCosts()
         self._hosts = [HostSlots(count) for count in slots]
         self._may_load = loads
@@ -71,6 +76,17 @@ class TieredTransfers:
     @property
     def hits(self) -> OutsideHits:
         return self._loads.hits
+
+    @property
+    def counts(self) -> CopyCounts:
+        return CopyCounts(
+            loaded_bytes=self._loaded_bytes,
+            stored_bytes=self._stored_bytes,
+            fetched=self.fetched,
+            failed=self.failed,
+            used_slots=sum(map(len, self._hosts)),
+            slots=sum(host.total for host in self._hosts),
+        )
 
     def use(self, recorder: Recorder) -> None:
         self._costs.use(recorder)
@@ -110,6 +126,8 @@ class TieredTransfers:
         waits = idle and self._fetches.are_open
         if not (copies or saves or fetches or reset or self._pins.has_released or waits):
             return None
+        self._loaded_bytes += sum(self._block_bytes[one.group] for one in copies)
+        self._stored_bytes += sum(self._block_bytes[one.group] for one in saves)
         blocks = [(one.group, one.block) for one in saves]
         slots = [(one.group, one.slot) for one in (*copies, *saves)]
         self._pins.planned(step, blocks, slots)

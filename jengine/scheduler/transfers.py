@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from jengine.counts import CopyCounts
 from jengine.outputs import StepOutput
 from jengine.plan import Transfers
 from jengine.request import Request
@@ -20,6 +21,11 @@ class BlockTransfers(Protocol):
     @property
     def hits(self) -> OutsideHits:
         """How much of prompts was found outside of the device."""
+        ...
+
+    @property
+    def counts(self) -> CopyCounts:
+        """The copies so far."""
         ...
 
     def use(self, recorder: Recorder) -> None:
@@ -59,6 +65,7 @@ class NoTransfers:
     """Of an engine whose blocks stay on the device. The protocol describes the methods."""
 
     hits = OutsideHits()
+    counts = CopyCounts()
 
     def use(self, recorder: Recorder) -> None:
         pass

@@ -5,12 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jengine
 from jengine import SamplingParams
 from jengine.errors import ConfigError, UnsupportedFeature
+from jengine.metrics.core_values import core_values
+from jengine.request import WireRequest
 from jengine.scheduler.tiered_transfers import TieredTransfers
 from tests.api.engines import SMALL_DEMO, WINDOW, random_prompts, tiny_engine
 from tests.models.tiny_models import write_tiny_native
@@ -37,6 +40,71 @@ def answers(llm: jengine.LLM, prompts: list[list[int]]) -> tuple[list[Answer], l
     return found, cached
 
 
+def assert_counts_are_right(llm: jengine.LLM) -> None:
+    """What /metrics shows of copies, against what keys and values of a block take."""
+    (group,) = llm.engine.cache.groups
+    numbers = len(group.layers) * group.spec.kv_heads * group.spec.head_dim * group.spec.vectors
+    block_bytes = numbers * llm.engine.cache.block_size * jnp.dtype(jnp.bfloat16).itemsize
+    made, shown = transfers(llm), core_values(llm.engine.client.state().counts, None)
+    assert shown["kv_offload_load_bytes"] == {"": made.loaded * block_bytes}
+    assert shown["kv_offload_store_bytes"] == {"": made.saved * block_bytes}
+    assert shown["kv_connector_fetched_blocks"] == {"": made.fetched}
+    assert shown["kv_connector_failed_blocks"] == {"": made.failed}
+    assert 0 < shown["kv_offload_cpu_cache_usage_perc"][""] <= 1
+
+
+class Nonsense:
+    """A connector of a user's that has everything, and brings what is no block."""
+
+    @classmethod
+    def scheduler_half(cls, extra: dict[str, Any], namespace: str) -> Nonsense:
+        return cls()
+
+    @classmethod
+    def worker_half(cls, extra: dict[str, Any], namespace: str) -> Nonsense:
+        return cls()
+
+    def __init__(self) -> None:
+        self.missing: set[bytes] = set()
+
+    def source(self, wire: WireRequest) -> str:
+        return ""
+
+    def holds(self, key: bytes, source: str) -> bool:
+        return key not in self.missing
+
+    def lost(self, key: bytes, source: str) -> None:
+        self.missing.add(key)
+
+    forget = reset = lambda *_: None
+
+    def finished(self, wire: WireRequest, num_tokens: int) -> dict[str, Any]:
+        return {}
+
+    def read(self, key: bytes, source: str) -> Any:
+        return (7, "text", [1, 2], b"short")[key[0] % 4]
+
+    def write(self, key: bytes, data: bytes) -> None:
+        raise OSError("the disk is full")
+
+    def close(self) -> None:
+        pass
+
+
+def test_what_a_connector_brings_is_checked(
+    plain: list[Answer], caplog: pytest.LogCaptureFixture
+) -> None:
+    config = {
+        "kv_connector": "Nonsense", "kv_role": "kv_both", "kv_connector_module_path": __name__,
+    }  # fmt: skip
+    with jengine.LLM("demo", **DEMO, kv_transfer_config=config) as llm:
+        assert answers(llm, PROMPTS) == (plain[:4], [0] * 4)
+        assert transfers(llm).failed >= 10 and transfers(llm).fetched == 0
+        assert_counts_are_right(llm)
+    problems = [record.message for record in caplog.records if record.exc_info]
+    assert len(problems) == len(set(problems)) == 2, "each is logged once, not for every block"
+
+
 def twice(prompts: list[list[int]]) -> list[list[int]]:
     """Each prompt, and then each again when its blocks have left the device."""
     return prompts + prompts
@@ -60,6 +128,7 @@ def test_the_hosts_memory_gives_back_what_left_the_device(plain: list[Answer]) -
         assert found == plain
         assert cached == [0] * 4 + [96, 64, 96, 80]
         assert transfers(llm).loaded >= 10 and transfers(llm).fetched == 0
+        assert_counts_are_right(llm)
         llm.reset_prefix_cache()
         assert answers(llm, PROMPTS[:1]) == (plain[:1], [0])
 

@@ -12,6 +12,7 @@ from jengine.api.metrics import exporter_of
 from jengine.assembly.engine import Engine
 from jengine.counts import (
     BlockTimes,
+    CopyCounts,
     Counts,
     DraftCounts,
     Histogram,
@@ -198,6 +199,18 @@ def test_the_reader_returns_objects_of_vllms_shape() -> None:
 def test_an_unknown_prefix_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"metrics prefix='other': expected one of 'jengine'"):
         exporter_of(scripted_engine(), prefix="other")
+
+
+def test_copies_of_replicas_add_up_and_their_usage_does_not() -> None:
+    one = Counts(copies=CopyCounts(1, 20, 300, 4000, used_slots=3, slots=4))
+    both = together([one, Counts(copies=CopyCounts(1, 2, 3, 4, used_slots=1, slots=4))])
+    values = core_values(both, None)
+    assert values["kv_offload_load_bytes"] == {"": 2}
+    assert values["kv_offload_store_bytes"] == {"": 22}
+    assert values["kv_connector_fetched_blocks"] == {"": 303}
+    assert values["kv_connector_failed_blocks"] == {"": 4004}
+    assert values["kv_offload_cpu_cache_usage_perc"] == {"": 0.5}
+    assert core_values(Counts(), None)["kv_offload_cpu_cache_usage_perc"] == {"": 0.0}
 
 
 def test_tokens_from_outside_of_the_device() -> None:
