@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 
 import uvicorn
 
@@ -12,6 +13,7 @@ from jengine.cli.terminal import Terminal
 from jengine.client.address import Address
 from jengine.errors import ConfigError
 
+ADMIN_KEY, SERVERS = "JENGINE_ADMIN_KEY", "/route/servers"
 USAGE = "URL... [flags]"
 EXAMPLES = """\
 A prompt goes to the server that has read the longest beginning of it, unless that has much more to
@@ -25,6 +27,10 @@ For the second one, start the servers with the same secret:
   jengine serve MODEL --kv-transfer-config '{"kv_connector": "ZmqConnector",
     "kv_role": "kv_producer", "kv_ip": "10.0.0.1",
     "kv_connector_extra_config": {"secret": "..."}}'    # kv_consumer: those that go on
+
+Servers join and leave while requests run, with --admin-key KEY; one that leaves ends what it has:
+  curl -X POST http://localhost:9000/route/servers -H "Authorization: Bearer KEY" \\
+    -d '{"url": "http://c:8000", "role": "decode"}'    # DELETE: leaves; GET: lists them
 """
 
 
@@ -35,6 +41,9 @@ def add_flags(parser: Parser) -> None:
                         help="servers that compute prompts for those")  # fmt: skip
     parser.add_argument("--host", default="127.0.0.1", help="address to listen at")
     parser.add_argument("--port", type=int, default=9000, help="port to listen at")
+    parser.add_argument("--admin-key", default=os.environ.get(ADMIN_KEY),
+                        help=f"key with which servers are added and removed at {SERVERS}; also "
+                        f"{ADMIN_KEY}")  # fmt: skip
     parser.add_argument("--health-every", type=float, default=2.0,
                         help="seconds between two looks at the servers")  # fmt: skip
     parser.add_argument("--prefill-seconds", type=float, default=600.0,
@@ -57,6 +66,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: object) -> 
     app = room.make_router(
         arguments.servers, arguments.prefill, health_every=arguments.health_every,
         prefill_seconds=arguments.prefill_seconds, wait_seconds=arguments.wait_seconds,
+        admin_key=arguments.admin_key or None,
     )  # fmt: skip
     terminal.say(f"Routing at http://{arguments.host}:{arguments.port}")
     # Not uvloop: its transports are no asyncio.Transport, which connections of the client are.

@@ -12,17 +12,20 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import ExitStack, asynccontextmanager
 from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from jengine.client.errors import ServerFailed
-from jengine.errors import RETRY_AFTER
+from jengine.errors import RETRY_AFTER, ConfigError
+from jengine.routing.admin import Admin
+from jengine.routing.answers import body_of, failed
 from jengine.routing.exchange import HOP, Reply, encoded, watch
 from jengine.routing.pool import Backend, Pool, pieces_of
 
@@ -30,7 +33,6 @@ logger = logging.getLogger(__name__)
 GENERATE = ("/v1/completions", "/v1/chat/completions")
 # What a server that computes prompts leaves out: it gives one token, at once.
 ONLY_WHOLE = ("stream_options", "min_tokens")
-MOST_BODY = 64 * 2**20  # bytes
 # Seconds between two attempts of a prompt for which no server was there.
 GLANCE = 0.25
 
@@ -41,7 +43,7 @@ class Router:
     def __init__(
         self,
         workers: Pool,
-        prefillers: Pool | None,
+        prefillers: Pool,
         health_every: float,
         prefill_seconds: float,
         wait_seconds: float,
@@ -54,7 +56,7 @@ class Router:
 
     async def watch(self) -> None:
         """Know which servers are up."""
-        pools = [self.workers, *([self.prefillers] if self.prefillers else [])]
+        pools = (self.workers, self.prefillers)
         await asyncio.gather(*(watch(pool, self._health_every) for pool in pools))
 
     async def health(self, request: Request) -> Response:
@@ -64,9 +66,10 @@ class Router:
 
     async def generate(self, request: Request) -> Response:
         """Answer a prompt."""
-        data = await request.body()
-        if len(data) > MOST_BODY:
-            return failed(413, f"a body of {len(data)} bytes; at most {MOST_BODY} are passed on.")
+        try:
+            data = await body_of(request)
+        except ConfigError as error:
+            return failed(413, str(error))
         try:
             body = json.loads(data)
         except ValueError:
@@ -74,7 +77,7 @@ class Router:
         if not isinstance(body, dict):
             return await self._passed_on(request, data)
         pieces = pieces_of(body)
-        if self.prefillers is not None and body.get("kv_transfer_params") is None:
+        if self.prefillers.backends and body.get("kv_transfer_params") is None:
             said = await self._prefilled(request, body, pieces)
             if said:
                 data = json.dumps({**body, "kv_transfer_params": said}).encode()
@@ -82,13 +85,15 @@ class Router:
 
     async def other(self, request: Request) -> Response:
         """Anything else goes to a server that answers."""
-        return await self._passed_on(request, await request.body())
+        try:
+            return await self._passed_on(request, await body_of(request))
+        except ConfigError as error:
+            return failed(413, str(error))
 
     async def _prefilled(
         self, request: Request, body: dict[str, Any], pieces: list[bytes]
     ) -> dict[str, Any] | None:
         """What a server that has computed the prompt says of its blocks; None: none has."""
-        assert self.prefillers is not None
         short = {name: value for name, value in body.items() if name not in ONLY_WHOLE}
         short |= {"stream": False, "max_tokens": 1, "n": 1}
         if "max_completion_tokens" in short:
@@ -123,56 +128,56 @@ class Router:
             if time.monotonic() >= end or await request.is_disconnected():
                 return failed(503, f"no server answers: {begun}", {"Retry-After": str(RETRY_AFTER)})
             await asyncio.sleep(GLANCE)
-        backend, reply = begun
-        # With its length, so that clients notice an answer that was cut off.
-        passed = {name for name in reply.headers if name not in HOP} | {"content-length"}
-        headers = {name: reply.headers[name] for name in passed & reply.headers.keys()}
-        return StreamingResponse(
-            counted(backend, pieces, reply), status_code=reply.status, headers=headers
-        )
+        return begun
 
     async def _begun(
         self, request: Request, data: bytes, pieces: Sequence[bytes]
-    ) -> tuple[Backend, Reply] | str:
-        """An answer that has begun, and its server; or what kept the last one from it."""
+    ) -> PassedOn | str:
+        """An answer that has begun, or what kept the last server from it."""
         tried, problem = list[Backend](), "there is none"
         while (backend := self.workers.best(pieces, tried)) is not None:
             tried.append(backend)
             reply = Reply()
-            try:
-                await reply.begin(backend, head_and(request, backend, data))
-            except ServerFailed as error:
-                if backend.is_up:
-                    logger.warning("%s does not answer: %s", backend.address, error)
-                backend.is_up, problem = False, str(error)
-                continue
-            except asyncio.CancelledError:
-                reply.cancel()
-                raise
-            return backend, reply
+            with ExitStack() as stack:
+                stack.enter_context(backend.reading(pieces))
+                try:
+                    await reply.begin(backend, head_and(request, backend, data))
+                except ServerFailed as error:
+                    if backend.is_up:
+                        logger.warning("%s does not answer: %s", backend.address, error)
+                    backend.is_up, problem = False, str(error)
+                    continue
+                except asyncio.CancelledError:
+                    reply.cancel()
+                    raise
+                return PassedOn(reply, stack.pop_all())
         return problem
 
 
-async def counted(
-    backend: Backend, pieces: Sequence[bytes], reply: Reply
-) -> AsyncGenerator[bytes, None]:
-    """The parts of an answer, which is load of its server until it ends."""
-    with backend.reading(pieces):
-        async with aclosing(reply.parts()) as parts:
-            async for part in parts:
-                yield part
+class PassedOn(StreamingResponse):
+    """The answer of a server. The request is load of that server until this has been sent, or the
+    client has gone."""
+
+    def __init__(self, reply: Reply, open_request: ExitStack) -> None:
+        # With its length, so that clients notice an answer that was cut off.
+        passed = {name for name in reply.headers if name not in HOP} | {"content-length"}
+        headers = {name: reply.headers[name] for name in passed & reply.headers.keys()}
+        super().__init__(reply.parts(), status_code=reply.status, headers=headers)
+        self._reply = reply
+        self._open_request = open_request
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._open_request:
+            try:
+                await super().__call__(scope, receive, send)
+            finally:
+                self._reply.cancel()
 
 
 def head_and(request: Request, backend: Backend, data: bytes) -> bytes:
     """A client's request, with this body, as a server gets it."""
     path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
     return encoded(backend, request.method, path, dict(request.headers), data)
-
-
-def failed(status: int, message: str, headers: dict[str, str] | None = None) -> Response:
-    """An error in OpenAI's form."""
-    error = {"message": message, "type": "server_error", "param": None, "code": status}
-    return JSONResponse({"error": error}, status_code=status, headers=headers)
 
 
 def make_router(
@@ -182,11 +187,12 @@ def make_router(
     health_every: float = 2.0,
     prefill_seconds: float = 600.0,
     wait_seconds: float = 30.0,
+    admin_key: str | None = None,
 ) -> Starlette:
     """The application in front of these servers. A prompt waits at most `wait_seconds` for one of
-    them to be there."""
-    prefill = Pool(prefillers) if prefillers else None
-    router = Router(Pool(workers), prefill, health_every, prefill_seconds, wait_seconds)
+    them to be there. With an admin key servers may join and leave."""
+    pools = {"decode": Pool(workers), "prefill": Pool(prefillers)}
+    router = Router(pools["decode"], pools["prefill"], health_every, prefill_seconds, wait_seconds)
 
     @asynccontextmanager
     async def watched(app: Starlette) -> AsyncIterator[None]:
@@ -196,6 +202,7 @@ def make_router(
 
     routes = [
         Route("/health", router.health),
+        *Admin(pools, admin_key).routes(),
         *(Route(path, router.generate, methods=["POST"]) for path in GENERATE),
         Route("/{path:path}", router.other, methods=["GET", "POST", "DELETE"]),
     ]

@@ -98,12 +98,13 @@ async def asked(backend: Backend, path: str, seconds: float) -> int:
     return reply.status
 
 
-async def watch(pool: Pool, every: float, path: str = "/health") -> None:
+async def look(backend: Backend, seconds: float, path: str = "/health") -> None:
+    """Ask a server how it is."""
+    backend.is_up = 0 < await asked(backend, path, seconds) < 500
+
+
+async def watch(pool: Pool, every: float) -> None:
     """Ask all servers how they are, until this is cancelled."""
-
-    async def look(backend: Backend) -> None:
-        backend.is_up = 0 < await asked(backend, path, max(every, 1.0)) < 500
-
     while True:
-        await asyncio.gather(*map(look, pool.backends))
+        await asyncio.gather(*(look(backend, max(every, 1.0)) for backend in pool.backends))
         await asyncio.sleep(every)

@@ -7,7 +7,6 @@ rule: the longest beginning in common with what it has read, unless its queue is
 from __future__ import annotations
 
 import json
-import ssl
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ from hashlib import sha256
 from typing import Any
 
 from jengine.client.address import Address
-from jengine.client.connection import Connections
+from jengine.client.connection import Connections, security_of
 from jengine.distributed.router import choose
 
 # Bytes of text that are compared as one.
@@ -38,11 +37,13 @@ def pieces_of(body: dict[str, Any]) -> list[bytes]:
 class Backend:
     """One server."""
 
-    def __init__(self, url: str, security: ssl.SSLContext | None = None) -> None:
+    def __init__(self, url: str, *, is_up: bool = True) -> None:
         self.address = Address.of(url)
-        self.connections = Connections(self.address, security)
-        self.is_up = True
+        self.connections = Connections(self.address, security_of(self.address))
+        self.is_up = is_up
+        self.leaves = False  # it gets no more requests
         self.load = 0  # pieces of open requests
+        self.num_open = 0
         self._read: OrderedDict[bytes, None] = OrderedDict()
 
     def hit(self, pieces: Sequence[bytes]) -> int:
@@ -58,10 +59,22 @@ class Backend:
         while len(self._read) > MOST_PIECES:
             self._read.popitem(last=False)
         self.load += 1 + len(pieces)
+        self.num_open += 1
         try:
             yield
         finally:
             self.load -= 1 + len(pieces)
+            self.num_open -= 1
+            self._end()
+
+    def leave(self) -> None:
+        """It gets no more requests; its connections are closed after the last one."""
+        self.leaves = True
+        self._end()
+
+    def _end(self) -> None:
+        if self.leaves and not self.num_open:
+            self.connections.close()
 
 
 class Pool:
@@ -69,6 +82,35 @@ class Pool:
 
     def __init__(self, urls: Sequence[str]) -> None:
         self.backends = [Backend(url) for url in urls]
+        self._leaving: list[Backend] = []
+
+    @property
+    def leaving(self) -> list[Backend]:
+        """Servers that have left and still answer requests."""
+        self._leaving = [one for one in self._leaving if one.num_open]
+        return self._leaving
+
+    def add(self, url: str) -> Backend:
+        """Have a server join; one that is there already stays as it is. Until it has said that it
+        is well, it gets requests only where nobody else can."""
+        found = self._named(url)
+        if found is None:
+            found = Backend(url, is_up=False)
+            self.backends.append(found)
+        return found
+
+    def remove(self, url: str) -> Backend | None:
+        """Have a server leave; None: it is not there."""
+        found = self._named(url)
+        if found is not None:
+            self.backends.remove(found)
+            self._leaving.append(found)
+            found.leave()
+        return found
+
+    def _named(self, url: str) -> Backend | None:
+        address = Address.of(url)
+        return next((one for one in self.backends if one.address == address), None)
 
     def best(self, pieces: Sequence[bytes], tried: Sequence[Backend] = ()) -> Backend | None:
         """The server for a prompt; None: none is left. One that is down is asked last."""
