@@ -33,6 +33,11 @@ GLANCE = 5
 SILENCE = 10.0
 MOST_QUESTION = 64 * 2**10  # bytes
 MOST_ANSWER = 2**31
+# Of questions: how many wait for contents at a time, and how long one may.
+MOST_WAITING, MOST_SECONDS = 4096, 600.0
+MOST_AT_ONCE = 256  # questions taken before those that wait are looked at
+# Answers that wait for a consumer which does not read them; later ones are dropped.
+MOST_UNREAD = 64
 MOST_LOST = 100_000  # contents that could not be had, which are remembered
 
 
@@ -130,15 +135,18 @@ class PeerStore:
         socket.send(msgspec.msgpack.encode(Question(number, self._namespace, key, seconds / 2)))
         if not socket.poll(int(seconds * 1000)):
             self._drop(place)
-            self._silent[place] = time.monotonic() + SILENCE
+            self._silence(place)
             logger.warning("%s does not answer; its blocks are computed again.", place)
             return None
         head, *data = socket.recv_multipart()
-        header = msgspec.msgpack.decode(head, type=Header)
-        if header.number != number:
-            self._drop(place)  # of a question that was given up
+        try:
+            header = msgspec.msgpack.decode(head, type=Header)
+        except (ValueError, msgspec.MsgspecError):
+            header = None
+        if header is None or header.number != number:
+            self._drop(place)  # it answers no question, or one that was given up
             return None
-        if not header.found or not data or header.checksum != checksum(key, data[0]):
+        if not header.found or len(data) != 1 or header.checksum != checksum(key, data[0]):
             return None
         return data[0]
 
@@ -172,6 +180,13 @@ class PeerStore:
             socket.connect(source)
         return known[source]
 
+    def _silence(self, place: str) -> None:
+        """Do not ask a producer for a while. Requests may name any number of them."""
+        now = time.monotonic()
+        with self._lock:
+            self._silent = {one: until for one, until in self._silent.items() if until > now}
+            self._silent[place] = now + SILENCE
+
     def _drop(self, source: str) -> None:
         self._sockets.known.pop(source).close(linger=0)
 
@@ -181,6 +196,7 @@ class PeerStore:
         socket = self._context.socket(zmq.ROUTER)
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.MAXMSGSIZE, MOST_QUESTION)
+        socket.setsockopt(zmq.SNDHWM, MOST_UNREAD)
         as_server(socket, address, own.secret)
         try:
             socket.bind(address)
@@ -198,15 +214,27 @@ class PeerStore:
         waiting: list[tuple[float, bytes, Question]] = []
         while not self._ended.is_set():
             if socket.poll(GLANCE if waiting else 100):
-                sender, *frames = socket.recv_multipart()
-                try:
-                    (frame,) = frames
-                    asked = msgspec.msgpack.decode(frame, type=Question)
-                except (ValueError, msgspec.MsgspecError):
-                    continue  # no question: it gets no answer
-                waiting.append((time.monotonic() + asked.seconds, sender, asked))
+                waiting += self._questions(socket, MOST_WAITING - len(waiting))
             waiting = [one for one in waiting if not self._answered(socket, *one)]
         socket.close()
+
+    def _questions(
+        self, socket: zmq.Socket[bytes], most_waiting: int
+    ) -> list[tuple[float, bytes, Question]]:
+        """The questions that have come, and until when each may wait: so many, others do not."""
+        found: list[tuple[float, bytes, Question]] = []
+        for _ in range(MOST_AT_ONCE):
+            if not socket.poll(0):
+                break
+            sender, *frames = socket.recv_multipart()
+            try:
+                (frame,) = frames
+                asked = msgspec.msgpack.decode(frame, type=Question)
+            except (ValueError, msgspec.MsgspecError):
+                continue  # no question: it gets no answer
+            seconds = min(asked.seconds, MOST_SECONDS) if len(found) < most_waiting else 0.0
+            found.append((time.monotonic() + seconds, sender, asked))
+        return found
 
     def _answered(
         self, socket: zmq.Socket[bytes], until: float, sender: bytes, asked: Question
