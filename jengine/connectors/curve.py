@@ -10,6 +10,7 @@ the secret is not let in; a server that does not know it cannot answer.
 from __future__ import annotations
 
 import hmac
+from typing import Any
 
 import zmq
 from zmq.utils import z85
@@ -23,8 +24,10 @@ SILENCE = 10_000
 LEAST_SECRET = 16
 
 
-def checked_secret(name: str, secret: str | None) -> bytes:
+def checked_secret(name: str, secret: Any) -> bytes:
     """The secret that engines on several hosts share; `name` says where it is given."""
+    if secret is not None and not isinstance(secret, str):
+        raise ConfigError(f"{name}: expected a text, found {type(secret).__name__}.")
     data = (secret or "").encode()
     if len(data) < LEAST_SECRET:
         raise ConfigError(

@@ -4,11 +4,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeGuard
 
 from jengine.connectors.curve import checked_secret
 from jengine.errors import ConfigError, UnsupportedFeature, nearest_name
@@ -34,6 +35,8 @@ KEYS = {
     "kv_port": "port there, of this engine alone; of several processes the first of as many",
     "kv_connector_extra_config": "settings of the connector",
     "kv_connector_module_path": "module of a connector that is not one of these",
+    "kv_buffer_device": "cpu: blocks pass through the host's memory",
+    "enable_permute_local_kv": "false: a block has one layout in all engines",
     "kv_load_failure_policy": "recompute: blocks that cannot be fetched are computed",
 }
 EXTRA_KEYS = {
@@ -48,6 +51,14 @@ EXTRA_KEYS = {
     "timeout_seconds": "seconds in which another engine must answer",
     "namespace": "name of the model, where the files of its folder do not tell",
 }
+# Of keys with one value: that, and why there is no other.
+FIXED = {
+    "kv_buffer_device": ("cpu", "blocks pass through the host's memory"),
+    "enable_permute_local_kv": (False, "a block has one layout in all engines"),
+    "kv_load_failure_policy": ("recompute", "what cannot be fetched is always computed"),
+}
+MOST_SECONDS = 3600.0  # of a timeout
+MOST_GIB = 2**30  # of the host's memory
 TIER_KEYS = ("type", "root_dir", "max_bytes")
 
 
@@ -125,7 +136,7 @@ def transfer_settings(
 ) -> TransferSettings | None:
     """The settings; None: blocks stay on the device."""
     if offloading_size is not None and not (
-        isinstance(offloading_size, (int, float)) and offloading_size > 0
+        is_number(offloading_size) and 0 < offloading_size < MOST_GIB
     ):
         raise ConfigError(
             f"kv_offloading_size={offloading_size!r}: expected GiB of the host's memory, above 0."
@@ -146,17 +157,17 @@ def configured(size: int | None, config: Mapping[str, Any]) -> TransferSettings:
     """The settings of `kv_transfer_config`."""
     known_keys("kv_transfer_config", config, KEYS)
     name, role = config.get("kv_connector"), config.get("kv_role")
-    if role not in ROLES:
+    if not isinstance(role, str) or role not in ROLES:
         raise ConfigError(
             f"kv_transfer_config['kv_role']={role!r}: expected one of {', '.join(ROLES)}."
         )
-    policy = config.get("kv_load_failure_policy", "recompute")
-    if policy != "recompute":
-        raise UnsupportedFeature(
-            f"kv_transfer_config['kv_load_failure_policy']={policy!r}: what cannot be fetched is "
-            "always computed. Use 'recompute', or leave it out."
-        )
+    check_fixed(config)
+    for key in ("kv_connector", "kv_connector_module_path", "engine_id"):
+        check_text("kv_transfer_config", key, config.get(key))
     extra = config.get("kv_connector_extra_config") or {}
+    if not isinstance(extra, Mapping):
+        raise ConfigError(f"kv_connector_extra_config={extra!r}: expected a dict.")
+    check_text("kv_connector_extra_config", "namespace", extra.get("namespace"))
     saves, loads = ROLES[role]
     module = config.get("kv_connector_module_path")
     if module is None:
@@ -166,7 +177,7 @@ def configured(size: int | None, config: Mapping[str, Any]) -> TransferSettings:
     if not module and policy != "lru":
         raise UnsupportedFeature(f"eviction_policy={policy!r}: blocks leave in the order 'lru'.")
     bytes_given = extra.get("cpu_bytes_to_use")
-    if bytes_given is not None and not (isinstance(bytes_given, int) and bytes_given > 0):
+    if bytes_given is not None and not (is_whole(bytes_given) and bytes_given > 0):
         raise ConfigError(f"cpu_bytes_to_use={bytes_given!r}: expected a number of bytes above 0.")
     if size is not None and bytes_given is not None:
         raise ConfigError("kv_offloading_size and cpu_bytes_to_use mean the same; give one.")
@@ -176,7 +187,7 @@ def configured(size: int | None, config: Mapping[str, Any]) -> TransferSettings:
             f"{OFFLOADING}: expected kv_connector_extra_config={{'cpu_bytes_to_use': BYTES}}, or "
             "kv_offloading_size."
         )
-    engine_id = str(config.get("engine_id") or "")
+    engine_id = config.get("engine_id") or ""
     peer = None
     if name == PEER and not module:
         peer = peer_settings(config, extra, engine_id, serves=saves)
@@ -192,15 +203,43 @@ def configured(size: int | None, config: Mapping[str, Any]) -> TransferSettings:
     )
 
 
+def check_fixed(config: Mapping[str, Any]) -> None:
+    """Refuse settings of vLLM's whose one value here is what always happens."""
+    for key, (value, why) in FIXED.items():
+        if config.get(key, value) != value:
+            raise UnsupportedFeature(
+                f"kv_transfer_config[{key!r}]={config[key]!r}: {why}. Use {value!r}, or leave it "
+                "out."
+            )
+
+
+def check_text(name: str, key: str, given: Any) -> None:
+    """Refuse what is neither left out nor a text that says something."""
+    if given is not None and not (isinstance(given, str) and given):
+        raise ConfigError(f"{name}[{key!r}]={given!r}: expected a string that is not empty.")
+
+
+def is_whole(given: Any) -> TypeGuard[int]:
+    """Whether something is a whole number; True and False are none."""
+    return isinstance(given, int) and not isinstance(given, bool)
+
+
+def is_number(given: Any) -> TypeGuard[float]:
+    """Whether something is a finite number; True and False are none."""
+    return is_whole(given) or (isinstance(given, float) and math.isfinite(given))
+
+
 def peer_settings(
     config: Mapping[str, Any], extra: Mapping[str, Any], engine_id: str, *, serves: bool
 ) -> PeerSettings:
     """The settings of the connector between engines."""
     port, seconds = config.get("kv_port", USUAL_PORT), extra.get("timeout_seconds", 5.0)
-    if not isinstance(port, int) or not 0 < port < 2**16:
+    if not is_whole(port) or not 0 < port < 2**16:
         raise ConfigError(f"kv_port={port!r}: expected the number of a port, 1 to 65535.")
-    if not isinstance(seconds, (int, float)) or seconds <= 0:
-        raise ConfigError(f"timeout_seconds={seconds!r}: expected a number above 0.")
+    if not is_number(seconds) or not 0 < seconds <= MOST_SECONDS:
+        raise ConfigError(
+            f"timeout_seconds={seconds!r}: expected a number above 0, at most {MOST_SECONDS:g}."
+        )
     peers = extra.get("peers") or ()
     if not isinstance(peers, (list, tuple)) or not all(isinstance(one, str) for one in peers):
         raise ConfigError(f"peers={peers!r}: expected a list of 'host:port'.")
@@ -258,7 +297,7 @@ def folder_settings(name: Any, extra: Mapping[str, Any]) -> FolderSettings | Non
 
 def most_bytes(given: Any) -> int | None:
     """A limit in bytes, or None."""
-    if given is not None and not (isinstance(given, int) and given > 0):
+    if given is not None and not (is_whole(given) and given > 0):
         raise ConfigError(f"max_bytes={given!r}: expected a number of bytes above 0.")
     return given
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 from dataclasses import replace
 from typing import Any
 
+import hypothesis
+import hypothesis.strategies as st
 import pytest
 
 from jengine.assembly.block_transfers import planned_transfers, refuse_unfit
@@ -12,7 +16,9 @@ from jengine.assembly.settings.args import EngineArgs
 from jengine.config import CacheConfig
 from jengine.connectors.choice import scheduler_half
 from jengine.connectors.settings import (
+    EXTRA_KEYS,
     GIB,
+    KEYS,
     FolderSettings,
     PeerSettings,
     TransferSettings,
@@ -97,6 +103,66 @@ def test_what_is_refused_says_what_to_do(
 ) -> None:
     with pytest.raises((ConfigError, UnsupportedFeature), match=message):
         transfer_settings(size, backend, config)
+
+
+ODD = st.one_of(
+    st.none(), st.booleans(), st.integers(-2, 2**70), st.floats(), st.text(max_size=3),
+    st.lists(st.integers(), max_size=2), st.dictionaries(st.text(max_size=2), st.integers()),
+)  # fmt: skip
+USUAL = {"secret": "a secret of engines", "cpu_bytes_to_use": 99, "shared_storage_path": "/shared"}
+
+
+@hypothesis.settings(deadline=None, max_examples=300)
+@hypothesis.given(
+    st.sampled_from(["OffloadingConnector", "ZmqConnector", "ExampleConnector", "Other"]),
+    st.dictionaries(st.sampled_from(sorted(KEYS)), ODD, max_size=2),
+    st.dictionaries(st.sampled_from(sorted(EXTRA_KEYS)), ODD, max_size=2),
+    st.one_of(st.none(), ODD),
+)
+def test_whatever_is_given_is_taken_or_refused(
+    connector: str, config: dict[str, Any], extra: dict[str, Any], size: Any
+) -> None:
+    usual = {
+        "kv_connector": connector, "kv_role": "kv_both",
+        "kv_connector_extra_config": {**USUAL, **extra},
+    }  # fmt: skip
+    with contextlib.suppress(ConfigError, UnsupportedFeature):
+        found = transfer_settings(size, "native", {**usual, **config})
+        assert found is not None and found.host_bytes > 0
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"kv_role": ["kv_both"]}, r"kv_role'\]=\['kv_both'\]: expected one of"),
+        ({"kv_connector_module_path": ""}, "module_path'.*a string that is not empty"),
+        ({"kv_connector_module_path": "m", "kv_connector_extra_config": "x"}, "expected a dict"),
+        ({"kv_connector_extra_config": {"secret": 5}}, "expected a text, found int"),
+        ({"kv_buffer_device": "cuda"}, "through the host's memory. Use 'cpu'"),
+        ({"enable_permute_local_kv": True}, "Use False, or leave it out"),
+        ({"kv_port": True}, "kv_port=True"),
+    ],
+)
+def test_values_of_other_types_are_named(config: dict[str, Any], message: str) -> None:
+    usual = {"kv_connector": "ZmqConnector", "kv_role": "kv_both"}
+    with pytest.raises((ConfigError, UnsupportedFeature), match=message):
+        transfer_settings(None, "native", {**usual, **config})
+
+
+@pytest.mark.parametrize("size", [True, "1", math.inf, math.nan, -1.0, 1e300])
+def test_sizes_that_are_none_are_refused(size: Any) -> None:
+    with pytest.raises(ConfigError, match="expected GiB"):
+        transfer_settings(size, "native", None)
+
+
+def test_vllms_own_defaults_that_mean_the_same_are_taken() -> None:
+    config = {
+        "kv_connector": "OffloadingConnector", "kv_role": "kv_both", "engine_id": None,
+        "kv_buffer_device": "cpu", "enable_permute_local_kv": False, "kv_port": 14579,
+        "kv_connector_extra_config": {"cpu_bytes_to_use": 99}, "kv_connector_module_path": None,
+        "kv_load_failure_policy": "recompute",
+    }  # fmt: skip
+    assert transfer_settings(None, "native", config) is not None
 
 
 class OwnConnector:
