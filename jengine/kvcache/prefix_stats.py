@@ -1,4 +1,7 @@
-"""How much of the requests' prefixes was cached, counted when a request is admitted."""
+"""How much of the requests' prefixes the device had, counted when a request is admitted.
+
+What was loaded for a request from outside of the device counts there alone, as vLLM does it.
+"""
 
 from __future__ import annotations
 
@@ -25,4 +28,4 @@ class PrefixStats:
             self.preempted_hits += hit
         else:
             self.queries += request.num_known
-            self.hits += hit
+            self.hits += max(hit - max(request.num_outside_tokens, 0), 0)

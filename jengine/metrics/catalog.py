@@ -67,7 +67,7 @@ COUNTERS = (
     counter("generation_tokens", "Tokens generated."),
     counter("num_preemptions", "How often a running request lost its row and its blocks."),
     counter("prefix_cache_queries", "Tokens looked up in the prefix cache."),
-    counter("prefix_cache_hits", "Tokens found in the prefix cache."),
+    counter("prefix_cache_hits", "Tokens found in the prefix cache on the device."),
     counter("external_prefix_cache_queries", "Tokens looked up in caches outside this engine."),
     counter("external_prefix_cache_hits", "Tokens found in caches outside this engine."),
     counter("kv_offload_load_bytes", "Bytes of KV cache blocks copied from the host's memory."),
